@@ -1,0 +1,153 @@
+//! Checkpoints as files on disk: GGUF and safetensors readers behind one interface.
+//!
+//! Weights are asked for by the canonical names of `narthex_spec::arch`, whatever the file calls them. Nothing here
+//! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
+
+use std::{borrow::Cow, path::PathBuf};
+
+use narthex_spec::arch::Architecture;
+
+/// How a weight's elements are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain float.
+    Bf16,
+    /// GGUF block formats, as ggml defines them.
+    Q4_0,
+    /// 4-bit blocks of 32 with scale and minimum.
+    Q4_1,
+    /// 5-bit blocks of 32 with scale.
+    Q5_0,
+    /// 5-bit blocks of 32 with scale and minimum.
+    Q5_1,
+    /// 8-bit blocks of 32 with scale.
+    Q8_0,
+    /// 4-bit super-blocks of 256.
+    Q4K,
+    /// 5-bit super-blocks of 256.
+    Q5K,
+    /// 6-bit super-blocks of 256.
+    Q6K,
+}
+
+/// One weight, still encoded, usually borrowed from a memory map.
+#[derive(Debug, Clone)]
+pub struct Weight<'a> {
+    /// Canonical name.
+    pub name: String,
+    /// Row-major shape; linear weights are `[out, in]`, vectors `[n]`.
+    pub shape: Vec<usize>,
+    /// How elements are encoded; blocks run along the last dimension.
+    pub encoding: Encoding,
+    /// The encoded rows, in file order.
+    pub bytes: Cow<'a, [u8]>,
+    /// Row `r` of the weight is row `rows[r]` of `bytes`; `None` is the identity. (GGUF stores the q and k rows of
+    /// Llama interleaved.)
+    pub rows: Option<Vec<u32>>,
+}
+
+/// A checkpoint's weights by canonical name.
+pub trait WeightSource: Send + Sync {
+    /// The weight called `name`, its shape as stored.
+    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError>;
+
+    /// Whether the weight called `name` exists.
+    fn has(&self, name: &str) -> bool;
+}
+
+/// What a checkpoint says about text.
+#[derive(Debug, Clone)]
+pub enum TokenizerSource {
+    /// GGUF metadata, as `narthex-text` takes it.
+    Gguf(Box<narthex_text::tokenizer::GgufVocab>),
+    /// The bytes of a `tokenizer.json`.
+    Json(Vec<u8>),
+}
+
+/// An opened checkpoint.
+pub struct Checkpoint {
+    /// What it computes.
+    pub architecture: Architecture,
+    /// Its weights.
+    pub weights: Box<dyn WeightSource>,
+    /// Its tokenizer.
+    pub tokenizer: TokenizerSource,
+    /// Special token rules.
+    pub special: SpecialTokens,
+    /// The chat template's text, where there is one.
+    pub chat_template: Option<String>,
+    /// The longest sequence its publisher serves, in tokens.
+    pub max_length: usize,
+    /// The files it was read from.
+    pub files: Vec<PathBuf>,
+    /// The licence it states.
+    pub license: Option<String>,
+}
+
+/// Special tokens as the checkpoint states them.
+#[derive(Debug, Clone, Default)]
+pub struct SpecialTokens {
+    /// Begins every sequence, where the model wants one (not merely defines one).
+    pub bos: Option<u32>,
+    /// Every token that ends an answer.
+    pub stop: Vec<u32>,
+    /// Fills a batch.
+    pub pad: Option<u32>,
+    /// Texts by the names that templates use: `bos_token`, `eos_token`, `unk_token`, `pad_token`, ….
+    pub texts: std::collections::BTreeMap<String, String>,
+}
+
+/// Why a checkpoint was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// A file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is not what its format says.
+    #[error("{path} is malformed: expected {expected}, found {found}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the format says.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A weight is missing.
+    #[error("{path} has no tensor for {name}")]
+    MissingTensor {
+        /// The file or folder.
+        path: PathBuf,
+        /// The canonical name, with the file's own name for it where that differs.
+        name: String,
+    },
+    /// A weight's shape is not what the configuration says.
+    #[error("tensor {name} has the wrong shape: expected {expected:?}, found {found:?}")]
+    WrongShape {
+        /// The canonical name.
+        name: String,
+        /// From the configuration.
+        expected: Vec<usize>,
+        /// From the file.
+        found: Vec<usize>,
+    },
+    /// Something well-formed that Narthex does not compile.
+    #[error("{what} {found:?} is not supported: expected {expected}")]
+    Unsupported {
+        /// Which setting.
+        what: String,
+        /// What is supported.
+        expected: String,
+        /// What the checkpoint has.
+        found: String,
+    },
+}

@@ -1,0 +1,162 @@
+//! The port to a device: what the engine asks of whatever runs a decoder.
+//!
+//! The implementation owns the KV memory, the engine owns the accounting: an executor does as a [`StepPlan`] says and
+//! keeps no opinion of which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
+
+use narthex_spec::{SlotId, TokenId};
+
+/// What an executor can do, fixed for its lifetime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Slots it can hold at most.
+    pub slots: usize,
+    /// The longest sequence, in tokens.
+    pub context: usize,
+    /// The most new tokens in one span.
+    pub chunk: usize,
+    /// The most single-token spans in one step.
+    pub batch: usize,
+    /// Width of a logits row.
+    pub vocab: usize,
+    /// KV memory.
+    pub kv: KvLimits,
+}
+
+/// The arithmetic of KV memory: every occupied row of the cache reserves the same capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLimits {
+    /// Bytes of one token's keys and values over all layers.
+    pub bytes_per_token: usize,
+    /// Capacity grows in multiples of this many tokens.
+    pub step: usize,
+    /// The most bytes the cache may take.
+    pub budget: usize,
+}
+
+impl KvLimits {
+    /// The capacity that a row needs for `tokens` tokens: the next multiple of `step`, at most `context`.
+    pub fn capacity_for(&self, tokens: usize, context: usize) -> usize {
+        tokens.max(1).div_ceil(self.step).saturating_mul(self.step).min(context)
+    }
+
+    /// Bytes of `rows` rows of `capacity` tokens.
+    pub fn bytes(&self, rows: usize, capacity: usize) -> usize {
+        rows.saturating_mul(capacity).saturating_mul(self.bytes_per_token)
+    }
+}
+
+/// One step: what to run now. Spans name distinct slots.
+#[derive(Debug, Clone, Default)]
+pub struct StepPlan<'a> {
+    /// The parts, in the order in which their logits are wanted.
+    pub spans: Vec<Span<'a>>,
+}
+
+/// New tokens of one slot.
+#[derive(Debug, Clone)]
+pub struct Span<'a> {
+    /// Whose.
+    pub slot: SlotId,
+    /// Position of the first new token: the number of tokens already in the slot.
+    pub at: usize,
+    /// The new tokens; at least one.
+    pub tokens: &'a [TokenId],
+    /// Which logits are wanted.
+    pub logits: Wanted,
+}
+
+/// Which rows of a span's logits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// None: an inner chunk of a prompt.
+    Nothing,
+    /// The last token's.
+    Last,
+    /// Every token's.
+    All,
+}
+
+impl Wanted {
+    /// Rows for a span of `tokens` tokens.
+    pub fn rows(self, tokens: usize) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Last => 1,
+            Self::All => tokens,
+        }
+    }
+}
+
+/// Logits of one step: the rows of all spans in the plan's order, each span's rows in token order.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits<'a> {
+    data: &'a [f32],
+    vocab: usize,
+}
+
+impl<'a> Logits<'a> {
+    /// Wraps `rows × vocab` values.
+    ///
+    /// # Panics
+    /// If `data` is not a whole number of rows.
+    pub fn new(data: &'a [f32], vocab: usize) -> Self {
+        assert!(vocab > 0 && data.len().is_multiple_of(vocab), "{} values are no rows of {vocab}", data.len());
+        Self { data, vocab }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.data.len() / self.vocab
+    }
+
+    /// One row.
+    pub fn row(&self, index: usize) -> &'a [f32] {
+        &self.data[index * self.vocab..(index + 1) * self.vocab]
+    }
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// The cache cannot grow: memory, or the budget.
+    #[error("the KV cache needs {wanted} bytes for {rows} sequences of {capacity} tokens, more than can be had")]
+    OutOfMemory {
+        /// Rows it would hold.
+        rows: usize,
+        /// Tokens per row.
+        capacity: usize,
+        /// Bytes in all.
+        wanted: usize,
+    },
+    /// The plan breaks the executor's limits; a defect of the caller.
+    #[error("step plan refused: {reason}")]
+    BadPlan {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The executor cannot take tokens back.
+    #[error("this device cannot rewind a sequence")]
+    CannotRewind,
+    /// The step was interrupted through its [`Interrupt`].
+    #[error("the step was interrupted")]
+    Interrupted,
+    /// The device failed.
+    #[error("the device failed: {message}")]
+    Device {
+        /// The runtime's message.
+        message: String,
+    },
+}
+
+/// Runs planned steps on a device. The implementation owns the KV memory; the engine owns the accounting.
+pub trait Executor: Send {
+    /// What it can do.
+    fn limits(&self) -> &Limits;
+
+    /// Runs one step; afterwards each span's slot holds `at + tokens.len()` tokens. After an error the slots named in
+    /// the plan hold nothing that may be relied on beyond their `at`.
+    fn step(&mut self, plan: &StepPlan<'_>) -> Result<Logits<'_>, StepError>;
+
+    /// Keeps only the first `len` tokens of a slot; 0 gives its memory back.
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
+}

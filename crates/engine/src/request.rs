@@ -1,0 +1,133 @@
+//! What a caller hands in, and what comes back, token by token.
+
+use std::ops::ControlFlow;
+
+use narthex_spec::TokenId;
+
+use crate::executor::StepError;
+
+/// One sequence to generate.
+pub struct Request {
+    /// Prompt tokens; at least one.
+    pub prompt: Vec<TokenId>,
+    /// Tokens to generate at most; bounded by the context as well.
+    pub max_tokens: usize,
+    /// Tokens that end the sequence; they are not reported.
+    pub stop: Vec<TokenId>,
+    /// How the next token is chosen.
+    pub sampling: Sampling,
+    /// Log-probabilities wanted, for generated tokens and, where [`LogProbs::prompt`], the prompt's.
+    pub logprobs: Option<LogProbs>,
+    /// Receives the tokens.
+    pub sink: Box<dyn TokenSink>,
+}
+
+/// Which log-probabilities a request wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogProbs {
+    /// How many of the likeliest tokens to report besides the chosen one.
+    pub top: usize,
+    /// Whether the prompt's tokens are reported too (`echo`).
+    pub prompt: bool,
+}
+
+/// How the next token is chosen. Applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the `k` likeliest; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set whose probabilities reach this sum; 1 keeps all (Holtzman et al. 2019, arXiv:1904.09751).
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the likeliest; 0 drops none (Nguyen et al. 2024, arXiv:2407.01082).
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 changes nothing
+    /// (Keskar et al. 2019, arXiv:1909.05858).
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens present in the answer.
+    pub presence_penalty: f32,
+    /// Subtracted from logits once per occurrence in the answer.
+    pub frequency_penalty: f32,
+    /// Added to the logits of single tokens.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Seed of the draw; equal seeds and equal logits give equal tokens.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// The likeliest token, always.
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// A token with its log-probability under the model's own distribution (before any sampling change).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogProb {
+    /// The token.
+    pub token: TokenId,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// One token of a running sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenEvent<'a> {
+    /// The token.
+    pub token: TokenId,
+    /// Its log-probability, where asked for. A prompt's first token has none.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens in falling order, where asked for.
+    pub top: &'a [TokenLogProb],
+}
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token.
+    Stop,
+    /// `max_tokens`, or the context is full.
+    Length,
+    /// The sink answered `Break`, or the handle was cancelled.
+    Cancelled,
+    /// A step failed.
+    Failed(StepError),
+    /// The engine was shut down.
+    ShutDown,
+}
+
+/// Counts of a finished sequence.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt_tokens: usize,
+    /// Prompt tokens whose KV was already in the slot.
+    pub cached_tokens: usize,
+    /// Generated tokens, a final stop token included.
+    pub completion_tokens: usize,
+}
+
+/// Receives a sequence's tokens on the engine's thread; must be quick and must not block.
+pub trait TokenSink: Send {
+    /// A prompt token, when [`LogProbs::prompt`] was asked; all of them come before the first generated one.
+    fn prompt_token(&mut self, _event: TokenEvent<'_>) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    /// A generated token. `Break` cancels the sequence; its slot is free at the next plan.
+    fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()>;
+
+    /// The end; called exactly once, and last.
+    fn finish(&mut self, finish: Finish, usage: Usage);
+}

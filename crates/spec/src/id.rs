@@ -1,0 +1,158 @@
+//! Newtypes for the things that are named or numbered.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// One entry of a model's vocabulary.
+pub type TokenId = u32;
+
+/// A row of the KV cache, numbered from 0; one running sequence holds one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SlotId(pub u32);
+
+impl SlotId {
+    /// The slot as an index into per-slot tables.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The name a user types for a model: `smollm2:135m`, `all-minilm-l6-v2`. Lower case; letters, digits and
+/// `. _ - : /` only, so that it is safe in a URL, and in a file name once `:` and `/` are replaced.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModelName(String);
+
+/// A string that is not a [`ModelName`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not a model name: expected 1 to 200 of the characters a-z 0-9 . _ - : /, starting with a letter or digit")]
+pub struct BadModelName {
+    /// What was given.
+    pub found: String,
+}
+
+impl ModelName {
+    /// The name as typed, in lower case.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name with `:` and `/` replaced by `--`, for use as one path component.
+    pub fn file_stem(&self) -> String {
+        self.0.replace([':', '/'], "--")
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = BadModelName;
+
+    fn from_str(text: &str) -> Result<Self, BadModelName> {
+        let name = text.trim().to_ascii_lowercase();
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-:/".contains(c);
+        let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+        if starts_well && name.len() <= 200 && name.chars().all(allowed) && !name.contains("..") {
+            Ok(Self(name))
+        } else {
+            Err(BadModelName { found: text.chars().take(200).collect() })
+        }
+    }
+}
+
+impl TryFrom<String> for ModelName {
+    type Error = BadModelName;
+
+    fn try_from(text: String) -> Result<Self, BadModelName> {
+        text.parse()
+    }
+}
+
+impl From<ModelName> for String {
+    fn from(name: ModelName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A SHA-256 digest, written as 64 lower-case hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Sha256(pub [u8; 32]);
+
+/// A string that is not a [`Sha256`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not a SHA-256 digest: expected 64 hexadecimal digits")]
+pub struct BadSha256 {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for Sha256 {
+    type Err = BadSha256;
+
+    fn from_str(text: &str) -> Result<Self, BadSha256> {
+        let bad = || BadSha256 { found: text.chars().take(80).collect() };
+        if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(bad());
+        }
+        let mut bytes = [0u8; 32];
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digits = std::str::from_utf8(pair).map_err(|_| bad())?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl TryFrom<String> for Sha256 {
+    type Error = BadSha256;
+
+    fn try_from(text: String) -> Result<Self, BadSha256> {
+        text.parse()
+    }
+}
+
+impl From<Sha256> for String {
+    fn from(digest: Sha256) -> Self {
+        digest.to_string()
+    }
+}
+
+impl fmt::Display for Sha256 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Sha256 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sha256({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn model_names_are_lower_cased_and_checked() {
+        assert_eq!("SmolLM2:135M".parse::<ModelName>().unwrap().as_str(), "smollm2:135m");
+        assert_eq!("a/b:c".parse::<ModelName>().unwrap().file_stem(), "a--b--c");
+        for bad in ["", "-x", "../etc", "a b", "a\0", "é"] {
+            assert!(bad.parse::<ModelName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn digests_round_trip() {
+        let text = "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536";
+        assert_eq!(text.parse::<Sha256>().unwrap().to_string(), text);
+        assert!("12".parse::<Sha256>().is_err());
+        assert!("+f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536".parse::<Sha256>().is_err());
+    }
+}

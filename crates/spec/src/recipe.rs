@@ -1,0 +1,73 @@
+//! How weights are stored.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// The weight scheme of a package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheme {
+    /// Every weight in single precision; the reference.
+    F32,
+    /// Linear layers as 8-bit `MatMulNBits`, block 32.
+    W8,
+    /// Linear layers as 4-bit `MatMulNBits`, block 32; the head and a tied embedding stay 8-bit.
+    W4,
+}
+
+impl Scheme {
+    /// Every scheme.
+    pub const ALL: [Self; 3] = [Self::W8, Self::W4, Self::F32];
+
+    /// The name used on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::W8 => "w8",
+            Self::W4 => "w4",
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A string that names no scheme.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown scheme {found:?}: expected w8, w4 or f32")]
+pub struct UnknownScheme {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for Scheme {
+    type Err = UnknownScheme;
+
+    fn from_str(text: &str) -> Result<Self, UnknownScheme> {
+        let wanted = text.to_ascii_lowercase();
+        Self::ALL.into_iter().find(|s| s.as_str() == wanted).ok_or_else(|| UnknownScheme { found: text.to_owned() })
+    }
+}
+
+/// Everything that decides what a checkpoint is compiled into; part of the package's identity.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Recipe {
+    /// Weight scheme.
+    pub scheme: Scheme,
+    /// Elements along the input dimension that share one scale.
+    pub block: usize,
+    /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
+    pub accuracy_level: u8,
+}
+
+impl Recipe {
+    /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 for `f32`).
+    pub fn new(scheme: Scheme) -> Self {
+        let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
+        Self { scheme, block: 32, accuracy_level }
+    }
+}
