@@ -1,1 +1,12 @@
-//! placeholder
+//! An ONNX graph as a value: build it, check it, print it, write it, read it. Has never heard of a language model.
+//!
+//! Start at [`Graph`]; [`build::Builder`] makes one node by node, [`onnx`] turns it into bytes and back.
+
+pub mod build;
+pub mod check;
+pub mod dump;
+pub mod graph;
+pub mod onnx;
+
+pub use build::Builder;
+pub use graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};

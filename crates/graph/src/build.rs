@@ -1,0 +1,148 @@
+//! Builds a graph node by node. Names are paths: a node's outputs are named after it.
+
+use std::collections::BTreeMap;
+
+use narthex_spec::{DType, dtype::Dim};
+
+use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
+
+/// A graph under construction.
+#[derive(Debug, Default)]
+pub struct Builder {
+    graph: Graph,
+    interned: BTreeMap<String, usize>,
+}
+
+/// A node about to be added.
+#[derive(Debug)]
+pub struct NodeSpec<'a> {
+    /// The path, ending in the operator's type.
+    pub name: &'a str,
+    /// Operator type.
+    pub op: &'a str,
+    /// Domain; empty for ONNX itself.
+    pub domain: &'a str,
+    /// Input names; an empty name is an absent optional input.
+    pub inputs: &'a [&'a str],
+    /// Attributes.
+    pub attributes: &'a [(&'a str, Attribute)],
+}
+
+impl Builder {
+    /// An empty graph with its operator sets.
+    pub fn new(name: &str, opsets: &[(&str, i64)]) -> Self {
+        let opsets = opsets.iter().map(|&(domain, version)| (domain.to_owned(), version)).collect();
+        Self { graph: Graph { name: name.to_owned(), opsets, ..Graph::default() }, interned: BTreeMap::new() }
+    }
+
+    /// Adds an input and gives its name.
+    pub fn input(&mut self, name: &str, dtype: DType, shape: &[Dim]) -> String {
+        self.graph.inputs.push(Value { name: name.to_owned(), dtype, shape: shape.to_vec() });
+        name.to_owned()
+    }
+
+    /// Declares an output; a node must produce the name.
+    pub fn output(&mut self, name: &str, dtype: DType, shape: &[Dim]) {
+        self.graph.outputs.push(Value { name: name.to_owned(), dtype, shape: shape.to_vec() });
+    }
+
+    /// Adds a node with one output, named after the node's path plus `/out`.
+    pub fn node(&mut self, spec: NodeSpec<'_>) -> String {
+        let output = format!("{}/out", spec.name);
+        self.node_to(spec, &[&output]);
+        output
+    }
+
+    /// Adds a node with the given outputs.
+    pub fn node_to(&mut self, spec: NodeSpec<'_>, outputs: &[&str]) {
+        let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        self.graph.nodes.push(Node {
+            name: spec.name.to_owned(),
+            op: spec.op.to_owned(),
+            domain: spec.domain.to_owned(),
+            inputs: own(spec.inputs),
+            outputs: own(outputs),
+            attributes: spec
+                .attributes
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone()))
+                .collect(),
+        });
+    }
+
+    /// Adds an ONNX node without attributes; its path is `scope/op`.
+    pub fn op(&mut self, scope: &str, op: &str, inputs: &[&str]) -> String {
+        self.op_with(scope, op, inputs, &[])
+    }
+
+    /// Adds an ONNX node; its path is `scope/op`.
+    pub fn op_with(
+        &mut self,
+        scope: &str,
+        op: &str,
+        inputs: &[&str],
+        attributes: &[(&str, Attribute)],
+    ) -> String {
+        let name = format!("{scope}/{op}");
+        self.node(NodeSpec { name: &name, op, domain: "", inputs, attributes })
+    }
+
+    /// Adds a constant whose elements lie in a file.
+    pub fn external(&mut self, name: &str, dtype: DType, shape: &[usize], at: External<'_>) -> String {
+        let data =
+            InitializerData::External { file: at.file.to_owned(), offset: at.offset, length: at.length };
+        self.graph.initializers.push(Initializer {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            data,
+        });
+        name.to_owned()
+    }
+
+    /// A small integer constant, made once per value.
+    pub fn ints(&mut self, shape: &[usize], values: &[i64]) -> String {
+        let text: Vec<String> = values.iter().map(i64::to_string).collect();
+        let name = format!("const/i64/{}x{}", shape.len(), text.join("_"));
+        self.constant(name, DType::I64, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    /// A single-precision scalar constant, made once per value.
+    pub fn scalar(&mut self, value: f32) -> String {
+        self.constant(format!("const/f32/{value}"), DType::F32, &[], value.to_le_bytes().to_vec())
+    }
+
+    fn constant(&mut self, name: String, dtype: DType, shape: &[usize], bytes: Vec<u8>) -> String {
+        if !self.interned.contains_key(&name) {
+            self.interned.insert(name.clone(), self.graph.initializers.len());
+            self.graph.initializers.push(Initializer {
+                name: name.clone(),
+                dtype,
+                shape: shape.to_vec(),
+                data: InitializerData::Inline(bytes),
+            });
+        }
+        name
+    }
+
+    /// Adds a metadata entry.
+    pub fn metadata(&mut self, key: &str, value: &str) {
+        self.graph.metadata.push((key.to_owned(), value.to_owned()));
+    }
+
+    /// The finished graph.
+    pub fn finish(self) -> Graph {
+        self.graph
+    }
+}
+
+/// Where an external constant lies.
+#[derive(Debug, Clone, Copy)]
+pub struct External<'a> {
+    /// File name relative to the model.
+    pub file: &'a str,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}

@@ -1,0 +1,146 @@
+//! The rules that every graph keeps: each name defined once and before its use, each constant as long as its shape.
+
+use std::collections::HashSet;
+
+use crate::graph::{Graph, InitializerData};
+
+/// Why a graph is not well-formed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// A value has two definitions.
+    #[error("value {name:?} is defined twice, the second time by {by:?}")]
+    DefinedTwice {
+        /// The value.
+        name: String,
+        /// The node, input or constant that defines it again.
+        by: String,
+    },
+    /// Two nodes have one name.
+    #[error("two nodes are named {name:?}")]
+    DuplicateNode {
+        /// The name.
+        name: String,
+    },
+    /// A node reads a value that nothing before it defines.
+    #[error("node {node:?} reads {name:?}, which nothing before it defines")]
+    Undefined {
+        /// The reader.
+        node: String,
+        /// The value.
+        name: String,
+    },
+    /// A graph output is not produced.
+    #[error("graph output {name:?} is produced by no node")]
+    NoOutput {
+        /// The output.
+        name: String,
+    },
+    /// A constant's bytes do not fit its shape.
+    #[error("constant {name:?} has {found} bytes, expected {expected} for its shape")]
+    WrongLength {
+        /// The constant.
+        name: String,
+        /// From its shape and type.
+        expected: u64,
+        /// Found.
+        found: u64,
+    },
+    /// An operator's domain is not imported.
+    #[error("node {node:?} is of domain {domain:?}, which the model does not import")]
+    UnknownDomain {
+        /// The node.
+        node: String,
+        /// Its domain.
+        domain: String,
+    },
+}
+
+impl Graph {
+    /// Checks every rule; gives the first one that is broken.
+    pub fn check(&self) -> Result<(), GraphError> {
+        let mut defined = HashSet::new();
+        for name in self.inputs.iter().map(|value| &value.name) {
+            define(&mut defined, name, "a graph input")?;
+        }
+        for constant in &self.initializers {
+            define(&mut defined, &constant.name, "a constant")?;
+            let found = match &constant.data {
+                InitializerData::Inline(bytes) => bytes.len() as u64,
+                InitializerData::External { length, .. } => *length,
+            };
+            let expected = constant.expected_bytes().unwrap_or(u64::MAX);
+            if found != expected {
+                return Err(GraphError::WrongLength { name: constant.name.clone(), expected, found });
+            }
+        }
+        self.check_nodes(&mut defined)?;
+        match self.outputs.iter().find(|output| !defined.contains(output.name.as_str())) {
+            Some(output) => Err(GraphError::NoOutput { name: output.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_nodes<'a>(&'a self, defined: &mut HashSet<&'a str>) -> Result<(), GraphError> {
+        let mut names = HashSet::new();
+        for node in &self.nodes {
+            if !names.insert(node.name.as_str()) {
+                return Err(GraphError::DuplicateNode { name: node.name.clone() });
+            }
+            if !self.opsets.iter().any(|(domain, _)| *domain == node.domain) {
+                return Err(GraphError::UnknownDomain {
+                    node: node.name.clone(),
+                    domain: node.domain.clone(),
+                });
+            }
+            if let Some(name) = node.inputs.iter().find(|n| !n.is_empty() && !defined.contains(n.as_str())) {
+                return Err(GraphError::Undefined { node: node.name.clone(), name: name.clone() });
+            }
+            for output in node.outputs.iter().filter(|name| !name.is_empty()) {
+                define(defined, output, &node.name)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn define<'a>(defined: &mut HashSet<&'a str>, name: &'a str, by: &str) -> Result<(), GraphError> {
+    if defined.insert(name) {
+        Ok(())
+    } else {
+        Err(GraphError::DefinedTwice { name: name.to_owned(), by: by.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::DType;
+
+    use super::*;
+    use crate::build::Builder;
+
+    fn graph(edit: fn(&mut Graph)) -> Result<(), GraphError> {
+        let mut b = Builder::new("g", &[("", 20)]);
+        let x = b.input("x", DType::F32, &["n".into()]);
+        let two = b.scalar(2.0);
+        let y = b.op("/a", "Mul", &[&x, &two]);
+        b.output(&y, DType::F32, &["n".into()]);
+        let mut graph = b.finish();
+        edit(&mut graph);
+        graph.check()
+    }
+
+    #[test]
+    fn each_rule_is_kept() {
+        graph(|_| ()).unwrap();
+        let check = |edit, expected: &str| {
+            let error = graph(edit).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(|g| g.nodes.push(g.nodes[0].clone()), "two nodes");
+        check(|g| g.nodes[0].inputs[0] = "z".into(), "reads \"z\"");
+        check(|g| g.outputs[0].name = "z".into(), "no node");
+        check(|g| g.initializers[0].shape = vec![2], "expected 8");
+        check(|g| g.initializers.push(g.initializers[0].clone()), "twice");
+        check(|g| g.nodes[0].domain = "com.microsoft".into(), "import");
+    }
+}

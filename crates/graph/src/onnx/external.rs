@@ -1,0 +1,60 @@
+//! The file of external data, written tensor after tensor, so that no two need be in memory at once.
+
+use std::io::{self, Write};
+
+/// Tensors begin at multiples of this, so that they can be mapped and read with wide loads.
+const ALIGNMENT: u64 = 64;
+
+/// Appends tensors to a file.
+#[derive(Debug)]
+pub struct ExternalWriter<W> {
+    file: W,
+    offset: u64,
+}
+
+/// Where a tensor was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+impl<W: Write> ExternalWriter<W> {
+    /// Starts at the beginning of an empty file.
+    pub fn new(file: W) -> Self {
+        Self { file, offset: 0 }
+    }
+
+    /// Appends one tensor.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<Place> {
+        let padding = self.offset.next_multiple_of(ALIGNMENT) - self.offset;
+        self.file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;
+        self.file.write_all(bytes)?;
+        let place = Place { offset: self.offset + padding, length: bytes.len() as u64 };
+        self.offset = place.offset + place.length;
+        Ok(place)
+    }
+
+    /// Flushes, and gives the file back.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.file.flush()?;
+        Ok(self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_aligned() {
+        let mut writer = ExternalWriter::new(Vec::new());
+        assert_eq!(writer.write(&[1; 3]).unwrap(), Place { offset: 0, length: 3 });
+        assert_eq!(writer.write(&[2; 64]).unwrap(), Place { offset: 64, length: 64 });
+        assert_eq!(writer.write(&[3; 1]).unwrap(), Place { offset: 128, length: 1 });
+        let bytes = writer.finish().unwrap();
+        assert_eq!((bytes.len(), bytes[2], bytes[3], bytes[64], bytes[128]), (129, 1, 0, 2, 3));
+    }
+}

@@ -1,0 +1,124 @@
+//! Tokens to text as they come: whole characters only, each as soon as it is whole.
+
+use narthex_spec::TokenId;
+
+use crate::tokenizer::Tokenizer;
+
+/// Text of a growing list of tokens; special tokens are left out.
+///
+/// The pieces it gives, joined, are the lossy UTF-8 decoding of all tokens' bytes.
+#[derive(Debug, Clone)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    /// Bytes of a character that is not whole yet; at most three.
+    partial: Vec<u8>,
+    strip_space: bool,
+}
+
+impl Detokenizer {
+    /// Starts at the beginning of a text.
+    pub fn new(tokenizer: Tokenizer) -> Self {
+        let strip_space = tokenizer.strips_first_space();
+        Self { tokenizer, partial: Vec::new(), strip_space }
+    }
+
+    /// Takes one token; gives the text that is whole now, if any.
+    pub fn push(&mut self, token: TokenId) -> Option<String> {
+        if self.tokenizer.is_special(token) {
+            return None;
+        }
+        let bytes = self.tokenizer.token_bytes(token);
+        let mut bytes = bytes.as_slice();
+        if self.strip_space && !bytes.is_empty() {
+            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+            self.strip_space = false;
+        }
+        self.partial.extend_from_slice(bytes);
+        let text = self.take_whole();
+        if text.is_empty() { None } else { Some(text) }
+    }
+
+    /// Ends the text: bytes that never became a character are given as the replacement character.
+    pub fn finish(&mut self) -> Option<String> {
+        if self.partial.is_empty() {
+            return None;
+        }
+        let text = String::from_utf8_lossy(&self.partial).into_owned();
+        self.partial.clear();
+        Some(text)
+    }
+
+    fn take_whole(&mut self) -> String {
+        let mut text = String::new();
+        let mut rest = self.partial.as_slice();
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(whole) => {
+                    text.push_str(whole);
+                    rest = &[];
+                    break;
+                }
+                Err(error) => {
+                    let (whole, after) = rest.split_at(error.valid_up_to());
+                    text.push_str(&String::from_utf8_lossy(whole));
+                    rest = after;
+                    let Some(wrong) = error.error_len() else { break };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    rest = &rest[wrong..];
+                }
+            }
+        }
+        self.partial = rest.to_vec();
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tokenizer::{GgufVocab, Specials};
+
+    fn bytes_only() -> Tokenizer {
+        let mut tokens: Vec<String> = vec!["<unk>".to_owned()];
+        tokens.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
+        let mut types = vec![2];
+        types.extend([6; 256]);
+        let vocab = GgufVocab {
+            model: "llama".to_owned(),
+            scores: Some(vec![0.0; tokens.len()]),
+            types: Some(types),
+            tokens,
+            unk: Some(0),
+            add_space_prefix: Some(false),
+            ..GgufVocab::default()
+        };
+        Tokenizer::from_gguf(&vocab).unwrap()
+    }
+
+    #[test]
+    fn characters_come_whole() {
+        let t = bytes_only();
+        let mut detokenizer = Detokenizer::new(t.clone());
+        let pieces: Vec<Option<String>> = t
+            .encode("a🙂", Specials::AsText)
+            .unwrap()
+            .into_iter()
+            .map(|token| detokenizer.push(token))
+            .collect();
+        assert_eq!(pieces, [Some("a".to_owned()), None, None, None, Some("🙂".to_owned())]);
+        assert_eq!(detokenizer.finish(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_join_to_the_lossy_text(bytes: Vec<u8>) {
+            let mut detokenizer = Detokenizer::new(bytes_only());
+            let mut text: String =
+                bytes.iter().filter_map(|byte| detokenizer.push(u32::from(*byte) + 1)).collect();
+            text.extend(detokenizer.finish());
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A conversation as tokens: the template's special tokens are read, the users' are text, and BOS stands once.
+
+use std::collections::VecDeque;
+
+use narthex_spec::TokenId;
+
+use crate::{
+    template::{ChatTemplate, Message, RenderOptions, TemplateError},
+    tokenizer::{Specials, Tokenizer, TokenizerError},
+};
+
+/// Why a conversation has no tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The template refused it.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The tokenizer refused it.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// The tokens of a conversation.
+pub fn tokens(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    messages: &[Message],
+    options: &RenderOptions,
+    bos: Option<TokenId>,
+) -> Result<Vec<TokenId>, PromptError> {
+    let shielded: Vec<Message> =
+        messages.iter().map(|message| message.map_text(|text| tokenizer.shield(text))).collect();
+    let text = template.render(&shielded, options)?;
+    Ok(with_bos(tokenizer.encode(&text, Specials::Parse)?, bos))
+}
+
+/// Tokens that begin with exactly one BOS, where the model wants one.
+pub fn with_bos(tokens: Vec<TokenId>, bos: Option<TokenId>) -> Vec<TokenId> {
+    let Some(bos) = bos else { return tokens };
+    let mut tokens = VecDeque::from(tokens);
+    while tokens.front() == Some(&bos) {
+        tokens.pop_front();
+    }
+    tokens.push_front(bos);
+    tokens.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bos_stands_once() {
+        let check =
+            |tokens: &[u32], bos, expected: &[u32]| assert_eq!(with_bos(tokens.to_vec(), bos), expected);
+        check(&[5, 6], None, &[5, 6]);
+        check(&[5, 6], Some(1), &[1, 5, 6]);
+        check(&[1, 5], Some(1), &[1, 5]);
+        check(&[1, 1, 5], Some(1), &[1, 5]);
+        check(&[], Some(1), &[1]);
+    }
+}

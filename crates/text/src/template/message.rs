@@ -1,0 +1,91 @@
+//! Messages, and the two ways in which a conversation is adapted to a template that refuses it.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions.
+    System,
+    /// Instructions, in newer templates.
+    Developer,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool.
+    Tool,
+}
+
+/// One message, as templates see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+    /// The speaker's or the tool's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Which call a tool's result answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+impl Message {
+    /// A message without a name.
+    pub fn new(role: Role, content: String) -> Self {
+        Self { role, content, name: None, tool_call_id: None }
+    }
+
+    /// The message with each of its texts changed.
+    pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
+        let own = |text: &'a Option<String>| text.as_deref().map(|text| change(text).into_owned());
+        Self {
+            role: self.role,
+            content: change(&self.content).into_owned(),
+            name: own(&self.name),
+            tool_call_id: own(&self.tool_call_id),
+        }
+    }
+}
+
+fn join(first: &str, second: &str) -> String {
+    match (first.is_empty(), second.is_empty()) {
+        (true, _) => second.to_owned(),
+        (_, true) => first.to_owned(),
+        _ => format!("{first}\n\n{second}"),
+    }
+}
+
+/// Messages of one role in a row, joined.
+pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
+    let mut joined: Vec<Message> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match joined.last_mut() {
+            Some(last) if last.role == message.role && message.role != Role::Tool => {
+                last.content = join(&last.content, &message.content);
+            }
+            _ => joined.push(message.clone()),
+        }
+    }
+    joined
+}
+
+/// System messages at the head of the first user message, which is made where there is none.
+pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
+    let is_system = |message: &&Message| matches!(message.role, Role::System | Role::Developer);
+    let system = messages.iter().filter(is_system).fold(String::new(), |text, m| join(&text, &m.content));
+    let mut rest: Vec<Message> = messages.iter().filter(|message| !is_system(message)).cloned().collect();
+    if system.is_empty() {
+        return rest;
+    }
+    match rest.iter_mut().find(|message| message.role == Role::User) {
+        Some(first) => first.content = join(&system, &first.content),
+        None => rest.insert(0, Message::new(Role::User, system)),
+    }
+    rest
+}

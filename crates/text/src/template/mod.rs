@@ -1,0 +1,260 @@
+//! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it, with bounded work.
+//!
+//! Templates come from outside; rendering is limited in steps and in output, and reads no clock: the date is given.
+
+mod message;
+mod python;
+
+use std::{collections::BTreeMap, io};
+
+use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
+
+pub use message::{Message, Role};
+
+/// Steps that one rendering may take.
+const FUEL: u64 = 20_000_000;
+
+/// Bytes that one rendering may give.
+const MAX_OUTPUT: usize = 64 << 20;
+
+/// Why a conversation was not rendered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The template is not valid Jinja.
+    #[error("the chat template is malformed: {reason}")]
+    Malformed {
+        /// The parser's reason, with the line.
+        reason: String,
+    },
+    /// The template refuses these messages, in its own words.
+    #[error("{message}")]
+    Refused {
+        /// What it said.
+        message: String,
+    },
+    /// Rendering failed or ran over a limit.
+    #[error("the chat template failed: {reason}")]
+    Failed {
+        /// The renderer's reason.
+        reason: String,
+    },
+}
+
+/// Whether the text ends where the assistant begins to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GenerationPrompt {
+    /// It does: an answer is wanted.
+    Add,
+    /// It ends with the last message.
+    Leave,
+}
+
+/// What a template may ask for besides the messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RenderOptions {
+    /// Whether the assistant is to speak next.
+    pub generation_prompt: GenerationPrompt,
+    /// The day that `strftime_now` prints: year, month from 1, day from 1.
+    pub date: (i64, u8, u8),
+}
+
+/// A parsed chat template.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    source: String,
+    special_tokens: BTreeMap<String, String>,
+    knows_developer: bool,
+}
+
+impl ChatTemplate {
+    /// Parses a template; `special_tokens` are the texts that it names, such as `bos_token`.
+    pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, TemplateError> {
+        let source = without_generation_blocks(source);
+        let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
+        environment((1970, 1, 1))
+            .and_then(|env| env.template_from_str(&source).map(drop))
+            .map_err(malformed)?;
+        Ok(Self { knows_developer: source.contains("developer"), source, special_tokens })
+    }
+
+    /// The conversation as text.
+    ///
+    /// A template that refuses a system message gets its text at the head of the first user message; one that refuses
+    /// two messages of one role in a row gets them joined. What it refuses still is refused in its own words.
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+        let messages: Vec<Message> = messages
+            .iter()
+            .map(|message| match message.role {
+                Role::Developer if !self.knows_developer => Message { role: Role::System, ..message.clone() },
+                _ => message.clone(),
+            })
+            .collect();
+        let first = match self.render_as_is(&messages, options) {
+            Err(error @ TemplateError::Refused { .. }) => error,
+            other => return other,
+        };
+        let joined = message::join_runs(&messages);
+        let folded = message::fold_system(&messages);
+        let both = message::join_runs(&folded);
+        for adapted in [joined, folded, both] {
+            if adapted.as_slice() != messages.as_slice()
+                && let Ok(text) = self.render_as_is(&adapted, options)
+            {
+                return Ok(text);
+            }
+        }
+        Err(first)
+    }
+
+    fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+        let failed = |error: minijinja::Error| match python::refusal(&error) {
+            Some(message) => TemplateError::Refused { message },
+            None => TemplateError::Failed { reason: format!("{error:#}") },
+        };
+        let env = environment(options.date).map_err(failed)?;
+        let template = env.template_from_str(&self.source).map_err(failed)?;
+        let values = context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
+            ..Value::from(Serde(&self.special_tokens)),
+        };
+        let mut output = Bounded(Vec::new());
+        template.render_captured_to(values, &mut output).map(drop).map_err(failed)?;
+        String::from_utf8(output.0).map_err(|error| TemplateError::Failed { reason: error.to_string() })
+    }
+}
+
+/// An output that refuses to grow without end.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT {
+            return Err(io::Error::other(format!("the output is over {MAX_OUTPUT} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn environment(date: (i64, u8, u8)) -> Result<Environment<'static>, minijinja::Error> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(100);
+    env.set_unknown_method_callback(python::method);
+    env.add_filter("tojson", python::to_json);
+    env.add_filter("fromjson", python::from_json);
+    env.add_filter("trim", python::trim);
+    env.add_function("raise_exception", python::raise);
+    env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
+    Ok(env)
+}
+
+/// `{% generation %}` blocks, which only training looks at, as blocks that are always taken.
+fn without_generation_blocks(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let tag = &rest[start..start + length + 4];
+        let word = tag[2..tag.len() - 2].trim_matches(['-', '+', ' ', '\t', '\r', '\n']);
+        text.push_str(&rest[..start]);
+        match word {
+            "generation" => text.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => text.push_str(&tag.replace("endgeneration", "endif")),
+            _ => text.push_str(tag),
+        }
+        rest = &rest[start + length + 4..];
+    }
+    text.push_str(rest);
+    text
+}
+
+/// A raised refusal is told from a defect of the template by its kind.
+pub(crate) const REFUSAL: ErrorKind = ErrorKind::InvalidOperation;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OPTIONS: RenderOptions =
+        RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7) };
+
+    fn render(source: &str, messages: &[(Role, &str)]) -> Result<String, TemplateError> {
+        let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+        let messages: Vec<Message> =
+            messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
+        ChatTemplate::new(source, specials)?.render(&messages, &OPTIONS)
+    }
+
+    fn check(source: &str, messages: &[(Role, &str)], expected: &str) {
+        assert_eq!(render(source, messages).unwrap(), expected, "{source}");
+    }
+
+    #[test]
+    fn chatml() {
+        let source = "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}\
+            {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+        let expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+        check(source, &[(Role::User, "hi")], expected);
+    }
+
+    #[test]
+    fn python_habits() {
+        let one = &[(Role::User, " <a> & 'b' ")];
+        check("{{ messages[0].content | tojson }}", one, "\" <a> & 'b' \"");
+        check("{{ {'b': [1, 2.0, 1e-7], 'a': none} | tojson }}", one, r#"{"b": [1, 2.0, 1e-07], "a": null}"#);
+        check("{{ {'b': 1} | tojson(indent=2) }}", one, "{\n  \"b\": 1\n}");
+        check("{{ 'é' | tojson(ensure_ascii=true) }}", one, "\"\\u00e9\"");
+        check("{{ messages[0]['content'].strip().split(' ')[0] }}", one, "<a>");
+        check("{{ strftime_now('%d %b %Y') }}", one, "07 Mar 2026");
+        check("{{ bos_token }}{% generation %}x{%- endgeneration %}", one, "<s>x");
+        check(
+            "{% for i in range(3) %}\n  {% if i == 1 %}{% continue %}{% endif %}\n  {{ i }}\n{% endfor %}",
+            one,
+            "  0\n  2\n",
+        );
+        check("{{ ('{\"a\": 3}' | fromjson).a }}", one, "3");
+    }
+
+    const ALTERNATING: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+        {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}\
+        [{{ m.role }}:{{ m.content }}]{% endfor %}";
+
+    #[test]
+    fn templates_that_refuse_are_met_halfway() {
+        check(ALTERNATING, &[(Role::System, "s"), (Role::User, "u")], "[user:s\n\nu]");
+        check(ALTERNATING, &[(Role::Developer, "s"), (Role::User, "u")], "[user:s\n\nu]");
+        check(ALTERNATING, &[(Role::User, "a"), (Role::User, "b")], "[user:a\n\nb]");
+        check(
+            ALTERNATING,
+            &[(Role::System, "s"), (Role::User, "a"), (Role::User, "b")],
+            "[user:s\n\na\n\nb]",
+        );
+        let refused = render(ALTERNATING, &[(Role::Assistant, "a")]).unwrap_err();
+        assert_eq!(refused, TemplateError::Refused { message: "must alternate".to_owned() });
+    }
+
+    #[test]
+    fn work_is_bounded() {
+        let user = &[(Role::User, "x")];
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
+        assert!(matches!(render(endless, user), Err(TemplateError::Failed { .. })));
+        assert!(matches!(render("{% for %}", user), Err(TemplateError::Malformed { .. })));
+        assert!(matches!(render("{{ nothing.at.all }}", user), Err(TemplateError::Failed { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn no_template_panics(source in "(\\{\\{|\\{%|%\\}|\\}\\}|[a-z .'|()\\[\\]]|for|in|if|messages|tojson|endif|endfor){0,30}") {
+            let _ = render(&source, &[(Role::User, "x")]);
+        }
+    }
+}

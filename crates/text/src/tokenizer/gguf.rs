@@ -1,0 +1,313 @@
+//! GGUF's tokenizer metadata as a `tokenizer.json`.
+//!
+//! `tokenizer.ggml.pre` names a pre-tokenizer by llama.cpp's table (`llama-vocab.cpp`); a name that is not in the table
+//! below is refused.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::TokenizerError;
+
+/// GGUF's `tokenizer.ggml.*` metadata.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GgufVocab {
+    /// `model`: `gpt2`, `llama` or `bert`.
+    pub model: String,
+    /// `pre`: the pre-tokenizer of `gpt2` vocabularies.
+    pub pre: Option<String>,
+    /// `tokens`, by id.
+    pub tokens: Vec<String>,
+    /// `scores`, by id.
+    pub scores: Option<Vec<f32>>,
+    /// `token_type`, by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+    pub types: Option<Vec<i32>>,
+    /// `merges`: `left right`, in order of rank.
+    pub merges: Vec<String>,
+    /// `add_space_prefix`.
+    pub add_space_prefix: Option<bool>,
+    /// `remove_extra_whitespaces`.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// `unknown_token_id`.
+    pub unk: Option<u32>,
+    /// `bos_token_id`.
+    pub bos: Option<u32>,
+    /// `eos_token_id`.
+    pub eos: Option<u32>,
+    /// `padding_token_id`.
+    pub pad: Option<u32>,
+}
+
+/// The word pattern of Llama 3.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The word pattern of Qwen 2: as Llama 3's, but every digit alone.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The longest SentencePiece piece that merges are derived for, in characters.
+const LONGEST_PIECE: usize = 256;
+
+/// A family of pre-tokenizers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pre {
+    /// GPT-2's pattern.
+    Gpt2,
+    /// Every digit alone, then GPT-2's pattern.
+    Digits,
+    /// Llama 3's pattern; whole words that are tokens are not split by merges.
+    Llama3,
+    /// Qwen 2's pattern, over NFC.
+    Qwen2,
+}
+
+/// Names of pre-tokenizers in llama.cpp's table.
+const PRE: &[(&str, Pre)] = &[
+    ("gpt-2", Pre::Gpt2),
+    ("phi-2", Pre::Gpt2),
+    ("olmo", Pre::Gpt2),
+    ("mpt", Pre::Gpt2),
+    ("roberta-bpe", Pre::Gpt2),
+    ("smollm", Pre::Digits),
+    ("starcoder", Pre::Digits),
+    ("refact", Pre::Digits),
+    ("command-r", Pre::Digits),
+    ("codeshell", Pre::Digits),
+    ("llama3", Pre::Llama3),
+    ("llama-v3", Pre::Llama3),
+    ("llama-bpe", Pre::Llama3),
+    ("falcon3", Pre::Llama3),
+    ("qwen2", Pre::Qwen2),
+    ("deepseek-r1-qwen", Pre::Qwen2),
+    ("stablelm2", Pre::Qwen2),
+];
+
+fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
+    TokenizerError::BadVocabulary { expected: expected.into(), found: found.to_string() }
+}
+
+/// The `tokenizer.json` of a GGUF vocabulary.
+pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
+    let count = vocab.tokens.len();
+    let lengths = [vocab.scores.as_ref().map(Vec::len), vocab.types.as_ref().map(Vec::len)];
+    if let Some(found) = lengths.into_iter().flatten().find(|&length| length != count) {
+        return Err(bad(format!("{count} scores and token types"), found));
+    }
+    let mut json = match vocab.model.as_str() {
+        "gpt2" => byte_level(vocab)?,
+        "llama" => sentence(vocab)?,
+        "bert" => word_piece(vocab),
+        other => {
+            let known = "gpt2, llama, bert".to_owned();
+            return Err(TokenizerError::Unknown { what: "tokenizer model", found: other.to_owned(), known });
+        }
+    };
+    json["version"] = json!("1.0");
+    json["added_tokens"] = added_tokens(vocab);
+    Ok(json)
+}
+
+fn ids(tokens: &[String]) -> Value {
+    // Where a spelling occurs twice the first id is the one that text maps to.
+    let mut map = serde_json::Map::with_capacity(tokens.len());
+    for (id, token) in tokens.iter().enumerate() {
+        map.entry(token.clone()).or_insert_with(|| json!(id));
+    }
+    Value::Object(map)
+}
+
+fn added_tokens(vocab: &GgufVocab) -> Value {
+    let types = vocab.types.iter().flatten().enumerate();
+    let added = types.filter(|(_, kind)| matches!(kind, 3 | 4)).map(|(id, kind)| {
+        json!({
+            "id": id, "content": vocab.tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": *kind == 3,
+        })
+    });
+    added.collect()
+}
+
+fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
+    let name = vocab.pre.as_deref().unwrap_or("(none)");
+    let Some((_, pre)) = PRE.iter().find(|(known, _)| *known == name) else {
+        let known: Vec<&str> = PRE.iter().map(|(known, _)| *known).collect();
+        let found = name.to_owned();
+        return Err(TokenizerError::Unknown { what: "pre-tokenizer", found, known: known.join(", ") });
+    };
+    let merges = vocab
+        .merges
+        .iter()
+        .map(|merge| {
+            // A piece may itself be a space, so the border is the first space after the first character.
+            let border = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+            let at = border.ok_or_else(|| bad("merges of two pieces", merge))?;
+            Ok(json!([&merge[..at], &merge[at + 1..]]))
+        })
+        .collect::<Result<Vec<_>, TokenizerError>>()?;
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let steps = match pre {
+        Pre::Gpt2 => vec![bytes(true)],
+        Pre::Digits => vec![json!({"type": "Digits", "individual_digits": true}), bytes(true)],
+        Pre::Llama3 => vec![split(LLAMA3), bytes(false)],
+        Pre::Qwen2 => vec![split(QWEN2), bytes(false)],
+    };
+    Ok(json!({
+        "model": {
+            "type": "BPE", "vocab": ids(&vocab.tokens), "merges": merges, "dropout": null, "unk_token": null,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": *pre == Pre::Llama3,
+        },
+        "normalizer": if *pre == Pre::Qwen2 { json!({"type": "NFC"}) } else { Value::Null },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": null,
+        "decoder": bytes(true),
+    }))
+}
+
+/// SentencePiece BPE: pieces are merged by falling score, which is a list of merges in that order.
+fn sentence(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
+    let scores = vocab.scores.as_ref().ok_or_else(|| bad("scores for a `llama` vocabulary", "none"))?;
+    let by_text: HashMap<&str, usize> =
+        vocab.tokens.iter().enumerate().rev().map(|(id, token)| (token.as_str(), id)).collect();
+    let plain = |id: usize| vocab.types.as_ref().is_none_or(|types| types[id] == 1);
+    let mut merges = Vec::new();
+    for (id, token) in vocab.tokens.iter().enumerate().filter(|(id, _)| plain(*id)) {
+        for (at, _) in token.char_indices().skip(1).take(LONGEST_PIECE) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&l), Some(&r)) = (by_text.get(left), by_text.get(right)) {
+                merges.push((scores[id], l, r, left, right));
+            }
+        }
+    }
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let merges: Vec<Value> = merges.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect();
+    let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prefixed = vocab.add_space_prefix.unwrap_or(true);
+    let normalizers =
+        if prefixed { vec![json!({"type": "Prepend", "prepend": "▁"}), space] } else { vec![space] };
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefixed {
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    let unk = vocab.unk.and_then(|id| vocab.tokens.get(id as usize));
+    Ok(json!({
+        "model": {
+            "type": "BPE", "vocab": ids(&vocab.tokens), "merges": merges, "dropout": null, "unk_token": unk,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+            "ignore_merges": false,
+        },
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+    }))
+}
+
+/// BERT: llama.cpp writes `▁word` for a piece that begins a word and drops the `##` of the others.
+fn word_piece(vocab: &GgufVocab) -> Value {
+    let special = |id: usize| vocab.types.as_ref().is_some_and(|types| matches!(types[id], 2..=4));
+    let pieces: Vec<String> = vocab
+        .tokens
+        .iter()
+        .enumerate()
+        .map(|(id, token)| match token.strip_prefix('▁') {
+            Some(word) => word.to_owned(),
+            None if special(id) => token.clone(),
+            None => format!("##{token}"),
+        })
+        .collect();
+    let id = |text: &str| pieces.iter().position(|piece| piece == text);
+    let around = match (id("[CLS]"), id("[SEP]")) {
+        (Some(cls), Some(sep)) => {
+            json!({"type": "BertProcessing", "sep": ["[SEP]", sep], "cls": ["[CLS]", cls]})
+        }
+        _ => Value::Null,
+    };
+    json!({
+        "model": {
+            "type": "WordPiece", "vocab": ids(&pieces), "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+            "lowercase": true,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": around,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::{Specials, Tokenizer};
+
+    fn strings(tokens: &[&str]) -> Vec<String> {
+        tokens.iter().map(|token| (*token).to_owned()).collect()
+    }
+
+    #[test]
+    fn unknown_kinds_are_refused_by_name() {
+        let check = |vocab: GgufVocab, expected: &str| {
+            let error = Tokenizer::from_gguf(&vocab).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        let gpt2 = |pre: Option<&str>| GgufVocab {
+            model: "gpt2".into(),
+            pre: pre.map(str::to_owned),
+            tokens: strings(&["a"]),
+            ..GgufVocab::default()
+        };
+        check(gpt2(Some("deepseek-v99")), "deepseek-v99");
+        check(gpt2(None), "(none)");
+        check(GgufVocab { model: "rwkv".into(), ..GgufVocab::default() }, "rwkv");
+        check(GgufVocab { merges: strings(&["ab"]), ..gpt2(Some("smollm")) }, "merges of two pieces");
+        check(GgufVocab { types: Some(vec![]), ..gpt2(Some("smollm")) }, "token types");
+        check(GgufVocab { model: "llama".into(), ..gpt2(None) }, "scores");
+    }
+
+    #[test]
+    fn sentence_pieces_merge_by_score_and_fall_back_to_bytes() {
+        let mut tokens = strings(&["<unk>", "<s>", "▁", "a", "b", "ab", "▁a", "▁ab"]);
+        tokens.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
+        let mut types = vec![2, 3, 1, 1, 1, 1, 1, 1];
+        types.extend([6; 256]);
+        let mut scores = vec![0.0, 0.0, -9.0, -9.0, -9.0, -1.0, -2.0, -3.0];
+        scores.extend([0.0; 256]);
+        let vocab = GgufVocab {
+            model: "llama".into(),
+            tokens,
+            types: Some(types),
+            scores: Some(scores),
+            unk: Some(0),
+            ..GgufVocab::default()
+        };
+        let t = Tokenizer::from_gguf(&vocab).unwrap();
+        let check = |text: &str, expected: &[u32]| {
+            let tokens = t.encode(text, Specials::AsText).unwrap();
+            assert_eq!(tokens, expected, "{text}");
+            assert_eq!(t.decode(&tokens), text);
+        };
+        check("ab", &[7]);
+        check("ab ab", &[7, 7]);
+        check("é", &[2, 8 + 0xC3, 8 + 0xA9]);
+        assert_eq!(t.encode("<s>ab", Specials::Parse).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn bert_pieces() {
+        let vocab = GgufVocab {
+            model: "bert".into(),
+            tokens: strings(&["[UNK]", "[CLS]", "[SEP]", "▁sing", "ing", "▁a"]),
+            types: Some(vec![2, 3, 3, 1, 1, 1]),
+            ..GgufVocab::default()
+        };
+        let t = Tokenizer::from_gguf(&vocab).unwrap();
+        assert_eq!(t.encode_document("A singing").unwrap(), [1, 5, 3, 4, 2]);
+    }
+}
