@@ -1,1 +1,30 @@
-fn main(){}
+//! `narthex`: the command line, and the only place that prints, reads a terminal or ends the process.
+//!
+//! Start at [`args`] for what can be typed, then `cmd/<name>.rs` for what it does.
+
+mod args;
+mod bars;
+mod cmd;
+mod exit;
+mod interrupt;
+mod output;
+mod render;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // Before any thread exists and before ONNX Runtime can read it.
+    narthex_gateway::disable_telemetry();
+    let args = match args::Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return exit::usage(&error),
+    };
+    output::start_log(args.verbose);
+    interrupt::install();
+    match cmd::run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}

@@ -1,5 +1,14 @@
 //! Checkpoint in, package out. No ONNX Runtime, no network.
 //!
-//! Start at [`checkpoint`] for what is read and at [`pipeline`] for the stages between.
+//! Start at [`pipeline`] for the stages, at [`checkpoint`] for what is read, and at [`lower`] for the graphs made.
 
 pub mod checkpoint;
+mod emit;
+mod error;
+mod layer;
+pub mod lower;
+pub mod package;
+pub mod pipeline;
+pub mod quant;
+
+pub use error::CompileError;

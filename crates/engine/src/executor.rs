@@ -3,6 +3,8 @@
 //! The implementation owns the KV memory, the engine owns the accounting: an executor does as a [`StepPlan`] says and
 //! keeps no opinion of which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
 
+use std::ops::Range;
+
 use narthex_spec::{SlotId, TokenId};
 
 /// What an executor can do, fixed for its lifetime.
@@ -45,22 +47,49 @@ impl KvLimits {
     }
 }
 
-/// One step: what to run now. Spans name distinct slots.
-#[derive(Debug, Clone, Default)]
-pub struct StepPlan<'a> {
+/// One step: what to run now. Spans name distinct slots; the storage is reused from step to step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepPlan {
+    /// The new tokens of all spans.
+    pub tokens: Vec<TokenId>,
     /// The parts, in the order in which their logits are wanted.
-    pub spans: Vec<Span<'a>>,
+    pub spans: Vec<Span>,
+}
+
+impl StepPlan {
+    /// Empties the plan and keeps its storage.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.spans.clear();
+    }
+
+    /// Adds a span.
+    pub fn push(&mut self, slot: SlotId, at: usize, tokens: &[TokenId], logits: Wanted) {
+        let start = self.tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        self.spans.push(Span { slot, at, tokens: start..self.tokens.len(), logits });
+    }
+
+    /// The new tokens of one span.
+    pub fn tokens_of(&self, span: &Span) -> &[TokenId] {
+        &self.tokens[span.tokens.clone()]
+    }
+
+    /// Rows of logits that all spans ask for.
+    pub fn logits_rows(&self) -> usize {
+        self.spans.iter().map(|span| span.logits.rows(span.tokens.len())).sum()
+    }
 }
 
 /// New tokens of one slot.
-#[derive(Debug, Clone)]
-pub struct Span<'a> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
     /// Whose.
     pub slot: SlotId,
     /// Position of the first new token: the number of tokens already in the slot.
     pub at: usize,
-    /// The new tokens; at least one.
-    pub tokens: &'a [TokenId],
+    /// The new tokens, as a range of the plan's; at least one.
+    pub tokens: Range<usize>,
     /// Which logits are wanted.
     pub logits: Wanted,
 }
@@ -100,7 +129,11 @@ impl<'a> Logits<'a> {
     /// # Panics
     /// If `data` is not a whole number of rows.
     pub fn new(data: &'a [f32], vocab: usize) -> Self {
-        assert!(vocab > 0 && data.len().is_multiple_of(vocab), "{} values are no rows of {vocab}", data.len());
+        assert!(
+            vocab > 0 && data.len().is_multiple_of(vocab),
+            "{} values are no rows of {vocab}",
+            data.len()
+        );
         Self { data, vocab }
     }
 
@@ -119,7 +152,9 @@ impl<'a> Logits<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     /// The cache cannot grow: memory, or the budget.
-    #[error("the KV cache needs {wanted} bytes for {rows} sequences of {capacity} tokens, more than can be had")]
+    #[error(
+        "the KV cache needs {wanted} bytes for {rows} sequences of {capacity} tokens, more than can be had"
+    )]
     OutOfMemory {
         /// Rows it would hold.
         rows: usize,
@@ -137,9 +172,6 @@ pub enum StepError {
     /// The executor cannot take tokens back.
     #[error("this device cannot rewind a sequence")]
     CannotRewind,
-    /// The step was interrupted through its [`Interrupt`].
-    #[error("the step was interrupted")]
-    Interrupted,
     /// The device failed.
     #[error("the device failed: {message}")]
     Device {
@@ -155,7 +187,7 @@ pub trait Executor: Send {
 
     /// Runs one step; afterwards each span's slot holds `at + tokens.len()` tokens. After an error the slots named in
     /// the plan hold nothing that may be relied on beyond their `at`.
-    fn step(&mut self, plan: &StepPlan<'_>) -> Result<Logits<'_>, StepError>;
+    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError>;
 
     /// Keeps only the first `len` tokens of a slot; 0 gives its memory back.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;

@@ -1,8 +1,15 @@
 //! Tokens in, tokens out: sequences, scheduling, KV accounting, sampling.
 //!
-//! Knows no text, no ONNX Runtime, no async and no clock. Start at [`executor`] for the port to a device and at
-//! [`request`] for what callers hand in.
+//! Knows no text, no ONNX Runtime, no async and no clock. Start at [`request`] for what callers hand in, at
+//! [`executor`] for the port to a device, and at [`core`] for the step between them.
 
+pub mod core;
 pub mod encoder;
 pub mod executor;
+pub mod invariant;
+pub mod kv;
 pub mod request;
+pub mod sample;
+mod schedule;
+mod sequence;
+pub mod worker;

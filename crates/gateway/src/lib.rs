@@ -1,1 +1,35 @@
-//! placeholder
+//! The Narthex library: models in, answers out. No HTTP, no terminal, no async.
+//!
+//! Start at [`Gateway`]; what goes in and comes out of a request is in [`request`].
+
+pub mod announce;
+pub mod bench;
+mod cancel;
+mod chat;
+mod config;
+pub mod doctor;
+mod embed;
+mod encoding;
+mod error;
+mod gateway;
+mod job;
+pub mod listing;
+mod loaded;
+mod names;
+mod package;
+pub mod request;
+mod residency;
+mod runtime;
+mod shelf;
+mod today;
+mod turn;
+
+pub use cancel::Cancel;
+pub use config::Config;
+pub use error::{Error, ErrorKind};
+pub use gateway::{Announced, CompileRequest, Gateway, Rebuild};
+pub use narthex_catalog::runtimes::RuntimeSource;
+pub use narthex_device::runtime::disable_telemetry;
+pub use narthex_engine::worker::Drain;
+pub use runtime::RuntimeListing;
+pub use turn::Turn;

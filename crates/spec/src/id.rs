@@ -26,7 +26,9 @@ pub struct ModelName(String);
 
 /// A string that is not a [`ModelName`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{found:?} is not a model name: expected 1 to 200 of the characters a-z 0-9 . _ - : /, starting with a letter or digit")]
+#[error(
+    "{found:?} is not a model name: expected 1 to 200 of the characters a-z 0-9 . _ - : /, starting with a letter or digit"
+)]
 pub struct BadModelName {
     /// What was given.
     pub found: String,
@@ -153,6 +155,8 @@ mod tests {
         let text = "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536";
         assert_eq!(text.parse::<Sha256>().unwrap().to_string(), text);
         assert!("12".parse::<Sha256>().is_err());
-        assert!("+f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536".parse::<Sha256>().is_err());
+        assert!(
+            "+f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536".parse::<Sha256>().is_err()
+        );
     }
 }

@@ -6,11 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    DType, ModelName, Recipe, Sha256, Target, TokenId,
-    arch::Architecture,
-    dtype::Dim,
-};
+use crate::{DType, ModelName, Recipe, Sha256, Target, TokenId, arch::Architecture, dtype::Dim};
 
 /// The version that this build writes and the only one it reads.
 pub const FORMAT: u32 = 1;

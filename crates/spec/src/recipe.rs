@@ -49,7 +49,10 @@ impl FromStr for Scheme {
 
     fn from_str(text: &str) -> Result<Self, UnknownScheme> {
         let wanted = text.to_ascii_lowercase();
-        Self::ALL.into_iter().find(|s| s.as_str() == wanted).ok_or_else(|| UnknownScheme { found: text.to_owned() })
+        Self::ALL
+            .into_iter()
+            .find(|s| s.as_str() == wanted)
+            .ok_or_else(|| UnknownScheme { found: text.to_owned() })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use narthex_spec::TokenId;
 
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Place, Tokenizer};
 
 /// Text of a growing list of tokens; special tokens are left out.
 ///
@@ -12,14 +12,16 @@ pub struct Detokenizer {
     tokenizer: Tokenizer,
     /// Bytes of a character that is not whole yet; at most three.
     partial: Vec<u8>,
-    strip_space: bool,
+    place: Place,
+    /// How many leading characters may still be dropped.
+    droppable: usize,
 }
 
 impl Detokenizer {
     /// Starts at the beginning of a text.
     pub fn new(tokenizer: Tokenizer) -> Self {
-        let strip_space = tokenizer.strips_first_space();
-        Self { tokenizer, partial: Vec::new(), strip_space }
+        let droppable = tokenizer.leading().count;
+        Self { tokenizer, partial: Vec::new(), place: Place::Start, droppable }
     }
 
     /// Takes one token; gives the text that is whole now, if any.
@@ -27,25 +29,30 @@ impl Detokenizer {
         if self.tokenizer.is_special(token) {
             return None;
         }
-        let bytes = self.tokenizer.token_bytes(token);
-        let mut bytes = bytes.as_slice();
-        if self.strip_space && !bytes.is_empty() {
-            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
-            self.strip_space = false;
-        }
-        self.partial.extend_from_slice(bytes);
+        self.tokenizer.append_bytes(token, self.place, &mut self.partial);
+        self.place = Place::Inside;
         let text = self.take_whole();
-        if text.is_empty() { None } else { Some(text) }
+        self.without_leading(text)
     }
 
     /// Ends the text: bytes that never became a character are given as the replacement character.
     pub fn finish(&mut self) -> Option<String> {
-        if self.partial.is_empty() {
-            return None;
+        let text = String::from_utf8_lossy(&std::mem::take(&mut self.partial)).into_owned();
+        self.without_leading(text)
+    }
+
+    fn without_leading(&mut self, mut text: String) -> Option<String> {
+        while self.droppable > 0
+            && let Some(first) = text.chars().next()
+        {
+            if first == self.tokenizer.leading().char {
+                text.drain(..first.len_utf8());
+                self.droppable -= 1;
+            } else {
+                self.droppable = 0;
+            }
         }
-        let text = String::from_utf8_lossy(&self.partial).into_owned();
-        self.partial.clear();
-        Some(text)
+        if text.is_empty() { None } else { Some(text) }
     }
 
     fn take_whole(&mut self) -> String {

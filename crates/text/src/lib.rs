@@ -7,3 +7,5 @@ pub mod prompt;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
+
+mod barrier;

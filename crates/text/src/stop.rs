@@ -1,59 +1,107 @@
-//! Stop strings: text is withheld only while it may still become one.
+//! Stop strings: ends a stream of text where one of them begins.
+//!
+//! A stop string may be spread over many pieces, so the end of the text is withheld while it may still become one.
+//! Never here: stop tokens, which the engine knows.
 
-/// Watches a growing text for strings that end it.
-#[derive(Debug, Clone)]
-pub struct StopStrings {
-    stops: Vec<String>,
-    /// The end of the text so far that may be the beginning of a stop string.
-    held: String,
-}
-
-/// What a piece of text brought.
+/// What became of a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopOutcome {
-    /// Text that no stop string can take back.
+    /// Text that no stop string can take back; may be empty.
     pub text: String,
-    /// The stop string that ended the text, by number; what follows it is dropped.
+    /// Which stop string was reached, as an index into the list; nothing comes after it.
     pub stopped: Option<usize>,
 }
 
+/// Watches a stream of text for stop strings (Knuth, Morris and Pratt 1977, one automaton per string).
+///
+/// The text ends before the stop string that is complete first; of those that are complete at the same place, the
+/// longest counts. How the text is cut into pieces makes no difference.
+#[derive(Debug, Clone)]
+pub struct StopStrings {
+    automata: Vec<Automaton>,
+    /// The end of the text that may be the beginning of a stop string.
+    held: String,
+    stopped: Option<usize>,
+}
+
+#[derive(Debug, Clone)]
+struct Automaton {
+    pattern: Vec<u8>,
+    /// For each length, the longest shorter beginning that is also an end of that beginning.
+    fallback: Vec<usize>,
+    matched: usize,
+}
+
 impl StopStrings {
-    /// Watches for these strings; empty ones are left out.
+    /// Watches for `stops`; empty strings are never reached.
     pub fn new(stops: Vec<String>) -> Self {
-        Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), held: String::new() }
+        Self { automata: stops.into_iter().map(Automaton::new).collect(), held: String::new(), stopped: None }
     }
 
-    /// Takes the next piece of text.
-    pub fn push(&mut self, piece: &str) -> StopOutcome {
-        if self.stops.is_empty() {
-            return StopOutcome { text: piece.to_owned(), stopped: None };
+    /// Takes the next piece of text. After a stop string was reached, text is swallowed.
+    pub fn push(&mut self, text: &str) -> StopOutcome {
+        if self.stopped.is_some() {
+            return StopOutcome { text: String::new(), stopped: self.stopped };
         }
-        self.held.push_str(piece);
-        let found =
-            self.stops.iter().enumerate().filter_map(|(number, stop)| Some((self.held.find(stop)?, number)));
-        if let Some((at, number)) = found.min() {
-            let text = self.held[..at].to_owned();
-            self.held.clear();
-            return StopOutcome { text, stopped: Some(number) };
+        let before = self.held.len();
+        let mut held = std::mem::take(&mut self.held);
+        held.push_str(text);
+        for (at, byte) in text.bytes().enumerate() {
+            if let Some((index, length)) = self.advance(byte) {
+                held.truncate(before + at + 1 - length);
+                self.stopped = Some(index);
+                return StopOutcome { text: held, stopped: self.stopped };
+            }
         }
-        let keep_from = self.first_possible_stop();
-        let rest = self.held.split_off(keep_from);
-        StopOutcome { text: std::mem::replace(&mut self.held, rest), stopped: None }
+        let tail = self.automata.iter().map(|automaton| automaton.matched).max().unwrap_or(0);
+        self.held = held.split_off(held.len() - tail);
+        StopOutcome { text: held, stopped: None }
     }
 
-    /// Ends the text; what was withheld is text after all.
+    /// Ends the text; gives what was withheld.
     pub fn finish(&mut self) -> String {
+        self.automata.iter_mut().for_each(|automaton| automaton.matched = 0);
         std::mem::take(&mut self.held)
     }
 
-    /// Where the earliest ending that begins a stop string starts.
-    fn first_possible_stop(&self) -> usize {
-        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
-        let start = self.held.len().saturating_sub(longest.saturating_sub(1));
-        (start..self.held.len())
-            .filter(|&at| self.held.is_char_boundary(at))
-            .find(|&at| self.stops.iter().any(|stop| stop.starts_with(&self.held[at..])))
-            .unwrap_or(self.held.len())
+    /// Feeds one byte to all; the longest string that it completes, with its length.
+    fn advance(&mut self, byte: u8) -> Option<(usize, usize)> {
+        let mut complete: Option<(usize, usize)> = None;
+        for (index, automaton) in self.automata.iter_mut().enumerate() {
+            let length = automaton.pattern.len();
+            if automaton.advance(byte) && complete.is_none_or(|(_, longest)| length > longest) {
+                complete = Some((index, length));
+            }
+        }
+        complete
+    }
+}
+
+impl Automaton {
+    fn new(pattern: String) -> Self {
+        let pattern = pattern.into_bytes();
+        let mut fallback = vec![0; pattern.len() + 1];
+        let mut length = 0;
+        for at in 1..pattern.len() {
+            while length > 0 && pattern[at] != pattern[length] {
+                length = fallback[length];
+            }
+            length += usize::from(pattern[at] == pattern[length]);
+            fallback[at + 1] = length;
+        }
+        Self { pattern, fallback, matched: 0 }
+    }
+
+    /// Whether `byte` completes the pattern.
+    fn advance(&mut self, byte: u8) -> bool {
+        if self.pattern.is_empty() {
+            return false;
+        }
+        while self.matched > 0 && self.pattern[self.matched] != byte {
+            self.matched = self.fallback[self.matched];
+        }
+        self.matched += usize::from(self.pattern[self.matched] == byte);
+        self.matched == self.pattern.len()
     }
 }
 
@@ -63,48 +111,91 @@ mod tests {
 
     use super::*;
 
-    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
+    /// Replays `pieces`; the text that came out, and which string ended it.
+    fn replay(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
         let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect());
         let mut text = String::new();
+        let mut stopped = None;
         for piece in pieces {
             let outcome = watch.push(piece);
             text.push_str(&outcome.text);
-            if outcome.stopped.is_some() {
-                return (text, outcome.stopped);
-            }
+            stopped = outcome.stopped;
         }
         text.push_str(&watch.finish());
-        (text, None)
+        (text, stopped)
+    }
+
+    /// The definition, by brute force: the first end, then the longest string that ends there.
+    fn expected(stops: &[&str], text: &str) -> (String, Option<usize>) {
+        let ends = (0..=text.len()).filter(|&end| text.is_char_boundary(end));
+        for end in ends {
+            let candidates = stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty());
+            let reached = candidates.filter(|(_, stop)| text[..end].ends_with(**stop));
+            if let Some((index, stop)) = reached.min_by_key(|(index, stop)| (usize::MAX - stop.len(), *index)) {
+                return (text[..end - stop.len()].to_owned(), Some(index));
+            }
+        }
+        (text.to_owned(), None)
     }
 
     #[test]
-    fn stops_across_borders() {
-        let check = |stops: &[&str], pieces: &[&str], text: &str, stopped| {
-            assert_eq!(run(stops, pieces), (text.to_owned(), stopped));
+    fn text_ends_before_the_first_stop_string() {
+        let check = |stops: &[&str], text: &str, expect: &str, stopped: Option<usize>| {
+            assert_eq!(replay(stops, &[text]), (expect.to_owned(), stopped), "{stops:?} {text:?}");
         };
-        check(&["END"], &["abEN", "Dcd"], "ab", Some(0));
-        check(&["END"], &["abEN", "xEND"], "abENx", Some(0));
-        check(&["END"], &["abEN"], "abEN", None);
-        check(&["b", "abc"], &["xabc"], "x", Some(1));
-        check(&["é!"], &["é", "é", "!"], "é", Some(0));
-        check(&[], &["a", "b"], "ab", None);
+        check(&["\n\n"], "one\ntwo\n\nthree", "one\ntwo", Some(0));
+        check(&["STOP", "TO"], "a STOP b", "a S", Some(1));
+        check(&["b", "abab"], "xabab", "xa", Some(0));
+        check(&["ab", "xab"], "xab", "", Some(1));
+        check(&["é"], "caf\u{e9}!", "caf", Some(0));
+        check(&["", "z"], "abc", "abc", None);
+        check(&[], "abc", "abc", None);
+        check(&["abcd"], "abc", "abc", None);
+    }
+
+    #[test]
+    fn only_a_possible_beginning_is_withheld() {
+        let mut watch = StopStrings::new(vec!["</end>".to_owned(), "aab".to_owned()]);
+        let mut check = |piece: &str, expect: &str| assert_eq!(watch.push(piece).text, expect, "{piece}");
+        check("x", "x");
+        check("y<", "y");
+        check("/e", "");
+        check("a", "</e");
+        check("a", "");
+        check("a", "a");
+        check("c", "aac");
+        assert_eq!(watch.push("d</").text, "d");
+        assert_eq!(watch.finish(), "</");
+    }
+
+    #[test]
+    fn nothing_comes_after_a_stop_string() {
+        let mut watch = StopStrings::new(vec!["!".to_owned()]);
+        assert_eq!(watch.push("a!b"), StopOutcome { text: "a".to_owned(), stopped: Some(0) });
+        assert_eq!(watch.push("c"), StopOutcome { text: String::new(), stopped: Some(0) });
+        assert_eq!(watch.finish(), "");
+    }
+
+    #[test]
+    fn every_split_point_gives_the_same() {
+        let stops = ["abab", "aé", "ba é", "\n\n"];
+        for text in ["xababx", "aababé", "ba ba é", "a\n\na", "abaéab"] {
+            let whole = expected(&stops, text);
+            for split in (0..=text.len()).filter(|&at| text.is_char_boundary(at)) {
+                assert_eq!(replay(&stops, &[&text[..split], &text[split..]]), whole, "{text:?} at {split}");
+            }
+        }
     }
 
     proptest! {
         #[test]
-        fn every_split_gives_the_same(text in "[abé]{0,12}", stops in prop::collection::vec("[abé]{1,3}", 0..3), cut in 0usize..13) {
+        fn any_cut_gives_what_the_definition_gives(
+            stops in prop::collection::vec("[abé]{0,4}", 0..4),
+            pieces in prop::collection::vec("[abé]{0,3}", 0..8),
+        ) {
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
-            let cut = (0..=cut.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap();
-            let pieces: Vec<String> = text.chars().map(String::from).collect();
             let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-            let by_characters = run(&stops, &pieces).0;
-            prop_assert_eq!(run(&stops, &[&text[..cut], &text[cut..]]).0.len() >= by_characters.len(), true);
-            let earliest_end = stops.iter().filter_map(|s| text.find(s).map(|at| at + s.len())).min();
-            if let Some(end) = earliest_end {
-                prop_assert!(by_characters.len() < end);
-            } else {
-                prop_assert_eq!(by_characters, text);
-            }
+            prop_assert_eq!(replay(&stops, &pieces), expected(&stops, &pieces.concat()));
         }
     }
 }

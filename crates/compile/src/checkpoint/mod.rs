@@ -2,6 +2,25 @@
 //!
 //! Weights are asked for by the canonical names of `narthex_spec::arch`, whatever the file calls them. Nothing here
 //! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
+//!
+//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names` and `census`.
+
+mod open;
+
+mod gguf;
+mod hf;
+mod safetensors;
+
+mod census;
+mod decode;
+mod limit;
+mod map;
+mod names;
+mod special;
+mod tensors;
+mod weight;
+
+pub use open::open;
 
 use std::{borrow::Cow, path::PathBuf};
 
@@ -139,6 +158,18 @@ pub enum CheckpointError {
         expected: Vec<usize>,
         /// From the file.
         found: Vec<usize>,
+    },
+    /// A weight's bytes are fewer or more than its shape and encoding take.
+    #[error(
+        "tensor {name} has the wrong size: expected {expected} bytes, found {found}; fetch the file again"
+    )]
+    WrongSize {
+        /// The canonical name.
+        name: String,
+        /// From the shape and the encoding.
+        expected: usize,
+        /// What is there.
+        found: usize,
     },
     /// Something well-formed that Narthex does not compile.
     #[error("{what} {found:?} is not supported: expected {expected}")]

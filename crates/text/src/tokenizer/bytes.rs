@@ -1,66 +1,169 @@
-//! A token's bytes, by the way its vocabulary spells them.
+//! The bytes that each token stands for, computed once from the tokenizer's decoder.
+//!
+//! Joined, tokens' bytes are a text; only its beginning is special, where some tokenizers drop a space. Text is decoded
+//! token by token here, which the decoders of the `tokenizers` crate cannot do.
 
-use std::sync::LazyLock;
+use std::{collections::HashMap, sync::LazyLock};
 
 use serde_json::Value;
 
-/// How a vocabulary spells bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pieces {
-    /// Each character of a piece stands for a byte (GPT-2).
-    ByteLevel,
-    /// `▁` stands for a space, `<0x41>` for a byte (SentencePiece).
-    Sentence { strips_first_space: bool },
-    /// `##` joins a piece to the one before, others begin a word (BERT).
-    WordPiece,
+use super::TokenizerError;
+
+/// Every token's bytes.
+#[derive(Debug, Clone)]
+pub(super) struct Pieces {
+    /// All tokens' bytes, one after the other.
+    bytes: Vec<u8>,
+    /// Where each token's bytes end.
+    ends: Vec<usize>,
+    scheme: Scheme,
 }
+
+/// How the vocabulary writes bytes, and what the beginning of a text loses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Scheme {
+    spelling: Spelling,
+    leading: Leading,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Spelling {
+    /// A character per byte (GPT-2).
+    ByteLevel,
+    /// Text, in which some strings stand for others (`▁` for a space).
+    Replaced { pairs: Vec<(String, String)>, byte_tokens: ByteTokens },
+    /// Words, with a space before each that does not begin with the prefix.
+    Words { prefix: Option<String>, cleanup: Cleanup },
+}
+
+/// Whether `<0x0A>` stands for a byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ByteTokens {
+    Decoded,
+    Literal,
+}
+
+/// Whether spaces before punctuation are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cleanup {
+    Yes,
+    No,
+}
+
+impl Cleanup {
+    fn apply(self, text: String) -> String {
+        match self {
+            Self::Yes => tokenizers::decoders::wordpiece::cleanup(&text),
+            Self::No => text,
+        }
+    }
+}
+
+/// What is dropped from the beginning of a text: up to `count` times `char`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Leading {
+    pub(crate) char: char,
+    pub(crate) count: usize,
+}
+
+const KEEP_ALL: Leading = Leading { char: ' ', count: 0 };
 
 impl Pieces {
-    /// The spelling that a `tokenizer.json` decoder reads.
-    pub(super) fn of(decoder: &Value) -> Self {
-        let kinds = kinds(decoder);
-        let has = |kind: &str| kinds.iter().any(|k| k == kind);
-        if has("ByteFallback") || has("Metaspace") {
-            Self::Sentence { strips_first_space: has("Strip") || has("Metaspace") }
-        } else if has("WordPiece") {
-            Self::WordPiece
-        } else {
-            Self::ByteLevel
+    /// The pieces of `library`'s tokens.
+    pub(super) fn new(
+        library: &tokenizers::Tokenizer,
+        decoder: &Value,
+        vocab_size: u32,
+    ) -> Result<Self, TokenizerError> {
+        let added = library.get_added_tokens_decoder();
+        let map = byte_map();
+        let mut pieces = Self { bytes: Vec::new(), ends: Vec::new(), scheme: scheme(decoder)? };
+        for id in 0..vocab_size {
+            match (added.get(&id), library.id_to_token(id)) {
+                (Some(token), _) => pieces.push_added_token(&token.content),
+                (None, Some(text)) => pieces.push_model_token(&text, &map),
+                (None, None) => {}
+            }
+            pieces.ends.push(pieces.bytes.len());
+        }
+        Ok(pieces)
+    }
+
+    /// An added token's text is written as it is, but it is a word among words.
+    fn push_added_token(&mut self, text: &str) {
+        match self.scheme.spelling {
+            Spelling::Words { .. } => self.push_model_token(text, &HashMap::new()),
+            Spelling::ByteLevel | Spelling::Replaced { .. } => self.bytes.extend_from_slice(text.as_bytes()),
         }
     }
 
-    pub(super) fn strips_first_space(self) -> bool {
-        matches!(self, Self::Sentence { strips_first_space: true } | Self::WordPiece)
-    }
-
-    pub(super) fn bytes(self, piece: &str) -> Vec<u8> {
-        match self {
-            Self::ByteLevel => byte_level(piece),
-            Self::Sentence { .. } => match byte_piece(piece) {
-                Some(byte) => vec![byte],
-                None => piece.replace('▁', " ").into_bytes(),
-            },
-            Self::WordPiece => match piece.strip_prefix("##") {
-                Some(rest) => rest.as_bytes().to_vec(),
-                None => format!(" {piece}").into_bytes(),
-            },
+    fn push_model_token(&mut self, text: &str, map: &HashMap<char, u8>) {
+        match &self.scheme.spelling {
+            Spelling::ByteLevel => self.bytes.extend(byte_level(text, map)),
+            Spelling::Replaced { pairs, byte_tokens } => {
+                let byte = (*byte_tokens == ByteTokens::Decoded).then(|| byte_token(text)).flatten();
+                match byte {
+                    Some(byte) => self.bytes.push(byte),
+                    None => {
+                        let replaced = pairs.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+                        self.bytes.extend_from_slice(replaced.as_bytes());
+                    }
+                }
+            }
+            Spelling::Words { prefix, cleanup } => {
+                let word = match prefix.as_deref().and_then(|prefix| text.strip_prefix(prefix)) {
+                    Some(rest) => cleanup.apply(rest.to_owned()),
+                    None => cleanup.apply(format!(" {text}")),
+                };
+                self.bytes.extend_from_slice(word.as_bytes());
+            }
         }
     }
+
+    /// One more than the largest token id.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The bytes of `token` inside a text; nothing for an id outside the vocabulary.
+    pub(super) fn bytes(&self, token: u32) -> &[u8] {
+        let token = token as usize;
+        let start = token.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        self.ends.get(token).and_then(|&end| self.bytes.get(start..end)).unwrap_or_default()
+    }
+
+    /// The bytes of the token that the vocabulary writes as `text` where a text begins, if they differ from those
+    /// inside a text; before [`Pieces::leading`] is dropped.
+    pub(super) fn first_bytes(&self, text: impl FnOnce() -> Option<String>) -> Option<Vec<u8>> {
+        match &self.scheme.spelling {
+            Spelling::Words { cleanup, .. } => text().map(|text| cleanup.apply(text).into_bytes()),
+            Spelling::ByteLevel | Spelling::Replaced { .. } => None,
+        }
+    }
+
+    /// What a text loses at its beginning.
+    pub(super) fn leading(&self) -> Leading {
+        self.scheme.leading
+    }
 }
 
-fn kinds(decoder: &Value) -> Vec<String> {
-    let own = decoder["type"].as_str().map(str::to_owned);
-    let inner = decoder["decoders"].as_array().into_iter().flatten().flat_map(kinds);
-    own.into_iter().chain(inner).collect()
+/// The byte that `<0x0A>` spells.
+fn byte_token(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+        .then(|| u8::from_str_radix(digits, 16).ok())
+        .flatten()
 }
 
-/// The byte of `<0x41>`.
-fn byte_piece(piece: &str) -> Option<u8> {
-    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
-    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+/// The bytes that a byte-level spelling stands for; a spelling with foreign characters stands for itself.
+fn byte_level(text: &str, map: &HashMap<char, u8>) -> Vec<u8> {
+    text.chars()
+        .map(|char| map.get(&char).copied())
+        .collect::<Option<Vec<u8>>>()
+        .unwrap_or_else(|| text.as_bytes().to_vec())
 }
 
-/// The characters that GPT-2 writes for bytes 0 to 255.
+/// The characters that GPT-2 writes for bytes 0 to 255: printable Latin-1 for itself, U+0100 and on for the others.
 pub(super) fn alphabet() -> &'static [char; 256] {
     static ALPHABET: LazyLock<[char; 256]> = LazyLock::new(|| {
         let visible = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
@@ -77,14 +180,91 @@ pub(super) fn alphabet() -> &'static [char; 256] {
     &ALPHABET
 }
 
-fn byte_level(piece: &str) -> Vec<u8> {
-    let byte = |c: char| match u32::from(c) {
-        code @ 0..=0xFF => u8::try_from(code).ok().filter(|&b| alphabet()[usize::from(b)] == c),
-        _ => alphabet().iter().position(|&letter| letter == c).and_then(|at| u8::try_from(at).ok()),
+fn byte_map() -> HashMap<char, u8> {
+    alphabet().iter().copied().zip(0..=255).collect()
+}
+
+fn scheme(decoder: &Value) -> Result<Scheme, TokenizerError> {
+    if decoder.is_null() {
+        let spelling = Spelling::Words { prefix: None, cleanup: Cleanup::No };
+        return Ok(Scheme { spelling, leading: KEEP_ALL });
+    }
+    let mut steps = Vec::new();
+    flatten(decoder, &mut steps);
+    let whole = match steps.as_slice() {
+        [only] => single(only),
+        _ => None,
     };
-    let bytes: Option<Vec<u8>> = piece.chars().map(byte).collect();
-    // A piece with another character was not byte-level; it stands for itself.
-    bytes.unwrap_or_else(|| piece.as_bytes().to_vec())
+    whole.or_else(|| replaced(&steps)).ok_or_else(|| TokenizerError::Unknown {
+        what: "decoder",
+        found: decoder.to_string().chars().take(200).collect(),
+        known: "ByteLevel, Metaspace, WordPiece, or a sequence of Replace, ByteFallback, Fuse and Strip".to_owned(),
+    })
+}
+
+fn flatten<'a>(decoder: &'a Value, steps: &mut Vec<&'a Value>) {
+    match decoder.get("decoders").and_then(Value::as_array) {
+        Some(parts) => parts.iter().for_each(|part| flatten(part, steps)),
+        None => steps.push(decoder),
+    }
+}
+
+fn kind(step: &Value) -> &str {
+    step.get("type").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn text<'a>(step: &'a Value, key: &str) -> Option<&'a str> {
+    step.get(key).and_then(Value::as_str)
+}
+
+/// A decoder that is whole by itself.
+fn single(step: &Value) -> Option<Scheme> {
+    match kind(step) {
+        "ByteLevel" => Some(Scheme { spelling: Spelling::ByteLevel, leading: KEEP_ALL }),
+        "WordPiece" => {
+            let prefix = Some(text(step, "prefix")?.to_owned());
+            let cleanup = if step.get("cleanup")?.as_bool()? { Cleanup::Yes } else { Cleanup::No };
+            Some(Scheme { spelling: Spelling::Words { prefix, cleanup }, leading: KEEP_ALL })
+        }
+        "Metaspace" => {
+            let pairs = vec![(text(step, "replacement")?.to_owned(), " ".to_owned())];
+            let never = text(step, "prepend_scheme") == Some("never")
+                || step.get("add_prefix_space").and_then(Value::as_bool) == Some(false);
+            let leading = Leading { char: ' ', count: usize::from(!never) };
+            Some(Scheme { spelling: Spelling::Replaced { pairs, byte_tokens: ByteTokens::Literal }, leading })
+        }
+        _ => None,
+    }
+}
+
+/// A sequence of replacements and byte tokens, as Llama's and Gemma's.
+fn replaced(steps: &[&Value]) -> Option<Scheme> {
+    let mut pairs = Vec::new();
+    let mut byte_tokens = ByteTokens::Literal;
+    let mut leading = KEEP_ALL;
+    let mut fused = false;
+    for step in steps {
+        match kind(step) {
+            // After fusing, only a replacement of single characters is the same as one token by token.
+            "Replace" => {
+                let from = step.get("pattern").and_then(|pattern| text(pattern, "String"))?;
+                if from.is_empty() || (fused && from.chars().count() > 1) {
+                    return None;
+                }
+                pairs.push((from.to_owned(), text(step, "content")?.to_owned()));
+            }
+            "ByteFallback" => byte_tokens = ByteTokens::Decoded,
+            "Fuse" => fused = true,
+            "Strip" => {
+                let ends = step.get("stop").and_then(Value::as_u64)?;
+                let mut chars = text(step, "content")?.chars();
+                let (Some(char), None, true, 0) = (chars.next(), chars.next(), fused, ends) else { return None };
+                leading = Leading { char, count: usize::try_from(step.get("start")?.as_u64()?).ok()? };
+            }
+            _ => return None,
+        }
+    }
+    Some(Scheme { spelling: Spelling::Replaced { pairs, byte_tokens }, leading })
 }
 
 #[cfg(test)]
@@ -92,28 +272,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spellings() {
-        let sentence = Pieces::Sentence { strips_first_space: true };
-        let check = |pieces: Pieces, piece: &str, expected: &[u8]| {
-            assert_eq!(pieces.bytes(piece), expected, "{piece}")
+    fn decoders_become_schemes() {
+        let check = |json: &str, expect: &str| {
+            let found = match scheme(&serde_json::from_str(json).unwrap()) {
+                Ok(scheme) => format!("{:?} {:?}", scheme.spelling, scheme.leading),
+                Err(error) => error.to_string(),
+            };
+            assert!(found.contains(expect), "{json}: {found}");
         };
-        check(Pieces::ByteLevel, "Ġhi", b" hi");
-        check(Pieces::ByteLevel, "Ċ", b"\n");
-        check(Pieces::ByteLevel, "Ã©", "é".as_bytes());
-        check(Pieces::ByteLevel, "▁x", "▁x".as_bytes());
-        check(sentence, "▁hi", b" hi");
-        check(sentence, "<0xE2>", &[0xE2]);
-        check(sentence, "<0xE2x>", b"<0xE2x>");
-        check(Pieces::WordPiece, "##ing", b"ing");
-        check(Pieces::WordPiece, "sing", b" sing");
+        check(r#"{"type":"ByteLevel"}"#, "ByteLevel");
+        check(r###"{"type":"WordPiece","prefix":"##","cleanup":true}"###, r###"prefix: Some("##"), cleanup: Yes"###);
+        check(r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"}"#, "count: 1");
+        check(r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"never"}"#, "count: 0");
+        let llama = r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},
+            {"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}"#;
+        check(llama, r#"pairs: [("▁", " ")], byte_tokens: Decoded } Leading { char: ' ', count: 1 }"#);
+        check(r#"{"type":"BPEDecoder","suffix":"</w>"}"#, "is not supported: expected one of ByteLevel");
+        check(r#"{"type":"Strip","content":" ","start":1,"stop":0}"#, "is not supported");
+        check(r#"{"type":"Replace","pattern":{"Regex":"a+"},"content":" "}"#, "is not supported");
+        check(r#"{"type":"Strip","content":"","start":1,"stop":0}"#, "is not supported");
+        check("7", "is not supported");
     }
 
     #[test]
-    fn the_alphabet_is_a_bijection() {
-        let mut letters = alphabet().to_vec();
-        letters.sort_unstable();
-        letters.dedup();
-        assert_eq!(letters.len(), 256);
-        assert_eq!(alphabet()[usize::from(b' ')], 'Ġ');
+    fn spellings_become_bytes() {
+        let map = byte_map();
+        assert_eq!(map.len(), 256);
+        let check = |text: &str, expect: &[u8]| assert_eq!(byte_level(text, &map), expect, "{text}");
+        check("Ġthe", b" the");
+        check("ĊĊ", b"\n\n");
+        check("Ã©", "é".as_bytes());
+        check("Ń", &[0xAD]);
+        check("a b", b"a b");
+        let check = |text: &str, expect: Option<u8>| assert_eq!(byte_token(text), expect, "{text}");
+        check("<0x0A>", Some(10));
+        check("<0xff>", Some(255));
+        check("<0x+A>", None);
+        check("<0x100>", None);
+        check("0x0A", None);
     }
 }

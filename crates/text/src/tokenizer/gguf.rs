@@ -1,13 +1,16 @@
 //! GGUF's tokenizer metadata as a `tokenizer.json`.
 //!
-//! `tokenizer.ggml.pre` names a pre-tokenizer by llama.cpp's table (`llama-vocab.cpp`); a name that is not in the table
-//! below is refused.
+//! The rules are llama.cpp's, with which publishers of GGUF files test. `pre` holds the pre-tokenizers by name; a name
+//! that is not there is refused.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::TokenizerError;
+use super::{
+    TokenizerError,
+    pre::{self, IgnoreMerges, Unicode},
+};
 
 /// GGUF's `tokenizer.ggml.*` metadata.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -38,48 +41,8 @@ pub struct GgufVocab {
     pub pad: Option<u32>,
 }
 
-/// The word pattern of Llama 3.
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// The word pattern of Qwen 2: as Llama 3's, but every digit alone.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
 /// The longest SentencePiece piece that merges are derived for, in characters.
 const LONGEST_PIECE: usize = 256;
-
-/// A family of pre-tokenizers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pre {
-    /// GPT-2's pattern.
-    Gpt2,
-    /// Every digit alone, then GPT-2's pattern.
-    Digits,
-    /// Llama 3's pattern; whole words that are tokens are not split by merges.
-    Llama3,
-    /// Qwen 2's pattern, over NFC.
-    Qwen2,
-}
-
-/// Names of pre-tokenizers in llama.cpp's table.
-const PRE: &[(&str, Pre)] = &[
-    ("gpt-2", Pre::Gpt2),
-    ("phi-2", Pre::Gpt2),
-    ("olmo", Pre::Gpt2),
-    ("mpt", Pre::Gpt2),
-    ("roberta-bpe", Pre::Gpt2),
-    ("smollm", Pre::Digits),
-    ("starcoder", Pre::Digits),
-    ("refact", Pre::Digits),
-    ("command-r", Pre::Digits),
-    ("codeshell", Pre::Digits),
-    ("llama3", Pre::Llama3),
-    ("llama-v3", Pre::Llama3),
-    ("llama-bpe", Pre::Llama3),
-    ("falcon3", Pre::Llama3),
-    ("qwen2", Pre::Qwen2),
-    ("deepseek-r1-qwen", Pre::Qwen2),
-    ("stablelm2", Pre::Qwen2),
-];
 
 fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
     TokenizerError::BadVocabulary { expected: expected.into(), found: found.to_string() }
@@ -102,7 +65,7 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
         }
     };
     json["version"] = json!("1.0");
-    json["added_tokens"] = added_tokens(vocab);
+    json["added_tokens"] = added_tokens(vocab, &json["model"]["vocab"]);
     Ok(json)
 }
 
@@ -115,23 +78,30 @@ fn ids(tokens: &[String]) -> Value {
     Value::Object(map)
 }
 
-fn added_tokens(vocab: &GgufVocab) -> Value {
+/// Unknown and control tokens are special; some converters call the end of an answer user-defined.
+fn added_tokens(vocab: &GgufVocab, ids: &Value) -> Value {
     let types = vocab.types.iter().flatten().enumerate();
-    let added = types.filter(|(_, kind)| matches!(kind, 3 | 4)).map(|(id, kind)| {
-        json!({
-            "id": id, "content": vocab.tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": *kind == 3,
+    let texts = ids.as_object().into_iter().flatten();
+    let texts: HashMap<usize, &str> =
+        texts.filter_map(|(text, id)| Some((usize::try_from(id.as_u64()?).ok()?, text.as_str()))).collect();
+    let ends = [vocab.bos, vocab.eos].map(|id| id.map(|id| id as usize));
+    types
+        .filter(|(_, kind)| matches!(kind, 2..=4))
+        .filter_map(|(id, kind)| {
+            let special = *kind != 4 || ends.contains(&Some(id));
+            Some(json!({
+                "id": id, "content": texts.get(&id)?, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": special,
+            }))
         })
-    });
-    added.collect()
+        .collect()
 }
 
 fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
     let name = vocab.pre.as_deref().unwrap_or("(none)");
-    let Some((_, pre)) = PRE.iter().find(|(known, _)| *known == name) else {
-        let known: Vec<&str> = PRE.iter().map(|(known, _)| *known).collect();
+    let Some(rule) = pre::find(name) else {
         let found = name.to_owned();
-        return Err(TokenizerError::Unknown { what: "pre-tokenizer", found, known: known.join(", ") });
+        return Err(TokenizerError::Unknown { what: "pre-tokenizer", found, known: pre::known().join(", ") });
     };
     let merges = vocab
         .merges
@@ -143,24 +113,21 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
             Ok(json!([&merge[..at], &merge[at + 1..]]))
         })
         .collect::<Result<Vec<_>, TokenizerError>>()?;
-    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
-    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-    let steps = match pre {
-        Pre::Gpt2 => vec![bytes(true)],
-        Pre::Digits => vec![json!({"type": "Digits", "individual_digits": true}), bytes(true)],
-        Pre::Llama3 => vec![split(LLAMA3), bytes(false)],
-        Pre::Qwen2 => vec![split(QWEN2), bytes(false)],
-    };
+    let split = |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let mut steps: Vec<Value> = rule.splits.iter().map(split).collect();
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    steps.push(bytes.clone());
     Ok(json!({
         "model": {
             "type": "BPE", "vocab": ids(&vocab.tokens), "merges": merges, "dropout": null, "unk_token": null,
             "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": *pre == Pre::Llama3,
+            "ignore_merges": rule.ignore_merges == IgnoreMerges::Yes,
         },
-        "normalizer": if *pre == Pre::Qwen2 { json!({"type": "NFC"}) } else { Value::Null },
+        "normalizer": if rule.unicode == Unicode::Nfc { json!({"type": "NFC"}) } else { Value::Null },
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": null,
-        "decoder": bytes(true),
+        "decoder": bytes,
     }))
 }
 
@@ -297,6 +264,23 @@ mod tests {
         check("ab ab", &[7, 7]);
         check("é", &[2, 8 + 0xC3, 8 + 0xA9]);
         assert_eq!(t.encode("<s>ab", Specials::Parse).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn types_say_which_tokens_are_special() {
+        let vocab = GgufVocab {
+            model: "gpt2".into(),
+            pre: Some("gpt-2".into()),
+            tokens: strings(&["<s>", "<unk>", "<tool>", "<end>", "a", "<s>"]),
+            types: Some(vec![3, 2, 4, 4, 1, 3]),
+            eos: Some(3),
+            ..GgufVocab::default()
+        };
+        let t = Tokenizer::from_gguf(&vocab).unwrap();
+        let special: Vec<&str> = t.special_tokens().iter().map(|token| token.text.as_str()).collect();
+        assert_eq!(special, ["<s>", "<unk>", "<end>"]);
+        assert_eq!(t.encode("<tool><end>a<s>", Specials::Parse).unwrap(), [2, 3, 4, 0]);
+        assert_eq!(t.encode("<tool>a", Specials::AsText).unwrap(), [2, 4]);
     }
 
     #[test]

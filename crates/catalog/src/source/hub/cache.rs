@@ -1,0 +1,202 @@
+//! The hub's standard cache: what its own tools read and write too.
+//!
+//! ```text
+//! models--owner--name/
+//!   blobs/<etag>                   the bytes; <etag>.incomplete while they come
+//!   snapshots/<commit>/<path>      a link to the blob (a copy where links are not allowed)
+//!   refs/<revision>                the commit that a branch or tag stood for
+//! .locks/models--owner--name/<etag>.lock
+//! ```
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::Sha256;
+
+use super::{glob, reference::is_commit};
+use crate::{error::Error, files};
+
+/// The longest list of shards that is read, in bytes.
+const INDEX_LIMIT: u64 = 64 << 20;
+
+/// One repository's part of the cache.
+pub(super) struct RepoCache {
+    pub(super) repo: String,
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+impl RepoCache {
+    pub(super) fn new(cache: &Path, repo: &str) -> Self {
+        let folder = format!("models--{}", repo.replace('/', "--"));
+        Self { repo: repo.to_owned(), root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
+    }
+
+    /// Where a blob lies, or will.
+    pub(super) fn blob(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(etag)
+    }
+
+    /// Where a blob's bytes gather.
+    pub(super) fn partial(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(format!("{etag}.incomplete"))
+    }
+
+    /// The lock file of a blob, in a folder that is made if need be.
+    pub(super) fn lock_file(&self, etag: &str) -> Result<PathBuf, Error> {
+        fs::create_dir_all(&self.locks).map_err(Error::io("create", &self.locks))?;
+        Ok(self.locks.join(format!("{etag}.lock")))
+    }
+
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    /// Shows a blob under its name in a commit's snapshot.
+    pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<(), Error> {
+        let target = self.snapshot(commit).join(name);
+        if target.is_file() {
+            return Ok(());
+        }
+        // A link whose blob was deleted is no file, but stands in the way of a new one.
+        files::remove_all(&target)?;
+        let parent = target.parent().unwrap_or(&self.root);
+        fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+        let up = "../".repeat(name.split('/').count() + 1);
+        link_file(Path::new(&format!("{up}blobs/{etag}")), &self.blob(etag), &target)
+            .map_err(Error::io("create", &target))
+    }
+
+    /// Remembers which commit a branch or tag stood for.
+    pub(super) fn write_ref(&self, revision: &str, commit: &str) -> Result<(), Error> {
+        if revision == commit {
+            return Ok(());
+        }
+        let path = self.root.join("refs").join(revision);
+        if files::read_small(&path, 100).is_ok_and(|known| known == commit.as_bytes()) {
+            return Ok(());
+        }
+        let parent = path.parent().unwrap_or(&self.root);
+        fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+        let new = path.with_added_extension(format!("{}.new", std::process::id()));
+        files::write_durably(&new, commit.as_bytes())?;
+        fs::rename(&new, &path).map_err(Error::io("move into place", &path))
+    }
+
+    /// The commit and the wanted files of a revision, if all of them lie in the cache.
+    pub(super) fn complete_snapshot(&self, revision: &str, patterns: &[String]) -> Option<(String, Vec<String>)> {
+        let commit = if is_commit(revision) {
+            revision.to_owned()
+        } else {
+            String::from_utf8(files::read_small(&self.root.join("refs").join(revision), 100).ok()?).ok()?
+        };
+        let commit = commit.trim().to_owned();
+        if !is_commit(&commit) {
+            return None;
+        }
+        let folder = self.snapshot(&commit);
+        let mut present = Vec::new();
+        list(&folder, "", &mut present);
+        let names = glob::choose(&self.repo, present.iter().map(String::as_str), patterns).ok()?;
+        let gguf = names.iter().any(|name| glob::is_gguf(name));
+        let configured = gguf || names.iter().any(|name| name == "config.json");
+        (configured && shards_present(&folder, &names)).then_some((commit, names))
+    }
+
+    /// The digest of a file whose blob is named after it, as those of the hub's large-file storage are.
+    pub(super) fn digest_in_name(&self, path: &Path) -> Option<Sha256> {
+        fs::read_link(path).ok()?.file_name()?.to_str()?.parse().ok()
+    }
+}
+
+/// Every shard that an index names must be there; without an index there is nothing to miss.
+fn shards_present(folder: &Path, names: &[String]) -> bool {
+    let indices = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
+    indices.map(|name| folder.join(name)).all(|index| {
+        let Ok(bytes) = files::read_small(&index, INDEX_LIMIT) else { return false };
+        let Ok(value) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return false };
+        let Some(map) = value.get("weight_map").and_then(|map| map.as_object()) else { return false };
+        map.values().all(|shard| shard.as_str().is_some_and(|shard| names.iter().any(|name| name == shard)))
+    })
+}
+
+/// The files of a snapshot, two folders deep, by their path in the repository.
+fn list(folder: &Path, prefix: &str, found: &mut Vec<String>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = entry.path();
+        if path.is_file() {
+            found.push(format!("{prefix}{name}"));
+        } else if path.is_dir() && prefix.matches('/').count() < 2 {
+            list(&path, &format!("{prefix}{name}/"), found);
+        }
+    }
+}
+
+#[cfg(unix)]
+fn link_file(relative: &Path, _blob: &Path, target: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(relative, target)
+}
+
+#[cfg(windows)]
+fn link_file(relative: &Path, blob: &Path, target: &Path) -> io::Result<()> {
+    // Links need a privilege that most accounts lack.
+    let relative = relative.to_string_lossy().replace('/', "\\");
+    std::os::windows::fs::symlink_file(relative, target).or_else(|_| fs::copy(blob, target).map(|_| ()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    fn filled(names: &[(&str, &str)]) -> (tempfile::TempDir, RepoCache) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = RepoCache::new(folder.path(), "o/r");
+        fs::create_dir_all(cache.blob("x").parent().unwrap()).unwrap();
+        for (index, (name, text)) in names.iter().enumerate() {
+            let etag = format!("e{index}");
+            fs::write(cache.blob(&etag), text).unwrap();
+            cache.link(COMMIT, name, &etag).unwrap();
+        }
+        cache.write_ref("main", COMMIT).unwrap();
+        (folder, cache)
+    }
+
+    #[test]
+    fn snapshots_show_blobs_at_any_depth() {
+        let (_folder, cache) = filled(&[("config.json", "{}"), ("1_Pooling/config.json", "[]")]);
+        let snapshot = cache.snapshot(COMMIT);
+        assert_eq!(fs::read(snapshot.join("1_Pooling/config.json")).unwrap(), b"[]");
+        fs::remove_file(cache.blob("e0")).unwrap();
+        assert!(!snapshot.join("config.json").is_file());
+        fs::write(cache.blob("e9"), "new").unwrap();
+        cache.link(COMMIT, "config.json", "e9").unwrap();
+        assert_eq!(fs::read(snapshot.join("config.json")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_snapshot_with_a_missing_shard_is_not_complete() {
+        let index = r#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
+        let whole = [
+            ("config.json", "{}"),
+            ("model.safetensors.index.json", index),
+            ("model-1.safetensors", "1"),
+            ("model-2.safetensors", "2"),
+        ];
+        let check = |names: &[(&str, &str)], expect: bool| {
+            let (_folder, cache) = filled(names);
+            assert_eq!(cache.complete_snapshot("main", &[]).is_some(), expect);
+            assert_eq!(cache.complete_snapshot(COMMIT, &[]).is_some(), expect);
+            assert!(cache.complete_snapshot("other", &[]).is_none());
+        };
+        check(&whole, true);
+        check(&whole[..3], false);
+        check(&whole[1..], false);
+        check(&[("only.gguf", "g")], true);
+    }
+}

@@ -1,0 +1,221 @@
+//! What can go wrong with the hub, told so that a user knows whose move it is.
+
+use std::time::Duration;
+
+use narthex_spec::Sha256;
+
+use crate::error::ErrorKind;
+
+/// A failure of the hub, or of the way to it.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// `HF_ENDPOINT` is not an address.
+    #[error("{endpoint:?} is not a hub's address: expected http:// or https:// and a host")]
+    BadEndpoint {
+        /// What was given.
+        endpoint: String,
+    },
+    /// The token has characters that no token has.
+    #[error("the hub token is malformed: expected visible ASCII characters only")]
+    BadToken,
+    /// The certificates that `SSL_CERT_FILE` names cannot be read.
+    #[error("SSL_CERT_FILE names {path:?}, which holds no readable certificates")]
+    BadCertificates {
+        /// What it names.
+        path: String,
+    },
+    /// The hub refuses this user.
+    #[error("the hub refuses access to {repo} ({status}): it is gated or private{}", if *had_token { ", and the token in use may not read it" } else { "" })]
+    Refused {
+        /// The repository.
+        repo: String,
+        /// HTTP status.
+        status: u16,
+        /// The model's page.
+        page: String,
+        /// Whether a token was sent.
+        had_token: bool,
+    },
+    /// No such repository, revision or file.
+    #[error("the hub has no {what}")]
+    NotFound {
+        /// What was asked for: `owner/repo at main`.
+        what: String,
+    },
+    /// Another status than expected.
+    #[error("the hub answered {status} for {what}")]
+    Status {
+        /// HTTP status.
+        status: u16,
+        /// What was asked for.
+        what: String,
+        /// How long the hub asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// No connection.
+    #[error("cannot reach {host}: {source}")]
+    Unreachable {
+        /// The host.
+        host: String,
+        /// Why.
+        source: Box<ureq::Error>,
+    },
+    /// The connection broke.
+    #[error("the connection broke while fetching {what}: {source}")]
+    Broken {
+        /// What was being fetched.
+        what: String,
+        /// Why.
+        source: Box<ureq::Error>,
+    },
+    /// A redirect that must not or cannot be followed.
+    #[error("the hub redirects {what} in a way that cannot be followed: {reason}")]
+    BadRedirect {
+        /// What was asked for.
+        what: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// An answer that makes no sense.
+    #[error("the hub's answer about {repo} makes no sense: {reason}")]
+    BadAnswer {
+        /// The repository.
+        repo: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The connection ended before the file did.
+    #[error("{name} ended after {found} of {expected} bytes")]
+    Short {
+        /// The file.
+        name: String,
+        /// Promised bytes.
+        expected: u64,
+        /// Bytes that came.
+        found: u64,
+    },
+    /// More bytes came than were promised.
+    #[error("{name} is longer than the {expected} bytes that the hub promised; it was deleted")]
+    Long {
+        /// The file.
+        name: String,
+        /// Promised bytes.
+        expected: u64,
+    },
+    /// The file changed while it was being fetched.
+    #[error("{name} changed on the hub while it was being fetched")]
+    Changed {
+        /// The file.
+        name: String,
+    },
+    /// The bytes are not those that the hub promised.
+    #[error("{name} has SHA-256 {found}, but the hub states {expected}; it was deleted")]
+    WrongHash {
+        /// The file.
+        name: String,
+        /// Stated digest.
+        expected: Sha256,
+        /// Digest of what came.
+        found: Sha256,
+        /// Whether a part of it came from an earlier attempt, which may be to blame.
+        resumed: bool,
+    },
+    /// The repository has no weights that Narthex reads.
+    #[error("{repo} has no .safetensors or .gguf weights")]
+    NoWeights {
+        /// The repository.
+        repo: String,
+    },
+    /// The repository has several GGUF files.
+    #[error("{repo} has {} GGUF files: {}", names.len(), some(names))]
+    ManyGguf {
+        /// The repository.
+        repo: String,
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A file name that would leave the cache.
+    #[error("{repo} lists a file named {name:?}, which would leave its folder")]
+    HostileName {
+        /// The repository.
+        repo: String,
+        /// The name.
+        name: String,
+    },
+    /// Not in the cache, and the network may not be used.
+    #[error("{repo} is not in the cache, and HF_HUB_OFFLINE forbids the network")]
+    NotCached {
+        /// The repository.
+        repo: String,
+    },
+}
+
+fn some(names: &[String]) -> String {
+    let shown: Vec<&str> = names.iter().take(12).map(String::as_str).collect();
+    let more = if names.len() > shown.len() { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+impl HubError {
+    /// What kind of failure it is.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::BadEndpoint { .. } | Self::BadToken | Self::BadCertificates { .. } | Self::ManyGguf { .. } => {
+                ErrorKind::BadRequest
+            }
+            _ => ErrorKind::Fetch,
+        }
+    }
+
+    /// The next step, where one is known.
+    pub(crate) fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::BadEndpoint { .. } => "set HF_ENDPOINT to something like https://hub.example, or unset it",
+            Self::BadToken => "copy the token again into HF_TOKEN",
+            Self::BadCertificates { .. } => "set SSL_CERT_FILE to a PEM file, or unset it",
+            Self::Refused { page, had_token, .. } => {
+                let token = if *had_token { "use the token of the account that accepted it" } else { "set HF_TOKEN to a token of that account" };
+                return Some(format!("open {page}, sign in, accept the licence, then {token}"));
+            }
+            Self::NotFound { .. } => "check owner, name and revision; a private repository needs HF_TOKEN",
+            Self::Unreachable { .. } => "check the network and its proxy (HTTPS_PROXY); what was fetched is kept",
+            Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } | Self::Status { .. } => {
+                "run the command again; it goes on where it stopped"
+            }
+            Self::Long { .. } | Self::WrongHash { .. } | Self::BadRedirect { .. } | Self::BadAnswer { .. } => {
+                "a proxy or mirror may be altering the files; try without it, or run the command again"
+            }
+            Self::NoWeights { .. } => "look for a conversion of the model with .safetensors or .gguf files",
+            Self::ManyGguf { repo, names } => {
+                let first = names.first().map_or("FILE.gguf", String::as_str);
+                return Some(format!("name one of them: hf:{repo}/{first}"));
+            }
+            Self::HostileName { .. } => "do not use this repository",
+            Self::NotCached { .. } => "unset HF_HUB_OFFLINE once to download it",
+        };
+        Some(text.to_owned())
+    }
+
+    /// Whether another attempt may succeed.
+    pub(super) fn is_passing(&self) -> bool {
+        match self {
+            Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
+            Self::WrongHash { resumed, .. } => *resumed,
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } => true,
+            _ => false,
+        }
+    }
+
+    pub(super) fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
+    /// How long the hub asks to wait, at most a minute.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => retry_after.map(|wait| wait.min(Duration::from_secs(60))),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Which files of a repository or folder make up a checkpoint.
+
+use super::{HubError, reference::is_safe_path};
+
+/// What is wanted where an entry does not say: weights at the top, configurations, tokenizers, templates, pooling.
+const USUAL: &[&str] = &[
+    "*.safetensors",
+    "*.gguf",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "vocab.txt",
+    "merges.txt",
+    "1_Pooling/config.json",
+    "!consolidated*",
+    "!adapter_*",
+    "!*.fp16.safetensors",
+];
+
+/// Whether a file is wanted: it matches a pattern, and none of those that begin with `!`. No patterns mean the usual.
+pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
+    let usual;
+    let patterns: &[String] = if patterns.is_empty() {
+        usual = USUAL.iter().map(|&pattern| pattern.to_owned()).collect::<Vec<_>>();
+        &usual
+    } else {
+        patterns
+    };
+    let (excluded, included): (Vec<&str>, Vec<&str>) =
+        patterns.iter().map(String::as_str).partition(|pattern| pattern.starts_with('!'));
+    let excludes = |pattern: &&str| matches(pattern.trim_start_matches('!'), name);
+    included.iter().any(|pattern| matches(pattern, name)) && !excluded.iter().any(excludes)
+}
+
+/// Whether a file holds weights that Narthex reads.
+pub(crate) fn is_weights(name: &str) -> bool {
+    is_gguf(name) || name.ends_with(".safetensors")
+}
+
+/// Whether a file is GGUF, by its name.
+pub(crate) fn is_gguf(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// The files to fetch of a repository, in order.
+///
+/// Where the usual files are wanted and there are safetensors, GGUF conversions beside them are left alone; a
+/// repository of GGUF files alone must have one, or the user names one.
+pub(super) fn choose<'a>(
+    repo: &str,
+    names: impl Iterator<Item = &'a str>,
+    patterns: &[String],
+) -> Result<Vec<String>, HubError> {
+    let mut chosen: Vec<String> = names.filter(|name| wanted(name, patterns)).map(str::to_owned).collect();
+    chosen.sort();
+    chosen.dedup();
+    if let Some(name) = chosen.iter().find(|name| !is_safe_path(name)) {
+        return Err(HubError::HostileName { repo: repo.to_owned(), name: name.chars().take(200).collect() });
+    }
+    let gguf: Vec<String> = chosen.iter().filter(|name| is_gguf(name)).cloned().collect();
+    let weights = chosen.iter().filter(|name| is_weights(name)).count();
+    match (gguf.len(), weights) {
+        (_, 0) => Err(HubError::NoWeights { repo: repo.to_owned() }),
+        (0, _) => Ok(chosen),
+        (files, all) if files < all => {
+            chosen.retain(|name| !is_gguf(name));
+            Ok(chosen)
+        }
+        (1, _) => Ok(gguf),
+        _ => Err(HubError::ManyGguf { repo: repo.to_owned(), names: gguf }),
+    }
+}
+
+/// Whether `name` matches `pattern`, in which `*` stands for any characters but `/`.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
+    let Some(rest) = name.strip_prefix(before) else { return false };
+    let reach = rest.find('/').unwrap_or(rest.len());
+    (0..=reach).filter(|&at| rest.is_char_boundary(at)).any(|at| rest.get(at..).is_some_and(|tail| matches(after, tail)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stop_at_slashes() {
+        let check = |pattern: &str, name: &str, expect: bool| assert_eq!(matches(pattern, name), expect, "{pattern} {name}");
+        check("*.json", "config.json", true);
+        check("*.json", "onnx/config.json", false);
+        check("model-*-of-*.safetensors", "model-00001-of-00002.safetensors", true);
+        check("a*b*c", "abcbc", true);
+        check("a*b*c", "abcb", false);
+        check("*", "é", true);
+        check("exact", "exactly", false);
+    }
+
+    #[test]
+    fn the_usual_files_are_the_checkpoint() {
+        let check = |name: &str, expect: bool| assert_eq!(wanted(name, &[]), expect, "{name}");
+        check("model.safetensors", true);
+        check("model-00001-of-00004.safetensors", true);
+        check("model.safetensors.index.json", true);
+        check("tokenizer.json", true);
+        check("1_Pooling/config.json", true);
+        check("consolidated.safetensors", false);
+        check("onnx/model.onnx", false);
+        check("pytorch_model.bin", false);
+        check("README.md", false);
+    }
+
+    #[test]
+    fn gguf_files_are_chosen_only_when_it_is_clear_which() {
+        let check = |names: &[&str], patterns: &[&str], expect: Result<&[&str], &str>| {
+            let patterns: Vec<String> = patterns.iter().map(|&p| p.to_owned()).collect();
+            match (choose("o/r", names.iter().copied(), &patterns), expect) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
+                (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        };
+        check(&["b.safetensors", "x.gguf", "config.json"], &[], Ok(&["b.safetensors", "config.json"]));
+        check(&["x.gguf", "README.md", "config.json"], &[], Ok(&["x.gguf"]));
+        check(&["q4.gguf", "q8.gguf"], &[], Err("has 2 GGUF files: q4.gguf, q8.gguf"));
+        check(&["q4.gguf", "q8.gguf"], &["q8.gguf"], Ok(&["q8.gguf"]));
+        check(&["config.json", "pytorch_model.bin"], &[], Err("no .safetensors or .gguf"));
+        check(&["../../x.json", "a.safetensors"], &["*/*/*.json", "*.safetensors"], Err("would leave its folder"));
+    }
+}

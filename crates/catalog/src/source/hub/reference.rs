@@ -1,0 +1,95 @@
+//! The strings that name things on the hub, and which of them are safe to use in a path or a URL.
+
+use crate::source::archive::is_plain;
+
+/// Whether a text is `owner/name`.
+pub(crate) fn is_repo(text: &str) -> bool {
+    let word = |part: &str| {
+        let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        (1..=96).contains(&part.len()) && part.chars().all(inner) && !part.contains("..") && !part.starts_with(['.', '-'])
+    };
+    text.split_once('/').is_some_and(|(owner, name)| word(owner) && word(name))
+}
+
+/// Whether a text can be a branch, tag or commit.
+pub(crate) fn is_revision(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
+    text.len() <= 200 && text.chars().all(inner) && is_plain(text)
+}
+
+/// Whether a text is a full commit.
+pub(super) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Whether a file's path stays inside its repository's folder.
+pub(super) fn is_safe_path(text: &str) -> bool {
+    text.len() <= 1000 && is_plain(text)
+}
+
+/// An ETag as the name of a blob: without `W/` and quotes. Nothing for one that is unfit for a file name.
+pub(super) fn blob_name(etag: &str) -> Option<&str> {
+    let bare = etag.trim().trim_start_matches("W/").trim_matches('"');
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    ((1..=128).contains(&bare.len()) && bare.chars().all(inner) && !bare.starts_with('.')).then_some(bare)
+}
+
+/// Percent-encodes everything but unreserved characters and `/` (RFC 3986, section 2.3).
+pub(super) fn encode_path(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+/// As [`encode_path`], with `/` encoded too.
+pub(super) fn encode_component(text: &str) -> String {
+    encode_path(text).replace('/', "%2F")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_have_two_plain_parts() {
+        for good in ["a/b", "HuggingFaceTB/SmolLM2-135M-Instruct", "apple/OpenELM-1_1B", "microsoft/Phi-3.5-mini"] {
+            assert!(is_repo(good), "{good}");
+        }
+        for bad in ["", "a", "a/b/c", "../b", "a/..", "a /b", "a/b?c", "-a/b", "a/b\n"] {
+            assert!(!is_repo(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn etags_become_names_or_nothing() {
+        let check = |etag: &str, expect: Option<&str>| assert_eq!(blob_name(etag), expect, "{etag}");
+        check("\"abc\"", Some("abc"));
+        check("W/\"abc\"", Some("abc"));
+        check("abc-3", Some("abc-3"));
+        check("\"../x\"", None);
+        check("\"a/b\"", None);
+        check("\"\"", None);
+    }
+
+    #[test]
+    fn paths_are_percent_encoded() {
+        assert_eq!(encode_path("a b/c#é.json"), "a%20b/c%23%C3%A9.json");
+        assert_eq!(encode_component("refs/pr/1"), "refs%2Fpr%2F1");
+    }
+
+    #[test]
+    fn revisions_are_plain() {
+        for good in ["main", "v1.0", "refs/pr/1"] {
+            assert!(is_revision(good), "{good}");
+        }
+        for bad in ["", "a b", "../x", "/x", "a@b"] {
+            assert!(!is_revision(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Checkpoints that already lie on this disk, where the user keeps them. They are used in place and never changed.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::{
+    ModelName, ProgressSink, Sha256,
+    progress::{Stage, Unit},
+};
+
+use crate::{Cancel, error::Error, files, source::hub::glob};
+
+/// What a local path is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// A GGUF file, or a folder with a checkpoint.
+    Checkpoint,
+    /// A wheel.
+    Wheel,
+}
+
+/// Looks at a local path.
+pub(crate) fn look(path: &Path) -> Result<Found, Error> {
+    let unfit = |found| Error::NotACheckpoint { path: path.to_path_buf(), found };
+    if path.is_dir() {
+        let has_weights = files_of(path)?.iter().any(|(name, _)| glob::is_weights(name));
+        return if has_weights { Ok(Found::Checkpoint) } else { Err(unfit("a folder without weights")) };
+    }
+    if !path.exists() {
+        return Err(Error::LocalMissing { path: path.to_path_buf() });
+    }
+    match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
+        Some("gguf") => Ok(Found::Checkpoint),
+        Some("whl") => Ok(Found::Wheel),
+        Some("safetensors") => Err(unfit("one file of a checkpoint; name its folder instead")),
+        _ => Err(unfit("a file of another kind")),
+    }
+}
+
+/// The name of a local checkpoint: its own, made safe, and eight digits that change with its path, sizes and times, so
+/// that another file of the same name is another model.
+pub(crate) fn name(path: &Path) -> Result<ModelName, Error> {
+    let absolute = fs::canonicalize(path).map_err(Error::io("find", path))?;
+    let mut identity = absolute.to_string_lossy().into_owned();
+    for (name, file) in files_of(&absolute)? {
+        let meta = fs::metadata(&file).map_err(Error::io("look at", &file))?;
+        let modified = meta.modified().map_or(0, files::nanos);
+        identity.push_str(&format!("\n{name} {} {modified}", meta.len()));
+    }
+    let Sha256(digest) = files::digest(identity.as_bytes());
+    let tail: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let stem = if absolute.is_dir() { absolute.file_name() } else { absolute.file_stem() };
+    let stem = safe(&stem.unwrap_or_default().to_string_lossy());
+    Ok(format!("local/{stem}-{tail}").parse()?)
+}
+
+/// The letters, digits and points of a name, in lower case, at most 80; everything else becomes one `-`.
+pub(crate) fn safe(name: &str) -> String {
+    let mut safe = String::new();
+    for c in name.to_lowercase().chars().take(80) {
+        let c = if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '-' };
+        let doubled = matches!(c, '-' | '.') && safe.ends_with(c);
+        if !doubled && !(safe.is_empty() && !c.is_ascii_alphanumeric()) {
+            safe.push(c);
+        }
+    }
+    if safe.is_empty() { "model".to_owned() } else { safe }
+}
+
+/// The digests of a local checkpoint's files.
+pub(crate) fn digests(
+    path: &Path,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<BTreeMap<String, Sha256>, Error> {
+    let files = files_of(path)?;
+    let total = files.iter().map(|(_, file)| fs::metadata(file).map_or(0, |meta| meta.len())).sum();
+    let stage = Stage::start(progress, "Reading the checkpoint", Unit::Bytes, Some(total));
+    let mut before = 0;
+    let mut digests = BTreeMap::new();
+    for (name, file) in files {
+        let mut last = 0;
+        let digest = files::digest_file(&file, cancel, |bytes| {
+            last = bytes;
+            stage.advance(before + bytes);
+        })?;
+        before += last;
+        digests.insert(name, digest);
+    }
+    Ok(digests)
+}
+
+/// The files that make up a checkpoint, by name: the file itself, or the folder's files that a compiler may read.
+fn files_of(path: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
+    if !path.is_dir() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return Ok(vec![(name, path.to_path_buf())]);
+    }
+    let mut found = Vec::new();
+    for folder in [path.to_path_buf(), path.join("1_Pooling")] {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for file in entries.flatten().map(|entry| entry.path()).filter(|file| file.is_file()) {
+            let Ok(relative) = file.strip_prefix(path) else { continue };
+            let name = relative.to_string_lossy().replace('\\', "/");
+            if glob::wanted(&name, &[]) {
+                found.push((name, file));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::progress::Quiet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_made_safe() {
+        let check = |name: &str, expect: &str| assert_eq!(safe(name), expect);
+        check("SmolLM2-135M-Instruct.Q4_1", "smollm2-135m-instruct.q4_1");
+        check("Mein Modell (1)", "mein-modell-1-");
+        check("..", "model");
+        check("a..b", "a.b");
+        check("模型", "model");
+    }
+
+    #[test]
+    fn a_changed_file_is_another_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("Tiny.gguf");
+        fs::write(&path, b"one").unwrap();
+        let first = name(&path).unwrap();
+        assert!(first.as_str().starts_with("local/tiny-"), "{first}");
+        assert_eq!(name(&path).unwrap(), first);
+        fs::write(&path, b"longer").unwrap();
+        assert_ne!(name(&path).unwrap(), first);
+    }
+
+    #[test]
+    fn paths_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |name: &str, expect: Result<Found, &str>| {
+            let path = folder.path().join(name);
+            match (look(&path), expect) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{name}"),
+                (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+                other => panic!("{name}: {other:?}"),
+            }
+        };
+        fs::create_dir_all(folder.path().join("empty")).unwrap();
+        fs::create_dir_all(folder.path().join("full")).unwrap();
+        for file in ["a.GGUF", "b.whl", "c.safetensors", "d.txt", "full/model.safetensors"] {
+            fs::write(folder.path().join(file), b"x").unwrap();
+        }
+        check("a.GGUF", Ok(Found::Checkpoint));
+        check("b.whl", Ok(Found::Wheel));
+        check("c.safetensors", Err("name its folder"));
+        check("d.txt", Err("a file of another kind"));
+        check("full", Ok(Found::Checkpoint));
+        check("empty", Err("a folder without weights"));
+        check("none", Err("there is no file"));
+    }
+
+    #[test]
+    fn digests_cover_the_files_a_compiler_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+        for file in ["config.json", "model.safetensors", "1_Pooling/config.json", "README.md"] {
+            fs::write(folder.path().join(file), file).unwrap();
+        }
+        let found = digests(folder.path(), &Quiet, &Cancel::new(false)).unwrap();
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["1_Pooling/config.json", "config.json", "model.safetensors"]);
+        assert_eq!(found["config.json"], files::digest(b"config.json"));
+    }
+}

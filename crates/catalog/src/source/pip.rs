@@ -1,0 +1,244 @@
+//! The user's own package client, run as a process: it knows the user's index, mirrors and proxies, we do not.
+//!
+//! No index address stands here. The platform, interpreter and ABI tags are fixed by the caller, so that everybody
+//! gets the same pinned file whatever Python runs pip.
+
+use std::{
+    env,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use narthex_spec::progress::Stage;
+
+use crate::{Cancel, check_cancel, error::Error, files};
+
+/// How often the process, the cancel flag and the growing files are looked at.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Bytes of pip's last words that are kept.
+const STDERR_LIMIT: usize = 8 << 10;
+
+/// The environment variable that names the Python to use.
+const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
+
+/// One exact file of a package index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Requirement<'a> {
+    /// The package.
+    pub package: &'a str,
+    /// Its exact version.
+    pub version: &'a str,
+    /// The platform tag: `manylinux_2_28_x86_64`, `win_amd64`, …; `any` for wheels without binaries.
+    pub platform: &'a str,
+}
+
+/// A Python that has pip.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pip {
+    /// The program and its first arguments: `["py", "-3"]`.
+    command: Vec<String>,
+}
+
+impl Pip {
+    /// Looks for a Python with pip: `NARTHEX_PYTHON` alone if it is set, else `python3`, `python` and, on Windows,
+    /// `py -3`. [`Error::NoPip`] names what was tried.
+    pub fn find(wanted: Requirement<'_>) -> Result<Self, Error> {
+        let chosen = env::var(PYTHON_VARIABLE).ok().filter(|value| !value.is_empty());
+        let candidates: Vec<Vec<String>> = match chosen {
+            Some(python) => vec![vec![python]],
+            None => {
+                let usual: &[&str] = if cfg!(windows) { &["python3", "python", "py -3"] } else { &["python3", "python"] };
+                usual.iter().map(|command| command.split(' ').map(str::to_owned).collect()).collect()
+            }
+        };
+        Self::first_of(candidates, wanted)
+    }
+
+    /// The first of some commands that has pip.
+    fn first_of(candidates: Vec<Vec<String>>, wanted: Requirement<'_>) -> Result<Self, Error> {
+        let tried = candidates.iter().map(|command| command.join(" ")).collect();
+        let mut pips = candidates.into_iter().map(Self::from_command);
+        pips.find(Self::works).ok_or_else(|| Error::NoPip {
+            package: wanted.package.to_owned(),
+            version: wanted.version.to_owned(),
+            tried,
+        })
+    }
+
+    /// Uses this program, with these first arguments, unasked.
+    pub fn from_command(command: Vec<String>) -> Self {
+        Self { command }
+    }
+
+    fn works(&self) -> bool {
+        let Some(mut command) = self.start() else { return false };
+        let run = command.args(["-m", "pip", "--version"]).stdin(Stdio::null());
+        run.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    }
+
+    fn start(&self) -> Option<Command> {
+        let (program, arguments) = self.command.split_first()?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Some(command)
+    }
+
+    /// Downloads one wheel into `folder`, which must be empty, and gives its path. Its digest is not checked here.
+    ///
+    /// `stage` is told the bytes on disk as they grow. Once `cancel` is set the process is killed, with its children.
+    pub fn download(
+        &self,
+        wanted: Requirement<'_>,
+        folder: &Path,
+        stage: &Stage<'_>,
+        cancel: &Cancel,
+    ) -> Result<PathBuf, Error> {
+        let scratch = folder.join("pip");
+        let out = folder.join("wheel");
+        for path in [&scratch, &out] {
+            std::fs::create_dir_all(path).map_err(Error::io("create", path))?;
+        }
+        let mut child = Running::spawn(self.command_line(wanted, &scratch, &out)?, &self.command.join(" "))?;
+        let status = loop {
+            check_cancel(cancel)?;
+            if let Some(status) = child.poll()? {
+                break status;
+            }
+            stage.advance(files::tree_bytes(&scratch).max(files::tree_bytes(&out)));
+            thread::sleep(POLL);
+        };
+        let stderr = child.last_words();
+        if !status.success() {
+            let (package, version) = (wanted.package.to_owned(), wanted.version.to_owned());
+            return Err(Error::PipFailed { package, version, status: status.to_string(), stderr });
+        }
+        only_wheel(&out, wanted)
+    }
+
+    fn command_line(&self, wanted: Requirement<'_>, scratch: &Path, out: &Path) -> Result<Command, Error> {
+        let missing = || Error::NoPip {
+            package: wanted.package.to_owned(),
+            version: wanted.version.to_owned(),
+            tried: Vec::new(),
+        };
+        let mut command = self.start().ok_or_else(missing)?;
+        command.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]);
+        command.args(["--disable-pip-version-check", "--progress-bar", "off"]);
+        command.args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312"]);
+        command.args(["--platform", wanted.platform]).arg("-d").arg(out);
+        command.arg(format!("{}=={}", wanted.package, wanted.version));
+        // pip unpacks to its temporary folder first; inside ours, a killed download is swept with the rest.
+        command.env("TMPDIR", scratch).env("TEMP", scratch).env("TMP", scratch);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        Ok(command)
+    }
+}
+
+/// A process that is killed when it is dropped before its end.
+struct Running {
+    child: Child,
+    ended: bool,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+    name: PathBuf,
+}
+
+impl Running {
+    fn spawn(mut command: Command, name: &str) -> Result<Self, Error> {
+        let name = PathBuf::from(name);
+        let mut child = command.spawn().map_err(Error::io("run", &name))?;
+        let stderr = child.stderr.take().map(|pipe| thread::spawn(move || tail(pipe)));
+        Ok(Self { child, ended: false, stderr, name })
+    }
+
+    fn poll(&mut self) -> Result<Option<ExitStatus>, Error> {
+        let status = self.child.try_wait().map_err(Error::io("wait for", &self.name))?;
+        self.ended = status.is_some();
+        Ok(status)
+    }
+
+    /// The lines of stderr that say what went wrong: from the first one that pip marks as an error, else all.
+    fn last_words(&mut self) -> String {
+        let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let text = text.find("ERROR:").and_then(|at| text.get(at..)).unwrap_or(&text);
+        text.trim().to_owned()
+    }
+
+    fn kill(&mut self) {
+        #[cfg(unix)]
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.kill();
+        }
+    }
+}
+
+/// Reads a pipe to its end and keeps the last bytes.
+fn tail(mut pipe: impl Read) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut buffer = [0; 1024];
+    while let Ok(count) = pipe.read(&mut buffer) {
+        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
+        kept.extend_from_slice(chunk);
+        let surplus = kept.len().saturating_sub(STDERR_LIMIT);
+        kept.drain(..surplus);
+    }
+    kept
+}
+
+fn only_wheel(folder: &Path, wanted: Requirement<'_>) -> Result<PathBuf, Error> {
+    let entries = std::fs::read_dir(folder).map_err(Error::io("list", folder))?;
+    let mut wheels: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .collect();
+    match (wheels.pop(), wheels.len()) {
+        (Some(wheel), 0) => Ok(wheel),
+        (last, others) => Err(Error::PipLeftNoWheel {
+            package: wanted.package.to_owned(),
+            version: wanted.version.to_owned(),
+            found: others + usize::from(last.is_some()),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANTED: Requirement<'_> = Requirement { package: "p", version: "1", platform: "any" };
+
+    #[test]
+    fn without_pip_the_message_names_what_was_tried() {
+        let candidates = vec![vec!["no-such-python".to_owned()], vec!["nor-this".to_owned(), "-3".to_owned()]];
+        let error = Pip::first_of(candidates, WANTED).unwrap_err();
+        assert_eq!(error.to_string(), "p 1 comes through pip, but none of these has it: no-such-python, nor-this -3");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("python3-pip") && hint.contains("--from FILE.whl"), "{hint}");
+    }
+
+    #[test]
+    fn the_tail_of_a_long_stream_is_kept() {
+        let mut text = vec![b'a'; STDERR_LIMIT * 3];
+        text.extend_from_slice(b"the end");
+        let kept = tail(text.as_slice());
+        assert_eq!(kept.len(), STDERR_LIMIT);
+        assert!(kept.ends_with(b"the end"));
+    }
+}

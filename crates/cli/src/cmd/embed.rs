@@ -1,0 +1,56 @@
+//! `narthex embed`: a vector per text, as lines of JSON.
+
+use std::io::{BufRead, stdin};
+
+use anyhow::Context;
+use narthex_gateway::{
+    Gateway,
+    request::{EmbedRequest, Overlong, Prompt},
+};
+use serde::Serialize;
+
+use crate::{args::EmbedArgs, bars::Bars, interrupt, output};
+
+/// Texts per request.
+const BATCH: usize = 256;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    embeddings: Vec<Item<'a>>,
+    prompt_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct Item<'a> {
+    text: &'a str,
+    embedding: Vec<f32>,
+}
+
+/// Embeds the given texts, or each line of standard input.
+pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
+    let texts = if args.texts.is_empty() {
+        stdin().lock().lines().collect::<Result<Vec<_>, _>>().context("cannot read standard input")?
+    } else {
+        args.texts.clone()
+    };
+    gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let mut report = Report { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
+    for batch in texts.chunks(BATCH) {
+        let request = EmbedRequest {
+            inputs: batch.iter().cloned().map(Prompt::Text).collect(),
+            overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
+            dimensions: args.dimensions,
+        };
+        let answer = gateway.embed(&args.model, &request)?;
+        report.prompt_tokens += answer.prompt_tokens;
+        for (text, embedding) in batch.iter().zip(answer.vectors) {
+            if args.json {
+                report.embeddings.push(Item { text, embedding });
+            } else {
+                output::line(serde_json::to_string(&embedding)?)?;
+            }
+        }
+    }
+    if args.json { output::json(&report) } else { Ok(()) }
+}

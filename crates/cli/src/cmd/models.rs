@@ -1,0 +1,64 @@
+//! `narthex pull`, `list`, `show`, `rm` and `compile`.
+
+use narthex_gateway::{CompileRequest, Gateway, Rebuild};
+
+use crate::{
+    args::{CompileArgs, ListArgs, ModelArgs, ShowArgs},
+    bars::Bars,
+    interrupt, output, render,
+};
+
+/// Fetches a model and compiles it.
+pub(crate) fn pull(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
+    let package = gateway.pull(&args.model, &Bars::new(), interrupt::cancel())?;
+    output::note(format!(
+        "{} is ready: {}, {}, up to {} tokens",
+        args.model,
+        package.scheme,
+        render::bytes(package.bytes),
+        package.max_length
+    ));
+    Ok(())
+}
+
+/// Lists installed models, or the whole catalogue.
+pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
+    let mut models = gateway.models()?;
+    if !args.available {
+        models.retain(|model| !model.installed.is_empty());
+    }
+    if args.json {
+        return output::json(&models);
+    }
+    if models.is_empty() {
+        output::note("No model is installed; `narthex list --available` shows what can be.");
+        return Ok(());
+    }
+    output::line(if args.available { render::catalogue(&models) } else { render::installed(&models) })
+}
+
+/// Shows a package.
+pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
+    let manifest = gateway.manifest(&args.model)?;
+    if args.json { output::json(&manifest) } else { output::line(render::manifest(&manifest)) }
+}
+
+/// Removes a model's packages.
+pub(crate) fn rm(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
+    let freed = gateway.remove(&args.model)?;
+    output::note(format!("removed {}, freed {}", args.model, render::bytes(freed)));
+    Ok(())
+}
+
+/// Compiles a checkpoint.
+pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<()> {
+    let request = CompileRequest {
+        scheme: args.scheme,
+        keep_stages: args.keep_stages.clone(),
+        rebuild: Rebuild::Always,
+    };
+    let (folder, manifest) = gateway.compile(&args.model, &request, &Bars::new(), interrupt::cancel())?;
+    let bytes = manifest.files.values().map(|file| file.bytes).sum();
+    output::note(format!("compiled {} ({}, {})", manifest.name, manifest.recipe.scheme, render::bytes(bytes)));
+    output::line(folder.display())
+}

@@ -1,0 +1,18 @@
+//! `narthex ps`.
+
+use narthex_gateway::Gateway;
+
+use crate::{args::JsonArgs, output, render};
+
+/// Shows the servers that run on this store.
+pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
+    let servers = gateway.running();
+    if args.json {
+        return output::json(&servers);
+    }
+    if servers.is_empty() {
+        output::note("No server is running; `narthex serve` starts one.");
+        return Ok(());
+    }
+    output::line(render::servers(&servers))
+}

@@ -1,0 +1,26 @@
+//! `narthex runtime`: the libraries that run models.
+
+use narthex_gateway::{Gateway, RuntimeSource};
+
+use crate::{args::RuntimeCommand, bars::Bars, interrupt, output, render};
+
+/// Installs, lists or removes runtimes.
+pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<()> {
+    match command {
+        RuntimeCommand::Install { kind, from } => {
+            let source = from.map_or(RuntimeSource::Pip, RuntimeSource::File);
+            let info = gateway.install_runtime(&kind, source, &Bars::new(), interrupt::cancel())?;
+            output::note(format!("installed {kind} {}", info.version));
+            output::line(info.library.display())
+        }
+        RuntimeCommand::List(args) => {
+            let runtimes = gateway.runtimes();
+            if args.json { output::json(&runtimes) } else { output::line(render::runtimes(&runtimes)) }
+        }
+        RuntimeCommand::Rm { kind } => {
+            gateway.remove_runtime(&kind)?;
+            output::note(format!("removed {kind}"));
+            Ok(())
+        }
+    }
+}

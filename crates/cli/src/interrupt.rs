@@ -1,0 +1,40 @@
+//! Ctrl-C and SIGTERM: the first asks the running job to stop, the second ends the process at once.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU8, Ordering},
+};
+
+use narthex_gateway::Cancel;
+
+static CANCEL: OnceLock<Cancel> = OnceLock::new();
+static COUNT: AtomicU8 = AtomicU8::new(0);
+
+/// The flag that Ctrl-C sets, for jobs that end with the process.
+pub(crate) fn cancel() -> &'static Cancel {
+    CANCEL.get_or_init(Cancel::new)
+}
+
+/// Listens for signals from here on.
+pub(crate) fn install() {
+    let flag = cancel().clone();
+    let installed = ctrlc::set_handler(move || {
+        if COUNT.fetch_add(1, Ordering::Relaxed) > 0 {
+            std::process::exit(130);
+        }
+        flag.cancel();
+    });
+    if let Err(error) = installed {
+        tracing::warn!(%error, "Ctrl-C will end the process at once");
+    }
+}
+
+/// Takes a Ctrl-C that was meant for one answer, so that the conversation goes on.
+pub(crate) fn take() -> bool {
+    COUNT.swap(0, Ordering::Relaxed) > 0
+}
+
+/// Whether Ctrl-C was pressed.
+pub(crate) fn pressed() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}

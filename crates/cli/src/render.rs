@@ -1,0 +1,236 @@
+//! Values as text for people.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use narthex_gateway::{
+    RuntimeListing,
+    announce::RunningServer,
+    bench::{BenchReport, Spread},
+    doctor::{Doctor, Level},
+    listing::{ModelKind, ModelListing, ModelState, ModelStatus, Support},
+    request::Summary,
+};
+use narthex_spec::{arch::Architecture, manifest::Manifest};
+
+/// `98.4 MB`: decimal units, as disks and downloads are counted.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ if value < 9.95 => format!("{value:.1} {}", UNITS[unit]),
+        _ => format!("{value:.0} {}", UNITS[unit]),
+    }
+}
+
+/// `135 M`: parameters.
+fn count(count: u64) -> String {
+    match count as f64 {
+        n if n >= 999.5e6 => format!("{:.1} B", n / 1e9),
+        n if n >= 999.5e3 => format!("{:.0} M", n / 1e6),
+        n => format!("{:.0} k", n / 1e3),
+    }
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header.iter().map(Cell::new));
+    table
+}
+
+fn right(text: impl ToString) -> Cell {
+    Cell::new(text.to_string()).set_alignment(CellAlignment::Right)
+}
+
+/// The last line of an answer.
+pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
+    let device = status.device.as_deref().unwrap_or("cpu");
+    let nodes: usize = status.placement.iter().map(|line| line.nodes).sum();
+    format!(
+        "{} ({}) on {device}, all {nodes} nodes · first token {:.0} ms · {:.1} tokens/s · {} tokens",
+        status.name,
+        status.scheme,
+        summary.first_token.as_secs_f64() * 1e3,
+        summary.decode_rate(),
+        summary.completion_tokens
+    )
+}
+
+fn kind(kind: ModelKind) -> &'static str {
+    match kind {
+        ModelKind::Chat => "chat",
+        ModelKind::Embedding => "embedding",
+        ModelKind::Other => "other",
+    }
+}
+
+/// Installed models.
+pub(crate) fn installed(models: &[ModelListing]) -> String {
+    let mut table = table(&["MODEL", "KIND", "SCHEME", "SIZE", "CONTEXT"]);
+    for model in models {
+        for package in &model.installed {
+            table.add_row([
+                Cell::new(&model.name),
+                Cell::new(kind(model.kind)),
+                Cell::new(package.scheme),
+                right(bytes(package.bytes)),
+                right(package.max_length),
+            ]);
+        }
+    }
+    table.trim_fmt()
+}
+
+/// The catalogue: what this version compiles first.
+pub(crate) fn catalogue(models: &[ModelListing]) -> String {
+    let mut table = table(&["MODEL", "KIND", "PARAMETERS", "LICENCE", "STATE"]);
+    let mut sorted: Vec<&ModelListing> = models.iter().collect();
+    sorted.sort_by_key(|model| (model.support != Support::Ready, model.parameters, model.name.clone()));
+    for model in sorted {
+        let state = match &model.support {
+            _ if !model.installed.is_empty() => "installed".to_owned(),
+            Support::Ready => "available".to_owned(),
+            Support::NotYet { reason } => format!("not yet: {reason}"),
+        };
+        table.add_row([
+            Cell::new(&model.name),
+            Cell::new(kind(model.kind)),
+            right(model.parameters.map_or_else(|| "?".to_owned(), count)),
+            Cell::new(model.license.as_deref().unwrap_or("?")),
+            Cell::new(state),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// A package in words.
+pub(crate) fn manifest(manifest: &Manifest) -> String {
+    let size = manifest.files.values().map(|file| file.bytes).sum();
+    let shape = match &manifest.architecture {
+        Architecture::Decoder(arch) => {
+            format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
+        }
+        Architecture::Encoder(arch) => {
+            format!("encoder, {} layers, vectors of {}, vocabulary {}", arch.layers, arch.hidden, arch.vocab)
+        }
+    };
+    let mut lines = vec![
+        format!("model        {}", manifest.name),
+        format!("structure    {shape}"),
+        format!("scheme       {} (block {})", manifest.recipe.scheme, manifest.recipe.block),
+        format!("context      {} tokens", manifest.max_length),
+        format!("size         {}", bytes(size)),
+        format!("source       {}", manifest.provenance.source),
+        format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
+        format!("compiled by  {}", manifest.provenance.compiler),
+    ];
+    let kv: usize = manifest.graphs.iter().flat_map(|g| &g.kv).map(|layer| layer.bytes_per_token()).sum();
+    if kv > 0 {
+        lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
+    }
+    lines.join("\n")
+}
+
+/// Running servers.
+pub(crate) fn servers(servers: &[RunningServer]) -> String {
+    let mut table = table(&["ADDRESS", "PID", "MODEL", "SCHEME", "STATE", "DEVICE"]);
+    for server in servers {
+        let first = [Cell::new(&server.address), right(server.pid)];
+        if server.models.is_empty() {
+            table.add_row(first.into_iter().chain([Cell::new("none loaded")]));
+            continue;
+        }
+        for model in &server.models {
+            let state = match &model.state {
+                ModelState::Loading => "loading".to_owned(),
+                ModelState::Ready => "ready".to_owned(),
+                ModelState::Failed { reason, .. } => format!("failed: {reason}"),
+            };
+            table.add_row(first.clone().into_iter().chain([
+                Cell::new(&model.name),
+                Cell::new(model.scheme),
+                Cell::new(state),
+                Cell::new(model.device.as_deref().unwrap_or("-")),
+            ]));
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Runtimes.
+pub(crate) fn runtimes(runtimes: &[RuntimeListing]) -> String {
+    let mut table = table(&["RUNTIME", "VERSION", "STATE"]);
+    for runtime in runtimes {
+        let state = match (&runtime.installed, &runtime.refusal) {
+            (Some(path), _) => format!("installed in {}", path.display()),
+            (None, Some(reason)) => reason.clone(),
+            (None, None) => "available".to_owned(),
+        };
+        table.add_row([&runtime.kind, &runtime.version, &state]);
+    }
+    table.trim_fmt()
+}
+
+/// The doctor's findings.
+pub(crate) fn doctor(report: &Doctor) -> String {
+    let mut text = String::new();
+    for finding in &report.findings {
+        let mark = match finding.level {
+            Level::Good => "ok  ",
+            Level::Note => "note",
+            Level::Problem => "FIX ",
+        };
+        text.push_str(&format!("{mark}  {}: {}\n", finding.subject, finding.text));
+        if let Some(fix) = &finding.fix {
+            text.push_str(&format!("      → {fix}\n"));
+        }
+    }
+    text
+}
+
+/// A benchmark.
+pub(crate) fn bench(report: &BenchReport) -> String {
+    let mut table = table(&["", "MEDIAN", "MIN", "MAX"]);
+    let mut row = |name: String, spread: Spread| {
+        let figure = |x: f64| right(format!("{x:.1}"));
+        table.add_row([Cell::new(name), figure(spread.median), figure(spread.min), figure(spread.max)]);
+    };
+    row(format!("prefill tokens/s ({})", report.prompt_tokens), report.prefill_tokens_per_second);
+    row(format!("decode tokens/s ({})", report.generate_tokens), report.decode_tokens_per_second);
+    row("first token ms".to_owned(), report.first_token_ms);
+    let machine = &report.machine;
+    let memory = report.peak_rss_bytes.map_or_else(|| "unknown".to_owned(), bytes);
+    format!(
+        "{} ({}) on {}, {} threads of {}\n{}\nload {:.0} ms · peak memory {memory} · {} rounds · narthex {} · ONNX Runtime {}",
+        report.model,
+        report.scheme,
+        report.device,
+        machine.threads,
+        machine.cpu,
+        table.trim_fmt(),
+        report.load_ms,
+        report.rounds,
+        machine.narthex,
+        machine.onnxruntime,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let check = |value, expected: &str| assert_eq!(bytes(value), expected);
+        check(0, "0 B");
+        check(999, "999 B");
+        check(1_000, "1.0 kB");
+        check(98_362_432, "98 MB");
+        check(9_960_000_000, "10 GB");
+        assert_eq!((count(134_515_008), count(1_100_000_000), count(22_000)), ("135 M".into(), "1.1 B".into(), "22 k".into()));
+    }
+}

@@ -1,0 +1,59 @@
+//! GGUF: one file that holds configuration, tokenizer and weights.
+//!
+//! `read` turns bytes into metadata and tensor places and is the only part that meets raw bytes; `config` and
+//! `vocab` give the metadata its meaning.
+
+mod config;
+mod meta;
+mod read;
+mod vocab;
+
+use std::path::Path;
+
+use super::{Checkpoint, CheckpointError, census, limit, limit::unsupported, map::map, tensors::Tensors};
+use meta::Metadata;
+
+/// Opens a GGUF file of version 2 or 3.
+pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let file = map(path)?;
+    let read::Contents { metadata, tensors: by_name } = read::read(path, &file)?;
+    refuse_parts(&metadata)?;
+    let form = config::form(&metadata)?;
+    let mut tensors = Tensors {
+        origin: path.to_owned(),
+        maps: vec![file],
+        by_name,
+        dialect: form.dialect(),
+        order: super::tensors::RowOrder::Halves,
+    };
+    let config::Config { architecture, order, max_length } = config::read(form, &metadata, &tensors)?;
+    tensors.order = order;
+    limit::check_architecture(path, &architecture)?;
+    census::check(&tensors, &architecture)?;
+    let vocab::Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;
+    Ok(Checkpoint {
+        architecture,
+        weights: Box::new(tensors),
+        tokenizer: super::TokenizerSource::Gguf(Box::new(vocab)),
+        special,
+        chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        max_length,
+        files: vec![path.to_owned()],
+        license: metadata.text("general.license")?.map(str::to_owned),
+    })
+}
+
+/// Refuses files that hold a part of a model: one shard of several, an adapter, an image projector.
+fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
+    if let Some(parts) = metadata.count("split.count")?.filter(|&parts| parts > 1) {
+        return Err(unsupported(
+            "number of split GGUF files",
+            "a single file; join the parts first, as with llama-gguf-split --merge",
+            parts,
+        ));
+    }
+    match metadata.text("general.type")? {
+        None | Some("model") => Ok(()),
+        Some(other) => Err(unsupported("general.type", "model", other)),
+    }
+}

@@ -1,0 +1,67 @@
+//! Folders in the layout of the `transformers` library: `config.json`, safetensors, tokenizer files.
+//!
+//! `config` reads the architecture, `pooling` what sentence-transformers adds to it, `text` the tokenizer and its
+//! special tokens. Weights are `safetensors`' matter.
+
+mod config;
+mod folder;
+mod pooling;
+mod text;
+
+use std::path::Path;
+
+use narthex_spec::arch::Architecture;
+
+use super::{
+    Checkpoint, CheckpointError, TokenizerSource, census, limit, safetensors,
+    tensors::{RowOrder, Tensors},
+};
+use config::Form;
+use folder::Folder;
+
+/// The file that makes a folder a checkpoint of this layout.
+pub(super) const CONFIG: &str = "config.json";
+
+/// Opens a folder that has [`CONFIG`] and safetensors.
+pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let mut folder = Folder::new(path);
+    let config = config::Config::read(&mut folder)?;
+    let form = config.form(folder.path())?;
+    let (architecture, max_length) = match form {
+        Form::Llama | Form::Mistral => {
+            let decoder = config.decoder(form, &folder.file(CONFIG))?;
+            let context = decoder.context;
+            (Architecture::Decoder(decoder), context)
+        }
+        Form::Bert => {
+            let sentence = pooling::read(&mut folder)?;
+            let encoder = config.encoder(&sentence, &folder.file(CONFIG))?;
+            let longest = text::max_length(&mut folder, &sentence)?.unwrap_or(usize::MAX);
+            let max_length = encoder.positions.min(longest);
+            (Architecture::Encoder(encoder), max_length)
+        }
+    };
+    limit::check_architecture(&folder.file(CONFIG), &architecture)?;
+    let shards = safetensors::open(path)?;
+    let tensors = Tensors {
+        origin: path.to_owned(),
+        maps: shards.maps,
+        by_name: shards.by_name,
+        dialect: form.dialect(),
+        order: RowOrder::Halves,
+    };
+    census::check(&tensors, &architecture)?;
+    let text = text::read(&mut folder, &config, &architecture)?;
+    let license = folder.license()?;
+    folder.files.extend(shards.files);
+    Ok(Checkpoint {
+        architecture,
+        weights: Box::new(tensors),
+        tokenizer: TokenizerSource::Json(text.tokenizer),
+        special: text.special,
+        chat_template: text.chat_template,
+        max_length,
+        files: folder.files,
+        license,
+    })
+}

@@ -1,0 +1,245 @@
+//! Bounds on what a configuration may say, so that the stages after it can trust its numbers.
+//!
+//! The ranges lie well beyond any published model; past them a file is broken or hostile. What the tensors must
+//! look like is in `census`.
+
+use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
+
+use narthex_spec::arch::{Architecture, DecoderArch, EncoderArch, RopeScaling};
+
+use super::CheckpointError;
+
+/// Layers.
+pub(super) const LAYERS: RangeInclusive<usize> = 1..=1024;
+/// Widths: hidden, inner, head size.
+pub(super) const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
+/// Heads.
+pub(super) const HEADS: RangeInclusive<usize> = 1..=4096;
+/// Vocabulary entries.
+pub(super) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
+/// Sequence lengths, in tokens.
+pub(super) const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
+
+/// The largest text file that is read: a `tokenizer.json` of a quarter million tokens takes about 30 MB.
+pub(super) const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// An error for a number or a text in `path` that is not what its format says.
+pub(super) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
+    CheckpointError::Malformed { path: path.to_owned(), expected: expected.into(), found: found.to_string() }
+}
+
+/// An error for something well-formed that is not compiled.
+pub(super) fn unsupported(
+    what: impl Into<String>,
+    expected: impl Into<String>,
+    found: impl Display,
+) -> CheckpointError {
+    CheckpointError::Unsupported { what: what.into(), expected: expected.into(), found: found.to_string() }
+}
+
+/// `value` where it lies in `range`.
+pub(super) fn bounded(
+    path: &Path,
+    what: &str,
+    value: usize,
+    range: &RangeInclusive<usize>,
+) -> Result<usize, CheckpointError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(malformed(path, format!("{what} from {} to {}", range.start(), range.end()), value))
+}
+
+/// The bytes of a small file, at most [`MAX_TEXT_BYTES`] of them.
+pub(super) fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        return Err(malformed(path, format!("at most {MAX_TEXT_BYTES} bytes"), "more"));
+    }
+    Ok(bytes)
+}
+
+/// Fails unless the numbers of `architecture` fit each other.
+pub(super) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<(), CheckpointError> {
+    match architecture {
+        Architecture::Decoder(decoder) => check_decoder(path, decoder),
+        Architecture::Encoder(encoder) => check_encoder(path, encoder),
+    }
+}
+
+fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+    bounded(path, "a vocabulary", decoder.vocab, &VOCAB)?;
+    bounded(path, "a hidden size", decoder.hidden, &WIDTH)?;
+    bounded(path, "a context length", decoder.context, &CONTEXT)?;
+    bounded(path, "a number of layers", decoder.layers.len(), &LAYERS)?;
+    check_epsilon(path, decoder.norm_epsilon)?;
+    for layer in &decoder.layers {
+        let attention = &layer.attention;
+        bounded(path, "a number of heads", attention.heads, &HEADS)?;
+        bounded(path, "a number of key/value heads", attention.kv_heads, &HEADS)?;
+        bounded(path, "a head size", attention.head_size, &WIDTH)?;
+        bounded(path, "an inner width", layer.mlp.inner, &WIDTH)?;
+        bounded(path, "heads times head size", attention.heads * attention.head_size, &WIDTH)?;
+        if !attention.heads.is_multiple_of(attention.kv_heads) {
+            let expected = format!("key/value heads that divide {} heads", attention.heads);
+            return Err(malformed(path, expected, attention.kv_heads));
+        }
+        let dims = decoder.rope.dims;
+        if dims == 0 || dims > attention.head_size || !dims.is_multiple_of(2) {
+            let expected = format!("an even number of rotated elements up to {}", attention.head_size);
+            return Err(malformed(path, expected, dims));
+        }
+    }
+    check_rope(path, decoder)
+}
+
+fn check_rope(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+    let rope = &decoder.rope;
+    let positive = |what: &str, value: f64| {
+        let fits = value.is_finite() && value > 0.0;
+        if fits { Ok(()) } else { Err(malformed(path, format!("{what} above zero"), value)) }
+    };
+    positive("a rope theta", rope.theta)?;
+    match &rope.scaling {
+        RopeScaling::None => Ok(()),
+        RopeScaling::Linear { factor } => positive("a rope scaling factor", *factor),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            positive("a rope scaling factor", *factor)?;
+            positive("a rope scaling low_freq_factor", *low_freq_factor)?;
+            positive("a rope scaling high_freq_factor", *high_freq_factor)?;
+            bounded(path, "an original context", *original_context, &CONTEXT)?;
+            if high_freq_factor <= low_freq_factor {
+                let expected = format!("a rope high_freq_factor above the low_freq_factor {low_freq_factor}");
+                return Err(malformed(path, expected, high_freq_factor));
+            }
+            Ok(())
+        }
+        RopeScaling::Factors { factors } => {
+            if factors.len() != rope.dims / 2 {
+                return Err(malformed(path, format!("{} rope factors", rope.dims / 2), factors.len()));
+            }
+            factors.iter().try_for_each(|&factor| positive("a rope factor", f64::from(factor)))
+        }
+    }
+}
+
+fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<(), CheckpointError> {
+    bounded(path, "a vocabulary", encoder.vocab, &VOCAB)?;
+    bounded(path, "a hidden size", encoder.hidden, &WIDTH)?;
+    bounded(path, "a number of positions", encoder.positions, &CONTEXT)?;
+    bounded(path, "a number of layers", encoder.layers, &LAYERS)?;
+    bounded(path, "a number of heads", encoder.heads, &HEADS)?;
+    bounded(path, "an inner width", encoder.inner, &WIDTH)?;
+    check_epsilon(path, encoder.norm_epsilon)?;
+    if !encoder.hidden.is_multiple_of(encoder.heads) {
+        return Err(malformed(
+            path,
+            format!("heads that divide the hidden size {}", encoder.hidden),
+            encoder.heads,
+        ));
+    }
+    Ok(())
+}
+
+fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
+    // Zero is allowed: some tools write it, and a norm of real rows never divides by it.
+    if (0.0..1.0).contains(&epsilon) {
+        return Ok(());
+    }
+    Err(malformed(path, "a norm epsilon from 0 to 1", epsilon))
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::arch::{Activation, Attention, DecoderLayer, Family, Mlp, Pooling, Rope};
+
+    use super::*;
+
+    fn decoder() -> DecoderArch {
+        let attention = Attention {
+            heads: 4,
+            kv_heads: 2,
+            head_size: 16,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+        };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        DecoderArch {
+            family: Family::Llama,
+            vocab: 300,
+            hidden: 64,
+            context: 256,
+            layers: vec![DecoderLayer { attention, mlp }],
+            norm_epsilon: 1e-5,
+            rope: Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None },
+            tied_head: true,
+        }
+    }
+
+    fn check(change: impl FnOnce(&mut DecoderArch), expect: &str) {
+        let mut arch = decoder();
+        change(&mut arch);
+        let found = match check_architecture(Path::new("f"), &Architecture::Decoder(arch)) {
+            Ok(()) => "fits".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert!(found.contains(expect), "{found} lacks {expect}");
+    }
+
+    #[test]
+    fn decoders_whose_numbers_disagree_are_refused() {
+        check(|_| (), "fits");
+        check(|a| a.vocab = 0, "a vocabulary from 1");
+        check(|a| a.layers.clear(), "a number of layers from 1");
+        check(|a| a.layers[0].attention.kv_heads = 3, "key/value heads that divide 4");
+        check(|a| a.layers[0].attention.kv_heads = 0, "key/value heads from 1");
+        check(|a| a.layers[0].attention.head_size = usize::MAX, "a head size from 1");
+        check(|a| a.rope.dims = 18, "rotated elements up to 16");
+        check(|a| a.rope.dims = 7, "even number");
+        check(|a| a.rope.theta = f64::NAN, "rope theta above zero");
+        check(|a| a.norm_epsilon = f32::NAN, "norm epsilon");
+        check(|a| a.rope.scaling = RopeScaling::Linear { factor: 0.0 }, "scaling factor above zero");
+        check(|a| a.rope.scaling = RopeScaling::Factors { factors: vec![1.0; 7] }, "8 rope factors");
+        check(|a| a.rope.scaling = RopeScaling::Factors { factors: vec![-1.0; 8] }, "rope factor above zero");
+        let llama3 = |low, high| RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_context: 64,
+        };
+        check(|a| a.rope.scaling = llama3(1.0, 4.0), "fits");
+        check(|a| a.rope.scaling = llama3(4.0, 4.0), "above the low_freq_factor 4");
+    }
+
+    #[test]
+    fn encoders_whose_heads_do_not_divide_are_refused() {
+        let encoder = EncoderArch {
+            family: Family::Bert,
+            vocab: 100,
+            hidden: 64,
+            positions: 128,
+            layers: 2,
+            heads: 5,
+            inner: 128,
+            activation: Activation::Gelu,
+            norm_epsilon: 1e-12,
+            pooling: Pooling::Mean,
+            normalize: true,
+        };
+        let error = check_architecture(Path::new("f"), &Architecture::Encoder(encoder)).unwrap_err();
+        assert!(error.to_string().contains("heads that divide the hidden size 64"));
+    }
+
+    #[test]
+    fn a_small_file_is_read_and_an_endless_one_is_not() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"text").unwrap();
+        assert_eq!(read_small(file.path()).unwrap(), b"text");
+        file.as_file().set_len(MAX_TEXT_BYTES + 1).unwrap();
+        assert!(read_small(file.path()).unwrap_err().to_string().contains("at most"));
+    }
+}

@@ -1,0 +1,134 @@
+//! Where a lowering writes: a graph under construction and the file of its weights, filled together tensor by tensor.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use narthex_graph::{
+    Builder,
+    build::External,
+    onnx::external::{ExternalWriter, Place},
+};
+use narthex_spec::{
+    DType, Recipe,
+    manifest::FileRange,
+    progress::Stage,
+};
+use rayon::prelude::*;
+
+use crate::{
+    checkpoint::{Weight, WeightSource},
+    error::CompileError,
+    package::HashedFile,
+    quant::{
+        Plan, Storage,
+        block::{QuantRow, quantize_w4, quantize_w8},
+    },
+};
+
+/// A lowering under way.
+pub(crate) struct Emitter<'a> {
+    /// The graph so far.
+    pub(crate) graph: Builder,
+    /// The checkpoint's weights.
+    pub(crate) weights: &'a dyn WeightSource,
+    /// Which storage each linear weight gets.
+    pub(crate) plan: &'a Plan,
+    /// Block size and accuracy level.
+    pub(crate) recipe: &'a Recipe,
+    /// The weights' file name, relative to the package.
+    pub(crate) data_file: &'a str,
+    /// The weights' file.
+    pub(crate) data: ExternalWriter<HashedFile>,
+    /// Counts written tensors.
+    pub(crate) stage: &'a Stage<'a>,
+    /// Set when the job is to stop.
+    pub(crate) cancel: &'a AtomicBool,
+    /// Tensors written so far.
+    pub(crate) written: u64,
+}
+
+/// A quantised weight in the data file.
+pub(crate) struct Quantized {
+    pub(crate) storage: Storage,
+    pub(crate) quants: Place,
+    pub(crate) scales: Place,
+    pub(crate) zeros: Option<Place>,
+}
+
+impl Emitter<'_> {
+    /// A weight that must have this shape.
+    pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'_>, CompileError> {
+        let weight = self.weights.weight(name)?;
+        weight.expect_shape(shape)?;
+        Ok(weight)
+    }
+
+    /// Writes bytes to the data file.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Place, CompileError> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(CompileError::Cancelled);
+        }
+        let place =
+            self.data.write(bytes).map_err(|source| CompileError::Write { path: self.data_file.into(), source })?;
+        self.written += 1;
+        self.stage.advance(self.written);
+        Ok(place)
+    }
+
+    /// Writes an f32 tensor and gives its name.
+    pub(crate) fn f32_tensor(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<String, CompileError> {
+        let place = self.write(bytemuck::cast_slice(values))?;
+        Ok(self.external(name, DType::F32, shape, place))
+    }
+
+    /// Copies a weight vector as f32 and gives its name.
+    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<String, CompileError> {
+        let values = self.weight(name, &[length])?.to_f32();
+        self.f32_tensor(name, &[length], &values)
+    }
+
+    /// Declares a tensor of the data file to the graph.
+    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: Place) -> String {
+        let at = External { file: self.data_file, offset: place.offset, length: place.length };
+        self.graph.external(name, dtype, shape, at)
+    }
+
+    /// A place in the data file, as the manifest writes it.
+    pub(crate) fn range(&self, place: Place) -> FileRange {
+        FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
+    }
+
+    /// Quantises weights of one width, stacked row upon row.
+    pub(crate) fn quantize(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        storage: Storage,
+    ) -> Result<Quantized, CompileError> {
+        let mut all = QuantRow::default();
+        for name in names {
+            let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
+            let weight = self.weight(name, &[rows, cols])?;
+            let block = self.recipe.block;
+            let quantize = if storage == Storage::W4 { quantize_w4 } else { quantize_w8 };
+            let quantized: Vec<QuantRow> = (0..rows)
+                .into_par_iter()
+                .map_init(
+                    || vec![0.0f32; cols],
+                    |buffer, row| {
+                        weight.read_row(row, buffer);
+                        quantize(buffer, block)
+                    },
+                )
+                .collect();
+            for row in quantized {
+                all.quants.extend_from_slice(&row.quants);
+                all.scales.extend_from_slice(&row.scales);
+                all.zeros.extend_from_slice(&row.zeros);
+            }
+        }
+        let quants = self.write(&all.quants)?;
+        let scales = self.write(bytemuck::cast_slice(&all.scales))?;
+        let zeros = if all.zeros.is_empty() { None } else { Some(self.write(&all.zeros)?) };
+        Ok(Quantized { storage, quants, scales, zeros })
+    }
+}

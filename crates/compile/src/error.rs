@@ -1,0 +1,62 @@
+//! Why a checkpoint could not be compiled.
+
+use std::{io, path::PathBuf};
+
+use narthex_graph::check::GraphError;
+use narthex_text::tokenizer::TokenizerError;
+
+use crate::checkpoint::CheckpointError;
+
+/// Why a checkpoint could not be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// The checkpoint was refused.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The tokenizer was refused.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A file of the package could not be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The lowered graph breaks a rule; a defect of Narthex.
+    #[error("the compiled graph is not well-formed: {0}; please report this")]
+    Graph(#[from] GraphError),
+    /// The architecture asks for something that the target's lowering lacks.
+    #[error("{what} cannot be lowered for this target: {reason}")]
+    Unsupported {
+        /// Which part.
+        what: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The job was cancelled.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+impl CompileError {
+    /// The next step, where one is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Some("free some space, or point NARTHEX_HOME at another disk".to_owned())
+            }
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
+            }
+            Self::Checkpoint(CheckpointError::Malformed { .. }) => {
+                Some("fetch the checkpoint again; it may be cut off or damaged".to_owned())
+            }
+            Self::Checkpoint(CheckpointError::Unsupported { .. }) => {
+                Some("`narthex list --available` shows what this version compiles".to_owned())
+            }
+            _ => None,
+        }
+    }
+}

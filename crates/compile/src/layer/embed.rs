@@ -1,0 +1,135 @@
+//! Both ends of a model: the tables that the host looks tokens up in, the head, and pooling.
+
+use half::f16;
+use narthex_graph::Attribute;
+use narthex_spec::{
+    DType, Scheme,
+    arch::{DecoderArch, EncoderArch, Pooling},
+    manifest::{HostTable, TableEncoding, TableRole},
+};
+
+use super::linear::quantized_linear;
+use crate::{
+    emit::{Emitter, Quantized},
+    error::CompileError,
+    quant::Storage,
+};
+
+/// Writes a table row by row, in the given element type.
+pub(crate) fn table(
+    e: &mut Emitter<'_>,
+    (role, name): (TableRole, &str),
+    (rows, cols): (usize, usize),
+    dtype: DType,
+) -> Result<HostTable, CompileError> {
+    let values = e.weight(name, &[rows, cols])?.to_f32();
+    let place = if dtype == DType::F16 {
+        let halves: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
+        e.write(bytemuck::cast_slice(&halves))?
+    } else {
+        e.write(bytemuck::cast_slice(&values))?
+    };
+    Ok(HostTable { role, rows, cols, encoding: TableEncoding::Plain { dtype, data: e.range(place) } })
+}
+
+/// Element type of large tables.
+pub(crate) fn table_dtype(scheme: Scheme) -> DType {
+    if scheme == Scheme::F32 { DType::F32 } else { DType::F16 }
+}
+
+/// The head `rows [rows, hidden]` → logits `[rows, vocab]`, and the token table.
+///
+/// A tied model has one table for both: quantised blocks that the head multiplies with and the host reads rows of.
+pub(crate) fn head(
+    e: &mut Emitter<'_>,
+    rows: &str,
+    arch: &DecoderArch,
+    logits: &str,
+) -> Result<HostTable, CompileError> {
+    let shape = (arch.vocab, arch.hidden);
+    let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
+    let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
+    if storage == Storage::F32 {
+        return f32_head(e, rows, arch, logits);
+    }
+    let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
+    let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
+    let identity = narthex_graph::build::NodeSpec {
+        name: "/head/Identity",
+        op: "Identity",
+        domain: "",
+        inputs: &[&out],
+        attributes: &[],
+    };
+    e.graph.node_to(identity, &[logits]);
+    if arch.tied_head && arch.hidden.is_multiple_of(e.recipe.block) {
+        Ok(HostTable { role: TableRole::Token, rows: arch.vocab, cols: arch.hidden, encoding: blocks(e, &weight) })
+    } else {
+        table(e, (TableRole::Token, "embed.weight"), shape, table_dtype(e.recipe.scheme))
+    }
+}
+
+fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
+    TableEncoding::W8 { block: e.recipe.block, quants: e.range(weight.quants), scales: e.range(weight.scales) }
+}
+
+fn f32_head(
+    e: &mut Emitter<'_>,
+    rows: &str,
+    arch: &DecoderArch,
+    logits: &str,
+) -> Result<HostTable, CompileError> {
+    let shape = (arch.vocab, arch.hidden);
+    let token = table(e, (TableRole::Token, "embed.weight"), shape, DType::F32)?;
+    let TableEncoding::Plain { data, .. } = &token.encoding else { return Ok(token) };
+    let weight = if arch.tied_head {
+        let place = narthex_graph::onnx::external::Place { offset: data.offset, length: data.length };
+        e.external("/head/weight", DType::F32, &[arch.vocab, arch.hidden], place)
+    } else {
+        let values = e.weight("head.weight", &[arch.vocab, arch.hidden])?.to_f32();
+        e.f32_tensor("/head/weight", &[arch.vocab, arch.hidden], &values)?
+    };
+    let spec = narthex_graph::build::NodeSpec {
+        name: "/head/Gemm",
+        op: "Gemm",
+        domain: "",
+        inputs: &[rows, &weight],
+        attributes: &[("transB", Attribute::Int(1))],
+    };
+    e.graph.node_to(spec, &[logits]);
+    Ok(token)
+}
+
+/// One vector per text from `x [batch, sequence, hidden]`.
+///
+/// ```text
+/// mean:  x ── Mul(mask) ── ReduceSum ── Div(ReduceSum(mask)) ── LpNormalization
+/// cls:   x ── Gather(0) ────────────────────────────────────── LpNormalization
+/// ```
+pub(crate) fn pool(e: &mut Emitter<'_>, x: &str, arch: &EncoderArch, padding_mask: &str, output: &str) {
+    let g = &mut e.graph;
+    let pooled = match arch.pooling {
+        Pooling::Cls => {
+            let first = g.ints(&[], &[0]);
+            g.op_with("/pool", "Gather", &[x, &first], &[("axis", Attribute::Int(1))])
+        }
+        Pooling::Mean => {
+            let mask = g.op_with("/pool/mask", "Cast", &[padding_mask], &[("to", Attribute::Int(1))]);
+            let (last, sequence) = (g.ints(&[1], &[-1]), g.ints(&[1], &[1]));
+            let mask = g.op("/pool/mask", "Unsqueeze", &[&mask, &last]);
+            let masked = g.op("/pool", "Mul", &[x, &mask]);
+            let drop_axis = [("keepdims", Attribute::Int(0))];
+            let sum = g.op_with("/pool", "ReduceSum", &[&masked, &sequence], &drop_axis);
+            let count = g.op_with("/pool/mask", "ReduceSum", &[&mask, &sequence], &drop_axis);
+            g.op("/pool", "Div", &[&sum, &count])
+        }
+    };
+    let (op, attributes): (&str, &[(&str, Attribute)]) = if arch.normalize {
+        ("LpNormalization", &[("axis", Attribute::Int(-1)), ("p", Attribute::Int(2))])
+    } else {
+        ("Identity", &[])
+    };
+    let name = format!("/pool/{op}");
+    let spec = narthex_graph::build::NodeSpec { name: &name, op, domain: "", inputs: &[&pooled], attributes };
+    g.node_to(spec, &[output]);
+}

@@ -1,0 +1,101 @@
+//! Writing a package's files, each hashed on its way to the disk.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use narthex_spec::{
+    Sha256,
+    manifest::{FileEntry, MANIFEST_FILE, Manifest},
+};
+use sha2::Digest;
+
+use crate::error::CompileError;
+
+/// The files written so far, by name.
+type Files = Arc<Mutex<BTreeMap<String, FileEntry>>>;
+
+/// A package under construction in an empty folder.
+pub(crate) struct PackageWriter {
+    folder: PathBuf,
+    files: Files,
+}
+
+/// A file of the package that is hashed while it is written; it is entered when [`HashedFile::sync`] is called.
+pub(crate) struct HashedFile {
+    name: String,
+    path: PathBuf,
+    file: BufWriter<File>,
+    hash: sha2::Sha256,
+    bytes: u64,
+    files: Files,
+}
+
+impl PackageWriter {
+    pub(crate) fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), files: Files::default() }
+    }
+
+    /// Starts a file.
+    pub(crate) fn create(&self, name: &str) -> Result<HashedFile, CompileError> {
+        let path = self.folder.join(name);
+        let file = File::create(&path).map_err(|source| CompileError::Write { path: path.clone(), source })?;
+        Ok(HashedFile {
+            name: name.to_owned(),
+            path,
+            file: BufWriter::with_capacity(1 << 20, file),
+            hash: sha2::Sha256::new(),
+            bytes: 0,
+            files: self.files.clone(),
+        })
+    }
+
+    /// Writes a whole file.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CompileError> {
+        let mut file = self.create(name)?;
+        let path = file.path.clone();
+        file.write_all(bytes).map_err(|source| CompileError::Write { path, source })?;
+        file.sync()
+    }
+
+    /// Enters the files into the manifest and writes it; the last file of a package.
+    pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<(), CompileError> {
+        manifest.files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let path = self.folder.join(MANIFEST_FILE);
+        let failed = |source| CompileError::Write { path: path.clone(), source };
+        let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
+        let mut file = File::create(&path).map_err(failed)?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
+    }
+}
+
+impl HashedFile {
+    /// Writes everything to the disk and enters the file into the package.
+    pub(crate) fn sync(mut self) -> Result<(), CompileError> {
+        let path = self.path;
+        self.file
+            .flush()
+            .and_then(|()| self.file.get_ref().sync_all())
+            .map_err(|source| CompileError::Write { path, source })?;
+        let entry = FileEntry { bytes: self.bytes, sha256: Sha256(self.hash.finalize().into()) };
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).insert(self.name, entry);
+        Ok(())
+    }
+}
+
+impl Write for HashedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

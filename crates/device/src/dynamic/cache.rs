@@ -1,0 +1,301 @@
+//! The KV cache: per layer two buffers `[rows, heads, capacity, head_size]`, past and present at once.
+//!
+//! A slot has a row from its first token until it is emptied. All rows share one capacity, which grows in steps; every
+//! growth lays the rows out anew, without the gaps that emptied slots left. Pages of rows that are not used are never
+//! touched and take no memory.
+
+use narthex_engine::executor::{Limits, StepError};
+use narthex_spec::{SlotId, manifest::KvLayout};
+
+use super::allocate;
+use crate::memory::Buffer;
+
+/// The cache of one executor.
+pub(super) struct Cache {
+    layers: Vec<Layer>,
+    limits: Limits,
+    rows: usize,
+    capacity: usize,
+    /// Tokens of each slot.
+    lengths: Vec<usize>,
+    /// Row of each slot.
+    row_of: Vec<Option<usize>>,
+    /// Changes whenever rows lie elsewhere in memory.
+    generation: u64,
+}
+
+struct Layer {
+    heads: usize,
+    head_size: usize,
+    /// Keys and values.
+    buffers: [Buffer; 2],
+}
+
+impl Layer {
+    fn row_elements(&self, capacity: usize) -> usize {
+        self.heads * capacity * self.head_size
+    }
+}
+
+/// Which of a layer's two tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Key = 0,
+    Value = 1,
+}
+
+impl Cache {
+    pub(super) fn new(layouts: &[KvLayout], limits: &Limits) -> Self {
+        let layer = |layout: &KvLayout| Layer {
+            heads: layout.heads,
+            head_size: layout.head_size,
+            buffers: [(), ()].map(|()| Buffer::EMPTY),
+        };
+        Self {
+            layers: layouts.iter().map(layer).collect(),
+            limits: limits.clone(),
+            rows: 0,
+            capacity: 0,
+            lengths: vec![0; limits.slots],
+            row_of: vec![None; limits.slots],
+            generation: 0,
+        }
+    }
+
+    /// Tokens in a slot.
+    pub(super) fn length(&self, slot: SlotId) -> usize {
+        self.lengths[slot.index()]
+    }
+
+    /// Notes how many tokens a slot holds.
+    pub(super) fn set_length(&mut self, slot: SlotId, length: usize) {
+        self.lengths[slot.index()] = length;
+    }
+
+    /// The row of a slot that was reserved.
+    pub(super) fn row(&self, slot: SlotId) -> usize {
+        self.row_of[slot.index()].unwrap_or(0)
+    }
+
+    /// Tokens per row.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Changes whenever rows lie elsewhere in memory.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Heads and head size of a layer.
+    pub(super) fn shape(&self, layer: usize) -> (usize, usize) {
+        (self.layers[layer].heads, self.layers[layer].head_size)
+    }
+
+    /// `batch` rows from `first` on.
+    pub(super) fn rows_mut(&mut self, layer: usize, part: Part, first: usize, batch: usize) -> &mut [f32] {
+        let row = self.layers[layer].row_elements(self.capacity);
+        &mut self.layers[layer].buffers[part as usize].as_mut_slice()[first * row..(first + batch) * row]
+    }
+
+    /// Keeps the first `length` tokens; a slot without any has no row, and a cache without rows no memory.
+    pub(super) fn truncate(&mut self, slot: SlotId, length: usize) {
+        self.lengths[slot.index()] = length;
+        if length == 0 {
+            self.row_of[slot.index()] = None;
+            if self.row_of.iter().all(Option::is_none) {
+                self.layers.iter_mut().for_each(|layer| layer.buffers = [(), ()].map(|()| Buffer::EMPTY));
+                (self.rows, self.capacity) = (0, 0);
+                self.generation += 1;
+            }
+        }
+    }
+
+    /// Gives each slot a row with room for its length.
+    pub(super) fn reserve(&mut self, wanted: impl Iterator<Item = (SlotId, usize)> + Clone) -> Result<(), StepError> {
+        let in_use = |slot: usize| self.row_of[slot].is_some() || wanted.clone().any(|(id, _)| id.index() == slot);
+        let occupied = (0..self.limits.slots).filter(|&slot| in_use(slot)).count();
+        let longest = wanted.clone().map(|(_, length)| length).chain(self.lengths.iter().copied()).max().unwrap_or(0);
+        if longest > self.capacity || occupied > self.rows {
+            self.grow(occupied, self.limits.kv.capacity_for(longest, self.limits.context).max(self.capacity_kept(occupied)))?;
+        }
+        for (slot, _) in wanted {
+            if self.row_of[slot.index()].is_none() {
+                let free = (0..self.rows).find(|row| !self.row_of.contains(&Some(*row)));
+                self.row_of[slot.index()] = free;
+            }
+        }
+        Ok(())
+    }
+
+    /// The present capacity, where that many rows of it are within the budget.
+    fn capacity_kept(&self, rows: usize) -> usize {
+        let kv = &self.limits.kv;
+        if kv.bytes(rows, self.capacity) <= kv.budget { self.capacity } else { 0 }
+    }
+
+    /// Lays the rows in use out anew; with rows to spare where the budget allows, since untouched ones cost nothing.
+    fn grow(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
+        let kv = self.limits.kv;
+        let error = StepError::OutOfMemory { rows: occupied, capacity, wanted: kv.bytes(occupied, capacity) };
+        if kv.bytes(occupied, capacity) > kv.budget {
+            return Err(error);
+        }
+        let rows = if kv.bytes(self.limits.slots, capacity) <= kv.budget { self.limits.slots } else { occupied };
+        let mut old_rows: Vec<(usize, usize)> =
+            self.row_of.iter().enumerate().filter_map(|(slot, row)| Some((slot, (*row)?))).collect();
+        old_rows.sort_by_key(|(_, row)| *row);
+        // Every new buffer is there before any old one goes, so that a failure leaves the cache as it was.
+        let mut fresh = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let length = rows * layer.row_elements(capacity);
+            fresh.push([allocate(length, &error)?, allocate(length, &error)?]);
+        }
+        for (layer, mut buffers) in self.layers.iter_mut().zip(fresh) {
+            for (old, new) in layer.buffers.iter().zip(&mut buffers) {
+                for (new_row, &(slot, old_row)) in old_rows.iter().enumerate() {
+                    let used = self.lengths[slot] * layer.head_size;
+                    for head in 0..layer.heads {
+                        let from = (old_row * layer.heads + head) * self.capacity * layer.head_size;
+                        let to = (new_row * layer.heads + head) * capacity * layer.head_size;
+                        new.as_mut_slice()[to..to + used].copy_from_slice(&old.as_slice()[from..from + used]);
+                    }
+                }
+            }
+            layer.buffers = buffers;
+        }
+        for (new_row, &(slot, _)) in old_rows.iter().enumerate() {
+            self.row_of[slot] = Some(new_row);
+        }
+        (self.rows, self.capacity) = (rows, capacity);
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// Brings the rows of these slots next to each other; gives the first of them. Rows move only where they must.
+    pub(super) fn gather(&mut self, slots: &[SlotId]) -> usize {
+        let rows = || slots.iter().map(|slot| self.row(*slot));
+        let (first, last) = (rows().min().unwrap_or(0), rows().max().unwrap_or(0));
+        if last - first + 1 == slots.len() {
+            return first;
+        }
+        let first = first.min(self.rows - slots.len());
+        for row in first..first + slots.len() {
+            if slots.iter().any(|slot| self.row(*slot) == row) {
+                continue;
+            }
+            let outside = |slot: &&SlotId| !(first..first + slots.len()).contains(&self.row(**slot));
+            if let Some(slot) = slots.iter().find(outside) {
+                self.swap_rows(self.row(*slot), row);
+            }
+        }
+        first
+    }
+
+    fn swap_rows(&mut self, a: usize, b: usize) {
+        let at = |row: usize| self.row_of.iter().position(|other| *other == Some(row));
+        let (slot_a, slot_b) = (at(a), at(b));
+        let used = [slot_a, slot_b].into_iter().flatten().map(|slot| self.lengths[slot]).max().unwrap_or(0);
+        for layer in &mut self.layers {
+            for buffer in &mut layer.buffers {
+                let data = buffer.as_mut_slice();
+                for head in 0..layer.heads {
+                    let start = |row: usize| (row * layer.heads + head) * self.capacity * layer.head_size;
+                    let (low, high) = (start(a.min(b)), start(a.max(b)));
+                    let (before, after) = data.split_at_mut(high);
+                    let length = used * layer.head_size;
+                    before[low..low + length].swap_with_slice(&mut after[..length]);
+                }
+            }
+        }
+        if let Some(slot) = slot_a {
+            self.row_of[slot] = Some(b);
+        }
+        if let Some(slot) = slot_b {
+            self.row_of[slot] = Some(a);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_engine::executor::KvLimits;
+    use narthex_spec::{DType, manifest::KeyRotation};
+
+    use super::*;
+
+    fn cache(slots: usize, budget: usize) -> Cache {
+        let layout = KvLayout { heads: 2, head_size: 3, window: None, dtype: DType::F32, keys: KeyRotation::After };
+        let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
+        let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
+        Cache::new(&[layout], &limits)
+    }
+
+    /// Fills a slot with numbers that tell slot, head and position apart.
+    fn fill(cache: &mut Cache, slot: u32, length: usize) {
+        let id = SlotId(slot);
+        cache.reserve([(id, length)].into_iter()).unwrap();
+        let (row, capacity) = (cache.row(id), cache.capacity());
+        for part in [Part::Key, Part::Value] {
+            let data = cache.rows_mut(0, part, row, 1);
+            for head in 0..2 {
+                for position in 0..length {
+                    data[(head * capacity + position) * 3] = content(slot, part, head, position);
+                }
+            }
+        }
+        cache.set_length(id, length);
+    }
+
+    fn content(slot: u32, part: Part, head: usize, position: usize) -> f32 {
+        (slot as usize * 1000 + part as usize * 500 + head * 100 + position) as f32
+    }
+
+    fn check(cache: &mut Cache, slot: u32) {
+        let id = SlotId(slot);
+        let (row, capacity, length) = (cache.row(id), cache.capacity(), cache.length(id));
+        for part in [Part::Key, Part::Value] {
+            let data = cache.rows_mut(0, part, row, 1);
+            for head in 0..2 {
+                for position in 0..length {
+                    let found = data[(head * capacity + position) * 3];
+                    assert_eq!(found, content(slot, part, head, position), "slot {slot}, head {head}, {position}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn growth_and_gathering_keep_what_slots_hold() {
+        let mut c = cache(5, 1 << 20);
+        for slot in 0..5 {
+            fill(&mut c, slot, 2 + slot as usize);
+        }
+        fill(&mut c, 0, 30);
+        c.truncate(SlotId(1), 0);
+        let first = c.gather(&[SlotId(4), SlotId(0), SlotId(2)]);
+        let mut rows = [4, 0, 2].map(|slot| c.row(SlotId(slot)) - first);
+        rows.sort_unstable();
+        assert_eq!(rows, [0, 1, 2]);
+        for slot in [0, 2, 3, 4] {
+            check(&mut c, slot);
+        }
+    }
+
+    #[test]
+    fn the_budget_holds_and_a_failure_changes_nothing() {
+        let per_token = 48;
+        let mut c = cache(3, per_token * 16);
+        fill(&mut c, 0, 4);
+        fill(&mut c, 1, 8);
+        let error = c.reserve([(SlotId(1), 9)].into_iter()).unwrap_err();
+        assert_eq!(error, StepError::OutOfMemory { rows: 2, capacity: 12, wanted: per_token * 24 });
+        check(&mut c, 0);
+        check(&mut c, 1);
+        c.truncate(SlotId(0), 0);
+        c.reserve([(SlotId(1), 16)].into_iter()).unwrap();
+        check(&mut c, 1);
+        c.truncate(SlotId(1), 0);
+        assert_eq!(c.capacity(), 0);
+    }
+}

@@ -1,0 +1,167 @@
+//! The graph's inputs and outputs, bound to our memory and bound anew only where a shape or an address has changed.
+
+use std::ffi::CString;
+
+use narthex_engine::executor::StepError;
+use narthex_spec::{
+    DType,
+    manifest::{Binding as Described, GraphEntry, Slot},
+};
+
+use super::cache::{Cache, Part};
+use crate::{
+    error::DeviceError,
+    ort::{Binding, Session, Tensor},
+};
+
+/// The graph's names by role.
+pub(super) struct Names {
+    embeds: CString,
+    seqlens_k: CString,
+    total_length: CString,
+    logits_rows: CString,
+    logits: CString,
+    /// Past and present of each layer's keys and values.
+    cache: Vec<[[CString; 2]; 2]>,
+}
+
+impl Names {
+    pub(super) fn new(entry: &GraphEntry) -> Result<Self, DeviceError> {
+        let name = |found: Option<&Described>, slot: Slot| {
+            let binding = found.ok_or_else(|| DeviceError::Package {
+                expected: format!("a tensor for {slot:?}"),
+                found: format!("none in {}", entry.file),
+            })?;
+            CString::new(binding.name.as_str()).map_err(|_| DeviceError::Package {
+                expected: "tensor names without zero bytes".to_owned(),
+                found: binding.name.clone(),
+            })
+        };
+        let input = |slot| name(entry.input(slot), slot);
+        let output = |slot| name(entry.output(slot), slot);
+        if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
+            let expected = "a cache of f32".to_owned();
+            return Err(DeviceError::Package { expected, found: format!("{:?}", other.dtype) });
+        }
+        let cache = (0..entry.kv.len())
+            .map(|layer| {
+                Ok([
+                    [input(Slot::PastKey { layer })?, output(Slot::PresentKey { layer })?],
+                    [input(Slot::PastValue { layer })?, output(Slot::PresentValue { layer })?],
+                ])
+            })
+            .collect::<Result<_, DeviceError>>()?;
+        Ok(Self {
+            embeds: input(Slot::Embeds)?,
+            seqlens_k: input(Slot::SeqlensK)?,
+            total_length: input(Slot::TotalLength)?,
+            logits_rows: input(Slot::LogitsRows)?,
+            logits: output(Slot::Logits)?,
+            cache,
+        })
+    }
+}
+
+/// One run of the graph.
+pub(super) struct Run<'a> {
+    /// Rows of the batch.
+    pub(super) batch: usize,
+    /// New tokens of each row.
+    pub(super) sequence: usize,
+    /// The longest row's tokens, past and new.
+    pub(super) total: usize,
+    /// The first row of the cache.
+    pub(super) first_row: usize,
+    /// `[batch, sequence, hidden]`.
+    pub(super) embeds: &'a mut [f32],
+    /// `[logits_rows, vocab]`.
+    pub(super) logits: &'a mut [f32],
+    /// Rows of logits.
+    pub(super) logits_rows: usize,
+}
+
+/// What a binding was made for; equal keys need no new binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Key {
+    batch: usize,
+    sequence: usize,
+    first_row: usize,
+    logits_rows: usize,
+    embeds: usize,
+    logits: usize,
+    generation: u64,
+}
+
+/// A binding with its small inputs.
+pub(super) struct Bound {
+    binding: Binding,
+    key: Option<Key>,
+    /// Past length of each row; written before each run.
+    pub(super) lengths: Vec<i32>,
+    /// Rows that the head computes; written before each run.
+    pub(super) rows: Vec<i64>,
+    total: [i32; 1],
+}
+
+impl Bound {
+    /// A binding for batches or chunks of up to `most`.
+    pub(super) fn new(session: &Session, most: usize) -> Result<Self, StepError> {
+        Ok(Self { binding: Binding::new(session)?, key: None, lengths: vec![0; most], rows: vec![0; most], total: [0] })
+    }
+
+    /// Runs the graph; `lengths` and `rows` were written before.
+    pub(super) fn run(
+        &mut self,
+        session: &mut Session,
+        names: &Names,
+        cache: &mut Cache,
+        run: Run<'_>,
+    ) -> Result<(), StepError> {
+        self.total[0] = run.total as i32;
+        let key = Key {
+            batch: run.batch,
+            sequence: run.sequence,
+            first_row: run.first_row,
+            logits_rows: run.logits_rows,
+            embeds: run.embeds.as_ptr() as usize,
+            logits: run.logits.as_ptr() as usize,
+            generation: cache.generation(),
+        };
+        if self.key != Some(key) {
+            self.key = None;
+            self.bind(names, cache, run)?;
+            self.key = Some(key);
+        }
+        self.binding.run(session)
+    }
+
+    fn bind(&mut self, names: &Names, cache: &mut Cache, run: Run<'_>) -> Result<(), StepError> {
+        let extent = |n: usize| n as i64;
+        let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
+        let hidden = extent(run.embeds.len() / (run.batch * run.sequence));
+        let vocab = extent(run.logits.len() / run.logits_rows);
+        let capacity = extent(cache.capacity());
+        let b = &mut self.binding;
+        // SAFETY: embeds, logits and the cache belong to the executor that owns this binding, lengths, rows and total
+        // to this value itself. All stay where they are, or their address or generation changes, which the key sees
+        // before the next run.
+        unsafe {
+            b.input(&names.embeds, Tensor::new(run.embeds, DType::F32, &[batch, extent(run.sequence), hidden]))?;
+            b.input(&names.seqlens_k, Tensor::new(&mut self.lengths[..run.batch], DType::I32, &[batch]))?;
+            b.input(&names.total_length, Tensor::new(&mut self.total, DType::I32, &[]))?;
+            b.input(&names.logits_rows, Tensor::new(&mut self.rows[..run.logits_rows], DType::I64, &[rows]))?;
+            b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, vocab]))?;
+            for (layer, parts) in names.cache.iter().enumerate() {
+                let (heads, head_size) = cache.shape(layer);
+                let shape = [batch, extent(heads), capacity, extent(head_size)];
+                for (part, [past, present]) in [Part::Key, Part::Value].into_iter().zip(parts) {
+                    let memory = cache.rows_mut(layer, part, run.first_row, run.batch);
+                    let tensor = Tensor::new(memory, DType::F32, &shape);
+                    b.input(past, tensor)?;
+                    b.output(present, tensor)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

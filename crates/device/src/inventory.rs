@@ -1,0 +1,156 @@
+//! What this machine has, read from the system itself: nothing is started and nothing is loaded.
+
+use std::{fs, path::Path};
+
+/// The processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cpu {
+    /// Its name.
+    pub name: String,
+    /// Logical cores of the machine.
+    pub cores: usize,
+    /// Cores that this process may use, by affinity and control group.
+    pub usable_cores: usize,
+    /// Vector instruction sets that matter to inference.
+    pub features: Vec<&'static str>,
+}
+
+/// What an accelerator is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AcceleratorKind {
+    /// A neural processing unit.
+    Npu,
+    /// A graphics processor.
+    Gpu,
+}
+
+impl AcceleratorKind {
+    /// `npu` or `gpu`.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Npu => "npu",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+/// An accelerator whose driver the system has loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accelerator {
+    /// What it is.
+    pub kind: AcceleratorKind,
+    /// What it is called, in plain words.
+    pub text: String,
+}
+
+/// The processor of this machine.
+pub fn cpu() -> Cpu {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = info.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let usable_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = info.lines().filter(|line| line.starts_with("processor")).count();
+    Cpu {
+        name: field("model name").or_else(|| field("Model")).unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+        cores: cores.max(usable_cores),
+        usable_cores,
+        features: features(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    let mut note = |name, has: bool| if has { found.push(name) };
+    note("AVX2", is_x86_feature_detected!("avx2"));
+    note("FMA", is_x86_feature_detected!("fma"));
+    note("AVX-VNNI", is_x86_feature_detected!("avxvnni"));
+    note("AVX-512", is_x86_feature_detected!("avx512f"));
+    note("AVX-512-VNNI", is_x86_feature_detected!("avx512vnni"));
+    found
+}
+
+#[cfg(target_arch = "aarch64")]
+fn features() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    let mut note = |name, has: bool| if has { found.push(name) };
+    note("NEON", std::arch::is_aarch64_feature_detected!("neon"));
+    note("dot product", std::arch::is_aarch64_feature_detected!("dotprod"));
+    note("int8 matrix", std::arch::is_aarch64_feature_detected!("i8mm"));
+    found
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+/// Bytes of memory that this process may use: the machine's, or its control group's limit where that is smaller.
+pub fn memory_bytes() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;
+    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    Some(group.map_or(machine, |limit: u64| limit.min(machine)))
+}
+
+/// The accelerators whose drivers are loaded.
+pub fn accelerators() -> Vec<Accelerator> {
+    let mut found = Vec::new();
+    for (driver, text) in in_class(Path::new("/sys/class/accel"), "accel") {
+        let text = match driver.as_str() {
+            "intel_vpu" => format!("Intel NPU ({text})"),
+            "amdxdna" => format!("AMD XDNA NPU ({text})"),
+            _ => format!("accelerator with driver {driver} ({text})"),
+        };
+        found.push(Accelerator { kind: AcceleratorKind::Npu, text });
+    }
+    if ["/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure"].iter().any(|path| Path::new(path).exists()) {
+        let text = "Qualcomm Hexagon NPU (/dev/fastrpc-cdsp)".to_owned();
+        found.push(Accelerator { kind: AcceleratorKind::Npu, text });
+    }
+    for (driver, text) in in_class(Path::new("/sys/class/drm"), "renderD") {
+        let text = format!("GPU with driver {driver} ({text})");
+        found.push(Accelerator { kind: AcceleratorKind::Gpu, text });
+    }
+    found
+}
+
+/// Devices of a class whose names begin with `prefix`: driver and device path.
+fn in_class(class: &Path, prefix: &str) -> Vec<(String, String)> {
+    let Ok(entries) = fs::read_dir(class) else { return Vec::new() };
+    let mut devices: Vec<(String, String)> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| {
+            let link = fs::read_link(entry.path().join("device/driver")).unwrap_or_default();
+            let driver = link.file_name().map_or_else(|| "?".to_owned(), |name| name.to_string_lossy().into_owned());
+            (driver, entry.file_name().to_string_lossy().into_owned())
+        })
+        .collect();
+    devices.sort();
+    devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_a_processor() {
+        let cpu = cpu();
+        assert!(cpu.usable_cores >= 1 && cpu.cores >= cpu.usable_cores && !cpu.name.is_empty());
+    }
+
+    #[test]
+    fn devices_of_a_class_are_found_by_prefix() {
+        let class = tempfile::tempdir().unwrap();
+        for name in ["renderD128", "card0"] {
+            fs::create_dir(class.path().join(name)).unwrap();
+        }
+        assert_eq!(in_class(class.path(), "renderD"), [("?".to_owned(), "renderD128".to_owned())]);
+        assert!(in_class(Path::new("/nonexistent"), "x").is_empty());
+    }
+}

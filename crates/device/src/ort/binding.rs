@@ -1,0 +1,157 @@
+//! Inputs and outputs of a session over memory that the caller owns, without copies and without `ort`'s values: its
+//! safe binding copies borrowed inputs, and allocates on every run.
+
+use std::{
+    ffi::{CStr, c_void},
+    marker::PhantomData,
+    ptr,
+};
+
+use narthex_engine::executor::StepError;
+use narthex_spec::DType;
+use ort_sys::{ONNXTensorElementDataType as Element, OrtStatusPtr};
+
+use super::Session;
+
+/// A view of a tensor in memory that somebody else owns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tensor<'a> {
+    data: *mut c_void,
+    bytes: usize,
+    dtype: DType,
+    shape: &'a [i64],
+}
+
+impl<'a> Tensor<'a> {
+    /// A tensor over `elements`.
+    ///
+    /// # Panics
+    /// If the shape does not describe that many elements.
+    pub(crate) fn new<T: bytemuck::Pod>(elements: &mut [T], dtype: DType, shape: &'a [i64]) -> Self {
+        let expected: i64 = shape.iter().product();
+        assert_eq!(elements.len() as i64, expected, "a tensor of shape {shape:?}");
+        assert_eq!(size_of::<T>(), dtype.size(), "elements of {dtype:?}");
+        Self { data: elements.as_mut_ptr().cast(), bytes: size_of_val(elements), dtype, shape }
+    }
+}
+
+/// Names bound to memory, for one session.
+pub(crate) struct Binding {
+    raw: *mut ort_sys::OrtIoBinding,
+    memory: *mut ort_sys::OrtMemoryInfo,
+    _not_shared: PhantomData<*mut ()>,
+}
+
+// SAFETY: ONNX Runtime's bindings have no thread of their own; they may be moved, and `&mut self` keeps use exclusive.
+unsafe impl Send for Binding {}
+
+fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), StepError> {
+    // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
+    unsafe { ort::Error::result_from_status(status) }
+        .map_err(|error| StepError::Device { message: format!("{what}: {}", error.message()) })
+}
+
+fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+        DType::F16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+        DType::Bf16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
+        DType::U8 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+        DType::I8 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
+        DType::I32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+        DType::I64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+        DType::Bool => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
+    }
+}
+
+impl Binding {
+    /// An empty binding.
+    pub(crate) fn new(session: &Session) -> Result<Self, StepError> {
+        let mut binding = Self { raw: ptr::null_mut(), memory: ptr::null_mut(), _not_shared: PhantomData };
+        let api = ort::api();
+        // SAFETY: the session is alive and both out-pointers are valid; what they receive is released on drop.
+        unsafe {
+            check("make a binding", (api.CreateIoBinding)(session.ptr(), &raw mut binding.raw))?;
+            let status = (api.CreateCpuMemoryInfo)(
+                ort_sys::OrtAllocatorType::OrtDeviceAllocator,
+                ort_sys::OrtMemType::OrtMemTypeDefault,
+                &raw mut binding.memory,
+            );
+            check("describe memory", status)?;
+        }
+        Ok(binding)
+    }
+
+    /// Binds an input by name.
+    ///
+    /// # Safety
+    /// The tensor's memory must stay valid, and be written only between runs, until the name is bound anew or the
+    /// binding is dropped.
+    pub(crate) unsafe fn input(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
+        let value = self.value(tensor)?;
+        // SAFETY: binding, name and value are alive; the binding keeps a reference of its own to the value.
+        let status = unsafe { (ort::api().BindInput)(self.raw, name.as_ptr(), value.0) };
+        check("bind an input", status)
+    }
+
+    /// Binds an output by name.
+    ///
+    /// # Safety
+    /// As for [`Self::input`]; the memory is written by every run.
+    pub(crate) unsafe fn output(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
+        let value = self.value(tensor)?;
+        // SAFETY: as in `input`.
+        let status = unsafe { (ort::api().BindOutput)(self.raw, name.as_ptr(), value.0) };
+        check("bind an output", status)
+    }
+
+    fn value(&self, tensor: Tensor<'_>) -> Result<OwnedValue, StepError> {
+        let mut value = OwnedValue(ptr::null_mut());
+        // SAFETY: the tensor describes valid memory of that length, by the promise of `input` and `output`.
+        let status = unsafe {
+            (ort::api().CreateTensorWithDataAsOrtValue)(
+                self.memory,
+                tensor.data,
+                tensor.bytes,
+                tensor.shape.as_ptr(),
+                tensor.shape.len(),
+                element(tensor.dtype),
+                &raw mut value.0,
+            )
+        };
+        check("describe a tensor", status)?;
+        Ok(value)
+    }
+
+    /// Runs the session on what is bound.
+    pub(crate) fn run(&mut self, session: &mut Session) -> Result<(), StepError> {
+        // SAFETY: session and binding are alive and exclusively ours; no run options are given.
+        let status = unsafe { (ort::api().RunWithBinding)(session.ptr(), ptr::null(), self.raw) };
+        check("run the graph", status)
+    }
+}
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        // SAFETY: both are null or ours, and released once.
+        unsafe {
+            if !self.raw.is_null() {
+                (ort::api().ReleaseIoBinding)(self.raw);
+            }
+            if !self.memory.is_null() {
+                (ort::api().ReleaseMemoryInfo)(self.memory);
+            }
+        }
+    }
+}
+
+struct OwnedValue(*mut ort_sys::OrtValue);
+
+impl Drop for OwnedValue {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: the handle is ours and released once; the memory it describes is not touched.
+            unsafe { (ort::api().ReleaseValue)(self.0) };
+        }
+    }
+}

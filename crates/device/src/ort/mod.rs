@@ -1,0 +1,7 @@
+//! Sessions and raw bindings over memory of our own. Nothing here knows of models.
+
+mod binding;
+mod session;
+
+pub(crate) use binding::{Binding, Tensor};
+pub(crate) use session::{Session, SessionOptions};

@@ -1,0 +1,114 @@
+//! Where each node of a session went, as ONNX Runtime itself records it.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_char},
+    ptr, slice,
+};
+
+use narthex_spec::Ep;
+use ort::AsPointer;
+
+use crate::error::DeviceError;
+
+/// The nodes of a session by execution provider.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Each node's provider, operator type and name.
+    pub nodes: Vec<PlacedNode>,
+}
+
+/// One node and who runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedNode {
+    /// The provider.
+    pub ep: Ep,
+    /// Operator type.
+    pub op: String,
+    /// The node's path.
+    pub name: String,
+}
+
+impl Placement {
+    /// Number of nodes per provider.
+    pub fn nodes_per_ep(&self) -> BTreeMap<Ep, usize> {
+        let mut counts = BTreeMap::new();
+        for node in &self.nodes {
+            *counts.entry(node.ep).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// ONNX Runtime's name of a provider, as ours.
+fn ep_of(name: &str) -> Option<Ep> {
+    let names = [
+        ("CPUExecutionProvider", Ep::Cpu),
+        ("QNNExecutionProvider", Ep::Qnn),
+        ("OpenVINOExecutionProvider", Ep::OpenVino),
+        ("WebGpuExecutionProvider", Ep::WebGpu),
+        ("DmlExecutionProvider", Ep::DirectMl),
+        ("VitisAIExecutionProvider", Ep::VitisAi),
+        ("CUDAExecutionProvider", Ep::Cuda),
+        ("CoreMLExecutionProvider", Ep::CoreMl),
+    ];
+    names.into_iter().find(|(known, _)| *known == name).map(|(_, ep)| ep)
+}
+
+fn check(status: ort_sys::OrtStatusPtr) -> Result<(), DeviceError> {
+    // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
+    unsafe { ort::Error::result_from_status(status) }
+        .map_err(|error| DeviceError::Ort { what: "report the placement", message: error.message().to_owned() })
+}
+
+/// The list behind an out-pointer and its length.
+///
+/// # Safety
+/// `list` must point to `length` pointers that live as long as the session, or be null.
+unsafe fn list<'a, T>(list: *const *const T, length: usize) -> &'a [*const T] {
+    if list.is_null() {
+        return &[];
+    }
+    // SAFETY: by this function's own promise.
+    unsafe { slice::from_raw_parts(list, length) }
+}
+
+/// # Safety
+/// `text` must be a C string that lives as long as the session, or null.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: by this function's own promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// The placement that a session recorded when it was made.
+pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceError> {
+    let api = ort::api();
+    let mut placement = Placement::default();
+    let (mut subgraphs, mut count) = (ptr::null(), 0);
+    // SAFETY: the session is alive, it was made with recording switched on, every out-pointer is valid, and what the
+    // calls give belongs to the session.
+    unsafe {
+        check((api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &raw mut subgraphs, &raw mut count))?;
+        for &subgraph in list(subgraphs, count) {
+            let mut name = ptr::null();
+            check((api.EpAssignedSubgraph_GetEpName)(subgraph, &raw mut name))?;
+            let name = text(name);
+            let ep = ep_of(&name).ok_or_else(|| DeviceError::Ort {
+                what: "report the placement",
+                message: format!("unknown execution provider {name:?}"),
+            })?;
+            let (mut nodes, mut count) = (ptr::null(), 0);
+            check((api.EpAssignedSubgraph_GetNodes)(subgraph, &raw mut nodes, &raw mut count))?;
+            for &node in list(nodes, count) {
+                let (mut op, mut path) = (ptr::null(), ptr::null());
+                check((api.EpAssignedNode_GetOperatorType)(node, &raw mut op))?;
+                check((api.EpAssignedNode_GetName)(node, &raw mut path))?;
+                placement.nodes.push(PlacedNode { ep, op: text(op), name: text(path) });
+            }
+        }
+    }
+    Ok(placement)
+}

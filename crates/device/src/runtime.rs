@@ -1,0 +1,132 @@
+//! ONNX Runtime itself: one library and one environment per process, telemetry off.
+//!
+//! ONNX Runtime from 1.29 on sends usage data unless `ORT_DISABLE_TELEMETRY` is 1 when its environment is created;
+//! switching it off afterwards is too late, so [`Runtime::load`] refuses to go on without it.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use ort::{environment::Environment, logging::LogLevel, memory::DeviceType};
+
+use crate::error::DeviceError;
+
+const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
+/// Switches ONNX Runtime's telemetry off for this process and its children. Must be the first statement of `main`:
+/// changing the environment is sound only while no other thread reads it.
+pub fn disable_telemetry() {
+    // SAFETY: the documentation above makes this the first statement of `main`, before any thread is started.
+    unsafe { std::env::set_var(TELEMETRY, "1") };
+}
+
+/// The loaded library.
+#[derive(Debug)]
+pub struct Runtime {
+    environment: Environment,
+    library: PathBuf,
+    version: String,
+}
+
+/// A device that ONNX Runtime offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrtDevice {
+    /// Its execution provider, by ONNX Runtime's name.
+    pub ep: String,
+    /// `CPU`, `GPU` or `NPU`.
+    pub hardware: &'static str,
+    /// Its maker.
+    pub vendor: String,
+}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static LOADING: Mutex<()> = Mutex::new(());
+
+impl Runtime {
+    /// Loads the library, once per process; later calls must name the same file.
+    pub fn load(library: &Path) -> Result<&'static Self, DeviceError> {
+        let _one_at_a_time = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = |reason: String| DeviceError::Load { path: library.to_owned(), reason };
+        let path = library.canonicalize().map_err(|error| load(error.to_string()))?;
+        if let Some(runtime) = RUNTIME.get() {
+            if runtime.library == path {
+                return Ok(runtime);
+            }
+            return Err(DeviceError::AlreadyLoaded { loaded: runtime.library.clone(), wanted: path });
+        }
+        if std::env::var_os(TELEMETRY).is_none_or(|value| value != "1") {
+            return Err(DeviceError::TelemetryOn);
+        }
+        let minor = ort::util::probe(&path).ok_or_else(|| load("it is not ONNX Runtime 1.x".to_owned()))?;
+        let environment = ort::init_from(&path)
+            .map_err(|error| load(error.to_string()))?
+            .with_name("narthex")
+            .with_telemetry(false)
+            .with_logger(Arc::new(forward_log))
+            .build()
+            .map_err(|error| load(error.to_string()))?;
+        environment.set_log_level(LogLevel::Warning);
+        let version = version_of(&path, minor);
+        Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version }))
+    }
+
+    /// Its version, such as `1.31.1`.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The file it was loaded from.
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// The devices it offers.
+    pub fn devices(&self) -> Vec<OrtDevice> {
+        self.environment
+            .devices()
+            .map(|device| OrtDevice {
+                ep: device.ep().unwrap_or("?").to_owned(),
+                hardware: match device.hardware_device().ty() {
+                    DeviceType::GPU => "GPU",
+                    DeviceType::NPU => "NPU",
+                    _ => "CPU",
+                },
+                vendor: device.hardware_device().vendor().unwrap_or("?").to_owned(),
+            })
+            .collect()
+    }
+
+    pub(crate) fn environment(&self) -> &Environment {
+        &self.environment
+    }
+}
+
+/// The whole version stands in the library's file name on Linux and macOS; elsewhere only the minor one is known.
+fn version_of(path: &Path, minor: u32) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches(".dylib");
+    if digits.starts_with(&format!("1.{minor}.")) { digits.to_owned() } else { format!("1.{minor}") }
+}
+
+fn forward_log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
+    match level {
+        LogLevel::Verbose => tracing::trace!(target: "ort", category, location, "{message}"),
+        LogLevel::Info => tracing::debug!(target: "ort", category, location, "{message}"),
+        LogLevel::Warning => tracing::warn!(target: "ort", category, location, "{message}"),
+        LogLevel::Error | LogLevel::Fatal => tracing::error!(target: "ort", category, location, "{message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_from_file_names() {
+        let check = |name: &str, expected| assert_eq!(version_of(Path::new(name), 31), expected);
+        check("/x/libonnxruntime.so.1.31.1", "1.31.1");
+        check("/x/libonnxruntime.1.31.1.dylib", "1.31.1");
+        check("/x/onnxruntime.dll", "1.31");
+    }
+}

@@ -1,0 +1,5 @@
+//! Which slot holds what, and what that costs.
+
+mod slots;
+
+pub use slots::{SlotState, Slots};

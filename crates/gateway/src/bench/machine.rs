@@ -1,0 +1,35 @@
+//! The machine and the versions that a figure belongs to.
+
+use narthex_device::{inventory, runtime::Runtime};
+use serde::Serialize;
+
+/// Where a figure was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub cpu: String,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Operating system and architecture.
+    pub platform: String,
+    /// Bytes of memory, where the system tells.
+    pub memory_bytes: Option<u64>,
+    /// Version of Narthex.
+    pub narthex: String,
+    /// Version of ONNX Runtime.
+    pub onnxruntime: String,
+}
+
+impl Machine {
+    pub(crate) fn here(runtime: &Runtime, threads: usize) -> Self {
+        let cpu = inventory::cpu();
+        Self {
+            threads: if threads == 0 { cpu.usable_cores } else { threads },
+            cpu: cpu.name,
+            platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            memory_bytes: inventory::memory_bytes(),
+            narthex: env!("CARGO_PKG_VERSION").to_owned(),
+            onnxruntime: runtime.version().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! `narthex bench`: how fast a chat model reads, answers and loads on this machine.
+//!
+//! Every figure is measured several times and given as minimum, median and maximum; nothing here passes or fails.
+
+mod machine;
+
+use std::{
+    ops::ControlFlow,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use narthex_engine::{
+    request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
+    worker::Engine,
+};
+use narthex_spec::{
+    ProgressSink, Scheme,
+    progress::{Stage, Unit},
+};
+use serde::Serialize;
+
+pub use machine::Machine;
+
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    gateway::Gateway,
+    job,
+    loaded::Loaded,
+};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct BenchOptions {
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated after each prompt; at least 2.
+    pub generate_tokens: usize,
+    /// Measured rounds, after one that is not counted.
+    pub rounds: usize,
+}
+
+/// The figures of one model.
+#[derive(Debug, Clone, Serialize)]
+pub struct BenchReport {
+    /// The model, as named by its package.
+    pub model: String,
+    /// Its weight scheme.
+    pub scheme: Scheme,
+    /// The device it ran on.
+    pub device: String,
+    /// The machine and the versions.
+    pub machine: Machine,
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated after each prompt.
+    pub generate_tokens: usize,
+    /// Measured rounds.
+    pub rounds: usize,
+    /// Prompt tokens per second, up to the first generated token.
+    pub prefill_tokens_per_second: Spread,
+    /// Generated tokens per second after the first.
+    pub decode_tokens_per_second: Spread,
+    /// Milliseconds from submission to the first token.
+    pub first_token_ms: Spread,
+    /// Milliseconds to load the compiled package.
+    pub load_ms: f64,
+    /// Peak resident memory of the process in bytes, where the system tells.
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// A figure over several rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// Smallest.
+    pub min: f64,
+    /// Median.
+    pub median: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// The spread of at least one figure.
+    fn of(mut figures: Vec<f64>) -> Self {
+        figures.sort_by(f64::total_cmp);
+        let middle = figures.len() / 2;
+        let median = match figures.len() {
+            0 => 0.0,
+            n if n % 2 == 1 => figures[middle],
+            _ => (figures[middle - 1] + figures[middle]) / 2.0,
+        };
+        let min = figures.first().copied().unwrap_or(0.0);
+        Self { min, median, max: figures.last().copied().unwrap_or(0.0) }
+    }
+}
+
+impl Gateway {
+    /// Measures a chat model. Fetches and compiles it first where need be.
+    pub fn bench(
+        &self,
+        model: &str,
+        options: BenchOptions,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<BenchReport, Error> {
+        check(options)?;
+        let key = self.key_of(model)?;
+        let inner = self.inner();
+        let folder = job::package_for_load(inner, &key, job::Pull::Anything, progress, cancel)?;
+        let runtime = inner.runtime(progress, cancel)?;
+        let begun = Instant::now();
+        let loaded = Loaded::open(&key, &folder, runtime, &inner.config)?;
+        let load_ms = begun.elapsed().as_secs_f64() * 1e3;
+        let engine = loaded.engine()?;
+        fits(engine, options)?;
+        let rounds = measure(engine, options, progress, cancel)?;
+        let per_second = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+        let generated = options.generate_tokens;
+        let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
+        Ok(BenchReport {
+            model: key.name.to_string(),
+            scheme: key.scheme,
+            device: "cpu".to_owned(),
+            machine: Machine::here(runtime, inner.config.threads),
+            prompt_tokens: options.prompt_tokens,
+            generate_tokens: generated,
+            rounds: options.rounds,
+            prefill_tokens_per_second: spread(&|r| per_second(options.prompt_tokens, r.first)),
+            decode_tokens_per_second: spread(&|r| per_second(generated - 1, r.rest)),
+            first_token_ms: spread(&|r| r.first.as_secs_f64() * 1e3),
+            load_ms,
+            peak_rss_bytes: narthex_device::memory::peak_rss(),
+        })
+    }
+}
+
+fn check(options: BenchOptions) -> Result<(), Error> {
+    let wrong = |param, message: &str| Error::Invalid { param, message: format!("{param}: {message}") };
+    match options {
+        BenchOptions { prompt_tokens: 0, .. } => Err(wrong("prompt_tokens", "expected at least 1, found 0")),
+        BenchOptions { generate_tokens: 0 | 1, .. } => Err(wrong("generate_tokens", "expected at least 2")),
+        BenchOptions { rounds: 0, .. } => Err(wrong("rounds", "expected at least 1, found 0")),
+        _ => Ok(()),
+    }
+}
+
+fn fits(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
+    let (prompt, context) = (options.prompt_tokens, engine.limits().context);
+    if prompt + options.generate_tokens <= context {
+        Ok(())
+    } else {
+        Err(Error::ContextLength { prompt: prompt + options.generate_tokens, context })
+    }
+}
+
+/// Times of one round.
+struct Round {
+    first: Duration,
+    rest: Duration,
+}
+
+fn measure(
+    engine: &Engine,
+    options: BenchOptions,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<Vec<Round>, Error> {
+    let stage = Stage::start(progress, "Measuring", Unit::Items, Some(options.rounds as u64));
+    let mut rounds = Vec::with_capacity(options.rounds);
+    for number in 0..=options.rounds {
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let round = run_round(engine, options, number)?;
+        // The first round warms caches and grows buffers.
+        if number > 0 {
+            rounds.push(round);
+            stage.advance(number as u64);
+        }
+    }
+    Ok(rounds)
+}
+
+fn run_round(engine: &Engine, options: BenchOptions, number: usize) -> Result<Round, Error> {
+    let vocab = engine.limits().vocab;
+    // A first token of its own keeps a round from reusing the prefix of the one before.
+    let prompt = (0..options.prompt_tokens).map(|i| ((i * 7919 + (number + 1) * 104_729) % vocab) as u32);
+    let (events, received) = mpsc::channel();
+    let request = Request {
+        prompt: prompt.collect(),
+        max_tokens: options.generate_tokens,
+        stop: Vec::new(),
+        sampling: Sampling::greedy(),
+        logprobs: None,
+        sink: Box::new(Clock { events }),
+    };
+    let begun = Instant::now();
+    engine.submit(request).map_err(|error| Error::Invalid { param: "model", message: error.to_string() })?;
+    let mut first = None;
+    let mut last = begun;
+    for event in received {
+        match event {
+            Tick::Token(at) => {
+                first.get_or_insert(at);
+                last = at;
+            }
+            Tick::End(Finish::Failed(error)) => return Err(error.into()),
+            Tick::End(_) => break,
+        }
+    }
+    let first = first.ok_or(Error::ShuttingDown)?;
+    Ok(Round { first: first - begun, rest: last - first })
+}
+
+enum Tick {
+    Token(Instant),
+    End(Finish),
+}
+
+struct Clock {
+    events: mpsc::Sender<Tick>,
+}
+
+impl TokenSink for Clock {
+    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+        match self.events.send(Tick::Token(Instant::now())) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+
+    fn finish(&mut self, finish: Finish, _: Usage) {
+        // Nobody listens after an interrupt, and nothing is owed then.
+        let _ = self.events.send(Tick::End(finish));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { min: 1.0, median: 2.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0]), Spread { min: 1.0, median: 2.5, max: 4.0 });
+    }
+}

@@ -1,0 +1,42 @@
+//! What the gateway is told once, when it is opened.
+
+use std::{path::PathBuf, time::Duration};
+
+use narthex_spec::Scheme;
+
+/// Settings of a [`Gateway`](crate::Gateway).
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The store's folder; `None` is `NARTHEX_HOME`, else the platform's data folder.
+    pub home: Option<PathBuf>,
+    /// The weight scheme of models that are named without one.
+    pub scheme: Scheme,
+    /// Threads for compute; 0 takes one per core that this process may use.
+    pub threads: usize,
+    /// Sequences that may run at once, per chat model.
+    pub slots: usize,
+    /// Bytes that the KV cache of one chat model may take.
+    pub kv_budget: usize,
+    /// Requests that may wait, per model, before further ones are refused.
+    pub max_queue: usize,
+    /// How long a request waits for its model to load.
+    pub load_wait: Duration,
+    /// The largest download that a request may set off by itself, in bytes; larger models must be pulled first.
+    pub auto_pull_limit: u64,
+}
+
+impl Config {
+    /// The settings of `narthex serve` without flags.
+    pub fn standard() -> Self {
+        Self {
+            home: None,
+            scheme: Scheme::W8,
+            threads: 0,
+            slots: 8,
+            kv_budget: 2 << 30,
+            max_queue: 64,
+            load_wait: Duration::from_secs(45),
+            auto_pull_limit: 1 << 30,
+        }
+    }
+}

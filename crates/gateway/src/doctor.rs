@@ -1,0 +1,113 @@
+//! `narthex doctor`: what this machine has, what is missing, and the command that mends it.
+
+use narthex_catalog::runtimes;
+use narthex_device::{inventory, runtime::Runtime};
+use serde::Serialize;
+
+use crate::gateway::Gateway;
+
+/// What was found on this machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Doctor {
+    /// One finding per line.
+    pub findings: Vec<Finding>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// How it stands.
+    pub level: Level,
+    /// What was looked at.
+    pub subject: String,
+    /// What was found.
+    pub text: String,
+    /// What to do, where something can be done.
+    pub fix: Option<String>,
+}
+
+/// How a finding stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// All is well.
+    Good,
+    /// Worth knowing.
+    Note,
+    /// Something does not work until it is mended.
+    Problem,
+}
+
+impl Doctor {
+    fn add(&mut self, level: Level, subject: &str, text: impl Into<String>, fix: Option<String>) {
+        self.findings.push(Finding { level, subject: subject.to_owned(), text: text.into(), fix });
+    }
+}
+
+impl Gateway {
+    /// Looks at this machine; changes nothing, fetches nothing.
+    pub fn doctor(&self) -> Doctor {
+        let mut report = Doctor { findings: Vec::new() };
+        hardware(&mut report);
+        self.runtime_finding(&mut report);
+        self.store_finding(&mut report);
+        report
+    }
+
+    fn runtime_finding(&self, report: &mut Doctor) {
+        let install = || Some("narthex runtime install cpu".to_owned());
+        let library = match runtimes::core_library(&self.inner().store) {
+            Ok(Some(library)) => library,
+            Ok(None) => {
+                let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";
+                return report.add(Level::Note, "runtime", text, install());
+            }
+            Err(error) => return report.add(Level::Problem, "runtime", error.to_string(), error.hint()),
+        };
+        match Runtime::load(&library) {
+            Ok(runtime) => {
+                let text = format!("ONNX Runtime {} from {}", runtime.version(), library.display());
+                report.add(Level::Good, "runtime", text, None);
+                for device in runtime.devices() {
+                    let text = format!("{} ({}, {})", device.ep, device.hardware, device.vendor);
+                    report.add(Level::Good, "device", text, None);
+                }
+            }
+            Err(error) => report.add(Level::Problem, "runtime", error.to_string(), install()),
+        }
+    }
+
+    fn store_finding(&self, report: &mut Doctor) {
+        let store = &self.inner().store;
+        let root = store.root().display().to_string();
+        match store.packages() {
+            Ok(packages) if packages.is_empty() => {
+                let fix = Some("narthex pull smollm2:135m".to_owned());
+                report.add(Level::Note, "store", format!("{root} holds no model yet"), fix);
+            }
+            Ok(packages) => {
+                report.add(Level::Good, "store", format!("{root} holds {} packages", packages.len()), None);
+            }
+            Err(error) => report.add(Level::Problem, "store", error.to_string(), error.hint()),
+        }
+        if let Err(error) = store.check_writable() {
+            report.add(Level::Problem, "store", error.to_string(), error.hint());
+        }
+    }
+}
+
+fn hardware(report: &mut Doctor) {
+    let cpu = inventory::cpu();
+    let memory = inventory::memory_bytes()
+        .map_or_else(String::new, |bytes| format!(", {:.0} GiB of memory", bytes as f64 / (1u64 << 30) as f64));
+    let features = cpu.features.join(" ");
+    let text = format!("{}: {} usable of {} cores{memory}; {features}", cpu.name, cpu.usable_cores, cpu.cores);
+    report.add(Level::Good, "cpu", text, None);
+    for accelerator in inventory::accelerators() {
+        report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);
+    }
+    if !inventory::accelerators().iter().any(|found| found.kind == inventory::AcceleratorKind::Npu) {
+        let text = "none found; models run on the CPU";
+        report.add(Level::Note, "npu", text, None);
+    }
+}

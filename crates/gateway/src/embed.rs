@@ -1,0 +1,99 @@
+//! Embeddings: texts to tokens to vectors.
+
+use narthex_engine::encoder::EncoderLimits;
+
+use crate::{
+    error::Error,
+    loaded::Loaded,
+    request::{EmbedRequest, Embeddings, Overlong, Prompt},
+};
+
+/// The most inputs of one request.
+const MAX_INPUTS: usize = 2048;
+
+/// Embeds every input of a request.
+pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embeddings, Error> {
+    let encoder = loaded.encoder()?;
+    let invalid = |param, message: String| Error::Invalid { param, message: format!("{param}: {message}") };
+    let inputs = request.inputs.len();
+    if inputs == 0 || inputs > MAX_INPUTS {
+        return Err(invalid("input", format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}")));
+    }
+    let limits = encoder.limits();
+    if let Some(dimensions) = request.dimensions
+        && !(1..=limits.width).contains(&dimensions)
+    {
+        return Err(invalid("dimensions", format!("expected 1 to {}, found {dimensions}", limits.width)));
+    }
+    let texts = request
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(index, input)| tokens(loaded, limits, index, input, request.overlong))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let prompt_tokens = texts.iter().map(Vec::len).sum();
+    let mut vectors = encoder.run(texts)?;
+    if let Some(dimensions) = request.dimensions {
+        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+    }
+    Ok(Embeddings { vectors, prompt_tokens })
+}
+
+fn tokens(
+    loaded: &Loaded,
+    limits: &EncoderLimits,
+    index: usize,
+    input: &Prompt,
+    overlong: Overlong,
+) -> Result<Vec<u32>, Error> {
+    let mut tokens = match input {
+        Prompt::Text(text) => loaded.tokenizer.encode_document(text)?,
+        Prompt::Tokens(tokens) => tokens.clone(),
+    };
+    if tokens.is_empty() {
+        let message = format!("input: input {index} is empty; expected at least one token");
+        return Err(Error::Invalid { param: "input", message });
+    }
+    let vocab = loaded.tokenizer.vocab_size();
+    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
+        let message = format!("input: token {bad} of input {index} is not below the vocabulary size {vocab}");
+        return Err(Error::Invalid { param: "input", message });
+    }
+    let limit = limits.max_length.min(loaded.manifest.max_length);
+    if tokens.len() > limit {
+        if overlong == Overlong::Refuse {
+            return Err(Error::InputTooLong { index, found: tokens.len(), limit });
+        }
+        // The last token of a text is its end mark, which a cut text keeps.
+        let last = tokens[tokens.len() - 1];
+        tokens.truncate(limit);
+        if matches!(input, Prompt::Text(_)) {
+            tokens[limit - 1] = last;
+        }
+    }
+    Ok(tokens)
+}
+
+/// Keeps the leading elements and rescales them to unit length (Matryoshka embeddings, arXiv:2205.13147).
+fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
+    vector.truncate(dimensions);
+    let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortened_vectors_have_unit_length() {
+        let mut vector = vec![3.0, 4.0, 12.0];
+        shorten(&mut vector, 2);
+        assert_eq!(vector, [0.6, 0.8]);
+        let mut zero = vec![0.0, 0.0, 1.0];
+        shorten(&mut zero, 2);
+        assert_eq!(zero, [0.0, 0.0]);
+    }
+}

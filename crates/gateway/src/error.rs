@@ -1,0 +1,272 @@
+//! The one error of the library, with what it means for a caller and the next step.
+
+use std::time::Duration;
+
+use narthex_spec::ModelName;
+
+/// What kind of failure it is; the server maps it to a status, the command line to an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is wrong.
+    BadRequest,
+    /// There is no such model, file or runtime.
+    NotFound,
+    /// Too much work is queued.
+    Overloaded,
+    /// The model is still loading.
+    Loading,
+    /// The model cannot be loaded, or the device failed.
+    Unavailable,
+    /// Something could not be fetched.
+    Fetch,
+    /// No space, or no permission to write.
+    Storage,
+    /// The user interrupted it.
+    Cancelled,
+    /// A defect of Narthex.
+    Internal,
+}
+
+/// Why the gateway refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A field of the request is wrong.
+    #[error("{message}")]
+    Invalid {
+        /// The API's name of the field.
+        param: &'static str,
+        /// Expected, found, next step.
+        message: String,
+    },
+    /// The prompt is longer than the model's context.
+    #[error(
+        "this model's context is {context} tokens, but the request needs {prompt} prompt tokens{}; shorten the prompt",
+        if *prompt >= *context { " and room for an answer" } else { "" }
+    )]
+    ContextLength {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// The model's context.
+        context: usize,
+    },
+    /// An embedding input is longer than the model takes.
+    #[error("input {index} has {found} tokens, but this model embeds at most {limit}; shorten it or ask for truncation")]
+    InputTooLong {
+        /// Which input.
+        index: usize,
+        /// Its tokens.
+        found: usize,
+        /// The model's limit.
+        limit: usize,
+    },
+    /// No such model.
+    #[error("no model is called {name:?}{}", near_names(near))]
+    UnknownModel {
+        /// What was asked for.
+        name: String,
+        /// Names like it.
+        near: Vec<ModelName>,
+    },
+    /// The model is known, but its package is not on this machine.
+    #[error("{name} is not installed on this machine")]
+    NotInstalled {
+        /// The model.
+        name: ModelName,
+    },
+    /// The model exists but does another job.
+    #[error("{name} is {is}, not {wanted}")]
+    WrongKind {
+        /// The model.
+        name: ModelName,
+        /// What it is: `an embedding model`.
+        is: &'static str,
+        /// What was asked of it: `a chat model`.
+        wanted: &'static str,
+    },
+    /// The queue is full.
+    #[error("{queued} requests are waiting already; try again in a moment")]
+    Overloaded {
+        /// Waiting requests.
+        queued: usize,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The model did not become ready in time.
+    #[error("{name} is still loading; try again in a moment")]
+    Loading {
+        /// The model.
+        name: ModelName,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The model could not be loaded.
+    #[error("{name} cannot be loaded: {reason}")]
+    LoadFailed {
+        /// The model.
+        name: ModelName,
+        /// Why.
+        reason: String,
+        /// The next step.
+        hint: Option<String>,
+    },
+    /// The gateway is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The user interrupted it.
+    #[error("interrupted")]
+    Cancelled,
+    /// A file Narthex needs could not be read or written.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done, with the path.
+        what: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A package on disk is not usable.
+    #[error("the package of {name} is not usable: {reason}")]
+    BadPackage {
+        /// The model.
+        name: ModelName,
+        /// Why.
+        reason: String,
+    },
+    /// The catalogue, the store or a download.
+    #[error(transparent)]
+    Catalog(#[from] narthex_catalog::Error),
+    /// The compiler.
+    #[error(transparent)]
+    Compile(#[from] narthex_compile::CompileError),
+    /// The device or ONNX Runtime.
+    #[error(transparent)]
+    Device(#[from] narthex_device::DeviceError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] narthex_text::tokenizer::TokenizerError),
+    /// The conversation has no tokens.
+    #[error(transparent)]
+    Prompt(#[from] narthex_text::prompt::PromptError),
+    /// The chat template refused the conversation.
+    #[error("the model's chat template is not usable: {0}")]
+    Template(#[from] narthex_text::template::TemplateError),
+    /// The device failed while answering.
+    #[error(transparent)]
+    Step(#[from] narthex_engine::executor::StepError),
+}
+
+fn near_names(near: &[ModelName]) -> String {
+    if near.is_empty() {
+        return String::new();
+    }
+    let names: Vec<&str> = near.iter().map(ModelName::as_str).collect();
+    format!("; did you mean {}?", names.join(" or "))
+}
+
+impl Error {
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Invalid { .. }
+            | Self::ContextLength { .. }
+            | Self::InputTooLong { .. }
+            | Self::WrongKind { .. }
+            | Self::Prompt(_) => ErrorKind::BadRequest,
+            Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
+            Self::Overloaded { .. } => ErrorKind::Overloaded,
+            Self::Loading { .. } => ErrorKind::Loading,
+            Self::LoadFailed { .. } | Self::ShuttingDown | Self::BadPackage { .. } | Self::Device(_) | Self::Step(_) => {
+                ErrorKind::Unavailable
+            }
+            Self::Cancelled => ErrorKind::Cancelled,
+            Self::Io { source, .. } => io_kind(source),
+            Self::Catalog(error) => catalog_kind(error),
+            Self::Compile(error) => compile_kind(error),
+            Self::Tokenizer(_) | Self::Template(_) => ErrorKind::Internal,
+        }
+    }
+
+    /// The API's name of the field that is wrong, where it is one field.
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::Invalid { param, .. } => Some(param),
+            Self::ContextLength { .. } | Self::Prompt(_) => Some("messages"),
+            Self::InputTooLong { .. } => Some("input"),
+            Self::UnknownModel { .. } | Self::WrongKind { .. } | Self::NotInstalled { .. } => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// When to try again, where that helps.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Overloaded { retry_after, .. } | Self::Loading { retry_after, .. } => Some(*retry_after),
+            Self::LoadFailed { .. } | Self::ShuttingDown => Some(Duration::from_secs(10)),
+            _ => None,
+        }
+    }
+
+    /// The next step, where one is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::UnknownModel { .. } => Some("`narthex list --available` shows every name".to_owned()),
+            Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
+            Self::LoadFailed { hint, .. } => hint.clone(),
+            Self::BadPackage { name, .. } => {
+                Some(format!("make it again: `narthex rm {name}`, then `narthex pull {name}`"))
+            }
+            Self::Io { source, .. } => io_hint(source),
+            Self::Catalog(error) => error.hint(),
+            Self::Compile(error) => error.hint(),
+            Self::Device(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+fn io_kind(error: &std::io::Error) -> ErrorKind {
+    use std::io::ErrorKind as Io;
+    match error.kind() {
+        Io::StorageFull | Io::ReadOnlyFilesystem | Io::PermissionDenied | Io::QuotaExceeded => ErrorKind::Storage,
+        Io::NotFound => ErrorKind::NotFound,
+        _ => ErrorKind::Internal,
+    }
+}
+
+fn io_hint(error: &std::io::Error) -> Option<String> {
+    use std::io::ErrorKind as Io;
+    match error.kind() {
+        Io::StorageFull | Io::QuotaExceeded => {
+            Some("free some space, or point NARTHEX_HOME at another disk".to_owned())
+        }
+        Io::ReadOnlyFilesystem | Io::PermissionDenied => {
+            Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn catalog_kind(error: &narthex_catalog::Error) -> ErrorKind {
+    use narthex_catalog::ErrorKind as Kind;
+    match error.kind() {
+        Kind::BadRequest => ErrorKind::BadRequest,
+        Kind::NotFound => ErrorKind::NotFound,
+        Kind::Fetch => ErrorKind::Fetch,
+        Kind::Storage => ErrorKind::Storage,
+        Kind::Unsupported => ErrorKind::Unavailable,
+        Kind::Cancelled => ErrorKind::Cancelled,
+        Kind::Internal => ErrorKind::Internal,
+    }
+}
+
+fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
+    use narthex_compile::CompileError as Compile;
+    match error {
+        Compile::Cancelled => ErrorKind::Cancelled,
+        Compile::Write { source, .. } => match io_kind(source) {
+            ErrorKind::NotFound => ErrorKind::Storage,
+            other => other,
+        },
+        Compile::Checkpoint(_) | Compile::Tokenizer(_) | Compile::Unsupported { .. } => ErrorKind::Unavailable,
+        Compile::Graph(_) => ErrorKind::Internal,
+    }
+}

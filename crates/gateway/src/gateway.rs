@@ -1,0 +1,324 @@
+//! The door: one [`Gateway`] per process holds the store, the catalogue and the models in memory.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Instant,
+};
+
+use narthex_catalog::{index::Catalog, store::Store};
+use narthex_device::runtime::Runtime;
+use narthex_engine::worker::Drain;
+use narthex_spec::{ModelName, ProgressSink, Scheme, manifest::Manifest, progress::Quiet};
+
+use crate::{
+    announce::{self, Announcement, RunningServer},
+    cancel::Cancel,
+    chat,
+    config::Config,
+    embed,
+    error::Error,
+    job,
+    listing::{InstalledPackage, ModelListing, ModelStatus},
+    loaded::Loaded,
+    names::{PackageKey, split_scheme},
+    request::{ChatRequest, CompletionRequest, EmbedRequest, Embeddings, TurnSink},
+    residency::{Claim, Residents},
+    shelf,
+    today,
+    turn::Turn,
+};
+
+/// Models of one machine behind one door. Cloning gives another handle to the same models.
+///
+/// Every method is synchronous and may block; events of answers arrive on the engine's thread.
+#[derive(Clone)]
+pub struct Gateway {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) catalog: Catalog,
+    pub(crate) residents: Residents,
+    announced: Arc<Mutex<Option<Announcement>>>,
+    closed: RwLock<bool>,
+    cancel: Cancel,
+}
+
+/// Keeps a server's record for `ps`; dropping it takes the record away.
+pub struct Announced {
+    record: Arc<Mutex<Option<Announcement>>>,
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// What is compiled, and how.
+#[derive(Debug, Clone)]
+pub struct CompileRequest {
+    /// The weight scheme.
+    pub scheme: Scheme,
+    /// A folder for the intermediate stages, to be read by people.
+    pub keep_stages: Option<PathBuf>,
+    /// Whether a package that exists is made again.
+    pub rebuild: Rebuild,
+}
+
+/// Whether a package that exists is made again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rebuild {
+    /// Only when there is none.
+    IfMissing,
+    /// Always.
+    Always,
+}
+
+impl Gateway {
+    /// Opens the store and reads the catalogue; loads nothing yet.
+    pub fn open(config: Config) -> Result<Self, Error> {
+        let store = Store::open(config.home.clone())?;
+        let catalog = Catalog::builtin()?;
+        let inner = Inner {
+            config,
+            store,
+            catalog,
+            residents: Residents::new(),
+            announced: Arc::new(Mutex::new(None)),
+            closed: RwLock::new(false),
+            cancel: Cancel::new(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The settings it was opened with.
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// Starts a chat answer; returns once it is queued.
+    pub fn chat(&self, model: &str, request: ChatRequest, sink: Box<dyn TurnSink>) -> Result<Turn, Error> {
+        let loaded = self.ready(model)?;
+        chat::chat(&loaded, request, today::today(), sink)
+    }
+
+    /// Starts a text completion; returns once it is queued.
+    pub fn complete(
+        &self,
+        model: &str,
+        request: CompletionRequest,
+        sink: Box<dyn TurnSink>,
+    ) -> Result<Turn, Error> {
+        let loaded = self.ready(model)?;
+        chat::complete(&loaded, request, sink)
+    }
+
+    /// Embeds texts.
+    pub fn embed(&self, model: &str, request: &EmbedRequest) -> Result<Embeddings, Error> {
+        let loaded = self.ready(model)?;
+        embed::embed(&loaded, request)
+    }
+
+    /// Fetches, compiles and loads a model in the foreground, whatever its size.
+    pub fn load(
+        &self,
+        model: &str,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<ModelStatus, Error> {
+        let key = self.key_of(model)?;
+        loop {
+            match self.inner.residents.claim(&key)? {
+                Claim::Ready(loaded) => return Ok(loaded.status()),
+                Claim::Load => self.inner.load(&key, job::Pull::Anything, progress, cancel)?,
+                Claim::Wait => {
+                    self.inner.residents.wait(&key, Instant::now() + self.inner.config.load_wait)?;
+                }
+            }
+        }
+    }
+
+    /// Every installed model and every catalogue entry.
+    pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
+        shelf::models(&self.inner)
+    }
+
+    /// The models that were asked for since the gateway was opened.
+    pub fn status(&self) -> Vec<ModelStatus> {
+        self.inner.residents.status()
+    }
+
+    /// The manifest of an installed package.
+    pub fn manifest(&self, model: &str) -> Result<Manifest, Error> {
+        shelf::manifest(&self.inner, &self.installed_key(model)?)
+    }
+
+    /// Fetches a model and compiles it, unless that was done before.
+    pub fn pull(
+        &self,
+        model: &str,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<InstalledPackage, Error> {
+        let key = self.key_of(model)?;
+        let request =
+            CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+        job::ensure_package(&self.inner, &job::Wanted::new(&key, model, &request), progress, cancel)?;
+        shelf::installed(&self.inner, &key)
+    }
+
+    /// Compiles a model; gives the package's folder and manifest.
+    pub fn compile(
+        &self,
+        model: &str,
+        request: &CompileRequest,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(PathBuf, Manifest), Error> {
+        let (text, _) = split_scheme(model);
+        let key = PackageKey { scheme: request.scheme, ..self.key_of(text)? };
+        let folder = job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
+        self.inner.residents.evict(&key);
+        Ok((folder, shelf::manifest(&self.inner, &key)?))
+    }
+
+    /// Removes a model's packages, or with `model@scheme` one of them; gives the bytes freed.
+    pub fn remove(&self, model: &str) -> Result<u64, Error> {
+        shelf::remove(&self.inner, model)
+    }
+
+    /// Writes this server's record for `ps`.
+    pub fn announce(&self, address: &str) -> Result<Announced, Error> {
+        let record = Announcement::start(&self.inner.run_folder(), address)?;
+        let slot = self.inner.announced.clone();
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        let (weak, watched) = (Arc::downgrade(&self.inner), slot.clone());
+        self.inner.residents.watch(Some(Box::new(move || {
+            let Some(inner) = weak.upgrade() else { return };
+            if let Some(record) = &mut *watched.lock().unwrap_or_else(PoisonError::into_inner) {
+                record.update(inner.residents.status());
+            }
+        })));
+        Ok(Announced { record: slot })
+    }
+
+    /// The servers that run on this store.
+    pub fn running(&self) -> Vec<RunningServer> {
+        announce::running(&self.inner.run_folder())
+    }
+
+    /// Refuses new requests; running answers finish or end, as `drain` says.
+    pub fn shutdown(&self, drain: Drain) {
+        *self.inner.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+        self.inner.cancel.cancel();
+        for loaded in self.inner.residents.drain() {
+            loaded.shutdown(drain);
+        }
+    }
+
+    /// The model in memory; loads it first where need be, within the configured wait.
+    fn ready(&self, model: &str) -> Result<Arc<Loaded>, Error> {
+        if *self.inner.closed.read().unwrap_or_else(PoisonError::into_inner) {
+            return Err(Error::ShuttingDown);
+        }
+        let key = self.key_of(model)?;
+        let deadline = Instant::now() + self.inner.config.load_wait;
+        match self.inner.residents.claim(&key)? {
+            Claim::Ready(loaded) => return Ok(loaded),
+            Claim::Load => self.load_in_background(&key),
+            Claim::Wait => {}
+        }
+        self.inner.residents.wait(&key, deadline)
+    }
+
+    fn load_in_background(&self, key: &PackageKey) {
+        let (inner, wanted) = (self.inner.clone(), key.clone());
+        let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
+            let limit = job::Pull::UpTo(inner.config.auto_pull_limit);
+            // The outcome is settled inside; requests read it from there.
+            let _ = inner.load(&wanted, limit, &Quiet, &inner.cancel);
+        });
+        if let Err(source) = thread {
+            let error = Error::Io { what: "cannot start the loading thread".to_owned(), source };
+            self.inner.residents.settle(key, Err(&error));
+        }
+    }
+
+    /// The package that a user's text names, whether installed or in the catalogue.
+    pub(crate) fn key_of(&self, model: &str) -> Result<PackageKey, Error> {
+        shelf::key(&self.inner, model)
+    }
+
+    /// As [`Self::key_of`], but without a scheme any installed one will do.
+    fn installed_key(&self, model: &str) -> Result<PackageKey, Error> {
+        shelf::installed_key(&self.inner, model)
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Inner {
+    /// Does the work of [`Claim::Load`] and settles it.
+    fn load(
+        &self,
+        key: &PackageKey,
+        pull: job::Pull,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            self.open_model(key, pull, progress, cancel)
+        }));
+        let outcome = outcome.unwrap_or_else(|_| {
+            Err(Error::BadPackage { name: key.name.clone(), reason: "loading it panicked; please report this".into() })
+        });
+        match outcome {
+            Ok(loaded) => {
+                self.residents.settle(key, Ok(loaded));
+                Ok(())
+            }
+            Err(error) => {
+                self.residents.settle(key, Err(&error));
+                Err(error)
+            }
+        }
+    }
+
+    fn open_model(
+        &self,
+        key: &PackageKey,
+        pull: job::Pull,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Loaded, Error> {
+        let folder = job::package_for_load(self, key, pull, progress, cancel)?;
+        let runtime = self.runtime(progress, cancel)?;
+        Loaded::open(key, &folder, runtime, &self.config)
+    }
+
+    /// ONNX Runtime; the CPU one is installed on first need.
+    pub(crate) fn runtime(
+        &self,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<&'static Runtime, Error> {
+        let library = job::core_library(self, progress, cancel)?;
+        Ok(Runtime::load(&library)?)
+    }
+
+    fn run_folder(&self) -> PathBuf {
+        self.store.root().join("run")
+    }
+
+    /// The names closest to one that is unknown.
+    pub(crate) fn unknown(&self, name: &str) -> Error {
+        let near: Vec<ModelName> = self.catalog.suggest(name);
+        Error::UnknownModel { name: name.to_owned(), near }
+    }
+}

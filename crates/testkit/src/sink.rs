@@ -1,0 +1,70 @@
+//! A sink that keeps what it hears, for tests to look at.
+
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use narthex_engine::request::{Finish, TokenEvent, TokenSink, Usage};
+use narthex_spec::TokenId;
+
+/// What one sequence reported.
+#[derive(Debug, Clone, Default)]
+pub struct Heard {
+    /// Prompt tokens with their log-probabilities.
+    pub prompt: Vec<(TokenId, Option<f32>)>,
+    /// Generated tokens.
+    pub tokens: Vec<TokenId>,
+    /// Their log-probabilities.
+    pub logprobs: Vec<Option<f32>>,
+    /// Ends, of which there must be one.
+    pub ends: Vec<(Finish, Usage)>,
+}
+
+/// Keeps what it hears.
+#[derive(Debug, Clone, Default)]
+pub struct Recorder {
+    heard: Arc<Mutex<Heard>>,
+    leave_after: Option<usize>,
+}
+
+impl Recorder {
+    /// Listens to the end.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Answers `Break` to the token with this number, counted from 1.
+    pub fn leaving_after(tokens: usize) -> Self {
+        Self { leave_after: Some(tokens), ..Self::default() }
+    }
+
+    /// What was heard so far.
+    pub fn heard(&self) -> Heard {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn with<R>(&self, change: impl FnOnce(&mut Heard) -> R) -> R {
+        change(&mut self.heard.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl TokenSink for Recorder {
+    fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
+        self.with(|heard| heard.prompt.push((event.token, event.logprob)));
+        ControlFlow::Continue(())
+    }
+
+    fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
+        let count = self.with(|heard| {
+            heard.tokens.push(event.token);
+            heard.logprobs.push(event.logprob);
+            heard.tokens.len()
+        });
+        if self.leave_after == Some(count) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn finish(&mut self, finish: Finish, usage: Usage) {
+        self.with(|heard| heard.ends.push((finish, usage)));
+    }
+}

@@ -1,0 +1,28 @@
+//! A barrier that turns a panic inside a third-party library into an error.
+//!
+//! Tokenizer files and templates come from outside, and the libraries that interpret them assert on some malformed
+//! input. Our own code never relies on this.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A library panicked; its value was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Panicked;
+
+/// Runs `work`; a panic inside it ends only `work`.
+///
+/// The closure must hand over only values that are dropped or merely read after a panic.
+pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error() {
+        assert_eq!(contain(|| 7), Ok(7));
+        assert_eq!(contain(|| -> u8 { panic!("contained") }), Err(Panicked));
+    }
+}

@@ -1,0 +1,181 @@
+//! How byte-level BPE tokenizers split text into words, by the name that GGUF files give the rule.
+//!
+//! Each rule is a list of patterns: the first splits the text, the next splits every part again, and what a pattern
+//! does not match stays a part. The patterns are those of the publishers' own `tokenizer.json`; the names are
+//! llama.cpp's. A rule that is not here is refused: a near guess gives a model that is subtly worse.
+
+/// One splitting rule.
+#[derive(Debug)]
+pub(super) struct Rule {
+    /// GGUF's names for it.
+    names: &'static [&'static str],
+    /// Patterns, applied in order.
+    pub(super) splits: &'static [&'static str],
+    /// Whether a word that is a token is taken whole.
+    pub(super) ignore_merges: IgnoreMerges,
+    /// What happens to the text before.
+    pub(super) unicode: Unicode,
+}
+
+/// The normal form in which text is split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unicode {
+    /// As it was written.
+    AsIs,
+    /// Normal form C, as the publisher's `tokenizer.json` asks; llama.cpp leaves it out.
+    Nfc,
+}
+
+/// Whether a word that is a token is taken whole, whatever the merges say (tiktoken does).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IgnoreMerges {
+    /// It is.
+    Yes,
+    /// It is merged as any other word.
+    No,
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-퟿]+";
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+
+/// Every rule.
+const RULES: &[Rule] = &[
+    rule(
+        &[
+            "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "mellum",
+            "modern-bert", "roberta-bpe", "a.x-4.0", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es",
+            "jina-de", "jina-es",
+        ],
+        &[GPT2],
+        IgnoreMerges::No,
+    ),
+    rule(
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"],
+        &[r"\p{N}", GPT2],
+        IgnoreMerges::No,
+    ),
+    rule(
+        &[
+            "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+        ],
+        &[LLAMA3],
+        IgnoreMerges::Yes,
+    ),
+    rule(&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], &[LLAMA3], IgnoreMerges::No),
+    nfc(rule(&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"], &[QWEN2], IgnoreMerges::No)),
+    nfc(rule(&["qwen35"], &[QWEN35], IgnoreMerges::No)),
+    rule(&["hunyuan"], &[QWEN2], IgnoreMerges::No),
+    rule(&["tekken"], &[TEKKEN], IgnoreMerges::Yes),
+    rule(&["gpt-4o", "llama4", "kanana2"], &[O200K], IgnoreMerges::No),
+    rule(&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING], IgnoreMerges::No),
+    rule(&["seed-coder"], &[SEED_CODER], IgnoreMerges::No),
+    rule(&["bloom", "poro-chat", "gpt3-finnish"], &[BLOOM], IgnoreMerges::No),
+    rule(&["viking"], &[BLOOM, r"\p{N}"], IgnoreMerges::No),
+    rule(
+        &["deepseek-llm"],
+        &[r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", DEEPSEEK_CJK, r"\p{N}+"],
+        IgnoreMerges::No,
+    ),
+    rule(
+        &["deepseek-coder"],
+        &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"],
+        IgnoreMerges::No,
+    ),
+    rule(
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
+        &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3],
+        IgnoreMerges::No,
+    ),
+    rule(&["falcon"], &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"], IgnoreMerges::No),
+    rule(
+        &["default"],
+        &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+        IgnoreMerges::No,
+    ),
+];
+
+const fn rule(
+    names: &'static [&'static str],
+    splits: &'static [&'static str],
+    ignore_merges: IgnoreMerges,
+) -> Rule {
+    Rule { names, splits, ignore_merges, unicode: Unicode::AsIs }
+}
+
+const fn nfc(rule: Rule) -> Rule {
+    Rule { unicode: Unicode::Nfc, ..rule }
+}
+
+/// The rule called `name`.
+pub(super) fn find(name: &str) -> Option<&'static Rule> {
+    RULES.iter().find(|rule| rule.names.contains(&name))
+}
+
+/// Every name, sorted.
+pub(super) fn known() -> Vec<&'static str> {
+    let mut names: Vec<&str> = RULES.iter().flat_map(|rule| rule.names.iter().copied()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
+
+    use super::*;
+
+    fn words(name: &str, text: &str) -> Vec<String> {
+        let splits: Vec<serde_json::Value> = find(name)
+            .unwrap()
+            .splits
+            .iter()
+            .map(|pattern| {
+                serde_json::json!(
+                    {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}
+                )
+            })
+            .collect();
+        let json = serde_json::json!({"type": "Sequence", "pretokenizers": splits});
+        let pre_tokenizer: PreTokenizerWrapper = serde_json::from_value(json).unwrap();
+        let mut string = PreTokenizedString::from(text);
+        pre_tokenizer.pre_tokenize(&mut string).unwrap();
+        let splits = string.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(word, _, _)| word.to_owned()).collect()
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names = known();
+        assert!(names.windows(2).all(|pair| pair[0] < pair[1]), "{names:?}");
+    }
+
+    #[test]
+    fn every_pattern_compiles_and_loses_nothing() {
+        let text = "Hello, it's 12345 o'clock\r\n\n  x=1; ČESKÝ 中文テスト 한국어 ½ 🙂\u{200d}é\t!";
+        for name in known() {
+            assert_eq!(words(name, text).concat(), text, "{name}");
+        }
+    }
+
+    #[test]
+    fn rules_differ_where_they_should() {
+        let text = "I'LL pay 12345 €\n\n  now";
+        let check = |name: &str, expect: &[&str]| assert_eq!(words(name, text), expect, "{name}");
+        check("gpt-2", &["I", "'", "LL", " pay", " 12345", " €", "\n\n ", " now"]);
+        check("smollm", &["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", " €", "\n\n ", " now"]);
+        check("llama-bpe", &["I", "'LL", " pay", " ", "123", "45", " €\n\n", " ", " now"]);
+        check("qwen2", &["I", "'LL", " pay", " ", "1", "2", "3", "4", "5", " €\n\n", " ", " now"]);
+        check("gpt-4o", &["I'LL", " pay", " ", "123", "45", " €\n\n", " ", " now"]);
+        check("falcon", &["I", "'", "LL", " pay", " ", "123", "45", " €", "\n\n ", " now"]);
+    }
+}
