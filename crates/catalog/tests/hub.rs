@@ -1,4 +1,5 @@
 //! The hub's downloader against a local stand-in that drops connections, lies and refuses.
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 mod standin;
 
@@ -24,7 +25,12 @@ use standin::{COMMIT, Reply, Repo, Request, Server, noise};
 const WEIGHTS: &str = "model.safetensors";
 
 fn repo() -> Repo {
-    Repo::new(&[("config.json", b"{}"), (WEIGHTS, &noise(300_000)), ("README.md", b"no"), ("onnx/model.onnx", b"no")])
+    Repo::new(&[
+        ("config.json", b"{}"),
+        (WEIGHTS, &noise(300_000)),
+        ("README.md", b"no"),
+        ("onnx/model.onnx", b"no"),
+    ])
 }
 
 fn source() -> HubSource {
@@ -54,7 +60,10 @@ fn partial(cache: &Path, repo: &Repo) -> PathBuf {
 }
 
 /// A server that answers honestly but for the nth request for the weights' bytes, counted from 0.
-fn server_with(repo: &Repo, twist: impl Fn(usize, &Request, Reply) -> Reply + Send + Sync + 'static) -> Server {
+fn server_with(
+    repo: &Repo,
+    twist: impl Fn(usize, &Request, Reply) -> Reply + Send + Sync + 'static,
+) -> Server {
     let (repo, count) = (repo.clone(), AtomicUsize::new(0));
     Server::start(move |request| {
         let honest = repo.answer(request);
@@ -226,7 +235,8 @@ fn wrong_bytes_are_refused_and_deleted() {
     let error = hub_error(pull(&server.endpoint, cache.path()));
     assert!(matches!(error, HubError::WrongHash { resumed: false, .. }), "{error}");
     assert_eq!(server.gets(WEIGHTS), [0], "wrong bytes are not asked for again");
-    let left: Vec<_> = fs::read_dir(blobs(cache.path())).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    let left: Vec<_> =
+        fs::read_dir(blobs(cache.path())).unwrap().flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left.len(), 1, "only config.json's blob is left: {left:?}");
 }
 
@@ -272,10 +282,11 @@ fn busy_servers_are_asked_again() {
     let repo = repo();
     let honest = repo.clone();
     let count = AtomicUsize::new(0);
-    // Every other request fails, listings and promises included.
-    let server = Server::start(move |request| match count.fetch_add(1, Ordering::SeqCst) % 3 {
-        0 => Reply::status(503).with("Retry-After", "0"),
-        1 => Reply::status(429),
+    // The listing fails twice, the first promise once, the bytes of both files once.
+    let server = Server::start(move |request| match count.fetch_add(1, Ordering::SeqCst) {
+        0 | 3 => Reply::status(503).with("Retry-After", "0"),
+        1 | 5 => Reply::status(429),
+        9 => Reply::status(502),
         _ => honest.answer(request),
     });
     let snapshot = pull(&server.endpoint, cache.path()).unwrap();
@@ -303,9 +314,19 @@ fn refusals_are_told_apart() {
         assert_eq!(server.requests().len(), 1, "a refusal is not asked for again");
     };
     check(Reply::status(404), ErrorKind::NotFound, "no owner/tiny", "check owner");
-    check(Reply::status(401).with("X-Error-Code", "RepoNotFound"), ErrorKind::NotFound, "no owner/tiny", "HF_TOKEN");
+    check(
+        Reply::status(401).with("X-Error-Code", "RepoNotFound"),
+        ErrorKind::NotFound,
+        "no owner/tiny",
+        "HF_TOKEN",
+    );
     check(Reply::status(401), ErrorKind::Fetch, "gated or private", "accept the licence");
-    check(Reply::status(403).with("X-Error-Code", "GatedRepo"), ErrorKind::Fetch, "gated", "/owner/tiny, sign in");
+    check(
+        Reply::status(403).with("X-Error-Code", "GatedRepo"),
+        ErrorKind::Fetch,
+        "gated",
+        "/owner/tiny, sign in",
+    );
 }
 
 #[test]
@@ -334,7 +355,8 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
             if !request.path.ends_with(WEIGHTS) {
                 return reply;
             }
-            Reply { status: 302, body: Vec::new(), ..reply }.with("Location", format!("{storage}{}", request.path))
+            Reply { status: 302, body: Vec::new(), ..reply }
+                .with("Location", format!("{storage}{}", request.path))
         })
     };
     let options = HubOptions { token: Some("hf_secret".to_owned()), ..options(&hub.endpoint, cache.path()) };
@@ -354,7 +376,8 @@ fn a_moved_repository_is_followed_with_the_token() {
         Some(rest) => Reply::status(307).with("Location", format!("/owner/moved{rest}")),
         None => repo.answer(request),
     });
-    let options = HubOptions { token: Some("hf_secret".to_owned()), ..options(&server.endpoint, cache.path()) };
+    let options =
+        HubOptions { token: Some("hf_secret".to_owned()), ..options(&server.endpoint, cache.path()) };
     Hub::new(options).unwrap().snapshot(&source(), &Quiet, &Cancel::new(false)).unwrap();
     assert!(server.requests().iter().all(|request| request.headers.contains_key("authorization")));
 }
@@ -400,7 +423,8 @@ fn waiting_for_a_busy_server_can_be_cancelled() {
         flag.store(true, Ordering::Relaxed);
     });
     let began = Instant::now();
-    let result = Hub::new(options(&server.endpoint, cache.path())).unwrap().snapshot(&source(), &Quiet, &cancel);
+    let result =
+        Hub::new(options(&server.endpoint, cache.path())).unwrap().snapshot(&source(), &Quiet, &cancel);
     assert!(matches!(result, Err(Error::Cancelled)));
     assert!(began.elapsed() < Duration::from_secs(10));
 }
@@ -445,14 +469,21 @@ fn without_a_network_and_a_cache_the_host_is_named() {
 fn hostile_listings_are_refused() {
     let check = |listing: String, expect: &str| {
         let cache = tempfile::tempdir().unwrap();
-        let server = Server::start(move |_| Reply { status: 200, body: listing.clone().into_bytes(), ..Reply::default() });
+        let server = Server::start(move |_| Reply {
+            status: 200,
+            body: listing.clone().into_bytes(),
+            ..Reply::default()
+        });
         let error = pull(&server.endpoint, cache.path()).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is written");
     };
     check("not json".to_owned(), "makes no sense");
     check(r#"{"sha":"../../../etc/passwd","siblings":[]}"#.to_owned(), "is not a commit");
-    check(format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"README.md"}}]}}"#), "no .safetensors or .gguf");
+    check(
+        format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"README.md"}}]}}"#),
+        "no .safetensors or .gguf",
+    );
     let name = r"..\\..\\evil.safetensors";
     check(format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"{name}"}}]}}"#), "would leave its folder");
 }
@@ -505,6 +536,7 @@ fn bad_options_are_errors() {
         let error = hub_error(pull(endpoint, cache.path()));
         assert!(matches!(error, HubError::BadEndpoint { .. }), "{endpoint}: {error}");
     }
-    let options = HubOptions { token: Some("a\r\nX: y".to_owned()), ..options("http://127.0.0.1:1", cache.path()) };
+    let options =
+        HubOptions { token: Some("a\r\nX: y".to_owned()), ..options("http://127.0.0.1:1", cache.path()) };
     assert!(matches!(Hub::new(options), Err(Error::Hub(HubError::BadToken))));
 }

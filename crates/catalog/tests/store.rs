@@ -1,4 +1,5 @@
 //! The store under kills: nothing half-written survives, at whichever point a process dies.
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use std::{
     collections::BTreeSet,

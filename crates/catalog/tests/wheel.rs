@@ -1,5 +1,6 @@
 //! Wheels through a stand-in for pip, which is a shell script.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use std::{
     fs,
@@ -177,7 +178,8 @@ fn cancelling_kills_pip_and_its_children() {
     let (_, source) = bench.wheel();
     let alive = bench.path("alive");
     // The grandchild would write the file after the test had ended it.
-    let pip = bench.pip(&format!("echo started > {0}; sh -c 'sleep 2; echo no > {0}.late' & wait", alive.display()));
+    let pip = bench
+        .pip(&format!("echo started > {0}; sh -c 'sleep 2; echo no > {0}.late' & wait", alive.display()));
     let cancel = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&cancel);
     let started = alive.clone();

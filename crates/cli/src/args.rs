@@ -71,9 +71,9 @@ pub(crate) enum Command {
 /// Options that decide how a model is loaded.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct LoadArgs {
-    /// Weight scheme: w8, w4 or f32
-    #[arg(long, default_value = "w8")]
-    pub(crate) scheme: Scheme,
+    /// Weight scheme: w8, w4 or f32; without it, w8 or whichever is installed
+    #[arg(long)]
+    pub(crate) scheme: Option<Scheme>,
 
     /// Threads for compute; 0 takes one per usable core
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -338,7 +338,7 @@ mod tests {
         let Command::Serve(serve) = args.command else { panic!("not serve") };
         let config = serve_config(Some("/x".into()), &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
-        assert_eq!((config.scheme, config.home), (Scheme::W4, Some("/x".into())));
+        assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
     }
 
     #[test]

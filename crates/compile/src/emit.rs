@@ -15,12 +15,12 @@ use narthex_spec::{
 use rayon::prelude::*;
 
 use crate::{
-    checkpoint::{Weight, WeightSource},
+    checkpoint::{Encoding, Weight, WeightSource},
     error::CompileError,
     package::HashedFile,
     quant::{
         Plan, Storage,
-        block::{QuantRow, quantize_w4, quantize_w8},
+        block::{QuantRow, quantize_w4, quantize_w8, quantize_w8_zeros},
     },
 };
 
@@ -109,14 +109,18 @@ impl Emitter<'_> {
             let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
             let weight = self.weight(name, &[rows, cols])?;
             let block = self.recipe.block;
-            let quantize = if storage == Storage::W4 { quantize_w4 } else { quantize_w8 };
+            let steps = steps(weight.encoding);
             let quantized: Vec<QuantRow> = (0..rows)
                 .into_par_iter()
                 .map_init(
                     || vec![0.0f32; cols],
                     |buffer, row| {
                         weight.read_row(row, buffer);
-                        quantize(buffer, block)
+                        match storage {
+                            Storage::W4 => quantize_w4(buffer, block),
+                            Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps),
+                            Storage::W8 | Storage::F32 => quantize_w8(buffer, block),
+                        }
                     },
                 )
                 .collect();
@@ -130,5 +134,15 @@ impl Emitter<'_> {
         let scales = self.write(bytemuck::cast_slice(&all.scales))?;
         let zeros = if all.zeros.is_empty() { None } else { Some(self.write(&all.zeros)?) };
         Ok(Quantized { storage, quants, scales, zeros })
+    }
+}
+
+/// Steps over a block's range in the encodings that have fewer than 8 bits.
+fn steps(encoding: Encoding) -> Option<u8> {
+    match encoding {
+        Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K => Some(15),
+        Encoding::Q5_0 | Encoding::Q5_1 | Encoding::Q5K => Some(31),
+        Encoding::Q6K => Some(63),
+        Encoding::F32 | Encoding::F16 | Encoding::Bf16 | Encoding::Q8_0 => None,
     }
 }

@@ -2,11 +2,12 @@
 
 use std::{fs, path::Path};
 
-use narthex_compile::checkpoint::{Checkpoint, CheckpointError, Encoding, open};
+use narthex_compile::checkpoint::{Checkpoint, CheckpointError, Encoding, TokenizerSource, open};
 use narthex_testkit::checkpoint::{
     TinyWeight, tiny_bert, tiny_bert_safetensors, tiny_bert_weights, tiny_llama, tiny_llama_gguf,
     tiny_llama_safetensors, tiny_llama_shards, tiny_llama_weights,
 };
+use narthex_text::tokenizer::Tokenizer;
 use proptest::{prelude::*, test_runner::RngSeed};
 
 fn opened(path: &Path) -> Checkpoint {
@@ -50,6 +51,32 @@ fn every_format_gives_the_same_weights() {
         for path in [&file, &bert] {
             assert_eq!(opened(path).max_length, 64);
             check_weights(&opened(path), &tiny_bert_weights(seed));
+        }
+    }
+}
+
+#[test]
+fn both_formats_cut_text_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let [llama, bert] = ["llama", "bert"].map(|name| folder.path().join(name));
+    fs::create_dir(&llama).unwrap();
+    fs::create_dir(&bert).unwrap();
+    tiny_llama_safetensors(&llama, 1).unwrap();
+    tiny_bert_safetensors(&bert, 1).unwrap();
+    for (path, file) in [(llama, tiny_llama(1)), (bert, tiny_bert(1))] {
+        let gguf = folder.path().join("tiny.gguf");
+        fs::write(&gguf, file.to_bytes()).unwrap();
+        let [a, b] = [path, gguf].map(|path| {
+            let tokenizer = match opened(&path).tokenizer {
+                TokenizerSource::Json(bytes) => Tokenizer::from_json(&bytes),
+                TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(&vocab),
+            };
+            tokenizer.unwrap_or_else(|error| panic!("{error}"))
+        });
+        for text in ["The cat sat in the house: 42 times!", "what is it, où?", ""] {
+            let tokens = a.encode_document(text).unwrap();
+            assert_eq!(tokens, b.encode_document(text).unwrap(), "{text}");
+            assert!(text.is_empty() || tokens.len() > 4);
         }
     }
 }

@@ -3,7 +3,7 @@ use narthex_gateway::{*, request::*};
 fn main() {
     disable_telemetry();
     let args: Vec<String> = std::env::args().collect();
-    let gateway = Gateway::open(Config { scheme: args[1].parse().unwrap(), ..Config::standard() }).unwrap();
+    let gateway = Gateway::open(Config { scheme: Some(args[1].parse().unwrap()), ..Config::standard() }).unwrap();
     let sink = |p: narthex_spec::Progress| eprintln!("{p:?}");
     let t = std::time::Instant::now();
     let status = match gateway.load("smollm2:135m", &sink, &Cancel::new()) { Ok(s) => s, Err(e) => { eprintln!("{e} {:?}", e.hint()); return } };

@@ -9,8 +9,8 @@ use narthex_spec::Scheme;
 pub struct Config {
     /// The store's folder; `None` is `NARTHEX_HOME`, else the platform's data folder.
     pub home: Option<PathBuf>,
-    /// The weight scheme of models that are named without one.
-    pub scheme: Scheme,
+    /// The weight scheme of models that are named without one; `None` takes `w8`, or whichever is installed.
+    pub scheme: Option<Scheme>,
     /// Threads for compute; 0 takes one per core that this process may use.
     pub threads: usize,
     /// Sequences that may run at once, per chat model.
@@ -30,7 +30,7 @@ impl Config {
     pub fn standard() -> Self {
         Self {
             home: None,
-            scheme: Scheme::W8,
+            scheme: None,
             threads: 0,
             slots: 8,
             kv_budget: 2 << 30,

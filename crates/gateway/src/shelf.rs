@@ -6,7 +6,7 @@ use narthex_catalog::{
     index::{Entry, Kind},
     resolve::ModelRef,
 };
-use narthex_spec::{ModelName, manifest::Manifest};
+use narthex_spec::{ModelName, Scheme, manifest::Manifest};
 
 use crate::{
     error::Error,
@@ -17,16 +17,19 @@ use crate::{
     package,
 };
 
+/// The scheme of a model that is named without one.
+const USUAL_SCHEME: Scheme = Scheme::W8;
+
 /// The package that a user's text names, whether installed or not.
 ///
 /// Without a scheme: the usual one if it is installed, else any installed one, else the usual one.
 pub(crate) fn key(inner: &Inner, model: &str) -> Result<PackageKey, Error> {
     let (text, scheme) = split_scheme(model);
     let name = resolve_name(inner, text)?;
-    if let Some(scheme) = scheme {
+    if let Some(scheme) = scheme.or(inner.config.scheme) {
         return Ok(PackageKey { name, scheme });
     }
-    let usual = inner.config.scheme;
+    let usual = USUAL_SCHEME;
     let scheme = scheme_order(usual).find(|&scheme| inner.store.package(&name, scheme).is_some());
     Ok(PackageKey { name, scheme: scheme.unwrap_or(usual) })
 }

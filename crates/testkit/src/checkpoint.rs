@@ -1,8 +1,8 @@
 //! Tiny checkpoints as files: the same seeded weights in GGUF and in safetensors, tokenizer included.
 //!
 //! Every weight is a small integer times a power of two, so each encoding stores it without loss and the formats
-//! can be compared bit by bit. Nothing here reads a checkpoint. Start at [`tiny_llama_gguf`]; to change a file before it
-//! is written, take [`tiny_llama`] or [`tiny_bert`] and its parts.
+//! can be compared bit by bit. Nothing here reads a checkpoint. Start at [`tiny_llama_gguf`]; to change a file
+//! before it is written, take [`tiny_llama`] or [`tiny_bert`] and its parts.
 
 mod gguf;
 mod words;
@@ -49,8 +49,8 @@ pub struct TinyWeight {
     rotated: bool,
 }
 
-/// A tiny Llama as GGUF: two layers, grouped heads, tied head, byte-level BPE, ChatML; linear weights in every 4-bit, 5-bit
-/// and 8-bit block of 32, the rest plain.
+/// A tiny Llama as GGUF: two layers, grouped heads, tied head, byte-level BPE, ChatML; linear weights in every
+/// 4-bit, 5-bit and 8-bit block of 32, the rest plain.
 pub fn tiny_llama_gguf(seed: u64) -> Vec<u8> {
     tiny_llama(seed).to_bytes()
 }
@@ -116,7 +116,8 @@ pub fn tiny_llama_shards(folder: &Path, seed: u64) -> io::Result<()> {
     write_json(folder, "model.safetensors.index.json", &json!({"metadata": {}, "weight_map": weight_map}))
 }
 
-/// Writes a tiny BERT into `folder`: two layers, WordPiece, mean pooling, normalisation, the files of sentence-transformers.
+/// Writes a tiny BERT into `folder`: two layers, WordPiece, mean pooling, normalisation, the files of
+/// sentence-transformers.
 pub fn tiny_bert_safetensors(folder: &Path, seed: u64) -> io::Result<()> {
     let config = json!({
         "architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu", "hidden_size": HIDDEN,
@@ -125,7 +126,10 @@ pub fn tiny_bert_safetensors(folder: &Path, seed: u64) -> io::Result<()> {
         "position_embedding_type": "absolute", "vocab_size": words::bert_tokens().len(),
     });
     write_json(folder, "config.json", &config)?;
-    let module = |idx: usize, path: &str, kind: &str| json!({"idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}")});
+    let module = |idx: usize, path: &str, kind: &str| {
+        let kind = format!("sentence_transformers.models.{kind}");
+        json!({"idx": idx, "name": idx.to_string(), "path": path, "type": kind})
+    };
     let modules = json!([
         module(0, "", "Transformer"),
         module(1, "1_Pooling", "Pooling"),

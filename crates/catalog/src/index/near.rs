@@ -9,7 +9,10 @@ const LIMIT: usize = 5;
 const LONGEST: usize = 80;
 
 /// The names nearest to `text`, each once, among pairs of what may be typed and what it stands for.
-pub(super) fn nearest<'a>(text: &str, known: impl Iterator<Item = (&'a str, &'a ModelName)>) -> Vec<ModelName> {
+pub(super) fn nearest<'a>(
+    text: &str,
+    known: impl Iterator<Item = (&'a str, &'a ModelName)>,
+) -> Vec<ModelName> {
     let wanted = text.trim().to_ascii_lowercase();
     if wanted.is_empty() || wanted.len() > LONGEST {
         return Vec::new();
@@ -29,7 +32,8 @@ pub(super) fn nearest<'a>(text: &str, known: impl Iterator<Item = (&'a str, &'a 
 /// Smaller is nearer; nothing for names that are not near at all.
 fn score(wanted: &str, typed: &str) -> Option<usize> {
     let (plain_wanted, plain_typed) = (letters(wanted), letters(typed));
-    if plain_wanted.len() >= 3 && plain_typed.windows(plain_wanted.len()).any(|window| window == plain_wanted) {
+    if plain_wanted.len() >= 3 && plain_typed.windows(plain_wanted.len()).any(|window| window == plain_wanted)
+    {
         return Some(0);
     }
     let distance = edit_distance(&plain_wanted, &plain_typed);
@@ -66,7 +70,8 @@ mod tests {
 
     #[test]
     fn distances_are_levenshteins() {
-        let check = |a: &str, b: &str, expect: usize| assert_eq!(edit_distance(&letters(a), &letters(b)), expect);
+        let check =
+            |a: &str, b: &str, expect: usize| assert_eq!(edit_distance(&letters(a), &letters(b)), expect);
         check("", "", 0);
         check("", "abc", 3);
         check("abc", "", 3);

@@ -76,7 +76,12 @@ fn libraries_and_licences_are_unpacked_and_pythons_own_are_not() {
     use Platform::*;
     use RuntimeKind::*;
     check(Cpu, LinuxX64, "onnxruntime/capi/libonnxruntime_providers_shared.so", true);
-    check(Cpu, LinuxX64, "onnxruntime/capi/onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so", false);
+    check(
+        Cpu,
+        LinuxX64,
+        "onnxruntime/capi/onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so",
+        false,
+    );
     check(Cpu, LinuxX64, "onnxruntime/capi/training/__init__.py", false);
     check(Cpu, LinuxX64, "onnxruntime/ThirdPartyNotices.txt", true);
     check(Cpu, LinuxX64, "onnxruntime/tools/x.so", false);
@@ -105,8 +110,12 @@ const CORE: &str = "onnxruntime/capi/libonnxruntime.so.1.31.1";
 fn a_wheel_on_disk_is_installed_located_and_removed() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(Some(folder.path().join("store"))).unwrap();
-    let (wheel, pin) = tiny(folder.path(), &[(CORE, b"elf"), ("onnxruntime/__init__.py", b"no"), ("onnxruntime/LICENSE", b"MIT")]);
-    let install = || install_pin(&store, &pin, RuntimeSource::File(wheel.clone()), &Quiet, &Cancel::new(false));
+    let (wheel, pin) = tiny(
+        folder.path(),
+        &[(CORE, b"elf"), ("onnxruntime/__init__.py", b"no"), ("onnxruntime/LICENSE", b"MIT")],
+    );
+    let install =
+        || install_pin(&store, &pin, RuntimeSource::File(wheel.clone()), &Quiet, &Cancel::new(false));
     let info = install().unwrap();
     assert_eq!(fs::read(&info.library).unwrap(), b"elf");
     assert_eq!(info.dir, store.root().join("runtimes/cpu-1.31.1"));
@@ -130,7 +139,8 @@ fn another_wheel_is_refused() {
     let store = Store::open(Some(folder.path().join("store"))).unwrap();
     let (wheel, pin) = tiny(folder.path(), &[(CORE, b"elf")]);
     fs::write(&wheel, b"something else").unwrap();
-    let error = install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+    let error =
+        install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
     assert!(matches!(error, Error::WrongHash { .. }), "{error}");
     assert!(error.to_string().contains("onnxruntime 1.31.1"), "{error}");
     assert!(list(&store).is_empty());
@@ -141,8 +151,21 @@ fn a_wheel_without_the_library_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(Some(folder.path().join("store"))).unwrap();
     let (wheel, pin) = tiny(folder.path(), &[("onnxruntime/LICENSE", b"MIT")]);
-    let error = install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+    let error =
+        install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
     assert!(matches!(error, Error::MissingMember { .. }), "{error}");
     assert!(!store.root().join("runtimes/cpu-1.31.1").exists());
     assert_eq!(fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_named_library_comes_before_the_stores() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path().join("store"))).unwrap();
+    let library = folder.path().join("libonnxruntime.so");
+    fs::write(&library, b"elf").unwrap();
+    assert_eq!(core_library_or(&store, Some(library.clone())).unwrap(), Some(library));
+    let error = core_library_or(&store, Some(folder.path().join("none.so"))).unwrap_err();
+    assert!(matches!(error, Error::DylibMissing { .. }) && error.hint().is_some(), "{error}");
+    assert_eq!(core_library_or(&store, None).unwrap(), None);
 }

@@ -31,8 +31,9 @@ const MEMBER_LIMIT: usize = 100_000;
 
 /// Unpacks the members for which `choose` gives a path, relative to `into`. Gives the files by that path.
 ///
-/// Existing files are never overwritten; `into` must be empty.
+/// Existing files are never overwritten; `into` must be empty. `title` names the archive in progress reports.
 pub(crate) fn unpack(
+    title: &str,
     archive: &Path,
     into: &Path,
     choose: &dyn Fn(&str) -> Option<String>,
@@ -44,8 +45,6 @@ pub(crate) fn unpack(
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad)?;
     let chosen = chosen_members(archive, &mut zip, choose)?;
     let total = chosen.iter().map(|member| member.bytes).sum();
-    let title = archive.file_name().unwrap_or_default().to_string_lossy();
-    let title = if title.len() > 60 { "wheel".into() } else { title };
     let stage = Stage::start(progress, format!("Unpacking {title}"), Unit::Bytes, Some(total));
     let mut done = 0;
     let mut unpacked = BTreeMap::new();
@@ -127,19 +126,27 @@ fn copy_member(
     }
     let mut file = File::create_new(target).map_err(Error::io("create", target))?;
     let mut hasher = Hasher::default();
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = Vec::with_capacity(CHUNK);
     let mut bytes = 0u64;
     loop {
         check_cancel(cancel)?;
-        let count = reader.read(&mut buffer).map_err(Error::io("unpack", archive))?;
-        let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
+        buffer.clear();
+        // The decompressor gives small pieces; whole chunks keep progress reports rare.
+        let count = reader
+            .by_ref()
+            .take(CHUNK as u64)
+            .read_to_end(&mut buffer)
+            .map_err(Error::io("unpack", archive))?;
+        if count == 0 {
+            break;
+        }
         bytes += count as u64;
         if bytes > member.bytes {
             let (path, member) = (archive.to_path_buf(), member.name.clone());
             return Err(Error::HostileArchive { path, member, reason: "is longer than the archive says" });
         }
-        hasher.update(chunk);
-        file.write_all(chunk).map_err(Error::io("write", target))?;
+        hasher.update(&buffer);
+        file.write_all(&buffer).map_err(Error::io("write", target))?;
         seen(bytes);
     }
     Ok(FileEntry { bytes, sha256: hasher.finish() })
@@ -184,7 +191,7 @@ pub(crate) mod tests {
         write_wheel(&wheel, &[("p/a.bin", b"abc"), ("p/sub/b.bin", b""), ("q/c", b"no")]);
         let out = folder.path().join("out");
         let choose = |name: &str| name.strip_prefix("p/").map(str::to_owned);
-        let files = unpack(&wheel, &out, &choose, &Quiet, &Cancel::new(false)).unwrap();
+        let files = unpack("w", &wheel, &out, &choose, &Quiet, &Cancel::new(false)).unwrap();
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a.bin", "sub/b.bin"]);
         assert_eq!(files["a.bin"], FileEntry { bytes: 3, sha256: files::digest(b"abc") });
         assert_eq!(fs::read(out.join("a.bin")).unwrap(), b"abc");
@@ -198,7 +205,7 @@ pub(crate) mod tests {
             let wheel = folder.path().join("w.whl");
             write_wheel(&wheel, &[(name, b"x")]);
             let out = folder.path().join("out");
-            let result = unpack(&wheel, &out, &everything, &Quiet, &Cancel::new(false));
+            let result = unpack("w", &wheel, &out, &everything, &Quiet, &Cancel::new(false));
             assert!(matches!(result, Err(Error::HostileArchive { .. })), "{name}: {result:?}");
             assert!(!folder.path().join("evil").exists());
         }
@@ -211,7 +218,8 @@ pub(crate) mod tests {
         let mut zip = ZipWriter::new(File::create(&wheel).unwrap());
         zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
         zip.finish().unwrap();
-        let result = unpack(&wheel, &folder.path().join("out"), &everything, &Quiet, &Cancel::new(false));
+        let result =
+            unpack("w", &wheel, &folder.path().join("out"), &everything, &Quiet, &Cancel::new(false));
         assert!(matches!(result, Err(Error::HostileArchive { reason: "is a link", .. })), "{result:?}");
     }
 
@@ -226,7 +234,7 @@ pub(crate) mod tests {
         let check = |bytes: &[u8], case: &str| {
             let (path, out) = (folder.path().join(format!("{case}.whl")), folder.path().join(case));
             fs::write(&path, bytes).unwrap();
-            assert!(unpack(&path, &out, &everything, &Quiet, &Cancel::new(false)).is_err(), "{case}");
+            assert!(unpack("w", &path, &out, &everything, &Quiet, &Cancel::new(false)).is_err(), "{case}");
         };
         check(&whole[..whole.len() / 2], "half");
         check(b"", "empty");

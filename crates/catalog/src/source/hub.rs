@@ -65,35 +65,38 @@ impl HubOptions {
     /// What the hub's own tools would use: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or `HF_HOME`,
     /// `HF_HUB_OFFLINE`.
     pub fn from_environment() -> Result<Self, Error> {
-        let home = match variable("HF_HOME") {
-            Some(home) => PathBuf::from(home),
+        let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_path_buf());
+        Self::from_variables(&|name| env::var(name).ok(), home())
+    }
+
+    fn from_variables(
+        get: &dyn Fn(&str) -> Option<String>,
+        user_home: Option<PathBuf>,
+    ) -> Result<Self, Error> {
+        let variable = |name: &str| get(name).filter(|value| !value.is_empty());
+        let path = |name: &str| variable(name).map(PathBuf::from);
+        // The hub's tools use ~/.cache on every platform.
+        let user_cache = || path("XDG_CACHE_HOME").or_else(|| Some(user_home?.join(".cache")));
+        let home = match path("HF_HOME") {
+            Some(home) => home,
             None => user_cache().ok_or(Error::NoDataFolder)?.join("huggingface"),
         };
-        let cache = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
-        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
-        let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
+        let cache = path("HF_HUB_CACHE")
+            .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+            .unwrap_or_else(|| home.join("hub"));
+        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
         let from_file = || String::from_utf8(files::read_small(&token_file, 4096).ok()?).ok();
-        let token = token.or_else(from_file).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(from_file);
         let offline = variable("HF_HUB_OFFLINE")
             .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"));
         Ok(Self {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
-            token,
-            cache: cache.map_or_else(|| home.join("hub"), PathBuf::from),
+            token: token.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()),
+            cache,
             backoff: Duration::from_millis(500),
             network: if offline { Network::CacheOnly } else { Network::Allowed },
         })
     }
-}
-
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// The hub's tools use `~/.cache` on every platform.
-fn user_cache() -> Option<PathBuf> {
-    let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().join(".cache"));
-    variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)
 }
 
 /// A connection to the hub.
@@ -167,20 +170,23 @@ impl Hub {
         let repo = RepoCache::new(&self.options.cache, &source.repo);
         let cached = || repo.complete_snapshot(&source.revision, &source.files);
         if self.options.network == Network::CacheOnly {
-            let (commit, names) = cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() })?;
+            let (commit, names) =
+                cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() })?;
             return self.describe(&repo, commit, names, None, cancel);
         }
         let listing = match self.listing(source, cancel) {
             Ok(listing) => listing,
             Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
                 let Some((commit, names)) = cached() else { return Err(unreachable.into()) };
-                let note = format!("The hub cannot be reached; using {} as it was downloaded before.", source.repo);
+                let note =
+                    format!("The hub cannot be reached; using {} as it was downloaded before.", source.repo);
                 progress.event(Progress::Note(note));
                 return self.describe(&repo, commit, names, None, cancel);
             }
             Err(other) => return Err(other),
         };
-        let names = glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
+        let names =
+            glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
         let title = format!("Downloading {}", source.repo);
         let stage = Stage::start(progress, title, Unit::Bytes, listing.bytes_of(&names));
         let mut before = 0;
@@ -203,7 +209,9 @@ impl Hub {
             check_cancel(cancel)?;
             match self.client.get_small(&source.repo, &url, LISTING_LIMIT) {
                 Ok(bytes) => return parse_listing(&source.repo, &bytes).map_err(Error::from),
-                Err(error) if attempt < transfer::ATTEMPTS && error.is_passing() && !error.is_unreachable() => {
+                Err(error)
+                    if attempt < transfer::ATTEMPTS && error.is_passing() && !error.is_unreachable() =>
+                {
                     transfer::pause(error.retry_after().unwrap_or(wait), cancel)?;
                     wait *= 2;
                 }
@@ -253,6 +261,28 @@ fn parse_listing(repo: &str, bytes: &[u8]) -> Result<Listing, HubError> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_hubs_own_variables_are_honoured() {
+        let folder = tempfile::tempdir().unwrap();
+        let token_file = folder.path().join("token");
+        std::fs::write(&token_file, "from-file\n").unwrap();
+        let token_file = token_file.display().to_string();
+        let check = |given: &[(&str, &str)], cache: &str, token: Option<&str>, network: Network| {
+            let get = |name: &str| {
+                given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            let options = HubOptions::from_variables(&get, Some(PathBuf::from("/home/u"))).unwrap();
+            assert_eq!(options.cache, PathBuf::from(cache), "{given:?}");
+            assert_eq!((options.token.as_deref(), options.network), (token, network), "{given:?}");
+        };
+        check(&[], "/home/u/.cache/huggingface/hub", None, Network::Allowed);
+        check(&[("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub", None, Network::Allowed);
+        check(&[("HF_HOME", "/h"), ("HF_TOKEN", " t ")], "/h/hub", Some("t"), Network::Allowed);
+        check(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")], "/c", None, Network::Allowed);
+        let with_file = [("HF_TOKEN_PATH", token_file.as_str()), ("HF_HOME", "/h"), ("HF_HUB_OFFLINE", "1")];
+        check(&with_file, "/h/hub", Some("from-file"), Network::CacheOnly);
+    }
+
     const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
     #[test]
@@ -269,14 +299,19 @@ mod tests {
         };
         check(&["a", "b"], Some(7));
         check(&["a", "c"], None);
-        let tagged = parse_listing("o/r", format!(r#"{{"sha":"{SHA}","tags":["license:gemma"]}}"#).as_bytes()).unwrap();
+        let tagged =
+            parse_listing("o/r", format!(r#"{{"sha":"{SHA}","tags":["license:gemma"]}}"#).as_bytes())
+                .unwrap();
         assert_eq!(tagged.license().as_deref(), Some("gemma"));
     }
 
     #[test]
     fn answers_that_are_no_listings_are_refused() {
         for text in ["", "[]", "{}", r#"{"sha":"../../etc"}"#, r#"{"sha":5}"#] {
-            assert!(matches!(parse_listing("o/r", text.as_bytes()), Err(HubError::BadAnswer { .. })), "{text}");
+            assert!(
+                matches!(parse_listing("o/r", text.as_bytes()), Err(HubError::BadAnswer { .. })),
+                "{text}"
+            );
         }
     }
 }

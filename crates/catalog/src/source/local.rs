@@ -63,7 +63,8 @@ pub(crate) fn safe(name: &str) -> String {
     for c in name.to_lowercase().chars().take(80) {
         let c = if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '-' };
         let doubled = matches!(c, '-' | '.') && safe.ends_with(c);
-        if !doubled && !(safe.is_empty() && !c.is_ascii_alphanumeric()) {
+        let begins_well = !safe.is_empty() || c.is_ascii_alphanumeric();
+        if begins_well && !doubled {
             safe.push(c);
         }
     }
@@ -175,7 +176,10 @@ mod tests {
             fs::write(folder.path().join(file), file).unwrap();
         }
         let found = digests(folder.path(), &Quiet, &Cancel::new(false)).unwrap();
-        assert_eq!(found.keys().collect::<Vec<_>>(), ["1_Pooling/config.json", "config.json", "model.safetensors"]);
+        assert_eq!(
+            found.keys().collect::<Vec<_>>(),
+            ["1_Pooling/config.json", "config.json", "model.safetensors"]
+        );
         assert_eq!(found["config.json"], files::digest(b"config.json"));
     }
 }

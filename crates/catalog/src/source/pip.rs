@@ -51,7 +51,8 @@ impl Pip {
         let candidates: Vec<Vec<String>> = match chosen {
             Some(python) => vec![vec![python]],
             None => {
-                let usual: &[&str] = if cfg!(windows) { &["python3", "python", "py -3"] } else { &["python3", "python"] };
+                let usual: &[&str] =
+                    if cfg!(windows) { &["python3", "python", "py -3"] } else { &["python3", "python"] };
                 usual.iter().map(|command| command.split(' ').map(str::to_owned).collect()).collect()
             }
         };
@@ -226,9 +227,13 @@ mod tests {
 
     #[test]
     fn without_pip_the_message_names_what_was_tried() {
-        let candidates = vec![vec!["no-such-python".to_owned()], vec!["nor-this".to_owned(), "-3".to_owned()]];
+        let candidates =
+            vec![vec!["no-such-python".to_owned()], vec!["nor-this".to_owned(), "-3".to_owned()]];
         let error = Pip::first_of(candidates, WANTED).unwrap_err();
-        assert_eq!(error.to_string(), "p 1 comes through pip, but none of these has it: no-such-python, nor-this -3");
+        assert_eq!(
+            error.to_string(),
+            "p 1 comes through pip, but none of these has it: no-such-python, nor-this -3"
+        );
         let hint = error.hint().unwrap();
         assert!(hint.contains("python3-pip") && hint.contains("--from FILE.whl"), "{hint}");
     }

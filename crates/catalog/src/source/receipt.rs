@@ -43,7 +43,8 @@ impl Receipt {
     /// Writes the receipt into a folder.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.join(RECEIPT_FILE);
-        let text = serde_json::to_vec_pretty(self).map_err(|error| Error::io("write", &path)(error.into()))?;
+        let text =
+            serde_json::to_vec_pretty(self).map_err(|error| Error::io("write", &path)(error.into()))?;
         files::write_durably(&path, &text)
     }
 

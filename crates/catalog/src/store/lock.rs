@@ -39,7 +39,12 @@ pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
 }
 
 /// Tries until it succeeds or the flag is set.
-pub(super) fn wait(path: &Path, key: &str, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<Guard, Error> {
+pub(super) fn wait(
+    path: &Path,
+    key: &str,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<Guard, Error> {
     let mut told = false;
     loop {
         check_cancel(cancel)?;
@@ -47,7 +52,8 @@ pub(super) fn wait(path: &Path, key: &str, progress: &dyn ProgressSink, cancel: 
             return Ok(guard);
         }
         if !told {
-            progress.event(Progress::Note(format!("Waiting for another Narthex process to finish with {key}.")));
+            progress
+                .event(Progress::Note(format!("Waiting for another Narthex process to finish with {key}.")));
             told = true;
         }
         thread::sleep(RETRY);

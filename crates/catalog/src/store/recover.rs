@@ -72,7 +72,9 @@ fn asides(store: &Store) -> Result<Vec<PathBuf>, Error> {
 fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     match fs::read_dir(folder) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
         Err(error) => Err(Error::io("list", folder)(error)),
     }
 }

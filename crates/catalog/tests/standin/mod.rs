@@ -11,55 +11,55 @@ use std::{
 use sha2::{Digest, Sha256};
 
 /// The commit of every repository here.
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A request as it came.
 #[derive(Debug, Clone)]
-pub struct Request {
-    pub method: String,
-    pub path: String,
-    pub headers: BTreeMap<String, String>,
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
 }
 
 impl Request {
-    pub fn range_start(&self) -> Option<usize> {
+    pub(crate) fn range_start(&self) -> Option<usize> {
         self.headers.get("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
     }
 
-    pub fn is(&self, method: &str, ending: &str) -> bool {
+    pub(crate) fn is(&self, method: &str, ending: &str) -> bool {
         self.method == method && self.path.ends_with(ending)
     }
 }
 
 /// An answer, true or not.
 #[derive(Debug, Clone, Default)]
-pub struct Reply {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
     /// The length to declare, where it is not the body's.
-    pub declared: Option<usize>,
+    pub(crate) declared: Option<usize>,
     /// Close the connection after this many bytes of the body.
-    pub cut: Option<usize>,
+    pub(crate) cut: Option<usize>,
 }
 
 impl Reply {
-    pub fn status(status: u16) -> Self {
+    pub(crate) fn status(status: u16) -> Self {
         Self { status, ..Self::default() }
     }
 
-    pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.retain(|(known, _)| known != name);
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 
-    pub fn without(mut self, name: &str) -> Self {
+    pub(crate) fn without(mut self, name: &str) -> Self {
         self.headers.retain(|(known, _)| known != name);
         self
     }
 
-    pub fn cut(mut self, bytes: usize) -> Self {
+    pub(crate) fn cut(mut self, bytes: usize) -> Self {
         self.cut = Some(bytes);
         self
     }
@@ -68,13 +68,13 @@ impl Reply {
 type Answer = dyn Fn(&Request) -> Reply + Send + Sync;
 
 /// A listening server; it lives as long as the process.
-pub struct Server {
-    pub endpoint: String,
+pub(crate) struct Server {
+    pub(crate) endpoint: String,
     log: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Server {
-    pub fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
@@ -89,12 +89,12 @@ impl Server {
         Self { endpoint, log }
     }
 
-    pub fn requests(&self) -> Vec<Request> {
+    pub(crate) fn requests(&self) -> Vec<Request> {
         self.log.lock().unwrap().clone()
     }
 
     /// The starts of the ranges of all GETs for a file; 0 for whole ones.
-    pub fn gets(&self, ending: &str) -> Vec<usize> {
+    pub(crate) fn gets(&self, ending: &str) -> Vec<usize> {
         let gets = self.requests().into_iter().filter(|request| request.is("GET", ending));
         gets.map(|request| request.range_start().unwrap_or(0)).collect()
     }
@@ -105,7 +105,8 @@ fn serve(mut stream: TcpStream, answer: &Answer, log: &Mutex<Vec<Request>>) {
     log.lock().unwrap().push(request.clone());
     let reply = answer(&request);
     let declared = reply.declared.unwrap_or(reply.body.len());
-    let mut head = format!("HTTP/1.1 {} X\r\nConnection: close\r\nContent-Length: {declared}\r\n", reply.status);
+    let mut head =
+        format!("HTTP/1.1 {} X\r\nConnection: close\r\nContent-Length: {declared}\r\n", reply.status);
     for (name, value) in &reply.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -138,23 +139,27 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
 
 /// A repository's files; those that end in `.safetensors` or `.gguf` are in large-file storage.
 #[derive(Clone)]
-pub struct Repo {
-    pub files: BTreeMap<String, Vec<u8>>,
+pub(crate) struct Repo {
+    pub(crate) files: BTreeMap<String, Vec<u8>>,
 }
 
 impl Repo {
-    pub fn new(files: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn new(files: &[(&str, &[u8])]) -> Self {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
         Self { files }
     }
 
-    pub fn etag(name: &str, bytes: &[u8]) -> String {
+    pub(crate) fn etag(name: &str, bytes: &[u8]) -> String {
         let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        if name.ends_with(".safetensors") || name.ends_with(".gguf") { digest } else { digest[..40].to_owned() }
+        if name.ends_with(".safetensors") || name.ends_with(".gguf") {
+            digest
+        } else {
+            digest[..40].to_owned()
+        }
     }
 
     /// What an honest hub answers.
-    pub fn answer(&self, request: &Request) -> Reply {
+    pub(crate) fn answer(&self, request: &Request) -> Reply {
         if request.path.starts_with("/api/models/") {
             return Reply { status: 200, body: self.listing(), ..Reply::default() };
         }
@@ -167,8 +172,10 @@ impl Repo {
             .with("X-Linked-Size", bytes.len().to_string())
             .with("X-Repo-Commit", COMMIT);
         match start {
-            Some(start) => Reply { status: 206, ..reply }
-                .with("Content-Range", format!("bytes {start}-{}/{}", bytes.len().saturating_sub(1), bytes.len())),
+            Some(start) => Reply { status: 206, ..reply }.with(
+                "Content-Range",
+                format!("bytes {start}-{}/{}", bytes.len().saturating_sub(1), bytes.len()),
+            ),
             None => reply,
         }
     }
@@ -180,12 +187,13 @@ impl Repo {
             .map(|(name, bytes)| format!(r#"{{"rfilename":{name:?},"size":{}}}"#, bytes.len()))
             .collect();
         let siblings = siblings.join(",");
-        format!(r#"{{"sha":"{COMMIT}","cardData":{{"license":"apache-2.0"}},"siblings":[{siblings}]}}"#).into_bytes()
+        format!(r#"{{"sha":"{COMMIT}","cardData":{{"license":"apache-2.0"}},"siblings":[{siblings}]}}"#)
+            .into_bytes()
     }
 }
 
 /// Bytes without a pattern, the same on every call.
-pub fn noise(length: usize) -> Vec<u8> {
+pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut next = || {
         state ^= state << 13;

@@ -12,8 +12,10 @@ use serde::Serialize;
 pub enum Storage {
     /// Single precision.
     F32,
-    /// 8-bit blocks, symmetric around 128.
+    /// 8-bit blocks, symmetric around 128: the only quantised form that the host reads rows of.
     W8,
+    /// 8-bit blocks with zero points.
+    W8Zeros,
     /// 4-bit blocks with zero points.
     W4,
 }
@@ -39,17 +41,18 @@ pub struct Planned {
 }
 
 impl Plan {
-    /// The plan that a recipe gives for an architecture: the head keeps 8 bits in `w4`, because its errors reach the
-    /// logits unattenuated.
+    /// The plan that a recipe gives for an architecture. The head keeps 8 bits in `w4`, because its errors reach the
+    /// logits unattenuated; one that shares its weight with the token table has no zero points, so that the host can
+    /// read its rows.
     pub fn new(architecture: &Architecture, recipe: &Recipe) -> Self {
-        let (inner, head) = match recipe.scheme {
-            Scheme::F32 => (Storage::F32, Storage::F32),
-            Scheme::W8 => (Storage::W8, Storage::W8),
-            Scheme::W4 => (Storage::W4, Storage::W8),
+        let inner = match recipe.scheme {
+            Scheme::F32 => Storage::F32,
+            Scheme::W8 => Storage::W8Zeros,
+            Scheme::W4 => Storage::W4,
         };
         let mut plan = Self { weights: Vec::new() };
         match architecture {
-            Architecture::Decoder(arch) => plan.decoder(arch, inner, head),
+            Architecture::Decoder(arch) => plan.decoder(arch, inner),
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
         }
         plan
@@ -59,7 +62,7 @@ impl Plan {
         self.weights.push(Planned { name, rows, cols, storage });
     }
 
-    fn decoder(&mut self, arch: &DecoderArch, inner: Storage, head: Storage) {
+    fn decoder(&mut self, arch: &DecoderArch, inner: Storage) {
         for (index, layer) in arch.layers.iter().enumerate() {
             let scope = format!("layers.{index}");
             let a = &layer.attention;
@@ -74,7 +77,12 @@ impl Plan {
             self.push(format!("{scope}.mlp.up_proj.weight"), layer.mlp.inner, arch.hidden, inner);
             self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, layer.mlp.inner, inner);
         }
-        let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
+        let (name, head) = match (arch.tied_head, inner) {
+            (false, Storage::F32) => ("head.weight", Storage::F32),
+            (false, _) => ("head.weight", Storage::W8Zeros),
+            (true, Storage::F32) => ("embed.weight", Storage::F32),
+            (true, _) => ("embed.weight", Storage::W8),
+        };
         self.push(name.to_owned(), arch.vocab, arch.hidden, head);
     }
 

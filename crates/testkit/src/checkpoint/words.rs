@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 use super::gguf::Meta;
 
 /// ChatML.
-pub(super) const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + \
-     message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+pub(super) const CHAT_TEMPLATE: &str = concat!(
+    r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' ",
+    r"+ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+);
 
 /// The special tokens of the BPE; the first ones of the vocabulary.
 const LLAMA_SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -117,7 +119,8 @@ pub(super) fn llama_tokenizer() -> Value {
     let byte_level =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added(&LLAMA_SPECIAL), "normalizer": null,
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added(&LLAMA_SPECIAL),
+        "normalizer": null,
         "pre_tokenizer": {
             "type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, byte_level],
         },
@@ -151,8 +154,8 @@ pub(super) fn bert_tokenizer() -> Value {
         },
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
         "model": {
-            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
-            "vocab": vocabulary(&bert_tokens()),
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocabulary(&bert_tokens()),
         },
     })
 }

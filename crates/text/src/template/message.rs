@@ -53,6 +53,17 @@ impl Message {
     }
 }
 
+/// Developer messages as system messages.
+pub(super) fn without_developer(messages: &[Message]) -> Vec<Message> {
+    let mut renamed = messages.to_vec();
+    for message in &mut renamed {
+        if message.role == Role::Developer {
+            message.role = Role::System;
+        }
+    }
+    renamed
+}
+
 fn join(first: &str, second: &str) -> String {
     match (first.is_empty(), second.is_empty()) {
         (true, _) => second.to_owned(),

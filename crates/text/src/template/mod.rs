@@ -1,18 +1,23 @@
 //! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it, with bounded work.
 //!
 //! Templates come from outside; rendering is limited in steps and in output, and reads no clock: the date is given.
+//! Strings in between are limited by the steps alone, and a template can double one with each.
 
 mod message;
 mod python;
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, thread};
 
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
 
 pub use message::{Message, Role};
 
-/// Steps that one rendering may take.
-const FUEL: u64 = 20_000_000;
+/// Steps that one rendering may take; a conversation takes some hundred a message.
+const FUEL: u64 = 500_000;
+
+/// Bytes of stack for a template. minijinja walks nested values by recursion, with up to 512 bytes a level (measured,
+/// in minijinja 3.0.5), and a step nests one level at most.
+const STACK: usize = FUEL as usize * 1024;
 
 /// Bytes that one rendering may give.
 const MAX_OUTPUT: usize = 64 << 20;
@@ -71,9 +76,11 @@ impl ChatTemplate {
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, TemplateError> {
         let source = without_generation_blocks(source);
         let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
-        environment((1970, 1, 1))
-            .and_then(|env| env.template_from_str(&source).map(drop))
-            .map_err(malformed)?;
+        isolated(|| {
+            environment((1970, 1, 1))
+                .and_then(|env| env.template_from_str(&source).map(drop))
+                .map_err(malformed)
+        })?;
         Ok(Self { knows_developer: source.contains("developer"), source, special_tokens })
     }
 
@@ -82,21 +89,17 @@ impl ChatTemplate {
     /// A template that refuses a system message gets its text at the head of the first user message; one that refuses
     /// two messages of one role in a row gets them joined. What it refuses still is refused in its own words.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        let messages: Vec<Message> = messages
-            .iter()
-            .map(|message| match message.role {
-                Role::Developer if !self.knows_developer => Message { role: Role::System, ..message.clone() },
-                _ => message.clone(),
-            })
-            .collect();
+        let messages =
+            if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
         let first = match self.render_as_is(&messages, options) {
             Err(error @ TemplateError::Refused { .. }) => error,
             other => return other,
         };
-        let joined = message::join_runs(&messages);
+        let renamed = message::without_developer(&messages);
+        let joined = message::join_runs(&renamed);
         let folded = message::fold_system(&messages);
         let both = message::join_runs(&folded);
-        for adapted in [joined, folded, both] {
+        for adapted in [renamed, joined, folded, both] {
             if adapted.as_slice() != messages.as_slice()
                 && let Ok(text) = self.render_as_is(&adapted, options)
             {
@@ -107,6 +110,10 @@ impl ChatTemplate {
     }
 
     fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+        isolated(|| self.render_here(messages, options))
+    }
+
+    fn render_here(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         let failed = |error: minijinja::Error| match python::refusal(&error) {
             Some(message) => TemplateError::Refused { message },
             None => TemplateError::Failed { reason: format!("{error:#}") },
@@ -116,12 +123,29 @@ impl ChatTemplate {
         let values = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
+            // Templates ask whether these are none, which what is not there is not.
+            tools => Value::from(()),
+            documents => Value::from(()),
             ..Value::from(Serde(&self.special_tokens)),
         };
         let mut output = Bounded(Vec::new());
         template.render_captured_to(values, &mut output).map(drop).map_err(failed)?;
         String::from_utf8(output.0).map_err(|error| TemplateError::Failed { reason: error.to_string() })
     }
+}
+
+/// Runs `work` where neither a deep stack nor a panic of the template engine ends the process.
+fn isolated<T: Send>(work: impl FnOnce() -> Result<T, TemplateError> + Send) -> Result<T, TemplateError> {
+    let failed = |reason: String| TemplateError::Failed { reason };
+    thread::scope(|scope| {
+        thread::Builder::new()
+            .name("chat-template".to_owned())
+            .stack_size(STACK)
+            .spawn_scoped(scope, work)
+            .map_err(|error| failed(format!("expected a thread to render on, found: {error}")))?
+            .join()
+            .unwrap_or_else(|_| Err(failed("the template engine panicked".to_owned())))
+    })
 }
 
 /// An output that refuses to grow without end.
@@ -150,6 +174,8 @@ fn environment(date: (i64, u8, u8)) -> Result<Environment<'static>, minijinja::E
     env.add_filter("tojson", python::to_json);
     env.add_filter("fromjson", python::from_json);
     env.add_filter("trim", python::trim);
+    env.add_test("sequence", python::is_sequence);
+    env.add_test("iterable", python::is_iterable);
     env.add_function("raise_exception", python::raise);
     env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
     Ok(env)
@@ -222,6 +248,9 @@ mod tests {
             "  0\n  2\n",
         );
         check("{{ ('{\"a\": 3}' | fromjson).a }}", one, "3");
+        check("{{ none }} {{ true }} {{ 1.0 }}", one, "None True 1.0");
+        check("{{ tools is defined }} {{ tools is none }} {{ documents is none }}", one, "True True True");
+        check("{{ 'a' is sequence }} {{ {} is iterable }} {{ 1 is sequence }}", one, "True True False");
     }
 
     const ALTERNATING: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
@@ -232,6 +261,8 @@ mod tests {
     fn templates_that_refuse_are_met_halfway() {
         check(ALTERNATING, &[(Role::System, "s"), (Role::User, "u")], "[user:s\n\nu]");
         check(ALTERNATING, &[(Role::Developer, "s"), (Role::User, "u")], "[user:s\n\nu]");
+        let no_developer = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}[{{ m.role }}]{% endfor %}";
+        check(no_developer, &[(Role::Developer, "s"), (Role::User, "u")], "[system][user]");
         check(ALTERNATING, &[(Role::User, "a"), (Role::User, "b")], "[user:a\n\nb]");
         check(
             ALTERNATING,
@@ -247,6 +278,13 @@ mod tests {
         let user = &[(Role::User, "x")];
         let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
         assert!(matches!(render(endless, user), Err(TemplateError::Failed { .. })));
+        let deep = "[".repeat(60) + "ns.x" + &"]".repeat(60);
+        let nest = format!("{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}{{% set ns.x = {deep} %}}{{% endfor %}}");
+        assert!(matches!(render(&nest, user), Err(TemplateError::Failed { .. })));
+        let shown = nest.replace("99999", "5000") + "{{ ns.x | tojson | length }}";
+        check(&shown, user, "600001");
+        let backwards = render("{{ 'abc'[0:2:-1] }}", user);
+        assert!(matches!(backwards, Ok(_) | Err(TemplateError::Failed { .. })), "{backwards:?}");
         assert!(matches!(render("{% for %}", user), Err(TemplateError::Malformed { .. })));
         assert!(matches!(render("{{ nothing.at.all }}", user), Err(TemplateError::Failed { .. })));
     }

@@ -1,11 +1,13 @@
 //! Where Jinja in Python differs from minijinja: JSON, whitespace, dates, refusals.
 
+use std::io::{self, Write};
+
 use minijinja::{
     Error, ErrorKind, State, Value,
-    value::{Kwargs, Serde},
+    value::{Kwargs, Serde, ValueKind},
 };
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{Formatter, Serializer};
 
 use super::REFUSAL;
 
@@ -58,6 +60,16 @@ pub(super) fn method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
+/// `value is sequence`: whatever has a length and can be indexed, as strings and dictionaries in Python.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map)
+}
+
+/// `value is iterable`.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
+}
+
 /// `text | fromjson`.
 pub(super) fn from_json(text: String) -> Result<Value, Error> {
     let value: serde_json::Value = serde_json::from_str(&text)
@@ -65,87 +77,96 @@ pub(super) fn from_json(text: String) -> Result<Value, Error> {
     Ok(Value::from(Serde(value)))
 }
 
-/// `value | tojson(indent, ensure_ascii, sort_keys)` as Python's `json.dumps` writes it.
+/// `value | tojson(indent, ensure_ascii, separators, sort_keys)` as Python's `json.dumps` writes it.
 pub(super) fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let _: Option<Value> = options.get("separators")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
     options.assert_all_used()?;
+    let (item, key) = match separators.as_deref() {
+        Some([item, key]) => (item.clone(), key.clone()),
+        None => ((if indent.is_some() { "," } else { ", " }).to_owned(), ": ".to_owned()),
+        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators")),
+    };
     let failed =
         |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
     let mut json = serde_json::to_value(&value).map_err(failed)?;
     if sort {
         json.sort_all_objects();
     }
+    let indent = indent.map(|width| " ".repeat(width.min(64)));
+    let python = Python { item, key, indent, ascii, depth: 0, filled: false };
     let mut bytes = Vec::new();
-    match indent {
-        Some(width) => {
-            let spaces = " ".repeat(width.min(64));
-            let inner = PrettyFormatter::with_indent(spaces.as_bytes());
-            json.serialize(&mut Serializer::with_formatter(&mut bytes, Python { inner, ascii }))
-        }
-        None => json.serialize(&mut Serializer::with_formatter(&mut bytes, Python { inner: Spaced, ascii })),
-    }
-    .map_err(failed)?;
+    json.serialize(&mut Serializer::with_formatter(&mut bytes, python)).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     Ok(Value::from_safe_string(text))
 }
 
-/// One line, with a space after each comma and colon.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
-/// Numbers and non-ASCII characters as Python writes them, around another layout.
-struct Python<F> {
-    inner: F,
+/// The layout of `json.dumps`, with numbers and non-ASCII characters as Python writes them.
+struct Python {
+    /// Between values.
+    item: String,
+    /// Between a key and its value.
+    key: String,
+    /// What a level is indented by; `None` keeps all on one line.
+    indent: Option<String>,
     ascii: bool,
+    depth: usize,
+    /// Whether the container that ends next has anything in it.
+    filled: bool,
 }
 
-impl<F: Formatter> Formatter for Python<F> {
-    fn write_f64<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, value: f64) -> std::io::Result<()> {
-        let text = serde_json::Number::from_f64(value).map_or_else(|| "null".to_owned(), |n| n.to_string());
-        let Some((digits, exponent)) = text.split_once('e') else { return writer.write_all(text.as_bytes()) };
-        let (sign, exponent) = match exponent.strip_prefix('-') {
-            Some(rest) => ('-', rest),
-            None => ('+', exponent.trim_start_matches('+')),
-        };
-        write!(writer, "{digits}e{sign}{exponent:0>2}")
+impl Python {
+    fn open<W: ?Sized + Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.filled = false;
+        writer.write_all(bracket)
     }
 
-    fn write_string_fragment<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        text: &str,
-    ) -> std::io::Result<()> {
+    fn close<W: ?Sized + Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if self.filled {
+            self.line(writer)?;
+        }
+        writer.write_all(bracket)
+    }
+
+    fn next<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(self.item.as_bytes())?;
+        }
+        self.line(writer)
+    }
+
+    fn line<W: ?Sized + Write>(&self, writer: &mut W) -> io::Result<()> {
+        let Some(indent) = &self.indent else { return Ok(()) };
+        writer.write_all(b"\n")?;
+        (0..self.depth).try_for_each(|_| writer.write_all(indent.as_bytes()))
+    }
+}
+
+impl Formatter for Python {
+    fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        let short = format!("{value:e}");
+        let (digits, exponent) = short.split_once('e').unwrap_or((&short, "0"));
+        match exponent.parse::<i32>().unwrap_or(0) {
+            -4..16 => write!(writer, "{value:?}"),
+            exponent => {
+                let sign = if exponent < 0 { '-' } else { '+' };
+                write!(writer, "{digits}e{sign}{:02}", exponent.unsigned_abs())
+            }
+        }
+    }
+
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, text: &str) -> io::Result<()> {
         if !self.ascii {
             return writer.write_all(text.as_bytes());
         }
         for c in text.chars() {
             let mut units = [0; 2];
             match c {
-                '\0'..='\x7f' => write!(writer, "{c}")?,
+                '\0'..='\x7e' => write!(writer, "{c}")?,
                 _ => {
                     c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?
                 }
@@ -154,48 +175,42 @@ impl<F: Formatter> Formatter for Python<F> {
         Ok(())
     }
 
-    fn begin_array<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.begin_array(writer)
+    fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"[")
     }
 
-    fn end_array<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.end_array(writer)
+    fn end_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"]")
     }
 
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        self.inner.begin_array_value(writer, first)
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.next(writer, first)
     }
 
-    fn end_array_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.end_array_value(writer)
+    fn end_array_value<W: ?Sized + Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.filled = true;
+        Ok(())
     }
 
-    fn begin_object<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.begin_object(writer)
+    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"{")
     }
 
-    fn end_object<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.end_object(writer)
+    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"}")
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        self.inner.begin_object_key(writer, first)
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.next(writer, first)
     }
 
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.begin_object_value(writer)
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(self.key.as_bytes())
     }
 
-    fn end_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.inner.end_object_value(writer)
+    fn end_object_value<W: ?Sized + Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.filled = true;
+        Ok(())
     }
 }
 
@@ -272,5 +287,30 @@ mod tests {
         check("%Y-%m-%d", "2026-11-21");
         check("%a %d %B %y, 100%%", "Sat 21 November 26, 100%");
         assert!(strftime("%Q", (2026, 1, 1)).is_err());
+    }
+
+    #[test]
+    fn json_is_that_of_python() {
+        let check = |json: &str, options: Vec<(&str, Value)>, expected: &str| {
+            let value: serde_json::Value = serde_json::from_str(json).unwrap();
+            let options = Kwargs::from_iter(options);
+            assert_eq!(to_json(Value::from(Serde(value)), options).unwrap().to_string(), expected, "{json}");
+        };
+        let nested = r#"{"b":[1,{}],"a":{"c":[],"d":null}}"#;
+        check(nested, vec![], r#"{"b": [1, {}], "a": {"c": [], "d": null}}"#);
+        check(
+            nested,
+            vec![("indent", Value::from(1)), ("sort_keys", Value::from(true))],
+            "{\n \"a\": {\n  \"c\": [],\n  \"d\": null\n },\n \"b\": [\n  1,\n  {}\n ]\n}",
+        );
+        check(nested, vec![("separators", Value::from(vec![",", ":"]))], r#"{"b":[1,{}],"a":{"c":[],"d":null}}"#);
+        let floats = "[1e+16, 1000000000000000.0, 0.0001, 1e-05, 1.5, -0.0, 1.25e-100, 9.5e+300]";
+        check("[1e16,1e15,1e-4,1e-5,1.5,-0.0,1.25e-100,9.5e300]", vec![], floats);
+        check("\"<é🙂\u{7f}\\n\"", vec![], "\"<é🙂\u{7f}\\n\"");
+        check(
+            "\"<é🙂\u{7f}\\n\"",
+            vec![("ensure_ascii", Value::from(true))],
+            "\"<\\u00e9\\ud83d\\ude42\\u007f\\n\"",
+        );
     }
 }

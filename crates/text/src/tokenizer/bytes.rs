@@ -120,11 +120,6 @@ impl Pieces {
         }
     }
 
-    /// One more than the largest token id.
-    pub(super) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
     /// The bytes of `token` inside a text; nothing for an id outside the vocabulary.
     pub(super) fn bytes(&self, token: u32) -> &[u8] {
         let token = token as usize;

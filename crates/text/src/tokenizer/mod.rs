@@ -235,7 +235,7 @@ fn add_shield(json: &mut Value) {
         Value::Null => remove,
         other => json!({"type": "Sequence", "normalizers": [remove, other]}),
     };
-    for token in json["added_tokens"].as_array_mut().into_iter().flatten() {
+    for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
         if token["special"] == true {
             token["normalized"] = Value::Bool(false);
         }

@@ -86,7 +86,11 @@ impl RepoCache {
     }
 
     /// The commit and the wanted files of a revision, if all of them lie in the cache.
-    pub(super) fn complete_snapshot(&self, revision: &str, patterns: &[String]) -> Option<(String, Vec<String>)> {
+    pub(super) fn complete_snapshot(
+        &self,
+        revision: &str,
+        patterns: &[String],
+    ) -> Option<(String, Vec<String>)> {
         let commit = if is_commit(revision) {
             revision.to_owned()
         } else {

@@ -39,7 +39,8 @@ impl Origin {
         let uri: Uri = url.parse().ok()?;
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
         let authority = uri.authority()?.as_str().to_ascii_lowercase();
-        (matches!(scheme.as_str(), "http" | "https") && !authority.contains('@')).then_some(Self { scheme, authority })
+        (matches!(scheme.as_str(), "http" | "https") && !authority.contains('@'))
+            .then_some(Self { scheme, authority })
     }
 }
 
@@ -62,7 +63,8 @@ enum Verb {
 impl Client {
     pub(super) fn new(options: &HubOptions) -> Result<Self, HubError> {
         let endpoint = options.endpoint.trim_end_matches('/').to_owned();
-        let origin = Origin::of(&endpoint).ok_or_else(|| HubError::BadEndpoint { endpoint: endpoint.clone() })?;
+        let origin =
+            Origin::of(&endpoint).ok_or_else(|| HubError::BadEndpoint { endpoint: endpoint.clone() })?;
         let visible = |token: &String| token.bytes().all(|b| b.is_ascii_graphic());
         if !options.token.as_ref().is_none_or(visible) {
             return Err(HubError::BadToken);
@@ -81,11 +83,22 @@ impl Client {
     }
 
     pub(super) fn listing_url(&self, repo: &str, revision: &str) -> String {
-        format!("{}/api/models/{}/revision/{}?blobs=true", self.endpoint, encode_path(repo), encode_component(revision))
+        format!(
+            "{}/api/models/{}/revision/{}?blobs=true",
+            self.endpoint,
+            encode_path(repo),
+            encode_component(revision)
+        )
     }
 
     pub(super) fn file_url(&self, repo: &str, commit: &str, name: &str) -> String {
-        format!("{}/{}/resolve/{}/{}", self.endpoint, encode_path(repo), encode_component(commit), encode_path(name))
+        format!(
+            "{}/{}/resolve/{}/{}",
+            self.endpoint,
+            encode_path(repo),
+            encode_component(commit),
+            encode_path(name)
+        )
     }
 
     /// A whole answer of at most `limit` bytes.
@@ -118,7 +131,13 @@ impl Client {
     }
 
     /// A file's bytes from one on.
-    pub(super) fn bytes_from(&self, repo: &str, url: &str, name: &str, from: u64) -> Result<Response<Body>, HubError> {
+    pub(super) fn bytes_from(
+        &self,
+        repo: &str,
+        url: &str,
+        name: &str,
+        from: u64,
+    ) -> Result<Response<Body>, HubError> {
         let response = self.send(Verb::Get { from }, url, name)?;
         if response.status().as_u16() != 416 {
             self.expect_success(&response, repo, name)?;
@@ -133,7 +152,8 @@ impl Client {
         for _ in 0..=REDIRECTS {
             let origin = Origin::of(&url).ok_or_else(|| bad("it leads to no web address"))?;
             let response = self.send_once(verb, &url, &origin, what)?;
-            let location = header(response.headers(), "location").filter(|_| response.status().is_redirection());
+            let location =
+                header(response.headers(), "location").filter(|_| response.status().is_redirection());
             let Some(location) = location else { return Ok(response) };
             let next = join(&url, location);
             let target = Origin::of(&next).ok_or_else(|| bad("it leads to no web address"))?;
@@ -148,7 +168,13 @@ impl Client {
         Err(bad("it has more than 10 hops"))
     }
 
-    fn send_once(&self, verb: Verb, url: &str, origin: &Origin, what: &str) -> Result<Response<Body>, HubError> {
+    fn send_once(
+        &self,
+        verb: Verb,
+        url: &str,
+        origin: &Origin,
+        what: &str,
+    ) -> Result<Response<Body>, HubError> {
         let mut request = match verb {
             Verb::Head => self.agent.head(url),
             Verb::Get { .. } => self.agent.get(url),
@@ -162,9 +188,15 @@ impl Client {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         request.call().map_err(|error| match error {
-            ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => unreachable(origin, error),
-            ureq::Error::Io(ref source) if is_refusal(source) => unreachable(origin, error),
-            ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => unreachable(origin, error),
+            ureq::Error::Io(ref source) if was_connected(source) => broken(what, error),
+            ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed
+            | ureq::Error::Io(_)
+            | ureq::Error::Tls(_)
+            | ureq::Error::Rustls(_)
+            | ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
+                unreachable(origin, error)
+            }
             other => broken(what, other),
         })
     }
@@ -177,7 +209,9 @@ impl Client {
         let code = header(response.headers(), "x-error-code").unwrap_or("");
         let what = if what == repo { repo.to_owned() } else { format!("{what} in {repo}") };
         Err(match (status.as_u16(), code) {
-            (404, _) | (401 | 403, "RepoNotFound" | "RevisionNotFound" | "EntryNotFound") => HubError::NotFound { what },
+            (404, _) | (401 | 403, "RepoNotFound" | "RevisionNotFound" | "EntryNotFound") => {
+                HubError::NotFound { what }
+            }
             (status @ (401 | 403), _) => HubError::Refused {
                 repo: repo.to_owned(),
                 status,
@@ -185,7 +219,8 @@ impl Client {
                 had_token: self.token.is_some(),
             },
             (status, _) => {
-                let wait = header(response.headers(), "retry-after").and_then(|text| text.trim().parse().ok());
+                let wait =
+                    header(response.headers(), "retry-after").and_then(|text| text.trim().parse().ok());
                 HubError::Status { status, what, retry_after: wait.map(Duration::from_secs) }
             }
         })
@@ -217,9 +252,17 @@ fn broken(what: &str, source: ureq::Error) -> HubError {
     HubError::Broken { what: what.to_owned(), source: Box::new(source) }
 }
 
-fn is_refusal(error: &std::io::Error) -> bool {
+/// Whether an error is one of a connection that stood; others, a failed look-up of the host among them, are not.
+fn was_connected(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
-    matches!(error.kind(), Kind::ConnectionRefused | Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown)
+    let standing = [
+        Kind::ConnectionReset,
+        Kind::ConnectionAborted,
+        Kind::UnexpectedEof,
+        Kind::BrokenPipe,
+        Kind::TimedOut,
+    ];
+    standing.contains(&error.kind())
 }
 
 /// A header's text; one that is no text counts as absent.
@@ -263,7 +306,8 @@ mod tests {
 
     #[test]
     fn origins_tell_hosts_ports_and_schemes_apart() {
-        let check = |a: &str, b: &str, same: bool| assert_eq!(Origin::of(a) == Origin::of(b), same, "{a} {b}");
+        let check =
+            |a: &str, b: &str, same: bool| assert_eq!(Origin::of(a) == Origin::of(b), same, "{a} {b}");
         check("https://h/x", "https://H/y", true);
         check("https://h/x", "http://h/x", false);
         check("http://h:1/x", "http://h:2/x", false);

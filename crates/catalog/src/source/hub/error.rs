@@ -161,9 +161,10 @@ impl HubError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::BadEndpoint { .. } | Self::BadToken | Self::BadCertificates { .. } | Self::ManyGguf { .. } => {
-                ErrorKind::BadRequest
-            }
+            Self::BadEndpoint { .. }
+            | Self::BadToken
+            | Self::BadCertificates { .. }
+            | Self::ManyGguf { .. } => ErrorKind::BadRequest,
             _ => ErrorKind::Fetch,
         }
     }
@@ -175,15 +176,24 @@ impl HubError {
             Self::BadToken => "copy the token again into HF_TOKEN",
             Self::BadCertificates { .. } => "set SSL_CERT_FILE to a PEM file, or unset it",
             Self::Refused { page, had_token, .. } => {
-                let token = if *had_token { "use the token of the account that accepted it" } else { "set HF_TOKEN to a token of that account" };
+                let token = if *had_token {
+                    "use the token of the account that accepted it"
+                } else {
+                    "set HF_TOKEN to a token of that account"
+                };
                 return Some(format!("open {page}, sign in, accept the licence, then {token}"));
             }
             Self::NotFound { .. } => "check owner, name and revision; a private repository needs HF_TOKEN",
-            Self::Unreachable { .. } => "check the network and its proxy (HTTPS_PROXY); what was fetched is kept",
+            Self::Unreachable { .. } => {
+                "check the network and its proxy (HTTPS_PROXY); what was fetched is kept"
+            }
             Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } | Self::Status { .. } => {
                 "run the command again; it goes on where it stopped"
             }
-            Self::Long { .. } | Self::WrongHash { .. } | Self::BadRedirect { .. } | Self::BadAnswer { .. } => {
+            Self::Long { .. }
+            | Self::WrongHash { .. }
+            | Self::BadRedirect { .. }
+            | Self::BadAnswer { .. } => {
                 "a proxy or mirror may be altering the files; try without it, or run the command again"
             }
             Self::NoWeights { .. } => "look for a conversion of the model with .safetensors or .gguf files",
@@ -202,7 +212,9 @@ impl HubError {
         match self {
             Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
             Self::WrongHash { resumed, .. } => *resumed,
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } => true,
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Short { .. } | Self::Changed { .. } => {
+                true
+            }
             _ => false,
         }
     }

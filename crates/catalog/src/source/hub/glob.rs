@@ -76,7 +76,9 @@ fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };
     let reach = rest.find('/').unwrap_or(rest.len());
-    (0..=reach).filter(|&at| rest.is_char_boundary(at)).any(|at| rest.get(at..).is_some_and(|tail| matches(after, tail)))
+    (0..=reach)
+        .filter(|&at| rest.is_char_boundary(at))
+        .any(|at| rest.get(at..).is_some_and(|tail| matches(after, tail)))
 }
 
 #[cfg(test)]
@@ -85,7 +87,9 @@ mod tests {
 
     #[test]
     fn stars_stop_at_slashes() {
-        let check = |pattern: &str, name: &str, expect: bool| assert_eq!(matches(pattern, name), expect, "{pattern} {name}");
+        let check = |pattern: &str, name: &str, expect: bool| {
+            assert_eq!(matches(pattern, name), expect, "{pattern} {name}")
+        };
         check("*.json", "config.json", true);
         check("*.json", "onnx/config.json", false);
         check("model-*-of-*.safetensors", "model-00001-of-00002.safetensors", true);
@@ -124,6 +128,10 @@ mod tests {
         check(&["q4.gguf", "q8.gguf"], &[], Err("has 2 GGUF files: q4.gguf, q8.gguf"));
         check(&["q4.gguf", "q8.gguf"], &["q8.gguf"], Ok(&["q8.gguf"]));
         check(&["config.json", "pytorch_model.bin"], &[], Err("no .safetensors or .gguf"));
-        check(&["../../x.json", "a.safetensors"], &["*/*/*.json", "*.safetensors"], Err("would leave its folder"));
+        check(
+            &["../../x.json", "a.safetensors"],
+            &["*/*/*.json", "*.safetensors"],
+            Err("would leave its folder"),
+        );
     }
 }

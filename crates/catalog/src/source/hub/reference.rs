@@ -6,7 +6,10 @@ use crate::source::archive::is_plain;
 pub(crate) fn is_repo(text: &str) -> bool {
     let word = |part: &str| {
         let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        (1..=96).contains(&part.len()) && part.chars().all(inner) && !part.contains("..") && !part.starts_with(['.', '-'])
+        (1..=96).contains(&part.len())
+            && part.chars().all(inner)
+            && !part.contains("..")
+            && !part.starts_with(['.', '-'])
     };
     text.split_once('/').is_some_and(|(owner, name)| word(owner) && word(name))
 }
@@ -58,7 +61,9 @@ mod tests {
 
     #[test]
     fn repositories_have_two_plain_parts() {
-        for good in ["a/b", "HuggingFaceTB/SmolLM2-135M-Instruct", "apple/OpenELM-1_1B", "microsoft/Phi-3.5-mini"] {
+        for good in
+            ["a/b", "HuggingFaceTB/SmolLM2-135M-Instruct", "apple/OpenELM-1_1B", "microsoft/Phi-3.5-mini"]
+        {
             assert!(is_repo(good), "{good}");
         }
         for bad in ["", "a", "a/b/c", "../b", "a/..", "a /b", "a/b?c", "-a/b", "a/b\n"] {

@@ -32,6 +32,9 @@ pub(super) const ATTEMPTS: usize = 5;
 /// Bytes that a file may have whose length the hub does not state.
 const UNSTATED_LIMIT: u64 = 1 << 30;
 
+/// Bytes between two reports of progress.
+const REPORT: usize = 256 << 10;
+
 /// A file that is to be in the cache.
 pub(super) struct Transfer<'a> {
     pub(super) client: &'a Client,
@@ -85,7 +88,12 @@ impl Transfer<'_> {
         }
     }
 
-    fn attempt(&self, former: &mut Option<String>, seen: &dyn Fn(u64), cancel: &Cancel) -> Result<u64, Error> {
+    fn attempt(
+        &self,
+        former: &mut Option<String>,
+        seen: &dyn Fn(u64),
+        cancel: &Cancel,
+    ) -> Result<u64, Error> {
         let url = self.client.file_url(&self.repo.repo, self.commit, self.name);
         let Promise { etag, bytes } = self.client.promise(&self.repo.repo, &url, self.name)?;
         let etag = etag.as_deref().and_then(blob_name).ok_or_else(|| HubError::BadAnswer {
@@ -109,7 +117,8 @@ impl Transfer<'_> {
     }
 
     fn is_whole(&self, blob: &Path, attempt: &Attempt) -> bool {
-        fs::metadata(blob).is_ok_and(|meta| meta.is_file() && attempt.bytes.is_none_or(|bytes| bytes == meta.len()))
+        fs::metadata(blob)
+            .is_ok_and(|meta| meta.is_file() && attempt.bytes.is_none_or(|bytes| bytes == meta.len()))
     }
 
     fn lock(&self, etag: &str, cancel: &Cancel) -> Result<File, Error> {
@@ -127,7 +136,13 @@ impl Transfer<'_> {
     }
 
     /// Brings the file's bytes into its blob, going on where an earlier attempt stopped.
-    fn fetch(&self, attempt: &Attempt, blob: &Path, seen: &dyn Fn(u64), cancel: &Cancel) -> Result<(), Error> {
+    fn fetch(
+        &self,
+        attempt: &Attempt,
+        blob: &Path,
+        seen: &dyn Fn(u64),
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
         let partial = self.repo.partial(&attempt.etag);
         if let Some(parent) = partial.parent() {
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
@@ -176,7 +191,8 @@ impl Transfer<'_> {
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let mut reader = response.body_mut().with_config().limit(u64::MAX).reader();
-        let mut buffer = vec![0; CHUNK.min(256 << 10)];
+        let mut buffer = vec![0; REPORT];
+        let mut reported = gathered.bytes;
         loop {
             check_cancel(cancel)?;
             let count = match reader.read(&mut buffer) {
@@ -192,7 +208,10 @@ impl Transfer<'_> {
                 files::remove_all(gathered.path)?;
                 return Err(HubError::Long { name: self.name.to_owned(), expected: attempt.limit() }.into());
             }
-            seen(gathered.bytes);
+            if gathered.bytes - reported >= REPORT as u64 {
+                reported = gathered.bytes;
+                seen(reported);
+            }
         }
     }
 
@@ -248,7 +267,8 @@ impl<'a> Gathered<'a> {
 /// Whether an answer goes on at the byte that was asked for.
 fn continues(response: &Response<Body>, from: u64) -> bool {
     let start = |text: &str| text.trim().strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok();
-    response.status().as_u16() == 206 && header(response.headers(), "content-range").and_then(start) == Some(from)
+    response.status().as_u16() == 206
+        && header(response.headers(), "content-range").and_then(start) == Some(from)
 }
 
 /// Sleeps, but wakes when cancelled.

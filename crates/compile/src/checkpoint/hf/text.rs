@@ -284,7 +284,8 @@ mod tests {
     fn bos_is_added_as_stated_or_as_the_tokenizer_does() {
         let check = |changes: &[Change<'_>], expect| assert_eq!(llama(changes).special.bos, expect);
         let template = |first: Value| {
-            let step = json!({"type": "TemplateProcessing", "single": [first, {"Sequence": {"id": "A", "type_id": 0}}]});
+            let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+            let step = json!({"type": "TemplateProcessing", "single": [first, text]});
             let steps = json!({"type": "Sequence", "processors": [{"type": "ByteLevel"}, step]});
             (TOKENIZER, json!({"post_processor": steps}))
         };
