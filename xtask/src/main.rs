@@ -1,1 +1,100 @@
-fn main(){}
+//! The checks and chores of the workspace, run as `cargo xtask`.
+//!
+//! `tidy` reads the sources and never runs them; `test` runs every check there is. Nothing of the product lives here.
+//! Start at [`tidy`] for the house rules and at [`test`] for the stages.
+
+mod terminal;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+
+use crate::{
+    test::{Choice, Stage},
+    workspace::Workspace,
+};
+
+const USAGE: &str = "The checks and chores of Narthex.
+
+Usage: cargo xtask <COMMAND>
+
+Commands:
+  tidy                 check the house rules: layers, sizes, names, documents
+  test                 set up and run every check
+  test --list          name the stages of `test`
+  test --only STAGE    run one stage
+  help                 print this";
+
+/// What was asked for.
+#[derive(Debug, PartialEq)]
+enum Command {
+    Help,
+    Tidy,
+    ListStages,
+    Test(Choice),
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match parse(&words).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            terminal::problem(format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(words: &[String]) -> anyhow::Result<Command> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Ok(match words.as_slice() {
+        [] | ["help" | "-h" | "--help", ..] => Command::Help,
+        ["tidy"] => Command::Tidy,
+        ["test"] => Command::Test(Choice::All),
+        ["test", "--list"] => Command::ListStages,
+        ["test", "--only", stage] => Command::Test(Choice::Only(stage.parse()?)),
+        _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
+    })
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Help => terminal::line(USAGE),
+        Command::ListStages => {
+            for stage in Stage::ALL {
+                terminal::line(format!("{:<10} {}", stage.name(), stage.about()));
+            }
+        }
+        Command::Tidy => tidy::report(&Workspace::read()?)?,
+        Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str, expect: Result<Command, &str>) {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        match (parse(&words), expect) {
+            (Ok(found), Ok(expect)) => assert_eq!(found, expect, "{line}"),
+            (Err(found), Err(expect)) => assert!(found.to_string().contains(expect), "{line}: {found}"),
+            (found, expect) => panic!("{line}: {found:?} instead of {expect:?}"),
+        }
+    }
+
+    #[test]
+    fn commands_are_told_apart() {
+        check("", Ok(Command::Help));
+        check("tidy", Ok(Command::Tidy));
+        check("test", Ok(Command::Test(Choice::All)));
+        check("test --list", Ok(Command::ListStages));
+        check("test --only clippy", Ok(Command::Test(Choice::Only(Stage::Clippy))));
+        check("test --only nonsense", Err("expected one of tools, format"));
+        check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
+    }
+}

@@ -38,7 +38,7 @@ fn count(count: u64) -> String {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header.iter().map(Cell::new));
+    table.load_style(presets::NOTHING).set_header(header.iter().map(Cell::new));
     table
 }
 

@@ -7,11 +7,7 @@ use narthex_graph::{
     build::External,
     onnx::external::{ExternalWriter, Place},
 };
-use narthex_spec::{
-    DType, Recipe,
-    manifest::FileRange,
-    progress::Stage,
-};
+use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
 use rayon::prelude::*;
 
 use crate::{
@@ -67,15 +63,22 @@ impl Emitter<'_> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);
         }
-        let place =
-            self.data.write(bytes).map_err(|source| CompileError::Write { path: self.data_file.into(), source })?;
+        let place = self
+            .data
+            .write(bytes)
+            .map_err(|source| CompileError::Write { path: self.data_file.into(), source })?;
         self.written += 1;
         self.stage.advance(self.written);
         Ok(place)
     }
 
     /// Writes an f32 tensor and gives its name.
-    pub(crate) fn f32_tensor(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<String, CompileError> {
+    pub(crate) fn f32_tensor(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        values: &[f32],
+    ) -> Result<String, CompileError> {
         let place = self.write(bytemuck::cast_slice(values))?;
         Ok(self.external(name, DType::F32, shape, place))
     }

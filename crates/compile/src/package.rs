@@ -43,7 +43,8 @@ impl PackageWriter {
     /// Starts a file.
     pub(crate) fn create(&self, name: &str) -> Result<HashedFile, CompileError> {
         let path = self.folder.join(name);
-        let file = File::create(&path).map_err(|source| CompileError::Write { path: path.clone(), source })?;
+        let file =
+            File::create(&path).map_err(|source| CompileError::Write { path: path.clone(), source })?;
         Ok(HashedFile {
             name: name.to_owned(),
             path,

@@ -114,10 +114,10 @@ fn manifest(
             stop: special.stop.clone(),
             pad: special.pad,
         },
-        chat: checkpoint.chat_template.as_ref().map(|_| ChatEntry {
-            template: TEMPLATE_FILE.to_owned(),
-            special_tokens: special.texts.clone(),
-        }),
+        chat: checkpoint
+            .chat_template
+            .as_ref()
+            .map(|_| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() }),
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

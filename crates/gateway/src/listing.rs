@@ -55,6 +55,8 @@ pub struct ModelListing {
     pub installed: Vec<InstalledPackage>,
     /// Whether this version can compile it.
     pub support: Support,
+    /// Whether a request for it sets off the download.
+    pub auto_pull: bool,
 }
 
 /// Whether this version can compile a model.

@@ -91,7 +91,12 @@ pub(crate) fn remove(inner: &Inner, model: &str) -> Result<u64, Error> {
 /// Every installed model and every catalogue entry, by name.
 pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
     let mut listings: BTreeMap<ModelName, ModelListing> =
-        inner.catalog.entries().iter().map(|entry| (entry.name.clone(), from_entry(entry))).collect();
+        inner
+        .catalog
+        .entries()
+        .iter()
+        .map(|entry| (entry.name.clone(), from_entry(entry, inner.config.auto_pull_limit)))
+        .collect();
     for info in inner.store.packages()? {
         let key = PackageKey { name: info.name.clone(), scheme: info.scheme };
         let manifest = match package::read_manifest(&info.dir, &key) {
@@ -112,7 +117,7 @@ pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
     Ok(listings.into_values().collect())
 }
 
-fn from_entry(entry: &Entry) -> ModelListing {
+fn from_entry(entry: &Entry, auto_pull_limit: u64) -> ModelListing {
     ModelListing {
         name: entry.name.clone(),
         kind: match entry.kind {
@@ -129,6 +134,7 @@ fn from_entry(entry: &Entry) -> ModelListing {
             None => Support::Ready,
             Some(reason) => Support::NotYet { reason },
         },
+        auto_pull: entry.download_bytes().is_some_and(|bytes| bytes <= auto_pull_limit),
     }
 }
 
@@ -142,5 +148,6 @@ fn from_manifest(manifest: &Manifest) -> ModelListing {
         source: manifest.provenance.source.clone(),
         installed: Vec::new(),
         support: Support::Ready,
+        auto_pull: false,
     }
 }

@@ -131,7 +131,8 @@ mod tests {
         for end in ends {
             let candidates = stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty());
             let reached = candidates.filter(|(_, stop)| text[..end].ends_with(**stop));
-            if let Some((index, stop)) = reached.min_by_key(|(index, stop)| (usize::MAX - stop.len(), *index)) {
+            if let Some((index, stop)) = reached.min_by_key(|(index, stop)| (usize::MAX - stop.len(), *index))
+            {
                 return (text[..end - stop.len()].to_owned(), Some(index));
             }
         }

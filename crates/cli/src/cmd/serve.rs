@@ -11,14 +11,14 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         gateway.load(model, &Bars::new(), interrupt::cancel())?;
     }
     let options = ServeOptions { host: args.host, port: args.port, cors_origin: args.cors_origin };
-    let announcing = gateway.clone();
     let mut announced = None;
-    narthex_server::run_blocking(gateway.clone(), options, move |address| {
+    let served = narthex_server::run_blocking(gateway.clone(), options, |address| {
         output::note(format!("listening on http://{address} (OpenAI API under /v1)"));
-        match announcing.announce(&address.to_string()) {
+        match gateway.announce(&address.to_string()) {
             Ok(record) => announced = Some(record),
             Err(error) => output::note(format!("warning: `narthex ps` will not see this server: {error}")),
         }
-    })?;
-    Ok(())
+    });
+    drop(announced);
+    Ok(served?)
 }

@@ -63,14 +63,23 @@ pub(crate) fn head(
     };
     e.graph.node_to(identity, &[logits]);
     if arch.tied_head && arch.hidden.is_multiple_of(e.recipe.block) {
-        Ok(HostTable { role: TableRole::Token, rows: arch.vocab, cols: arch.hidden, encoding: blocks(e, &weight) })
+        Ok(HostTable {
+            role: TableRole::Token,
+            rows: arch.vocab,
+            cols: arch.hidden,
+            encoding: blocks(e, &weight),
+        })
     } else {
         table(e, (TableRole::Token, "embed.weight"), shape, table_dtype(e.recipe.scheme))
     }
 }
 
 fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
-    TableEncoding::W8 { block: e.recipe.block, quants: e.range(weight.quants), scales: e.range(weight.scales) }
+    TableEncoding::W8 {
+        block: e.recipe.block,
+        quants: e.range(weight.quants),
+        scales: e.range(weight.scales),
+    }
 }
 
 fn f32_head(

@@ -103,12 +103,16 @@ pub(crate) fn quantized_linear(
     let bits: usize = if weight.storage == Storage::W4 { 4 } else { 8 };
     let block = e.recipe.block;
     let blocks = cols.div_ceil(block);
-    let quants = e.external(&format!("{scope}/quants"), DType::U8, &[rows, blocks, block * bits / 8], weight.quants);
+    let quants =
+        e.external(&format!("{scope}/quants"), DType::U8, &[rows, blocks, block * bits / 8], weight.quants);
     let stored = e.external(&format!("{scope}/scales"), DType::F16, &[rows, blocks], weight.scales);
     // The file keeps f16 scales, which graphs for NPUs share; ONNX Runtime folds this cast when it loads the graph.
-    let scales = e.graph.op_with(&format!("{scope}/scales"), "Cast", &[&stored], &[("to", Attribute::Int(1))]);
+    let scales =
+        e.graph.op_with(&format!("{scope}/scales"), "Cast", &[&stored], &[("to", Attribute::Int(1))]);
     let zeros = match weight.zeros {
-        Some(place) => e.external(&format!("{scope}/zeros"), DType::U8, &[rows, (blocks * bits).div_ceil(8)], place),
+        Some(place) => {
+            e.external(&format!("{scope}/zeros"), DType::U8, &[rows, (blocks * bits).div_ceil(8)], place)
+        }
         None => String::new(),
     };
     let mut inputs = vec![x, &quants, &scales, &zeros];

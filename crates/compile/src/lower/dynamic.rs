@@ -80,10 +80,18 @@ pub(crate) fn decoder(mut e: Emitter<'_>, arch: &DecoderArch) -> Result<Lowered,
         let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
         let norm_at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm.weight"));
         let normed = match branch.take() {
-            None => norm::rms_norm(&mut e, &residual, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?,
+            None => {
+                norm::rms_norm(&mut e, &residual, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?
+            }
             Some(branch) => {
                 let parts = (residual.as_str(), branch.as_str());
-                let step = norm::skip_rms_norm(&mut e, parts, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?;
+                let step = norm::skip_rms_norm(
+                    &mut e,
+                    parts,
+                    (&norm_at.0, &norm_at.1),
+                    arch.hidden,
+                    arch.norm_epsilon,
+                )?;
                 residual = step.sum;
                 step.normed
             }
@@ -130,7 +138,8 @@ fn cache_names(
     let shape: [Dim; 4] =
         ["batch".into(), attention.kv_heads.into(), "capacity".into(), attention.head_size.into()];
     let past_key = io.input(e, Slot::PastKey { layer }, &format!("past.{layer}.key"), DType::F32, &shape);
-    let past_value = io.input(e, Slot::PastValue { layer }, &format!("past.{layer}.value"), DType::F32, &shape);
+    let past_value =
+        io.input(e, Slot::PastValue { layer }, &format!("past.{layer}.value"), DType::F32, &shape);
     let (key, value) = (format!("present.{layer}.key"), format!("present.{layer}.value"));
     io.output(e, Slot::PresentKey { layer }, &key, &shape);
     io.output(e, Slot::PresentValue { layer }, &value, &shape);
@@ -177,12 +186,8 @@ pub(crate) fn encoder(mut e: Emitter<'_>, arch: &EncoderArch) -> Result<Lowered,
     let mask = io.input(&mut e, Slot::PaddingMask, "padding_mask", DType::I32, &mask_shape);
     let epsilon = arch.norm_epsilon;
     let mut x = norm::layer_norm(&mut e, &embeds, ("/embed/norm", "embed.norm"), arch.hidden, epsilon)?;
-    let feed_forward = narthex_spec::arch::Mlp {
-        inner: arch.inner,
-        activation: arch.activation,
-        gated: false,
-        bias: true,
-    };
+    let feed_forward =
+        narthex_spec::arch::Mlp { inner: arch.inner, activation: arch.activation, gated: false, bias: true };
     for index in 0..arch.layers {
         let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
         let at = (format!("{scope}/attn"), format!("{weights}.attn"));
@@ -206,7 +211,12 @@ fn encoder_tables(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Vec<HostTab
     let word_dtype = embed::table_dtype(e.recipe.scheme);
     Ok(vec![
         embed::table(e, (TableRole::Token, "embed.word.weight"), (arch.vocab, arch.hidden), word_dtype)?,
-        embed::table(e, (TableRole::Position, "embed.position.weight"), (arch.positions, arch.hidden), DType::F32)?,
+        embed::table(
+            e,
+            (TableRole::Position, "embed.position.weight"),
+            (arch.positions, arch.hidden),
+            DType::F32,
+        )?,
         embed::table(e, (TableRole::TokenType, "embed.type.weight"), (types, arch.hidden), DType::F32)?,
     ])
 }

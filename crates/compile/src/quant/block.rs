@@ -280,7 +280,8 @@ mod tests {
         let q4: Vec<f32> = (0..32).map(|i| ((i % 16) as f32 - 5.0) * 0.25).collect();
         assert_eq!(decode(&quantize_w4(&q4, 32), 32, 32), q4);
         let zeros = [0.0; 32];
-        for row in [quantize_w8(&zeros, 32), quantize_w8_zeros(&zeros, 32, Some(15)), quantize_w4(&zeros, 32)] {
+        for row in [quantize_w8(&zeros, 32), quantize_w8_zeros(&zeros, 32, Some(15)), quantize_w4(&zeros, 32)]
+        {
             assert_eq!(decode(&row, 32, 32), zeros);
         }
     }
@@ -305,7 +306,8 @@ mod tests {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE] {
             let mut values = noise(40);
             values[3] = x;
-            for row in [quantize_w8(&values, 32), quantize_w8_zeros(&values, 32, Some(15)), quantize_w4(&values, 32)]
+            for row in
+                [quantize_w8(&values, 32), quantize_w8_zeros(&values, 32, Some(15)), quantize_w4(&values, 32)]
             {
                 assert_eq!(row.scales.len(), 2);
                 assert!(row.scales.iter().all(|scale| scale.is_finite()));

@@ -279,7 +279,9 @@ mod tests {
         let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
         assert!(matches!(render(endless, user), Err(TemplateError::Failed { .. })));
         let deep = "[".repeat(60) + "ns.x" + &"]".repeat(60);
-        let nest = format!("{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}{{% set ns.x = {deep} %}}{{% endfor %}}");
+        let nest = format!(
+            "{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}{{% set ns.x = {deep} %}}{{% endfor %}}"
+        );
         assert!(matches!(render(&nest, user), Err(TemplateError::Failed { .. })));
         let shown = nest.replace("99999", "5000") + "{{ ns.x | tojson | length }}";
         check(&shown, user, "600001");

@@ -303,7 +303,11 @@ mod tests {
             vec![("indent", Value::from(1)), ("sort_keys", Value::from(true))],
             "{\n \"a\": {\n  \"c\": [],\n  \"d\": null\n },\n \"b\": [\n  1,\n  {}\n ]\n}",
         );
-        check(nested, vec![("separators", Value::from(vec![",", ":"]))], r#"{"b":[1,{}],"a":{"c":[],"d":null}}"#);
+        check(
+            nested,
+            vec![("separators", Value::from(vec![",", ":"]))],
+            r#"{"b":[1,{}],"a":{"c":[],"d":null}}"#,
+        );
         let floats = "[1e+16, 1000000000000000.0, 0.0001, 1e-05, 1.5, -0.0, 1.25e-100, 9.5e+300]";
         check("[1e16,1e15,1e-4,1e-5,1.5,-0.0,1.25e-100,9.5e300]", vec![], floats);
         check("\"<é🙂\u{7f}\\n\"", vec![], "\"<é🙂\u{7f}\\n\"");

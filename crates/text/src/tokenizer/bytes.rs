@@ -105,7 +105,8 @@ impl Pieces {
                 match byte {
                     Some(byte) => self.bytes.push(byte),
                     None => {
-                        let replaced = pairs.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+                        let replaced =
+                            pairs.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
                         self.bytes.extend_from_slice(replaced.as_bytes());
                     }
                 }
@@ -193,7 +194,8 @@ fn scheme(decoder: &Value) -> Result<Scheme, TokenizerError> {
     whole.or_else(|| replaced(&steps)).ok_or_else(|| TokenizerError::Unknown {
         what: "decoder",
         found: decoder.to_string().chars().take(200).collect(),
-        known: "ByteLevel, Metaspace, WordPiece, or a sequence of Replace, ByteFallback, Fuse and Strip".to_owned(),
+        known: "ByteLevel, Metaspace, WordPiece, or a sequence of Replace, ByteFallback, Fuse and Strip"
+            .to_owned(),
     })
 }
 
@@ -253,7 +255,9 @@ fn replaced(steps: &[&Value]) -> Option<Scheme> {
             "Strip" => {
                 let ends = step.get("stop").and_then(Value::as_u64)?;
                 let mut chars = text(step, "content")?.chars();
-                let (Some(char), None, true, 0) = (chars.next(), chars.next(), fused, ends) else { return None };
+                let (Some(char), None, true, 0) = (chars.next(), chars.next(), fused, ends) else {
+                    return None;
+                };
                 leading = Leading { char, count: usize::try_from(step.get("start")?.as_u64()?).ok()? };
             }
             _ => return None,
@@ -276,7 +280,10 @@ mod tests {
             assert!(found.contains(expect), "{json}: {found}");
         };
         check(r#"{"type":"ByteLevel"}"#, "ByteLevel");
-        check(r###"{"type":"WordPiece","prefix":"##","cleanup":true}"###, r###"prefix: Some("##"), cleanup: Yes"###);
+        check(
+            r###"{"type":"WordPiece","prefix":"##","cleanup":true}"###,
+            r###"prefix: Some("##"), cleanup: Yes"###,
+        );
         check(r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"}"#, "count: 1");
         check(r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"never"}"#, "count: 0");
         let llama = r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},

@@ -332,7 +332,8 @@ mod tests {
             "model": {"type": "BPE", "vocab": {"<": 0, "s": 1, ">": 2, "<s>": 3}, "merges": [], "dropout": 1.0}
         }"#;
         let t = Tokenizer::from_json(json.as_bytes()).unwrap();
-        let check = |text, specials, expect: &[u32]| assert_eq!(t.encode(text, specials).unwrap(), expect, "{text}");
+        let check =
+            |text, specials, expect: &[u32]| assert_eq!(t.encode(text, specials).unwrap(), expect, "{text}");
         check("<s>S", Specials::Parse, &[3, 1]);
         check("<s>S", Specials::AsText, &[0, 1, 2, 1]);
         check("<S>", Specials::AsText, &[0, 1, 2]);

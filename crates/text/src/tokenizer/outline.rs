@@ -3,11 +3,11 @@
 
 use std::fmt;
 
+use super::{TokenizerError, malformed};
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use super::{TokenizerError, malformed};
 
 /// The largest token id that is accepted; real vocabularies have less than 300 thousand tokens.
 const MAX_ID: u32 = (1 << 22) - 1;
@@ -48,7 +48,9 @@ pub(super) fn read(json: &[u8]) -> Result<Outline, TokenizerError> {
     if let (Some(_), Some(prefix)) = (model.merges.longest, model.continuing_subword_prefix.as_deref())
         && !prefix.is_empty()
     {
-        return Err(malformed(format!("expected merges without a sub-word prefix, found the prefix {prefix:?}")));
+        return Err(malformed(format!(
+            "expected merges without a sub-word prefix, found the prefix {prefix:?}"
+        )));
     }
     let longest = model.vocab.longest;
     match model.merges.longest {
@@ -75,7 +77,9 @@ impl Outline {
             if let Some(found) = id_of(content)
                 && u64::from(found) != *id
             {
-                return Err(malformed(format!("expected id {id} for the added token {content:?}, found {found}")));
+                return Err(malformed(format!(
+                    "expected id {id} for the added token {content:?}, found {found}"
+                )));
             }
         }
         Ok(())
@@ -201,7 +205,10 @@ mod tests {
     fn sizes_are_read_and_checked() {
         check(r#"{"model":{"vocab":{"a":0,"b":7},"merges":[]}}"#, "8 ids");
         check(r#"{"model":{"vocab":[["a",0.5],["b",-1]]}}"#, "2 ids");
-        check(r#"{"model":{"vocab":{"a":4294967295}}}"#, "expected token ids up to 4194303, found 4294967295");
+        check(
+            r#"{"model":{"vocab":{"a":4294967295}}}"#,
+            "expected token ids up to 4194303, found 4294967295",
+        );
         check(r#"{"added_tokens":[{"id":4194304,"content":"x"}],"model":{}}"#, "found 4194304");
         check(r#"{"model":{"vocab":{"a":0,"b":1},"merges":["a b"]}}"#, "found one of 2");
         check(r#"{"model":{"vocab":{"a":0,"b":1},"merges":[["a","b"]]}}"#, "found one of 2");

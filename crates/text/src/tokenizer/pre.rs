@@ -70,9 +70,25 @@ const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^
 const RULES: &[Rule] = &[
     rule(
         &[
-            "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "mellum",
-            "modern-bert", "roberta-bpe", "a.x-4.0", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es",
-            "jina-de", "jina-es",
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+            "gigachat",
+            "mellum",
+            "modern-bert",
+            "roberta-bpe",
+            "a.x-4.0",
+            "jina-v1-en",
+            "jina-v2-code",
+            "jina-v2-de",
+            "jina-v2-es",
+            "jina-de",
+            "jina-es",
         ],
         &[GPT2],
         IgnoreMerges::No,
@@ -84,7 +100,15 @@ const RULES: &[Rule] = &[
     ),
     rule(
         &[
-            "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
         ],
         &[LLAMA3],
         IgnoreMerges::Yes,
@@ -115,11 +139,7 @@ const RULES: &[Rule] = &[
         IgnoreMerges::No,
     ),
     rule(&["falcon"], &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"], IgnoreMerges::No),
-    rule(
-        &["default"],
-        &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-        IgnoreMerges::No,
-    ),
+    rule(&["default"], &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], IgnoreMerges::No),
 ];
 
 const fn rule(

@@ -71,7 +71,8 @@ impl SpecialTable {
     fn breaks_at(&self, text: &str, at: usize, half: Option<usize>) -> bool {
         let Some(spellings) = self.spellings_from(text, at) else { return false };
         let Some(rest) = text.get(at..) else { return false };
-        half.is_some_and(|half| at >= half) || spellings.iter().any(|spelling| rest.starts_with(spelling.as_str()))
+        half.is_some_and(|half| at >= half)
+            || spellings.iter().any(|spelling| rest.starts_with(spelling.as_str()))
     }
 
     /// The spellings that begin with the byte at `at`.
@@ -84,7 +85,9 @@ impl SpecialTable {
         let text = text.trim_end();
         let window = text.len().saturating_sub(self.longest);
         (window..text.len()).find(|&at| {
-            let (Some(spellings), Some(tail)) = (self.spellings_from(text, at), text.get(at..)) else { return false };
+            let (Some(spellings), Some(tail)) = (self.spellings_from(text, at), text.get(at..)) else {
+                return false;
+            };
             spellings.iter().any(|spelling| spelling.starts_with(tail))
         })
     }

@@ -1,0 +1,98 @@
+//! Failures in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with the right status.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use narthex_gateway::{Error, ErrorKind};
+use serde_json::json;
+
+/// A failure on its way to a client.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+    retry_after: Option<u64>,
+}
+
+/// The status of a kind of failure.
+fn status(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Loading | ErrorKind::Unavailable | ErrorKind::Fetch | ErrorKind::Storage | ErrorKind::Cancelled => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl ApiError {
+    /// A request that is wrong in one place.
+    pub(crate) fn bad_request(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            message: message.into(),
+            param: Some(param.into()),
+            code: None,
+            retry_after: None,
+        }
+    }
+
+    /// A failure without a place.
+    pub(crate) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// Something that this version cannot do, by the name of the field that asks for it.
+    pub(crate) fn unsupported(param: &str) -> Self {
+        let message = format!("{param} is not supported yet by this version of Narthex; leave it out");
+        Self { code: Some("unsupported_parameter"), ..Self::bad_request(param, message) }
+    }
+
+    /// The `error` object.
+    pub(crate) fn body(&self) -> serde_json::Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "service_unavailable",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let mut message = error.to_string();
+        if let Some(hint) = error.hint() {
+            message = format!("{message} ({hint})");
+        }
+        let code = match &error {
+            Error::UnknownModel { .. } | Error::NotInstalled { .. } => Some("model_not_found"),
+            Error::ContextLength { .. } | Error::InputTooLong { .. } => Some("context_length_exceeded"),
+            _ => None,
+        };
+        Self {
+            status: status(error.kind()),
+            message,
+            param: error.param().map(str::to_owned),
+            code,
+            retry_after: error.retry_after().map(|after| after.as_secs().max(1)),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

@@ -1,0 +1,111 @@
+//! Who may call: a server on this machine is for programs of this machine.
+//!
+//! A web page can send requests to a local port. Its browser says so: `Origin` names the page, and after a DNS rebinding
+//! `Host` names the page's domain. Both are refused unless they are local, or the origin was allowed.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    http::{
+        HeaderMap, HeaderValue, Method, StatusCode,
+        header::{
+            ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST, ORIGIN, VARY,
+        },
+    },
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+
+use crate::error::ApiError;
+
+/// What is allowed besides local callers.
+#[derive(Debug, Clone)]
+pub(crate) struct Guard {
+    /// The host that the server was told to listen on.
+    pub(crate) host: String,
+    /// An origin whose pages may call.
+    pub(crate) cors_origin: Option<String>,
+}
+
+/// The host of `host:port`, `[v6]:port` or a bare host.
+fn host_of(authority: &str) -> &str {
+    if let Some(rest) = authority.strip_prefix('[') {
+        return rest.split(']').next().unwrap_or(rest);
+    }
+    authority.rsplit_once(':').map_or(authority, |(host, _)| host)
+}
+
+fn is_local(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+impl Guard {
+    /// Whether the server was opened to other machines on purpose.
+    fn is_open(&self) -> bool {
+        !is_local(&self.host)
+    }
+
+    fn allows_host(&self, headers: &HeaderMap) -> bool {
+        let Some(host) = headers.get(HOST).and_then(|value| value.to_str().ok()) else { return true };
+        self.is_open() || is_local(host_of(host))
+    }
+
+    fn allows_origin(&self, origin: &str) -> bool {
+        let authority = origin.split_once("://").map_or(origin, |(_, rest)| rest);
+        self.cors_origin.as_deref() == Some(origin) || is_local(host_of(authority))
+    }
+}
+
+/// Refuses foreign pages, answers preflights, and marks answers for the allowed origin.
+pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let origin = request.headers().get(ORIGIN).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    if !guard.allows_host(request.headers()) {
+        return refuse("the Host header does not name this machine; use localhost or 127.0.0.1");
+    }
+    let Some(origin) = origin else { return next.run(request).await };
+    if !guard.allows_origin(&origin) {
+        return refuse("pages of this origin may not call; start the server with --cors-origin to let them");
+    }
+    let preflight = request.method() == Method::OPTIONS;
+    let mut response =
+        if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    if let Ok(value) = HeaderValue::from_str(&origin) {
+        let headers = response.headers_mut();
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, value);
+        headers.insert(VARY, HeaderValue::from_static("Origin"));
+        if preflight {
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("Authorization, Content-Type"));
+        }
+    }
+    response
+}
+
+fn refuse(message: &str) -> Response {
+    ApiError::plain(StatusCode::FORBIDDEN, message).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_hosts_and_origins_are_refused() {
+        let guard = Guard { host: "127.0.0.1".into(), cors_origin: Some("https://app.example".into()) };
+        let host = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, HeaderValue::from_str(value).unwrap());
+            guard.allows_host(&headers)
+        };
+        assert!(host("localhost:8000") && host("127.0.0.1:8000") && host("[::1]:8000") && host("LOCALHOST"));
+        assert!(!host("evil.example:8000") && !host("192.168.1.2:8000"));
+        assert!(guard.allows_origin("http://localhost:3000") && guard.allows_origin("https://app.example"));
+        assert!(!guard.allows_origin("https://evil.example") && !guard.allows_origin("null"));
+        let open = Guard { host: "0.0.0.0".into(), cors_origin: None };
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, HeaderValue::from_static("box.lan:8000"));
+        assert!(open.allows_host(&headers) && !open.allows_origin("https://evil.example"));
+    }
+}

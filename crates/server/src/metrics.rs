@@ -1,0 +1,115 @@
+//! What Prometheus reads at `/metrics`.
+
+use std::{
+    sync::Arc,
+    sync::atomic::{AtomicI64, AtomicU64},
+    time::Duration,
+};
+
+use narthex_gateway::{listing::ModelStatus, request::Summary};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+/// Labels of one HTTP request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: String,
+    status: u32,
+}
+
+/// The label of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabel {
+    model: String,
+}
+
+/// The counters of a server.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    first_token: Histogram,
+    request_time: Histogram,
+    running: Family<ModelLabel, Gauge>,
+    waiting: Family<ModelLabel, Gauge>,
+    kv_usage: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    streams: Gauge<i64, AtomicI64>,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Arc<Self> {
+        let mut registry = Registry::with_prefix("narthex");
+        let requests = Family::default();
+        let (prompt_tokens, generated_tokens) = (Counter::default(), Counter::default());
+        let first_token = Histogram::new(exponential_buckets(0.01, 2.0, 14));
+        let request_time = Histogram::new(exponential_buckets(0.01, 2.0, 16));
+        let (running, waiting, kv_usage) = (Family::default(), Family::default(), Family::default());
+        let streams = Gauge::default();
+        registry.register("http_requests", "HTTP requests by route and status", requests.clone());
+        registry.register("prompt_tokens", "Prompt tokens of finished requests", prompt_tokens.clone());
+        registry.register("generated_tokens", "Generated tokens of finished requests", generated_tokens.clone());
+        registry.register("first_token_seconds", "Time to the first token", first_token.clone());
+        registry.register("request_seconds", "Time of a whole generation", request_time.clone());
+        registry.register("requests_running", "Sequences in slots, per model", running.clone());
+        registry.register("requests_waiting", "Sequences waiting for a slot, per model", waiting.clone());
+        registry.register("kv_cache_usage", "Share of the KV budget in use, per model, 0 to 1", kv_usage.clone());
+        registry.register("open_streams", "Streams that are being written", streams.clone());
+        Arc::new(Self {
+            registry,
+            requests,
+            prompt_tokens,
+            generated_tokens,
+            first_token,
+            request_time,
+            running,
+            waiting,
+            kv_usage,
+            streams,
+        })
+    }
+
+    /// Counts an answered request.
+    pub(crate) fn request(&self, route: &str, status: u16) {
+        let labels = RequestLabels { route: route.to_owned(), status: u32::from(status) };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts a finished generation.
+    pub(crate) fn generation(&self, summary: &Summary) {
+        let seconds = |time: Duration| time.as_secs_f64();
+        self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
+        self.generated_tokens.inc_by(summary.completion_tokens as u64);
+        self.first_token.observe(seconds(summary.first_token));
+        self.request_time.observe(seconds(summary.total));
+    }
+
+    /// The gauge of open streams.
+    pub(crate) fn streams(&self) -> &Gauge<i64, AtomicI64> {
+        &self.streams
+    }
+
+    /// Everything in the OpenMetrics text format.
+    pub(crate) fn render(&self, models: &[ModelStatus]) -> String {
+        for model in models {
+            let Some(engine) = &model.engine else { continue };
+            let label = ModelLabel { model: model.name.to_string() };
+            self.running.get_or_create(&label).set(engine.running as i64);
+            self.waiting.get_or_create(&label).set(engine.waiting as i64);
+            let share = engine.kv_used_bytes as f64 / engine.kv_budget_bytes.max(1) as f64;
+            self.kv_usage.get_or_create(&label).set(share);
+        }
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

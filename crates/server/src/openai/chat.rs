@@ -1,0 +1,214 @@
+//! `POST /v1/chat/completions`.
+
+use std::collections::BTreeMap;
+
+use axum::{Json, extract::State, response::{IntoResponse, Response}};
+use narthex_gateway::request::{ChatRequest, Message, Role, Summary, TokenInfo, TurnEvent};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    body::Body,
+    finish_reason, fresh_id, now,
+    options::{Sampling, StreamOptions, refuse_unsupported},
+    stream::{self, Chunks},
+    usage,
+};
+use crate::{
+    error::ApiError,
+    reply::gather,
+    routes::{App, blocking},
+    sink,
+};
+
+/// Fields that would change the answer and that this version cannot honour.
+const REFUSED: &[&str] =
+    &["tools", "functions", "function_call", "audio", "modalities", "prediction", "web_search_options"];
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Request {
+    model: String,
+    messages: Vec<WireMessage>,
+    #[serde(flatten)]
+    sampling: Sampling,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+    tool_choice: Option<Value>,
+    response_format: Option<Value>,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireMessage {
+    role: Role,
+    #[serde(default)]
+    content: Option<Content>,
+    name: Option<String>,
+    tool_call_id: Option<String>,
+    tool_calls: Option<Vec<Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    r#type: String,
+    text: Option<String>,
+}
+
+impl Request {
+    fn check(&self) -> Result<(), ApiError> {
+        refuse_unsupported(&self.rest, REFUSED)?;
+        if self.tool_choice.as_ref().is_some_and(|choice| !choice.is_null() && choice != "none") {
+            return Err(ApiError::unsupported("tool_choice"));
+        }
+        let format = self.response_format.as_ref().filter(|format| !format.is_null());
+        if format.is_some_and(|format| format["type"] != "text") {
+            return Err(ApiError::unsupported("response_format"));
+        }
+        Ok(())
+    }
+
+    fn messages(&self) -> Result<Vec<Message>, ApiError> {
+        self.messages.iter().enumerate().map(|(index, message)| message.read(index)).collect()
+    }
+
+    fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (true, top) => Ok(Some(top.unwrap_or(0))),
+            (false, None) => Ok(None),
+            (false, Some(_)) => Err(ApiError::bad_request("top_logprobs", "top_logprobs needs logprobs: true")),
+        }
+    }
+}
+
+impl WireMessage {
+    fn read(&self, index: usize) -> Result<Message, ApiError> {
+        if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) {
+            return Err(ApiError::unsupported(&format!("messages[{index}].tool_calls")));
+        }
+        let content = match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => parts
+                .iter()
+                .enumerate()
+                .map(|(part, content)| match (content.r#type.as_str(), &content.text) {
+                    ("text", Some(text)) => Ok(text.as_str()),
+                    _ => Err(ApiError::unsupported(&format!("messages[{index}].content[{part}]"))),
+                })
+                .collect::<Result<_, _>>()?,
+        };
+        let (name, tool_call_id) = (self.name.clone(), self.tool_call_id.clone());
+        Ok(Message { name, tool_call_id, ..Message::new(self.role, content) })
+    }
+}
+
+/// Answers a conversation.
+pub(crate) async fn create(State(app): State<App>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+    request.check()?;
+    let options = request.sampling.options(request.top_logprobs()?)?;
+    let (n, streaming) = (options.n, request.sampling.streaming());
+    let chat = ChatRequest { messages: request.messages()?, options };
+    let (sink, events) = sink::channel();
+    let (gateway, model) = (app.gateway.clone(), request.model.clone());
+    blocking(move || gateway.chat(&model, chat, sink)).await?;
+    let head = Head { id: fresh_id("chatcmpl"), created: now(), model: request.model };
+    if let Some(options) = streaming {
+        return Ok(stream::respond(events, Box::new(ChatChunks { head, options, n }), app.metrics));
+    }
+    let reply = gather(events, n).await?;
+    app.metrics.generation(&reply.summary);
+    let with_logprobs = request.logprobs.unwrap_or(false);
+    let choices: Vec<Value> = reply
+        .choices
+        .iter()
+        .enumerate()
+        .map(|(index, choice)| {
+            json!({
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": null},
+                "logprobs": with_logprobs.then(|| logprobs(&choice.tokens)),
+                "finish_reason": choice.finish.map(finish_reason),
+            })
+        })
+        .collect();
+    let mut answer = head.object("chat.completion");
+    answer["choices"] = choices.into();
+    answer["usage"] = usage(&reply.summary);
+    Ok(Json(answer).into_response())
+}
+
+fn logprobs(tokens: &[TokenInfo]) -> Value {
+    let content: Vec<Value> = tokens
+        .iter()
+        .map(|token| {
+            let top: Vec<Value> = token
+                .top
+                .iter()
+                .map(|top| json!({"token": top.text, "logprob": top.logprob, "bytes": top.bytes}))
+                .collect();
+            json!({"token": token.text, "logprob": token.logprob, "bytes": token.bytes, "top_logprobs": top})
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    fn object(&self, object: &str) -> Value {
+        json!({"id": self.id, "object": object, "created": self.created, "model": self.model})
+    }
+}
+
+struct ChatChunks {
+    head: Head,
+    options: StreamOptions,
+    n: usize,
+}
+
+impl ChatChunks {
+    fn chunk(&self, choices: Value, summary: Option<&Summary>) -> Value {
+        let mut chunk = self.head.object("chat.completion.chunk");
+        chunk["choices"] = choices;
+        if self.options.include_usage {
+            chunk["usage"] = summary.map_or(Value::Null, usage);
+        }
+        chunk
+    }
+
+    fn choice(&self, index: usize, delta: Value, tokens: &[TokenInfo], finish: Option<&str>) -> Value {
+        let logprobs = if tokens.is_empty() { Value::Null } else { logprobs(tokens) };
+        let choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
+        self.chunk(json!([choice]), None)
+    }
+}
+
+impl Chunks for ChatChunks {
+    fn chunks(&mut self, event: TurnEvent) -> Vec<Value> {
+        match event {
+            TurnEvent::Started { .. } => (0..self.n)
+                .map(|index| self.choice(index, json!({"role": "assistant", "content": ""}), &[], None))
+                .collect(),
+            TurnEvent::Text { choice, text, tokens } => {
+                vec![self.choice(choice, json!({"content": text}), &tokens, None)]
+            }
+            TurnEvent::Finished { choice, reason } => {
+                vec![self.choice(choice, json!({}), &[], Some(finish_reason(reason)))]
+            }
+            TurnEvent::Done(summary) if self.options.include_usage => vec![self.chunk(json!([]), Some(&summary))],
+            TurnEvent::Done(_) | TurnEvent::Failed { .. } => Vec::new(),
+        }
+    }
+}

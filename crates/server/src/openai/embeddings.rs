@@ -1,0 +1,118 @@
+//! `POST /v1/embeddings`.
+
+use axum::{Json, extract::State};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::Body;
+use crate::{
+    error::ApiError,
+    routes::{App, blocking},
+};
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Request {
+    model: String,
+    input: Input,
+    #[serde(default)]
+    encoding_format: Format,
+    dimensions: Option<usize>,
+    truncate: Option<Truncate>,
+}
+
+/// Every form that `input` may have.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    Float,
+    Base64,
+}
+
+/// `truncate`: a flag, or the end that is cut, as other servers have it.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Truncate {
+    Flag(bool),
+    End(End),
+}
+
+#[derive(Debug, Deserialize)]
+enum End {
+    #[serde(rename = "END", alias = "end")]
+    End,
+    #[serde(rename = "NONE", alias = "none")]
+    None,
+}
+
+/// Embeds texts.
+pub(crate) async fn create(State(app): State<App>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+    let inputs = match request.input {
+        Input::Text(text) => vec![Prompt::Text(text)],
+        Input::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+        Input::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+        Input::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+    };
+    let overlong = match request.truncate {
+        Some(Truncate::Flag(true) | Truncate::End(End::End)) => Overlong::Truncate,
+        Some(Truncate::Flag(false) | Truncate::End(End::None)) | None => Overlong::Refuse,
+    };
+    let embed = EmbedRequest { inputs, overlong, dimensions: request.dimensions };
+    let (gateway, model) = (app.gateway.clone(), request.model.clone());
+    let answer = blocking(move || gateway.embed(&model, &embed)).await?;
+    let data: Vec<Value> = answer
+        .vectors
+        .iter()
+        .enumerate()
+        .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": encode(vector, request.encoding_format)}))
+        .collect();
+    let tokens = answer.prompt_tokens;
+    Ok(Json(json!({
+        "object": "list",
+        "data": data,
+        "model": request.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    })))
+}
+
+fn encode(vector: &[f32], format: Format) -> Value {
+    match format {
+        Format::Float => vector.into(),
+        Format::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            BASE64_STANDARD.encode(bytes).into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_little_endian_f32() {
+        assert_eq!(encode(&[1.0], Format::Base64), "AACAPw==");
+        assert_eq!(encode(&[1.5], Format::Float), json!([1.5]));
+    }
+
+    #[test]
+    fn inputs_have_four_forms() {
+        let input = |text: &str| serde_json::from_str::<Input>(text);
+        assert!(matches!(input(r#""a""#), Ok(Input::Text(_))));
+        assert!(matches!(input("[1, 2]"), Ok(Input::Tokens(_))));
+        assert!(matches!(input(r#"["a", "b"]"#), Ok(Input::Texts(_))));
+        assert!(matches!(input("[[1], [2]]"), Ok(Input::TokenLists(_))));
+        assert!(input("[-1]").is_err() && input("{}").is_err());
+    }
+}

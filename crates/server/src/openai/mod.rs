@@ -1,0 +1,48 @@
+//! OpenAI's JSON, both ways: one file per endpoint, and what they share.
+
+pub(crate) mod body;
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod models;
+pub(crate) mod options;
+pub(crate) mod stream;
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use narthex_gateway::request::{FinishReason, Summary};
+use serde_json::{Value, json};
+
+/// Seconds since 1970, as every object's `created`.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// An id that no other answer of this process has.
+pub(crate) fn fresh_id(prefix: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    use std::hash::{BuildHasher, RandomState};
+    format!("{prefix}-{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// `finish_reason`. An answer that was cut short by a shutdown has none of OpenAI's reasons; "length" tells clients that
+/// it is not whole.
+pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length | FinishReason::Cancelled => "length",
+    }
+}
+
+/// `usage`.
+pub(crate) fn usage(summary: &Summary) -> Value {
+    json!({
+        "prompt_tokens": summary.prompt_tokens,
+        "completion_tokens": summary.completion_tokens,
+        "total_tokens": summary.prompt_tokens + summary.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": summary.cached_tokens},
+    })
+}

@@ -1,0 +1,49 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`.
+
+use std::time::UNIX_EPOCH;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+};
+use narthex_gateway::listing::{ModelListing, Support};
+use serde_json::{Value, json};
+
+use crate::{
+    error::ApiError,
+    routes::{App, ModelPath, blocking},
+};
+
+fn object(model: &ModelListing) -> Value {
+    let newest = model.installed.iter().max_by_key(|package| package.created);
+    let created = newest.and_then(|package| package.created.duration_since(UNIX_EPOCH).ok());
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": created.map_or(0, |since| since.as_secs()),
+        "owned_by": "narthex",
+        "installed": newest.is_some(),
+        "context_length": newest.map(|package| package.max_length),
+    })
+}
+
+/// Lists what can be used: installed models, and those that load on first use.
+pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let models = blocking(move || app.gateway.models()).await?;
+    let usable = models.iter().filter(|model| !model.installed.is_empty() || loads_by_itself(model));
+    Ok(Json(json!({"object": "list", "data": usable.map(object).collect::<Vec<_>>()})))
+}
+
+fn loads_by_itself(model: &ModelListing) -> bool {
+    model.auto_pull && model.support == Support::Ready
+}
+
+/// Shows one model.
+pub(crate) async fn retrieve(State(app): State<App>, Path(id): ModelPath) -> Result<Json<Value>, ApiError> {
+    let models = blocking(move || app.gateway.models()).await?;
+    match models.iter().find(|model| model.name.as_str() == id.to_ascii_lowercase()) {
+        Some(model) => Ok(Json(object(model))),
+        None => Err(ApiError::plain(StatusCode::NOT_FOUND, format!("no model is called {id:?}; GET /v1/models lists them"))),
+    }
+}

@@ -1,0 +1,102 @@
+//! The parameters that chat and text completions share.
+
+use std::collections::BTreeMap;
+
+use narthex_gateway::request::GenerateOptions;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::ApiError;
+
+/// One string or several.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// `stream_options`.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub(crate) struct StreamOptions {
+    #[serde(default)]
+    pub(crate) include_usage: bool,
+}
+
+/// What both endpoints take.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Sampling {
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    seed: Option<i64>,
+    stop: Option<OneOrMany>,
+    n: Option<usize>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+}
+
+impl Sampling {
+    /// Whether the answer is streamed, and whether the stream ends with its usage.
+    pub(crate) fn streaming(&self) -> Option<StreamOptions> {
+        self.stream.unwrap_or(false).then(|| self.stream_options.unwrap_or_default())
+    }
+
+    /// The gateway's options; ranges are checked there.
+    pub(crate) fn options(&self, logprobs: Option<usize>) -> Result<GenerateOptions, ApiError> {
+        let standard = GenerateOptions::api_defaults();
+        Ok(GenerateOptions {
+            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            temperature: self.temperature.unwrap_or(standard.temperature),
+            top_p: self.top_p.unwrap_or(standard.top_p),
+            top_k: self.top_k.unwrap_or(standard.top_k),
+            min_p: self.min_p.unwrap_or(standard.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(standard.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
+            logit_bias: self.logit_bias()?,
+            // Any 64-bit seed is a seed; negative ones too.
+            seed: self.seed.map(|seed| seed as u64),
+            stop: match &self.stop {
+                None => Vec::new(),
+                Some(OneOrMany::One(stop)) => vec![stop.clone()],
+                Some(OneOrMany::Many(stops)) => stops.clone(),
+            },
+            n: self.n.unwrap_or(1),
+            logprobs,
+        })
+    }
+
+    fn logit_bias(&self) -> Result<BTreeMap<u32, f32>, ApiError> {
+        let entries = self.logit_bias.iter().flatten();
+        entries
+            .map(|(token, bias)| match token.parse() {
+                Ok(token) => Ok((token, *bias)),
+                Err(_) => {
+                    let message = format!("logit_bias: expected token ids as keys, found {token:?}");
+                    Err(ApiError::bad_request("logit_bias", message))
+                }
+            })
+            .collect()
+    }
+}
+
+/// Refuses fields that would change the answer and that this version ignores.
+pub(crate) fn refuse_unsupported(rest: &BTreeMap<String, Value>, refused: &[&str]) -> Result<(), ApiError> {
+    let asks = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(items) => !items.is_empty(),
+        _ => true,
+    };
+    match refused.iter().find(|name| rest.get(**name).is_some_and(asks)) {
+        Some(name) => Err(ApiError::unsupported(name)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,46 @@
+//! A whole answer, gathered from its events.
+
+use axum::http::StatusCode;
+use narthex_gateway::request::{FinishReason, Summary, TokenInfo, TurnEvent};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::error::ApiError;
+
+/// One choice of a finished answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Choice {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<TokenInfo>,
+    pub(crate) finish: Option<FinishReason>,
+}
+
+/// A finished answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Reply {
+    pub(crate) choices: Vec<Choice>,
+    pub(crate) summary: Summary,
+}
+
+/// Waits for the end of an answer with `n` choices.
+pub(crate) async fn gather(mut events: UnboundedReceiver<TurnEvent>, n: usize) -> Result<Reply, ApiError> {
+    let mut choices = vec![Choice::default(); n];
+    while let Some(event) = events.recv().await {
+        match event {
+            TurnEvent::Started { .. } => {}
+            TurnEvent::Text { choice, text, tokens } => {
+                if let Some(choice) = choices.get_mut(choice) {
+                    choice.text.push_str(&text);
+                    choice.tokens.extend(tokens);
+                }
+            }
+            TurnEvent::Finished { choice, reason } => {
+                if let Some(choice) = choices.get_mut(choice) {
+                    choice.finish = Some(reason);
+                }
+            }
+            TurnEvent::Done(summary) => return Ok(Reply { choices, summary }),
+            TurnEvent::Failed { message } => return Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message)),
+        }
+    }
+    Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the engine stopped in the middle of the answer"))
+}

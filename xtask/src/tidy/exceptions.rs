@@ -1,0 +1,149 @@
+//! `xtask/exceptions.toml`: what may break a rule, and why.
+//!
+//! An exception without a reason, or one that nothing needs any more, is a finding itself.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use crate::tidy::finding::{Finding, Rule, Weight};
+
+/// Where the exceptions stand, relative to the root.
+pub(crate) const FILE: &str = "xtask/exceptions.toml";
+
+/// The file's contents.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Exceptions {
+    #[serde(default, rename = "exception")]
+    exceptions: Vec<Exception>,
+    /// Files that a program wrote; the rules on sources pass over them.
+    #[serde(default)]
+    pub(crate) generated: Vec<Generated>,
+}
+
+/// One excused finding.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Exception {
+    rule: Rule,
+    subject: String,
+    reason: String,
+}
+
+/// One generated file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Generated {
+    /// Relative to the root.
+    pub(crate) path: String,
+    reason: String,
+}
+
+impl Exceptions {
+    /// Reads the file's text.
+    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
+        toml::from_str(text).with_context(|| format!("{FILE} is not valid"))
+    }
+
+    /// Takes the excused findings out, and adds a finding for every exception that is wrong or idle.
+    pub(crate) fn apply(&self, findings: Vec<Finding>) -> Vec<Finding> {
+        let mut used = BTreeSet::new();
+        let mut left: Vec<Finding> = findings
+            .into_iter()
+            .filter(|finding| match self.position(finding) {
+                Some(position) => {
+                    used.insert(position);
+                    false
+                }
+                None => true,
+            })
+            .collect();
+        for (position, exception) in self.exceptions.iter().enumerate() {
+            let subject = format!("{} {}", exception.rule.name(), exception.subject);
+            if exception.reason.trim().is_empty() {
+                left.push(Finding::firm(Rule::Exceptions, subject, "has no reason; give one or mend the code"));
+            } else if !used.contains(&position) {
+                left.push(Finding::firm(
+                    Rule::Exceptions,
+                    subject,
+                    format!("nothing needs this exception any more; remove it from {FILE}"),
+                ));
+            }
+        }
+        left
+    }
+
+    fn position(&self, finding: &Finding) -> Option<usize> {
+        if finding.weight == Weight::Final {
+            return None;
+        }
+        self.exceptions
+            .iter()
+            .position(|exception| exception.rule == finding.rule && exception.subject == finding.subject)
+    }
+
+    /// Findings on the list of generated files; `exists` tells whether a path is there.
+    pub(crate) fn check_generated(&self, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for file in &self.generated {
+            if file.reason.trim().is_empty() {
+                findings.push(Finding::firm(Rule::Exceptions, &file.path, "say in `reason` what generates it"));
+            }
+            if !exists(&file.path) {
+                let message = format!("no such source file; remove it from {FILE}");
+                findings.push(Finding::firm(Rule::Exceptions, &file.path, message));
+            }
+        }
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::finding::brief;
+
+    fn check(exceptions: &str, findings: &[Finding], expect: &[&str]) {
+        let exceptions = Exceptions::parse(exceptions).unwrap();
+        assert_eq!(brief(&exceptions.apply(findings.to_vec())), expect);
+    }
+
+    const LONG: &str = "[[exception]]\nrule = \"file-lines\"\nsubject = \"a.rs\"\nreason = \"a table\"\n";
+
+    #[test]
+    fn an_exception_excuses_its_finding_alone() {
+        let finding = |subject: &str| Finding::excusable(Rule::FileLines, subject, "long");
+        check(LONG, &[finding("a.rs"), finding("b.rs")], &["file-lines b.rs"]);
+        let other = Finding::excusable(Rule::Names, "a.rs", "named badly");
+        check(LONG, &[finding("a.rs"), other], &["names a.rs"]);
+    }
+
+    #[test]
+    fn a_final_finding_stands_and_its_exception_is_idle() {
+        let finding = Finding::firm(Rule::FileLines, "a.rs", "too long");
+        check(LONG, &[finding], &["file-lines a.rs", "exceptions file-lines a.rs"]);
+    }
+
+    #[test]
+    fn an_idle_or_unreasoned_exception_is_a_finding() {
+        check(LONG, &[], &["exceptions file-lines a.rs"]);
+        let finding = Finding::excusable(Rule::FileLines, "a.rs", "long");
+        check(&LONG.replace("a table", "  "), &[finding], &["exceptions file-lines a.rs"]);
+    }
+
+    #[test]
+    fn unknown_rules_and_keys_are_refused() {
+        for text in [LONG.replace("file-lines", "file-linse"), LONG.replace("reason", "why")] {
+            assert!(Exceptions::parse(&text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_generated_file_must_exist_and_have_a_reason() {
+        let list = "[[generated]]\npath = \"a.rs\"\nreason = \"protoc\"\n[[generated]]\npath = \"b.rs\"\nreason = \"\"\n";
+        let findings = Exceptions::parse(list).unwrap().check_generated(|path| path == "a.rs");
+        assert_eq!(brief(&findings), ["exceptions b.rs", "exceptions b.rs"]);
+    }
+}

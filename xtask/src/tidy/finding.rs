@@ -1,0 +1,107 @@
+//! What a rule finds, and which findings may stand as exceptions.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+/// The house rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Rule {
+    /// Every dependency goes to a strictly lower layer.
+    Layers,
+    /// Some libraries belong to one crate.
+    Capabilities,
+    /// Every crate takes the workspace's lints.
+    Lints,
+    /// Lints that guard the design are not switched off in passing.
+    LintEscapes,
+    /// Folders and packages have the same names.
+    Folders,
+    /// Files are short.
+    FileLines,
+    /// Functions are short.
+    FunctionLines,
+    /// Traits are narrow.
+    TraitMethods,
+    /// Public functions take enums instead of flags.
+    BoolParameters,
+    /// Names say what a thing is.
+    Names,
+    /// Every module says what lives in it.
+    ModuleDocs,
+    /// Addresses of package registries and model hubs stand in one place.
+    Hosts,
+    /// The documents name every crate, and their links lead somewhere.
+    Documents,
+    /// Exceptions are needed, and each has a reason.
+    Exceptions,
+}
+
+impl Rule {
+    /// The name used in `exceptions.toml` and in messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Layers => "layers",
+            Self::Capabilities => "capabilities",
+            Self::Lints => "lints",
+            Self::LintEscapes => "lint-escapes",
+            Self::Folders => "folders",
+            Self::FileLines => "file-lines",
+            Self::FunctionLines => "function-lines",
+            Self::TraitMethods => "trait-methods",
+            Self::BoolParameters => "bool-parameters",
+            Self::Names => "names",
+            Self::ModuleDocs => "module-docs",
+            Self::Hosts => "hosts",
+            Self::Documents => "documents",
+            Self::Exceptions => "exceptions",
+        }
+    }
+}
+
+/// Whether an exception may excuse a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// An entry of `exceptions.toml` with a reason excuses it.
+    Excusable,
+    /// Nothing excuses it.
+    Final,
+}
+
+/// One breach of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// The rule.
+    pub(crate) rule: Rule,
+    /// What breaks it, in a form that stays the same when lines move: `path`, `path::name`, or `package -> package`.
+    pub(crate) subject: String,
+    /// What was expected, what was found, and the next step.
+    pub(crate) message: String,
+    /// Whether it may be excused.
+    pub(crate) weight: Weight,
+}
+
+impl Finding {
+    /// A finding that an exception may excuse.
+    pub(crate) fn excusable(rule: Rule, subject: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { rule, subject: subject.into(), message: message.into(), weight: Weight::Excusable }
+    }
+
+    /// A finding that stands.
+    pub(crate) fn firm(rule: Rule, subject: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { rule, subject: subject.into(), message: message.into(), weight: Weight::Final }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.rule.name(), self.subject, self.message)
+    }
+}
+
+/// For the rules' tests: each finding as `rule subject`, in order.
+#[cfg(test)]
+pub(crate) fn brief(findings: &[Finding]) -> Vec<String> {
+    findings.iter().map(|finding| format!("{} {}", finding.rule.name(), finding.subject)).collect()
+}

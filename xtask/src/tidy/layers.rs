@@ -1,0 +1,139 @@
+//! Which crate may depend on which, and which crate owns which library.
+//!
+//! Dependencies for tests are free: they are built for no user, and Cargo itself refuses the cycles that matter.
+
+use crate::{
+    tidy::finding::{Finding, Rule},
+    workspace::{Need, Package},
+};
+
+/// Where a crate stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layer {
+    /// Part of the product: depends on strictly lower numbers alone.
+    Product(u8),
+    /// For developers: no part of the product depends on it.
+    Development,
+}
+
+/// The layers, from the top down, as ARCHITECTURE.md draws them.
+const LAYERS: &[(&str, Layer)] = &[
+    ("narthex-cli", Layer::Product(5)),
+    ("narthex-server", Layer::Product(4)),
+    ("narthex-gateway", Layer::Product(3)),
+    ("narthex-compile", Layer::Product(2)),
+    ("narthex-device", Layer::Product(2)),
+    ("narthex-graph", Layer::Product(1)),
+    ("narthex-text", Layer::Product(1)),
+    ("narthex-engine", Layer::Product(1)),
+    ("narthex-catalog", Layer::Product(1)),
+    ("narthex-spec", Layer::Product(0)),
+    ("narthex-testkit", Layer::Development),
+    ("xtask", Layer::Development),
+];
+
+/// Libraries that only some crates may use, and why.
+const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
+    (&["ort", "ort-sys", "libloading"], &["narthex-device"], "device alone speaks to ONNX Runtime"),
+    (&["ureq", "reqwest", "hyper-util"], &["narthex-catalog"], "catalog alone reaches out to the network"),
+    (&["axum", "tower-http", "hyper"], &["narthex-server"], "server alone speaks HTTP to callers"),
+    (&["tokio", "tokio-stream"], &["narthex-server", "narthex-cli"], "the library is synchronous; async stays in server"),
+    (
+        &["clap", "clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
+        &["narthex-cli"],
+        "cli alone has a terminal",
+    ),
+    (&["tokenizers", "minijinja", "minijinja-contrib"], &["narthex-text"], "text alone makes tokens of strings"),
+    (&["prost"], &["narthex-graph"], "graph alone knows ONNX's files"),
+    (&["anyhow"], &["narthex-cli", "xtask"], "libraries have typed errors"),
+    (&["syn", "proc-macro2"], &["xtask"], "only the checks read Rust"),
+];
+
+/// Checks every dependency of every package.
+pub(crate) fn check(packages: &[Package]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in packages {
+        if layer(&package.name).is_none() {
+            let message = "has no layer; give it one in xtask/src/tidy/layers.rs and in ARCHITECTURE.md";
+            findings.push(Finding::firm(Rule::Layers, &package.name, message));
+        }
+        for dependency in package.dependencies.iter().filter(|dependency| dependency.need == Need::Product) {
+            findings.extend(check_edge(&package.name, &dependency.name));
+            findings.extend(check_capability(&package.name, &dependency.name));
+        }
+    }
+    findings
+}
+
+fn layer(package: &str) -> Option<Layer> {
+    LAYERS.iter().find(|(name, _)| *name == package).map(|(_, layer)| *layer)
+}
+
+fn check_edge(from: &str, to: &str) -> Option<Finding> {
+    let (upper, lower) = (layer(from)?, layer(to)?);
+    let message = match (upper, lower) {
+        (Layer::Product(upper), Layer::Product(lower)) if lower < upper => return None,
+        (Layer::Product(upper), Layer::Product(lower)) => format!(
+            "layer {upper} may use lower layers alone, and {to} is in layer {lower}; move what both need further down"
+        ),
+        (Layer::Product(_), Layer::Development) => {
+            format!("{to} is for developers; name it under [dev-dependencies]")
+        }
+        (Layer::Development, _) => return None,
+    };
+    Some(Finding::firm(Rule::Layers, format!("{from} -> {to}"), message))
+}
+
+fn check_capability(from: &str, to: &str) -> Option<Finding> {
+    let (_, owners, why) = CAPABILITIES.iter().find(|(libraries, _, _)| libraries.contains(&to))?;
+    if owners.contains(&from) {
+        return None;
+    }
+    let message = format!("{why}; ask {} for it instead", owners.join(" or "));
+    Some(Finding::firm(Rule::Capabilities, format!("{from} -> {to}"), message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{tidy::finding::brief, workspace::Dependency};
+
+    fn check_one(name: &str, dependencies: &[(&str, Need)], expect: &[&str]) {
+        let dependencies =
+            dependencies.iter().map(|(name, need)| Dependency { name: (*name).into(), need: *need }).collect();
+        let package = Package { name: name.into(), folder: String::new(), dependencies };
+        assert_eq!(brief(&check(&[package])), expect);
+    }
+
+    #[test]
+    fn edges_go_down() {
+        check_one("narthex-compile", &[("narthex-graph", Need::Product), ("half", Need::Product)], &[]);
+        check_one("narthex-text", &[("narthex-gateway", Need::Product)], &["layers narthex-text -> narthex-gateway"]);
+    }
+
+    #[test]
+    fn edges_within_a_layer_are_refused() {
+        check_one("narthex-compile", &[("narthex-device", Need::Product)], &["layers narthex-compile -> narthex-device"]);
+    }
+
+    #[test]
+    fn the_product_does_not_use_the_testkit() {
+        check_one("narthex-engine", &[("narthex-testkit", Need::Product)], &["layers narthex-engine -> narthex-testkit"]);
+        check_one("narthex-engine", &[("narthex-testkit", Need::Tests)], &[]);
+    }
+
+    #[test]
+    fn a_crate_without_a_layer_is_refused() {
+        check_one("narthex-kitchen", &[], &["layers narthex-kitchen"]);
+    }
+
+    #[test]
+    fn libraries_stay_with_their_owners() {
+        check_one("narthex-compile", &[("ort", Need::Product)], &["capabilities narthex-compile -> ort"]);
+        check_one("narthex-device", &[("ort", Need::Product), ("ort-sys", Need::Product)], &[]);
+        check_one("narthex-gateway", &[("ureq", Need::Product)], &["capabilities narthex-gateway -> ureq"]);
+        check_one("narthex-gateway", &[("tokio", Need::Product)], &["capabilities narthex-gateway -> tokio"]);
+        check_one("narthex-server", &[("clap", Need::Product)], &["capabilities narthex-server -> clap"]);
+        check_one("narthex-text", &[("anyhow", Need::Product), ("ureq", Need::Tests)], &["capabilities narthex-text -> anyhow"]);
+    }
+}
