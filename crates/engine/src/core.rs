@@ -14,7 +14,7 @@ use narthex_spec::SlotId;
 use crate::{
     executor::{Executor, Limits, StepError, StepPlan},
     invariant::Snapshot,
-    kv::Slots,
+    kv::{PromptEnd, Slots},
     request::{Finish, Request},
     sample::Scratch,
     schedule,
@@ -175,12 +175,30 @@ impl Core {
                 continue;
             }
             let Some(mut sequence) = self.queue.pop_front() else { return };
-            self.slots.hold(choice.slot, choice.reused);
+            let prompt_end = self.slots.hold(choice.slot, choice.reused);
             sequence.slot = Some(choice.slot);
             sequence.cached = choice.reused;
             sequence.reused = choice.reused.min(sequence.prompt);
             self.stats.cached_tokens += choice.reused as u64;
             self.running.push(sequence);
+            if choice.reused == length
+                && let Some(prompt_end) = prompt_end
+            {
+                self.begin_from(prompt_end);
+            }
+        }
+    }
+
+    /// Lets the newest sequence, whose whole prompt is in its slot, begin with the distribution kept there.
+    fn begin_from(&mut self, prompt_end: PromptEnd) {
+        let index = self.running.len() - 1;
+        let sequence = &mut self.running[index];
+        let before = sequence.tokens.len();
+        let logits = &sequence.prompt_end.insert(prompt_end).logits.clone();
+        let end = sequence.advance(logits, &mut self.scratch);
+        self.stats.generated_tokens += (sequence.tokens.len() - before) as u64;
+        if let Some(end) = end {
+            self.end(index, end);
         }
     }
 
@@ -200,7 +218,7 @@ impl Core {
 
     fn forget(&mut self, slot: SlotId) {
         match self.truncate(slot, 0) {
-            Ok(()) => self.slots.release(slot, Vec::new(), self.stats.steps),
+            Ok(()) => self.slots.release(slot, Vec::new(), self.stats.steps, None),
             Err(_) => self.retire(slot),
         }
     }
@@ -249,7 +267,7 @@ impl Core {
         }
         let mut sequence = self.running.remove(index);
         if let Some(slot) = sequence.slot.take() {
-            self.slots.release(slot, Vec::new(), self.stats.steps);
+            self.slots.release(slot, Vec::new(), self.stats.steps, None);
             if self.executor.truncate(slot, 0).is_err() {
                 self.retire(slot);
             }
@@ -308,11 +326,13 @@ impl Core {
 
     /// Ends a running sequence; its slot keeps what it holds, for prompts that begin alike.
     fn end(&mut self, index: usize, finish: Finish) {
-        let sequence = self.running.remove(index);
+        let mut sequence = self.running.remove(index);
         if let Some(slot) = sequence.slot {
             let failed = matches!(finish, Finish::Failed(_));
+            let prompt_end =
+                sequence.prompt_end.take().filter(|end| !failed && end.length <= sequence.cached);
             let kept = if failed { Vec::new() } else { sequence.tokens[..sequence.cached].to_vec() };
-            self.slots.release(slot, kept, self.stats.steps);
+            self.slots.release(slot, kept, self.stats.steps, prompt_end);
             if failed && (self.dead || self.executor.truncate(slot, 0).is_err()) {
                 self.retire(slot);
             }

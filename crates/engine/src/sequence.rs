@@ -13,6 +13,7 @@ use narthex_spec::{SlotId, TokenId};
 
 use crate::{
     executor::{Logits, StepError},
+    kv::PromptEnd,
     request::{Finish, LogProbs, Request, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
 };
@@ -34,6 +35,8 @@ pub(crate) struct Sequence {
     stop: Vec<TokenId>,
     sampler: Sampler,
     pub(crate) logprobs: Option<LogProbs>,
+    /// The distribution after the prompt.
+    pub(crate) prompt_end: Option<PromptEnd>,
     /// Prompt tokens reported so far, where they are wanted.
     reported: usize,
     pub(crate) reused: usize,
@@ -61,6 +64,7 @@ impl Sequence {
             stop: request.stop,
             sampler,
             logprobs: request.logprobs,
+            prompt_end: None,
             reported: 0,
             reused: 0,
             stopped: 0,
@@ -128,6 +132,9 @@ impl Sequence {
 
     /// Chooses the next token from its distribution and reports it; gives the end, where this was it.
     pub(crate) fn advance(&mut self, logits: &[f32], scratch: &mut Scratch) -> Option<Finish> {
+        if self.tokens.len() == self.prompt && self.prompt_end.is_none() {
+            self.prompt_end = Some(PromptEnd { length: self.prompt, logits: logits.into() });
+        }
         let Some(token) = self.sampler.sample(logits, scratch) else {
             return Some(Finish::Failed(StepError::Device {
                 message: "the logits are not finite".to_owned(),

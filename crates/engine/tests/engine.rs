@@ -108,6 +108,25 @@ fn a_prefix_in_a_slot_is_not_run_again() {
 }
 
 #[test]
+fn the_same_prompt_again_needs_no_step_for_its_first_token() {
+    let mut core = core(limits(2, 1 << 20), []);
+    let run = |core: &mut Core| {
+        let sink = Recorder::new();
+        submit(core, request(&prompt(3, 30), 5, &sink));
+        let before = core.stats().steps;
+        drain(core);
+        (sink.heard(), core.stats().steps - before)
+    };
+    let (first, first_steps) = run(&mut core);
+    let (again, again_steps) = run(&mut core);
+    assert_eq!(again.tokens, first.tokens);
+    assert_eq!((again.ends[0].1.cached_tokens, again_steps), (30, 4));
+    assert!(first_steps > again_steps);
+    let (third, _) = run(&mut core);
+    assert_eq!((third.tokens, third.ends[0].1.cached_tokens), (first.tokens, 30));
+}
+
+#[test]
 fn stop_tokens_end_and_are_not_reported() {
     let answer = alone(&[1, 2], 10, Sampling::greedy());
     let mut core = core(limits(1, 1 << 20), []);

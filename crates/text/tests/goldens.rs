@@ -162,6 +162,25 @@ fn typed_special_tokens_change_no_structure() {
     }
 }
 
+/// A small file with something of everything.
+const DAMAGEABLE: &[u8] = br###"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{"id":4,
+"content":"<s>","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":true}],"normalizer":
+{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"a"},{"type":"NFC"}]},"pre_tokenizer":{"type":"Sequence",
+"pretokenizers":[{"type":"Split","pattern":{"Regex":"b|c"},"behavior":"Isolated","invert":false}]},"post_processor":
+{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],
+"pair":[],"special_tokens":{"<s>":{"id":"<s>","ids":[4],"tokens":["<s>"]}}},"decoder":{"type":"Sequence","decoders":
+[{"type":"Replace","pattern":{"String":"a"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip",
+"content":" ","start":1,"stop":0}]},"model":{"type":"BPE","dropout":null,"unk_token":"a","continuing_subword_prefix":
+"","end_of_word_suffix":null,"fuse_unk":true,"byte_fallback":true,"ignore_merges":false,"vocab":{"a":0,"b":1,"ab":2,
+"c":3,"<s>":4,"<0xC3>":5,"<0xA9>":6},"merges":["a b"]}}"###;
+
+#[test]
+fn the_file_is_good_before_it_is_damaged() {
+    let t = Tokenizer::from_json(DAMAGEABLE).unwrap();
+    assert_eq!(t.encode_document("bé").unwrap(), [4, 0, 1, 5, 6]);
+    assert_eq!(t.decode(&[4, 0, 1, 5, 6]), "bé");
+}
+
 /// A streamed text, next to the plain definition: all bytes joined, read as UTF-8, without the first space.
 fn check_stream(tokenizer: &Tokenizer, tokens: &[u32], droppable: usize) {
     let mut stream = Detokenizer::new(tokenizer.clone());
@@ -190,6 +209,24 @@ proptest! {
         // SentencePiece writes a space as ▁ and cannot tell them apart.
         let tokens = SENTENCE.encode(&text, Specials::AsText).unwrap();
         prop_assert_eq!(SENTENCE.decode(&tokens), text.replace('▁', " "));
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_or_a_tokenizer(
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), "[\\[\\]{}\",:0-9a-z#▁<>]{0,3}"), 1..4),
+    ) {
+        let mut json = DAMAGEABLE.to_vec();
+        for (at, with) in cuts {
+            let at = at.index(json.len());
+            json.splice(at..(at + with.len()).min(json.len()), with.into_bytes());
+        }
+        if let Ok(t) = Tokenizer::from_json(&json) {
+            for text in ["", "ab cd", "<s>é\n"] {
+                if let Ok(tokens) = t.encode_document(text) {
+                    t.decode(&tokens);
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,4 +2,4 @@
 
 mod slots;
 
-pub use slots::{SlotState, Slots};
+pub use slots::{PromptEnd, SlotState, Slots};

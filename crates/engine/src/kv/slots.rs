@@ -4,8 +4,18 @@ use narthex_spec::{SlotId, TokenId};
 
 use crate::executor::Limits;
 
+/// The distribution after a prompt's last token, kept so that the same prompt need not run again: it costs nothing
+/// then, and it is answered from the very same numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptEnd {
+    /// Tokens of the prompt.
+    pub length: usize,
+    /// Logits after the last of them.
+    pub logits: Box<[f32]>,
+}
+
 /// One slot.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum SlotState {
     /// Nobody's, with the tokens whose keys and values it still holds; none for an empty one.
     Idle {
@@ -13,6 +23,8 @@ pub enum SlotState {
         tokens: Vec<TokenId>,
         /// When it was released, in steps.
         released: u64,
+        /// The end of the prompt that ran in it last.
+        prompt_end: Option<PromptEnd>,
     },
     /// A running sequence's, holding `length` tokens.
     Held {
@@ -55,14 +67,14 @@ pub struct Slots {
 pub struct Choice {
     /// The slot.
     pub slot: SlotId,
-    /// Tokens of the prompt that need not run.
+    /// Tokens of the prompt that need not run. All of them where the slot holds the distribution after the last.
     pub reused: usize,
 }
 
 impl Slots {
     /// Empty slots.
     pub fn new(limits: Limits) -> Self {
-        let empty = SlotState::Idle { tokens: Vec::new(), released: 0 };
+        let empty = SlotState::Idle { tokens: Vec::new(), released: 0, prompt_end: None };
         Self { states: vec![empty; limits.slots], limits }
     }
 
@@ -107,13 +119,14 @@ impl Slots {
         }
     }
 
-    /// The idle slot that holds most of a prompt's beginning, else an empty one, else the one idle longest. At least
-    /// one token of the prompt is left to run, because its logits are wanted.
+    /// The idle slot that holds most of a prompt's beginning, else an empty one, else the one idle longest. The last
+    /// token of the prompt is left to run, because its logits are wanted, unless the slot has kept them.
     pub fn choose(&self, prompt: &[TokenId]) -> Option<Choice> {
-        let most = prompt.len().saturating_sub(1);
         self.ids()
             .filter_map(|(slot, state)| match state {
-                SlotState::Idle { tokens, released } => {
+                SlotState::Idle { tokens, released, prompt_end } => {
+                    let kept = prompt_end.as_ref().is_some_and(|end| end.length == prompt.len());
+                    let most = if kept { prompt.len() } else { prompt.len().saturating_sub(1) };
                     let reused = common_prefix(tokens, prompt).min(most);
                     Some((
                         reused,
@@ -133,7 +146,7 @@ impl Slots {
     pub fn oldest_idle(&self, except: Option<SlotId>) -> Option<SlotId> {
         self.ids()
             .filter_map(|(slot, state)| match state {
-                SlotState::Idle { tokens, released } if !tokens.is_empty() && Some(slot) != except => {
+                SlotState::Idle { tokens, released, .. } if !tokens.is_empty() && Some(slot) != except => {
                     Some((*released, slot))
                 }
                 _ => None,
@@ -142,9 +155,12 @@ impl Slots {
             .map(|(_, slot)| slot)
     }
 
-    /// Gives an idle slot to a sequence that finds `length` of its tokens in it.
-    pub fn hold(&mut self, slot: SlotId, length: usize) {
-        self.states[slot.index()] = SlotState::Held { length };
+    /// Gives an idle slot to a sequence that finds `length` of its tokens in it, and what the slot kept.
+    pub fn hold(&mut self, slot: SlotId, length: usize) -> Option<PromptEnd> {
+        match std::mem::replace(&mut self.states[slot.index()], SlotState::Held { length }) {
+            SlotState::Idle { prompt_end, .. } => prompt_end,
+            SlotState::Held { .. } | SlotState::Retired => None,
+        }
     }
 
     /// Notes that a held slot has grown.
@@ -153,8 +169,8 @@ impl Slots {
     }
 
     /// Takes a slot back with the tokens it holds.
-    pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64) {
-        self.states[slot.index()] = SlotState::Idle { tokens, released: now };
+    pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
+        self.states[slot.index()] = SlotState::Idle { tokens, released: now, prompt_end };
     }
 
     /// Gives a slot up.
@@ -185,8 +201,8 @@ mod tests {
     #[test]
     fn the_longest_prefix_wins_then_an_empty_slot_then_the_oldest() {
         let mut s = slots(3, 1 << 20);
-        s.release(SlotId(0), vec![1, 2, 3], 5);
-        s.release(SlotId(1), vec![1, 2], 2);
+        s.release(SlotId(0), vec![1, 2, 3], 5, None);
+        s.release(SlotId(1), vec![1, 2], 2, None);
         let check = |s: &Slots, prompt: &[u32], slot, reused| {
             assert_eq!(s.choose(prompt), Some(Choice { slot: SlotId(slot), reused }), "{prompt:?}");
         };
@@ -196,6 +212,11 @@ mod tests {
         check(&s, &[9], 2, 0);
         s.hold(SlotId(2), 0);
         check(&s, &[9], 1, 0);
+        let end = PromptEnd { length: 2, logits: Box::new([0.5]) };
+        s.release(SlotId(1), vec![1, 2], 9, Some(end.clone()));
+        check(&s, &[1, 2], 1, 2);
+        check(&s, &[1, 2, 3], 0, 2);
+        assert_eq!(s.hold(SlotId(1), 2), Some(end));
         s.hold(SlotId(0), 0);
         s.hold(SlotId(1), 0);
         assert_eq!(s.choose(&[1]), None);

@@ -329,7 +329,8 @@ mod tests {
             "added_tokens": [{"id": 3, "content": "<s>", "special": true, "normalized": true,
                 "single_word": false, "lstrip": false, "rstrip": false}],
             "normalizer": {"type": "Lowercase"},
-            "model": {"type": "BPE", "vocab": {"<": 0, "s": 1, ">": 2, "<s>": 3}, "merges": [], "dropout": 1.0}
+            "model": {"type": "BPE", "vocab": {"<": 0, "s": 1, ">": 2, "<s>": 3, "ss": 4}, "merges": ["s s"],
+                "dropout": 1.0}
         }"#;
         let t = Tokenizer::from_json(json.as_bytes()).unwrap();
         let check =
@@ -337,6 +338,7 @@ mod tests {
         check("<s>S", Specials::Parse, &[3, 1]);
         check("<s>S", Specials::AsText, &[0, 1, 2, 1]);
         check("<S>", Specials::AsText, &[0, 1, 2]);
+        check("ss", Specials::AsText, &[4]);
         assert_eq!(t.special_tokens(), [SpecialToken { id: 3, text: "<s>".to_owned() }]);
     }
 }
