@@ -20,13 +20,20 @@ pub(crate) fn install() {
     let flag = cancel().clone();
     let installed = ctrlc::set_handler(move || {
         if COUNT.fetch_add(1, Ordering::Relaxed) > 0 {
-            std::process::exit(130);
+            exit_at_once();
         }
         flag.cancel();
     });
     if let Err(error) = installed {
         tracing::warn!(%error, "Ctrl-C will end the process at once");
     }
+}
+
+/// Ends the process without tearing anything down: an operator that is computing must not see its library go.
+#[allow(unsafe_code, reason = "leaving a process at once is a call of the C library")]
+fn exit_at_once() -> ! {
+    // SAFETY: `_exit` has no preconditions and does not return.
+    unsafe { libc::_exit(130) }
 }
 
 /// Takes a Ctrl-C that was meant for one answer, so that the conversation goes on.

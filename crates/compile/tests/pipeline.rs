@@ -1,0 +1,290 @@
+//! Whole compiles of tiny checkpoints: every package is checked against its own manifest, and graphs against goldens.
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use narthex_compile::{
+    CompileError,
+    pipeline::{self, CompileJob},
+};
+use narthex_graph::{Graph, InitializerData};
+use narthex_spec::{
+    DType, Progress, Recipe, Scheme, Sha256,
+    arch::Architecture,
+    manifest::{FileRange, GraphEntry, MANIFEST_FILE, Manifest, Provenance, Slot, TableEncoding, TableRole},
+    progress::Quiet,
+};
+use narthex_testkit::checkpoint;
+use sha2::Digest;
+
+const DATA: &str = "model.onnx.data";
+
+/// A compiled tiny model.
+struct Package {
+    folder: tempfile::TempDir,
+    manifest: Manifest,
+}
+
+fn job<'a>(checkpoint: &'a Path, scheme: Scheme, out: &'a Path) -> CompileJob<'a> {
+    let provenance = Provenance {
+        source: "a test".to_owned(),
+        checkpoint: BTreeMap::new(),
+        license: None,
+        compiler: "narthex test".to_owned(),
+    };
+    let name = "tiny".parse().unwrap();
+    CompileJob { checkpoint, name, recipe: Recipe::new(scheme), out, keep_stages: None, provenance }
+}
+
+fn compile(checkpoint: &Path, scheme: Scheme) -> Package {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest =
+        pipeline::compile(job(checkpoint, scheme, folder.path()), &Quiet, &AtomicBool::new(false)).unwrap();
+    Package { folder, manifest }
+}
+
+fn llama_gguf(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("tiny.gguf");
+    fs::write(&path, checkpoint::tiny_llama_gguf(7)).unwrap();
+    path
+}
+
+impl Package {
+    fn read(&self, file: &str) -> Vec<u8> {
+        fs::read(self.folder.path().join(file)).unwrap()
+    }
+
+    fn graph(&self) -> Graph {
+        Graph::decode(&self.read(&self.manifest.graphs[0].file)).unwrap()
+    }
+
+    /// Everything that must hold of any package.
+    fn check(&self) {
+        let manifest = &self.manifest;
+        let written: Manifest = serde_json::from_slice(&self.read(MANIFEST_FILE)).unwrap();
+        assert_eq!(&written, manifest);
+        let mut names: Vec<String> = fs::read_dir(self.folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != MANIFEST_FILE)
+            .collect();
+        names.sort();
+        assert_eq!(names, manifest.files.keys().cloned().collect::<Vec<_>>());
+        for (name, entry) in &manifest.files {
+            let bytes = self.read(name);
+            assert_eq!(entry.bytes, bytes.len() as u64, "{name}");
+            assert_eq!(entry.sha256, Sha256(sha2::Sha256::digest(&bytes).into()), "{name}");
+        }
+        let graph = self.graph();
+        graph.check().unwrap();
+        check_bindings(&graph, &manifest.graphs[0]);
+        for constant in &graph.initializers {
+            if let InitializerData::External { file, offset, length } = &constant.data {
+                assert_eq!(offset % 64, 0, "{}", constant.name);
+                self.check_range(&FileRange { file: file.clone(), offset: *offset, length: *length });
+            }
+        }
+        for table in &manifest.tables {
+            let (rows, cols) = (table.rows as u64, table.cols as u64);
+            match &table.encoding {
+                TableEncoding::Plain { dtype, data } => {
+                    assert_eq!(data.length, rows * cols * dtype.size() as u64);
+                    self.check_range(data);
+                }
+                TableEncoding::W8 { block, quants, scales } => {
+                    assert_eq!(
+                        (quants.length, scales.length),
+                        (rows * cols, rows * cols / *block as u64 * 2)
+                    );
+                    self.check_range(quants);
+                    self.check_range(scales);
+                }
+            }
+        }
+    }
+
+    fn check_range(&self, range: &FileRange) {
+        assert_eq!(range.file, DATA);
+        assert!(range.offset + range.length <= self.manifest.files[DATA].bytes);
+    }
+
+    /// One row of a host table, decoded as the manifest says.
+    fn row(&self, role: TableRole, row: usize) -> Vec<f32> {
+        let data = self.read(DATA);
+        let part = |range: &FileRange, width: usize, at: usize, n: usize| {
+            let start = range.offset as usize + at * width;
+            data[start..start + n * width].to_vec()
+        };
+        let halves = |bytes: Vec<u8>| -> Vec<f32> {
+            bytes.chunks(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+        };
+        let table = self.manifest.tables.iter().find(|table| table.role == role).unwrap();
+        let cols = table.cols;
+        match &table.encoding {
+            TableEncoding::Plain { dtype: DType::F16, data } => halves(part(data, 2, row * cols, cols)),
+            TableEncoding::Plain { data, .. } => part(data, 4, row * cols, cols)
+                .chunks(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            TableEncoding::W8 { block, quants, scales } => {
+                let scales = halves(part(scales, 2, row * cols / block, cols / block));
+                let quants = part(quants, 1, row * cols, cols);
+                quants.iter().enumerate().map(|(i, q)| (f32::from(*q) - 128.0) * scales[i / block]).collect()
+            }
+        }
+    }
+}
+
+fn check_bindings(graph: &Graph, entry: &GraphEntry) {
+    let sides = [(&graph.inputs, &entry.inputs), (&graph.outputs, &entry.outputs)];
+    for (values, bindings) in sides {
+        let values: BTreeMap<_, _> =
+            values.iter().map(|v| (v.name.clone(), (v.dtype, v.shape.clone()))).collect();
+        let bound: BTreeMap<_, _> =
+            bindings.iter().map(|b| (b.name.clone(), (b.dtype, b.shape.clone()))).collect();
+        assert_eq!(values, bound);
+    }
+    let decoder = entry.input(Slot::SeqlensK).is_some();
+    let expected = if decoder { Slot::Logits } else { Slot::Embedding };
+    assert!(entry.input(Slot::Embeds).is_some() && entry.output(expected).is_some());
+    for layer in 0..entry.kv.len() {
+        assert!(entry.input(Slot::PastKey { layer }).is_some());
+        assert!(entry.output(Slot::PresentValue { layer }).is_some());
+    }
+}
+
+#[test]
+fn llama_packages_keep_their_promises() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    let hf = source.path().join("hf");
+    fs::create_dir(&hf).unwrap();
+    checkpoint::tiny_llama_safetensors(&hf, 7).unwrap();
+    for scheme in Scheme::ALL {
+        for path in [&gguf, &hf] {
+            let package = compile(path, scheme);
+            package.check();
+            assert_eq!(package.manifest.graphs[0].kv.len(), checkpoint::LAYERS);
+            assert_eq!(package.manifest.max_length, checkpoint::LLAMA_CONTEXT);
+            assert!(package.manifest.chat.is_some());
+        }
+    }
+}
+
+#[test]
+fn bert_packages_keep_their_promises() {
+    let source = tempfile::tempdir().unwrap();
+    checkpoint::tiny_bert_safetensors(source.path(), 7).unwrap();
+    for scheme in Scheme::ALL {
+        let package = compile(source.path(), scheme);
+        package.check();
+        assert!(package.manifest.graphs[0].kv.is_empty());
+        let roles: Vec<_> = package.manifest.tables.iter().map(|table| table.role).collect();
+        assert_eq!(roles, [TableRole::Token, TableRole::Position, TableRole::TokenType]);
+        assert_eq!(package.manifest.max_length, checkpoint::BERT_MAX_LENGTH);
+    }
+}
+
+#[test]
+fn table_rows_are_the_checkpoints() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    let exact = compile(&gguf, Scheme::F32);
+    let package = compile(&gguf, Scheme::W8);
+    for row in [0, 7, checkpoint::LLAMA_VOCAB - 1] {
+        let (expect, found) = (exact.row(TableRole::Token, row), package.row(TableRole::Token, row));
+        let peak = expect.iter().fold(0.0f32, |peak, x| peak.max(x.abs()));
+        assert!(peak > 0.0);
+        for (x, y) in expect.iter().zip(&found) {
+            assert!((x - y).abs() <= peak / 127.0 * 0.51, "row {row}: {x} {y}");
+        }
+    }
+}
+
+#[test]
+fn a_tied_head_and_the_token_table_share_their_bytes() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    for scheme in Scheme::ALL {
+        let package = compile(&gguf, scheme);
+        let graph = package.graph();
+        let place = |suffix: &str| {
+            let name = format!("/head/{suffix}");
+            let constant = graph.initializers.iter().find(|constant| constant.name == name).unwrap();
+            match &constant.data {
+                InitializerData::External { file, offset, length } => {
+                    FileRange { file: file.clone(), offset: *offset, length: *length }
+                }
+                InitializerData::Inline(_) => panic!("{name} is inline"),
+            }
+        };
+        match &package.manifest.tables[0].encoding {
+            TableEncoding::Plain { data, .. } => assert_eq!((scheme, data), (Scheme::F32, &place("weight"))),
+            TableEncoding::W8 { quants, scales, .. } => {
+                assert_eq!((quants, scales), (&place("quants"), &place("scales")));
+            }
+        }
+    }
+}
+
+#[test]
+fn graphs_are_as_reviewed() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    let bert = tempfile::tempdir().unwrap();
+    checkpoint::tiny_bert_safetensors(bert.path(), 7).unwrap();
+    for scheme in Scheme::ALL {
+        insta::assert_snapshot!(format!("llama_{scheme}"), compile(&gguf, scheme).graph().dump());
+        insta::assert_snapshot!(format!("bert_{scheme}"), compile(bert.path(), scheme).graph().dump());
+    }
+}
+
+#[test]
+fn stages_are_kept_where_asked() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    let (out, stages) = (tempfile::tempdir().unwrap(), source.path().join("stages"));
+    let job = CompileJob { keep_stages: Some(&stages), ..job(&gguf, Scheme::W8, out.path()) };
+    let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    let text = fs::read(stages.join("architecture.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Architecture>(&text).unwrap(), manifest.architecture);
+    assert!(fs::read_to_string(stages.join("plan.json")).unwrap().contains("\"w8zeros\""));
+    assert!(fs::read_to_string(stages.join("graph.txt")).unwrap().starts_with("graph tiny"));
+}
+
+#[test]
+fn a_cancelled_compile_leaves_no_manifest() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    for at in [0, 1, 10] {
+        let out = tempfile::tempdir().unwrap();
+        let cancel = AtomicBool::new(at == 0);
+        let stop = |event: Progress| {
+            if matches!(event, Progress::Advanced { done, .. } if done >= at) {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        };
+        let result = pipeline::compile(job(&gguf, Scheme::W8, out.path()), &stop, &cancel);
+        assert!(matches!(result, Err(CompileError::Cancelled)), "{at}");
+        assert!(!out.path().join(MANIFEST_FILE).exists());
+    }
+}
+
+#[test]
+fn a_checkpoint_without_a_tensor_is_refused() {
+    let source = tempfile::tempdir().unwrap();
+    let path = source.path().join("tiny.gguf");
+    let mut gguf = checkpoint::tiny_llama(7);
+    gguf.tensors.retain(|tensor| tensor.name != "blk.1.ffn_down.weight");
+    fs::write(&path, gguf.to_bytes()).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let error =
+        pipeline::compile(job(&path, Scheme::W8, out.path()), &Quiet, &AtomicBool::new(false)).unwrap_err();
+    assert!(error.to_string().contains("ffn_down"), "{error}");
+    assert!(!out.path().join(MANIFEST_FILE).exists());
+}
