@@ -332,7 +332,18 @@ mod tests {
     #[test]
     fn flags_become_settings() {
         let args = Args::try_parse_from([
-            "narthex", "serve", "--port", "9", "--slots", "3", "--kv-budget", "64", "--scheme", "w4", "--threads", "2",
+            "narthex",
+            "serve",
+            "--port",
+            "9",
+            "--slots",
+            "3",
+            "--kv-budget",
+            "64",
+            "--scheme",
+            "w4",
+            "--threads",
+            "2",
         ])
         .unwrap();
         let Command::Serve(serve) = args.command else { panic!("not serve") };

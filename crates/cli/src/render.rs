@@ -231,6 +231,9 @@ mod tests {
         check(1_000, "1.0 kB");
         check(98_362_432, "98 MB");
         check(9_960_000_000, "10 GB");
-        assert_eq!((count(134_515_008), count(1_100_000_000), count(22_000)), ("135 M".into(), "1.1 B".into(), "22 k".into()));
+        assert_eq!(
+            (count(134_515_008), count(1_100_000_000), count(22_000)),
+            ("135 M".into(), "1.1 B".into(), "22 k".into())
+        );
     }
 }

@@ -8,14 +8,15 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DType, TokenId,
-    arch::Architecture,
+    arch::{Architecture, EncoderArch},
     manifest::{Manifest, Slot, TableRole},
 };
 
 use crate::{
-    dynamic::threads,
     error::DeviceError,
+    inventory,
     ort::{Binding, Session, SessionOptions, Tensor},
+    package,
     placement::Placement,
     runtime::Runtime,
     table::Table,
@@ -24,7 +25,7 @@ use crate::{
 /// Bounds of an encoder.
 #[derive(Debug, Clone, Copy)]
 pub struct EncoderOptions {
-    /// Threads; 0 takes one per usable core.
+    /// Threads; 0 takes one per physical core that this process may use.
     pub threads: usize,
     /// The most padded tokens in one batch.
     pub max_batch_tokens: usize,
@@ -46,58 +47,43 @@ pub struct DynamicEncoder {
 }
 
 impl DynamicEncoder {
-    /// Loads a package's encoder.
+    /// Loads a package's encoder. A batch may always hold one text of the greatest length.
+    ///
+    /// # Errors
+    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole encoder of variant A,
+    /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
     pub fn open(
         runtime: &Runtime,
         package: &Path,
         manifest: &Manifest,
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
-        let unusable =
-            |expected: &str, found: String| DeviceError::Package { expected: expected.to_owned(), found };
         let Architecture::Encoder(arch) = &manifest.architecture else {
-            return Err(unusable("an encoder", "a decoder".to_owned()));
+            return Err(DeviceError::package("an encoder", "a decoder"));
         };
-        let entry = manifest.graphs.first().ok_or_else(|| unusable("a graph", "none".to_owned()))?;
-        let table = |role: TableRole, rows: usize| {
-            let described = manifest.tables.iter().find(|table| table.role == role);
-            let table = Table::open(package, described.ok_or_else(|| unusable("host tables", format!("no {role:?}")))?)?;
-            if table.cols() != arch.hidden || table.rows() < rows {
-                let found = format!("{} x {}", table.rows(), table.cols());
-                return Err(unusable(&format!("a {role:?} table of at least {rows} x {}", arch.hidden), found));
-            }
-            Ok(table)
-        };
-        let name = |slot: Slot| {
-            let binding = entry.input(slot).or_else(|| entry.output(slot));
-            let name = binding.and_then(|binding| CString::new(binding.name.as_str()).ok());
-            name.ok_or_else(|| unusable("a tensor for every slot", format!("none for {slot:?}")))
-        };
-        let token = table(TableRole::Token, arch.vocab)?;
-        let positions = table(TableRole::Position, manifest.max_length)?;
-        let types = table(TableRole::TokenType, 1)?;
-        let mut position = vec![0.0; manifest.max_length * arch.hidden];
-        for (row, out) in position.chunks_exact_mut(arch.hidden).enumerate() {
-            positions.read_row(row, out);
-            types.add_row(0, out);
-        }
-        let session_options = SessionOptions { threads: threads(options.threads) };
-        let session = Session::open(runtime, &package.join(&entry.file), session_options)?;
-        let binding = Binding::new(&session)
-            .map_err(|error| DeviceError::Ort { what: "make a binding", message: error.to_string() })?;
+        let hidden = arch.hidden;
+        let entry = package::graph(manifest)?;
+        let (token, position) = tables(package, manifest, arch)?;
+        let names = [
+            package::input(entry, Slot::Embeds)?,
+            package::input(entry, Slot::PaddingMask)?,
+            package::output(entry, Slot::Embedding)?,
+        ];
+        let session_options = SessionOptions { threads: inventory::threads(options.threads) };
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, session_options)?;
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
                 max_batch_tokens: options.max_batch_tokens.max(manifest.max_length),
-                width: arch.hidden,
+                width: hidden,
             },
-            hidden: arch.hidden,
+            hidden,
             token,
             position,
-            names: [name(Slot::Embeds)?, name(Slot::PaddingMask)?, name(Slot::Embedding)?],
+            names,
             embeds: Vec::new(),
             mask: Vec::new(),
-            binding,
+            binding: Binding::new(&session).map_err(DeviceError::binding)?,
             session,
         })
     }
@@ -139,6 +125,34 @@ impl DynamicEncoder {
             }
         }
     }
+}
+
+/// The token table, and what each position adds to its token.
+fn tables(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<(Table, Vec<f32>), DeviceError> {
+    let hidden = arch.hidden;
+    if manifest.max_length == 0 {
+        return Err(DeviceError::package("a length of at least 1 token", 0));
+    }
+    let table = |role, rows: usize| {
+        let table = package::table(package, manifest, role)?;
+        if table.cols() != hidden || table.rows() < rows {
+            let found = format!("{} x {}", table.rows(), table.cols());
+            return Err(DeviceError::package(
+                format!("a {role:?} table of at least {rows} x {hidden}"),
+                found,
+            ));
+        }
+        Ok(table)
+    };
+    let token = table(TableRole::Token, arch.vocab)?;
+    let positions = table(TableRole::Position, manifest.max_length)?;
+    let types = table(TableRole::TokenType, 1)?;
+    let mut position = vec![0.0; manifest.max_length * hidden];
+    for (row, out) in position.chunks_exact_mut(hidden).enumerate() {
+        positions.read_row(row, out);
+        types.add_row(0, out);
+    }
+    Ok((token, position))
 }
 
 impl Encoder for DynamicEncoder {

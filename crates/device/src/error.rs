@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use narthex_engine::executor::StepError;
+
 /// Why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -40,6 +42,12 @@ pub enum DeviceError {
         /// What the manifest says.
         found: String,
     },
+    /// An option that must not be zero is.
+    #[error("the executor's {what} must be at least 1, found 0")]
+    Option {
+        /// Which.
+        what: &'static str,
+    },
     /// A file of the package could not be read.
     #[error("cannot read {path}: {reason}")]
     Read {
@@ -51,14 +59,29 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    pub(crate) fn package(expected: impl ToString, found: impl ToString) -> Self {
+        Self::Package { expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// A step's error before there is a step.
+    pub(crate) fn binding(error: StepError) -> Self {
+        let message = match error {
+            StepError::Device { message } => message,
+            other => other.to_string(),
+        };
+        Self::Ort { what: "make a binding", message }
+    }
+
     /// The next step, where one is known.
     pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Load { .. } => Some("install it with `narthex runtime install cpu`".to_owned()),
-            Self::Package { .. } | Self::Read { .. } => {
-                Some("compile the model again with `narthex compile`".to_owned())
-            }
-            _ => None,
-        }
+        let hint = match self {
+            Self::Load { .. } => "install it with `narthex runtime install cpu`",
+            Self::AlreadyLoaded { .. } => "use the other library in a process of its own",
+            Self::TelemetryOn => "set ORT_DISABLE_TELEMETRY=1 in the environment",
+            Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
+            Self::Ort { .. } => "compile the model again with `narthex compile`, and report this if it stays",
+            Self::Option { .. } => "give a number of 1 or more",
+        };
+        Some(hint.to_owned())
     }
 }

@@ -1,6 +1,6 @@
 //! What this machine has, read from the system itself: nothing is started and nothing is loaded.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 /// The processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,8 +9,10 @@ pub struct Cpu {
     pub name: String,
     /// Logical cores of the machine.
     pub cores: usize,
-    /// Cores that this process may use, by affinity and control group.
+    /// Logical cores that this process may use, by affinity and control group.
     pub usable_cores: usize,
+    /// Physical cores among those that affinity allows, where the system tells.
+    pub physical_cores: Option<usize>,
     /// Vector instruction sets that matter to inference.
     pub features: Vec<&'static str>,
 }
@@ -53,17 +55,60 @@ pub fn cpu() -> Cpu {
     let usable_cores = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = info.lines().filter(|line| line.starts_with("processor")).count();
     Cpu {
-        name: field("model name").or_else(|| field("Model")).unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+        name: field("model name")
+            .or_else(|| field("Model"))
+            .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         cores: cores.max(usable_cores),
         usable_cores,
+        physical_cores: physical_cores(),
         features: features(),
     }
+}
+
+/// Threads that compute: `wanted`, or where that is 0 one per physical core that this process may use. A second thread
+/// on a core has no vector unit of its own.
+pub fn threads(wanted: usize) -> usize {
+    if wanted > 0 {
+        return wanted;
+    }
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    physical_cores().map_or(usable, |physical| usable.min(physical.max(1)))
+}
+
+/// The physical cores behind the logical ones that this process may run on.
+fn physical_cores() -> Option<usize> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let place = |cpu: usize| {
+        let topology = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}/topology"));
+        let read = |file: &str| fs::read_to_string(topology.join(file)).ok();
+        Some((read("physical_package_id")?, read("core_id")?))
+    };
+    let places = cpu_list(allowed.trim())?.into_iter().map(place).collect::<Option<BTreeSet<_>>>()?;
+    Some(places.len())
+}
+
+/// The numbers of a list such as `0-3,8`, as the kernel writes it.
+fn cpu_list(text: &str) -> Option<Vec<usize>> {
+    /// Linux runs on no more.
+    const MOST: usize = 8192;
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        cpus.extend((last < MOST).then_some(first..=last)?);
+    }
+    Some(cpus)
 }
 
 #[cfg(target_arch = "x86_64")]
 fn features() -> Vec<&'static str> {
     let mut found = Vec::new();
-    let mut note = |name, has: bool| if has { found.push(name) };
+    let mut note = |name, has: bool| {
+        if has {
+            found.push(name)
+        }
+    };
     note("AVX2", is_x86_feature_detected!("avx2"));
     note("FMA", is_x86_feature_detected!("fma"));
     note("AVX-VNNI", is_x86_feature_detected!("avxvnni"));
@@ -75,7 +120,11 @@ fn features() -> Vec<&'static str> {
 #[cfg(target_arch = "aarch64")]
 fn features() -> Vec<&'static str> {
     let mut found = Vec::new();
-    let mut note = |name, has: bool| if has { found.push(name) };
+    let mut note = |name, has: bool| {
+        if has {
+            found.push(name)
+        }
+    };
     note("NEON", std::arch::is_aarch64_feature_detected!("neon"));
     note("dot product", std::arch::is_aarch64_feature_detected!("dotprod"));
     note("int8 matrix", std::arch::is_aarch64_feature_detected!("i8mm"));
@@ -92,8 +141,10 @@ pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;
-    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
-    Some(group.map_or(machine, |limit: u64| limit.min(machine)))
+    // The second version of control groups, and the first.
+    let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = groups.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+    Some(limits.fold(machine, u64::min))
 }
 
 /// The accelerators whose drivers are loaded.
@@ -126,7 +177,8 @@ fn in_class(class: &Path, prefix: &str) -> Vec<(String, String)> {
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
         .map(|entry| {
             let link = fs::read_link(entry.path().join("device/driver")).unwrap_or_default();
-            let driver = link.file_name().map_or_else(|| "?".to_owned(), |name| name.to_string_lossy().into_owned());
+            let driver =
+                link.file_name().map_or_else(|| "?".to_owned(), |name| name.to_string_lossy().into_owned());
             (driver, entry.file_name().to_string_lossy().into_owned())
         })
         .collect();
@@ -142,6 +194,19 @@ mod tests {
     fn this_machine_has_a_processor() {
         let cpu = cpu();
         assert!(cpu.usable_cores >= 1 && cpu.cores >= cpu.usable_cores && !cpu.name.is_empty());
+        assert!((1..=cpu.usable_cores).contains(&threads(0)));
+        assert_eq!(threads(7), 7);
+    }
+
+    #[test]
+    fn lists_of_processors() {
+        let check = |text: &str, expected: Option<&[usize]>| assert_eq!(cpu_list(text).as_deref(), expected);
+        check("0", Some(&[0]));
+        check("0-2,5,8-9", Some(&[0, 1, 2, 5, 8, 9]));
+        check("3-1", Some(&[]));
+        check("", None);
+        check("0-", None);
+        check("0-99999999999", None);
     }
 
     #[test]

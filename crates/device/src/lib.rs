@@ -9,6 +9,7 @@ mod error;
 pub mod inventory;
 pub mod memory;
 mod ort;
+mod package;
 pub mod placement;
 pub mod runtime;
 mod table;

@@ -1,62 +1,37 @@
-//! Aligned buffers that the system fills with zeros when they are first touched, and the process's own memory.
+//! Buffers that the system fills with zeros when they are first touched, and the process's own memory.
+//!
+//! Nothing here knows what a buffer holds.
 
-use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
-    ptr::NonNull,
-    slice,
-};
+use memmap2::MmapMut;
 
-/// Alignment of every buffer: a cache line, and wide enough for any vector load.
-const ALIGNMENT: usize = 64;
-
-/// Zeroed single-precision numbers. Pages that are never touched take no memory.
+/// Zeroed single-precision numbers, aligned to a page, straight from the system: pages that are never touched take no
+/// memory, and all are given back when the buffer is dropped. An allocator would promise neither.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    data: NonNull<f32>,
-    length: usize,
+    pages: Option<MmapMut>,
 }
-
-// SAFETY: the buffer owns plain numbers, like a Vec<f32>.
-unsafe impl Send for Buffer {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// No numbers.
-    pub(crate) const EMPTY: Self = Self { data: NonNull::dangling(), length: 0 };
+    pub(crate) const EMPTY: Self = Self { pages: None };
 
-    /// Allocates `length` zeros; `None` where the system gives no memory.
+    /// Takes `length` zeros; `None` where the system gives no memory.
     pub(crate) fn zeroed(length: usize) -> Option<Self> {
         if length == 0 {
             return Some(Self::EMPTY);
         }
-        let layout = Self::layout(length)?;
-        // SAFETY: the layout has a size above zero.
-        let data = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<f32>())?;
-        Some(Self { data, length })
+        let pages = MmapMut::map_anon(length.checked_mul(size_of::<f32>())?).ok()?;
+        Some(Self { pages: Some(pages) })
     }
 
-    fn layout(length: usize) -> Option<Layout> {
-        Layout::from_size_align(length.checked_mul(size_of::<f32>())?, ALIGNMENT).ok()
-    }
-
+    /// The numbers.
     pub(crate) fn as_slice(&self) -> &[f32] {
-        // SAFETY: the pointer is dangling only for length 0, else it owns `length` initialised numbers.
-        unsafe { slice::from_raw_parts(self.data.as_ptr(), self.length) }
+        self.pages.as_ref().map_or(&[], |pages| bytemuck::cast_slice(pages))
     }
 
+    /// The numbers, to write.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
-        // SAFETY: as in `as_slice`, and `&mut self` makes it exclusive.
-        unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.length) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if let (Some(layout), true) = (Self::layout(self.length), self.length > 0) {
-            // SAFETY: allocated in `zeroed` with the same layout, and freed once.
-            unsafe { dealloc(self.data.as_ptr().cast(), layout) };
-        }
+        self.pages.as_mut().map_or(&mut [], |pages| bytemuck::cast_slice_mut(pages))
     }
 }
 
@@ -68,6 +43,12 @@ pub fn rss() -> Option<u64> {
 /// The most resident bytes that this process ever had, where the system tells.
 pub fn peak_rss() -> Option<u64> {
     status("VmHWM:")
+}
+
+/// Resident bytes of this process that belong to no file, such as packed weights and the KV cache, where the system
+/// tells.
+pub fn anonymous_rss() -> Option<u64> {
+    status("RssAnon:")
 }
 
 fn status(field: &str) -> Option<u64> {
@@ -84,16 +65,28 @@ mod tests {
     fn buffers_are_zero_and_aligned() {
         let mut buffer = Buffer::zeroed(1000).unwrap();
         assert!(buffer.as_slice().iter().all(|x| *x == 0.0));
-        assert_eq!(buffer.as_slice().as_ptr() as usize % ALIGNMENT, 0);
+        assert_eq!((buffer.as_slice().len(), buffer.as_slice().as_ptr() as usize % 64), (1000, 0));
         buffer.as_mut_slice()[999] = 1.0;
         assert_eq!(buffer.as_slice()[999], 1.0);
-        assert_eq!(Buffer::zeroed(0).unwrap().as_slice().len(), 0);
+        assert_eq!(Buffer::zeroed(0).unwrap().as_mut_slice().len(), 0);
         assert!(Buffer::zeroed(usize::MAX / 2).is_none());
+        assert!(Buffer::zeroed(usize::MAX / 8).is_none());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn untouched_pages_take_no_memory() {
+        let before = anonymous_rss().unwrap();
+        let mut buffer = Buffer::zeroed(1 << 26).unwrap();
+        buffer.as_mut_slice()[1 << 25] = 1.0;
+        let grown = anonymous_rss().unwrap().saturating_sub(before);
+        assert!(grown < 1 << 26, "{grown} of {} bytes were touched", 1 << 28);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn the_process_knows_its_size() {
-        assert!(rss().unwrap() > 1 << 20 && peak_rss() >= rss());
+        let anonymous = anonymous_rss().unwrap();
+        assert!(rss().unwrap() > 1 << 20 && peak_rss() >= rss() && anonymous > 0);
     }
 }

@@ -38,6 +38,15 @@ impl Placement {
         }
         counts
     }
+
+    /// Number of nodes per provider and operator type.
+    pub fn ops_per_ep(&self) -> BTreeMap<Ep, BTreeMap<&str, usize>> {
+        let mut counts: BTreeMap<Ep, BTreeMap<&str, usize>> = BTreeMap::new();
+        for node in &self.nodes {
+            *counts.entry(node.ep).or_default().entry(&node.op).or_default() += 1;
+        }
+        counts
+    }
 }
 
 /// ONNX Runtime's name of a provider, as ours.
@@ -57,8 +66,10 @@ fn ep_of(name: &str) -> Option<Ep> {
 
 fn check(status: ort_sys::OrtStatusPtr) -> Result<(), DeviceError> {
     // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
-    unsafe { ort::Error::result_from_status(status) }
-        .map_err(|error| DeviceError::Ort { what: "report the placement", message: error.message().to_owned() })
+    unsafe { ort::Error::result_from_status(status) }.map_err(|error| DeviceError::Ort {
+        what: "report the placement",
+        message: error.message().to_owned(),
+    })
 }
 
 /// The list behind an out-pointer and its length.
@@ -111,4 +122,31 @@ pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceErr
         }
     }
     Ok(placement)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_counted_by_provider_and_operator() {
+        let node = |ep, op: &str| PlacedNode { ep, op: op.to_owned(), name: String::new() };
+        let nodes =
+            vec![node(Ep::Cpu, "Add"), node(Ep::Qnn, "MatMul"), node(Ep::Cpu, "Mul"), node(Ep::Cpu, "Add")];
+        let placement = Placement { nodes };
+        assert_eq!(placement.nodes_per_ep(), BTreeMap::from([(Ep::Cpu, 3), (Ep::Qnn, 1)]));
+        let cpu = BTreeMap::from([("Add", 2), ("Mul", 1)]);
+        assert_eq!(
+            placement.ops_per_ep(),
+            BTreeMap::from([(Ep::Cpu, cpu), (Ep::Qnn, BTreeMap::from([("MatMul", 1)]))])
+        );
+    }
+
+    #[test]
+    fn providers_by_name() {
+        let check = |name: &str, expected| assert_eq!(ep_of(name), expected);
+        check("CPUExecutionProvider", Some(Ep::Cpu));
+        check("QNNExecutionProvider", Some(Ep::Qnn));
+        check("NoSuchExecutionProvider", None);
+    }
 }

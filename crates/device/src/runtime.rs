@@ -14,11 +14,21 @@ use crate::error::DeviceError;
 
 const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
+/// The oldest minor version that has every function we call.
+const OLDEST: u32 = ort::MINOR_VERSION;
+
 /// Switches ONNX Runtime's telemetry off for this process and its children. Must be the first statement of `main`:
 /// changing the environment is sound only while no other thread reads it.
 pub fn disable_telemetry() {
     // SAFETY: the documentation above makes this the first statement of `main`, before any thread is started.
     unsafe { std::env::set_var(TELEMETRY, "1") };
+}
+
+/// The minor version of a library that may be ONNX Runtime: 31 for 1.31.1. `None` where it cannot be loaded or is
+/// something else. The library is let go again.
+pub fn probe(library: &Path) -> Option<u32> {
+    // A relative path would be looked for beside the executable.
+    ort::util::probe(library.canonicalize().ok()?)
 }
 
 /// The loaded library.
@@ -45,6 +55,10 @@ static LOADING: Mutex<()> = Mutex::new(());
 
 impl Runtime {
     /// Loads the library, once per process; later calls must name the same file.
+    ///
+    /// # Errors
+    /// [`DeviceError::TelemetryOn`] unless [`disable_telemetry`] was called or the variable was set from outside,
+    /// [`DeviceError::Load`] for a file that is not ONNX Runtime 1.24 or later, [`DeviceError::AlreadyLoaded`].
     pub fn load(library: &Path) -> Result<&'static Self, DeviceError> {
         let _one_at_a_time = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let load = |reason: String| DeviceError::Load { path: library.to_owned(), reason };
@@ -58,7 +72,10 @@ impl Runtime {
         if std::env::var_os(TELEMETRY).is_none_or(|value| value != "1") {
             return Err(DeviceError::TelemetryOn);
         }
-        let minor = ort::util::probe(&path).ok_or_else(|| load("it is not ONNX Runtime 1.x".to_owned()))?;
+        let minor = probe(&path).ok_or_else(|| load(why_not(&path)))?;
+        if minor < OLDEST {
+            return Err(load(format!("it is version 1.{minor}, and 1.{OLDEST} or later is needed")));
+        }
         let environment = ort::init_from(&path)
             .map_err(|error| load(error.to_string()))?
             .with_name("narthex")
@@ -99,6 +116,15 @@ impl Runtime {
 
     pub(crate) fn environment(&self) -> &Environment {
         &self.environment
+    }
+}
+
+/// Why a file that could not be probed cannot be loaded.
+fn why_not(path: &Path) -> String {
+    match ort::init_from(path) {
+        Err(ort::LoadDynamicError::Dlopen { error, .. }) => error.to_string(),
+        Err(other) => other.to_string(),
+        Ok(_) => "it is not ONNX Runtime 1.x".to_owned(),
     }
 }
 

@@ -9,7 +9,7 @@ use narthex_spec::{
     manifest::{FileRange, HostTable, TableEncoding},
 };
 
-use crate::error::DeviceError;
+use crate::{error::DeviceError, package};
 
 /// A table of the package.
 pub(crate) struct Table {
@@ -37,7 +37,7 @@ struct Mapped {
 
 impl Mapped {
     fn open(package: &Path, range: &FileRange, expected: usize) -> Result<Self, DeviceError> {
-        let path = package.join(&range.file);
+        let path = package::path(package, &range.file)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
         let file = File::open(&path).map_err(|error| read(error.to_string()))?;
         // SAFETY: packages are immutable: the store renames whole folders into place and never rewrites a file. Every
@@ -58,24 +58,33 @@ impl Mapped {
     }
 }
 
-fn half_at(bytes: &[u8], index: usize) -> f32 {
-    f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32()
+fn number(half: &[u8]) -> f32 {
+    f16::from_le_bytes([half[0], half[1]]).to_f32()
 }
 
 impl Table {
     /// Maps a table that the manifest describes.
     pub(crate) fn open(package: &Path, table: &HostTable) -> Result<Self, DeviceError> {
-        let elements = table.rows * table.cols;
+        let (rows, cols) = (table.rows, table.cols);
+        // The largest encoding takes four bytes an element; whatever fits no address fits no file.
+        let fits = |elements: &usize| *elements > 0 && elements.checked_mul(4).is_some();
+        let elements = rows
+            .checked_mul(cols)
+            .filter(fits)
+            .ok_or_else(|| DeviceError::package("a table of some rows", format!("{rows} x {cols}")))?;
         let data = match &table.encoding {
-            TableEncoding::Plain { dtype: DType::F32, data } => Data::F32(Mapped::open(package, data, elements * 4)?),
-            TableEncoding::Plain { dtype: DType::F16, data } => Data::F16(Mapped::open(package, data, elements * 2)?),
-            TableEncoding::Plain { dtype, .. } => {
-                let expected = "a table of f32, f16 or w8".to_owned();
-                return Err(DeviceError::Package { expected, found: format!("{dtype:?}") });
+            TableEncoding::Plain { dtype: DType::F32, data } => {
+                Data::F32(Mapped::open(package, data, elements * 4)?)
             }
-            TableEncoding::W8 { block, .. } if *block == 0 || !table.cols.is_multiple_of(*block) => {
-                let expected = "rows of whole blocks".to_owned();
-                return Err(DeviceError::Package { expected, found: format!("{} in blocks of {block}", table.cols) });
+            TableEncoding::Plain { dtype: DType::F16, data } => {
+                Data::F16(Mapped::open(package, data, elements * 2)?)
+            }
+            TableEncoding::Plain { dtype, .. } => {
+                return Err(DeviceError::package("a table of f32, f16 or w8", format!("{dtype:?}")));
+            }
+            TableEncoding::W8 { block, .. } if *block == 0 || !cols.is_multiple_of(*block) => {
+                let found = format!("{cols} elements in blocks of {block}");
+                return Err(DeviceError::package("rows of whole blocks", found));
             }
             TableEncoding::W8 { block, quants, scales } => Data::W8 {
                 block: *block,
@@ -117,15 +126,92 @@ impl Table {
             }
             Data::F16(data) => {
                 let bytes = data.bytes(row * cols * 2, cols * 2);
-                out.iter_mut().enumerate().for_each(|(index, out)| put(out, half_at(bytes, index)));
+                out.iter_mut().zip(bytes.chunks_exact(2)).for_each(|(out, half)| put(out, number(half)));
             }
             Data::W8 { block, quants, scales } => {
-                let quants = quants.bytes(row * cols, cols);
-                let scales = scales.bytes(row * cols / block * 2, cols / block * 2);
-                for (index, (out, quant)) in out.iter_mut().zip(quants).enumerate() {
-                    put(out, (f32::from(*quant) - 128.0) * half_at(scales, index / block));
+                let quants = quants.bytes(row * cols, cols).chunks_exact(*block);
+                let scales = scales.bytes(row * cols / block * 2, cols / block * 2).chunks_exact(2);
+                for ((out, quants), scale) in out.chunks_exact_mut(*block).zip(quants).zip(scales) {
+                    let scale = number(scale);
+                    out.iter_mut().zip(quants).for_each(|(out, q)| put(out, (f32::from(*q) - 128.0) * scale));
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::manifest::TableRole;
+
+    use super::*;
+
+    fn range(offset: u64, length: u64) -> FileRange {
+        FileRange { file: "data".to_owned(), offset, length }
+    }
+
+    fn table(rows: usize, cols: usize, encoding: TableEncoding) -> HostTable {
+        HostTable { role: TableRole::Token, rows, cols, encoding }
+    }
+
+    fn plain(dtype: DType, data: FileRange) -> TableEncoding {
+        TableEncoding::Plain { dtype, data }
+    }
+
+    fn w8(block: usize) -> TableEncoding {
+        TableEncoding::W8 { block, quants: range(0, 8), scales: range(8, 8) }
+    }
+
+    fn folder(bytes: &[u8]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("data"), bytes).unwrap();
+        folder
+    }
+
+    fn halves(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn rows_of_every_encoding() {
+        let check = |bytes: &[u8], encoding: TableEncoding, expected: [f32; 4]| {
+            let folder = folder(bytes);
+            let table = Table::open(folder.path(), &table(2, 4, encoding)).unwrap();
+            let mut row = [1.0; 4];
+            table.read_row(1, &mut row);
+            assert_eq!(row, expected);
+            table.add_row(1, &mut row);
+            assert_eq!(row, expected.map(|x| x + x));
+        };
+        let values = [0.0, 0.0, 0.0, 0.0, 1.5, -2.0, 0.25, 8.0];
+        let expected = [1.5, -2.0, 0.25, 8.0];
+        check(bytemuck::cast_slice(&values), plain(DType::F32, range(0, 32)), expected);
+        let shifted = [vec![9, 9, 9], halves(&values)].concat();
+        check(&shifted, plain(DType::F16, range(3, 16)), expected);
+        let quants = [0, 0, 0, 0, 131, 124, 129, 160];
+        let blocks = [quants.to_vec(), halves(&[9.0, 9.0, 0.5, 0.25])].concat();
+        check(&blocks, w8(2), expected);
+    }
+
+    #[test]
+    fn tables_that_do_not_fit_are_refused() {
+        let check = |table: HostTable, word: &str| {
+            let folder = folder(&[0; 16]);
+            let error = Table::open(folder.path(), &table).err().map(|error| error.to_string());
+            assert!(error.as_ref().is_some_and(|error| error.contains(word)), "{table:?}: {error:?}");
+        };
+        check(table(2, 4, plain(DType::F32, range(0, 32))), "found 32 bytes at 0 of 16");
+        check(table(2, 2, plain(DType::F32, range(0, 12))), "expected 16 bytes");
+        check(table(2, 2, plain(DType::F32, range(8, 16))), "found 16 bytes at 8 of 16");
+        check(table(2, 2, plain(DType::F32, range(u64::MAX, 16))), "of 16");
+        check(table(usize::MAX, 2, plain(DType::F32, range(0, 16))), "a table of some rows");
+        check(table(0, 4, plain(DType::F32, range(0, 0))), "a table of some rows");
+        check(table(4, 4, plain(DType::I8, range(0, 16))), "I8");
+        check(table(2, 4, w8(3)), "blocks of 3");
+        check(table(2, 4, w8(0)), "blocks of 0");
+        let outside = FileRange { file: "../data".to_owned(), offset: 0, length: 16 };
+        check(table(2, 2, plain(DType::F32, outside)), "inside the package");
+        let missing = FileRange { file: "none".to_owned(), offset: 0, length: 16 };
+        check(table(2, 2, plain(DType::F32, missing)), "cannot read");
     }
 }

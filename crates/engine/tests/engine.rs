@@ -1,5 +1,7 @@
 //! The engine over a fake executor: answers do not depend on company, chunks, prefixes, preemption or threads.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{collections::VecDeque, sync::Arc, sync::atomic::AtomicBool, time::Duration};
 
 use narthex_engine::{

@@ -48,8 +48,12 @@ impl Announcement {
             .open(&path)
             .map_err(failed(what.clone()))?;
         file.lock().map_err(failed(what))?;
-        let server =
-            RunningServer { pid, address: address.to_owned(), started: SystemTime::now(), models: Vec::new() };
+        let server = RunningServer {
+            pid,
+            address: address.to_owned(),
+            started: SystemTime::now(),
+            models: Vec::new(),
+        };
         let mut record = Self { path, file, server };
         record.update(Vec::new());
         Ok(record)

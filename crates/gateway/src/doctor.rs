@@ -98,10 +98,12 @@ impl Gateway {
 
 fn hardware(report: &mut Doctor) {
     let cpu = inventory::cpu();
-    let memory = inventory::memory_bytes()
-        .map_or_else(String::new, |bytes| format!(", {:.0} GiB of memory", bytes as f64 / (1u64 << 30) as f64));
+    let memory = inventory::memory_bytes().map_or_else(String::new, |bytes| {
+        format!(", {:.0} GiB of memory", bytes as f64 / (1u64 << 30) as f64)
+    });
     let features = cpu.features.join(" ");
-    let text = format!("{}: {} usable of {} cores{memory}; {features}", cpu.name, cpu.usable_cores, cpu.cores);
+    let text =
+        format!("{}: {} usable of {} cores{memory}; {features}", cpu.name, cpu.usable_cores, cpu.cores);
     report.add(Level::Good, "cpu", text, None);
     for accelerator in inventory::accelerators() {
         report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);

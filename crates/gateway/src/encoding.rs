@@ -53,13 +53,7 @@ impl EncoderQueue {
                 }
             })
             .map_err(|source| Error::Io { what: "cannot start the encoder's thread".to_owned(), source })?;
-        Ok(Self {
-            jobs: Mutex::new(Some(sender)),
-            waiting,
-            limit,
-            limits,
-            thread: Mutex::new(Some(thread)),
-        })
+        Ok(Self { jobs: Mutex::new(Some(sender)), waiting, limit, limits, thread: Mutex::new(Some(thread)) })
     }
 
     /// Waits for the vectors of `texts`, in their order.

@@ -50,7 +50,9 @@ pub enum Error {
         context: usize,
     },
     /// An embedding input is longer than the model takes.
-    #[error("input {index} has {found} tokens, but this model embeds at most {limit}; shorten it or ask for truncation")]
+    #[error(
+        "input {index} has {found} tokens, but this model embeds at most {limit}; shorten it or ask for truncation"
+    )]
     InputTooLong {
         /// Which input.
         index: usize,
@@ -174,9 +176,11 @@ impl Error {
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } => ErrorKind::Overloaded,
             Self::Loading { .. } => ErrorKind::Loading,
-            Self::LoadFailed { .. } | Self::ShuttingDown | Self::BadPackage { .. } | Self::Device(_) | Self::Step(_) => {
-                ErrorKind::Unavailable
-            }
+            Self::LoadFailed { .. }
+            | Self::ShuttingDown
+            | Self::BadPackage { .. }
+            | Self::Device(_)
+            | Self::Step(_) => ErrorKind::Unavailable,
             Self::Cancelled => ErrorKind::Cancelled,
             Self::Io { source, .. } => io_kind(source),
             Self::Catalog(error) => catalog_kind(error),
@@ -226,7 +230,9 @@ impl Error {
 fn io_kind(error: &std::io::Error) -> ErrorKind {
     use std::io::ErrorKind as Io;
     match error.kind() {
-        Io::StorageFull | Io::ReadOnlyFilesystem | Io::PermissionDenied | Io::QuotaExceeded => ErrorKind::Storage,
+        Io::StorageFull | Io::ReadOnlyFilesystem | Io::PermissionDenied | Io::QuotaExceeded => {
+            ErrorKind::Storage
+        }
         Io::NotFound => ErrorKind::NotFound,
         _ => ErrorKind::Internal,
     }
@@ -266,7 +272,9 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
             ErrorKind::NotFound => ErrorKind::Storage,
             other => other,
         },
-        Compile::Checkpoint(_) | Compile::Tokenizer(_) | Compile::Unsupported { .. } => ErrorKind::Unavailable,
+        Compile::Checkpoint(_) | Compile::Tokenizer(_) | Compile::Unsupported { .. } => {
+            ErrorKind::Unavailable
+        }
         Compile::Graph(_) => ErrorKind::Internal,
     }
 }

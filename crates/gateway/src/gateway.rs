@@ -24,8 +24,7 @@ use crate::{
     names::{PackageKey, split_scheme},
     request::{ChatRequest, CompletionRequest, EmbedRequest, Embeddings, TurnSink},
     residency::{Claim, Residents},
-    shelf,
-    today,
+    shelf, today,
     turn::Turn,
 };
 
@@ -165,8 +164,7 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<InstalledPackage, Error> {
         let key = self.key_of(model)?;
-        let request =
-            CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+        let request = CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
         job::ensure_package(&self.inner, &job::Wanted::new(&key, model, &request), progress, cancel)?;
         shelf::installed(&self.inner, &key)
     }
@@ -181,7 +179,8 @@ impl Gateway {
     ) -> Result<(PathBuf, Manifest), Error> {
         let (text, _) = split_scheme(model);
         let key = PackageKey { scheme: request.scheme, ..self.key_of(text)? };
-        let folder = job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
+        let folder =
+            job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
         self.inner.residents.evict(&key);
         Ok((folder, shelf::manifest(&self.inner, &key)?))
     }
@@ -276,7 +275,10 @@ impl Inner {
             self.open_model(key, pull, progress, cancel)
         }));
         let outcome = outcome.unwrap_or_else(|_| {
-            Err(Error::BadPackage { name: key.name.clone(), reason: "loading it panicked; please report this".into() })
+            Err(Error::BadPackage {
+                name: key.name.clone(),
+                reason: "loading it panicked; please report this".into(),
+            })
         });
         match outcome {
             Ok(loaded) => {

@@ -112,8 +112,7 @@ pub(crate) fn package_for_load(
             return Err(Error::NotInstalled { name: key.name.clone() });
         }
     }
-    let request =
-        CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+    let request = CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
     ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
 }
 

@@ -103,7 +103,9 @@ impl Loaded {
     pub(crate) fn status(&self) -> ModelStatus {
         let engine = match &self.worker {
             Worker::Engine(engine) => counters(engine),
-            Worker::Encoder(queue) => EngineCounters { waiting: queue.waiting(), ..EngineCounters::default() },
+            Worker::Encoder(queue) => {
+                EngineCounters { waiting: queue.waiting(), ..EngineCounters::default() }
+            }
         };
         ModelStatus {
             name: self.key.name.clone(),

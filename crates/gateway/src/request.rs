@@ -187,7 +187,11 @@ impl Summary {
     /// Tokens per second after the first one; 0 where fewer than two were generated.
     pub fn decode_rate(&self) -> f64 {
         let seconds = self.total.saturating_sub(self.first_token).as_secs_f64();
-        if self.completion_tokens < 2 || seconds <= 0.0 { 0.0 } else { (self.completion_tokens - 1) as f64 / seconds }
+        if self.completion_tokens < 2 || seconds <= 0.0 {
+            0.0
+        } else {
+            (self.completion_tokens - 1) as f64 / seconds
+        }
     }
 }
 

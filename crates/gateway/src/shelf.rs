@@ -90,8 +90,7 @@ pub(crate) fn remove(inner: &Inner, model: &str) -> Result<u64, Error> {
 
 /// Every installed model and every catalogue entry, by name.
 pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
-    let mut listings: BTreeMap<ModelName, ModelListing> =
-        inner
+    let mut listings: BTreeMap<ModelName, ModelListing> = inner
         .catalog
         .entries()
         .iter()

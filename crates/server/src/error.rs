@@ -24,9 +24,11 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
         ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-        ErrorKind::Loading | ErrorKind::Unavailable | ErrorKind::Fetch | ErrorKind::Storage | ErrorKind::Cancelled => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        ErrorKind::Loading
+        | ErrorKind::Unavailable
+        | ErrorKind::Fetch
+        | ErrorKind::Storage
+        | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

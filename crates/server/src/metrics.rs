@@ -56,12 +56,20 @@ impl Metrics {
         let streams = Gauge::default();
         registry.register("http_requests", "HTTP requests by route and status", requests.clone());
         registry.register("prompt_tokens", "Prompt tokens of finished requests", prompt_tokens.clone());
-        registry.register("generated_tokens", "Generated tokens of finished requests", generated_tokens.clone());
+        registry.register(
+            "generated_tokens",
+            "Generated tokens of finished requests",
+            generated_tokens.clone(),
+        );
         registry.register("first_token_seconds", "Time to the first token", first_token.clone());
         registry.register("request_seconds", "Time of a whole generation", request_time.clone());
         registry.register("requests_running", "Sequences in slots, per model", running.clone());
         registry.register("requests_waiting", "Sequences waiting for a slot, per model", waiting.clone());
-        registry.register("kv_cache_usage", "Share of the KV budget in use, per model, 0 to 1", kv_usage.clone());
+        registry.register(
+            "kv_cache_usage",
+            "Share of the KV budget in use, per model, 0 to 1",
+            kv_usage.clone(),
+        );
         registry.register("open_streams", "Streams that are being written", streams.clone());
         Arc::new(Self {
             registry,

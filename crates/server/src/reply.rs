@@ -39,7 +39,9 @@ pub(crate) async fn gather(mut events: UnboundedReceiver<TurnEvent>, n: usize) -
                 }
             }
             TurnEvent::Done(summary) => return Ok(Reply { choices, summary }),
-            TurnEvent::Failed { message } => return Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message)),
+            TurnEvent::Failed { message } => {
+                return Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message));
+            }
         }
     }
     Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the engine stopped in the middle of the answer"))

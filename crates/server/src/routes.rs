@@ -85,7 +85,10 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     match tokio::task::spawn_blocking(call).await {
         Ok(outcome) => outcome.map_err(ApiError::from),
-        Err(_) => Err(ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, "the request's code panicked; please report this")),
+        Err(_) => Err(ApiError::plain(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the request's code panicked; please report this",
+        )),
     }
 }
 

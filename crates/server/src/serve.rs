@@ -67,11 +67,17 @@ pub fn run_blocking(
     outcome
 }
 
-async fn serve(gateway: Gateway, options: ServeOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+async fn serve(
+    gateway: Gateway,
+    options: ServeOptions,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServeError> {
     let (host, port) = (options.host.clone(), options.port);
-    let listener = TcpListener::bind((host.as_str(), port))
-        .await
-        .map_err(|source| ServeError::Bind { host, port, source })?;
+    let listener = TcpListener::bind((host.as_str(), port)).await.map_err(|source| ServeError::Bind {
+        host,
+        port,
+        source,
+    })?;
     let address = listener.local_addr()?;
     let (stop, mut stopped) = watch::channel(false);
     let app = routes::router(gateway.clone(), &options);

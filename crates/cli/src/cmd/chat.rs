@@ -48,7 +48,10 @@ pub(crate) fn opening(args: &ChatArgs) -> Vec<Message> {
 
 fn read_stdin() -> anyhow::Result<String> {
     let mut prompt = String::new();
-    stdin().take(MAX_STDIN).read_to_string(&mut prompt).context("cannot read the prompt from standard input")?;
+    stdin()
+        .take(MAX_STDIN)
+        .read_to_string(&mut prompt)
+        .context("cannot read the prompt from standard input")?;
     Ok(prompt.trim_end_matches(['\n', '\r']).to_owned())
 }
 
@@ -85,7 +88,9 @@ pub(crate) fn ask(gateway: &Gateway, args: &ChatArgs, messages: Vec<Message>) ->
             }
             Ok(TurnEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
             Ok(TurnEvent::Started { .. } | TurnEvent::Finished { .. }) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => anyhow::bail!("the engine stopped in the middle of an answer"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                anyhow::bail!("the engine stopped in the middle of an answer")
+            }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if interrupt::pressed() {

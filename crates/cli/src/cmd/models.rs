@@ -59,6 +59,11 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     };
     let (folder, manifest) = gateway.compile(&args.model, &request, &Bars::new(), interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
-    output::note(format!("compiled {} ({}, {})", manifest.name, manifest.recipe.scheme, render::bytes(bytes)));
+    output::note(format!(
+        "compiled {} ({}, {})",
+        manifest.name,
+        manifest.recipe.scheme,
+        render::bytes(bytes)
+    ));
     output::line(folder.display())
 }

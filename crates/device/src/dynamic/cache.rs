@@ -2,13 +2,15 @@
 //!
 //! A slot has a row from its first token until it is emptied. All rows share one capacity, which grows in steps; every
 //! growth lays the rows out anew, without the gaps that emptied slots left. Pages of rows that are not used are never
-//! touched and take no memory.
+//! touched and take no memory; when slots are emptied and little is left, the rows are laid out anew in less memory.
 
 use narthex_engine::executor::{Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
-use super::allocate;
 use crate::memory::Buffer;
+
+/// The cache shrinks once it has touched this many times what its slots need: seldom enough that copying is cheap.
+const SLACK: usize = 4;
 
 /// The cache of one executor.
 pub(super) struct Cache {
@@ -16,6 +18,8 @@ pub(super) struct Cache {
     limits: Limits,
     rows: usize,
     capacity: usize,
+    /// Rows, counted from the first, that a slot has had since the last layout.
+    touched: usize,
     /// Tokens of each slot.
     lengths: Vec<usize>,
     /// Row of each slot.
@@ -34,6 +38,31 @@ struct Layer {
 impl Layer {
     fn row_elements(&self, capacity: usize) -> usize {
         self.heads * capacity * self.head_size
+    }
+}
+
+/// A slot's row that gets a new place: the next one.
+struct Move {
+    slot: usize,
+    from: usize,
+    /// Tokens that it holds.
+    length: usize,
+}
+
+/// Copies what rows hold, from one buffer and its capacity to another and its own.
+fn copy_rows(
+    (old, old_capacity): (&[f32], usize),
+    (new, new_capacity): (&mut [f32], usize),
+    (heads, head_size): (usize, usize),
+    moves: &[Move],
+) {
+    for (to, row) in moves.iter().enumerate() {
+        let used = row.length * head_size;
+        for head in 0..heads {
+            let from = (row.from * heads + head) * old_capacity * head_size;
+            let to = (to * heads + head) * new_capacity * head_size;
+            new[to..to + used].copy_from_slice(&old[from..from + used]);
+        }
     }
 }
 
@@ -56,6 +85,7 @@ impl Cache {
             limits: limits.clone(),
             rows: 0,
             capacity: 0,
+            touched: 0,
             lengths: vec![0; limits.slots],
             row_of: vec![None; limits.slots],
             generation: 0,
@@ -103,26 +133,48 @@ impl Cache {
         self.lengths[slot.index()] = length;
         if length == 0 {
             self.row_of[slot.index()] = None;
-            if self.row_of.iter().all(Option::is_none) {
+            self.shrink();
+        }
+    }
+
+    /// Gives back memory where slots need far less than the cache holds.
+    fn shrink(&mut self) {
+        let occupied = self.row_of.iter().flatten().count();
+        if occupied == 0 {
+            if self.rows > 0 {
                 self.layers.iter_mut().for_each(|layer| layer.buffers = [(), ()].map(|()| Buffer::EMPTY));
-                (self.rows, self.capacity) = (0, 0);
+                (self.rows, self.capacity, self.touched) = (0, 0, 0);
                 self.generation += 1;
             }
+            return;
+        }
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        let capacity = self.limits.kv.capacity_for(longest, self.limits.context);
+        if self.touched * self.capacity >= SLACK * occupied * capacity {
+            // A failure leaves everything as it was, which is no worse than before.
+            let _ = self.lay_out(occupied, capacity);
         }
     }
 
     /// Gives each slot a row with room for its length.
-    pub(super) fn reserve(&mut self, wanted: impl Iterator<Item = (SlotId, usize)> + Clone) -> Result<(), StepError> {
-        let in_use = |slot: usize| self.row_of[slot].is_some() || wanted.clone().any(|(id, _)| id.index() == slot);
-        let occupied = (0..self.limits.slots).filter(|&slot| in_use(slot)).count();
-        let longest = wanted.clone().map(|(_, length)| length).chain(self.lengths.iter().copied()).max().unwrap_or(0);
+    pub(super) fn reserve(
+        &mut self,
+        wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
+    ) -> Result<(), StepError> {
+        let named = |slot: usize| wanted.clone().any(|(id, _)| id.index() == slot);
+        let occupied =
+            (0..self.limits.slots).filter(|&slot| self.row_of[slot].is_some() || named(slot)).count();
+        let lengths = wanted.clone().map(|(_, length)| length).chain(self.lengths.iter().copied());
+        let longest = lengths.max().unwrap_or(0);
         if longest > self.capacity || occupied > self.rows {
-            self.grow(occupied, self.limits.kv.capacity_for(longest, self.limits.context).max(self.capacity_kept(occupied)))?;
+            let needed = self.limits.kv.capacity_for(longest, self.limits.context);
+            self.lay_out(occupied, needed.max(self.capacity_kept(occupied)))?;
         }
         for (slot, _) in wanted {
             if self.row_of[slot.index()].is_none() {
                 let free = (0..self.rows).find(|row| !self.row_of.contains(&Some(*row)));
                 self.row_of[slot.index()] = free;
+                self.touched = self.touched.max(free.map_or(0, |row| row + 1));
             }
         }
         Ok(())
@@ -134,40 +186,41 @@ impl Cache {
         if kv.bytes(rows, self.capacity) <= kv.budget { self.capacity } else { 0 }
     }
 
-    /// Lays the rows in use out anew; with rows to spare where the budget allows, since untouched ones cost nothing.
-    fn grow(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
+    /// Lays the rows in use out anew, for `occupied` slots; with rows to spare where the budget allows, since
+    /// untouched ones cost nothing. After an error all is as it was.
+    fn lay_out(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
         let kv = self.limits.kv;
         let error = StepError::OutOfMemory { rows: occupied, capacity, wanted: kv.bytes(occupied, capacity) };
         if kv.bytes(occupied, capacity) > kv.budget {
             return Err(error);
         }
-        let rows = if kv.bytes(self.limits.slots, capacity) <= kv.budget { self.limits.slots } else { occupied };
-        let mut old_rows: Vec<(usize, usize)> =
-            self.row_of.iter().enumerate().filter_map(|(slot, row)| Some((slot, (*row)?))).collect();
-        old_rows.sort_by_key(|(_, row)| *row);
-        // Every new buffer is there before any old one goes, so that a failure leaves the cache as it was.
+        let all = self.limits.slots;
+        let rows = if kv.bytes(all, capacity) <= kv.budget { all } else { occupied };
         let mut fresh = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let length = rows * layer.row_elements(capacity);
-            fresh.push([allocate(length, &error)?, allocate(length, &error)?]);
+            let allocate = || Buffer::zeroed(length).ok_or_else(|| error.clone());
+            fresh.push([allocate()?, allocate()?]);
         }
+        let mut moves: Vec<Move> = (self.row_of.iter().zip(&self.lengths).enumerate())
+            .filter_map(|(slot, (row, &length))| Some(Move { slot, from: (*row)?, length }))
+            .collect();
+        moves.sort_by_key(|row| row.from);
         for (layer, mut buffers) in self.layers.iter_mut().zip(fresh) {
             for (old, new) in layer.buffers.iter().zip(&mut buffers) {
-                for (new_row, &(slot, old_row)) in old_rows.iter().enumerate() {
-                    let used = self.lengths[slot] * layer.head_size;
-                    for head in 0..layer.heads {
-                        let from = (old_row * layer.heads + head) * self.capacity * layer.head_size;
-                        let to = (new_row * layer.heads + head) * capacity * layer.head_size;
-                        new.as_mut_slice()[to..to + used].copy_from_slice(&old.as_slice()[from..from + used]);
-                    }
-                }
+                copy_rows(
+                    (old.as_slice(), self.capacity),
+                    (new.as_mut_slice(), capacity),
+                    (layer.heads, layer.head_size),
+                    &moves,
+                );
             }
             layer.buffers = buffers;
         }
-        for (new_row, &(slot, _)) in old_rows.iter().enumerate() {
-            self.row_of[slot] = Some(new_row);
+        for (to, row) in moves.iter().enumerate() {
+            self.row_of[row.slot] = Some(to);
         }
-        (self.rows, self.capacity) = (rows, capacity);
+        (self.rows, self.capacity, self.touched) = (rows, capacity, moves.len());
         self.generation += 1;
         Ok(())
     }
@@ -225,7 +278,8 @@ mod tests {
     use super::*;
 
     fn cache(slots: usize, budget: usize) -> Cache {
-        let layout = KvLayout { heads: 2, head_size: 3, window: None, dtype: DType::F32, keys: KeyRotation::After };
+        let layout =
+            KvLayout { heads: 2, head_size: 3, window: None, dtype: DType::F32, keys: KeyRotation::After };
         let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
         let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
         Cache::new(&[layout], &limits)
@@ -259,7 +313,11 @@ mod tests {
             for head in 0..2 {
                 for position in 0..length {
                     let found = data[(head * capacity + position) * 3];
-                    assert_eq!(found, content(slot, part, head, position), "slot {slot}, head {head}, {position}");
+                    assert_eq!(
+                        found,
+                        content(slot, part, head, position),
+                        "slot {slot}, head {head}, {position}"
+                    );
                 }
             }
         }
@@ -278,6 +336,25 @@ mod tests {
         rows.sort_unstable();
         assert_eq!(rows, [0, 1, 2]);
         for slot in [0, 2, 3, 4] {
+            check(&mut c, slot);
+        }
+    }
+
+    #[test]
+    fn little_that_is_left_takes_little() {
+        let mut c = cache(4, 1 << 20);
+        for (slot, length) in [(0, 60), (1, 3), (2, 5), (3, 60)] {
+            fill(&mut c, slot, length);
+        }
+        c.truncate(SlotId(0), 0);
+        assert_eq!(c.capacity(), 60);
+        c.truncate(SlotId(3), 0);
+        assert_eq!(c.capacity(), 8);
+        for slot in [1, 2] {
+            check(&mut c, slot);
+        }
+        fill(&mut c, 3, 20);
+        for slot in [1, 2, 3] {
             check(&mut c, slot);
         }
     }

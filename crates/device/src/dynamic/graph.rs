@@ -5,13 +5,14 @@ use std::ffi::CString;
 use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType,
-    manifest::{Binding as Described, GraphEntry, Slot},
+    manifest::{GraphEntry, Slot},
 };
 
 use super::cache::{Cache, Part};
 use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
+    package,
 };
 
 /// The graph's names by role.
@@ -27,21 +28,10 @@ pub(super) struct Names {
 
 impl Names {
     pub(super) fn new(entry: &GraphEntry) -> Result<Self, DeviceError> {
-        let name = |found: Option<&Described>, slot: Slot| {
-            let binding = found.ok_or_else(|| DeviceError::Package {
-                expected: format!("a tensor for {slot:?}"),
-                found: format!("none in {}", entry.file),
-            })?;
-            CString::new(binding.name.as_str()).map_err(|_| DeviceError::Package {
-                expected: "tensor names without zero bytes".to_owned(),
-                found: binding.name.clone(),
-            })
-        };
-        let input = |slot| name(entry.input(slot), slot);
-        let output = |slot| name(entry.output(slot), slot);
+        let input = |slot| package::input(entry, slot);
+        let output = |slot| package::output(entry, slot);
         if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
-            let expected = "a cache of f32".to_owned();
-            return Err(DeviceError::Package { expected, found: format!("{:?}", other.dtype) });
+            return Err(DeviceError::package("a cache of f32", format!("{:?}", other.dtype)));
         }
         let cache = (0..entry.kv.len())
             .map(|layer| {
@@ -101,12 +91,29 @@ pub(super) struct Bound {
     /// Rows that the head computes; written before each run.
     pub(super) rows: Vec<i64>,
     total: [i32; 1],
+    width: Width,
+}
+
+/// Elements of the graph's rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Width {
+    /// Of an embedded token.
+    pub(super) hidden: usize,
+    /// Of a row of logits.
+    pub(super) vocab: usize,
 }
 
 impl Bound {
     /// A binding for batches or chunks of up to `most`.
-    pub(super) fn new(session: &Session, most: usize) -> Result<Self, StepError> {
-        Ok(Self { binding: Binding::new(session)?, key: None, lengths: vec![0; most], rows: vec![0; most], total: [0] })
+    pub(super) fn new(session: &Session, most: usize, width: Width) -> Result<Self, StepError> {
+        Ok(Self {
+            binding: Binding::new(session)?,
+            key: None,
+            lengths: vec![0; most],
+            rows: vec![0; most],
+            total: [0],
+            width,
+        })
     }
 
     /// Runs the graph; `lengths` and `rows` were written before.
@@ -138,15 +145,17 @@ impl Bound {
     fn bind(&mut self, names: &Names, cache: &mut Cache, run: Run<'_>) -> Result<(), StepError> {
         let extent = |n: usize| n as i64;
         let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
-        let hidden = extent(run.embeds.len() / (run.batch * run.sequence));
-        let vocab = extent(run.logits.len() / run.logits_rows);
+        let (hidden, vocab) = (extent(self.width.hidden), extent(self.width.vocab));
         let capacity = extent(cache.capacity());
         let b = &mut self.binding;
         // SAFETY: embeds, logits and the cache belong to the executor that owns this binding, lengths, rows and total
         // to this value itself. All stay where they are, or their address or generation changes, which the key sees
         // before the next run.
         unsafe {
-            b.input(&names.embeds, Tensor::new(run.embeds, DType::F32, &[batch, extent(run.sequence), hidden]))?;
+            b.input(
+                &names.embeds,
+                Tensor::new(run.embeds, DType::F32, &[batch, extent(run.sequence), hidden]),
+            )?;
             b.input(&names.seqlens_k, Tensor::new(&mut self.lengths[..run.batch], DType::I32, &[batch]))?;
             b.input(&names.total_length, Tensor::new(&mut self.total, DType::I32, &[]))?;
             b.input(&names.logits_rows, Tensor::new(&mut self.rows[..run.logits_rows], DType::I64, &[rows]))?;

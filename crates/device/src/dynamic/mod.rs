@@ -12,25 +12,26 @@ use narthex_engine::executor::{Executor, KvLimits, Limits, Logits, Span, StepErr
 use narthex_spec::{
     SlotId,
     arch::Architecture,
-    manifest::{Manifest, TableRole},
+    manifest::{KvLayout, Manifest, TableRole},
 };
 
 use crate::{
     error::DeviceError,
-    memory::Buffer,
+    inventory,
     ort::{Session, SessionOptions},
+    package,
     placement::Placement,
     runtime::Runtime,
     table::Table,
 };
 
 use cache::Cache;
-use graph::{Bound, Names, Run};
+use graph::{Bound, Names, Run, Width};
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorOptions {
-    /// Threads; 0 takes one per usable core.
+    /// Threads; 0 takes one per physical core that this process may use.
     pub threads: usize,
     /// Slots.
     pub slots: usize,
@@ -52,67 +53,70 @@ pub struct DynamicExecutor {
     prefill: Bound,
     embeds: Vec<f32>,
     logits: Vec<f32>,
-    /// Logits of spans that want none: the graph computes one row regardless.
-    spare: Vec<f32>,
     group: Vec<SlotId>,
     // Dropped last: the bindings above belong to it.
     session: Session,
 }
 
-/// Threads for a number that may be 0.
-pub(crate) fn threads(wanted: usize) -> usize {
-    match wanted {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        some => some,
+impl ExecutorOptions {
+    /// What the model and these options allow together.
+    fn limits(&self, context: usize, vocab: usize, kv: &[KvLayout]) -> Result<Limits, DeviceError> {
+        let wanted = [("slots", self.slots), ("KV step", self.kv_step), ("chunk", self.chunk)];
+        if let Some((what, _)) = wanted.into_iter().find(|(_, value)| *value == 0) {
+            return Err(DeviceError::Option { what });
+        }
+        Ok(Limits {
+            slots: self.slots,
+            context,
+            chunk: self.chunk.min(context),
+            batch: self.slots,
+            vocab,
+            kv: KvLimits {
+                bytes_per_token: kv.iter().map(KvLayout::bytes_per_token).sum(),
+                step: self.kv_step,
+                budget: self.kv_budget,
+            },
+        })
     }
 }
 
 impl DynamicExecutor {
     /// Loads a package's decoder.
+    ///
+    /// # Errors
+    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
+    /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
     pub fn open(
         runtime: &Runtime,
         package: &Path,
         manifest: &Manifest,
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
-        let unusable = |expected: &str, found: &str| DeviceError::Package {
-            expected: expected.to_owned(),
-            found: found.to_owned(),
-        };
         let Architecture::Decoder(arch) = &manifest.architecture else {
-            return Err(unusable("a decoder", "an encoder"));
+            return Err(DeviceError::package("a decoder", "an encoder"));
         };
-        let entry = manifest.graphs.first().ok_or_else(|| unusable("a graph", "none"))?;
-        let token = manifest.tables.iter().find(|table| table.role == TableRole::Token);
-        let table = Table::open(package, token.ok_or_else(|| unusable("a token table", "none"))?)?;
-        if (table.rows(), table.cols()) != (arch.vocab, arch.hidden) {
-            let found = format!("{} x {}", table.rows(), table.cols());
-            return Err(unusable(&format!("a token table of {} x {}", arch.vocab, arch.hidden), &found));
+        let (vocab, hidden) = (arch.vocab, arch.hidden);
+        if manifest.max_length == 0 || manifest.max_length > arch.context {
+            let expected = format!("a length of 1 to {} tokens", arch.context);
+            return Err(DeviceError::package(expected, manifest.max_length));
         }
+        let entry = package::graph(manifest)?;
+        let table = package::table(package, manifest, TableRole::Token)?;
+        if (table.rows(), table.cols()) != (vocab, hidden) {
+            let found = format!("{} x {}", table.rows(), table.cols());
+            return Err(DeviceError::package(format!("a token table of {vocab} x {hidden}"), found));
+        }
+        let limits = options.limits(manifest.max_length, vocab, &entry.kv)?;
         let names = Names::new(entry)?;
-        let session_options = SessionOptions { threads: threads(options.threads) };
-        let session = Session::open(runtime, &package.join(&entry.file), session_options)?;
-        let limits = Limits {
-            slots: options.slots,
-            context: manifest.max_length,
-            chunk: options.chunk.min(manifest.max_length),
-            batch: options.slots,
-            vocab: arch.vocab,
-            kv: KvLimits {
-                bytes_per_token: entry.kv.iter().map(|layer| layer.bytes_per_token()).sum(),
-                step: options.kv_step,
-                budget: options.kv_budget,
-            },
-        };
-        let failed = |error: StepError| DeviceError::Ort { what: "make a binding", message: error.to_string() };
-        let width = limits.chunk.max(limits.batch) * arch.hidden;
+        let session_options = SessionOptions { threads: inventory::threads(options.threads) };
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, session_options)?;
+        let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
         Ok(Self {
             cache: Cache::new(&entry.kv, &limits),
-            decode: Bound::new(&session, limits.batch).map_err(failed)?,
-            prefill: Bound::new(&session, limits.chunk).map_err(failed)?,
-            embeds: vec![0.0; width],
-            logits: Vec::new(),
-            spare: vec![0.0; arch.vocab],
+            decode: bound(limits.batch)?,
+            prefill: bound(limits.chunk)?,
+            embeds: vec![0.0; limits.chunk.max(limits.batch) * hidden],
+            logits: vec![0.0; limits.batch * vocab],
             group: Vec::with_capacity(limits.batch),
             limits,
             table,
@@ -137,10 +141,13 @@ impl DynamicExecutor {
                 let held = self.cache.length(span.slot);
                 return bad(format!("slot {slot} holds {held} tokens, the span begins at {}", span.at));
             }
-            if length == 0 || length > self.limits.chunk || span.at + length > self.limits.context {
+            let room = self.limits.context.saturating_sub(span.at).min(self.limits.chunk);
+            if length == 0 || length > room || span.tokens.end > plan.tokens.len() {
                 return bad(format!("a span of {length} tokens at {} does not fit", span.at));
             }
-            if let Some(token) = plan.tokens_of(span).iter().find(|&&token| token as usize >= self.table.rows()) {
+            if let Some(token) =
+                plan.tokens_of(span).iter().find(|&&token| token as usize >= self.table.rows())
+            {
                 return bad(format!("token {token} is not below {}", self.table.rows()));
             }
         }
@@ -156,7 +163,10 @@ impl DynamicExecutor {
         let lengths = &mut self.decode.lengths;
         for (index, span) in spans.iter().enumerate() {
             let place = self.cache.row(span.slot) - first_row;
-            self.table.read_row(plan.tokens_of(span)[0] as usize, &mut self.embeds[place * width..(place + 1) * width]);
+            self.table.read_row(
+                plan.tokens_of(span)[0] as usize,
+                &mut self.embeds[place * width..(place + 1) * width],
+            );
             lengths[place] = span.at as i32;
             self.decode.rows[index] = place as i64;
         }
@@ -182,7 +192,7 @@ impl DynamicExecutor {
             self.table.read_row(token as usize, out);
         }
         let count = span.logits.rows(tokens.len());
-        let first = tokens.len() - count.max(1);
+        let first = tokens.len() - count;
         for (place, index) in self.prefill.rows.iter_mut().zip(first..tokens.len()) {
             *place = index as i64;
         }
@@ -194,11 +204,8 @@ impl DynamicExecutor {
             total: span.at + tokens.len(),
             first_row: self.cache.row(span.slot),
             embeds: &mut self.embeds[..tokens.len() * width],
-            logits: match span.logits {
-                Wanted::Nothing => &mut self.spare,
-                Wanted::Last | Wanted::All => &mut self.logits[row * vocab..(row + count) * vocab],
-            },
-            logits_rows: count.max(1),
+            logits: &mut self.logits[row * vocab..(row + count) * vocab],
+            logits_rows: count,
         };
         self.prefill.run(&mut self.session, &self.names, &mut self.cache, run)
     }
@@ -223,7 +230,8 @@ impl Executor for DynamicExecutor {
         }
         let (mut at, mut row) = (0, 0);
         while at < plan.spans.len() {
-            let group = plan.spans[at..].iter().take(self.limits.batch).take_while(|span| is_single(span)).count();
+            let group =
+                plan.spans[at..].iter().take(self.limits.batch).take_while(|span| is_single(span)).count();
             if group > 0 {
                 self.run_batch(plan, &plan.spans[at..at + group], row)?;
                 row += group;
@@ -242,6 +250,9 @@ impl Executor for DynamicExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        if slot.index() >= self.limits.slots {
+            return Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) });
+        }
         let held = self.cache.length(slot);
         if len > held {
             return Err(StepError::BadPlan { reason: format!("slot {} holds only {held} tokens", slot.0) });
@@ -249,9 +260,4 @@ impl Executor for DynamicExecutor {
         self.cache.truncate(slot, len);
         Ok(())
     }
-}
-
-/// A buffer for the cache, or the error that says how much was wanted.
-fn allocate(length: usize, error: &StepError) -> Result<Buffer, StepError> {
-    Buffer::zeroed(length).ok_or_else(|| error.clone())
 }

@@ -2,16 +2,17 @@
 
 use std::path::Path;
 
-use ort::{
-    AsPointer,
-    session::builder::{AutoDevicePolicy, GraphOptimizationLevel},
-};
+use narthex_spec::Ep;
+use ort::{AsPointer, session::builder::GraphOptimizationLevel};
 
 use crate::{
     error::DeviceError,
     placement::{self, Placement},
     runtime::Runtime,
 };
+
+/// ONNX Runtime's name of its own kernels.
+const CPU: &str = "CPUExecutionProvider";
 
 /// A loaded graph.
 pub(crate) struct Session {
@@ -31,12 +32,17 @@ fn failed<R>(what: &'static str) -> impl FnOnce(ort::Error<R>) -> DeviceError {
 }
 
 impl Session {
-    /// Loads a graph for the CPU.
-    pub(crate) fn open(runtime: &Runtime, model: &Path, options: SessionOptions) -> Result<Self, DeviceError> {
+    /// Loads a graph for the CPU, and nothing but the CPU.
+    pub(crate) fn open(
+        runtime: &Runtime,
+        model: &Path,
+        options: SessionOptions,
+    ) -> Result<Self, DeviceError> {
+        // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
+        let cpu = runtime.environment().devices().filter(|device| device.ep().is_ok_and(|ep| ep == CPU));
         let mut builder = ort::session::Session::builder(runtime.environment())
             .map_err(failed("make a session"))?
-            // A new builder prefers an NPU as soon as a plugin provider is registered.
-            .with_auto_device(AutoDevicePolicy::PreferCPU)
+            .with_devices(cpu, None)
             .map_err(failed("choose the CPU"))?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
@@ -48,6 +54,10 @@ impl Session {
             .map_err(failed("record the placement"))?;
         let inner = builder.commit_from_file(model).map_err(failed("load the graph"))?;
         let placement = placement::of(&inner)?;
+        if let Some(node) = placement.nodes.iter().find(|node| node.ep != Ep::Cpu) {
+            let message = format!("node {} went to {}", node.name, node.ep);
+            return Err(DeviceError::Ort { what: "keep the graph on the CPU", message });
+        }
         Ok(Self { inner, placement })
     }
 

@@ -201,6 +201,8 @@ pub(crate) fn log_probs<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::f32::consts::LN_2;
+
     use super::*;
 
     fn histogram(sampling: Sampling, logits: &[f32]) -> Vec<usize> {
@@ -220,7 +222,7 @@ mod tests {
     }
 
     /// Logits whose probabilities are 1/2, 1/4, 1/8, 1/8, not in order.
-    const LOGITS: [f32; 4] = [1.386_294_4, 0.693_147_2, 2.079_441_5, 0.693_147_2];
+    const LOGITS: [f32; 4] = [2.0 * LN_2, LN_2, 3.0 * LN_2, LN_2];
 
     #[test]
     fn draws_follow_the_distribution() {

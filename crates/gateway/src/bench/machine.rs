@@ -24,7 +24,7 @@ impl Machine {
     pub(crate) fn here(runtime: &Runtime, threads: usize) -> Self {
         let cpu = inventory::cpu();
         Self {
-            threads: if threads == 0 { cpu.usable_cores } else { threads },
+            threads: inventory::threads(threads),
             cpu: cpu.name,
             platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             memory_bytes: inventory::memory_bytes(),

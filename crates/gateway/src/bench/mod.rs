@@ -22,13 +22,7 @@ use serde::Serialize;
 
 pub use machine::Machine;
 
-use crate::{
-    cancel::Cancel,
-    error::Error,
-    gateway::Gateway,
-    job,
-    loaded::Loaded,
-};
+use crate::{cancel::Cancel, error::Error, gateway::Gateway, job, loaded::Loaded};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy)]

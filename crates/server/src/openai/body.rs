@@ -19,7 +19,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
             let status = rejection.status();
             match status {
-                StatusCode::PAYLOAD_TOO_LARGE => ApiError::plain(status, "the body is over 32 MiB; send less at once"),
+                StatusCode::PAYLOAD_TOO_LARGE => {
+                    ApiError::plain(status, "the body is over 32 MiB; send less at once")
+                }
                 _ => ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()),
             }
         })?;
@@ -38,7 +40,10 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         }
         match missing_field(&inner.to_string()) {
             Some(field) => ApiError::bad_request(field.clone(), format!("{field} is required")),
-            None => ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not the expected JSON: {inner}")),
+            None => ApiError::plain(
+                StatusCode::BAD_REQUEST,
+                format!("the body is not the expected JSON: {inner}"),
+            ),
         }
     })?;
     deserializer.end().map_err(|error| {

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use axum::{Json, extract::State, response::{IntoResponse, Response}};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use narthex_gateway::request::{ChatRequest, Message, Role, Summary, TokenInfo, TurnEvent};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -83,7 +87,9 @@ impl Request {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Ok(Some(top.unwrap_or(0))),
             (false, None) => Ok(None),
-            (false, Some(_)) => Err(ApiError::bad_request("top_logprobs", "top_logprobs needs logprobs: true")),
+            (false, Some(_)) => {
+                Err(ApiError::bad_request("top_logprobs", "top_logprobs needs logprobs: true"))
+            }
         }
     }
 }
@@ -111,7 +117,10 @@ impl WireMessage {
 }
 
 /// Answers a conversation.
-pub(crate) async fn create(State(app): State<App>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+pub(crate) async fn create(
+    State(app): State<App>,
+    Body(request): Body<Request>,
+) -> Result<Response, ApiError> {
     request.check()?;
     let options = request.sampling.options(request.top_logprobs()?)?;
     let (n, streaming) = (options.n, request.sampling.streaming());
@@ -207,7 +216,9 @@ impl Chunks for ChatChunks {
             TurnEvent::Finished { choice, reason } => {
                 vec![self.choice(choice, json!({}), &[], Some(finish_reason(reason)))]
             }
-            TurnEvent::Done(summary) if self.options.include_usage => vec![self.chunk(json!([]), Some(&summary))],
+            TurnEvent::Done(summary) if self.options.include_usage => {
+                vec![self.chunk(json!([]), Some(&summary))]
+            }
             TurnEvent::Done(_) | TurnEvent::Failed { .. } => Vec::new(),
         }
     }

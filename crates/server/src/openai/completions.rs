@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use axum::{Json, extract::State, response::{IntoResponse, Response}};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use narthex_gateway::request::{CompletionRequest, Echo, Prompt, Summary, TokenInfo, TurnEvent};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -65,7 +69,10 @@ impl Prompts {
 }
 
 /// Completes one or several prompts.
-pub(crate) async fn create(State(app): State<App>, Body(request): Body<Request>) -> Result<Response, ApiError> {
+pub(crate) async fn create(
+    State(app): State<App>,
+    Body(request): Body<Request>,
+) -> Result<Response, ApiError> {
     refuse_unsupported(&request.rest, &["suffix"])?;
     if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
         return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
@@ -108,7 +115,8 @@ pub(crate) async fn create(State(app): State<App>, Body(request): Body<Request>)
     }
     let wants = request.logprobs.is_some();
     let mut answer = head.object();
-    answer["choices"] = choices.iter().enumerate().map(|(index, choice)| whole(index, choice, wants)).collect();
+    answer["choices"] =
+        choices.iter().enumerate().map(|(index, choice)| whole(index, choice, wants)).collect();
     answer["usage"] = total.as_ref().map_or(Value::Null, usage);
     Ok(Json(answer).into_response())
 }
@@ -147,7 +155,12 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
         .iter()
         .map(|token| match token.logprob {
             None => Value::Null,
-            Some(_) => token.top.iter().map(|top| (top.text.clone(), json!(top.logprob))).collect::<Map<_, _>>().into(),
+            Some(_) => token
+                .top
+                .iter()
+                .map(|top| (top.text.clone(), json!(top.logprob)))
+                .collect::<Map<_, _>>()
+                .into(),
         })
         .collect();
     json!({
@@ -200,8 +213,12 @@ impl Chunks for TextChunks {
     fn chunks(&mut self, event: TurnEvent) -> Vec<Value> {
         match event {
             TurnEvent::Text { choice, text, tokens } => vec![self.text(choice, &text, &tokens, None)],
-            TurnEvent::Finished { choice, reason } => vec![self.text(choice, "", &[], Some(finish_reason(reason)))],
-            TurnEvent::Done(summary) if self.options.include_usage => vec![self.chunk(json!([]), Some(&summary))],
+            TurnEvent::Finished { choice, reason } => {
+                vec![self.text(choice, "", &[], Some(finish_reason(reason)))]
+            }
+            TurnEvent::Done(summary) if self.options.include_usage => {
+                vec![self.chunk(json!([]), Some(&summary))]
+            }
             TurnEvent::Started { .. } | TurnEvent::Done(_) | TurnEvent::Failed { .. } => Vec::new(),
         }
     }

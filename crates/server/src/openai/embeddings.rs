@@ -57,7 +57,10 @@ enum End {
 }
 
 /// Embeds texts.
-pub(crate) async fn create(State(app): State<App>, Body(request): Body<Request>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn create(
+    State(app): State<App>,
+    Body(request): Body<Request>,
+) -> Result<Json<Value>, ApiError> {
     let inputs = match request.input {
         Input::Text(text) => vec![Prompt::Text(text)],
         Input::Tokens(tokens) => vec![Prompt::Tokens(tokens)],

@@ -44,6 +44,9 @@ pub(crate) async fn retrieve(State(app): State<App>, Path(id): ModelPath) -> Res
     let models = blocking(move || app.gateway.models()).await?;
     match models.iter().find(|model| model.name.as_str() == id.to_ascii_lowercase()) {
         Some(model) => Ok(Json(object(model))),
-        None => Err(ApiError::plain(StatusCode::NOT_FOUND, format!("no model is called {id:?}; GET /v1/models lists them"))),
+        None => Err(ApiError::plain(
+            StatusCode::NOT_FOUND,
+            format!("no model is called {id:?}; GET /v1/models lists them"),
+        )),
     }
 }

@@ -61,7 +61,11 @@ impl OpenStream {
 }
 
 /// The response that streams a request's events.
-pub(crate) fn respond(events: UnboundedReceiver<TurnEvent>, chunks: Box<dyn Chunks>, metrics: Arc<Metrics>) -> Response {
+pub(crate) fn respond(
+    events: UnboundedReceiver<TurnEvent>,
+    chunks: Box<dyn Chunks>,
+    metrics: Arc<Metrics>,
+) -> Response {
     metrics.streams().inc();
     let open = OpenStream { events, chunks, ready: std::collections::VecDeque::new(), ended: false, metrics };
     Sse::new(stream(open)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()

@@ -1,0 +1,69 @@
+//! What an executor reads of a package: its graph's names and its tables. Nothing here runs a graph.
+
+use std::{
+    ffi::CString,
+    path::{Component, Path, PathBuf},
+};
+
+use narthex_spec::{
+    Target,
+    manifest::{Binding, GraphEntry, Manifest, Slot, TableRole},
+};
+
+use crate::{error::DeviceError, table::Table};
+
+/// The file that a manifest names, which must lie inside the package.
+pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
+    let inside = |part| matches!(part, Component::Normal(_));
+    if file.is_empty() || !Path::new(file).components().all(inside) {
+        return Err(DeviceError::package("files inside the package", format!("{file:?}")));
+    }
+    Ok(package.join(file))
+}
+
+/// The package's graph.
+pub(crate) fn graph(manifest: &Manifest) -> Result<&GraphEntry, DeviceError> {
+    let dynamic = |graph: &&GraphEntry| graph.target == Target::Dynamic;
+    manifest.graphs.iter().find(dynamic).ok_or_else(|| DeviceError::package("a dynamic graph", "none"))
+}
+
+/// One of the package's tables.
+pub(crate) fn table(package: &Path, manifest: &Manifest, role: TableRole) -> Result<Table, DeviceError> {
+    let described = manifest.tables.iter().find(|table| table.role == role);
+    let missing = || DeviceError::package(format!("a {role:?} table"), "none");
+    Table::open(package, described.ok_or_else(missing)?)
+}
+
+/// The name of the input that fills `slot`.
+pub(crate) fn input(entry: &GraphEntry, slot: Slot) -> Result<CString, DeviceError> {
+    name(entry.input(slot), slot)
+}
+
+/// The name of the output that fills `slot`.
+pub(crate) fn output(entry: &GraphEntry, slot: Slot) -> Result<CString, DeviceError> {
+    name(entry.output(slot), slot)
+}
+
+fn name(binding: Option<&Binding>, slot: Slot) -> Result<CString, DeviceError> {
+    let binding = binding.ok_or_else(|| DeviceError::package(format!("a tensor for {slot:?}"), "none"))?;
+    CString::new(binding.name.as_str())
+        .map_err(|_| DeviceError::package("tensor names without zero bytes", format!("{:?}", binding.name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_lie_inside_the_package() {
+        let check = |file: &str, inside: bool| {
+            assert_eq!(path(Path::new("/p"), file).is_ok(), inside, "{file:?}");
+        };
+        check("model.onnx", true);
+        check("graphs/model.onnx", true);
+        check("../model.onnx", false);
+        check("/etc/passwd", false);
+        check("a/../../b", false);
+        check("", false);
+    }
+}

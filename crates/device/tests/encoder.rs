@@ -1,0 +1,64 @@
+//! An encoder gives each text the same vector whatever shares its batch.
+
+mod support;
+
+use narthex_device::encoder::{DynamicEncoder, EncoderOptions};
+use narthex_engine::{encoder::Encoder, executor::StepError};
+use narthex_spec::{Ep, Scheme, TokenId};
+use support::{Package, distance, runtime};
+
+fn encoder(scheme: Scheme) -> DynamicEncoder {
+    let package = Package::bert(scheme);
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 200 };
+    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn text(seed: usize, length: usize) -> Vec<TokenId> {
+    (0..length).map(|i| ((seed * 17 + i * i * 5 + i) % 40) as TokenId).collect()
+}
+
+#[test]
+fn a_batch_of_mixed_lengths_equals_each_alone() {
+    for scheme in [Scheme::F32, Scheme::W8] {
+        let mut encoder = encoder(scheme);
+        let texts: Vec<Vec<TokenId>> = [3, 40, 1, 17].iter().enumerate().map(|(i, &n)| text(i, n)).collect();
+        let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
+        let together = encoder.run(&texts).unwrap();
+        assert_eq!(together.data.len(), texts.len() * together.width);
+        for (text, row) in texts.iter().zip(together.data.chunks_exact(together.width)) {
+            let single = encoder.run(&[text]).unwrap();
+            let found = distance(&single.data, row);
+            assert!(found <= 1e-5, "{scheme}, {} tokens: {found}", text.len());
+            let length: f32 = row.iter().map(|x| x * x).sum();
+            assert!((length - 1.0).abs() < 1e-5, "{length}");
+        }
+        assert!(
+            distance(&together.data[..together.width], &together.data[together.width..][..together.width])
+                > 1e-3
+        );
+    }
+}
+
+#[test]
+fn wrong_batches_are_refused() {
+    let mut encoder = encoder(Scheme::F32);
+    assert_eq!((encoder.limits().max_length, encoder.limits().max_batch_tokens), (64, 200));
+    let (short, long, longer) = (text(0, 4), text(1, 60), text(2, 65));
+    let mut check = |texts: &[&[TokenId]], word: &str| {
+        let error = encoder.run(texts).unwrap_err();
+        assert!(matches!(&error, StepError::BadPlan { reason } if reason.contains(word)), "{error}");
+    };
+    check(&[], "texts of 1 to 64 tokens");
+    check(&[&short, &[]], "texts of 1 to 64 tokens");
+    check(&[&longer], "texts of 1 to 64 tokens");
+    check(&[&long, &short, &short, &short], "4 texts of 60 tokens are over 200");
+    check(&[&short, &[9999]], "token 9999");
+    assert!(encoder.run(&[&short]).is_ok());
+}
+
+#[test]
+fn every_node_runs_on_the_cpu() {
+    let encoder = encoder(Scheme::W8);
+    assert_eq!(encoder.placement().nodes_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+}

@@ -1,0 +1,243 @@
+//! A decoder gives the same logits however its tokens are cut into steps and wherever its rows lie.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_device::dynamic::ExecutorOptions;
+use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
+use narthex_spec::{Ep, Scheme, SlotId, TokenId};
+use narthex_testkit::checkpoint::LAYERS;
+use support::{OPTIONS, Package, alone, distance, prompt, step};
+
+const SCHEMES: [Scheme; 3] = [Scheme::F32, Scheme::W8, Scheme::W4];
+
+/// Fills slots with prompts of these lengths, one step each.
+fn fill(executor: &mut narthex_device::dynamic::DynamicExecutor, lengths: &[(u32, usize)]) {
+    for &(slot, length) in lengths {
+        step(executor, &[(slot, 0, &prompt(slot, length), Wanted::Last)]).unwrap();
+    }
+}
+
+/// What the slot's prompt and one more token give in a fresh executor.
+fn expected(package: &Package, slot: u32, length: usize, token: TokenId) -> Vec<f32> {
+    let mut executor = package.executor();
+    step(&mut executor, &[(slot, 0, &prompt(slot, length), Wanted::Last)]).unwrap();
+    step(&mut executor, &[(slot, length, &[token], Wanted::Last)]).unwrap().remove(0)
+}
+
+#[test]
+fn rows_of_a_batch_equal_each_alone_bit_for_bit() {
+    for scheme in SCHEMES {
+        let package = Package::llama(scheme);
+        let mut executor = package.executor();
+        let lengths = [(0, 5), (1, 11), (2, 40), (3, 1)];
+        fill(&mut executor, &lengths);
+        let tokens = [17, 200, 3, 99, 42];
+        let mut parts: Vec<_> = lengths
+            .iter()
+            .map(|&(slot, at)| (slot, at, &tokens[slot as usize..][..1], Wanted::Last))
+            .collect();
+        // A sequence of one token takes part in the batch too.
+        parts.push((4, 0, &tokens[4..], Wanted::Last));
+        let rows = step(&mut executor, &parts).unwrap();
+        for (&(slot, length), row) in lengths.iter().zip(&rows) {
+            let expected = expected(&package, slot, length, tokens[slot as usize]);
+            assert!(*row == expected, "{scheme} slot {slot}: {}", distance(row, &expected));
+        }
+        assert!(rows[4] == alone(&package, &tokens[4..], 1), "{scheme}");
+    }
+}
+
+#[test]
+fn a_prompt_in_chunks_equals_a_whole_one() {
+    for scheme in [Scheme::F32, Scheme::W8] {
+        let package = Package::llama(scheme);
+        let tokens = prompt(9, 50);
+        let whole = alone(&package, &tokens, 50);
+        let check = |cuts: &[usize], wanted| {
+            let mut executor = package.executor();
+            let (mut at, mut rows) = (0, Vec::new());
+            for &length in cuts {
+                let wanted = if at + length == tokens.len() { Wanted::Last } else { wanted };
+                rows = step(&mut executor, &[(2, at, &tokens[at..at + length], wanted)]).unwrap();
+                let expected = if at + length == tokens.len() { 1 } else { wanted.rows(length) };
+                assert_eq!(rows.len(), expected);
+                at += length;
+            }
+            let found = distance(&rows[0], &whole);
+            assert!(found <= 1e-5, "{scheme} {cuts:?} {wanted:?}: {found}");
+        };
+        check(&[16, 16, 16, 2], Wanted::Nothing);
+        check(&[1, 1, 48], Wanted::Nothing);
+        check(&[49, 1], Wanted::Last);
+        check(&[7, 33, 10], Wanted::All);
+    }
+}
+
+#[test]
+fn all_rows_of_a_span_equal_each_prefixs_last() {
+    let package = Package::llama(Scheme::F32);
+    let tokens = prompt(4, 12);
+    let mut executor = package.executor();
+    let rows = step(&mut executor, &[(0, 0, &tokens, Wanted::All)]).unwrap();
+    assert_eq!(rows.len(), 12);
+    for (index, row) in rows.iter().enumerate() {
+        assert!(distance(row, &alone(&package, &tokens[..=index], 64)) <= 1e-5, "row {index}");
+    }
+}
+
+#[test]
+fn prompts_and_single_tokens_share_a_step() {
+    let package = Package::llama(Scheme::W8);
+    let mut executor = package.executor();
+    fill(&mut executor, &[(0, 6), (3, 9)]);
+    let (long, other) = (prompt(1, 20), prompt(2, 33));
+    let rows = step(
+        &mut executor,
+        &[
+            (3, 9, &[5], Wanted::Last),
+            (1, 0, &long, Wanted::Nothing),
+            (0, 6, &[8], Wanted::Last),
+            (2, 0, &other, Wanted::Last),
+        ],
+    )
+    .unwrap();
+    assert_eq!(rows.len(), 3);
+    let check = |row: &[f32], expected: Vec<f32>| assert!(distance(row, &expected) <= 1e-5);
+    check(&rows[0], expected(&package, 3, 9, 5));
+    check(&rows[1], expected(&package, 0, 6, 8));
+    check(&rows[2], alone(&package, &other, 64));
+    let rows = step(&mut executor, &[(1, 20, &[77], Wanted::Last)]).unwrap();
+    check(&rows[0], expected(&package, 1, 20, 77));
+}
+
+#[test]
+fn growing_keeps_what_slots_hold() {
+    let package = Package::llama(Scheme::F32);
+    let run = |kv_step| {
+        let mut executor = package.executor_with(&ExecutorOptions { kv_step, ..OPTIONS });
+        fill(&mut executor, &[(0, 3), (2, 5)]);
+        let mut rows = Vec::new();
+        for index in 0..40 {
+            let parts = [
+                (0, 3 + index, &[index as TokenId][..], Wanted::Last),
+                (2, 5 + index, &[7][..], Wanted::Last),
+            ];
+            rows.extend(step(&mut executor, &parts).unwrap());
+        }
+        rows
+    };
+    let (often, never) = (run(4), run(256));
+    assert!(often == never, "rows differ");
+    assert!(often[0] != often[79]);
+}
+
+#[test]
+fn any_set_of_slots_may_decode() {
+    let package = Package::llama(Scheme::W8);
+    let mut executor = package.executor();
+    let mut texts: Vec<Vec<TokenId>> = (0..5).map(|slot| prompt(slot, 2 + 7 * slot as usize)).collect();
+    fill(&mut executor, &[(0, 2), (1, 9), (2, 16), (3, 23), (4, 30)]);
+    for (round, set) in [&[0, 2][..], &[4, 1], &[3, 0, 4], &[1], &[4, 3, 2, 1, 0], &[2, 4]].iter().enumerate()
+    {
+        let token = [round as TokenId * 11 + 1];
+        let parts: Vec<_> = set
+            .iter()
+            .map(|&slot: &u32| (slot, texts[slot as usize].len(), &token[..], Wanted::Last))
+            .collect();
+        let rows = step(&mut executor, &parts).unwrap();
+        for (&slot, row) in set.iter().zip(&rows) {
+            let text = &mut texts[slot as usize];
+            text.push(token[0]);
+            let found = distance(row, &alone(&package, text, 64));
+            assert!(found <= 1e-4, "round {round}, slot {slot}: {found}");
+        }
+    }
+}
+
+#[test]
+fn a_shortened_slot_goes_on_from_there() {
+    let package = Package::llama(Scheme::F32);
+    let mut executor = package.executor();
+    fill(&mut executor, &[(0, 20), (1, 4)]);
+    executor.truncate(SlotId(0), 7).unwrap();
+    let mut tokens = prompt(0, 7);
+    tokens.extend([50, 51, 52]);
+    let rows = step(&mut executor, &[(0, 7, &tokens[7..], Wanted::Last)]).unwrap();
+    assert!(distance(&rows[0], &alone(&package, &tokens, 64)) <= 1e-5);
+    executor.truncate(SlotId(0), 0).unwrap();
+    let other = prompt(8, 15);
+    let rows = step(&mut executor, &[(0, 0, &other, Wanted::Last)]).unwrap();
+    assert!(rows[0] == alone(&package, &other, 64));
+    let error = executor.truncate(SlotId(1), 5).unwrap_err();
+    assert!(error.to_string().contains("slot 1 holds only 4 tokens"), "{error}");
+    let error = executor.truncate(SlotId(9), 0).unwrap_err();
+    assert!(error.to_string().contains("slot 9"), "{error}");
+}
+
+#[test]
+fn wrong_plans_are_refused_and_do_no_harm() {
+    let package = Package::llama(Scheme::F32);
+    let mut executor = package.executor();
+    fill(&mut executor, &[(0, 6)]);
+    let mut check = |parts: &[support::Part<'_>], word: &str| {
+        let error = step(&mut executor, parts).unwrap_err();
+        let refused = matches!(&error, StepError::BadPlan { reason } if reason.contains(word));
+        assert!(refused, "{parts:?}: {error}");
+    };
+    let long = prompt(1, 65);
+    check(&[(0, 5, &[1], Wanted::Last)], "holds 6 tokens, the span begins at 5");
+    check(&[(1, 1, &[1], Wanted::Last)], "holds 0 tokens, the span begins at 1");
+    check(&[(0, 6, &[1], Wanted::Last), (0, 6, &[1], Wanted::Last)], "named twice");
+    check(&[(5, 0, &[1], Wanted::Last)], "slot 5");
+    check(&[(1, 0, &[], Wanted::Last)], "a span of 0 tokens");
+    check(&[(1, 0, &long, Wanted::Last)], "a span of 65 tokens");
+    check(&[(1, 0, &[300], Wanted::Last)], "token 300");
+    let mut plan = StepPlan::default();
+    plan.push(SlotId(1), 0, &[1, 2], Wanted::Last);
+    plan.tokens.clear();
+    assert!(matches!(executor.step(&plan), Err(StepError::BadPlan { .. })));
+    let rows = step(&mut executor, &[(0, 6, &[1], Wanted::Last)]).unwrap();
+    assert!(rows[0] == expected(&package, 0, 6, 1));
+    assert_eq!(step(&mut executor, &[]).unwrap().len(), 0);
+}
+
+#[test]
+fn the_context_is_the_end() {
+    let package = Package::llama(Scheme::F32);
+    let mut executor = package.executor();
+    let tokens = prompt(3, 256);
+    for at in (0..256).step_by(64) {
+        step(&mut executor, &[(0, at, &tokens[at..at + 64], Wanted::Nothing)]).unwrap();
+    }
+    let error = step(&mut executor, &[(0, 256, &[1], Wanted::Last)]).unwrap_err();
+    assert!(matches!(error, StepError::BadPlan { .. }), "{error}");
+}
+
+#[test]
+fn the_budget_is_kept() {
+    let package = Package::llama(Scheme::F32);
+    let per_token: usize = package.manifest.graphs[0].kv.iter().map(|layer| layer.bytes_per_token()).sum();
+    let options = ExecutorOptions { kv_budget: 64 * per_token, kv_step: 16, ..OPTIONS };
+    let mut executor = package.executor_with(&options);
+    assert_eq!(executor.limits().kv.budget, 64 * per_token);
+    fill(&mut executor, &[(0, 10), (1, 30)]);
+    let error = step(&mut executor, &[(2, 0, &[1], Wanted::Last)]).unwrap_err();
+    assert_eq!(error, StepError::OutOfMemory { rows: 3, capacity: 32, wanted: 96 * per_token });
+    executor.truncate(SlotId(1), 0).unwrap();
+    let rows =
+        step(&mut executor, &[(2, 0, &prompt(2, 1), Wanted::Last), (0, 10, &[4], Wanted::Last)]).unwrap();
+    assert!(distance(&rows[1], &expected(&package, 0, 10, 4)) <= 1e-5);
+}
+
+#[test]
+fn every_node_runs_on_the_cpu() {
+    let package = Package::llama(Scheme::W8);
+    let executor = package.executor();
+    let placement = executor.placement();
+    assert_eq!(placement.nodes_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+    let ops = &placement.ops_per_ep()[&Ep::Cpu];
+    assert_eq!(ops.get("GroupQueryAttention"), Some(&LAYERS), "{ops:?}");
+    assert_eq!(ops.values().sum::<usize>(), placement.nodes.len());
+}

@@ -1,0 +1,131 @@
+//! What these tests share: the one runtime of a process, tiny packages, and steps in a short form.
+
+#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, path::PathBuf, sync::OnceLock, sync::atomic::AtomicBool};
+
+use narthex_catalog::{runtimes, store::Store};
+use narthex_compile::pipeline::{CompileJob, compile};
+use narthex_device::{
+    dynamic::{DynamicExecutor, ExecutorOptions},
+    runtime::{Runtime, disable_telemetry},
+};
+use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
+use narthex_spec::{
+    Recipe, Scheme, SlotId, TokenId,
+    manifest::{Manifest, Provenance},
+    progress::Quiet,
+};
+use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
+use tempfile::TempDir;
+
+/// ONNX Runtime's library, found as the product finds it.
+pub(crate) fn library() -> PathBuf {
+    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
+    runtimes::core_library(&store)
+        .unwrap_or_else(|error| panic!("{error}"))
+        .expect("no ONNX Runtime: run `cargo xtask test` once, which installs it, or set ORT_DYLIB_PATH")
+}
+
+/// The runtime of this process.
+pub(crate) fn runtime() -> &'static Runtime {
+    static LOADED: OnceLock<&'static Runtime> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        disable_telemetry();
+        Runtime::load(&library()).unwrap_or_else(|error| panic!("{error}"))
+    })
+}
+
+/// A compiled package; its folder goes when it is dropped.
+pub(crate) struct Package {
+    pub(crate) folder: TempDir,
+    pub(crate) manifest: Manifest,
+}
+
+impl Package {
+    /// The tiny Llama.
+    pub(crate) fn llama(scheme: Scheme) -> Self {
+        let checkpoint = tempfile::tempdir().unwrap();
+        let file = checkpoint.path().join("tiny.gguf");
+        fs::write(&file, tiny_llama_gguf(7)).unwrap();
+        Self::compile(file, scheme)
+    }
+
+    /// The tiny BERT.
+    pub(crate) fn bert(scheme: Scheme) -> Self {
+        let checkpoint = tempfile::tempdir().unwrap();
+        tiny_bert_safetensors(checkpoint.path(), 7).unwrap();
+        Self::compile(checkpoint.path().to_owned(), scheme)
+    }
+
+    fn compile(checkpoint: PathBuf, scheme: Scheme) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let provenance = Provenance {
+            source: "test".to_owned(),
+            checkpoint: std::collections::BTreeMap::new(),
+            license: None,
+            compiler: "test".to_owned(),
+        };
+        let job = CompileJob {
+            checkpoint: &checkpoint,
+            name: "tiny".parse().unwrap(),
+            recipe: Recipe::new(scheme),
+            out: folder.path(),
+            keep_stages: None,
+            provenance,
+        };
+        let manifest =
+            compile(job, &Quiet, &AtomicBool::new(false)).unwrap_or_else(|error| panic!("{error}"));
+        Self { folder, manifest }
+    }
+
+    /// An executor with room for everything.
+    pub(crate) fn executor(&self) -> DynamicExecutor {
+        self.executor_with(&OPTIONS)
+    }
+
+    /// An executor.
+    pub(crate) fn executor_with(&self, options: &ExecutorOptions) -> DynamicExecutor {
+        DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, options)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// Room for everything.
+pub(crate) const OPTIONS: ExecutorOptions =
+    ExecutorOptions { threads: 1, slots: 5, kv_budget: 1 << 30, kv_step: 32, chunk: 64 };
+
+/// A span of the given slot, position and tokens.
+pub(crate) type Part<'a> = (u32, usize, &'a [TokenId], Wanted);
+
+/// Runs one step; gives its rows of logits.
+pub(crate) fn step(executor: &mut DynamicExecutor, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
+    let mut plan = StepPlan::default();
+    for &(slot, at, tokens, wanted) in parts {
+        plan.push(SlotId(slot), at, tokens, wanted);
+    }
+    let logits = executor.step(&plan)?;
+    Ok((0..logits.rows()).map(|row| logits.row(row).to_vec()).collect())
+}
+
+/// Runs a prompt in one slot of a fresh executor, in spans of at most `chunk`; gives the last row.
+pub(crate) fn alone(package: &Package, tokens: &[TokenId], chunk: usize) -> Vec<f32> {
+    let mut executor = package.executor();
+    let mut last = Vec::new();
+    for (index, part) in tokens.chunks(chunk).enumerate() {
+        last = step(&mut executor, &[(0, index * chunk, part, Wanted::Last)]).unwrap().remove(0);
+    }
+    last
+}
+
+/// A prompt: different for every seed.
+pub(crate) fn prompt(seed: u32, length: usize) -> Vec<TokenId> {
+    (0..length as u32).map(|i| (seed * 131 + i * i * 7 + i * 31 + 3) % 300).collect()
+}
+
+/// The largest difference of two rows.
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}

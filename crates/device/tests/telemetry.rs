@@ -1,0 +1,87 @@
+//! ONNX Runtime keeps to itself: with an empty home it writes nothing there and opens no connection.
+//!
+//! The test starts itself again as a child whose home is empty and whose proxy is a socket of the parent's.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use narthex_engine::executor::Wanted;
+use narthex_spec::Scheme;
+use support::{Package, library, prompt, runtime, step};
+
+const CHILD: &str = "NARTHEX_TEST_CHILD";
+
+/// How long the child waits for something to happen behind its back.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[test]
+fn nothing_is_written_and_nobody_is_called() {
+    if env::var_os(CHILD).is_some() {
+        return child();
+    }
+    let home = tempfile::tempdir().unwrap();
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    proxy.set_nonblocking(true).unwrap();
+    let address = format!("http://{}", proxy.local_addr().unwrap());
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "nothing_is_written_and_nobody_is_called", "--nocapture", "--test-threads=1"]);
+    command.env(CHILD, "1").env("HOME", home.path()).env("ORT_DYLIB_PATH", library());
+    for name in
+        ["XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "ORT_DISABLE_TELEMETRY"]
+    {
+        command.env_remove(name);
+    }
+    for name in ["https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+        command.env(name, &address);
+    }
+    let store = tempfile::tempdir().unwrap();
+    let output = command.env("NARTHEX_HOME", store.path()).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    assert_eq!(listing(home.path()), Vec::<String>::new());
+    let called = proxy.accept().map(|(_, from)| from);
+    assert!(called.is_err(), "the proxy was called by {called:?}");
+}
+
+/// Makes the environment and a session and runs it, and looks about for sockets while it lives on.
+fn child() {
+    let package = Package::llama(Scheme::W8);
+    let mut executor = package.executor();
+    step(&mut executor, &[(0, 0, &prompt(1, 20), Wanted::Last)]).unwrap();
+    assert_eq!(runtime().library(), library().canonicalize().unwrap());
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        assert_eq!(sockets(), Vec::<String>::new());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// This process's open sockets.
+fn sockets() -> Vec<String> {
+    let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
+    targets.map(|path| path.display().to_string()).filter(|path| path.starts_with("socket:")).collect()
+}
+
+/// Every file and folder below `folder`.
+fn listing(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        found.push(entry.path().display().to_string());
+        if entry.path().is_dir() {
+            found.extend(listing(&entry.path()));
+        }
+    }
+    found
+}
