@@ -128,7 +128,10 @@ mod tests {
             "name": "narthex-a", "manifest_path": "/w/crates/a/Cargo.toml", "dependencies": [
                 {"name": "serde", "kind": null}, {"name": "cc", "kind": "build"}, {"name": "insta", "kind": "dev"}]}]}"#;
         let workspace = Workspace::from_metadata(json).unwrap();
-        assert_eq!((workspace.root.as_path(), workspace.target.as_path()), (Path::new("/w"), Path::new("/t")));
+        assert_eq!(
+            (workspace.root.as_path(), workspace.target.as_path()),
+            (Path::new("/w"), Path::new("/t"))
+        );
         let package = &workspace.packages[0];
         assert_eq!((package.name.as_str(), package.folder.as_str()), ("narthex-a", "crates/a"));
         let needs: Vec<_> = package.dependencies.iter().map(|d| (d.name.as_str(), d.need)).collect();

@@ -63,7 +63,11 @@ impl Exceptions {
         for (position, exception) in self.exceptions.iter().enumerate() {
             let subject = format!("{} {}", exception.rule.name(), exception.subject);
             if exception.reason.trim().is_empty() {
-                left.push(Finding::firm(Rule::Exceptions, subject, "has no reason; give one or mend the code"));
+                left.push(Finding::firm(
+                    Rule::Exceptions,
+                    subject,
+                    "has no reason; give one or mend the code",
+                ));
             } else if !used.contains(&position) {
                 left.push(Finding::firm(
                     Rule::Exceptions,
@@ -89,7 +93,11 @@ impl Exceptions {
         let mut findings = Vec::new();
         for file in &self.generated {
             if file.reason.trim().is_empty() {
-                findings.push(Finding::firm(Rule::Exceptions, &file.path, "say in `reason` what generates it"));
+                findings.push(Finding::firm(
+                    Rule::Exceptions,
+                    &file.path,
+                    "say in `reason` what generates it",
+                ));
             }
             if !exists(&file.path) {
                 let message = format!("no such source file; remove it from {FILE}");

@@ -37,13 +37,21 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     (&["ort", "ort-sys", "libloading"], &["narthex-device"], "device alone speaks to ONNX Runtime"),
     (&["ureq", "reqwest", "hyper-util"], &["narthex-catalog"], "catalog alone reaches out to the network"),
     (&["axum", "tower-http", "hyper"], &["narthex-server"], "server alone speaks HTTP to callers"),
-    (&["tokio", "tokio-stream"], &["narthex-server", "narthex-cli"], "the library is synchronous; async stays in server"),
+    (
+        &["tokio", "tokio-stream"],
+        &["narthex-server", "narthex-cli"],
+        "the library is synchronous; async stays in server",
+    ),
     (
         &["clap", "clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
         &["narthex-cli"],
         "cli alone has a terminal",
     ),
-    (&["tokenizers", "minijinja", "minijinja-contrib"], &["narthex-text"], "text alone makes tokens of strings"),
+    (
+        &["tokenizers", "minijinja", "minijinja-contrib"],
+        &["narthex-text"],
+        "text alone makes tokens of strings",
+    ),
     (&["prost"], &["narthex-graph"], "graph alone knows ONNX's files"),
     (&["anyhow"], &["narthex-cli", "xtask"], "libraries have typed errors"),
     (&["syn", "proc-macro2"], &["xtask"], "only the checks read Rust"),
@@ -99,8 +107,10 @@ mod tests {
     use crate::{tidy::finding::brief, workspace::Dependency};
 
     fn check_one(name: &str, dependencies: &[(&str, Need)], expect: &[&str]) {
-        let dependencies =
-            dependencies.iter().map(|(name, need)| Dependency { name: (*name).into(), need: *need }).collect();
+        let dependencies = dependencies
+            .iter()
+            .map(|(name, need)| Dependency { name: (*name).into(), need: *need })
+            .collect();
         let package = Package { name: name.into(), folder: String::new(), dependencies };
         assert_eq!(brief(&check(&[package])), expect);
     }
@@ -108,17 +118,29 @@ mod tests {
     #[test]
     fn edges_go_down() {
         check_one("narthex-compile", &[("narthex-graph", Need::Product), ("half", Need::Product)], &[]);
-        check_one("narthex-text", &[("narthex-gateway", Need::Product)], &["layers narthex-text -> narthex-gateway"]);
+        check_one(
+            "narthex-text",
+            &[("narthex-gateway", Need::Product)],
+            &["layers narthex-text -> narthex-gateway"],
+        );
     }
 
     #[test]
     fn edges_within_a_layer_are_refused() {
-        check_one("narthex-compile", &[("narthex-device", Need::Product)], &["layers narthex-compile -> narthex-device"]);
+        check_one(
+            "narthex-compile",
+            &[("narthex-device", Need::Product)],
+            &["layers narthex-compile -> narthex-device"],
+        );
     }
 
     #[test]
     fn the_product_does_not_use_the_testkit() {
-        check_one("narthex-engine", &[("narthex-testkit", Need::Product)], &["layers narthex-engine -> narthex-testkit"]);
+        check_one(
+            "narthex-engine",
+            &[("narthex-testkit", Need::Product)],
+            &["layers narthex-engine -> narthex-testkit"],
+        );
         check_one("narthex-engine", &[("narthex-testkit", Need::Tests)], &[]);
     }
 
@@ -134,6 +156,10 @@ mod tests {
         check_one("narthex-gateway", &[("ureq", Need::Product)], &["capabilities narthex-gateway -> ureq"]);
         check_one("narthex-gateway", &[("tokio", Need::Product)], &["capabilities narthex-gateway -> tokio"]);
         check_one("narthex-server", &[("clap", Need::Product)], &["capabilities narthex-server -> clap"]);
-        check_one("narthex-text", &[("anyhow", Need::Product), ("ureq", Need::Tests)], &["capabilities narthex-text -> anyhow"]);
+        check_one(
+            "narthex-text",
+            &[("anyhow", Need::Product), ("ureq", Need::Tests)],
+            &["capabilities narthex-text -> anyhow"],
+        );
     }
 }

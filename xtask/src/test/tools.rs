@@ -1,0 +1,82 @@
+//! The programs that stages call: found, or named with what to install.
+
+use std::{env, process::Command};
+
+use anyhow::bail;
+
+use crate::test::{
+    Outcome,
+    session::{Session, works},
+};
+
+/// A Python and its first arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Python(Vec<String>);
+
+impl Python {
+    /// `NARTHEX_PYTHON` alone if it is set, else the first of the usual names that starts.
+    pub(crate) fn find(session: &Session<'_>) -> Option<Self> {
+        candidates(env::var("NARTHEX_PYTHON").ok()).into_iter().find(|python| {
+            works(python.command(session).args(["-c", "import sys; sys.exit(sys.version_info < (3, 9))"]))
+        })
+    }
+
+    /// Python, ready for its arguments.
+    pub(crate) fn command(&self, session: &Session<'_>) -> Command {
+        let (program, arguments) =
+            self.0.split_first().map_or(("python3", &[][..]), |(p, a)| (p.as_str(), a));
+        let mut command = session.command(program);
+        command.args(arguments);
+        command
+    }
+}
+
+fn candidates(chosen: Option<String>) -> Vec<Python> {
+    let python = |words: &str| Python(words.split(' ').map(str::to_owned).collect());
+    match chosen.filter(|chosen| !chosen.is_empty()) {
+        Some(chosen) => vec![Python(vec![chosen])],
+        None if cfg!(windows) => vec![python("python3"), python("python"), python("py -3")],
+        None => vec![python("python3"), python("python")],
+    }
+}
+
+/// Looks for every program and names all that are missing at once.
+pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<Outcome> {
+    let mut missing = Vec::new();
+    for (component, command) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
+        if !works(&mut session.cargo(&[command, "--version"])) {
+            missing.push(format!(
+                "`cargo {command}` does not run; install it: rustup component add {component}"
+            ));
+        }
+    }
+    match Python::find(session) {
+        None => {
+            missing.push("no Python 3.9 or newer was found; on Debian: apt-get install python3".to_owned())
+        }
+        Some(python) => {
+            if !works(python.command(session).args(["-m", "pip", "--version"])) {
+                missing.push("Python has no pip; on Debian: apt-get install python3-pip".to_owned());
+            }
+            if !works(python.command(session).args(["-c", "import venv, ensurepip"])) {
+                missing.push("Python has no venv; on Debian: apt-get install python3-venv".to_owned());
+            }
+        }
+    }
+    if !missing.is_empty() {
+        bail!("something is missing\n  {}", missing.join("\n  "));
+    }
+    Ok(Outcome::Passed(format!("the store is {}", session.home.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chosen_python_is_the_only_candidate() {
+        assert_eq!(candidates(Some("/opt/my python".into())), [Python(vec!["/opt/my python".into()])]);
+        assert!(candidates(Some(String::new())).len() > 1);
+        assert_eq!(candidates(None)[0], Python(vec!["python3".into()]));
+    }
+}

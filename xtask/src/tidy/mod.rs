@@ -1,0 +1,98 @@
+//! The house rules, checked on the sources as they lie. Nothing here builds or runs the product.
+//!
+//! Each rule is a pure function from what it reads to findings; `exceptions.toml` excuses some. To add a rule, add it
+//! to [`finding::Rule`] and call it in [`check`].
+
+mod documents;
+mod exceptions;
+mod finding;
+mod layers;
+mod sizes;
+mod source;
+mod style;
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, bail};
+
+use crate::{
+    terminal,
+    tidy::{exceptions::Exceptions, finding::Finding, source::Source},
+    workspace::Workspace,
+};
+
+/// What the rules say of the workspace.
+struct Outcome {
+    /// Breaches that nothing excuses, in order.
+    findings: Vec<Finding>,
+    /// What is worth knowing but no breach.
+    notes: Vec<String>,
+}
+
+/// Prints every finding; fails if there is one.
+pub(crate) fn report(workspace: &Workspace) -> anyhow::Result<()> {
+    let Outcome { findings, notes } = check(workspace)?;
+    notes.iter().for_each(terminal::line);
+    findings.iter().for_each(terminal::line);
+    match findings.len() {
+        0 => terminal::line("tidy: every rule holds"),
+        count => bail!("{count} finding{} above", if count == 1 { "" } else { "s" }),
+    }
+    Ok(())
+}
+
+/// Runs every rule.
+fn check(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    let (root, packages) = (workspace.root.as_path(), workspace.packages.as_slice());
+    let exceptions = Exceptions::parse(&read(root, exceptions::FILE)?)?;
+    let mut sources = source::read_all(root, packages)?;
+    let written = |path: &str| sources.iter().any(|source| source.path == path);
+    let mut findings = exceptions.check_generated(written);
+    sources.retain(|source| !exceptions.generated.iter().any(|generated| generated.path == source.path));
+
+    findings.extend(layers::check(packages));
+    findings.extend(style::check_folders(packages));
+    for package in packages {
+        findings
+            .extend(style::check_lints(package, &read(root, &format!("{}/Cargo.toml", package.folder))?)?);
+    }
+    findings.extend(sources.iter().flat_map(sizes::check));
+    findings.extend(sources.iter().flat_map(style::check));
+    findings.extend(check_documents(workspace)?);
+
+    let mut findings = exceptions.apply(findings);
+    findings.sort_by(|a, b| (a.rule, &a.subject).cmp(&(b.rule, &b.subject)));
+    Ok(Outcome { findings, notes: notes(&sources) })
+}
+
+fn check_documents(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
+    let documents = documents::read_all(&workspace.root)?;
+    let mut findings = documents::check_maps(&documents, &workspace.packages);
+    for document in &documents {
+        findings.extend(documents::check_hosts(document));
+        if document.path.ends_with(".md") {
+            findings.extend(documents::check_links(document, |path| workspace.root.join(path).exists()));
+        }
+    }
+    Ok(findings)
+}
+
+fn notes(sources: &[Source]) -> Vec<String> {
+    sizes::long_functions(sources).into_iter().collect()
+}
+
+fn read(root: &Path, path: &str) -> anyhow::Result<String> {
+    fs::read_to_string(root.join(path)).with_context(|| format!("{path} cannot be read"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_tidy() {
+        let outcome = check(&Workspace::read().unwrap()).unwrap();
+        let lines: Vec<String> = outcome.findings.iter().map(Finding::to_string).collect();
+        assert!(lines.is_empty(), "\n{}", lines.join("\n"));
+    }
+}

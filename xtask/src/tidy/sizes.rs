@@ -1,0 +1,130 @@
+//! How big a file, a function, a trait may be. Clippy counts parameters.
+
+use crate::tidy::{
+    finding::{Finding, Rule},
+    source::{Role, Source},
+};
+
+/// Lines of a file, tests left out, that need no excuse.
+const FILE_ADVISED: usize = 400;
+/// Lines of a file, tests left out, that nothing excuses.
+const FILE_LIMIT: usize = 700;
+/// Lines of a function's body that are advised.
+const FUNCTION_ADVISED: usize = 40;
+/// Lines of a function's body that nothing excuses.
+const FUNCTION_LIMIT: usize = 80;
+/// Methods that a trait may ask of its implementations.
+const TRAIT_LIMIT: usize = 5;
+
+/// Checks one source.
+pub(crate) fn check(source: &Source) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = check_file(source).into_iter().collect();
+    for function in source.functions.iter().filter(|function| function.lines > FUNCTION_LIMIT) {
+        let message = format!(
+            "has {} lines and may have {FUNCTION_LIMIT}; split it where its steps part",
+            function.lines
+        );
+        findings.push(Finding::firm(Rule::FunctionLines, subject(source, &function.name), message));
+    }
+    for port in source.traits.iter().filter(|port| port.required > TRAIT_LIMIT) {
+        let message = format!(
+            "asks {} methods of its implementations and may ask {TRAIT_LIMIT}; split it by caller",
+            port.required
+        );
+        findings.push(Finding::excusable(Rule::TraitMethods, subject(source, &port.name), message));
+    }
+    findings
+}
+
+fn check_file(source: &Source) -> Option<Finding> {
+    let found = source.lines;
+    if found > FILE_LIMIT {
+        let message = format!("has {found} lines outside its tests and may have {FILE_LIMIT}; split it");
+        return Some(Finding::firm(Rule::FileLines, &source.path, message));
+    }
+    if found > FILE_ADVISED && source.role == Role::Product {
+        let message = format!(
+            "has {found} lines outside its tests, and {FILE_ADVISED} are advised; split it, or give the reason in {}",
+            super::exceptions::FILE
+        );
+        return Some(Finding::excusable(Rule::FileLines, &source.path, message));
+    }
+    None
+}
+
+/// A note on functions that are over the advised length: how many, and the longest.
+pub(crate) fn long_functions(sources: &[Source]) -> Option<String> {
+    let all: Vec<_> =
+        sources.iter().flat_map(|source| source.functions.iter().map(move |f| (source, f))).collect();
+    let (source, longest) = all.iter().max_by_key(|(_, function)| function.lines)?;
+    let long = all.iter().filter(|(_, function)| function.lines > FUNCTION_ADVISED).count();
+    let (total, name, lines) = (all.len(), subject(source, &longest.name), longest.lines);
+    Some(format!(
+        "{long} of {total} functions have over {FUNCTION_ADVISED} lines; the longest, {name}, has {lines}"
+    ))
+}
+
+fn subject(source: &Source, name: &str) -> String {
+    format!("{}::{name}", source.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::finding::{Weight, brief};
+
+    fn check_text(path: &str, text: &str, expect: &[&str]) -> Vec<Finding> {
+        let findings = check(&Source::parse(path, text).unwrap());
+        assert_eq!(brief(&findings), expect);
+        findings
+    }
+
+    fn file_of(lines: usize) -> String {
+        "const A: u8 = 1;\n".repeat(lines)
+    }
+
+    #[test]
+    fn files_are_advised_then_limited() {
+        check_text("crates/a/src/b.rs", &file_of(400), &[]);
+        let advised = check_text("crates/a/src/b.rs", &file_of(401), &["file-lines crates/a/src/b.rs"]);
+        assert_eq!(advised[0].weight, Weight::Excusable);
+        let limited = check_text("crates/a/src/b.rs", &file_of(701), &["file-lines crates/a/src/b.rs"]);
+        assert_eq!(limited[0].weight, Weight::Final);
+    }
+
+    #[test]
+    fn test_files_have_the_limit_alone() {
+        check_text("crates/a/tests/b.rs", &file_of(700), &[]);
+        check_text("crates/a/tests/b.rs", &file_of(701), &["file-lines crates/a/tests/b.rs"]);
+    }
+
+    #[test]
+    fn tests_inside_a_file_do_not_count() {
+        let text = format!("{}#[cfg(test)]\nmod tests {{\n{}}}\n", file_of(300), file_of(300));
+        check_text("crates/a/src/b.rs", &text, &[]);
+    }
+
+    #[test]
+    fn functions_are_limited() {
+        let of = |lines: usize| format!("fn f() {{\n{}}}\n", "    step();\n".repeat(lines));
+        check_text("crates/a/src/b.rs", &of(80), &[]);
+        check_text("crates/a/src/b.rs", &of(81), &["function-lines crates/a/src/b.rs::f"]);
+    }
+
+    #[test]
+    fn traits_ask_for_five_methods_at_most() {
+        let of = |required: usize| {
+            let methods: String = (0..required).map(|i| format!("fn m{i}(&self);\n")).collect();
+            format!("trait T {{\n{methods}fn given(&self) {{}}\n}}\n")
+        };
+        check_text("crates/a/src/b.rs", &of(5), &[]);
+        check_text("crates/a/src/b.rs", &of(6), &["trait-methods crates/a/src/b.rs::T"]);
+    }
+
+    #[test]
+    fn long_functions_are_counted() {
+        let text = format!("fn short() {{\n}}\nfn long() {{\n{}}}\n", "    step();\n".repeat(41));
+        let note = long_functions(&[Source::parse("crates/a/src/b.rs", &text).unwrap()]).unwrap();
+        assert_eq!(note, "1 of 2 functions have over 40 lines; the longest, crates/a/src/b.rs::long, has 41");
+    }
+}

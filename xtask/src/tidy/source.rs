@@ -1,0 +1,410 @@
+//! Rust sources as facts: how long, what is named what, what is switched off. The rules judge; nothing is judged here.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use syn::{
+    Attribute, FnArg, ImplItemFn, Item, ItemEnum, ItemFn, ItemImpl, ItemMod, ItemStruct, ItemTrait, ItemType,
+    Meta, Signature, Token, TraitItem, TraitItemFn, Type, Visibility,
+    punctuated::Punctuated,
+    spanned::Spanned,
+    visit::{self, Visit},
+};
+
+use crate::workspace::{Package, relative};
+
+/// What a source file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Part of a crate.
+    Product,
+    /// Built for tests alone.
+    Tests,
+}
+
+/// One source file.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// Relative to the root, with forward slashes.
+    pub(crate) path: String,
+    /// What it is for.
+    pub(crate) role: Role,
+    /// Lines outside items that are built for tests alone.
+    pub(crate) lines: usize,
+    /// Whether it opens with `//!`.
+    pub(crate) has_docs: bool,
+    /// Its functions with a body, tests left out.
+    pub(crate) functions: Vec<Function>,
+    /// Its traits.
+    pub(crate) traits: Vec<Trait>,
+    /// Everything it names, tests included.
+    pub(crate) names: Vec<Named>,
+    /// Lints that it allows or expects outside tests; in tests, `unsafe_code` alone.
+    pub(crate) escapes: Vec<String>,
+}
+
+/// A function or method.
+#[derive(Debug)]
+pub(crate) struct Function {
+    /// Its name.
+    pub(crate) name: String,
+    /// Lines of its body that are neither blank nor comments.
+    pub(crate) lines: usize,
+    /// For functions that other crates may call: the parameters of type `bool`.
+    pub(crate) flags: Vec<String>,
+}
+
+/// A trait.
+#[derive(Debug)]
+pub(crate) struct Trait {
+    /// Its name.
+    pub(crate) name: String,
+    /// Methods without a body.
+    pub(crate) required: usize,
+}
+
+/// A name that the source gives.
+#[derive(Debug)]
+pub(crate) struct Named {
+    /// What is named.
+    pub(crate) kind: NameKind,
+    /// The name.
+    pub(crate) name: String,
+}
+
+/// What a name is given to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NameKind {
+    /// A struct, enum, trait or alias.
+    Type,
+    /// A module or a file.
+    Module,
+    /// A function or method.
+    Function,
+}
+
+/// Every Rust source of the packages, in order of path.
+pub(crate) fn read_all(root: &Path, packages: &[Package]) -> anyhow::Result<Vec<Source>> {
+    let mut files = Vec::new();
+    for package in packages {
+        for part in ["src", "tests", "benches", "examples"] {
+            collect(&root.join(&package.folder).join(part), &mut files)?;
+        }
+    }
+    files.sort();
+    let read = |path: &PathBuf| {
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        Source::parse(&relative(path, root), &text)
+    };
+    files.iter().map(read).collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+impl Source {
+    /// Reads one file's text.
+    pub(crate) fn parse(path: &str, text: &str) -> anyhow::Result<Self> {
+        let file = syn::parse_file(text).with_context(|| format!("{path} is not Rust"))?;
+        let role = role(path);
+        let mut walk = Walk::new(text, role);
+        walk.visit_file(&file);
+        let stem = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs");
+        if !["lib", "main", "mod"].contains(&stem) {
+            walk.name(NameKind::Module, stem);
+        }
+        let tests: usize = file.items.iter().filter(|item| is_for_tests(attributes(item))).map(height).sum();
+        Ok(Self {
+            path: path.to_owned(),
+            role,
+            lines: text.lines().count().saturating_sub(tests),
+            has_docs: file.attrs.iter().any(|attribute| attribute.path().is_ident("doc")),
+            functions: walk.functions,
+            traits: walk.traits,
+            names: walk.names,
+            escapes: walk.escapes,
+        })
+    }
+}
+
+fn role(path: &str) -> Role {
+    let for_tests = path.split('/').any(|part| ["tests", "benches", "examples", "tests.rs"].contains(&part));
+    if for_tests { Role::Tests } else { Role::Product }
+}
+
+/// Lines from an item's first attribute or comment to its end.
+fn height(item: &Item) -> usize {
+    let span = item.span();
+    span.end().line + 1 - span.start().line
+}
+
+fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Const(item) => &item.attrs,
+        Item::Enum(item) => &item.attrs,
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Macro(item) => &item.attrs,
+        Item::Mod(item) => &item.attrs,
+        Item::Static(item) => &item.attrs,
+        Item::Struct(item) => &item.attrs,
+        Item::Trait(item) => &item.attrs,
+        Item::Type(item) => &item.attrs,
+        Item::Use(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+/// Whether the attributes say `#[cfg(test)]` or `#[test]`.
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::Path(path) => path.is_ident("test"),
+        Meta::List(list) if list.path.is_ident("cfg") => {
+            let condition = list.tokens.to_string().replace(' ', "");
+            condition == "test" || condition.starts_with("all(test,")
+        }
+        _ => false,
+    })
+}
+
+/// Gathers the facts of one file.
+struct Walk<'a> {
+    text: Vec<&'a str>,
+    role: Role,
+    functions: Vec<Function>,
+    traits: Vec<Trait>,
+    names: Vec<Named>,
+    escapes: Vec<String>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(text: &'a str, role: Role) -> Self {
+        let text = text.lines().collect();
+        Self { text, role, functions: vec![], traits: vec![], names: vec![], escapes: vec![] }
+    }
+
+    fn name(&mut self, kind: NameKind, name: impl ToString) {
+        self.names.push(Named { kind, name: name.to_string() });
+    }
+
+    /// Visits something under its attributes, as test code where they say so.
+    fn under(&mut self, attributes: &[Attribute], visit: impl FnOnce(&mut Self)) {
+        let before = self.role;
+        if is_for_tests(attributes) {
+            self.role = Role::Tests;
+        }
+        visit(self);
+        self.role = before;
+    }
+
+    fn function(&mut self, signature: &Signature, block: Option<&syn::Block>, called_from: CalledFrom) {
+        self.name(NameKind::Function, &signature.ident);
+        if self.role == Role::Tests {
+            return;
+        }
+        let flags = match called_from {
+            CalledFrom::Anywhere => flags(signature),
+            CalledFrom::ThisCrate => vec![],
+        };
+        let lines = block.map_or(0, |block| self.code_lines(block));
+        self.functions.push(Function { name: signature.ident.to_string(), lines, flags });
+    }
+
+    /// Lines inside a block's braces that are neither blank nor comments.
+    fn code_lines(&self, block: &syn::Block) -> usize {
+        let span = block.span();
+        let (first, last) = (span.start().line, span.end().line.saturating_sub(1));
+        let inside = self.text.get(first..last.max(first)).unwrap_or_default();
+        inside
+            .iter()
+            .map(|line| line.trim())
+            .filter(|line| !line.is_empty() && !line.starts_with("//"))
+            .count()
+    }
+}
+
+/// Who may call a function.
+#[derive(Clone, Copy)]
+enum CalledFrom {
+    Anywhere,
+    ThisCrate,
+}
+
+impl From<&Visibility> for CalledFrom {
+    fn from(visibility: &Visibility) -> Self {
+        if matches!(visibility, Visibility::Public(_)) { Self::Anywhere } else { Self::ThisCrate }
+    }
+}
+
+fn flags(signature: &Signature) -> Vec<String> {
+    let flag = |input: &FnArg| match input {
+        FnArg::Typed(typed) => match &*typed.ty {
+            Type::Path(path) if path.path.is_ident("bool") => match &*typed.pat {
+                syn::Pat::Ident(pattern) => Some(pattern.ident.to_string()),
+                _ => Some("_".to_owned()),
+            },
+            _ => None,
+        },
+        FnArg::Receiver(_) => None,
+    };
+    signature.inputs.iter().filter_map(flag).collect()
+}
+
+impl<'ast> Visit<'ast> for Walk<'_> {
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        self.name(NameKind::Module, &item.ident);
+        self.under(&item.attrs, |walk| visit::visit_item_mod(walk, item));
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast ItemImpl) {
+        self.under(&item.attrs, |walk| visit::visit_item_impl(walk, item));
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+        self.name(NameKind::Type, &item.ident);
+        self.under(&item.attrs, |walk| visit::visit_item_struct(walk, item));
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast ItemEnum) {
+        self.name(NameKind::Type, &item.ident);
+        self.under(&item.attrs, |walk| visit::visit_item_enum(walk, item));
+    }
+
+    fn visit_item_type(&mut self, item: &'ast ItemType) {
+        self.name(NameKind::Type, &item.ident);
+        self.under(&item.attrs, |walk| visit::visit_item_type(walk, item));
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast ItemTrait) {
+        self.name(NameKind::Type, &item.ident);
+        let required =
+            item.items.iter().filter(|item| matches!(item, TraitItem::Fn(f) if f.default.is_none()));
+        self.traits.push(Trait { name: item.ident.to_string(), required: required.count() });
+        self.under(&item.attrs, |walk| {
+            for inner in &item.items {
+                if let TraitItem::Fn(method) = inner {
+                    walk.function(&method.sig, method.default.as_ref(), CalledFrom::from(&item.vis));
+                }
+            }
+            visit::visit_item_trait(walk, item);
+        });
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast TraitItemFn) {
+        // The trait counted it already; what is left is what stands inside.
+        self.under(&item.attrs, |walk| visit::visit_trait_item_fn(walk, item));
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast ItemFn) {
+        self.under(&item.attrs, |walk| {
+            walk.function(&item.sig, Some(&item.block), CalledFrom::from(&item.vis));
+            visit::visit_item_fn(walk, item);
+        });
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast ImplItemFn) {
+        self.under(&item.attrs, |walk| {
+            walk.function(&item.sig, Some(&item.block), CalledFrom::from(&item.vis));
+            visit::visit_impl_item_fn(walk, item);
+        });
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast Attribute) {
+        let Meta::List(list) = &attribute.meta else { return };
+        if !list.path.is_ident("allow") && !list.path.is_ident("expect") {
+            return;
+        }
+        let Ok(lints) = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated) else { return };
+        for lint in lints.iter().filter_map(|meta| meta.require_path_only().ok()) {
+            let parts: Vec<_> = lint.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            let lint = parts.join("::");
+            if self.role == Role::Product || lint == "unsafe_code" {
+                self.escapes.push(lint);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "//! Docs.
+
+use std::fmt;
+
+/// A port.
+pub trait Port {
+    fn one(&self);
+    fn two(&self, loud: bool) -> u8 {
+        // Not counted.
+
+        if loud { 1 } else { 2 }
+    }
+}
+
+#[allow(unsafe_code, reason = \"no other way\")]
+pub(crate) fn long(quiet: bool) {
+    step();
+    step();
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    fn inside_tests() {}
+}
+";
+
+    #[test]
+    fn a_file_becomes_facts() {
+        let source = Source::parse("crates/a/src/port.rs", TEXT).unwrap();
+        assert_eq!((source.role, source.has_docs), (Role::Product, true));
+        assert_eq!(source.lines, TEXT.lines().count() - 5);
+        let functions: Vec<_> =
+            source.functions.iter().map(|f| (f.name.as_str(), f.lines, f.flags.len())).collect();
+        assert_eq!(functions, [("one", 0, 0), ("two", 1, 1), ("long", 2, 0)]);
+        assert_eq!(
+            source.traits.iter().map(|t| (t.name.as_str(), t.required)).collect::<Vec<_>>(),
+            [("Port", 1)]
+        );
+        assert_eq!(source.escapes, ["unsafe_code"]);
+        let names: Vec<_> = source.names.iter().map(|named| named.name.as_str()).collect();
+        assert_eq!(names, ["Port", "one", "two", "long", "tests", "inside_tests", "port"]);
+    }
+
+    #[test]
+    fn test_items_in_the_middle_do_not_hide_what_follows() {
+        let text = "#[cfg(test)]\nfn early() {}\nfn late() {}\n";
+        assert_eq!(Source::parse("crates/a/src/b.rs", text).unwrap().lines, 1);
+    }
+
+    #[test]
+    fn files_for_tests_are_told_by_their_place() {
+        for path in ["crates/a/tests/b.rs", "crates/a/src/b/tests.rs", "crates/a/tests/standin/mod.rs"] {
+            assert_eq!(role(path), Role::Tests, "{path}");
+        }
+        assert_eq!(role("crates/testkit/src/lib.rs"), Role::Product);
+    }
+
+    #[test]
+    fn what_is_not_rust_is_an_error_with_the_path() {
+        let error = Source::parse("crates/a/src/b.rs", "fn (").unwrap_err();
+        assert!(error.to_string().contains("crates/a/src/b.rs"), "{error}");
+    }
+}

@@ -1,0 +1,232 @@
+//! What a source may name, switch off and leave unsaid.
+
+use crate::{
+    tidy::{
+        exceptions,
+        finding::{Finding, Rule},
+        source::{NameKind, Source},
+    },
+    workspace::Package,
+};
+
+/// Words that say nothing of what a thing is, in any name.
+const EMPTY_WORDS: &[&str] = &[
+    "manager",
+    "managers",
+    "handler",
+    "handlers",
+    "helper",
+    "helpers",
+    "util",
+    "utils",
+    "utility",
+    "utilities",
+];
+
+/// Words that say nothing of what a type or module is; functions may use them, as in `common_prefix`.
+const EMPTY_NOUNS: &[&str] = &["common", "base", "misc"];
+
+/// Lints that guard the design; switching one off needs an entry among the exceptions.
+const GUARDED: &[&str] = &[
+    "unsafe_code",
+    "clippy::too_many_lines",
+    "clippy::too_many_arguments",
+    "clippy::unwrap_used",
+    "clippy::expect_used",
+];
+
+/// Checks one source.
+pub(crate) fn check(source: &Source) -> Vec<Finding> {
+    let mut findings = check_names(source);
+    findings.extend(check_escapes(source));
+    findings.extend(check_flags(source));
+    if !source.has_docs {
+        let message = "opens without `//!`; say what lives here, what never does, and where to start";
+        findings.push(Finding::firm(Rule::ModuleDocs, &source.path, message));
+    }
+    findings
+}
+
+fn check_names(source: &Source) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for named in &source.names {
+        let empty = |word: &&String| {
+            EMPTY_WORDS.contains(&word.as_str())
+                || (named.kind != NameKind::Function && EMPTY_NOUNS.contains(&word.as_str()))
+        };
+        if let Some(word) = words(&named.name).iter().find(empty) {
+            let message = format!("{word:?} does not say what it is; name it after what it does or holds");
+            findings.push(Finding::excusable(
+                Rule::Names,
+                format!("{}::{}", source.path, named.name),
+                message,
+            ));
+        }
+    }
+    findings
+}
+
+/// The words of a name, in lower case: `RequestHandler` and `request_handler` both have two.
+fn words(name: &str) -> Vec<String> {
+    let letters: Vec<char> = name.chars().collect();
+    let mut words = vec![String::new()];
+    for (at, &letter) in letters.iter().enumerate() {
+        let after_lower = at.checked_sub(1).is_some_and(|before| !letters[before].is_uppercase());
+        let before_lower = letters.get(at + 1).is_some_and(|next| next.is_lowercase());
+        // The last capital of `HTTPHandler` begins a word, the ones before it do not.
+        if !letter.is_alphanumeric() || (letter.is_uppercase() && (after_lower || before_lower)) {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| letter.is_alphanumeric()) {
+            word.extend(letter.to_lowercase());
+        }
+    }
+    words
+}
+
+fn check_escapes(source: &Source) -> Vec<Finding> {
+    let guarded = source.escapes.iter().filter(|lint| GUARDED.contains(&lint.as_str()));
+    let finding = |lint: &String| {
+        let message =
+            format!("switches {lint} off; mend the code, or give the reason in {}", exceptions::FILE);
+        Finding::excusable(Rule::LintEscapes, format!("{}::{lint}", source.path), message)
+    };
+    guarded.map(finding).collect()
+}
+
+fn check_flags(source: &Source) -> Vec<Finding> {
+    let flagged = source.functions.iter().filter(|function| !function.flags.is_empty());
+    let finding = |function: &super::source::Function| {
+        let message =
+            format!("takes `{}: bool`; give the two cases names in an enum", function.flags.join("`, `"));
+        Finding::excusable(Rule::BoolParameters, format!("{}::{}", source.path, function.name), message)
+    };
+    flagged.map(finding).collect()
+}
+
+/// Checks that folders are called as their packages, and that names say something.
+pub(crate) fn check_folders(packages: &[Package]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let expected = match package.name.strip_prefix("narthex-") {
+            Some(noun) => format!("crates/{noun}"),
+            None => package.name.clone(),
+        };
+        if package.folder != expected {
+            let message =
+                format!("lies in {}, and its name wants {expected}; rename one of them", package.folder);
+            findings.push(Finding::firm(Rule::Folders, &package.name, message));
+        }
+        let is_empty = |word: &&String| [EMPTY_WORDS, EMPTY_NOUNS].concat().contains(&word.as_str());
+        if let Some(word) = words(&package.name).iter().find(is_empty) {
+            let message = format!("{word:?} does not say what it is; name the crate after what it guards");
+            findings.push(Finding::excusable(Rule::Names, &package.name, message));
+        }
+    }
+    findings
+}
+
+/// Checks that a package's manifest takes the workspace's lints.
+pub(crate) fn check_lints(package: &Package, manifest: &str) -> anyhow::Result<Option<Finding>> {
+    let manifest: toml::Table = toml::from_str(manifest)?;
+    let takes = manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
+    Ok((takes != Some(true)).then(|| {
+        let message = "does not take the workspace's lints; write `[lints] workspace = true`";
+        Finding::excusable(Rule::Lints, &package.name, message)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::finding::brief;
+
+    fn check_text(path: &str, text: &str, expect: &[&str]) {
+        let text = format!("//! Docs.\n{text}");
+        assert_eq!(brief(&check(&Source::parse(path, &text).unwrap())), expect, "{text}");
+    }
+
+    fn package(name: &str, folder: &str) -> Package {
+        Package { name: name.into(), folder: folder.into(), dependencies: vec![] }
+    }
+
+    #[test]
+    fn empty_words_are_refused() {
+        let path = "crates/a/src/b.rs";
+        check_text(path, "struct CacheManager;", &["names crates/a/src/b.rs::CacheManager"]);
+        check_text(path, "enum BaseModel {}", &["names crates/a/src/b.rs::BaseModel"]);
+        check_text(path, "trait HTTPHandler {}", &["names crates/a/src/b.rs::HTTPHandler"]);
+        check_text(path, "fn chat_helper() {}", &["names crates/a/src/b.rs::chat_helper"]);
+        check_text(path, "mod utils;", &["names crates/a/src/b.rs::utils"]);
+        check_text(path, "impl X { fn run_handler(&self) {} }", &["names crates/a/src/b.rs::run_handler"]);
+        check_text("crates/a/tests/common.rs", "", &["names crates/a/tests/common.rs::common"]);
+    }
+
+    #[test]
+    fn words_that_hold_others_are_fine() {
+        check_text(
+            "crates/a/src/b.rs",
+            "struct Base64; struct Database; fn common_prefix() {} mod utilisation;",
+            &[],
+        );
+    }
+
+    #[test]
+    fn guarded_lints_are_not_switched_off_in_passing() {
+        let path = "crates/a/src/b.rs";
+        check_text(path, "#[allow(unsafe_code)] fn f() {}", &["lint-escapes crates/a/src/b.rs::unsafe_code"]);
+        check_text(
+            path,
+            "#[expect(clippy::too_many_lines, reason = \"a table\")] fn f() {}",
+            &["lint-escapes crates/a/src/b.rs::clippy::too_many_lines"],
+        );
+        check_text(path, "#[allow(clippy::type_complexity)] fn f() {}", &[]);
+        check_text(path, "#[cfg(test)] mod tests { #![allow(clippy::unwrap_used)] }", &[]);
+        check_text(
+            "crates/a/tests/c.rs",
+            "#![allow(unsafe_code)]",
+            &["lint-escapes crates/a/tests/c.rs::unsafe_code"],
+        );
+    }
+
+    #[test]
+    fn public_functions_take_no_flags() {
+        let path = "crates/a/src/b.rs";
+        check_text(path, "pub fn f(loud: bool) {}", &["bool-parameters crates/a/src/b.rs::f"]);
+        check_text(
+            path,
+            "impl X { pub fn g(self, a: u8, b: bool) {} }",
+            &["bool-parameters crates/a/src/b.rs::g"],
+        );
+        check_text(path, "pub trait T { fn h(&self, b: bool); }", &["bool-parameters crates/a/src/b.rs::h"]);
+        check_text(path, "pub(crate) fn f(loud: bool) {} pub fn g() -> bool { true }", &[]);
+    }
+
+    #[test]
+    fn a_module_says_what_lives_in_it() {
+        let source = Source::parse("crates/a/src/b.rs", "// Not docs.\nfn f() {}").unwrap();
+        assert_eq!(brief(&check(&source)), ["module-docs crates/a/src/b.rs"]);
+    }
+
+    #[test]
+    fn folders_are_called_as_packages() {
+        let packages = [package("narthex-text", "crates/text"), package("xtask", "xtask")];
+        assert_eq!(brief(&check_folders(&packages)), [""; 0]);
+        assert_eq!(
+            brief(&check_folders(&[package("narthex-text", "crates/strings")])),
+            ["folders narthex-text"]
+        );
+        assert_eq!(
+            brief(&check_folders(&[package("narthex-utils", "crates/utils")])),
+            ["names narthex-utils"]
+        );
+    }
+
+    #[test]
+    fn manifests_take_the_workspace_lints() {
+        let finding = |manifest: &str| check_lints(&package("narthex-a", "crates/a"), manifest).unwrap();
+        assert_eq!(finding("[lints]\nworkspace = true\n"), None);
+        assert!(finding("[lints.rust]\nunsafe_code = \"allow\"\n").is_some());
+        assert!(finding("").is_some());
+    }
+}
