@@ -46,7 +46,12 @@ impl FakeExecutor {
                 return Err(format!("slot {} twice", span.slot.0));
             }
             if span.at != held.len() {
-                return Err(format!("slot {} holds {} tokens, the span begins at {}", span.slot.0, held.len(), span.at));
+                return Err(format!(
+                    "slot {} holds {} tokens, the span begins at {}",
+                    span.slot.0,
+                    held.len(),
+                    span.at
+                ));
             }
             if length == 0 || length > self.limits.chunk || span.at + length > self.limits.context {
                 return Err(format!("a span of {length} at {}", span.at));
@@ -101,7 +106,9 @@ impl Executor for FakeExecutor {
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         let held = &mut self.slots[slot.index()];
         if len > held.len() {
-            return Err(StepError::BadPlan { reason: format!("slot {} holds only {} tokens", slot.0, held.len()) });
+            return Err(StepError::BadPlan {
+                reason: format!("slot {} holds only {} tokens", slot.0, held.len()),
+            });
         }
         held.truncate(len);
         Ok(())

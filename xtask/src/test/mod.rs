@@ -49,15 +49,6 @@ pub(crate) enum Choice {
     Only(Stage),
 }
 
-/// How a stage ended, if it did not fail.
-#[derive(Debug, PartialEq, Eq)]
-enum Outcome {
-    /// It held; the text says what was seen, if there is something to say.
-    Passed(String),
-    /// It could not run here; the text says why and what to do.
-    Skipped(String),
-}
-
 impl Stage {
     /// Every stage, in the order in which they run.
     pub(crate) const ALL: [Self; 8] = [
@@ -99,7 +90,8 @@ impl Stage {
         }
     }
 
-    fn run(self, session: &Session<'_>) -> anyhow::Result<Outcome> {
+    /// Runs it; on success gives what is worth repeating in the summary, which may be nothing.
+    fn run(self, session: &Session<'_>) -> anyhow::Result<String> {
         match self {
             Self::Tools => tools::check(session),
             Self::Format => stages::format(session),
@@ -149,19 +141,18 @@ pub(crate) fn run(workspace: &Workspace, choice: Choice) -> anyhow::Result<()> {
 }
 
 /// A stage's line of the summary.
-fn line(stage: Stage, outcome: &anyhow::Result<Outcome>, took: Duration) -> String {
+fn line(stage: Stage, outcome: &anyhow::Result<String>, took: Duration) -> String {
     let (word, detail) = match outcome {
-        Ok(Outcome::Passed(detail)) => ("ok", detail.as_str()),
-        Ok(Outcome::Skipped(reason)) => ("skipped", reason.as_str()),
+        Ok(detail) => ("ok", detail.as_str()),
         Err(_) => ("FAILED", ""),
     };
-    format!("{:<8} {word:<8} {:>7.1} s  {detail}", stage.name(), took.as_secs_f64()).trim_end().to_owned()
+    format!("{:<8} {word:<6} {:>7.1} s  {detail}", stage.name(), took.as_secs_f64()).trim_end().to_owned()
 }
 
 fn finish(summary: &[String], took: Duration) {
     terminal::line("\n== summary");
     summary.iter().for_each(terminal::line);
-    terminal::line(format!("{:<17} {:>7.1} s", "all", took.as_secs_f64()));
+    terminal::line(format!("{:<15} {:>7.1} s", "all", took.as_secs_f64()));
 }
 
 #[cfg(test)]
@@ -178,11 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_failed_and_skipped_from_passed() {
+    fn the_summary_tells_failed_from_passed() {
         let took = Duration::from_millis(1500);
         let check = |outcome, expect: &str| assert_eq!(line(Stage::Deny, &outcome, took), expect);
-        check(Ok(Outcome::Passed(String::new())), "deny     ok           1.5 s");
-        check(Ok(Outcome::Skipped("not here".into())), "deny     skipped      1.5 s  not here");
-        check(Err(anyhow!("no")), "deny     FAILED       1.5 s");
+        check(Ok(String::new()), "deny     ok         1.5 s");
+        check(Ok("3 passed".into()), "deny     ok         1.5 s  3 passed");
+        check(Err(anyhow!("no")), "deny     FAILED     1.5 s");
     }
 }

@@ -7,7 +7,6 @@ use anyhow::bail;
 use crate::{
     terminal,
     test::{
-        Outcome,
         count::Count,
         session::{self, Session, works},
     },
@@ -23,30 +22,26 @@ const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];
 /// The models that tests of the whole product use.
 const MODELS: [&str; 2] = ["smollm2:135m", "all-minilm-l6-v2"];
 
-fn passed() -> Outcome {
-    Outcome::Passed(String::new())
-}
-
 /// rustfmt on every crate.
-pub(crate) fn format(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn format(session: &Session<'_>) -> anyhow::Result<String> {
     session::run(&mut session.cargo(&["fmt", "--all", "--check"]))?;
-    Ok(passed())
+    Ok(String::new())
 }
 
 /// The house rules.
-pub(crate) fn tidy(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn tidy(session: &Session<'_>) -> anyhow::Result<String> {
     tidy::report(session.workspace)?;
-    Ok(passed())
+    Ok(String::new())
 }
 
 /// Clippy on everything, tests included.
-pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
     session::run(&mut session.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    Ok(passed())
+    Ok(String::new())
 }
 
 /// cargo-deny, built into the target folder where none is installed.
-pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
     let tools = session.workspace.target.join("tools");
     let own = tools.join("bin").join(format!("cargo-deny{}", env::consts::EXE_SUFFIX));
     let program = if works(session.command("cargo-deny").arg("--version")) {
@@ -61,28 +56,28 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<Outcome> {
         own
     };
     session::run(session.command(program).args(DENY_CHECKS))?;
-    Ok(passed())
+    Ok(String::new())
 }
 
 /// Fills the store the way a user would: through the command line.
-pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
     let narthex = session.build_narthex()?;
     session::run(session.command(&narthex).args(["runtime", "install", "cpu"]))?;
     for model in MODELS {
         session::run(session.command(&narthex).args(["pull", model]))?;
     }
-    Ok(Outcome::Passed(session.home.display().to_string()))
+    Ok(session.home.display().to_string())
 }
 
 /// Every unit and integration test.
-pub(crate) fn tests(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn tests(session: &Session<'_>) -> anyhow::Result<String> {
     let mut count = Count::default();
     let result = session::each_line(&mut session.cargo(&["test", "--workspace"]), |line| {
         terminal::line(line);
         count.add(line);
     });
     match result {
-        Ok(()) => Ok(Outcome::Passed(format!("test result: ok. {count}"))),
+        Ok(()) => Ok(format!("test result: ok. {count}")),
         Err(error) => bail!("{error:#} ({count})"),
     }
 }

@@ -4,10 +4,7 @@ use std::{env, process::Command};
 
 use anyhow::bail;
 
-use crate::test::{
-    Outcome,
-    session::{Session, works},
-};
+use crate::test::session::{Session, works};
 
 /// A Python and its first arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +38,7 @@ fn candidates(chosen: Option<String>) -> Vec<Python> {
 }
 
 /// Looks for every program and names all that are missing at once.
-pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<Outcome> {
+pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
     let mut missing = Vec::new();
     for (component, command) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
         if !works(&mut session.cargo(&[command, "--version"])) {
@@ -66,7 +63,7 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<Outcome> {
     if !missing.is_empty() {
         bail!("something is missing\n  {}", missing.join("\n  "));
     }
-    Ok(Outcome::Passed(format!("the store is {}", session.home.display())))
+    Ok(format!("the store is {}", session.home.display()))
 }
 
 #[cfg(test)]
