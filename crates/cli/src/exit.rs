@@ -50,7 +50,11 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let hint = gateway.and_then(Error::hint).or_else(|| serve.and_then(ServeError::hint));
     let mut stderr = io::stderr().lock();
     // Where even standard error is closed there is nobody left to tell.
-    let _ = writeln!(stderr, "error: {error:#}");
+    let _ = match gateway.is_some() || serve.is_some() {
+        // Our own errors name their causes themselves.
+        true => writeln!(stderr, "error: {error}"),
+        false => writeln!(stderr, "error: {error:#}"),
+    };
     if let Some(hint) = hint {
         let _ = writeln!(stderr, "hint: {hint}");
     }

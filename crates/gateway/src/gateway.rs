@@ -192,7 +192,8 @@ impl Gateway {
 
     /// Writes this server's record for `ps`.
     pub fn announce(&self, address: &str) -> Result<Announced, Error> {
-        let record = Announcement::start(&self.inner.run_folder(), address)?;
+        let mut record = Announcement::start(&self.inner.run_folder(), address)?;
+        record.update(self.inner.residents.status());
         let slot = self.inner.announced.clone();
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
         let (weak, watched) = (Arc::downgrade(&self.inner), slot.clone());

