@@ -6,6 +6,7 @@ use axum::{
     http::StatusCode,
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::error::ApiError;
 
@@ -29,27 +30,28 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Reads a body; an error names the field, and the position where the JSON itself is wrong.
+/// Reads a body; an error names the field, or the position where the JSON itself is wrong.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}"))
+    })?;
+    read(&value)
+}
+
+/// Reads a part of a body. Parts that share one object are read one by one, since a flattened part has no path.
+pub(crate) fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
-        if inner.is_data() && path != "." {
-            return ApiError::bad_request(path.clone(), format!("{path}: {inner}"));
-        }
         match missing_field(&inner.to_string()) {
             Some(field) => ApiError::bad_request(field.clone(), format!("{field} is required")),
-            None => ApiError::plain(
-                StatusCode::BAD_REQUEST,
-                format!("the body is not the expected JSON: {inner}"),
-            ),
+            None if path != "." => ApiError::bad_request(path.clone(), format!("{path}: {inner}")),
+            None => {
+                let message = format!("the body is not the expected JSON: {inner}");
+                ApiError::plain(StatusCode::BAD_REQUEST, message)
+            }
         }
-    })?;
-    deserializer.end().map_err(|error| {
-        ApiError::plain(StatusCode::BAD_REQUEST, format!("the body goes on after its JSON: {error}"))
-    })?;
-    Ok(value)
+    })
 }
 
 fn missing_field(message: &str) -> Option<String> {
@@ -82,7 +84,8 @@ mod tests {
         check(r#"{"model": "m", "n": -1}"#, Some("n"), "-1");
         check(r#"{"model": 3}"#, Some("model"), "string");
         check(r#"{"model": "m""#, None, "line 1");
-        check(r#"{"model": "m"} x"#, None, "goes on");
+        check(r#"{"model": "m"} x"#, None, "trailing");
+        check("[]", None, "expected");
         parse::<Sample>(br#"{"model": "m", "unknown": 1}"#).unwrap();
     }
 }

@@ -1,7 +1,5 @@
 //! `POST /v1/chat/completions`.
 
-use std::collections::BTreeMap;
-
 use axum::{
     Json,
     extract::State,
@@ -12,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    body::Body,
+    body::{Body, read},
     finish_reason, fresh_id, now,
     options::{Sampling, StreamOptions, refuse_unsupported},
     stream::{self, Chunks},
@@ -33,14 +31,10 @@ const REFUSED: &[&str] =
 pub(crate) struct Request {
     model: String,
     messages: Vec<WireMessage>,
-    #[serde(flatten)]
-    sampling: Sampling,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
     tool_choice: Option<Value>,
     response_format: Option<Value>,
-    #[serde(flatten)]
-    rest: BTreeMap<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -68,7 +62,6 @@ struct Part {
 
 impl Request {
     fn check(&self) -> Result<(), ApiError> {
-        refuse_unsupported(&self.rest, REFUSED)?;
         if self.tool_choice.as_ref().is_some_and(|choice| !choice.is_null() && choice != "none") {
             return Err(ApiError::unsupported("tool_choice"));
         }
@@ -117,13 +110,12 @@ impl WireMessage {
 }
 
 /// Answers a conversation.
-pub(crate) async fn create(
-    State(app): State<App>,
-    Body(request): Body<Request>,
-) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+    let (request, sampling): (Request, Sampling) = (read(&body)?, read(&body)?);
+    refuse_unsupported(&body, REFUSED)?;
     request.check()?;
-    let options = request.sampling.options(request.top_logprobs()?)?;
-    let (n, streaming) = (options.n, request.sampling.streaming());
+    let options = sampling.options(request.top_logprobs()?)?;
+    let (n, streaming) = (options.n, sampling.streaming());
     let chat = ChatRequest { messages: request.messages()?, options };
     let (sink, events) = sink::channel();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());

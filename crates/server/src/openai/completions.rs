@@ -1,7 +1,5 @@
 //! `POST /v1/completions`.
 
-use std::collections::BTreeMap;
-
 use axum::{
     Json,
     extract::State,
@@ -12,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    body::Body,
+    body::{Body, read},
     finish_reason, fresh_id, now,
     options::{Sampling, StreamOptions, refuse_unsupported},
     stream::{self, Chunks},
@@ -38,13 +36,9 @@ const MAX_PROMPTS: usize = 64;
 pub(crate) struct Request {
     model: String,
     prompt: Prompts,
-    #[serde(flatten)]
-    sampling: Sampling,
     logprobs: Option<usize>,
     echo: Option<bool>,
     best_of: Option<usize>,
-    #[serde(flatten)]
-    rest: BTreeMap<String, Value>,
 }
 
 /// Every form that `prompt` may have.
@@ -69,20 +63,18 @@ impl Prompts {
 }
 
 /// Completes one or several prompts.
-pub(crate) async fn create(
-    State(app): State<App>,
-    Body(request): Body<Request>,
-) -> Result<Response, ApiError> {
-    refuse_unsupported(&request.rest, &["suffix"])?;
+pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+    let (request, sampling): (Request, Sampling) = (read(&body)?, read(&body)?);
+    refuse_unsupported(&body, &["suffix"])?;
     if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
         return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
     }
-    let mut options = request.sampling.options(request.logprobs)?;
+    let mut options = sampling.options(request.logprobs)?;
     options.max_tokens.get_or_insert(DEFAULT_TOKENS);
     if request.best_of.is_some_and(|best| best != options.n) {
         return Err(ApiError::unsupported("best_of"));
     }
-    let (n, streaming) = (options.n, request.sampling.streaming());
+    let (n, streaming) = (options.n, sampling.streaming());
     let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
     let prompts = request.prompt.list();
     if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {

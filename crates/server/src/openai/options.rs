@@ -89,13 +89,13 @@ impl Sampling {
 }
 
 /// Refuses fields that would change the answer and that this version ignores.
-pub(crate) fn refuse_unsupported(rest: &BTreeMap<String, Value>, refused: &[&str]) -> Result<(), ApiError> {
+pub(crate) fn refuse_unsupported(body: &Value, refused: &[&str]) -> Result<(), ApiError> {
     let asks = |value: &Value| match value {
         Value::Null | Value::Bool(false) => false,
         Value::Array(items) => !items.is_empty(),
         _ => true,
     };
-    match refused.iter().find(|name| rest.get(**name).is_some_and(asks)) {
+    match refused.iter().find(|name| body.get(**name).is_some_and(asks)) {
         Some(name) => Err(ApiError::unsupported(name)),
         None => Ok(()),
     }

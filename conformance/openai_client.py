@@ -1,0 +1,173 @@
+"""OpenAI's own Python client against a live Narthex server.
+
+    python openai_client.py http://127.0.0.1:8000/v1      # needs: pip install openai==3.52.0
+
+Prints a line per check and a count; exits 1 where one failed. Needs the models smollm2:135m and all-minilm-l6-v2.
+"""
+import math
+import sys
+import traceback
+
+import openai
+
+CHAT, EMBEDDING = "smollm2:135m", "all-minilm-l6-v2"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def ask(**changes):
+    request = {"model": CHAT, "messages": QUESTION, "max_tokens": 16, "temperature": 0} | changes
+    return client.chat.completions.create(**request)
+
+
+def refused(kind, param, call):
+    try:
+        call()
+    except kind as error:
+        assert error.body["message"], error.body
+        assert param is None or error.body["param"] == param, error.body
+        return
+    raise AssertionError(f"expected {kind.__name__}")
+
+
+@check
+def chat_answers_and_counts():
+    answer = ask()
+    choice, usage = answer.choices[0], answer.usage
+    assert "Paris" in choice.message.content and choice.message.role == "assistant", answer
+    assert choice.finish_reason == "stop" and answer.object == "chat.completion"
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens and usage.completion_tokens <= 16
+
+
+@check
+def a_stream_is_the_same_answer_in_pieces():
+    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == ask().choices[0].message.content, text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 0
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+@check
+def length_ends_an_answer():
+    answer = ask(max_tokens=3)
+    assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 3
+    assert ask(max_tokens=openai.omit, max_completion_tokens=2).usage.completion_tokens == 2
+
+
+@check
+def stop_strings_end_an_answer():
+    answer = ask(stop=["Paris"]).choices[0]
+    assert answer.finish_reason == "stop" and "Paris" not in answer.message.content and answer.message.content
+
+
+@check
+def several_choices_and_seeds():
+    sample = dict(n=3, temperature=1.0, seed=11, max_tokens=12)
+    first, again = ask(**sample), ask(**sample)
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert first.choices[0].message.content == again.choices[0].message.content
+    indices = {chunk.choices[0].index for chunk in ask(stream=True, **sample)}
+    assert indices == {0, 1, 2}
+
+
+@check
+def log_probabilities():
+    content = ask(logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    assert content and all(len(token.top_logprobs) == 3 and token.logprob <= 0 for token in content)
+    assert all(token.token == token.top_logprobs[0].token for token in content)
+    assert bytes(byte for token in content for byte in token.bytes).decode().startswith("The capital")
+
+
+@check
+def every_role_and_form_of_content():
+    parts = [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}]
+    assert "Paris" in ask(messages=[{"role": "user", "content": parts}]).choices[0].message.content
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "You answer briefly."}, *QUESTION]
+        assert ask(messages=messages).choices[0].message.content
+    history = [*QUESTION, {"role": "assistant", "content": None}, {"role": "tool", "content": "Paris", "tool_call_id": "a"}]
+    assert ask(messages=[*history, *QUESTION]).usage.prompt_tokens > 0
+
+
+@check
+def text_completions():
+    request = dict(model=CHAT, prompt="The capital of France is", max_tokens=4, temperature=0)
+    plain = client.completions.create(**request)
+    echoed = client.completions.create(**request, echo=True, logprobs=2)
+    assert echoed.choices[0].text == request["prompt"] + plain.choices[0].text
+    logprobs = echoed.choices[0].logprobs
+    assert "".join(logprobs.tokens) == echoed.choices[0].text and logprobs.token_logprobs[0] is None
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**request, stream=True))
+    assert streamed == plain.choices[0].text
+    two = client.completions.create(**request | {"prompt": ["One", "Two"]})
+    assert [choice.index for choice in two.choices] == [0, 1]
+
+
+@check
+def embeddings_in_every_form():
+    texts = ["a cat", "a kitten", "a treaty"]
+    coded = client.embeddings.create(model=EMBEDDING, input=texts)
+    vectors = [item.embedding for item in coded.data]
+    plain = client.embeddings.create(model=EMBEDDING, input=texts, encoding_format="float").data
+    assert all(math.isclose(a, b, abs_tol=1e-6) for x, y in zip(vectors, plain) for a, b in zip(x, y.embedding))
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))
+    assert len(vectors[0]) == 384 and abs(dot(vectors[0], vectors[0]) - 1) < 1e-3
+    assert dot(vectors[0], vectors[1]) > dot(vectors[0], vectors[2]) + 0.2
+    short = client.embeddings.create(model=EMBEDDING, input="a cat", dimensions=64).data[0].embedding
+    assert len(short) == 64 and abs(dot(short, short) - 1) < 1e-3
+    assert client.embeddings.create(model=EMBEDDING, input=[[101, 1037, 4937, 102]]).usage.prompt_tokens == 4
+    refused(openai.BadRequestError, "input", lambda: client.embeddings.create(model=EMBEDDING, input="word " * 900))
+    cut = client.embeddings.create(model=EMBEDDING, input="word " * 900, extra_body={"truncate": True})
+    assert cut.usage.prompt_tokens == 256
+
+
+@check
+def models_are_listed():
+    names = [model.id for model in client.models.list()]
+    assert CHAT in names and EMBEDDING in names, names
+    assert client.models.retrieve(CHAT).id == CHAT
+    refused(openai.NotFoundError, None, lambda: client.models.retrieve("nope"))
+
+
+@check
+def what_is_wrong_is_named():
+    bad = openai.BadRequestError
+    refused(openai.NotFoundError, "model", lambda: ask(model="nope"))
+    refused(bad, "temperature", lambda: ask(temperature=3))
+    refused(bad, "max_tokens", lambda: ask(max_tokens=-1))
+    refused(bad, "messages", lambda: ask(messages=[]))
+    refused(bad, "messages", lambda: ask(messages=[{"role": "user", "content": "word " * 9000}]))
+    refused(bad, "tools", lambda: ask(tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]))
+    refused(bad, "response_format", lambda: ask(response_format={"type": "json_object"}))
+    refused(bad, "model", lambda: ask(model=EMBEDDING))
+    refused(bad, "model", lambda: client.embeddings.create(model=CHAT, input="x"))
+    image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+    refused(bad, "messages[0].content[0]", lambda: ask(messages=[{"role": "user", "content": image}]))
+
+
+def main():
+    failed = 0
+    for function in CHECKS:
+        name = function.__name__.replace("_", " ")
+        try:
+            function()
+            print("ok    ", name)
+        except Exception:
+            failed += 1
+            print("FAILED", name)
+            traceback.print_exc()
+    print(f"{len(CHECKS) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
