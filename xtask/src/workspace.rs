@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-/// The workspace that this program was built from.
+/// The workspace that this program belongs to.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     /// The folder of the workspace's `Cargo.toml`.
@@ -74,10 +74,14 @@ struct MetadataDependency {
 
 impl Workspace {
     /// Asks Cargo about the workspace that this crate belongs to.
+    ///
+    /// Cargo says at run time where that is. The place of the build is the second choice only: checkouts that share a
+    /// target folder share this program too.
     pub(crate) fn read() -> anyhow::Result<Self> {
+        let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let output = Command::new(cargo())
             .args(["metadata", "--no-deps", "--format-version", "1"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .current_dir(here)
             .output()
             .context("cargo cannot be started")?;
         if !output.status.success() {
