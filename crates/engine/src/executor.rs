@@ -24,6 +24,14 @@ pub struct Limits {
     pub kv: KvLimits,
 }
 
+impl Limits {
+    /// The most tokens that one sequence can have, prompt and answer together: the context, or what the KV budget
+    /// holds when the sequence has it alone. The newest token needs no place in the cache, hence one more.
+    pub fn longest(&self) -> usize {
+        self.context.min(self.kv.tokens_alone(self.context).saturating_add(1))
+    }
+}
+
 /// The arithmetic of KV memory: every occupied row of the cache reserves the same capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
@@ -38,7 +46,14 @@ pub struct KvLimits {
 impl KvLimits {
     /// The capacity that a row needs for `tokens` tokens: the next multiple of `step`, at most `context`.
     pub fn capacity_for(&self, tokens: usize, context: usize) -> usize {
-        tokens.max(1).div_ceil(self.step).saturating_mul(self.step).min(context)
+        let step = self.step.max(1);
+        tokens.max(1).div_ceil(step).saturating_mul(step).min(context)
+    }
+
+    /// The most tokens that a row may hold when it is the only one.
+    pub fn tokens_alone(&self, context: usize) -> usize {
+        let tokens = self.budget.checked_div(self.bytes_per_token).unwrap_or(context);
+        if tokens >= context { context } else { tokens - tokens % self.step.max(1) }
     }
 
     /// Bytes of `rows` rows of `capacity` tokens.
@@ -137,6 +152,16 @@ impl<'a> Logits<'a> {
         Self { data, vocab }
     }
 
+    /// Width of a row.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// `count` rows from row `from` on.
+    pub fn part(&self, from: usize, count: usize) -> Self {
+        Self { data: &self.data[from * self.vocab..(from + count) * self.vocab], vocab: self.vocab }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.data.len() / self.vocab
@@ -185,10 +210,61 @@ pub trait Executor: Send {
     /// What it can do.
     fn limits(&self) -> &Limits;
 
-    /// Runs one step; afterwards each span's slot holds `at + tokens.len()` tokens. After an error the slots named in
-    /// the plan hold nothing that may be relied on beyond their `at`.
+    /// Runs one step; afterwards each span's slot holds `at + tokens.len()` tokens.
+    ///
+    /// # Errors
+    /// Whatever the error, the slots named in the plan still hold their first `at` tokens and nothing beyond them that
+    /// may be relied on; the caller truncates them to `at` or less before it names them again.
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError>;
 
-    /// Keeps only the first `len` tokens of a slot; 0 gives its memory back.
+    /// Keeps only the first `len` tokens of a slot, which holds at least as many; 0 gives its memory back.
+    ///
+    /// # Errors
+    /// [`StepError::CannotRewind`] leaves the slot as it was; a device that cannot rewind can still empty a slot.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacity_grows_in_steps_up_to_the_context() {
+        let kv = KvLimits { bytes_per_token: 10, step: 8, budget: 0 };
+        let check = |tokens, expect| assert_eq!(kv.capacity_for(tokens, 20), expect, "{tokens}");
+        check(0, 8);
+        check(8, 8);
+        check(9, 16);
+        check(17, 20);
+    }
+
+    #[test]
+    fn the_longest_sequence_is_the_context_or_what_the_budget_holds() {
+        let check = |bytes_per_token, budget, expect| {
+            let kv = KvLimits { bytes_per_token, step: 8, budget };
+            let limits = Limits { slots: 1, context: 20, chunk: 4, batch: 1, vocab: 2, kv };
+            assert_eq!(limits.longest(), expect, "{budget}");
+            let alone = kv.tokens_alone(20);
+            assert!(alone == 0 || kv.bytes(1, kv.capacity_for(alone, 20)) <= budget);
+        };
+        check(10, 1000, 20);
+        check(10, 200, 20);
+        check(10, 199, 17);
+        check(10, 159, 9);
+        check(10, 79, 1);
+        check(0, 0, 20);
+    }
+
+    #[test]
+    fn rows_of_all_spans_are_counted() {
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), 0, &[1, 2, 3], Wanted::All);
+        plan.push(SlotId(1), 4, &[4, 5], Wanted::Nothing);
+        plan.push(SlotId(2), 0, &[6], Wanted::Last);
+        assert_eq!(plan.logits_rows(), 4);
+        assert_eq!(plan.tokens_of(&plan.spans[1]), [4, 5]);
+        let data = [0.0, 0.1, 1.0, 1.1, 2.0, 2.1];
+        let logits = Logits::new(&data, 2);
+        assert_eq!((logits.rows(), logits.part(1, 2).row(1)), (3, &data[4..]));
+    }
 }

@@ -2,64 +2,226 @@
 
 use narthex_spec::SlotId;
 
-use crate::{kv::SlotState, worker::EngineStats};
+use crate::{config::EngineStats, kv::SlotState};
 
 /// A copy of the engine's state.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    slots: Vec<SlotState>,
-    /// Number, slot, cached tokens and all tokens of each running sequence.
-    running: Vec<(u64, Option<SlotId>, usize, usize)>,
-    queue: Vec<u64>,
-    stats: EngineStats,
+    pub(crate) slots: Vec<SlotState>,
+    pub(crate) running: Vec<Running>,
+    /// Numbers of the waiting sequences, first to last.
+    pub(crate) queue: Vec<u64>,
+    pub(crate) max_running: usize,
+    pub(crate) submitted: u64,
+    pub(crate) finished: u64,
+    pub(crate) stats: EngineStats,
+}
+
+/// A running sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) number: u64,
+    pub(crate) slot: Option<SlotId>,
+    pub(crate) cached: usize,
+    pub(crate) tokens: usize,
+    pub(crate) footprint: usize,
+}
+
+/// A rule that does not hold.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Broken {
+    /// A running sequence has no slot that is its alone.
+    #[error("sequence {number} runs in slot {slot:?}, which is not its alone")]
+    Slot {
+        /// The sequence.
+        number: u64,
+        /// Its slot.
+        slot: Option<SlotId>,
+    },
+    /// A slot is held, but by nobody.
+    #[error("slot {slot} is held, but no sequence runs in it")]
+    Leaked {
+        /// The slot.
+        slot: usize,
+    },
+    /// A sequence and its slot disagree, or it has nothing to run.
+    #[error("sequence {number} has {cached} of {tokens} tokens in its slot, which is {state:?}")]
+    Length {
+        /// The sequence.
+        number: u64,
+        /// Its tokens that are in the cache, by its own count.
+        cached: usize,
+        /// All its tokens.
+        tokens: usize,
+        /// The slot.
+        state: SlotState,
+    },
+    /// The executor holds something else than the engine believes.
+    #[error("slot {slot} should hold {expected} tokens, the executor holds {found}")]
+    Executor {
+        /// The slot.
+        slot: usize,
+        /// Tokens by the engine's books.
+        expected: usize,
+        /// Tokens in the executor.
+        found: usize,
+    },
+    /// Sequences are out of the order in which they came, or one is in two places.
+    #[error("sequences run and wait in this order: {numbers:?}")]
+    Order {
+        /// Running ones, then waiting ones.
+        numbers: Vec<u64>,
+    },
+    /// More run than may.
+    #[error("{running} sequences run, {most} may")]
+    Crowd {
+        /// Running sequences.
+        running: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// A sequence was lost, or ended twice.
+    #[error("{submitted} sequences were submitted, {finished} ended, {present} are here")]
+    Lost {
+        /// Submitted so far.
+        submitted: u64,
+        /// Ended so far.
+        finished: u64,
+        /// Running and waiting.
+        present: usize,
+    },
+    /// The cache takes more than it may.
+    #[error("the cache takes {used} bytes of {budget}")]
+    Budget {
+        /// Bytes in use.
+        used: usize,
+        /// Bytes that may be.
+        budget: usize,
+    },
 }
 
 impl Snapshot {
-    pub(crate) fn new(
-        slots: Vec<SlotState>,
-        running: Vec<(u64, Option<SlotId>, usize, usize)>,
-        queue: Vec<u64>,
-        stats: EngineStats,
-    ) -> Self {
-        Self { slots, running, queue, stats }
-    }
-
-    /// Tokens that each slot holds.
-    pub fn lengths(&self) -> Vec<usize> {
-        self.slots.iter().map(SlotState::length).collect()
-    }
-
-    /// Gives the first rule that is broken.
-    pub fn check(&self) -> Result<(), String> {
-        let mut held = vec![false; self.slots.len()];
-        for &(number, slot, cached, tokens) in &self.running {
-            let slot = slot.ok_or(format!("sequence {number} runs without a slot"))?;
-            let state =
-                self.slots.get(slot.index()).ok_or(format!("sequence {number} holds no slot of ours"))?;
-            if std::mem::replace(&mut held[slot.index()], true) {
-                return Err(format!("slot {} is held twice", slot.0));
-            }
-            if *state != (SlotState::Held { length: cached }) {
-                return Err(format!("sequence {number} has {cached} tokens cached, its slot is {state:?}"));
-            }
-            if cached >= tokens {
-                return Err(format!("sequence {number} has nothing left to run: {cached} of {tokens}"));
-            }
+    /// Checks every rule but the one about the executor.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self) -> Result<(), Broken> {
+        self.check_slots()?;
+        let numbers: Vec<u64> =
+            self.running.iter().map(|s| s.number).chain(self.queue.iter().copied()).collect();
+        if !numbers.is_sorted_by(|a, b| a < b) {
+            return Err(Broken::Order { numbers });
         }
-        for (slot, state) in self.slots.iter().enumerate() {
-            if matches!(state, SlotState::Held { .. }) != held[slot] {
-                return Err(format!("slot {slot} is {state:?}, but held: {}", held[slot]));
-            }
+        let (running, most) = (self.running.len(), self.max_running);
+        if running > most {
+            return Err(Broken::Crowd { running, most });
         }
-        let mut numbers: Vec<u64> =
-            self.running.iter().map(|s| s.0).chain(self.queue.iter().copied()).collect();
-        numbers.sort_unstable();
-        if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(format!("a sequence is in two places: {numbers:?}"));
+        let (submitted, finished, present) = (self.submitted, self.finished, numbers.len());
+        if finished + present as u64 != submitted {
+            return Err(Broken::Lost { submitted, finished, present });
         }
-        if self.stats.kv_used_bytes > self.stats.kv_budget_bytes {
-            return Err(format!("{} KV bytes over {}", self.stats.kv_used_bytes, self.stats.kv_budget_bytes));
+        let (used, budget) = (self.stats.kv_used_bytes, self.stats.kv_budget_bytes);
+        if used > budget {
+            return Err(Broken::Budget { used, budget });
         }
         Ok(())
+    }
+
+    fn check_slots(&self) -> Result<(), Broken> {
+        let mut held = vec![false; self.slots.len()];
+        for running in &self.running {
+            let &Running { number, slot, cached, tokens, footprint } = running;
+            let state = slot.and_then(|slot| self.slots.get(slot.index()));
+            let taken = slot.and_then(|slot| held.get_mut(slot.index()));
+            let (Some(state), Some(taken)) = (state, taken.filter(|taken| !**taken)) else {
+                return Err(Broken::Slot { number, slot });
+            };
+            *taken = true;
+            let agrees = matches!(state, SlotState::Held { length, .. } if *length == cached);
+            if !agrees || cached >= tokens || footprint < tokens {
+                return Err(Broken::Length { number, cached, tokens, state: state.clone() });
+            }
+        }
+        let leaked =
+            |(slot, state): (usize, &SlotState)| matches!(state, SlotState::Held { .. }) && !held[slot];
+        match self.slots.iter().enumerate().position(leaked) {
+            Some(slot) => Err(Broken::Leaked { slot }),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares the books with what the executor holds, slot by slot. What is in slots that were given up is unknown.
+    ///
+    /// # Errors
+    /// [`Broken::Executor`] for the first slot that differs.
+    pub fn check_executor(&self, held: &[usize]) -> Result<(), Broken> {
+        for (slot, (state, &found)) in self.slots.iter().zip(held).enumerate() {
+            let expected = state.length();
+            if expected != found && !matches!(state, SlotState::Retired { .. }) {
+                return Err(Broken::Executor { slot, expected, found });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound() -> Snapshot {
+        let running = |number, slot, cached| Running {
+            number,
+            slot: Some(SlotId(slot)),
+            cached,
+            tokens: cached + 1,
+            footprint: cached + 2,
+        };
+        Snapshot {
+            slots: vec![
+                SlotState::Held { length: 4, reserved: 6 },
+                SlotState::Idle { tokens: vec![1, 2], released: 3, prompt_end: None },
+                SlotState::Held { length: 0, reserved: 2 },
+            ],
+            running: vec![running(2, 0, 4), running(5, 2, 0)],
+            queue: vec![6, 9],
+            max_running: 2,
+            submitted: 10,
+            finished: 6,
+            stats: EngineStats { kv_used_bytes: 9, kv_budget_bytes: 9, ..EngineStats::default() },
+        }
+    }
+
+    #[test]
+    fn every_rule_is_seen_when_it_breaks() {
+        assert_eq!(sound().check(), Ok(()));
+        let check = |change: fn(&mut Snapshot), expect: &str| {
+            let mut snapshot = sound();
+            change(&mut snapshot);
+            let broken = snapshot.check().expect_err(expect).to_string();
+            assert!(broken.contains(expect), "{broken}");
+        };
+        check(|s| s.running[1].slot = Some(SlotId(0)), "sequence 5 runs in slot Some(SlotId(0))");
+        check(|s| s.running[1].slot = Some(SlotId(9)), "not its alone");
+        check(|s| s.running[0].slot = None, "sequence 2 runs in slot None");
+        check(|s| s.running[0].cached = 3, "sequence 2 has 3 of 5 tokens");
+        check(|s| s.running[0].tokens = 4, "sequence 2 has 4 of 4 tokens");
+        check(|s| s.running.truncate(1), "slot 2 is held");
+        check(|s| s.queue.reverse(), "[2, 5, 9, 6]");
+        check(|s| s.running[1].number = 7, "[2, 7, 6, 9]");
+        check(|s| s.queue[0] = 5, "[2, 5, 5, 9]");
+        check(|s| s.max_running = 1, "2 sequences run, 1 may");
+        check(|s| s.finished = 7, "10 sequences were submitted, 7 ended, 4 are here");
+        check(|s| s.stats.kv_used_bytes = 10, "10 bytes of 9");
+    }
+
+    #[test]
+    fn the_executor_must_agree_but_for_slots_given_up() {
+        let mut snapshot = sound();
+        assert_eq!(snapshot.check_executor(&[4, 2, 0]), Ok(()));
+        let broken = Broken::Executor { slot: 1, expected: 2, found: 3 };
+        assert_eq!(snapshot.check_executor(&[4, 3, 0]), Err(broken));
+        snapshot.slots[1] = SlotState::Retired { length: 2 };
+        assert_eq!(snapshot.check_executor(&[4, 3, 0]), Ok(()));
     }
 }

@@ -1,6 +1,12 @@
-//! What a caller hands in, and what comes back, token by token.
+//! What a caller hands in, and what comes back: a refusal or a handle, then token by token.
 
-use std::ops::ControlFlow;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use narthex_spec::TokenId;
 
@@ -10,7 +16,8 @@ use crate::executor::StepError;
 pub struct Request {
     /// Prompt tokens; at least one.
     pub prompt: Vec<TokenId>,
-    /// Tokens to generate at most; bounded by the context as well.
+    /// Tokens to generate at most; bounded by the context and the KV budget as well
+    /// ([`Limits::longest`](crate::executor::Limits::longest)). 0 runs the prompt only.
     pub max_tokens: usize,
     /// Tokens that end the sequence; they are not reported.
     pub stop: Vec<TokenId>,
@@ -18,7 +25,7 @@ pub struct Request {
     pub sampling: Sampling,
     /// Log-probabilities wanted, for generated tokens and, where [`LogProbs::prompt`], the prompt's.
     pub logprobs: Option<LogProbs>,
-    /// Receives the tokens.
+    /// Receives the tokens; one whose request is refused hears nothing.
     pub sink: Box<dyn TokenSink>,
 }
 
@@ -97,11 +104,11 @@ pub struct TokenEvent<'a> {
 pub enum Finish {
     /// A stop token.
     Stop,
-    /// `max_tokens`, or the context is full.
+    /// `max_tokens`, or the context or the KV budget is full.
     Length,
     /// The sink answered `Break`, or the handle was cancelled.
     Cancelled,
-    /// A step failed.
+    /// A step failed, its logits were not finite, or the sink panicked.
     Failed(StepError),
     /// The engine was shut down.
     ShutDown,
@@ -118,6 +125,66 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// Too many requests wait.
+    #[error("{queued} requests are waiting and the limit is {limit}; try again when some have been answered")]
+    Overloaded {
+        /// Waiting requests.
+        queued: usize,
+        /// How many may wait.
+        limit: usize,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt} tokens, but prompt and answer together may have {context}; shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Its tokens.
+        prompt: usize,
+        /// The most tokens of prompt and answer together: [`Limits::longest`](crate::executor::Limits::longest).
+        context: usize,
+    },
+    /// There is no prompt.
+    #[error("expected a prompt of at least one token, found none")]
+    Empty,
+    /// A token is outside the vocabulary.
+    #[error(
+        "expected tokens below the vocabulary size {vocab}, found {token}; use this model's own tokenizer"
+    )]
+    BadToken {
+        /// The token.
+        token: TokenId,
+        /// Entries of the vocabulary.
+        vocab: usize,
+    },
+    /// The engine takes no more requests.
+    #[error("the engine is shut down and takes no more requests")]
+    ShutDown,
+}
+
+/// A submitted sequence. Dropping it does not cancel the sequence.
+#[derive(Debug, Clone)]
+pub struct SequenceHandle {
+    cancelled: Arc<AtomicBool>,
+}
+
+impl SequenceHandle {
+    pub(crate) fn new() -> Self {
+        Self { cancelled: Arc::default() }
+    }
+
+    /// Ends the sequence before the next step; one that has ended stays as it is.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
 /// Receives a sequence's tokens on the engine's thread; must be quick and must not block.
 pub trait TokenSink: Send {
     /// A prompt token, when [`LogProbs::prompt`] was asked; all of them come before the first generated one.
@@ -128,6 +195,6 @@ pub trait TokenSink: Send {
     /// A generated token. `Break` cancels the sequence; its slot is free at the next plan.
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()>;
 
-    /// The end; called exactly once, and last.
+    /// The end; called exactly once, and last, even where another method has panicked.
     fn finish(&mut self, finish: Finish, usage: Usage);
 }

@@ -1,76 +1,84 @@
 //! One sequence from submission to its end: its tokens, how far they have run, and whom they are reported to.
+//!
+//! Knows nothing of other sequences, of budgets or of the executor.
 
 use std::{
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
 };
 
 use narthex_spec::{SlotId, TokenId};
 
 use crate::{
-    executor::{Logits, StepError},
+    executor::{Logits, StepError, Wanted},
     kv::PromptEnd,
-    request::{Finish, LogProbs, Request, TokenEvent, TokenSink, Usage},
+    request::{Finish, LogProbs, Request, SequenceHandle, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
 };
 
-/// A sequence in the engine.
+/// The most tokens that run at once while the logits of every one are wanted: a row of them is as wide as the
+/// vocabulary, and a whole prompt's would take gigabytes.
+const ALL_ROWS_CHUNK: usize = 32;
+
+/// A sequence in the engine. Whatever becomes of it, its sink hears the end once.
 pub(crate) struct Sequence {
     /// Order of submission.
     pub(crate) number: u64,
     /// Prompt and generated tokens.
     pub(crate) tokens: Vec<TokenId>,
-    /// How many of them are the prompt.
-    pub(crate) prompt: usize,
     /// How many of them are in the slot.
     pub(crate) cached: usize,
     /// The slot, while it runs.
     pub(crate) slot: Option<SlotId>,
+    /// How many tokens are the prompt.
+    prompt: usize,
     /// Tokens it may have in all.
-    pub(crate) room: usize,
+    room: usize,
     stop: Vec<TokenId>,
     sampler: Sampler,
-    pub(crate) logprobs: Option<LogProbs>,
+    logprobs: Option<LogProbs>,
     /// The distribution after the prompt.
     pub(crate) prompt_end: Option<PromptEnd>,
     /// Prompt tokens reported so far, where they are wanted.
     reported: usize,
-    pub(crate) reused: usize,
+    /// Prompt tokens that the first slot held already.
+    reused: Option<usize>,
     /// A final stop token, which is counted but not reported.
     stopped: usize,
-    cancelled: Arc<AtomicBool>,
+    handle: SequenceHandle,
     sink: Option<Box<dyn TokenSink>>,
+    /// Whether the sink panicked.
+    deaf: bool,
 }
 
 impl Sequence {
-    pub(crate) fn new(number: u64, request: Request, context: usize, cancelled: Arc<AtomicBool>) -> Self {
+    /// A sequence of at most `longest` tokens, for a prompt that has fewer.
+    pub(crate) fn new(number: u64, request: Request, longest: usize) -> (Self, SequenceHandle) {
+        let handle = SequenceHandle::new();
         let prompt = request.prompt.len();
-        let room = prompt.saturating_add(request.max_tokens).min(context);
+        let room = prompt.saturating_add(request.max_tokens).min(longest).max(prompt);
         let mut tokens = request.prompt;
         // Growing the list later would be an allocation in the middle of an answer.
-        tokens.reserve_exact(room.saturating_sub(prompt) + 1);
-        let sampler = Sampler::new(request.sampling, &tokens, room - prompt.min(room));
-        Self {
+        tokens.reserve_exact(room - prompt);
+        let sequence = Self {
             number,
             prompt,
-            tokens,
             cached: 0,
             slot: None,
             room,
             stop: request.stop,
-            sampler,
+            sampler: Sampler::new(request.sampling, &tokens, room - prompt),
+            tokens,
             logprobs: request.logprobs,
             prompt_end: None,
             reported: 0,
-            reused: 0,
+            reused: None,
             stopped: 0,
-            cancelled,
+            handle: handle.clone(),
             sink: Some(request.sink),
-        }
+            deaf: false,
+        };
+        (sequence, handle)
     }
 
     /// Tokens that must run before the next one can be chosen.
@@ -78,13 +86,29 @@ impl Sequence {
         self.tokens.len() - self.cached
     }
 
-    /// Whether only the newest generated token has to run.
-    pub(crate) fn decodes(&self) -> bool {
-        self.pending() == 1 && self.tokens.len() > self.prompt
+    /// Tokens that could run in one step.
+    pub(crate) fn demand(&self) -> usize {
+        if self.wants_prompt() { self.pending().min(ALL_ROWS_CHUNK) } else { self.pending() }
+    }
+
+    /// Tokens that the slot must have room for: those to run now, and the next one where it will run as well.
+    pub(crate) fn footprint(&self) -> usize {
+        (self.tokens.len() + 1).min(self.room.saturating_sub(1)).max(self.tokens.len())
+    }
+
+    /// Which logits a span wants that ends before token `end`.
+    pub(crate) fn wanted(&self, end: usize) -> Wanted {
+        if self.wants_prompt() {
+            Wanted::All
+        } else if end == self.tokens.len() {
+            Wanted::Last
+        } else {
+            Wanted::Nothing
+        }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+        self.handle.is_cancelled()
     }
 
     /// Whether prompt tokens still have to be reported.
@@ -92,54 +116,85 @@ impl Sequence {
         self.logprobs.is_some_and(|wanted| wanted.prompt) && self.reported < self.prompt
     }
 
-    /// Calls the sink; one that panics counts as gone.
-    fn tell(&mut self, call: impl FnOnce(&mut dyn TokenSink) -> ControlFlow<()>) -> ControlFlow<()> {
-        let Some(sink) = &mut self.sink else { return ControlFlow::Break(()) };
-        match catch_unwind(AssertUnwindSafe(|| call(sink.as_mut()))) {
-            Ok(flow) => flow,
-            Err(_) => {
-                self.sink = None;
-                ControlFlow::Break(())
+    /// How many tokens the model has answered.
+    pub(crate) fn answered(&self) -> usize {
+        self.tokens.len() - self.prompt
+    }
+
+    /// How many of the tokens from `at` to where it has run are the prompt's.
+    pub(crate) fn prompt_tokens_since(&self, at: usize) -> usize {
+        self.prompt.min(self.cached).saturating_sub(at)
+    }
+
+    /// Takes a slot that holds `cached` of its tokens already; gives how many prompt tokens need not run. Only the
+    /// first slot counts: what a sequence had to give up has to run again.
+    pub(crate) fn start(&mut self, slot: SlotId, cached: usize) -> usize {
+        self.slot = Some(slot);
+        self.cached = cached;
+        if self.reused.is_some() {
+            return 0;
+        }
+        *self.reused.insert(cached.min(self.prompt))
+    }
+
+    /// Notes that `ran` more tokens are in the slot, reports what their logits decide, and chooses the next token
+    /// where all have run. Gives the end, where this was it.
+    pub(crate) fn commit(&mut self, ran: usize, logits: Logits<'_>, scratch: &mut Scratch) -> Option<Finish> {
+        let at = self.cached;
+        self.cached += ran;
+        if self.wants_prompt() {
+            if !(0..logits.rows()).all(|row| logits.row(row).iter().all(|logit| logit.is_finite())) {
+                return Some(not_finite());
+            }
+            if self.report_prompt(at, logits, scratch).is_break() {
+                return Some(Finish::Cancelled);
             }
         }
+        if self.pending() > 0 {
+            return None;
+        }
+        let logits = logits.row(logits.rows().checked_sub(1)?);
+        if self.tokens.len() == self.prompt {
+            self.prompt_end = Some(PromptEnd { length: self.prompt, logits: logits.into() });
+        }
+        self.advance(logits, scratch)
     }
 
     /// Reports the prompt tokens that the rows of one span decide: row `i` is the distribution after token `at + i`.
-    pub(crate) fn report_prompt(
-        &mut self,
-        at: usize,
-        rows: &[&[f32]],
-        scratch: &mut Scratch,
-    ) -> ControlFlow<()> {
+    fn report_prompt(&mut self, at: usize, logits: Logits<'_>, scratch: &mut Scratch) -> ControlFlow<()> {
         let top = self.logprobs.map_or(0, |wanted| wanted.top);
         if self.reported == 0 {
-            let first = self.tokens[0];
+            let token = self.tokens[0];
             self.reported = 1;
-            self.tell(|sink| sink.prompt_token(TokenEvent { token: first, logprob: None, top: &[] }))?;
+            self.tell(|sink| sink.prompt_token(TokenEvent { token, logprob: None, top: &[] }))?;
         }
-        for (row, logits) in rows.iter().enumerate() {
+        for row in 0..logits.rows() {
             let position = at + row + 1;
+            // A sequence that made way runs its prompt again, but does not report it again.
             if position != self.reported || position >= self.prompt {
                 continue;
             }
             let token = self.tokens[position];
             self.reported += 1;
-            let (logprob, top) = log_probs(logits, token, top, scratch);
+            let (logprob, top) = log_probs(logits.row(row), token, top, scratch);
             self.tell(|sink| sink.prompt_token(TokenEvent { token, logprob: Some(logprob), top }))?;
         }
         ControlFlow::Continue(())
     }
 
-    /// Chooses the next token from its distribution and reports it; gives the end, where this was it.
-    pub(crate) fn advance(&mut self, logits: &[f32], scratch: &mut Scratch) -> Option<Finish> {
-        if self.tokens.len() == self.prompt && self.prompt_end.is_none() {
-            self.prompt_end = Some(PromptEnd { length: self.prompt, logits: logits.into() });
+    /// Begins to answer a prompt that is in the slot as a whole, with the distribution that was kept of it.
+    pub(crate) fn resume(&mut self, prompt_end: PromptEnd, scratch: &mut Scratch) -> Option<Finish> {
+        let end = self.advance(&prompt_end.logits, scratch);
+        self.prompt_end = Some(prompt_end);
+        end
+    }
+
+    /// Chooses the next token from its distribution and reports it, unless there is no room for one.
+    fn advance(&mut self, logits: &[f32], scratch: &mut Scratch) -> Option<Finish> {
+        if self.tokens.len() >= self.room {
+            return Some(Finish::Length);
         }
-        let Some(token) = self.sampler.sample(logits, scratch) else {
-            return Some(Finish::Failed(StepError::Device {
-                message: "the logits are not finite".to_owned(),
-            }));
-        };
+        let Some(token) = self.sampler.sample(logits, scratch) else { return Some(not_finite()) };
         if self.stop.contains(&token) {
             self.stopped = 1;
             return Some(Finish::Stop);
@@ -159,21 +214,120 @@ impl Sequence {
         }
     }
 
+    /// Calls the sink; one that panics hears nothing more but the end.
+    fn tell(&mut self, call: impl FnOnce(&mut dyn TokenSink) -> ControlFlow<()>) -> ControlFlow<()> {
+        let Some(sink) = self.sink.as_deref_mut() else { return ControlFlow::Break(()) };
+        catch_unwind(AssertUnwindSafe(|| call(sink))).unwrap_or_else(|_| {
+            self.deaf = true;
+            ControlFlow::Break(())
+        })
+    }
+
     /// Reports the end.
     pub(crate) fn finish(mut self, finish: Finish) {
+        self.report_end(finish);
+    }
+
+    fn report_end(&mut self, finish: Finish) {
+        let Some(mut sink) = self.sink.take() else { return };
         let usage = Usage {
             prompt_tokens: self.prompt,
-            cached_tokens: self.reused,
-            completion_tokens: self.tokens.len() - self.prompt + self.stopped,
+            cached_tokens: self.reused.unwrap_or(0),
+            completion_tokens: self.answered() + self.stopped,
         };
-        let _ = self.tell(|sink| {
-            sink.finish(finish, usage);
-            ControlFlow::Continue(())
-        });
+        let finish = if self.deaf {
+            let message = "the receiver of its tokens panicked; please report this".to_owned();
+            Finish::Failed(StepError::Device { message })
+        } else {
+            finish
+        };
+        // Nothing can be told to a sink that panics even here; dropping it is the caller's code as well.
+        let _ = catch_unwind(AssertUnwindSafe(move || sink.finish(finish, usage)));
     }
 }
 
-/// The rows of one span in a step's logits.
-pub(crate) fn rows<'a>(logits: &Logits<'a>, from: usize, count: usize) -> Vec<&'a [f32]> {
-    (from..from + count).map(|row| logits.row(row)).collect()
+impl Drop for Sequence {
+    /// A sequence that nobody ended, as after a defect of the engine itself, still has a caller who waits.
+    fn drop(&mut self) {
+        self.report_end(Finish::ShutDown);
+    }
+}
+
+fn not_finite() -> Finish {
+    Finish::Failed(StepError::Device { message: "the logits are not finite".to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::request::Sampling;
+
+    struct Ends(mpsc::Sender<Finish>);
+
+    impl TokenSink for Ends {
+        fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+            ControlFlow::Continue(())
+        }
+
+        fn finish(&mut self, finish: Finish, _: Usage) {
+            let _ = self.0.send(finish);
+        }
+    }
+
+    fn sequence(prompt: usize, max_tokens: usize, longest: usize) -> Sequence {
+        reporting(prompt, max_tokens, longest).0
+    }
+
+    fn reporting(prompt: usize, max_tokens: usize, longest: usize) -> (Sequence, mpsc::Receiver<Finish>) {
+        let (sender, ends) = mpsc::channel();
+        let request = Request {
+            prompt: vec![0; prompt],
+            max_tokens,
+            stop: vec![],
+            sampling: Sampling::greedy(),
+            logprobs: None,
+            sink: Box::new(Ends(sender)),
+        };
+        (Sequence::new(0, request, longest).0, ends)
+    }
+
+    #[test]
+    fn the_end_is_heard_once_even_where_nobody_told_it() {
+        let (sequence, ends) = reporting(1, 1, 9);
+        drop(sequence);
+        assert_eq!(ends.into_iter().collect::<Vec<_>>(), [Finish::ShutDown]);
+        let (sequence, ends) = reporting(1, 1, 9);
+        sequence.finish(Finish::Stop);
+        assert_eq!(ends.into_iter().collect::<Vec<_>>(), [Finish::Stop]);
+    }
+
+    #[test]
+    fn room_is_wanted_for_the_next_token_only_where_it_will_run() {
+        let check = |prompt, max_tokens, longest, expect| {
+            let found = sequence(prompt, max_tokens, longest).footprint();
+            assert_eq!(found, expect, "{prompt} + {max_tokens} of {longest}");
+        };
+        check(5, 9, 100, 6);
+        check(5, 2, 100, 6);
+        // The only token that is generated is never run.
+        check(5, 1, 100, 5);
+        check(5, 0, 100, 5);
+        check(5, 9, 6, 5);
+        check(5, usize::MAX, 100, 6);
+    }
+
+    #[test]
+    fn a_sequence_ends_at_its_room_and_not_before() {
+        let mut scratch = Scratch::new(2);
+        let mut s = sequence(3, 2, 100);
+        assert_eq!((s.pending(), s.wanted(2), s.wanted(3)), (3, Wanted::Nothing, Wanted::Last));
+        assert_eq!(s.start(SlotId(0), 1), 1);
+        let logits = [0.0, 1.0];
+        assert_eq!(s.commit(2, Logits::new(&logits, 2), &mut scratch), None);
+        assert_eq!((&s.tokens[..], s.pending()), (&[0, 0, 0, 1][..], 1));
+        assert_eq!(s.commit(1, Logits::new(&logits, 2), &mut scratch), Some(Finish::Length));
+        assert_eq!(s.answered(), 2);
+    }
 }

@@ -1,99 +1,26 @@
 //! The engine's thread, and the handle through which other threads use it.
+//!
+//! The thread is a thin loop around [`Core`]; nothing is decided here but who is let in and when the thread ends.
 
 use std::{
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{JoinHandle, ThreadId},
 };
-
-use narthex_spec::TokenId;
 
 use crate::{
     core::{Core, Work},
     executor::{Executor, Limits},
-    request::{Finish, Request, Usage},
+    request::{Finish, Request},
+    sequence::Sequence,
 };
 
-/// Bounds of an engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EngineConfig {
-    /// Requests that may wait; further ones are refused.
-    pub max_queue: usize,
-    /// Sequences that may run at once; at most the executor's slots.
-    pub max_running: usize,
-    /// Prompt tokens that one step may run beside the decoding sequences.
-    pub prefill_chunk: usize,
-}
-
-impl EngineConfig {
-    /// All slots in use, 64 requests waiting, prompts in chunks of up to 256 tokens.
-    pub fn for_limits(limits: &Limits) -> Self {
-        Self { max_queue: 64, max_running: limits.slots, prefill_chunk: limits.chunk.min(256) }
-    }
-}
-
-/// Why a request was refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// Too many requests wait.
-    #[error("{queued} requests are waiting, the limit is {limit}")]
-    Overloaded {
-        /// Waiting requests.
-        queued: usize,
-        /// The bound.
-        limit: usize,
-    },
-    /// The prompt leaves no room for an answer.
-    #[error("the prompt has {prompt} tokens, but the context is {context} and must hold an answer too")]
-    PromptTooLong {
-        /// Its tokens.
-        prompt: usize,
-        /// The context.
-        context: usize,
-    },
-    /// There is no prompt.
-    #[error("the prompt is empty; expected at least one token")]
-    Empty,
-    /// A token is outside the vocabulary.
-    #[error("token {token} is not below the vocabulary size {vocab}")]
-    BadToken {
-        /// The token.
-        token: TokenId,
-        /// Entries of the vocabulary.
-        vocab: usize,
-    },
-    /// The engine takes no more requests.
-    #[error("the engine is shut down")]
-    ShutDown,
-}
-
-/// Counters of an engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EngineStats {
-    /// Sequences in slots.
-    pub running: usize,
-    /// Sequences that wait for a slot.
-    pub waiting: usize,
-    /// Slots.
-    pub slots: usize,
-    /// KV bytes in use.
-    pub kv_used_bytes: usize,
-    /// KV bytes that may be in use.
-    pub kv_budget_bytes: usize,
-    /// Prompt tokens that ran.
-    pub prompt_tokens: u64,
-    /// Prompt tokens that were in a slot already.
-    pub cached_tokens: u64,
-    /// Tokens generated.
-    pub generated_tokens: u64,
-    /// Steps run.
-    pub steps: u64,
-}
+pub use crate::{
+    config::{EngineConfig, EngineStats},
+    request::{SequenceHandle, SubmitError},
+};
 
 /// What becomes of sequences when the engine is shut down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Drain {
     /// Queued and running ones finish.
     Finish,
@@ -101,24 +28,12 @@ pub enum Drain {
     Now,
 }
 
-/// A submitted sequence. Dropping it does not cancel it.
-#[derive(Debug, Clone)]
-pub struct SequenceHandle {
-    cancelled: Arc<AtomicBool>,
-}
-
-impl SequenceHandle {
-    /// Ends the sequence at the next step.
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A running engine.
+/// A running engine. Dropping it is [`Engine::shutdown`] with [`Drain::Now`].
 pub struct Engine {
     shared: Arc<Shared>,
     limits: Limits,
-    max_queue: usize,
+    config: EngineConfig,
+    thread_id: ThreadId,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -129,16 +44,15 @@ struct Shared {
 
 #[derive(Default)]
 struct Inbox {
-    requests: Vec<(Request, Arc<AtomicBool>)>,
+    arrivals: Vec<Sequence>,
     drain: Option<Drain>,
+    /// As of the last step.
     stats: EngineStats,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        // The inbox is plain data that every holder leaves whole.
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the mutexes here guard is plain data that every holder leaves whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Engine {
@@ -148,13 +62,14 @@ impl Engine {
     /// Where the system gives no thread.
     pub fn start(executor: Box<dyn Executor>, config: EngineConfig) -> std::io::Result<Self> {
         let limits = executor.limits().clone();
-        let max_queue = config.max_queue;
         let core = Core::new(executor, config);
-        let shared = Arc::new(Shared { inbox: Mutex::new(Inbox::default()), wake: Condvar::new() });
-        shared.lock().stats = core.stats();
+        let config = core.config().clone();
+        let inbox = Inbox { stats: core.stats(), ..Inbox::default() };
+        let shared = Arc::new(Shared { inbox: Mutex::new(inbox), wake: Condvar::new() });
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(core, &own))?;
-        Ok(Self { shared, limits, max_queue, thread: Mutex::new(Some(thread)) })
+        let thread_id = thread.thread().id();
+        Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
     }
 
     /// What the executor can do.
@@ -163,40 +78,49 @@ impl Engine {
     }
 
     /// Queues a request. Its sink hears from it on the engine's thread.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; the request is dropped then, and its sink hears nothing.
     pub fn submit(&self, request: Request) -> Result<SequenceHandle, SubmitError> {
         Core::check(&self.limits, &request)?;
-        let mut inbox = self.shared.lock();
+        let mut inbox = lock(&self.shared.inbox);
         if inbox.drain.is_some() {
             return Err(SubmitError::ShutDown);
         }
-        let queued = inbox.requests.len() + inbox.stats.waiting;
-        if queued >= self.max_queue {
-            return Err(SubmitError::Overloaded { queued, limit: self.max_queue });
+        // The counters are as old as the last step, but nobody is in two of them or in none.
+        let present = inbox.arrivals.len() + inbox.stats.waiting + inbox.stats.running;
+        let EngineConfig { max_queue, max_running, .. } = self.config;
+        if present >= max_queue.saturating_add(max_running) {
+            return Err(SubmitError::Overloaded { queued: present - max_running, limit: max_queue });
         }
-        let cancelled = Arc::new(AtomicBool::new(false));
-        inbox.requests.push((request, cancelled.clone()));
+        let (sequence, handle) = Sequence::new(0, request, self.limits.longest());
+        inbox.arrivals.push(sequence);
         drop(inbox);
         self.shared.wake.notify_one();
-        Ok(SequenceHandle { cancelled })
+        Ok(handle)
     }
 
     /// Counters as of the last step.
     pub fn stats(&self) -> EngineStats {
-        let inbox = self.shared.lock();
-        EngineStats { waiting: inbox.stats.waiting + inbox.requests.len(), ..inbox.stats }
+        let inbox = lock(&self.shared.inbox);
+        EngineStats { waiting: inbox.stats.waiting + inbox.arrivals.len(), ..inbox.stats }
     }
 
-    /// Takes no more requests, and returns when the thread has ended.
+    /// Takes no more requests, and returns when the thread has ended; called from a sink, and so on that thread, it
+    /// returns at once. A second call may turn [`Drain::Finish`] into [`Drain::Now`].
     pub fn shutdown(&self, drain: Drain) {
-        let mut inbox = self.shared.lock();
-        if inbox.drain != Some(Drain::Now) {
-            inbox.drain = Some(drain);
-        }
+        let mut inbox = lock(&self.shared.inbox);
+        // The more urgent one counts, whichever came first.
+        inbox.drain = inbox.drain.max(Some(drain));
         drop(inbox);
         self.shared.wake.notify_one();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            // The loop catches panics of sinks and executors; a panic of its own has been printed already.
+        if std::thread::current().id() == self.thread_id {
+            return;
+        }
+        // Whoever comes second waits here for the first, so that the thread has ended for both.
+        let mut thread = lock(&self.thread);
+        if let Some(thread) = thread.take() {
+            // The loop catches panics of sinks and executors; one of its own has been printed already.
             let _ = thread.join();
         }
     }
@@ -208,42 +132,49 @@ impl Drop for Engine {
     }
 }
 
+/// Closes the inbox when the thread ends, even by a panic: sequences that were not taken in hear of it, and further
+/// requests are refused.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut inbox = lock(&self.0.inbox);
+        inbox.drain = Some(Drain::Now);
+        (inbox.stats.running, inbox.stats.waiting) = (0, 0);
+        let left = std::mem::take(&mut inbox.arrivals);
+        // Sinks run when sequences are dropped, and may ask the engine for its counters.
+        drop(inbox);
+        drop(left);
+    }
+}
+
 /// The thread: takes requests in, steps, sleeps when there is nothing to do.
 fn run(mut core: Core, shared: &Shared) {
-    let mut idle = true;
+    let _closing = Closing(shared);
+    let mut work = Work::Idle;
     loop {
-        let drain = take_requests(&mut core, shared, idle);
-        match drain {
-            Some(Drain::Now) => break,
-            Some(Drain::Finish) if idle && core.waiting() == 0 => break,
+        match take_arrivals(&mut core, shared, work) {
+            Some(Drain::Now) => break core.finish_all(&Finish::ShutDown),
+            Some(Drain::Finish) if work == Work::Idle && core.waiting() == 0 => break,
             _ => {}
         }
-        idle = core.step() == Work::None;
-        shared.lock().stats = core.stats();
+        work = core.step();
+        lock(&shared.inbox).stats = core.stats();
         if core.is_dead() {
             break;
         }
     }
-    let mut inbox = shared.lock();
-    inbox.drain = Some(Drain::Now);
-    let left = std::mem::take(&mut inbox.requests);
-    drop(inbox);
-    core.finish_all(&Finish::ShutDown);
-    for (mut request, _) in left {
-        let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-        request.sink.finish(Finish::ShutDown, usage);
-    }
-    shared.lock().stats = core.stats();
+    lock(&shared.inbox).stats = core.stats();
 }
 
-/// Moves new requests into the core; sleeps first when there is nothing else to do.
-fn take_requests(core: &mut Core, shared: &Shared, idle: bool) -> Option<Drain> {
-    let mut inbox = shared.lock();
-    while idle && inbox.requests.is_empty() && inbox.drain.is_none() {
+/// Moves arrivals into the core; sleeps first when there is nothing else to do.
+fn take_arrivals(core: &mut Core, shared: &Shared, work: Work) -> Option<Drain> {
+    let mut inbox = lock(&shared.inbox);
+    while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
         inbox = shared.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
     }
-    for (request, cancelled) in inbox.requests.drain(..) {
-        core.submit(request, cancelled);
+    for sequence in inbox.arrivals.drain(..) {
+        core.enqueue(sequence);
     }
     inbox.stats.waiting = core.waiting();
     inbox.drain

@@ -1,17 +1,17 @@
-//! The engine over a fake executor: answers do not depend on company, chunks, prefixes, preemption or threads.
+//! The engine over a fake executor: answers do not depend on company, chunks, prefixes or preemption, and a failure is
+//! nobody's but theirs whom it hit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{collections::VecDeque, sync::Arc, sync::atomic::AtomicBool, time::Duration};
-
 use narthex_engine::{
+    config::EngineConfig,
     core::{Core, Work},
-    executor::{KvLimits, Limits, StepError},
-    request::{Finish, LogProbs, Request, Sampling},
-    worker::{Drain, Engine, EngineConfig, SubmitError},
+    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
 };
+use narthex_spec::SlotId;
 use narthex_testkit::{
-    executor::{FakeExecutor, Mishap},
+    executor::{FakeExecutor, Mishap, Watch},
     sink::{Heard, Recorder},
 };
 
@@ -31,41 +31,64 @@ fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
     }
 }
 
-fn core(limits: Limits, mishaps: impl IntoIterator<Item = Mishap>) -> Core {
-    let config = EngineConfig::for_limits(&limits);
-    let mut executor = FakeExecutor::new(limits);
-    executor.mishaps = VecDeque::from_iter(mishaps);
-    Core::new(Box::new(executor), config)
+/// An engine that is checked after every step.
+struct Bench {
+    core: Core,
+    watch: Watch,
 }
 
-fn submit(core: &mut Core, request: Request) -> Arc<AtomicBool> {
-    let cancelled = Arc::new(AtomicBool::new(false));
-    core.submit(request, cancelled.clone());
-    cancelled
-}
-
-fn drain(core: &mut Core) {
-    for _ in 0..10_000 {
-        core.snapshot().check().unwrap();
-        if core.step() == Work::None {
-            return;
-        }
+impl Bench {
+    fn new(limits: Limits) -> Self {
+        Self::with(limits, |_| ())
     }
-    panic!("the engine does not come to rest");
+
+    fn with(limits: Limits, change: impl FnOnce(&mut FakeExecutor)) -> Self {
+        let config = EngineConfig::for_limits(&limits);
+        let mut executor = FakeExecutor::new(limits);
+        change(&mut executor);
+        let watch = executor.watch();
+        Self { core: Core::new(Box::new(executor), config), watch }
+    }
+
+    fn ask(&mut self, prompt: &[u32], max_tokens: usize) -> Recorder {
+        let sink = Recorder::new();
+        self.core.submit(request(prompt, max_tokens, &sink)).unwrap();
+        sink
+    }
+
+    fn step(&mut self) -> Work {
+        let work = self.core.step();
+        let snapshot = self.core.snapshot();
+        snapshot.check().and_then(|()| snapshot.check_executor(&self.watch.lengths())).unwrap();
+        work
+    }
+
+    fn drain(&mut self) {
+        let steps = (0..10_000).take_while(|_| self.step() == Work::Busy).count();
+        assert!(steps < 10_000, "the engine does not come to rest");
+    }
 }
 
 /// The answer that a prompt gets alone on a fresh engine.
 fn alone(prompt: &[u32], max_tokens: usize, sampling: Sampling) -> Vec<u32> {
-    let mut core = core(limits(1, 1 << 20), []);
+    let mut bench = Bench::new(limits(1, 1 << 20));
     let sink = Recorder::new();
-    submit(&mut core, Request { sampling, ..request(prompt, max_tokens, &sink) });
-    drain(&mut core);
+    bench.core.submit(Request { sampling, ..request(prompt, max_tokens, &sink) }).unwrap();
+    bench.drain();
     sink.heard().tokens
 }
 
-fn only_end(heard: &Heard) -> &Finish {
+fn greedy(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+    alone(prompt, max_tokens, Sampling::greedy())
+}
+
+fn end(heard: &Heard) -> (&Finish, Usage) {
     assert_eq!(heard.ends.len(), 1, "{:?}", heard.ends);
-    &heard.ends[0].0
+    (&heard.ends[0].0, heard.ends[0].1)
+}
+
+fn finish(sink: &Recorder) -> Finish {
+    end(&sink.heard()).0.clone()
 }
 
 fn prompt(number: u32, length: u32) -> Vec<u32> {
@@ -74,177 +97,275 @@ fn prompt(number: u32, length: u32) -> Vec<u32> {
 
 #[test]
 fn company_changes_no_answer() {
-    // The second budget forces sequences to make way for each other.
-    for budget in [1 << 20, 8 * 40] {
-        let mut core = core(limits(8, budget), []);
+    // The third engine runs fewer answers at once than it has; the last makes sequences make way for each other.
+    let crowded = Limits { batch: 3, ..limits(8, 1 << 20) };
+    for limits in [limits(8, 1 << 20), limits(3, 1 << 20), crowded, limits(8, 8 * 40)] {
+        let budget = limits.kv.budget;
+        let mut bench = Bench::new(limits);
         let prompts: Vec<Vec<u32>> = (0..12).map(|n| prompt(n, 1 + n * 5)).collect();
         let sampling = |n: usize| Sampling { temperature: 0.8, seed: n as u64, ..Sampling::greedy() };
         let sinks: Vec<Recorder> = prompts.iter().map(|_| Recorder::new()).collect();
         for (n, (prompt, sink)) in prompts.iter().zip(&sinks).enumerate() {
-            submit(&mut core, Request { sampling: sampling(n), ..request(prompt, 20, sink) });
-            core.step();
+            let request = Request { sampling: sampling(n), ..request(prompt, 20, sink) };
+            bench.core.submit(request).unwrap();
+            bench.step();
         }
-        drain(&mut core);
+        bench.drain();
         for (n, (prompt, sink)) in prompts.iter().zip(&sinks).enumerate() {
             let heard = sink.heard();
             assert_eq!(heard.tokens, alone(prompt, 20, sampling(n)), "sequence {n} under {budget}");
-            assert_eq!(*only_end(&heard), Finish::Length);
-            assert_eq!(heard.ends[0].1.completion_tokens, 20);
+            assert_eq!((end(&heard).0, end(&heard).1.completion_tokens), (&Finish::Length, 20));
         }
+        assert_eq!(bench.core.stats().preemptions > 0, budget == 320);
     }
+}
+
+#[test]
+fn seeds_repeat_and_differ() {
+    let warm = |seed| Sampling { temperature: 1.0, seed, ..Sampling::greedy() };
+    assert_eq!(alone(&[1, 2], 30, warm(5)), alone(&[1, 2], 30, warm(5)));
+    assert_ne!(alone(&[1, 2], 30, warm(5)), alone(&[1, 2], 30, warm(6)));
+}
+
+#[test]
+fn answers_go_on_while_a_prompt_runs_and_newcomers_join_them() {
+    let mut bench = Bench::new(limits(3, 1 << 20));
+    let first = bench.ask(&[1], 60);
+    bench.step();
+    let long = bench.ask(&prompt(2, 100), 2);
+    for step in 0..7 {
+        assert_eq!(first.heard().tokens.len(), 1 + step);
+        assert!(long.heard().tokens.is_empty());
+        bench.step();
+    }
+    // 100 tokens in chunks of 16 are done with the seventh step, beside seven tokens of the other answer.
+    assert_eq!((first.heard().tokens.len(), long.heard().tokens.len()), (8, 1));
 }
 
 #[test]
 fn a_prefix_in_a_slot_is_not_run_again() {
-    let mut core = core(limits(2, 1 << 20), []);
-    let (first, second) = (Recorder::new(), Recorder::new());
-    submit(&mut core, request(&prompt(1, 40), 4, &first));
-    drain(&mut core);
+    let mut bench = Bench::new(limits(2, 1 << 20));
+    bench.ask(&prompt(1, 40), 4);
+    bench.drain();
     let mut longer = prompt(1, 40);
     longer.extend([3, 4, 5]);
-    submit(&mut core, request(&longer, 6, &second));
-    drain(&mut core);
-    assert_eq!(second.heard().tokens, alone(&longer, 6, Sampling::greedy()));
-    assert_eq!(second.heard().ends[0].1.cached_tokens, 40);
-    assert_eq!(core.stats().cached_tokens, 40);
+    let second = bench.ask(&longer, 6);
+    bench.drain();
+    assert_eq!(second.heard().tokens, greedy(&longer, 6));
+    assert_eq!(end(&second.heard()).1, Usage { prompt_tokens: 43, cached_tokens: 40, completion_tokens: 6 });
+    // The same again: nothing of the prompt runs, because its last distribution was kept.
+    let third = bench.ask(&longer, 6);
+    bench.drain();
+    assert_eq!(third.heard().tokens, second.heard().tokens);
+    assert_eq!(end(&third.heard()).1.cached_tokens, 43);
+    let stats = bench.core.stats();
+    assert_eq!((stats.cached_tokens, stats.prompt_tokens), (83, 40 + 3));
 }
 
 #[test]
-fn the_same_prompt_again_needs_no_step_for_its_first_token() {
-    let mut core = core(limits(2, 1 << 20), []);
-    let run = |core: &mut Core| {
-        let sink = Recorder::new();
-        submit(core, request(&prompt(3, 30), 5, &sink));
-        let before = core.stats().steps;
-        drain(core);
-        (sink.heard(), core.stats().steps - before)
-    };
-    let (first, first_steps) = run(&mut core);
-    let (again, again_steps) = run(&mut core);
-    assert_eq!(again.tokens, first.tokens);
-    assert_eq!((again.ends[0].1.cached_tokens, again_steps), (30, 4));
-    assert!(first_steps > again_steps);
-    let (third, _) = run(&mut core);
-    assert_eq!((third.tokens, third.ends[0].1.cached_tokens), (first.tokens, 30));
+fn a_device_that_cannot_rewind_runs_the_prompt_again() {
+    let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
+        executor.truncate_mishaps.push_back(Mishap::Error(StepError::CannotRewind));
+    });
+    bench.ask(&prompt(1, 40), 4);
+    bench.drain();
+    let second = bench.ask(&prompt(1, 40), 4);
+    bench.drain();
+    assert_eq!(second.heard().tokens, greedy(&prompt(1, 40), 4));
+    assert_eq!(end(&second.heard()).1.cached_tokens, 0);
 }
 
 #[test]
 fn stop_tokens_end_and_are_not_reported() {
-    let answer = alone(&[1, 2], 10, Sampling::greedy());
-    let mut core = core(limits(1, 1 << 20), []);
+    let answer = greedy(&[1, 2], 10);
+    let mut bench = Bench::new(limits(1, 1 << 20));
     let sink = Recorder::new();
-    submit(&mut core, Request { stop: vec![answer[4]], ..request(&[1, 2], 10, &sink) });
-    drain(&mut core);
+    bench.core.submit(Request { stop: vec![answer[4]], ..request(&[1, 2], 10, &sink) }).unwrap();
+    bench.drain();
     let at = answer.iter().position(|token| *token == answer[4]).unwrap();
     assert_eq!(sink.heard().tokens, answer[..at]);
-    assert_eq!(sink.heard().ends[0].1.completion_tokens, at + 1);
-    assert_eq!(*only_end(&sink.heard()), Finish::Stop);
+    assert_eq!(end(&sink.heard()).1.completion_tokens, at + 1);
+    assert_eq!(finish(&sink), Finish::Stop);
 }
 
 #[test]
 fn prompt_log_probabilities_cover_every_token_once() {
-    let mut core = core(limits(2, 1 << 20), []);
-    let (warm, sink) = (Recorder::new(), Recorder::new());
-    submit(&mut core, request(&prompt(2, 50), 2, &warm));
-    drain(&mut core);
-    let logprobs = Some(LogProbs { top: 3, prompt: true });
-    submit(&mut core, Request { logprobs, ..request(&prompt(2, 50), 3, &sink) });
-    drain(&mut core);
-    let heard = sink.heard();
-    assert_eq!(heard.prompt.iter().map(|(token, _)| *token).collect::<Vec<_>>(), prompt(2, 50));
-    assert!(heard.prompt[0].1.is_none() && heard.prompt[1..].iter().all(|(_, p)| p.is_some_and(|p| p < 0.0)));
-    assert_eq!(heard.tokens, alone(&prompt(2, 50), 3, Sampling::greedy()));
-    assert!(heard.logprobs.iter().all(Option::is_some));
+    let mut bench = Bench::new(limits(2, 1 << 20));
+    bench.ask(&prompt(2, 50), 2);
+    bench.drain();
+    for max_tokens in [3, 0] {
+        let sink = Recorder::new();
+        let logprobs = Some(LogProbs { top: 3, prompt: true });
+        bench.core.submit(Request { logprobs, ..request(&prompt(2, 50), max_tokens, &sink) }).unwrap();
+        bench.drain();
+        let heard = sink.heard();
+        assert_eq!(heard.prompt.iter().map(|(token, _)| *token).collect::<Vec<_>>(), prompt(2, 50));
+        let likely = heard.prompt[1..].iter().all(|(_, logprob)| logprob.is_some_and(|p| p < 0.0));
+        assert!(heard.prompt[0].1.is_none() && likely);
+        assert_eq!(heard.tokens, greedy(&prompt(2, 50), 3)[..max_tokens]);
+        assert!(heard.logprobs.iter().all(Option::is_some));
+        let usage = Usage { prompt_tokens: 50, cached_tokens: 0, completion_tokens: max_tokens };
+        assert_eq!(end(&heard), (&Finish::Length, usage));
+    }
 }
 
 #[test]
-fn the_one_who_leaves_frees_the_slot() {
-    let mut core = core(limits(1, 1 << 20), []);
-    let (leaver, next, waiting) = (Recorder::leaving_after(2), Recorder::new(), Recorder::new());
-    submit(&mut core, request(&[1], 100, &leaver));
-    let cancelled = submit(&mut core, request(&[2], 100, &waiting));
-    submit(&mut core, request(&[3], 3, &next));
-    cancelled.store(true, std::sync::atomic::Ordering::Relaxed);
-    drain(&mut core);
-    assert_eq!(*only_end(&leaver.heard()), Finish::Cancelled);
-    assert_eq!(*only_end(&waiting.heard()), Finish::Cancelled);
-    assert_eq!(next.heard().tokens, alone(&[3], 3, Sampling::greedy()));
+fn a_cancelled_sequence_frees_its_slot_at_the_next_plan() {
+    let mut bench = Bench::new(limits(1, 1 << 20));
+    let (first, sink) = (Recorder::new(), Recorder::new());
+    let handle = bench.core.submit(request(&[1], 100, &first)).unwrap();
+    let waiting = bench.core.submit(request(&[2], 100, &sink)).unwrap();
+    let last = bench.ask(&[3], 3);
+    for _ in 0..4 {
+        bench.step();
+    }
+    handle.cancel();
+    waiting.cancel();
+    bench.step();
+    assert_eq!((finish(&first), finish(&sink)), (Finish::Cancelled, Finish::Cancelled));
+    assert_eq!((first.heard().tokens.len(), last.heard().tokens.len()), (4, 1));
+    bench.drain();
+    assert_eq!(last.heard().tokens, greedy(&[3], 3));
+}
+
+#[test]
+fn a_sink_that_leaves_frees_the_slot_and_its_tokens_are_kept() {
+    let mut bench = Bench::new(limits(1, 1 << 20));
+    let leaver = Recorder::leaving_after(2);
+    bench.core.submit(request(&[1, 5], 100, &leaver)).unwrap();
+    let next = bench.ask(&[1, 5, 7], 3);
+    bench.drain();
+    assert_eq!((finish(&leaver), leaver.heard().tokens), (Finish::Cancelled, greedy(&[1, 5], 2)));
+    assert_eq!(next.heard().tokens, greedy(&[1, 5, 7], 3));
+    assert_eq!(end(&next.heard()).1.cached_tokens, 2);
 }
 
 #[test]
 fn failures_end_those_who_took_part_and_no_others() {
-    let device = StepError::Device { message: "lost".into() };
-    for mishap in [Mishap::Error(device.clone()), Mishap::NotANumber] {
-        let mut core = core(limits(1, 1 << 20), [Mishap::None, mishap]);
-        let (hit, spared) = (Recorder::new(), Recorder::new());
-        submit(&mut core, request(&[1, 2], 9, &hit));
-        submit(&mut core, request(&[5], 4, &spared));
-        drain(&mut core);
-        assert!(matches!(only_end(&hit.heard()), Finish::Failed(StepError::Device { .. })));
-        assert_eq!(spared.heard().tokens, alone(&[5], 4, Sampling::greedy()));
-    }
-}
-
-#[test]
-fn memory_that_runs_out_is_made() {
-    let full = Mishap::Error(StepError::OutOfMemory { rows: 2, capacity: 8, wanted: 99 });
-    let mut core = core(limits(2, 1 << 20), [Mishap::None, Mishap::None, full]);
-    let sinks = [Recorder::new(), Recorder::new()];
-    sinks.iter().enumerate().for_each(|(n, sink)| drop(submit(&mut core, request(&[n as u32], 6, sink))));
-    drain(&mut core);
-    for (n, sink) in sinks.iter().enumerate() {
-        assert_eq!(sink.heard().tokens, alone(&[n as u32], 6, Sampling::greedy()));
-    }
-    // A sequence that cannot fit even alone ends where it is; one whose prompt cannot is refused.
-    let mut tight = self::core(limits(1, 24), []);
-    let (long, huge) = (Recorder::new(), Recorder::new());
-    submit(&mut tight, request(&[1], 100, &long));
-    submit(&mut tight, request(&prompt(1, 30), 1, &huge));
-    drain(&mut tight);
-    assert_eq!((only_end(&long.heard()), long.heard().tokens.len()), (&Finish::Length, 24));
-    assert!(matches!(only_end(&huge.heard()), Finish::Failed(StepError::OutOfMemory { .. })));
-}
-
-#[test]
-fn threads_refuse_drain_and_survive_panics() {
-    let limits = limits(2, 1 << 20);
-    let config = EngineConfig { max_queue: 0, ..EngineConfig::for_limits(&limits) };
-    let refusing = Engine::start(Box::new(FakeExecutor::new(limits.clone())), config).unwrap();
-    let sink = Recorder::new();
-    let check = |result: Result<_, SubmitError>, expected: &str| {
-        let error = result.map(drop).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
-    };
-    check(refusing.submit(request(&[1], 1, &sink)), "waiting");
-    check(refusing.submit(request(&[], 1, &sink)), "empty");
-    check(refusing.submit(request(&[50], 1, &sink)), "vocabulary size 50");
-    check(refusing.submit(request(&[1; 128], 1, &sink)), "context is 128");
-    refusing.shutdown(Drain::Now);
-    check(refusing.submit(request(&[1], 1, &sink)), "shut down");
-
-    let engine =
-        Engine::start(Box::new(FakeExecutor::new(limits.clone())), EngineConfig::for_limits(&limits))
-            .unwrap();
-    let sinks: Vec<Recorder> = (0..10).map(|_| Recorder::new()).collect();
-    for (n, sink) in sinks.iter().enumerate() {
-        engine.submit(request(&[n as u32], 12, sink)).unwrap();
-    }
-    engine.shutdown(Drain::Finish);
-    for (n, sink) in sinks.iter().enumerate() {
-        assert_eq!(sink.heard().tokens, alone(&[n as u32], 12, Sampling::greedy()));
-    }
-
-    let mut panicking = FakeExecutor::new(limits.clone());
-    panicking.mishaps.push_back(Mishap::Panic);
-    let engine = Engine::start(Box::new(panicking), EngineConfig::for_limits(&limits)).unwrap();
-    let sink = Recorder::new();
-    engine.submit(request(&[1], 5, &sink)).unwrap();
-    for _ in 0..1000 {
-        if !sink.heard().ends.is_empty() {
-            break;
+    let lost = StepError::Device { message: "lost".into() };
+    let not_finite = StepError::Device { message: "the logits are not finite".into() };
+    for (mishap, expected) in [(Mishap::Error(lost.clone()), lost), (Mishap::NotANumber, not_finite)] {
+        for logprobs in [None, Some(LogProbs { top: 1, prompt: true })] {
+            let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
+                executor.mishaps = [Mishap::None, mishap.clone()].into();
+            });
+            let hit = Recorder::new();
+            bench.core.submit(Request { logprobs, ..request(&prompt(4, 20), 9, &hit) }).unwrap();
+            let spared = bench.ask(&[5], 4);
+            bench.drain();
+            assert_eq!(finish(&hit), Finish::Failed(expected.clone()));
+            assert_eq!(spared.heard().tokens, greedy(&[5], 4));
         }
-        std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(matches!(only_end(&sink.heard()), Finish::Failed(_)));
-    engine.shutdown(Drain::Finish);
+}
+
+#[test]
+fn a_slot_that_cannot_be_emptied_is_given_up() {
+    let lost = StepError::Device { message: "lost".into() };
+    let spoil = |slots: usize| {
+        let lost = lost.clone();
+        Bench::with(limits(slots, 1 << 20), move |executor| {
+            executor.mishaps = [Mishap::Error(lost.clone())].into();
+            executor.truncate_mishaps = [Mishap::Error(lost)].into();
+        })
+    };
+    let mut bench = spoil(2);
+    let hit = bench.ask(&[1, 2], 9);
+    bench.drain();
+    assert_eq!(finish(&hit), Finish::Failed(lost.clone()));
+    let later: Vec<Recorder> = (0..3).map(|n| bench.ask(&[n], 4)).collect();
+    bench.drain();
+    for (n, sink) in (0..).zip(&later) {
+        assert_eq!(sink.heard().tokens, greedy(&[n], 4));
+    }
+    assert_eq!(bench.watch.lengths()[0], 1, "the slot given up is as the failure left it");
+    // With the last slot gone nobody waits for ever.
+    let mut bench = spoil(1);
+    let (hit, waiting) = (bench.ask(&[1], 9), bench.ask(&[5], 4));
+    bench.drain();
+    assert_eq!(finish(&hit), Finish::Failed(lost));
+    assert!(matches!(finish(&waiting), Finish::Failed(StepError::OutOfMemory { .. })));
+}
+
+#[test]
+fn idle_slots_are_emptied_when_the_device_runs_out_of_memory() {
+    let full = Mishap::Error(StepError::OutOfMemory { rows: 2, capacity: 8, wanted: 99 });
+    let mut bench = Bench::with(limits(3, 1 << 20), |executor| {
+        executor.mishaps = [Mishap::None, Mishap::None, full].into();
+    });
+    bench.ask(&[1, 3, 5], 1);
+    bench.ask(&[4, 6], 1);
+    bench.step();
+    assert_eq!(bench.watch.lengths(), [3, 2, 0]);
+    let sink = bench.ask(&[2], 6);
+    bench.drain();
+    assert_eq!(sink.heard().tokens, greedy(&[2], 6));
+    assert_eq!(bench.watch.lengths(), [0, 0, 6]);
+    assert_eq!(bench.core.stats().preemptions, 0);
+}
+
+/// A device whose memory holds one sequence, whatever its limits say.
+struct Narrow(FakeExecutor);
+
+impl Executor for Narrow {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+        let held = self.0.watch().lengths();
+        let named = |slot: usize| plan.spans.iter().any(|span| span.slot.index() == slot);
+        let rows = (0..held.len()).filter(|&slot| held[slot] > 0 || named(slot)).count();
+        if rows > 1 {
+            return Err(StepError::OutOfMemory { rows, capacity: 8, wanted: 99 });
+        }
+        self.0.step(plan)
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.0.truncate(slot, len)
+    }
+}
+
+#[test]
+fn a_device_with_less_memory_than_it_says_still_answers_everybody() {
+    let limits = limits(4, 1 << 20);
+    let executor = FakeExecutor::new(limits.clone());
+    let watch = executor.watch();
+    let core = Core::new(Box::new(Narrow(executor)), EngineConfig::for_limits(&limits));
+    let mut bench = Bench { core, watch };
+    let sinks: Vec<Recorder> = (0..6).map(|n| bench.ask(&prompt(n, 20), 10)).collect();
+    bench.drain();
+    for (n, sink) in (0..).zip(&sinks) {
+        assert_eq!(sink.heard().tokens, greedy(&prompt(n, 20), 10));
+    }
+    assert!(bench.core.stats().preemptions > 0);
+}
+
+#[test]
+fn the_budget_bounds_a_sequence_alone_and_in_company_alike() {
+    // 24 tokens fit, and the newest one needs no place.
+    let mut bench = Bench::new(limits(3, 24));
+    let sinks: Vec<Recorder> = (0..3).map(|n| bench.ask(&[n], 100)).collect();
+    let last = bench.ask(&prompt(1, 24), 100);
+    bench.drain();
+    for (n, sink) in (0..).zip(&sinks) {
+        assert_eq!((finish(sink), sink.heard().tokens), (Finish::Length, greedy(&[n], 24)));
+    }
+    assert_eq!(last.heard().tokens, greedy(&prompt(1, 24), 1));
+    let too_long = bench.core.submit(request(&prompt(1, 25), 1, &last)).map(drop);
+    assert_eq!(too_long, Err(SubmitError::PromptTooLong { prompt: 25, context: 25 }));
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let mut bench = Bench::new(limits(1, 1 << 20));
+    let sink = Recorder::new();
+    let mut check = |prompt: &[u32], expect| {
+        assert_eq!(bench.core.submit(request(prompt, 1, &sink)).map(drop), Err(expect));
+    };
+    check(&[], SubmitError::Empty);
+    check(&[50], SubmitError::BadToken { token: 50, vocab: 50 });
+    check(&[1; 128], SubmitError::PromptTooLong { prompt: 128, context: 128 });
+    assert!(sink.heard().ends.is_empty());
 }

@@ -1,76 +1,146 @@
-//! Ten thousand steps of seeded arrivals, departures and failures, with every invariant checked after every step.
+//! Ten thousand steps of seeded arrivals, departures and failures, with every invariant checked after every step, and
+//! every answer compared with what its request gets alone.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use narthex_engine::{
+    config::EngineConfig,
     core::{Core, Work},
     executor::{KvLimits, Limits, StepError},
-    request::{LogProbs, Request, Sampling},
+    request::{Finish, LogProbs, Request, Sampling, SequenceHandle},
     sample::SplitMix64,
-    worker::EngineConfig,
 };
 use narthex_testkit::{
-    executor::{FakeExecutor, Mishap},
+    executor::{FakeExecutor, Mishap, Watch},
     sink::Recorder,
 };
 
 const STEPS: usize = 10_000;
+const SEEDS: u64 = 8;
+
+/// Whether slots are lost on the way. What they hold is lost with them, so there is memory for all of them then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Truncations {
+    Sound,
+    Failing,
+}
 
 struct World {
     rng: SplitMix64,
     core: Core,
     limits: Limits,
-    submitted: Vec<(Recorder, Arc<AtomicBool>)>,
+    watch: Watch,
+    submitted: Vec<Submitted>,
+}
+
+struct Submitted {
+    ask: Ask,
+    echo: bool,
+    sink: Recorder,
+    handle: SequenceHandle,
+}
+
+struct Ask {
+    prompt: Vec<u32>,
+    max_tokens: usize,
+    stop: Vec<u32>,
+    seed: u64,
+}
+
+impl Ask {
+    fn request(&self, sink: Recorder, logprobs: Option<LogProbs>) -> Request {
+        Request {
+            prompt: self.prompt.clone(),
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            sampling: Sampling { temperature: 1.0, seed: self.seed, ..Sampling::greedy() },
+            logprobs,
+            sink: Box::new(sink),
+        }
+    }
+
+    /// What the request gets on an engine of its own.
+    fn alone(&self, limits: &Limits) -> (Finish, Vec<u32>) {
+        let executor = Box::new(FakeExecutor::new(limits.clone()));
+        let mut core = Core::new(executor, EngineConfig::for_limits(limits));
+        let sink = Recorder::new();
+        core.submit(self.request(sink.clone(), None)).unwrap();
+        while core.step() == Work::Busy {}
+        let heard = sink.heard();
+        (heard.ends[0].0.clone(), heard.tokens)
+    }
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, truncations: Truncations) -> Self {
         let mut rng = SplitMix64::new(seed);
-        let slots = 1 + below(&mut rng, 6);
-        let kv = KvLimits { bytes_per_token: 3, step: 8, budget: 3 * 8 * (4 + below(&mut rng, 60)) };
-        let limits =
-            Limits { slots, context: 96, chunk: 1 + below(&mut rng, 20), batch: slots, vocab: 30, kv };
+        let slots = 2 + below(&mut rng, 5);
+        let steps = match truncations {
+            Truncations::Sound => 9 + below(&mut rng, 40),
+            Truncations::Failing => slots * 96 / 8,
+        };
+        let kv = KvLimits { bytes_per_token: 3, step: 8, budget: 3 * 8 * steps };
+        let limits = Limits {
+            slots,
+            context: 96,
+            chunk: 1 + below(&mut rng, 20),
+            batch: 1 + below(&mut rng, slots),
+            vocab: 30,
+            kv,
+        };
+        let config = EngineConfig {
+            max_queue: 0,
+            max_running: 1 + below(&mut rng, slots),
+            prefill_chunk: 1 + below(&mut rng, 30),
+            step_token_budget: 1 + below(&mut rng, 40),
+        };
         let mut executor = FakeExecutor::new(limits.clone());
-        executor.mishaps = mishaps(&mut rng);
-        let core = Core::new(Box::new(executor), EngineConfig::for_limits(&limits));
-        Self { rng, core, limits, submitted: Vec::new() }
+        executor.mishaps = (0..STEPS).map(|_| mishap(&mut rng)).collect();
+        if truncations == Truncations::Failing {
+            // One slot fewer than there are, so that the engine can go on.
+            let failing = (1..slots).flat_map(|_| {
+                let sound = std::iter::repeat_n(Mishap::None, below(&mut rng, 200));
+                sound.chain([Mishap::Error(StepError::Device { message: "stuck".into() })])
+            });
+            executor.truncate_mishaps = failing.collect();
+        }
+        let watch = executor.watch();
+        Self { core: Core::new(Box::new(executor), config), rng, limits, watch, submitted: Vec::new() }
     }
 
     fn arrive(&mut self) {
-        let length = 1 + below(&mut self.rng, 60);
+        let rng = &mut self.rng;
+        let length = 1 + below(rng, 60);
         // Few distinct beginnings, so that prefixes are shared.
-        let family = below(&mut self.rng, 4) as u32;
-        let prompt = (0..length).map(|i| (family * 5 + i as u32) % 30).collect();
-        let sink = match below(&mut self.rng, 4) {
-            0 => Recorder::leaving_after(1 + below(&mut self.rng, 5)),
+        let family = below(rng, 4) as u32;
+        let sink = match below(rng, 8) {
+            0 => Recorder::leaving_after(1 + below(rng, 5)),
             _ => Recorder::new(),
         };
-        let echo = below(&mut self.rng, 5) == 0;
-        let request = Request {
-            prompt,
-            max_tokens: 1 + below(&mut self.rng, 40),
-            stop: vec![below(&mut self.rng, 30) as u32],
-            sampling: Sampling { temperature: 1.0, seed: self.rng.next_u64(), ..Sampling::greedy() },
-            logprobs: echo.then_some(LogProbs { top: 2, prompt: true }),
-            sink: Box::new(sink.clone()),
+        let ask = Ask {
+            prompt: (0..length).map(|i| (family * 5 + i as u32) % 30).collect(),
+            max_tokens: below(rng, 40),
+            stop: vec![below(rng, 30) as u32],
+            seed: rng.next_u64(),
         };
-        let cancelled = Arc::new(AtomicBool::new(false));
-        assert!(Core::check(&self.limits, &request).is_ok());
-        self.core.submit(request, cancelled.clone());
-        self.submitted.push((sink, cancelled));
+        let echo = below(rng, 5) == 0;
+        let logprobs = echo.then_some(LogProbs { top: 2, prompt: true });
+        let handle = self.core.submit(ask.request(sink.clone(), logprobs)).unwrap();
+        self.submitted.push(Submitted { ask, echo, sink, handle });
     }
 
     fn depart(&mut self) {
         if !self.submitted.is_empty() {
-            let who = below(&mut self.rng, self.submitted.len());
-            self.submitted[who].1.store(true, Ordering::Relaxed);
+            let newest = self.submitted.len() - 1;
+            self.submitted[newest - below(&mut self.rng, 8.min(newest + 1))].handle.cancel();
         }
+    }
+
+    fn step(&mut self) -> Work {
+        let work = self.core.step();
+        let snapshot = self.core.snapshot();
+        snapshot.check().and_then(|()| snapshot.check_executor(&self.watch.lengths())).unwrap();
+        work
     }
 }
 
@@ -78,42 +148,65 @@ fn below(rng: &mut SplitMix64, bound: usize) -> usize {
     (rng.next_u64() % bound as u64) as usize
 }
 
-fn mishaps(rng: &mut SplitMix64) -> VecDeque<Mishap> {
-    let memory = StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 };
-    (0..STEPS)
-        .map(|_| match below(rng, 60) {
-            0 => Mishap::Error(StepError::Device { message: "injected".into() }),
-            1 => Mishap::Error(memory.clone()),
-            2 => Mishap::NotANumber,
-            _ => Mishap::None,
-        })
-        .collect()
+fn mishap(rng: &mut SplitMix64) -> Mishap {
+    match below(rng, 150) {
+        0 => Mishap::Error(StepError::Device { message: "injected".into() }),
+        1..5 => Mishap::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 }),
+        5 => Mishap::NotANumber,
+        _ => Mishap::None,
+    }
+}
+
+/// How many requests were answered to their end, after comparing every one with what it gets alone.
+fn compare_with_alone(world: &World) -> usize {
+    let mut complete = 0;
+    for (number, submitted) in world.submitted.iter().enumerate() {
+        let heard = submitted.sink.heard();
+        assert_eq!(heard.ends.len(), 1, "sequence {number}");
+        let (finish, tokens) = submitted.ask.alone(&world.limits);
+        assert!(tokens.starts_with(&heard.tokens), "sequence {number}: {:?} of {tokens:?}", heard.tokens);
+        let echoed: Vec<u32> = heard.prompt.iter().map(|(token, _)| *token).collect();
+        assert!(submitted.ask.prompt.starts_with(&echoed), "sequence {number}: {echoed:?}");
+        let whole = matches!(heard.ends[0].0, Finish::Stop | Finish::Length);
+        if whole {
+            assert_eq!((&heard.ends[0].0, &heard.tokens), (&finish, &tokens), "sequence {number}");
+            assert_eq!(echoed.len(), if submitted.echo { submitted.ask.prompt.len() } else { 0 });
+        }
+        complete += usize::from(whole);
+    }
+    complete
+}
+
+fn simulate(seed: u64, truncations: Truncations) -> u64 {
+    let mut world = World::new(seed, truncations);
+    for _ in 0..STEPS {
+        if world.core.waiting() < 6 && below(&mut world.rng, 3) == 0 {
+            world.arrive();
+        }
+        if below(&mut world.rng, 80) == 0 {
+            world.depart();
+        }
+        world.step();
+    }
+    let left = (0..STEPS).take_while(|_| world.step() == Work::Busy).count();
+    assert!(left < STEPS, "the engine does not come to rest");
+    let (all, stats) = (world.submitted.len(), world.core.stats());
+    let complete = compare_with_alone(&world);
+    assert!(all > 200 && complete > all / 4, "{complete} of {all} were answered");
+    assert!(stats.cached_tokens > 0 && stats.generated_tokens > 1000, "{stats:?}");
+    assert!(stats.steps > STEPS as u64 / 2, "{stats:?}");
+    stats.preemptions
 }
 
 #[test]
 fn invariants_hold_for_ten_thousand_steps() {
-    for seed in 0..4 {
-        let mut world = World::new(seed);
-        for step in 0..STEPS {
-            if world.core.waiting() < 6 && below(&mut world.rng, 3) == 0 {
-                world.arrive();
-            }
-            if below(&mut world.rng, 40) == 0 {
-                world.depart();
-            }
-            world.core.step();
-            if let Err(broken) = world.core.snapshot().check() {
-                panic!("seed {seed}, step {step}: {broken}");
-            }
-        }
-        let mut left = 0;
-        while world.core.step() == Work::Some {
-            left += 1;
-            assert!(left < STEPS, "seed {seed}: the engine does not come to rest");
-        }
-        assert!(world.submitted.len() > 100, "seed {seed}: {} arrivals", world.submitted.len());
-        for (number, (sink, _)) in world.submitted.iter().enumerate() {
-            assert_eq!(sink.heard().ends.len(), 1, "seed {seed}, sequence {number}");
-        }
+    let preemptions: u64 = (0..SEEDS).map(|seed| simulate(seed, Truncations::Sound)).sum();
+    assert!(preemptions > 100, "{preemptions}");
+}
+
+#[test]
+fn invariants_hold_while_slots_are_lost() {
+    for seed in 100..100 + SEEDS / 2 {
+        simulate(seed, Truncations::Failing);
     }
 }

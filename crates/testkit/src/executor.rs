@@ -1,76 +1,169 @@
 //! An executor without a model: its logits are a hash of everything in the slot, so that any mix-up of slots, positions
 //! or tokens changes the answer. It checks its caller strictly and fails on demand.
 
-use std::collections::{HashSet, VecDeque};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use narthex_engine::executor::{Executor, Limits, Logits, StepError, StepPlan};
+use narthex_engine::executor::{Executor, Limits, Logits, Span, StepError, StepPlan};
 use narthex_spec::{SlotId, TokenId};
 
-/// What the executor does instead of the next step.
+/// What the executor does instead of the next call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mishap {
-    /// Nothing: the step runs.
+    /// Nothing: the call does what it should.
     None,
-    /// It gives this error.
+    /// It gives this error, and leaves in the slots of a failed step what nobody may rely on.
     Error(StepError),
     /// It panics.
     Panic,
-    /// It gives logits that are not numbers.
+    /// It gives logits that are not numbers. Of no effect on a truncation.
     NotANumber,
 }
 
-/// The executor.
+impl Mishap {
+    fn strike(&self) -> Result<(), StepError> {
+        match self {
+            Self::Error(error) => Err(error.clone()),
+            Self::Panic => panic!("the fake executor was told to panic"),
+            Self::None | Self::NotANumber => Ok(()),
+        }
+    }
+}
+
+/// The executor. A decoding step allocates nothing.
 pub struct FakeExecutor {
     limits: Limits,
     slots: Vec<Vec<TokenId>>,
     logits: Vec<f32>,
+    watch: Watch,
     /// What happens at the coming steps, one entry each.
     pub mishaps: VecDeque<Mishap>,
+    /// What happens at the coming truncations, one entry each.
+    pub truncate_mishaps: VecDeque<Mishap>,
+}
+
+/// A view of what an executor's slots hold, for those who gave the executor away.
+#[derive(Debug, Clone, Default)]
+pub struct Watch(Arc<Mutex<Vec<usize>>>);
+
+impl Watch {
+    /// Tokens in each slot.
+    pub fn lengths(&self) -> Vec<usize> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, slot: SlotId, length: usize) {
+        if let Some(held) = self.lock().get_mut(slot.index()) {
+            *held = length;
+        }
+    }
 }
 
 impl FakeExecutor {
     /// An executor with empty slots.
     pub fn new(limits: Limits) -> Self {
-        let slots = vec![Vec::with_capacity(limits.context); limits.slots];
-        let logits = Vec::with_capacity(limits.vocab * (limits.chunk + limits.batch));
-        Self { slots, logits, limits, mishaps: VecDeque::new() }
+        Self {
+            slots: (0..limits.slots).map(|_| Vec::with_capacity(limits.context)).collect(),
+            logits: Vec::with_capacity(limits.vocab * (limits.chunk + limits.batch)),
+            watch: Watch(Arc::new(Mutex::new(vec![0; limits.slots]))),
+            mishaps: VecDeque::new(),
+            truncate_mishaps: VecDeque::new(),
+            limits,
+        }
+    }
+
+    /// A view of the slots that stays when the executor is given away.
+    pub fn watch(&self) -> Watch {
+        self.watch.clone()
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), String> {
-        let mut seen = HashSet::new();
-        let mut single = 0;
-        for span in &plan.spans {
-            let held = self.slots.get(span.slot.index()).ok_or("no such slot")?;
-            let length = span.tokens.len();
-            if !seen.insert(span.slot) {
+        for (index, span) in plan.spans.iter().enumerate() {
+            if plan.spans[..index].iter().any(|other| other.slot == span.slot) {
                 return Err(format!("slot {} twice", span.slot.0));
             }
-            if span.at != held.len() {
-                return Err(format!(
-                    "slot {} holds {} tokens, the span begins at {}",
-                    span.slot.0,
-                    held.len(),
-                    span.at
-                ));
-            }
-            if length == 0 || length > self.limits.chunk || span.at + length > self.limits.context {
-                return Err(format!("a span of {length} at {}", span.at));
-            }
-            single += usize::from(length == 1);
+            self.check_span(plan, span)?;
         }
-        if single > self.limits.batch { Err(format!("{single} single tokens")) } else { Ok(()) }
+        let single = plan.spans.iter().filter(|span| span.tokens.len() == 1).count();
+        if single > self.limits.batch {
+            return Err(format!("{single} single tokens, {} fit", self.limits.batch));
+        }
+        self.check_memory(plan)
     }
 
-    fn row(&mut self, slot: usize) {
-        let seed = self.slots[slot].iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, &token| {
-            (hash ^ u64::from(token).wrapping_add(1)).wrapping_mul(0x0000_0100_0000_01B3)
-        });
-        let mut state = seed;
-        self.logits.extend((0..self.limits.vocab).map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1u32 << 22) as f32
-        }));
+    fn check_span(&self, plan: &StepPlan, span: &Span) -> Result<(), String> {
+        let (slot, at, length) = (span.slot.0, span.at, span.tokens.len());
+        let held = self.slots.get(span.slot.index()).ok_or_else(|| format!("no slot {slot}"))?.len();
+        if at != held {
+            return Err(format!("slot {slot} holds {held} tokens, the span begins at {at}"));
+        }
+        if length == 0 || length > self.limits.chunk || at + length > self.limits.context {
+            return Err(format!("a span of {length} at {at}"));
+        }
+        let tokens = plan.tokens.get(span.tokens.clone()).ok_or("a span outside the plan's tokens")?;
+        match tokens.iter().find(|&&token| token as usize >= self.limits.vocab) {
+            Some(token) => Err(format!("token {token} is not in the vocabulary")),
+            None => Ok(()),
+        }
     }
+
+    /// Keeping within the budget is the caller's business, and this is where a mistake of its books shows.
+    fn check_memory(&self, plan: &StepPlan) -> Result<(), String> {
+        let (mut rows, mut longest) = (0, 0);
+        for (slot, held) in self.slots.iter().enumerate() {
+            let span = plan.spans.iter().find(|span| span.slot.index() == slot);
+            let length = held.len() + span.map_or(0, |span| span.tokens.len());
+            rows += usize::from(length > 0);
+            longest = longest.max(length);
+        }
+        let kv = &self.limits.kv;
+        let bytes = kv.bytes(rows, kv.capacity_for(longest, self.limits.context));
+        if bytes > kv.budget { Err(format!("{bytes} KV bytes, {} fit", kv.budget)) } else { Ok(()) }
+    }
+
+    fn run(&mut self, plan: &StepPlan, span: &Span) {
+        let skipped = span.tokens.len() - span.logits.rows(span.tokens.len());
+        let slot = &mut self.slots[span.slot.index()];
+        for (index, &token) in plan.tokens_of(span).iter().enumerate() {
+            slot.push(token);
+            if index >= skipped {
+                self.logits.extend(noise(hash(slot)).take(self.limits.vocab).map(|x| 4.0 * x));
+            }
+        }
+        self.watch.set(span.slot, slot.len());
+    }
+
+    /// What a failed step leaves: a slot with more in it than before.
+    fn soil(&mut self, plan: &StepPlan) {
+        if let Some(span) = plan.spans.first() {
+            let slot = &mut self.slots[span.slot.index()];
+            slot.push(0);
+            self.watch.set(span.slot, slot.len());
+        }
+    }
+}
+
+/// FNV-1a over tokens (Fowler, Noll and Vo 1991).
+pub(crate) fn hash(tokens: &[TokenId]) -> u64 {
+    tokens.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &token| {
+        (hash ^ u64::from(token).wrapping_add(1)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
+}
+
+/// Numbers from 0 to 1 (Knuth's linear congruential generator of 64 bits).
+pub(crate) fn noise(seed: u64) -> impl Iterator<Item = f32> {
+    let next = |state: &mut u64| {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Some((*state >> 40) as f32 / (1u32 << 24) as f32)
+    };
+    let mut state = seed;
+    std::iter::from_fn(move || next(&mut state))
 }
 
 impl Executor for FakeExecutor {
@@ -81,21 +174,13 @@ impl Executor for FakeExecutor {
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
         self.check(plan).map_err(|reason| StepError::BadPlan { reason })?;
         let mishap = self.mishaps.pop_front().unwrap_or(Mishap::None);
-        match &mishap {
-            Mishap::Error(error) => return Err(error.clone()),
-            Mishap::Panic => panic!("the fake executor was told to panic"),
-            Mishap::None | Mishap::NotANumber => {}
+        if let Err(error) = mishap.strike() {
+            self.soil(plan);
+            return Err(error);
         }
         self.logits.clear();
         for span in &plan.spans {
-            let slot = span.slot.index();
-            let skipped = span.tokens.len() - span.logits.rows(span.tokens.len());
-            for (index, &token) in plan.tokens_of(span).iter().enumerate() {
-                self.slots[slot].push(token);
-                if index >= skipped {
-                    self.row(slot);
-                }
-            }
+            self.run(plan, span);
         }
         if mishap == Mishap::NotANumber {
             self.logits.fill(f32::NAN);
@@ -104,13 +189,80 @@ impl Executor for FakeExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        let held = &mut self.slots[slot.index()];
+        let bad = |reason: String| StepError::BadPlan { reason };
+        let held = self.slots.get_mut(slot.index()).ok_or_else(|| bad(format!("no slot {}", slot.0)))?;
         if len > held.len() {
-            return Err(StepError::BadPlan {
-                reason: format!("slot {} holds only {} tokens", slot.0, held.len()),
-            });
+            return Err(bad(format!("slot {} holds only {} tokens", slot.0, held.len())));
         }
+        self.truncate_mishaps.pop_front().unwrap_or(Mishap::None).strike()?;
         held.truncate(len);
+        self.watch.set(slot, len);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_engine::executor::{KvLimits, Wanted};
+
+    use super::*;
+
+    fn executor() -> FakeExecutor {
+        let kv = KvLimits { bytes_per_token: 1, step: 4, budget: 16 };
+        FakeExecutor::new(Limits { slots: 3, context: 12, chunk: 5, batch: 2, vocab: 6, kv })
+    }
+
+    fn plan(spans: &[(u32, usize, &[TokenId])]) -> StepPlan {
+        let mut plan = StepPlan::default();
+        spans.iter().for_each(|&(slot, at, tokens)| plan.push(SlotId(slot), at, tokens, Wanted::Last));
+        plan
+    }
+
+    fn last_row(executor: &mut FakeExecutor, spans: &[(u32, usize, &[TokenId])]) -> Vec<f32> {
+        let plan = plan(spans);
+        let logits = executor.step(&plan).unwrap();
+        logits.row(logits.rows() - 1).to_vec()
+    }
+
+    #[test]
+    fn logits_depend_on_all_that_is_in_the_slot_and_on_nothing_else() {
+        let whole = last_row(&mut executor(), &[(0, 0, &[1, 2, 3])]);
+        let mut parts = executor();
+        last_row(&mut parts, &[(2, 0, &[1, 2])]);
+        assert_eq!(last_row(&mut parts, &[(1, 0, &[5]), (2, 2, &[3])]), whole);
+        assert_ne!(last_row(&mut executor(), &[(0, 0, &[2, 1, 3])]), whole);
+        parts.truncate(SlotId(2), 1).unwrap();
+        assert_eq!(last_row(&mut parts, &[(2, 1, &[2, 3])]), whole);
+        assert_eq!(parts.watch().lengths(), [0, 1, 3]);
+    }
+
+    #[test]
+    fn plans_that_break_the_contract_are_refused() {
+        let check = |spans: &[(u32, usize, &[TokenId])], expect: &str| {
+            let error = executor().step(&plan(spans)).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        };
+        check(&[(3, 0, &[1])], "no slot 3");
+        check(&[(0, 0, &[1]), (0, 0, &[1])], "slot 0 twice");
+        check(&[(0, 1, &[1])], "slot 0 holds 0 tokens, the span begins at 1");
+        check(&[(0, 0, &[])], "a span of 0");
+        check(&[(0, 0, &[1; 6])], "a span of 6");
+        check(&[(0, 0, &[6])], "token 6");
+        check(&[(0, 0, &[1]), (1, 0, &[1]), (2, 0, &[1])], "3 single tokens, 2 fit");
+        check(&[(0, 0, &[1; 5]), (1, 0, &[1]), (2, 0, &[1])], "24 KV bytes, 16 fit");
+    }
+
+    #[test]
+    fn mishaps_come_in_their_turn() {
+        let mut executor = executor();
+        let lost = StepError::Device { message: "lost".to_owned() };
+        executor.mishaps = [Mishap::None, Mishap::Error(lost.clone()), Mishap::NotANumber].into();
+        executor.truncate_mishaps = [Mishap::Error(StepError::CannotRewind)].into();
+        last_row(&mut executor, &[(0, 0, &[1, 2])]);
+        assert_eq!(executor.step(&plan(&[(0, 2, &[3])])).unwrap_err(), lost);
+        assert_eq!(executor.watch().lengths(), [3, 0, 0]);
+        assert_eq!(executor.truncate(SlotId(0), 2), Err(StepError::CannotRewind));
+        assert_eq!(executor.truncate(SlotId(0), 2), Ok(()));
+        assert!(last_row(&mut executor, &[(0, 2, &[3])]).iter().all(|x| x.is_nan()));
     }
 }

@@ -3,5 +3,6 @@
 //! Nothing here is part of the product; no crate depends on it outside its tests.
 
 pub mod checkpoint;
+pub mod encoder;
 pub mod executor;
 pub mod sink;

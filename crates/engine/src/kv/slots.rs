@@ -2,7 +2,7 @@
 
 use narthex_spec::{SlotId, TokenId};
 
-use crate::executor::Limits;
+use crate::executor::{KvLimits, Limits};
 
 /// The distribution after a prompt's last token, kept so that the same prompt need not run again: it costs nothing
 /// then, and it is answered from the very same numbers.
@@ -26,13 +26,18 @@ pub enum SlotState {
         /// The end of the prompt that ran in it last.
         prompt_end: Option<PromptEnd>,
     },
-    /// A running sequence's, holding `length` tokens.
+    /// A running sequence's.
     Held {
         /// Tokens in the cache.
         length: usize,
+        /// Tokens that there must be room for.
+        reserved: usize,
     },
-    /// Given up: its executor could not empty it.
-    Retired,
+    /// Given up, because the executor could not empty it; what it holds still takes memory.
+    Retired {
+        /// Tokens that it may still hold.
+        length: usize,
+    },
 }
 
 impl SlotState {
@@ -40,42 +45,37 @@ impl SlotState {
     pub fn length(&self) -> usize {
         match self {
             Self::Idle { tokens, .. } => tokens.len(),
-            Self::Held { length } => *length,
-            Self::Retired => 0,
+            Self::Held { length, .. } | Self::Retired { length } => *length,
+        }
+    }
+
+    /// Tokens that there must be room for.
+    pub fn footprint(&self) -> usize {
+        match self {
+            Self::Held { length, reserved } => *length.max(reserved),
+            Self::Idle { .. } | Self::Retired { .. } => self.length(),
         }
     }
 
     /// Whether it takes a row of the cache.
     fn takes_row(&self) -> bool {
-        match self {
-            Self::Idle { tokens, .. } => !tokens.is_empty(),
-            Self::Held { .. } => true,
-            Self::Retired => false,
-        }
+        matches!(self, Self::Held { .. }) || self.length() > 0
     }
 }
 
-/// All slots of an executor.
+/// All slots of an executor. Slot numbers are those that it gave out.
 #[derive(Debug, Clone)]
 pub struct Slots {
     states: Vec<SlotState>,
-    limits: Limits,
-}
-
-/// A slot for a new sequence, and how much of its prompt the slot holds already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
-    /// The slot.
-    pub slot: SlotId,
-    /// Tokens of the prompt that need not run. All of them where the slot holds the distribution after the last.
-    pub reused: usize,
+    kv: KvLimits,
+    context: usize,
 }
 
 impl Slots {
     /// Empty slots.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: &Limits) -> Self {
         let empty = SlotState::Idle { tokens: Vec::new(), released: 0, prompt_end: None };
-        Self { states: vec![empty; limits.slots], limits }
+        Self { states: vec![empty; limits.slots], kv: limits.kv, context: limits.context }
     }
 
     /// Every slot's state.
@@ -83,63 +83,33 @@ impl Slots {
         &self.states
     }
 
-    fn ids(&self) -> impl Iterator<Item = (SlotId, &SlotState)> {
+    /// One slot's state.
+    pub fn state(&self, slot: SlotId) -> &SlotState {
+        &self.states[slot.index()]
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = (SlotId, &SlotState)> {
         self.states.iter().enumerate().map(|(index, state)| (SlotId(index as u32), state))
     }
 
-    /// Bytes that the cache takes if each slot had at least the given length: rows in use times the longest's
-    /// capacity.
-    fn bytes_with(&self, slot: SlotId, length: usize) -> usize {
-        let others = |id: &SlotId| *id != slot;
-        let rows = 1 + self.ids().filter(|(id, state)| others(id) && state.takes_row()).count();
-        let longest =
-            self.ids().filter(|(id, _)| others(id)).map(|(_, state)| state.length()).fold(length, usize::max);
-        self.limits.kv.bytes(rows, self.limits.kv.capacity_for(longest, self.limits.context))
-    }
-
-    /// Whether a slot may grow to `length` tokens within the budget.
-    pub fn fits(&self, slot: SlotId, length: usize) -> bool {
-        self.bytes_with(slot, length) <= self.limits.kv.budget
-    }
-
-    /// Whether `length` tokens fit when nothing else does.
-    pub fn fits_alone(&self, length: usize) -> bool {
-        let capacity = self.limits.kv.capacity_for(length, self.limits.context);
-        self.limits.kv.bytes(1, capacity) <= self.limits.kv.budget
-    }
-
-    /// Bytes that the cache takes now.
+    /// Bytes that the cache takes: the rows in use, each with the capacity that the longest one needs.
     pub fn bytes(&self) -> usize {
-        let rows = self.states.iter().filter(|state| state.takes_row()).count();
-        let longest = self.states.iter().map(SlotState::length).max().unwrap_or(0);
-        if rows == 0 {
-            0
-        } else {
-            self.limits.kv.bytes(rows, self.limits.kv.capacity_for(longest, self.limits.context))
-        }
+        self.bytes_with(None, 0)
     }
 
-    /// The idle slot that holds most of a prompt's beginning, else an empty one, else the one idle longest. The last
-    /// token of the prompt is left to run, because its logits are wanted, unless the slot has kept them.
-    pub fn choose(&self, prompt: &[TokenId]) -> Option<Choice> {
-        self.ids()
-            .filter_map(|(slot, state)| match state {
-                SlotState::Idle { tokens, released, prompt_end } => {
-                    let kept = prompt_end.as_ref().is_some_and(|end| end.length == prompt.len());
-                    let most = if kept { prompt.len() } else { prompt.len().saturating_sub(1) };
-                    let reused = common_prefix(tokens, prompt).min(most);
-                    Some((
-                        reused,
-                        tokens.is_empty(),
-                        std::cmp::Reverse(*released),
-                        std::cmp::Reverse(slot.0),
-                        slot,
-                    ))
-                }
-                SlotState::Held { .. } | SlotState::Retired => None,
-            })
-            .max()
-            .map(|(reused, .., slot)| Choice { slot, reused })
+    /// Whether the budget allows for a row of `length` tokens: that of a slot that a sequence is about to get, or one
+    /// of those that are held already.
+    pub fn fits(&self, newcomer: Option<SlotId>, length: usize) -> bool {
+        self.bytes_with(newcomer, length) <= self.kv.budget
+    }
+
+    fn bytes_with(&self, newcomer: Option<SlotId>, length: usize) -> usize {
+        let (mut rows, mut longest) = (usize::from(newcomer.is_some()), length);
+        for (_, state) in self.ids().filter(|(id, state)| Some(*id) != newcomer && state.takes_row()) {
+            rows += 1;
+            longest = longest.max(state.footprint());
+        }
+        self.kv.bytes(rows, self.kv.capacity_for(longest, self.context))
     }
 
     /// An idle slot that holds something, the one idle longest; never `except`.
@@ -155,85 +125,80 @@ impl Slots {
             .map(|(_, slot)| slot)
     }
 
-    /// Gives an idle slot to a sequence that finds `length` of its tokens in it, and what the slot kept.
-    pub fn hold(&mut self, slot: SlotId, length: usize) -> Option<PromptEnd> {
-        match std::mem::replace(&mut self.states[slot.index()], SlotState::Held { length }) {
-            SlotState::Idle { prompt_end, .. } => prompt_end,
-            SlotState::Held { .. } | SlotState::Retired => None,
+    /// Takes out what an idle slot has kept of the prompt that ran in it last.
+    pub fn take_prompt_end(&mut self, slot: SlotId) -> Option<PromptEnd> {
+        match &mut self.states[slot.index()] {
+            SlotState::Idle { prompt_end, .. } => prompt_end.take(),
+            SlotState::Held { .. } | SlotState::Retired { .. } => None,
         }
     }
 
-    /// Notes that a held slot has grown.
-    pub fn grow(&mut self, slot: SlotId, length: usize) {
-        self.states[slot.index()] = SlotState::Held { length };
+    /// Gives a slot to a sequence that finds `length` of its tokens in it and needs room for `reserved`.
+    pub fn hold(&mut self, slot: SlotId, length: usize, reserved: usize) {
+        self.states[slot.index()] = SlotState::Held { length, reserved };
     }
 
-    /// Takes a slot back with the tokens it holds.
+    /// Notes that a held slot has grown to `length` tokens, for which there was room.
+    pub fn grow(&mut self, slot: SlotId, length: usize) {
+        let reserved = self.state(slot).footprint().max(length);
+        self.hold(slot, length, reserved);
+    }
+
+    /// Takes a slot back with the tokens it holds, and the end of the prompt among them.
     pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
         self.states[slot.index()] = SlotState::Idle { tokens, released: now, prompt_end };
     }
 
     /// Gives a slot up.
     pub fn retire(&mut self, slot: SlotId) {
-        self.states[slot.index()] = SlotState::Retired;
+        self.states[slot.index()] = SlotState::Retired { length: self.state(slot).footprint() };
     }
-
-    /// Whether every slot is given up.
-    pub fn all_retired(&self) -> bool {
-        self.states.iter().all(|state| *state == SlotState::Retired)
-    }
-}
-
-fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::KvLimits;
 
     fn slots(count: usize, budget: usize) -> Slots {
         let kv = KvLimits { bytes_per_token: 10, step: 4, budget };
-        Slots::new(Limits { slots: count, context: 20, chunk: 8, batch: count, vocab: 8, kv })
-    }
-
-    #[test]
-    fn the_longest_prefix_wins_then_an_empty_slot_then_the_oldest() {
-        let mut s = slots(3, 1 << 20);
-        s.release(SlotId(0), vec![1, 2, 3], 5, None);
-        s.release(SlotId(1), vec![1, 2], 2, None);
-        let check = |s: &Slots, prompt: &[u32], slot, reused| {
-            assert_eq!(s.choose(prompt), Some(Choice { slot: SlotId(slot), reused }), "{prompt:?}");
-        };
-        check(&s, &[1, 2, 3, 4], 0, 3);
-        // Both hold all that can be reused; the older one gives way, and the longer one stays whole.
-        check(&s, &[1, 2, 3], 1, 2);
-        check(&s, &[9], 2, 0);
-        s.hold(SlotId(2), 0);
-        check(&s, &[9], 1, 0);
-        let end = PromptEnd { length: 2, logits: Box::new([0.5]) };
-        s.release(SlotId(1), vec![1, 2], 9, Some(end.clone()));
-        check(&s, &[1, 2], 1, 2);
-        check(&s, &[1, 2, 3], 0, 2);
-        assert_eq!(s.hold(SlotId(1), 2), Some(end));
-        s.hold(SlotId(0), 0);
-        s.hold(SlotId(1), 0);
-        assert_eq!(s.choose(&[1]), None);
+        Slots::new(&Limits { slots: count, context: 20, chunk: 8, batch: count, vocab: 8, kv })
     }
 
     #[test]
     fn rows_share_the_longest_capacity() {
         let mut s = slots(3, 240);
         assert_eq!(s.bytes(), 0);
-        s.hold(SlotId(0), 5);
+        s.hold(SlotId(0), 5, 0);
         assert_eq!(s.bytes(), 80);
-        s.hold(SlotId(1), 1);
+        s.release(SlotId(1), vec![7], 0, None);
         assert_eq!(s.bytes(), 160);
-        assert!(s.fits(SlotId(2), 8) && !s.fits(SlotId(2), 9));
-        assert!(s.fits(SlotId(1), 12) && !s.fits(SlotId(1), 13));
-        assert!(s.fits_alone(20));
+        assert!(s.fits(Some(SlotId(2)), 8) && !s.fits(Some(SlotId(2)), 9));
+        assert!(s.fits(None, 12) && !s.fits(None, 13));
+        // What the newcomer's own slot remembers is not counted twice.
+        assert!(s.fits(Some(SlotId(1)), 12) && !s.fits(Some(SlotId(1)), 13));
+    }
+
+    #[test]
+    fn room_is_taken_when_it_is_reserved_and_kept_by_slots_that_were_given_up() {
+        let mut s = slots(2, 1000);
+        s.hold(SlotId(0), 0, 9);
+        assert_eq!(s.bytes(), 120);
+        s.grow(SlotId(0), 3);
+        assert_eq!((s.bytes(), s.state(SlotId(0)).length()), (120, 3));
+        s.grow(SlotId(0), 13);
+        assert_eq!(s.bytes(), 160);
         s.retire(SlotId(0));
-        assert_eq!(s.bytes(), 40);
+        assert_eq!(s.bytes(), 160);
+        assert_eq!(s.oldest_idle(None), None);
+    }
+
+    #[test]
+    fn the_one_idle_longest_is_forgotten_first() {
+        let mut s = slots(3, 1000);
+        s.release(SlotId(0), vec![1], 9, None);
+        s.release(SlotId(1), vec![1], 4, None);
+        s.release(SlotId(2), vec![], 1, None);
+        assert_eq!(s.oldest_idle(None), Some(SlotId(1)));
+        assert_eq!(s.oldest_idle(Some(SlotId(1))), Some(SlotId(0)));
     }
 }

@@ -1,4 +1,7 @@
 //! The chain of changes between logits and a draw, in the order that [`Sampling`] documents.
+//!
+//! Whatever forbids tokens, as a grammar's mask will, belongs at the beginning of [`Sampler::change`]: a logit of
+//! negative infinity is never drawn.
 
 use std::collections::HashMap;
 
@@ -10,26 +13,24 @@ use crate::request::{Sampling, TokenLogProb};
 /// How many of the likeliest tokens the nucleus is first sought among.
 const FIRST_NUCLEUS: usize = 256;
 
+/// How many of the likeliest tokens can be reported without an allocation; more than any API lets a caller ask for.
+const TOP: usize = 32;
+
 /// One sequence's sampling: its settings, its generator, what it has seen.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
     rng: SplitMix64,
-    /// Occurrences in prompt and answer; kept only where a penalty asks.
-    seen: HashMap<TokenId, Seen>,
+    /// Tokens of prompt and answer, with their occurrences in the answer; kept only where a penalty asks.
+    seen: HashMap<TokenId, u32>,
     counts: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Seen {
-    generated: u32,
 }
 
 /// Buffers that all sequences of an engine share.
 #[derive(Debug, Default)]
 pub struct Scratch {
     logits: Vec<f32>,
-    candidates: Vec<(f32, TokenId)>,
+    candidates: Vec<Candidate>,
     top: Vec<TokenLogProb>,
 }
 
@@ -39,13 +40,27 @@ impl Scratch {
         Self {
             logits: Vec::with_capacity(vocab),
             candidates: Vec::with_capacity(vocab),
-            top: Vec::with_capacity(32),
+            top: Vec::with_capacity(TOP + 1),
         }
     }
 }
 
+/// A token that may be drawn, with its probability in units of the likeliest token's.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    weight: f32,
+    token: TokenId,
+}
+
+impl Candidate {
+    /// Falling weights; equal ones by rising id.
+    fn likelier(&self, other: &Self) -> std::cmp::Ordering {
+        other.weight.total_cmp(&self.weight).then(self.token.cmp(&other.token))
+    }
+}
+
 impl Sampler {
-    /// Starts a sequence with its prompt.
+    /// Starts a sequence with its prompt, for an answer of at most `room` tokens.
     pub fn new(sampling: Sampling, prompt: &[TokenId], room: usize) -> Self {
         let counts = sampling.repetition_penalty != 1.0
             || sampling.presence_penalty != 0.0
@@ -53,29 +68,27 @@ impl Sampler {
         let mut seen = HashMap::new();
         if counts {
             seen.reserve(prompt.len() + room);
-            seen.extend(prompt.iter().map(|&token| (token, Seen::default())));
+            seen.extend(prompt.iter().map(|&token| (token, 0)));
         }
         Self { rng: SplitMix64::new(sampling.seed), sampling, seen, counts }
     }
 
-    /// The next token; `None` where a logit is not finite.
+    /// The next token; `None` where a logit is not finite, or the settings leave no token to choose.
     pub fn sample(&mut self, logits: &[f32], scratch: &mut Scratch) -> Option<TokenId> {
         if !logits.iter().all(|x| x.is_finite()) {
             return None;
         }
+        let Scratch { logits: changed, candidates, .. } = scratch;
         let token = if self.changes_logits() {
-            scratch.logits.clear();
-            scratch.logits.extend_from_slice(logits);
-            let mut changed = std::mem::take(&mut scratch.logits);
-            self.change(&mut changed);
-            let token = self.choose(&changed, scratch);
-            scratch.logits = changed;
-            token
+            changed.clear();
+            changed.extend_from_slice(logits);
+            self.change(changed);
+            self.choose(changed, candidates)?
         } else {
-            self.choose(logits, scratch)
+            self.choose(logits, candidates)?
         };
         if self.counts {
-            self.seen.entry(token).or_default().generated += 1;
+            *self.seen.entry(token).or_default() += 1;
         }
         Some(token)
     }
@@ -91,69 +104,67 @@ impl Sampler {
                 *logit += bias;
             }
         }
-        for (&token, seen) in &self.seen {
+        for (&token, &answered) in &self.seen {
             let Some(logit) = logits.get_mut(token as usize) else { continue };
             *logit = if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
-            if seen.generated > 0 {
-                *logit -= s.presence_penalty + s.frequency_penalty * seen.generated as f32;
+            if answered > 0 {
+                *logit -= s.presence_penalty + s.frequency_penalty * answered as f32;
             }
         }
     }
 
-    fn choose(&mut self, logits: &[f32], scratch: &mut Scratch) -> TokenId {
+    /// A token by the settings from temperature on; `None` where no probability can be had from the logits.
+    fn choose(&mut self, logits: &[f32], candidates: &mut Vec<Candidate>) -> Option<TokenId> {
+        let (likeliest, peak) = argmax(logits)?;
         let s = &self.sampling;
-        if s.temperature <= 0.0 {
-            return argmax(logits);
+        if s.temperature.is_nan() || s.temperature <= 0.0 {
+            return Some(likeliest);
         }
-        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let temperature = s.temperature;
-        let weight = |logit: f32| ((f64::from(logit) - f64::from(peak)) / f64::from(temperature)).exp();
-        let candidates = &mut scratch.candidates;
+        let weights = logits.iter().map(|logit| ((logit - peak) / s.temperature).exp());
         candidates.clear();
-        candidates.extend(logits.iter().zip(0..).map(|(&logit, token)| (logit, token)));
+        candidates.extend(weights.zip(0..).map(|(weight, token)| Candidate { weight, token }));
         if s.top_k > 0 && s.top_k < candidates.len() {
-            candidates.select_nth_unstable_by(s.top_k - 1, likelier);
+            candidates.select_nth_unstable_by(s.top_k - 1, Candidate::likelier);
             candidates.truncate(s.top_k);
         }
         if s.top_p < 1.0 {
-            keep_nucleus(candidates, f64::from(s.top_p), weight);
+            keep_nucleus(candidates, f64::from(s.top_p));
         }
         if s.min_p > 0.0 {
-            let least = weight(peak) * f64::from(s.min_p);
-            candidates.retain(|(logit, _)| weight(*logit) >= least);
+            // The likeliest token's weight is 1.
+            candidates.retain(|candidate| candidate.weight >= s.min_p.min(1.0));
         }
         // The draw walks the tokens in order of their ids, whatever order the steps above left.
-        candidates.sort_unstable_by_key(|(_, token)| *token);
-        let total: f64 = candidates.iter().map(|(logit, _)| weight(*logit)).sum();
-        let mut left = self.rng.next_f64() * total;
-        for &(logit, token) in candidates.iter() {
-            left -= weight(logit);
+        candidates.sort_unstable_by_key(|candidate| candidate.token);
+        let mut left = self.rng.next_f64() * total(candidates);
+        for candidate in candidates.iter() {
+            left -= f64::from(candidate.weight);
             if left < 0.0 {
-                return token;
+                return Some(candidate.token);
             }
         }
-        candidates.last().map_or_else(|| argmax(logits), |(_, token)| *token)
+        // Rounding may leave a trace of the draw when the last token has been passed.
+        Some(likeliest)
     }
 }
 
-/// Falling logits; equal ones by rising id.
-fn likelier(a: &(f32, TokenId), b: &(f32, TokenId)) -> std::cmp::Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+fn total(candidates: &[Candidate]) -> f64 {
+    candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
 }
 
 /// Keeps the smallest set of likeliest candidates whose share of all reaches `top_p`.
-fn keep_nucleus(candidates: &mut Vec<(f32, TokenId)>, top_p: f64, weight: impl Fn(f32) -> f64) {
-    let total: f64 = candidates.iter().map(|(logit, _)| weight(*logit)).sum();
+fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
+    let wanted = top_p * total(candidates);
     let mut sorted = FIRST_NUCLEUS.min(candidates.len());
     loop {
         if sorted < candidates.len() {
-            candidates.select_nth_unstable_by(sorted, likelier);
+            candidates.select_nth_unstable_by(sorted, Candidate::likelier);
         }
-        candidates[..sorted].sort_unstable_by(likelier);
+        candidates[..sorted].sort_unstable_by(Candidate::likelier);
         let mut sum = 0.0;
-        let reached = candidates[..sorted].iter().position(|(logit, _)| {
-            sum += weight(*logit);
-            sum >= top_p * total
+        let reached = candidates[..sorted].iter().position(|candidate| {
+            sum += f64::from(candidate.weight);
+            sum >= wanted
         });
         match reached {
             Some(last) => return candidates.truncate(last + 1),
@@ -163,15 +174,19 @@ fn keep_nucleus(candidates: &mut Vec<(f32, TokenId)>, top_p: f64, weight: impl F
     }
 }
 
-/// The likeliest token; of equal ones the one with the lowest id.
-fn argmax(logits: &[f32]) -> TokenId {
+/// The likeliest token with its logit; of equal ones the one with the lowest id. `None` where there is no finite
+/// greatest logit.
+fn argmax(logits: &[f32]) -> Option<(TokenId, f32)> {
     let mut best = (0, f32::NEG_INFINITY);
     for (token, &logit) in (0..).zip(logits) {
+        if logit.is_nan() {
+            return None;
+        }
         if logit > best.1 {
             best = (token, logit);
         }
     }
-    best.0
+    best.1.is_finite().then_some(best)
 }
 
 /// Log-probabilities under the model's own distribution: the token's, and the `top` likeliest in falling order.
@@ -181,9 +196,10 @@ pub(crate) fn log_probs<'a>(
     top: usize,
     scratch: &'a mut Scratch,
 ) -> (f32, &'a [TokenLogProb]) {
-    let peak = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let peak = f64::from(argmax(logits).map_or(0.0, |(_, peak)| peak));
     let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - peak).exp()).sum();
-    let logprob = |logit: f32| (f64::from(logit) - peak - sum.ln()) as f32;
+    let log_sum = sum.ln();
+    let logprob = |logit: f32| (f64::from(logit) - peak - log_sum) as f32;
     let best = &mut scratch.top;
     best.clear();
     for (token, &logit) in (0..).zip(logits) {
@@ -210,7 +226,7 @@ mod tests {
         let mut scratch = Scratch::new(logits.len());
         let mut counts = vec![0; logits.len()];
         for _ in 0..20_000 {
-            counts[sampler.choose(logits, &mut scratch) as usize] += 1;
+            counts[sampler.sample(logits, &mut scratch).unwrap() as usize] += 1;
         }
         counts
     }
@@ -241,17 +257,63 @@ mod tests {
         check(|s| s.temperature = 0.5, [4.0 / 22.0, 1.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0]);
     }
 
+    /// The chain as its documentation has it: everything sorted, nothing clever.
+    fn plainly(s: &Sampling, logits: &[f32], draw: f64) -> TokenId {
+        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights = logits.iter().map(|logit| f64::from(((logit - peak) / s.temperature).exp()));
+        let mut all: Vec<(f64, TokenId)> = weights.zip(0..).collect();
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all.truncate(if s.top_k == 0 { all.len() } else { s.top_k });
+        let total: f64 = all.iter().map(|(weight, _)| weight).sum();
+        let mut sum = 0.0;
+        let reached = all.iter().position(|(weight, _)| {
+            sum += weight;
+            sum >= total * f64::from(s.top_p)
+        });
+        all.truncate(reached.map_or(all.len(), |last| last + 1));
+        all.retain(|(weight, _)| *weight >= f64::from(s.min_p));
+        all.sort_by_key(|(_, token)| *token);
+        let mut left = draw * all.iter().map(|(weight, _)| weight).sum::<f64>();
+        let drawn = all.iter().find(|(weight, _)| {
+            left -= weight;
+            left < 0.0
+        });
+        drawn.or(all.last()).unwrap().1
+    }
+
+    #[test]
+    fn shortcuts_choose_what_the_plain_chain_chooses() {
+        let mut rng = SplitMix64::new(11);
+        let mut scratch = Scratch::new(1000);
+        for seed in 0..500 {
+            let logits: Vec<f32> = (0..1000).map(|_| 8.0 * rng.next_f64() as f32).collect();
+            let mut pick = |choices: [f32; 3]| choices[(rng.next_u64() % 3) as usize];
+            let s = Sampling {
+                temperature: pick([0.3, 1.0, 5.0]),
+                top_k: pick([0.0, 7.0, 400.0]) as usize,
+                top_p: pick([1.0, 0.95, 0.5]),
+                min_p: pick([0.0, 0.02, 0.3]),
+                seed,
+                ..Sampling::greedy()
+            };
+            let expected = plainly(&s, &logits, SplitMix64::new(seed).next_f64());
+            let found = Sampler::new(s.clone(), &[], 1).sample(&logits, &mut scratch);
+            assert_eq!(found, Some(expected), "{s:?}");
+        }
+    }
+
     #[test]
     fn the_nucleus_may_be_wide() {
         // 2,000 equal tokens: 90 % of the mass is 1,800 of them.
-        let mut candidates: Vec<(f32, u32)> = (0..2000).map(|token| (0.0, token)).collect();
-        keep_nucleus(&mut candidates, 0.9, |_| 1.0);
+        let mut candidates: Vec<_> = (0..2000).map(|token| Candidate { weight: 0.5, token }).collect();
+        keep_nucleus(&mut candidates, 0.9);
         assert_eq!(candidates.len(), 1800);
+        assert!(candidates.iter().all(|candidate| candidate.token < 1800));
     }
 
     #[test]
     fn greedy_takes_the_lowest_of_equals_and_seeds_repeat() {
-        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), Some((1, 3.0)));
         let run = |seed| histogram(Sampling { seed, ..sampling(|_| ()) }, &LOGITS);
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
@@ -279,6 +341,26 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert_eq!(sampler.sample(&[0.0, bad], &mut Scratch::new(2)), None);
         }
+    }
+
+    #[test]
+    fn settings_that_leave_no_token_choose_none() {
+        let check = |change: fn(&mut Sampling), expect| {
+            for temperature in [0.0, 1.0] {
+                let mut s = Sampling { temperature, ..Sampling::greedy() };
+                change(&mut s);
+                let found = Sampler::new(s, &[0], 1).sample(&[1.0, 0.5], &mut Scratch::new(2));
+                assert_eq!(found, expect, "at temperature {temperature}");
+            }
+        };
+        let forbidden = f32::NEG_INFINITY;
+        check(|s| s.logit_bias = vec![(0, f32::NEG_INFINITY)], Some(1));
+        check(|s| s.logit_bias = vec![(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)], None);
+        check(|s| s.logit_bias = vec![(1, f32::INFINITY)], None);
+        check(|s| s.repetition_penalty = 0.0, None);
+        check(|s| s.logit_bias = vec![(7, 1.0), (1, 100.0)], Some(1));
+        assert_eq!(argmax(&[forbidden, forbidden]), None);
+        assert_eq!(argmax(&[]), None);
     }
 
     #[test]

@@ -1,0 +1,69 @@
+//! What a planned step does to its sequences: all of it, or, after a failure, nothing but the failure's own cost.
+
+use super::Core;
+use crate::{executor::StepError, request::Finish};
+
+impl Core {
+    /// Runs the plan, chooses next tokens, and reports them.
+    ///
+    /// # Errors
+    /// The executor's. No sequence has changed then.
+    pub(super) fn execute(&mut self) -> Result<(), StepError> {
+        let logits = self.device.step(&self.plan)?;
+        let mut ended = Vec::new();
+        let mut row = 0;
+        for (span, grant) in self.plan.spans.iter().zip(&self.grants) {
+            let sequence = &mut self.running[grant.index];
+            let (answered, rows) = (sequence.answered(), span.logits.rows(span.tokens.len()));
+            let end = sequence.commit(span.tokens.len(), logits.part(row, rows), &mut self.scratch);
+            row += rows;
+            self.slots.grow(span.slot, sequence.cached);
+            self.stats.prompt_tokens += sequence.prompt_tokens_since(span.at) as u64;
+            self.stats.generated_tokens += (sequence.answered() - answered) as u64;
+            ended.extend(end.map(|finish| (grant.index, finish)));
+        }
+        // From the youngest on, so that ending one leaves the places of the others as they are.
+        ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
+        for (index, finish) in ended {
+            self.end(index, finish);
+        }
+        Ok(())
+    }
+
+    /// After a failed step: where memory was short it is made and the same sequences run again; otherwise those that
+    /// took part end with the reason, and the others go on.
+    pub(super) fn recover(&mut self, error: &StepError) {
+        let again = matches!(error, StepError::OutOfMemory { .. })
+            && (self.slots.oldest_idle(None).is_some() || self.running.len() > 1);
+        self.grants.sort_unstable_by_key(|grant| std::cmp::Reverse(grant.index));
+        for place in 0..self.grants.len() {
+            let index = self.grants[place].index;
+            if !(again && self.take_back(index)) {
+                self.end(index, Finish::Failed(error.clone()));
+            }
+        }
+        if again {
+            self.make_memory();
+        }
+    }
+
+    /// Leaves in a sequence's slot what was there before the step.
+    fn take_back(&mut self, index: usize) -> bool {
+        let sequence = &self.running[index];
+        sequence.slot.is_some_and(|slot| self.device.truncate(slot, sequence.cached).is_ok())
+    }
+
+    /// Empties every idle slot; where there was none, the youngest sequence makes way. Until somebody has ended
+    /// nobody new runs, or the same memory would run out again at once.
+    fn make_memory(&mut self) {
+        let mut found = false;
+        while let Some(idle) = self.slots.oldest_idle(None) {
+            found = true;
+            self.empty(idle);
+        }
+        if !found && self.running.len() > 1 {
+            self.yield_youngest();
+        }
+        self.pressed = !self.running.is_empty();
+    }
+}

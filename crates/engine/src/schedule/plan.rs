@@ -1,0 +1,16 @@
+//! Writes down for the executor what the policy granted. Decides nothing.
+
+use super::policy::Grant;
+use crate::{executor::StepPlan, sequence::Sequence};
+
+/// Fills the plan, one span for each grant in the same order.
+pub(crate) fn fill(plan: &mut StepPlan, running: &[Sequence], grants: &[Grant]) {
+    plan.clear();
+    for grant in grants {
+        let sequence = &running[grant.index];
+        if let Some(slot) = sequence.slot {
+            let end = sequence.cached + grant.tokens;
+            plan.push(slot, sequence.cached, &sequence.tokens[sequence.cached..end], sequence.wanted(end));
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The engine's thread: it refuses, drains, and outlives the panics of others; nobody waits for ever.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, OnceLock, mpsc},
+};
+
+use narthex_engine::{
+    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
+    worker::{Drain, Engine, EngineConfig, SubmitError},
+};
+use narthex_spec::SlotId;
+use narthex_testkit::{
+    executor::{FakeExecutor, Mishap},
+    sink::Recorder,
+};
+
+fn limits() -> Limits {
+    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    Limits { slots: 2, context: 64, chunk: 16, batch: 2, vocab: 50, kv }
+}
+
+fn engine(max_queue: usize, change: impl FnOnce(&mut FakeExecutor)) -> Engine {
+    let limits = limits();
+    let config = EngineConfig { max_queue, ..EngineConfig::for_limits(&limits) };
+    let mut executor = FakeExecutor::new(limits);
+    change(&mut executor);
+    Engine::start(Box::new(executor), config).unwrap()
+}
+
+fn request(prompt: &[u32], max_tokens: usize, sink: impl TokenSink + 'static) -> Request {
+    Request {
+        prompt: prompt.to_vec(),
+        max_tokens,
+        stop: vec![],
+        sampling: Sampling::greedy(),
+        logprobs: None,
+        sink: Box::new(sink),
+    }
+}
+
+/// Says when its first token has come, and then holds the engine's thread until it is let go.
+struct Gate {
+    arrived: mpsc::Sender<()>,
+    go: mpsc::Receiver<()>,
+}
+
+impl TokenSink for Gate {
+    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+        let _ = self.arrived.send(());
+        // Once nobody is left to let it go, it goes by itself.
+        let _ = self.go.recv();
+        ControlFlow::Continue(())
+    }
+
+    fn finish(&mut self, _: Finish, _: Usage) {}
+}
+
+/// A request that runs and does not end until the sender is dropped.
+fn occupy(engine: &Engine) -> mpsc::Sender<()> {
+    let (arrived, first) = mpsc::channel();
+    let (hold, go) = mpsc::channel();
+    engine.submit(request(&[7], 20, Gate { arrived, go })).unwrap();
+    first.recv().unwrap();
+    hold
+}
+
+#[test]
+fn more_than_may_wait_are_refused_and_the_others_answered() {
+    let engine = engine(3, |_| ());
+    let hold = occupy(&engine);
+    // One more may run, and three may wait.
+    let sinks: Vec<Recorder> = (0..4).map(|_| Recorder::new()).collect();
+    for sink in &sinks {
+        engine.submit(request(&[1], 2, sink.clone())).unwrap();
+    }
+    let refused = Recorder::new();
+    let error = engine.submit(request(&[1], 2, refused.clone())).map(drop);
+    assert_eq!(error, Err(SubmitError::Overloaded { queued: 3, limit: 3 }));
+    drop(hold);
+    engine.shutdown(Drain::Finish);
+    assert!(sinks.iter().all(|sink| sink.heard().tokens.len() == 2));
+    assert!(refused.heard().ends.is_empty());
+}
+
+#[test]
+fn an_engine_without_a_queue_still_answers_one_after_another() {
+    let engine = engine(0, |_| ());
+    let hold = occupy(&engine);
+    engine.submit(request(&[1], 1, Recorder::new())).unwrap();
+    let error = engine.submit(request(&[1], 1, Recorder::new())).map(drop);
+    assert_eq!(error, Err(SubmitError::Overloaded { queued: 0, limit: 0 }));
+    drop(hold);
+}
+
+#[test]
+fn finishing_answers_everybody_and_then_refuses() {
+    let engine = engine(64, |_| ());
+    let sinks: Vec<Recorder> = (0..10).map(|_| Recorder::new()).collect();
+    for sink in &sinks {
+        engine.submit(request(&[1, 2], 12, sink.clone())).unwrap();
+    }
+    engine.shutdown(Drain::Finish);
+    for sink in &sinks {
+        assert_eq!((sink.heard().tokens.len(), &sink.heard().ends[0].0), (12, &Finish::Length));
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.generated_tokens, stats.running, stats.waiting), (120, 0, 0));
+    let late = engine.submit(request(&[1], 1, Recorder::new())).map(drop);
+    assert_eq!(late, Err(SubmitError::ShutDown));
+}
+
+#[test]
+fn shutting_down_now_ends_everybody_even_those_who_had_not_begun() {
+    let engine = engine(64, |_| ());
+    let hold = occupy(&engine);
+    let sinks: Vec<Recorder> = (0..5).map(|_| Recorder::new()).collect();
+    for sink in &sinks {
+        engine.submit(request(&[1], 40, sink.clone())).unwrap();
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| engine.shutdown(Drain::Finish));
+        scope.spawn(|| engine.shutdown(Drain::Now));
+        // The thread goes on once the engine refuses, and so has been told.
+        while engine.submit(request(&[1], 1, Recorder::new())).map(drop) != Err(SubmitError::ShutDown) {
+            std::thread::yield_now();
+        }
+        drop(hold);
+    });
+    assert!(sinks.iter().all(|sink| sink.heard().ends.len() == 1));
+}
+
+#[test]
+fn dropping_the_engine_ends_its_sequences() {
+    let sink = Recorder::new();
+    let engine = engine(64, |_| ());
+    let hold = occupy(&engine);
+    engine.submit(request(&[1], 40, sink.clone())).unwrap();
+    let dropped = std::thread::spawn(move || drop(engine));
+    drop(hold);
+    dropped.join().unwrap();
+    assert_eq!(sink.heard().ends.len(), 1);
+}
+
+#[test]
+fn an_executor_that_panics_fails_everybody_and_the_engine_refuses() {
+    let step: fn(&mut FakeExecutor) = |executor| executor.mishaps = [Mishap::None, Mishap::Panic].into();
+    // The second request finds one slot held and the other used, and emptying that one panics.
+    let truncate: fn(&mut FakeExecutor) = |executor| executor.truncate_mishaps = [Mishap::Panic].into();
+    for (change, answered) in [(step, 0), (truncate, 1)] {
+        let engine = engine(64, change);
+        let hold = occupy(&engine);
+        let sinks: Vec<Recorder> = (0..4).map(|_| Recorder::new()).collect();
+        for (n, sink) in sinks.iter().enumerate() {
+            engine.submit(request(&[n as u32 + 1], 5, sink.clone())).unwrap();
+        }
+        drop(hold);
+        engine.shutdown(Drain::Finish);
+        for (n, sink) in sinks.iter().enumerate() {
+            let failed = matches!(&sink.heard().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]);
+            assert_eq!(failed, n >= answered, "{n} of {answered}: {:?}", sink.heard().ends);
+        }
+        let late = engine.submit(request(&[1], 1, Recorder::new())).map(drop);
+        assert_eq!(late, Err(SubmitError::ShutDown));
+    }
+}
+
+/// Says when its first step has come, and panics in it when it is let go.
+struct Trap {
+    limits: Limits,
+    arrived: mpsc::Sender<()>,
+    go: mpsc::Receiver<()>,
+}
+
+impl Executor for Trap {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn step(&mut self, _: &StepPlan) -> Result<Logits<'_>, StepError> {
+        let _ = self.arrived.send(());
+        let _ = self.go.recv();
+        panic!("an executor that panics, as this test wants");
+    }
+
+    fn truncate(&mut self, _: SlotId, _: usize) -> Result<(), StepError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn those_who_come_while_the_thread_dies_hear_of_it() {
+    let ((arrived, first), (hold, go)) = (mpsc::channel(), mpsc::channel::<()>());
+    let trap = Trap { limits: limits(), arrived, go };
+    let engine = Engine::start(Box::new(trap), EngineConfig::for_limits(&limits())).unwrap();
+    let (hit, late) = (Recorder::new(), Recorder::new());
+    engine.submit(request(&[1], 5, hit.clone())).unwrap();
+    first.recv().unwrap();
+    engine.submit(request(&[1], 5, late.clone())).unwrap();
+    drop(hold);
+    // No shutdown is asked for: the thread ends by itself, and then the engine refuses.
+    while engine.submit(request(&[1], 5, Recorder::new())).map(drop) != Err(SubmitError::ShutDown) {
+        std::thread::yield_now();
+    }
+    engine.shutdown(Drain::Finish);
+    assert!(matches!(&hit.heard().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]));
+    assert!(matches!(&late.heard().ends[..], [(Finish::ShutDown, _)]));
+    assert_eq!((engine.stats().running, engine.stats().waiting), (0, 0));
+}
+
+/// Panics at its first token, and passes the end on.
+struct Faulty(Recorder);
+
+impl TokenSink for Faulty {
+    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+        panic!("a sink that panics, as this test wants");
+    }
+
+    fn finish(&mut self, finish: Finish, usage: Usage) {
+        self.0.finish(finish, usage);
+    }
+}
+
+/// Panics when it hears the end.
+struct Sullen;
+
+impl TokenSink for Sullen {
+    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn finish(&mut self, _: Finish, _: Usage) {
+        panic!("a sink that panics at its end, as this test wants");
+    }
+}
+
+#[test]
+fn a_sink_that_panics_fails_alone() {
+    let engine = engine(64, |_| ());
+    let (faulty, sound) = (Recorder::new(), Recorder::new());
+    engine.submit(request(&[1], 5, Faulty(faulty.clone()))).unwrap();
+    engine.submit(request(&[2], 5, Sullen)).unwrap();
+    engine.submit(request(&[3], 5, sound.clone())).unwrap();
+    engine.shutdown(Drain::Finish);
+    assert!(matches!(&faulty.heard().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]));
+    assert_eq!(sound.heard().tokens.len(), 5);
+}
+
+/// Asks for the end of the engine from the engine's own thread.
+struct Quitter {
+    engine: Arc<OnceLock<Engine>>,
+    ended: mpsc::Sender<Finish>,
+}
+
+impl TokenSink for Quitter {
+    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
+        self.engine.wait().shutdown(Drain::Now);
+        ControlFlow::Continue(())
+    }
+
+    fn finish(&mut self, finish: Finish, _: Usage) {
+        let _ = self.ended.send(finish);
+    }
+}
+
+#[test]
+fn a_sink_may_shut_the_engine_down() {
+    let shared = Arc::new(OnceLock::new());
+    let (ended, end) = mpsc::channel();
+    let _ = shared.set(engine(64, |_| ()));
+    let sink = Quitter { engine: shared.clone(), ended };
+    shared.wait().submit(request(&[1], 50, sink)).unwrap();
+    assert_eq!(end.recv().unwrap(), Finish::ShutDown);
+    shared.wait().shutdown(Drain::Now);
+}
