@@ -163,6 +163,19 @@ fn a_prefix_in_a_slot_is_not_run_again() {
 }
 
 #[test]
+fn a_prompt_that_is_kept_whole_is_answered_within_the_same_bounds() {
+    let mut bench = Bench::new(limits(1, 1 << 20));
+    for max_tokens in [2, 1, 0, 3] {
+        let sink = bench.ask(&prompt(1, 20), max_tokens);
+        bench.drain();
+        assert_eq!(sink.heard().tokens, greedy(&prompt(1, 20), max_tokens), "{max_tokens}");
+        assert_eq!(finish(&sink), Finish::Length);
+    }
+    // All but the first found the whole prompt.
+    assert_eq!((bench.core.stats().cached_tokens, bench.core.stats().prompt_tokens), (60, 20));
+}
+
+#[test]
 fn a_device_that_cannot_rewind_runs_the_prompt_again() {
     let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
         executor.truncate_mishaps.push_back(Mishap::Error(StepError::CannotRewind));

@@ -110,7 +110,8 @@ impl World {
 
     fn arrive(&mut self) {
         let rng = &mut self.rng;
-        let length = 1 + below(rng, 60);
+        // Some prompts come again and again, whole.
+        let length = if below(rng, 4) == 0 { 20 } else { 1 + below(rng, 60) };
         // Few distinct beginnings, so that prefixes are shared.
         let family = below(rng, 4) as u32;
         let sink = match below(rng, 8) {
@@ -119,7 +120,7 @@ impl World {
         };
         let ask = Ask {
             prompt: (0..length).map(|i| (family * 5 + i as u32) % 30).collect(),
-            max_tokens: below(rng, 40),
+            max_tokens: below(rng, 40).saturating_sub(8),
             stop: vec![below(rng, 30) as u32],
             seed: rng.next_u64(),
         };
