@@ -1,0 +1,86 @@
+//! A request among others gets the tokens that it gets alone, unless two tokens are as good as equal.
+
+use std::{ops::ControlFlow, sync::mpsc};
+
+use narthex_engine::{
+    executor::Executor,
+    request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
+    worker::{Engine, EngineConfig},
+};
+use narthex_spec::{Scheme, TokenId};
+
+use crate::{best, executor, goldens, rows};
+
+/// Requests at once.
+const REQUESTS: usize = 8;
+
+/// The reference's two best logits are further apart than this wherever `w8` must choose the same token alone and
+/// among others. Kernels round differently for other numbers of rows (decision record 0004).
+const MARGIN: f32 = 0.5;
+
+/// Sends the tokens when the sequence is whole.
+struct Whole {
+    tokens: Vec<TokenId>,
+    done: mpsc::Sender<Vec<TokenId>>,
+}
+
+impl TokenSink for Whole {
+    fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
+        self.tokens.push(event.token);
+        ControlFlow::Continue(())
+    }
+
+    fn finish(&mut self, finish: Finish, _: Usage) {
+        assert_eq!(finish, Finish::Length);
+        // A receiver that is gone has failed already, and says so itself.
+        let _ = self.done.send(std::mem::take(&mut self.tokens));
+    }
+}
+
+fn start() -> Engine {
+    let executor = executor(Scheme::W8, REQUESTS);
+    let config = EngineConfig::for_limits(executor.limits());
+    Engine::start(Box::new(executor), config).unwrap()
+}
+
+fn submit(engine: &Engine, prompt: &[TokenId], max_tokens: usize) -> mpsc::Receiver<Vec<TokenId>> {
+    let (done, answer) = mpsc::channel();
+    let request = Request {
+        prompt: prompt.to_vec(),
+        max_tokens,
+        stop: Vec::new(),
+        sampling: Sampling::greedy(),
+        logprobs: None,
+        sink: Box::new(Whole { tokens: Vec::new(), done }),
+    };
+    engine.submit(request).unwrap();
+    answer
+}
+
+#[test]
+fn eight_at_once_are_answered_as_each_alone() {
+    let (_, answers) = goldens::decoder();
+    let prompts: Vec<&[TokenId]> =
+        answers.iter().take(REQUESTS).map(|answer| &answer.tokens[..answer.start]).collect();
+    let length = answers[0].positions.len();
+    let engine = start();
+    let alone: Vec<_> =
+        prompts.iter().map(|prompt| submit(&engine, prompt, length).recv().unwrap()).collect();
+    // A fresh engine: the first one remembers these prompts.
+    let engine = start();
+    let waiting: Vec<_> = prompts.iter().map(|prompt| submit(&engine, prompt, length)).collect();
+    let mut reference = executor(Scheme::F32, 1);
+    for ((prompt, alone), waiting) in prompts.iter().zip(&alone).zip(waiting) {
+        let together = waiting.recv().unwrap();
+        assert_eq!((alone.len(), together.len()), (length, length));
+        // What follows the first difference is another text.
+        let Some(at) = (0..length).find(|&at| alone[at] != together[at]) else { continue };
+        let text = [prompt, &alone[..at]].concat();
+        let mut row = rows(&mut reference, &text, text.len() - 1).remove(0);
+        let first = best(&row) as usize;
+        let largest = std::mem::replace(&mut row[first], f32::NEG_INFINITY);
+        let margin = largest - row[best(&row) as usize];
+        println!("differs at token {at}: the reference's two best logits are {margin:.3} apart");
+        assert!(margin <= MARGIN, "at token {at}: {margin}");
+    }
+}

@@ -1,0 +1,84 @@
+//! How close compiled models stay to independent implementations, on real weights and committed references.
+//!
+//! `bench/goldens` holds the references and the program that wrote them. The models come out of the store that
+//! `cargo xtask test` prepares; nothing is fetched. Start at [`decoder`] and [`encoder`]; [`company`] asks whether a
+//! request is answered alike alone and among others.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod company;
+mod decoder;
+mod encoder;
+mod goldens;
+
+use std::{
+    path::PathBuf,
+    sync::{LazyLock, Mutex},
+};
+
+use narthex_catalog::{runtimes, store::Store};
+use narthex_device::{
+    dynamic::{DynamicExecutor, ExecutorOptions},
+    runtime::{Runtime, disable_telemetry},
+};
+use narthex_engine::executor::{Executor, StepPlan, Wanted};
+use narthex_gateway::{Cancel, CompileRequest, Config, Gateway, Rebuild};
+use narthex_spec::{Scheme, SlotId, TokenId, manifest::Manifest, progress::Quiet};
+
+/// The decoder under test.
+const DECODER: &str = "smollm2:135m";
+
+/// The gateway over the prepared store. One test at a time compiles.
+static GATEWAY: LazyLock<Mutex<Gateway>> = LazyLock::new(|| {
+    disable_telemetry();
+    assert!(
+        std::env::var_os("NARTHEX_HOME").is_some(),
+        "NARTHEX_HOME names no store; `cargo xtask test` prepares one and sets it"
+    );
+    Mutex::new(Gateway::open(Config::standard()).unwrap())
+});
+
+/// ONNX Runtime, as the gateway finds it.
+fn runtime() -> &'static Runtime {
+    let store = Store::open(None).unwrap();
+    let library = runtimes::core_library(&store).unwrap();
+    Runtime::load(&library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test --only store`")))
+        .unwrap()
+}
+
+/// A model's package in one scheme; compiled from the checkpoint in the store where it is missing.
+fn package(model: &str, scheme: Scheme) -> (PathBuf, Manifest) {
+    let gateway = GATEWAY.lock().unwrap();
+    let request = CompileRequest { scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+    gateway.compile(model, &request, &Quiet, &Cancel::new()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// An executor over the decoder in one scheme.
+fn executor(scheme: Scheme, slots: usize) -> DynamicExecutor {
+    let (folder, manifest) = package(DECODER, scheme);
+    let options = ExecutorOptions { threads: 0, slots, kv_budget: 1 << 30, kv_step: 256, chunk: 256 };
+    DynamicExecutor::open(runtime(), &folder, &manifest, &options).unwrap()
+}
+
+/// The logits after each of `tokens[from..]`, teacher-forced: the tokens before in one chunk, then one step a token,
+/// as an answer is generated.
+fn rows(executor: &mut DynamicExecutor, tokens: &[TokenId], from: usize) -> Vec<Vec<f32>> {
+    let slot = SlotId(0);
+    let mut plan = StepPlan::default();
+    plan.push(slot, 0, &tokens[..from], Wanted::Nothing);
+    executor.step(&plan).unwrap();
+    let mut rows = Vec::with_capacity(tokens.len() - from);
+    for at in from..tokens.len() {
+        plan.clear();
+        plan.push(slot, at, &tokens[at..=at], Wanted::Last);
+        rows.push(executor.step(&plan).unwrap().row(0).to_vec());
+    }
+    executor.truncate(slot, 0).unwrap();
+    rows
+}
+
+/// The index of the largest value, the first of equals.
+fn best(row: &[f32]) -> TokenId {
+    let better = |best: usize, at: usize| if row[at] > row[best] { at } else { best };
+    (0..row.len()).fold(0, better) as TokenId
+}
