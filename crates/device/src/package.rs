@@ -6,7 +6,7 @@ use std::{
 };
 
 use narthex_spec::{
-    Target,
+    Variant,
     manifest::{Binding, GraphEntry, Manifest, Slot, TableRole},
 };
 
@@ -23,7 +23,7 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
 
 /// The package's graph.
 pub(crate) fn graph(manifest: &Manifest) -> Result<&GraphEntry, DeviceError> {
-    let dynamic = |graph: &&GraphEntry| graph.target == Target::Dynamic;
+    let dynamic = |graph: &&GraphEntry| graph.variant == Variant::Dynamic;
     manifest.graphs.iter().find(dynamic).ok_or_else(|| DeviceError::package("a dynamic graph", "none"))
 }
 

@@ -15,4 +15,4 @@ pub use dtype::DType;
 pub use id::{ModelName, Sha256, SlotId, TokenId};
 pub use progress::{Progress, Sink as ProgressSink};
 pub use recipe::{Recipe, Scheme};
-pub use target::{Ep, Target};
+pub use target::{Ep, Target, Variant};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, ModelName, Recipe, Sha256, Target, TokenId, arch::Architecture, dtype::Dim};
+use crate::{DType, ModelName, Recipe, Sha256, TokenId, Variant, arch::Architecture, dtype::Dim};
 
 /// The version that this build writes and the only one it reads.
 pub const FORMAT: u32 = 1;
@@ -46,8 +46,9 @@ pub struct Manifest {
 pub struct GraphEntry {
     /// The file, relative to the package.
     pub file: String,
-    /// What it was lowered for.
-    pub target: Target,
+    /// Which variant it is.
+    #[serde(alias = "target")]
+    pub variant: Variant,
     /// Its inputs.
     pub inputs: Vec<Binding>,
     /// Its outputs.

@@ -82,10 +82,200 @@ impl FromStr for Ep {
     }
 }
 
-/// What a graph is lowered for: which of the two graph variants, and for which device.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Which of the two graph variants a graph is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Target {
+pub enum Variant {
     /// Variant A: symbolic shapes, fused attention; for the CPU, WebGPU, CUDA and DirectML.
     Dynamic,
+    /// Variant B: fixed shapes, plain operators, half precision; for NPUs, and for the CPU as B's own reference.
+    Static,
+}
+
+/// An NPU, or several of one vendor, that a package is compiled for ahead of time.
+///
+/// Written `PROVIDER:DEVICE[,DEVICE…]`: `qnn:x-elite`, `qnn:x-elite,8-elite`, `openvino:npu`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Target {
+    /// Qualcomm Hexagon NPUs; at least one chip, each once, in the order of [`QnnChip::ALL`].
+    Qnn(Vec<QnnChip>),
+    /// Intel's NPU, or another device of OpenVINO.
+    OpenVino(OpenVinoDevice),
+}
+
+/// A Snapdragon chip with a Hexagon NPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QnnChip {
+    /// Snapdragon X Elite and X Plus (SC8380XP).
+    XElite,
+    /// Snapdragon X2 Elite (SC8480XP).
+    X2Elite,
+    /// Snapdragon 8 Gen 3 (SM8650).
+    Gen3,
+    /// Snapdragon 8 Elite (SM8750).
+    Elite,
+    /// Snapdragon 8 Elite Gen 5 (SM8850).
+    EliteGen5,
+}
+
+/// What Qualcomm's compiler must know of a chip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QnnFacts {
+    /// The name in a [`Target`].
+    pub id: &'static str,
+    /// The name on the box.
+    pub title: &'static str,
+    /// QNN's number of the chip.
+    pub soc_model: u32,
+    /// Version of the Hexagon architecture.
+    pub htp_arch: u32,
+    /// Vector memory close to the NPU, in MiB.
+    pub vtcm_mb: u32,
+}
+
+impl QnnChip {
+    /// Every chip.
+    pub const ALL: [Self; 5] = [Self::XElite, Self::X2Elite, Self::Gen3, Self::Elite, Self::EliteGen5];
+
+    /// What is known of it.
+    pub const fn facts(self) -> QnnFacts {
+        let (id, title, soc_model, htp_arch) = match self {
+            Self::XElite => ("x-elite", "Snapdragon X Elite, X Plus", 60, 73),
+            Self::X2Elite => ("x2-elite", "Snapdragon X2 Elite", 88, 81),
+            Self::Gen3 => ("8-gen-3", "Snapdragon 8 Gen 3", 57, 75),
+            Self::Elite => ("8-elite", "Snapdragon 8 Elite", 69, 79),
+            Self::EliteGen5 => ("8-elite-gen-5", "Snapdragon 8 Elite Gen 5", 87, 81),
+        };
+        QnnFacts { id, title, soc_model, htp_arch, vtcm_mb: 8 }
+    }
+}
+
+/// A device of OpenVINO.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OpenVinoDevice {
+    /// The NPU of a Core Ultra.
+    Npu,
+    /// OpenVINO's own CPU kernels; never counted as an NPU.
+    Cpu,
+}
+
+impl OpenVinoDevice {
+    /// Every device.
+    pub const ALL: [Self; 2] = [Self::Npu, Self::Cpu];
+
+    /// The name in a [`Target`].
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Npu => "npu",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+impl Target {
+    /// The provider that runs it.
+    pub fn ep(&self) -> Ep {
+        match self {
+            Self::Qnn(_) => Ep::Qnn,
+            Self::OpenVino(_) => Ep::OpenVino,
+        }
+    }
+
+    /// A name for files and folders: `qnn-x-elite`.
+    pub fn file_stem(&self) -> String {
+        self.to_string().replace([':', ','], "-")
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Qnn(chips) => {
+                let ids: Vec<&str> = chips.iter().map(|chip| chip.facts().id).collect();
+                write!(f, "qnn:{}", ids.join(","))
+            }
+            Self::OpenVino(device) => write!(f, "openvino:{}", device.as_str()),
+        }
+    }
+}
+
+/// A string that names no target.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown target {found:?}: expected qnn:CHIP[,CHIP…] with x-elite, x2-elite, 8-gen-3, 8-elite or 8-elite-gen-5, \
+     or openvino:npu or openvino:cpu"
+)]
+pub struct UnknownTarget {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for Target {
+    type Err = UnknownTarget;
+
+    fn from_str(text: &str) -> Result<Self, UnknownTarget> {
+        let unknown = || UnknownTarget { found: text.chars().take(120).collect() };
+        let wanted = text.trim().to_ascii_lowercase();
+        let (provider, devices) = wanted.split_once(':').ok_or_else(unknown)?;
+        match provider {
+            "qnn" => {
+                let chip = |id: &str| QnnChip::ALL.into_iter().find(|chip| chip.facts().id == id);
+                let mut chips =
+                    devices.split(',').map(chip).collect::<Option<Vec<_>>>().ok_or_else(unknown)?;
+                chips.sort_unstable();
+                chips.dedup();
+                Ok(Self::Qnn(chips))
+            }
+            "openvino" => {
+                let device = OpenVinoDevice::ALL.into_iter().find(|device| device.as_str() == devices);
+                Ok(Self::OpenVino(device.ok_or_else(unknown)?))
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl TryFrom<String> for Target {
+    type Error = UnknownTarget;
+
+    fn try_from(text: String) -> Result<Self, UnknownTarget> {
+        text.parse()
+    }
+}
+
+impl From<Target> for String {
+    fn from(target: Target) -> Self {
+        target.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_read_as_they_are_written() {
+        let check = |text: &str, written: Option<&str>| {
+            let target = text.parse::<Target>().ok();
+            assert_eq!(target.map(|target| target.to_string()).as_deref(), written, "{text}");
+        };
+        check("qnn:x-elite", Some("qnn:x-elite"));
+        check("QNN:8-elite,x-elite,8-elite", Some("qnn:x-elite,8-elite"));
+        check("openvino:npu", Some("openvino:npu"));
+        check("qnn", None);
+        check("qnn:", None);
+        check("qnn:x-elite,", None);
+        check("qnn:x9", None);
+        check("openvino:npu,cpu", None);
+        check("cuda:0", None);
+    }
+
+    #[test]
+    fn each_chip_has_a_name_of_its_own() {
+        let ids: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.facts().id).into();
+        let socs: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.facts().soc_model).into();
+        assert_eq!((ids.len(), socs.len()), (QnnChip::ALL.len(), QnnChip::ALL.len()));
+        assert_eq!(Target::Qnn(vec![QnnChip::XElite, QnnChip::Elite]).file_stem(), "qnn-x-elite-8-elite");
+    }
 }

@@ -4,7 +4,7 @@
 //! asked for.
 
 use narthex_spec::{
-    DType, Target,
+    DType, Variant,
     arch::{DecoderArch, EncoderArch},
     dtype::Dim,
     manifest::{Binding, GraphEntry, HostTable, KeyRotation, KvLayout, Slot, TableRole},
@@ -47,7 +47,7 @@ impl Io {
     fn entry(self, kv: Vec<KvLayout>) -> GraphEntry {
         GraphEntry {
             file: GRAPH_FILE.to_owned(),
-            target: Target::Dynamic,
+            variant: Variant::Dynamic,
             inputs: self.inputs,
             outputs: self.outputs,
             kv,
