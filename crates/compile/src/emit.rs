@@ -1,9 +1,13 @@
 //! Where a lowering writes: a graph under construction and the file of its weights, filled together tensor by tensor.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
+use half::f16;
 use narthex_graph::{
-    Builder,
+    Builder, Graph,
     build::External,
     onnx::external::{ExternalWriter, Place},
 };
@@ -40,9 +44,21 @@ pub(crate) struct Emitter<'a> {
     pub(crate) cancel: &'a AtomicBool,
     /// Tensors written so far.
     pub(crate) written: u64,
+    /// What was written, by role; graphs of one package share it.
+    pub(crate) places: Places,
+    /// Element type of activations.
+    pub(crate) compute: DType,
+}
+
+/// Tensors of the data file that another graph may want again.
+#[derive(Default)]
+pub(crate) struct Places {
+    quantized: BTreeMap<String, Quantized>,
+    plain: BTreeMap<(String, DType), Place>,
 }
 
 /// A quantised weight in the data file.
+#[derive(Clone, Copy)]
 pub(crate) struct Quantized {
     pub(crate) storage: Storage,
     pub(crate) quants: Place,
@@ -50,9 +66,31 @@ pub(crate) struct Quantized {
     pub(crate) zeros: Option<Place>,
 }
 
-impl Emitter<'_> {
+/// Values as the bytes of `f32` or `f16` elements.
+fn encoded(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        _ => bytemuck::cast_slice(values).to_vec(),
+    }
+}
+
+impl<'a> Emitter<'a> {
+    /// The graph so far, checked; another one begins over the same weights.
+    pub(crate) fn next_graph(&mut self, next: Builder) -> Result<Graph, CompileError> {
+        let graph = std::mem::replace(&mut self.graph, next).finish();
+        graph.check()?;
+        Ok(graph)
+    }
+
+    /// Completes the data file.
+    pub(crate) fn close(self) -> Result<(), CompileError> {
+        let path = self.data_file.into();
+        let file = self.data.finish().map_err(|source| CompileError::Write { path, source })?;
+        file.sync()
+    }
+
     /// A weight that must have this shape.
-    pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'_>, CompileError> {
+    pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'a>, CompileError> {
         let weight = self.weights.weight(name)?;
         weight.expect_shape(shape)?;
         Ok(weight)
@@ -72,21 +110,34 @@ impl Emitter<'_> {
         Ok(place)
     }
 
-    /// Writes an f32 tensor and gives its name.
-    pub(crate) fn f32_tensor(
+    /// Declares a tensor in the activations' type, and writes it unless an earlier graph did.
+    pub(crate) fn tensor(
         &mut self,
         name: &str,
         shape: &[usize],
-        values: &[f32],
+        values: impl FnOnce(&Self) -> Result<Vec<f32>, CompileError>,
     ) -> Result<String, CompileError> {
-        let place = self.write(bytemuck::cast_slice(values))?;
-        Ok(self.external(name, DType::F32, shape, place))
+        let (dtype, key) = (self.compute, (name.to_owned(), self.compute));
+        let place = match self.places.plain.get(&key) {
+            Some(place) => *place,
+            None => {
+                let values = values(self)?;
+                let place = self.write(&encoded(&values, dtype))?;
+                self.places.plain.insert(key, place);
+                place
+            }
+        };
+        Ok(self.external(name, dtype, shape, place))
     }
 
-    /// Copies a weight vector as f32 and gives its name.
+    /// Where a tensor was written.
+    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<Place> {
+        self.places.plain.get(&(name.to_owned(), dtype)).copied()
+    }
+
+    /// A weight vector in the activations' type.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<String, CompileError> {
-        let values = self.weight(name, &[length])?.to_f32();
-        self.f32_tensor(name, &[length], &values)
+        self.tensor(name, &[length], |e| Ok(e.weight(name, &[length])?.to_f32()))
     }
 
     /// Declares a tensor of the data file to the graph.
@@ -100,8 +151,23 @@ impl Emitter<'_> {
         FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
     }
 
-    /// Quantises weights of one width, stacked row upon row.
+    /// Weights of one width, stacked row upon row, quantised and written unless an earlier graph did.
     pub(crate) fn quantize(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        storage: Storage,
+    ) -> Result<Quantized, CompileError> {
+        let key = names.join("+");
+        if let Some(known) = self.places.quantized.get(&key) {
+            return Ok(*known);
+        }
+        let quantized = self.write_quantized(names, cols, storage)?;
+        self.places.quantized.insert(key, quantized);
+        Ok(quantized)
+    }
+
+    fn write_quantized(
         &mut self,
         names: &[String],
         cols: usize,

@@ -8,7 +8,7 @@ use std::{
 
 use narthex_graph::{Builder, onnx::external::ExternalWriter};
 use narthex_spec::{
-    ModelName, ProgressSink, Recipe,
+    DType, ModelName, ProgressSink, Recipe,
     arch::Architecture,
     manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Stage, Unit},
@@ -17,11 +17,12 @@ use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     checkpoint::{self, Checkpoint, TokenizerSource},
-    emit::Emitter,
+    emit::{Emitter, Places},
     error::CompileError,
     lower::{
         Lowered,
         dynamic::{self, GRAPH_FILE},
+        fixed,
     },
     package::PackageWriter,
     quant::Plan,
@@ -69,7 +70,7 @@ pub fn compile(
     }
 
     let stage = Stage::start(progress, format!("Compiling {}", job.name), Unit::Items, None);
-    let emitter = Emitter {
+    let mut emitter = Emitter {
         graph: Builder::new(job.name.as_str(), &dynamic::OPSETS),
         weights: checkpoint.weights.as_ref(),
         plan: &plan,
@@ -79,13 +80,24 @@ pub fn compile(
         stage: &stage,
         cancel,
         written: 0,
+        places: Places::default(),
+        compute: DType::F32,
     };
-    let lowered = match &checkpoint.architecture {
-        Architecture::Decoder(arch) => dynamic::decoder(emitter, arch)?,
-        Architecture::Encoder(arch) => dynamic::encoder(emitter, arch)?,
+    let mut lowered = match &checkpoint.architecture {
+        Architecture::Decoder(arch) => dynamic::decoder(&mut emitter, arch)?,
+        Architecture::Encoder(arch) => dynamic::encoder(&mut emitter, arch)?,
     };
-    keep(job.keep_stages, "graph.txt", || lowered.graph.dump().into_bytes())?;
-    package.write(GRAPH_FILE, &lowered.graph.encode())?;
+    if let Some(shapes) = &job.recipe.fixed {
+        let fixed = fixed::lower(&mut emitter, &checkpoint.architecture, shapes)?;
+        lowered.graphs.extend(fixed.graphs);
+        lowered.tables.extend(fixed.tables);
+    }
+    emitter.close()?;
+    for (graph, entry) in &lowered.graphs {
+        let text = if entry.file == GRAPH_FILE { "graph.txt".into() } else { format!("{}.txt", entry.file) };
+        keep(job.keep_stages, &text, || graph.dump().into_bytes())?;
+        package.write(&entry.file, &graph.encode())?;
+    }
     let mut manifest = manifest(job.name, job.recipe, job.provenance, &checkpoint, lowered);
     package.finish(&mut manifest)?;
     Ok(manifest)
@@ -106,7 +118,8 @@ fn manifest(
         architecture: checkpoint.architecture.clone(),
         recipe,
         max_length: checkpoint.max_length,
-        graphs: vec![lowered.entry],
+        graphs: lowered.graphs.into_iter().map(|(_, entry)| entry).collect(),
+        contexts: Vec::new(),
         tables: lowered.tables,
         tokenizer: TokenizerEntry {
             file: TOKENIZER_FILE.to_owned(),

@@ -14,10 +14,12 @@ use narthex_compile::{
 };
 use narthex_graph::{Graph, InitializerData};
 use narthex_spec::{
-    DType, Progress, Recipe, Scheme, Sha256,
+    DType, Progress, Recipe, Scheme, Sha256, Variant,
     arch::Architecture,
+    dtype::Dim,
     manifest::{FileRange, GraphEntry, MANIFEST_FILE, Manifest, Provenance, Slot, TableEncoding, TableRole},
     progress::Quiet,
+    recipe::FixedShapes,
 };
 use narthex_testkit::checkpoint;
 use sha2::Digest;
@@ -140,7 +142,7 @@ impl Package {
     }
 }
 
-fn check_bindings(graph: &Graph, entry: &GraphEntry) {
+fn check_ports(graph: &Graph, entry: &GraphEntry) {
     let sides = [(&graph.inputs, &entry.inputs), (&graph.outputs, &entry.outputs)];
     for (values, bindings) in sides {
         let values: BTreeMap<_, _> =
@@ -149,6 +151,10 @@ fn check_bindings(graph: &Graph, entry: &GraphEntry) {
             bindings.iter().map(|b| (b.name.clone(), (b.dtype, b.shape.clone()))).collect();
         assert_eq!(values, bound);
     }
+}
+
+fn check_bindings(graph: &Graph, entry: &GraphEntry) {
+    check_ports(graph, entry);
     let decoder = entry.input(Slot::SeqlensK).is_some();
     let expected = if decoder { Slot::Logits } else { Slot::Embedding };
     assert!(entry.input(Slot::Embeds).is_some() && entry.output(expected).is_some());
@@ -242,6 +248,60 @@ fn graphs_are_as_reviewed() {
         insta::assert_snapshot!(format!("llama_{scheme}"), compile(&gguf, scheme).graph().dump());
         insta::assert_snapshot!(format!("bert_{scheme}"), compile(bert.path(), scheme).graph().dump());
     }
+}
+
+fn compile_fixed(checkpoint: &Path, scheme: Scheme) -> Package {
+    let folder = tempfile::tempdir().unwrap();
+    let shapes = FixedShapes { context: 32, prefill: vec![4], buckets: vec![8] };
+    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
+    let job = CompileJob { recipe, ..job(checkpoint, scheme, folder.path()) };
+    let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    Package { folder, manifest }
+}
+
+#[test]
+fn fixed_graphs_are_as_reviewed() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    let bert = tempfile::tempdir().unwrap();
+    checkpoint::tiny_bert_safetensors(bert.path(), 7).unwrap();
+    for path in [gguf.as_path(), bert.path()] {
+        let package = compile_fixed(path, Scheme::W8);
+        package.check();
+        for entry in &package.manifest.graphs[1..] {
+            assert_eq!(entry.variant, Variant::Static);
+            let graph = Graph::decode(&package.read(&entry.file)).unwrap();
+            graph.check().unwrap();
+            check_ports(&graph, entry);
+            let fixed = |dim: &Dim| matches!(dim, Dim::Fixed(_));
+            assert!(graph.inputs.iter().chain(&graph.outputs).all(|value| value.shape.iter().all(fixed)));
+            insta::assert_snapshot!(entry.file.trim_end_matches(".onnx").to_owned(), graph.dump());
+        }
+    }
+}
+
+#[test]
+fn both_variants_read_the_same_weights() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    for scheme in [Scheme::W8, Scheme::W4] {
+        let (dynamic, both) = (compile(&gguf, scheme), compile_fixed(&gguf, scheme));
+        let bytes = |package: &Package| package.manifest.files[DATA].bytes;
+        // Only norms and biases are written a second time, in half precision.
+        let more = bytes(&both) - bytes(&dynamic);
+        assert!(more > 0 && more < 4096, "{scheme}: {more}");
+    }
+}
+
+#[test]
+fn single_precision_is_refused_for_npus() {
+    let source = tempfile::tempdir().unwrap();
+    let gguf = llama_gguf(source.path());
+    let out = tempfile::tempdir().unwrap();
+    let recipe = Recipe { fixed: Some(FixedShapes::new(64)), ..Recipe::new(Scheme::F32) };
+    let job = CompileJob { recipe, ..job(&gguf, Scheme::F32, out.path()) };
+    let error = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap_err();
+    assert!(error.to_string().contains("--scheme w8"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use narthex_spec::{
 };
 
 use crate::{
+    ep::Device,
     error::DeviceError,
     inventory,
     ort::{Binding, Session, SessionOptions, Tensor},
@@ -35,9 +36,7 @@ pub struct EncoderOptions {
 pub struct DynamicEncoder {
     limits: EncoderLimits,
     hidden: usize,
-    token: Table,
-    /// What a position adds to its token: the position's row and the first segment's.
-    position: Vec<f32>,
+    tables: EncoderTables,
     names: [CString; 3],
     embeds: Vec<f32>,
     mask: Vec<i32>,
@@ -63,14 +62,14 @@ impl DynamicEncoder {
         };
         let hidden = arch.hidden;
         let entry = package::graph(manifest)?;
-        let (token, position) = tables(package, manifest, arch)?;
+        let tables = EncoderTables::open(package, manifest, arch)?;
         let names = [
             package::input(entry, Slot::Embeds)?,
             package::input(entry, Slot::PaddingMask)?,
             package::output(entry, Slot::Embedding)?,
         ];
-        let session_options = SessionOptions { threads: inventory::threads(options.threads) };
-        let session = Session::open(runtime, &package::path(package, &entry.file)?, session_options)?;
+        let session = SessionOptions::on(&Device::Cpu, inventory::threads(options.threads));
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
@@ -78,8 +77,7 @@ impl DynamicEncoder {
                 width: hidden,
             },
             hidden,
-            token,
-            position,
+            tables,
             names,
             embeds: Vec::new(),
             mask: Vec::new(),
@@ -93,22 +91,6 @@ impl DynamicEncoder {
         self.session.placement()
     }
 
-    fn check(&self, texts: &[&[TokenId]]) -> Result<usize, StepError> {
-        let bad = |reason: String| Err(StepError::BadPlan { reason });
-        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
-        if texts.iter().any(|text| text.is_empty()) || longest == 0 || longest > self.limits.max_length {
-            return bad(format!("texts of 1 to {} tokens are expected", self.limits.max_length));
-        }
-        if texts.len() * longest > self.limits.max_batch_tokens {
-            let most = self.limits.max_batch_tokens;
-            return bad(format!("{} texts of {longest} tokens are over {most}", texts.len()));
-        }
-        match texts.iter().flat_map(|text| text.iter()).find(|&&token| token as usize >= self.token.rows()) {
-            Some(token) => bad(format!("token {token} is not below {}", self.token.rows())),
-            None => Ok(longest),
-        }
-    }
-
     /// Writes embedded tokens and mask; padding is all zeros.
     fn fill(&mut self, texts: &[&[TokenId]], longest: usize) {
         self.embeds.clear();
@@ -120,39 +102,76 @@ impl DynamicEncoder {
                 let at = row * longest + index;
                 self.mask[at] = 1;
                 let out = &mut self.embeds[at * self.hidden..(at + 1) * self.hidden];
-                out.copy_from_slice(&self.position[index * self.hidden..(index + 1) * self.hidden]);
-                self.token.add_row(token as usize, out);
+                self.tables.read(token, index, out);
             }
         }
     }
 }
 
-/// The token table, and what each position adds to its token.
-fn tables(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<(Table, Vec<f32>), DeviceError> {
-    let hidden = arch.hidden;
-    if manifest.max_length == 0 {
-        return Err(DeviceError::package("a length of at least 1 token", 0));
-    }
-    let table = |role, rows: usize| {
-        let table = package::table(package, manifest, role)?;
-        if table.cols() != hidden || table.rows() < rows {
-            let found = format!("{} x {}", table.rows(), table.cols());
-            return Err(DeviceError::package(
-                format!("a {role:?} table of at least {rows} x {hidden}"),
-                found,
-            ));
+/// The tables that an encoder's tokens are looked up in.
+pub(crate) struct EncoderTables {
+    token: Table,
+    /// What a position adds to its token: the position's row and the first segment's.
+    position: Vec<f32>,
+}
+
+impl EncoderTables {
+    pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<Self, DeviceError> {
+        let hidden = arch.hidden;
+        if manifest.max_length == 0 {
+            return Err(DeviceError::package("a length of at least 1 token", 0));
         }
-        Ok(table)
-    };
-    let token = table(TableRole::Token, arch.vocab)?;
-    let positions = table(TableRole::Position, manifest.max_length)?;
-    let types = table(TableRole::TokenType, 1)?;
-    let mut position = vec![0.0; manifest.max_length * hidden];
-    for (row, out) in position.chunks_exact_mut(hidden).enumerate() {
-        positions.read_row(row, out);
-        types.add_row(0, out);
+        let table = |role, rows: usize| {
+            let table = package::table(package, manifest, role)?;
+            if table.cols() != hidden || table.rows() < rows {
+                let found = format!("{} x {}", table.rows(), table.cols());
+                let expected = format!("a {role:?} table of at least {rows} x {hidden}");
+                return Err(DeviceError::package(expected, found));
+            }
+            Ok(table)
+        };
+        let token = table(TableRole::Token, arch.vocab)?;
+        let positions = table(TableRole::Position, manifest.max_length)?;
+        let types = table(TableRole::TokenType, 1)?;
+        let mut position = vec![0.0; manifest.max_length * hidden];
+        for (row, out) in position.chunks_exact_mut(hidden).enumerate() {
+            positions.read_row(row, out);
+            types.add_row(0, out);
+        }
+        Ok(Self { token, position })
     }
-    Ok((token, position))
+
+    /// Entries of the vocabulary.
+    pub(crate) fn vocab(&self) -> usize {
+        self.token.rows()
+    }
+
+    /// Writes a token's row at a position.
+    pub(crate) fn read(&self, token: TokenId, position: usize, out: &mut [f32]) {
+        out.copy_from_slice(&self.position[position * out.len()..][..out.len()]);
+        self.token.add_row(token as usize, out);
+    }
+}
+
+/// The longest text's tokens, if all texts are within the limits.
+pub(crate) fn check_texts(
+    limits: &EncoderLimits,
+    vocab: usize,
+    texts: &[&[TokenId]],
+) -> Result<usize, StepError> {
+    let bad = |reason: String| Err(StepError::BadPlan { reason });
+    let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+    if texts.iter().any(|text| text.is_empty()) || longest == 0 || longest > limits.max_length {
+        return bad(format!("texts of 1 to {} tokens are expected", limits.max_length));
+    }
+    if texts.len() * longest > limits.max_batch_tokens {
+        let most = limits.max_batch_tokens;
+        return bad(format!("{} texts of {longest} tokens are over {most}", texts.len()));
+    }
+    match texts.iter().flat_map(|text| text.iter()).find(|&&token| token as usize >= vocab) {
+        Some(token) => bad(format!("token {token} is not below {vocab}")),
+        None => Ok(longest),
+    }
 }
 
 impl Encoder for DynamicEncoder {
@@ -161,7 +180,7 @@ impl Encoder for DynamicEncoder {
     }
 
     fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
-        let longest = self.check(texts)?;
+        let longest = check_texts(&self.limits, self.tables.vocab(), texts)?;
         self.fill(texts, longest);
         let mut data = vec![0.0; texts.len() * self.hidden];
         let (batch, sequence, hidden) = (texts.len() as i64, longest as i64, self.hidden as i64);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use narthex_engine::executor::StepError;
+use narthex_spec::Ep;
 
 /// Why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,36 @@ pub enum DeviceError {
         what: &'static str,
         /// Its message.
         message: String,
+    },
+    /// The runtime offers no device of a provider.
+    #[error("ONNX Runtime offers no {ep} device on this machine")]
+    NoDevice {
+        /// The provider.
+        ep: Ep,
+    },
+    /// A provider's library cannot be used.
+    #[error("the {ep} provider cannot be loaded from {path}: {reason}")]
+    Plugin {
+        /// The provider.
+        ep: Ep,
+        /// Its library.
+        path: PathBuf,
+        /// ONNX Runtime's reason.
+        reason: String,
+    },
+    /// A graph that must run on a device as a whole does not.
+    #[error("{graph}: {elsewhere} of {nodes} nodes cannot run on {ep}: {examples}")]
+    NotWhole {
+        /// The graph's file.
+        graph: String,
+        /// The device's provider.
+        ep: Ep,
+        /// All nodes.
+        nodes: usize,
+        /// Nodes that the provider refused.
+        elsewhere: usize,
+        /// The first of them, by path and operator.
+        examples: String,
     },
     /// The package is not one that this executor runs.
     #[error("the package cannot be run: expected {expected}, found {found}")]
@@ -80,6 +111,9 @@ impl DeviceError {
             Self::TelemetryOn => "set ORT_DISABLE_TELEMETRY=1 in the environment",
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
             Self::Ort { .. } => "compile the model again with `narthex compile`, and report this if it stays",
+            Self::NoDevice { .. } => "`narthex doctor` says what this machine has",
+            Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
+            Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",
             Self::Option { .. } => "give a number of 1 or more",
         };
         Some(hint.to_owned())

@@ -1,16 +1,19 @@
 //! ONNX Runtime: the only crate with `ort`, dynamic libraries and FFI. Implements the engine's ports.
 //!
-//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] runs decoders and [`encoder`]
-//! runs encoders with it.
+//! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] and [`encoder`] run variant A,
+//! [`fixed`] runs variant B, and [`ep`] holds what each provider is told.
 
 pub mod dynamic;
 pub mod encoder;
+pub mod ep;
 mod error;
+pub mod fixed;
 pub mod inventory;
 pub mod memory;
 mod ort;
 mod package;
 pub mod placement;
+pub mod precompile;
 pub mod runtime;
 mod table;
 

@@ -9,13 +9,15 @@ use std::{
 use narthex_spec::Ep;
 use ort::AsPointer;
 
-use crate::error::DeviceError;
+use crate::{ep, error::DeviceError};
 
 /// The nodes of a session by execution provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Each node's provider, operator type and name.
     pub nodes: Vec<PlacedNode>,
+    /// Parts of the graph that one provider runs as a whole, per provider.
+    pub subgraphs: BTreeMap<Ep, usize>,
 }
 
 /// One node and who runs it.
@@ -47,21 +49,6 @@ impl Placement {
         }
         counts
     }
-}
-
-/// ONNX Runtime's name of a provider, as ours.
-fn ep_of(name: &str) -> Option<Ep> {
-    let names = [
-        ("CPUExecutionProvider", Ep::Cpu),
-        ("QNNExecutionProvider", Ep::Qnn),
-        ("OpenVINOExecutionProvider", Ep::OpenVino),
-        ("WebGpuExecutionProvider", Ep::WebGpu),
-        ("DmlExecutionProvider", Ep::DirectMl),
-        ("VitisAIExecutionProvider", Ep::VitisAi),
-        ("CUDAExecutionProvider", Ep::Cuda),
-        ("CoreMLExecutionProvider", Ep::CoreMl),
-    ];
-    names.into_iter().find(|(known, _)| *known == name).map(|(_, ep)| ep)
 }
 
 fn check(status: ort_sys::OrtStatusPtr) -> Result<(), DeviceError> {
@@ -107,10 +94,11 @@ pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceErr
             let mut name = ptr::null();
             check((api.EpAssignedSubgraph_GetEpName)(subgraph, &raw mut name))?;
             let name = text(name);
-            let ep = ep_of(&name).ok_or_else(|| DeviceError::Ort {
+            let ep = ep::of_ort_name(&name).ok_or_else(|| DeviceError::Ort {
                 what: "report the placement",
                 message: format!("unknown execution provider {name:?}"),
             })?;
+            *placement.subgraphs.entry(ep).or_default() += 1;
             let (mut nodes, mut count) = (ptr::null(), 0);
             check((api.EpAssignedSubgraph_GetNodes)(subgraph, &raw mut nodes, &raw mut count))?;
             for &node in list(nodes, count) {
@@ -133,20 +121,12 @@ mod tests {
         let node = |ep, op: &str| PlacedNode { ep, op: op.to_owned(), name: String::new() };
         let nodes =
             vec![node(Ep::Cpu, "Add"), node(Ep::Qnn, "MatMul"), node(Ep::Cpu, "Mul"), node(Ep::Cpu, "Add")];
-        let placement = Placement { nodes };
+        let placement = Placement { nodes, ..Placement::default() };
         assert_eq!(placement.nodes_per_ep(), BTreeMap::from([(Ep::Cpu, 3), (Ep::Qnn, 1)]));
         let cpu = BTreeMap::from([("Add", 2), ("Mul", 1)]);
         assert_eq!(
             placement.ops_per_ep(),
             BTreeMap::from([(Ep::Cpu, cpu), (Ep::Qnn, BTreeMap::from([("MatMul", 1)]))])
         );
-    }
-
-    #[test]
-    fn providers_by_name() {
-        let check = |name: &str, expected| assert_eq!(ep_of(name), expected);
-        check("CPUExecutionProvider", Some(Ep::Cpu));
-        check("QNNExecutionProvider", Some(Ep::Qnn));
-        check("NoSuchExecutionProvider", None);
     }
 }

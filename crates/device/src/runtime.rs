@@ -4,13 +4,16 @@
 //! switching it off afterwards is too late, so [`Runtime::load`] refuses to go on without it.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use ort::{environment::Environment, logging::LogLevel, memory::DeviceType};
 
-use crate::error::DeviceError;
+use narthex_spec::Ep;
+
+use crate::{ep, error::DeviceError};
 
 const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
@@ -37,6 +40,7 @@ pub struct Runtime {
     environment: Environment,
     library: PathBuf,
     version: String,
+    plugins: Mutex<BTreeMap<Ep, PathBuf>>,
 }
 
 /// A device that ONNX Runtime offers.
@@ -85,7 +89,7 @@ impl Runtime {
             .map_err(|error| load(error.to_string()))?;
         environment.set_log_level(LogLevel::Warning);
         let version = version_of(&path, minor);
-        Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version }))
+        Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version, plugins: Mutex::default() }))
     }
 
     /// Its version, such as `1.31.1`.
@@ -96,6 +100,26 @@ impl Runtime {
     /// The file it was loaded from.
     pub fn library(&self) -> &Path {
         &self.library
+    }
+
+    /// Loads a provider's library; one that is loaded already stays as it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Plugin`] for a file that is not that provider, or where another file serves it already.
+    pub fn register(&self, ep: Ep, library: &Path) -> Result<(), DeviceError> {
+        let refused = |reason: String| DeviceError::Plugin { ep, path: library.to_owned(), reason };
+        let library = library.canonicalize().map_err(|error| refused(error.to_string()))?;
+        let mut plugins = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
+        match plugins.get(&ep) {
+            Some(loaded) if *loaded == library => return Ok(()),
+            Some(loaded) => return Err(refused(format!("{} serves it already", loaded.display()))),
+            None => {}
+        }
+        self.environment
+            .register_ep_library(ep::ort_name(ep), &library)
+            .map_err(|error| refused(error.message().to_owned()))?;
+        plugins.insert(ep, library);
+        Ok(())
     }
 
     /// The devices it offers.

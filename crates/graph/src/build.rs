@@ -87,6 +87,16 @@ impl Builder {
         self.node(NodeSpec { name: &name, op, domain: "", inputs, attributes })
     }
 
+    /// Gives a value another name, wherever it occurs.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        let names = |node: &mut Node| {
+            for name in node.inputs.iter_mut().chain(&mut node.outputs).filter(|name| *name == from) {
+                to.clone_into(name);
+            }
+        };
+        self.graph.nodes.iter_mut().for_each(names);
+    }
+
     /// Adds a constant whose elements lie in a file.
     pub fn external(&mut self, name: &str, dtype: DType, shape: &[usize], at: External<'_>) -> String {
         let data =
@@ -110,6 +120,11 @@ impl Builder {
     /// A single-precision scalar constant, made once per value.
     pub fn scalar(&mut self, value: f32) -> String {
         self.constant(format!("const/f32/{value}"), DType::F32, &[], value.to_le_bytes().to_vec())
+    }
+
+    /// A half-precision scalar constant, given by its bits (IEEE 754 binary16) and made once per value.
+    pub fn half_scalar(&mut self, bits: u16) -> String {
+        self.constant(format!("const/f16/{bits:#06x}"), DType::F16, &[], bits.to_le_bytes().to_vec())
     }
 
     fn constant(&mut self, name: String, dtype: DType, shape: &[usize], bytes: Vec<u8>) -> String {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, ModelName, Recipe, Sha256, TokenId, Variant, arch::Architecture, dtype::Dim};
+use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch::Architecture, dtype::Dim};
 
 /// The version that this build writes and the only one it reads.
 pub const FORMAT: u32 = 1;
@@ -29,6 +29,9 @@ pub struct Manifest {
     pub max_length: usize,
     /// The graphs, each with its inputs and outputs.
     pub graphs: Vec<GraphEntry>,
+    /// What vendors' compilers made of the graphs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contexts: Vec<Context>,
     /// Tables that the host reads rows from.
     pub tables: Vec<HostTable>,
     /// The tokenizer and its rules.
@@ -49,6 +52,9 @@ pub struct GraphEntry {
     /// Which variant it is.
     #[serde(alias = "target")]
     pub variant: Variant,
+    /// Which part of the model it computes, at which shapes.
+    #[serde(default)]
+    pub part: Part,
     /// Its inputs.
     pub inputs: Vec<Binding>,
     /// Its outputs.
@@ -67,6 +73,56 @@ impl GraphEntry {
     pub fn output(&self, slot: Slot) -> Option<&Binding> {
         self.outputs.iter().find(|b| b.slot == slot)
     }
+}
+
+/// A graph as a vendor's compiler left it, for one target.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Context {
+    /// What it was compiled for.
+    pub target: Target,
+    /// The graph's file.
+    pub graph: String,
+    /// The ONNX file that stands for it, relative to the package; it names the binary beside it.
+    pub file: String,
+    /// The compiler: the provider's package and version.
+    pub compiler: String,
+    /// Where the compiler put the graph's nodes.
+    pub placement: PlacementRecord,
+}
+
+/// Where the nodes of a graph went.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementRecord {
+    /// Parts that one provider runs as a whole, per provider.
+    pub subgraphs: BTreeMap<Ep, usize>,
+    /// Nodes per provider and operator.
+    pub nodes: BTreeMap<Ep, BTreeMap<String, usize>>,
+}
+
+/// What a graph computes of its model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Part {
+    /// All of it, at any shape.
+    #[default]
+    Whole,
+    /// A decoder's layers for a fixed number of new tokens after a past of fixed width.
+    Layers {
+        /// New tokens.
+        tokens: usize,
+        /// Columns of the past.
+        past: usize,
+    },
+    /// A decoder's last norm and head.
+    Head {
+        /// Rows of hidden states.
+        rows: usize,
+    },
+    /// An encoder for one text in a bucket of fixed length.
+    Bucket {
+        /// Tokens, padding included.
+        length: usize,
+    },
 }
 
 /// A typed role of a graph input or output.
@@ -107,6 +163,30 @@ pub enum Slot {
     Logits,
     /// Output `[batch, hidden]`: one vector per text.
     Embedding,
+    /// Input `[1, 1, tokens, dims / 2]`: cosines of the new tokens' rotary angles.
+    Cos,
+    /// Input, as [`Slot::Cos`]: sines.
+    Sin,
+    /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: what is added to attention scores,
+    /// 0 where a token may be seen.
+    Mask {
+        /// The window of the layers that it is for.
+        window: Option<usize>,
+    },
+    /// Output `[1, kv_heads, head_size, tokens]`: the new tokens' keys, transposed.
+    NewKey {
+        /// Layer number.
+        layer: usize,
+    },
+    /// Output `[1, kv_heads, tokens, head_size]`: the new tokens' values.
+    NewValue {
+        /// Layer number.
+        layer: usize,
+    },
+    /// `[1, tokens, hidden]`: hidden states after the last layer; what the layers give and the head takes.
+    Hidden,
+    /// Input `[1, 1, length]`: how much each row weighs in an encoder's vector.
+    PoolWeights,
 }
 
 /// A slot's tensor.
@@ -135,6 +215,9 @@ pub struct KvLayout {
     pub dtype: DType,
     /// Whether keys are stored after rotation.
     pub keys: KeyRotation,
+    /// How a head's keys lie.
+    #[serde(default)]
+    pub order: KeyOrder,
 }
 
 impl KvLayout {
@@ -152,6 +235,17 @@ pub enum KeyRotation {
     After,
     /// Stored before rotation.
     Before,
+}
+
+/// How the keys of one head lie in the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyOrder {
+    /// `[tokens, head_size]`, as values do.
+    #[default]
+    Rows,
+    /// `[head_size, tokens]`, as attention scores want them.
+    Transposed,
 }
 
 /// A table in a package file that the host reads rows from, such as the token embedding.
@@ -177,6 +271,10 @@ pub enum TableRole {
     Position,
     /// A row per segment; row 0 is added to every token's.
     TokenType,
+    /// A row per position: cosines of its rotary angles.
+    Cos,
+    /// A row per position: sines of its rotary angles.
+    Sin,
 }
 
 /// How a host table's rows lie in a file.

@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Target;
+
 /// The weight scheme of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -65,12 +67,40 @@ pub struct Recipe {
     pub block: usize,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
     pub accuracy_level: u8,
+    /// Shapes of variant B, where it is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<FixedShapes>,
+    /// The NPUs it is compiled for ahead of time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<Target>,
+}
+
+/// The shapes of variant B.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FixedShapes {
+    /// Columns of a decoder's past: the longest sequence, in tokens.
+    pub context: usize,
+    /// New tokens of each prefill graph, rising, each above 1. The decode graph takes one.
+    pub prefill: Vec<usize>,
+    /// Lengths of an encoder's graphs in tokens, rising.
+    pub buckets: Vec<usize>,
+}
+
+impl FixedShapes {
+    /// The shapes for sequences of up to `context` tokens: prefill 64 tokens at a time, texts in buckets of 64 to 512.
+    pub fn new(context: usize) -> Self {
+        let mut buckets: Vec<usize> = [64, 128, 256, 512].into_iter().filter(|&n| n < context).collect();
+        if buckets.len() < 4 {
+            buckets.push(context);
+        }
+        Self { context, prefill: vec![64.min(context)], buckets }
+    }
 }
 
 impl Recipe {
     /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 for `f32`).
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
-        Self { scheme, block: 32, accuracy_level }
+        Self { scheme, block: 32, accuracy_level, fixed: None, targets: Vec::new() }
     }
 }

@@ -54,14 +54,7 @@ pub(crate) fn head(
     }
     let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
     let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
-    let identity = narthex_graph::build::NodeSpec {
-        name: "/head/Identity",
-        op: "Identity",
-        domain: "",
-        inputs: &[&out],
-        attributes: &[],
-    };
-    e.graph.node_to(identity, &[logits]);
+    e.graph.rename(&out, logits);
     if arch.tied_head && arch.hidden.is_multiple_of(e.recipe.block) {
         Ok(HostTable {
             role: TableRole::Token,
@@ -72,6 +65,21 @@ pub(crate) fn head(
     } else {
         table(e, (TableRole::Token, "embed.weight"), shape, table_dtype(e.recipe.scheme))
     }
+}
+
+/// The head alone, over a weight that [`head`] wrote: `rows [1, rows, hidden]` → `[1, rows, vocab]`.
+pub(crate) fn head_only(
+    e: &mut Emitter<'_>,
+    rows: &str,
+    arch: &DecoderArch,
+    logits: &str,
+) -> Result<(), CompileError> {
+    let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
+    let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
+    let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
+    let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
+    e.graph.rename(&out, logits);
+    Ok(())
 }
 
 fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
@@ -95,8 +103,8 @@ fn f32_head(
         let place = narthex_graph::onnx::external::Place { offset: data.offset, length: data.length };
         e.external("/head/weight", DType::F32, &[arch.vocab, arch.hidden], place)
     } else {
-        let values = e.weight("head.weight", &[arch.vocab, arch.hidden])?.to_f32();
-        e.f32_tensor("/head/weight", &[arch.vocab, arch.hidden], &values)?
+        let shape = [arch.vocab, arch.hidden];
+        e.tensor("/head/weight", &shape, |e| Ok(e.weight("head.weight", &shape)?.to_f32()))?
     };
     let spec = narthex_graph::build::NodeSpec {
         name: "/head/Gemm",

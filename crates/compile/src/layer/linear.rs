@@ -37,8 +37,9 @@ impl From<bool> for Bias {
 /// Adds a linear layer to `x [.., cols]`; gives `[.., rows]`.
 ///
 /// ```text
-/// quantised:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
-/// f32:        x ── MatMul(weight) ── Add(bias)
+/// quantised, f32:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
+/// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
+/// plain:           x ── MatMul(weight) ── Add(bias)
 /// ```
 pub(crate) fn linear(e: &mut Emitter<'_>, x: &str, spec: &Linear<'_>) -> Result<String, CompileError> {
     let names: Vec<String> = spec.parts.iter().map(|part| format!("{part}.weight")).collect();
@@ -50,37 +51,40 @@ pub(crate) fn linear(e: &mut Emitter<'_>, x: &str, spec: &Linear<'_>) -> Result<
         Bias::Without => None,
     };
     if storage == Storage::F32 {
-        return f32_linear(e, x, spec, &names, bias);
+        return plain_linear(e, x, spec, &names, bias);
     }
     let quantized = e.quantize(&names, spec.cols, storage)?;
     Ok(quantized_linear(e, x, (spec.scope, rows, spec.cols), &quantized, bias.as_deref()))
 }
 
 fn stacked_bias(e: &mut Emitter<'_>, spec: &Linear<'_>) -> Result<String, CompileError> {
-    let mut values = Vec::new();
-    for part in spec.parts {
-        let rows = e.plan.get(&format!("{part}.weight")).map_or(0, |planned| planned.rows);
-        values.extend(e.weight(&format!("{part}.bias"), &[rows])?.to_f32());
-    }
-    e.f32_tensor(&format!("{}/bias", spec.scope), &[values.len()], &values)
+    let rows = |e: &Emitter<'_>, part: &String| e.plan.get(&format!("{part}.weight")).map_or(0, |w| w.rows);
+    let length = spec.parts.iter().map(|part| rows(e, part)).sum();
+    e.tensor(&format!("{}/bias", spec.scope), &[length], |e| {
+        let mut values = Vec::with_capacity(length);
+        for part in spec.parts {
+            values.extend(e.weight(&format!("{part}.bias"), &[rows(e, part)])?.to_f32());
+        }
+        Ok(values)
+    })
 }
 
-fn f32_linear(
+fn plain_linear(
     e: &mut Emitter<'_>,
     x: &str,
     spec: &Linear<'_>,
     names: &[String],
     bias: Option<String>,
 ) -> Result<String, CompileError> {
-    let mut rows = 0;
-    let mut stacked = Vec::new();
-    for name in names {
-        let planned = e.plan.get(name).map_or(0, |planned| planned.rows);
-        stacked.extend(e.weight(name, &[planned, spec.cols])?.to_f32());
-        rows += planned;
-    }
-    let transposed = transpose(&stacked, rows, spec.cols);
-    let weight = e.f32_tensor(&format!("{}/weight", spec.scope), &[spec.cols, rows], &transposed)?;
+    let rows = |e: &Emitter<'_>, name: &String| e.plan.get(name).map_or(0, |planned| planned.rows);
+    let all = names.iter().map(|name| rows(e, name)).sum();
+    let weight = e.tensor(&format!("{}/weight", spec.scope), &[spec.cols, all], |e| {
+        let mut stacked = Vec::with_capacity(all * spec.cols);
+        for name in names {
+            stacked.extend(e.weight(name, &[rows(e, name), spec.cols])?.to_f32());
+        }
+        Ok(transpose(&stacked, all, spec.cols))
+    })?;
     let product = e.graph.op(spec.scope, "MatMul", &[x, &weight]);
     Ok(match bias {
         Some(bias) => e.graph.op(spec.scope, "Add", &[&product, &bias]),
@@ -105,38 +109,41 @@ pub(crate) fn quantized_linear(
     let blocks = cols.div_ceil(block);
     let quants =
         e.external(&format!("{scope}/quants"), DType::U8, &[rows, blocks, block * bits / 8], weight.quants);
-    let stored = e.external(&format!("{scope}/scales"), DType::F16, &[rows, blocks], weight.scales);
-    // The file keeps f16 scales, which graphs for NPUs share; ONNX Runtime folds this cast when it loads the graph.
-    let scales =
-        e.graph.op_with(&format!("{scope}/scales"), "Cast", &[&stored], &[("to", Attribute::Int(1))]);
+    let scales = e.external(&format!("{scope}/scales"), DType::F16, &[rows, blocks], weight.scales);
     let zeros = match weight.zeros {
         Some(place) => {
             e.external(&format!("{scope}/zeros"), DType::U8, &[rows, (blocks * bits).div_ceil(8)], place)
         }
         None => String::new(),
     };
-    let mut inputs = vec![x, &quants, &scales, &zeros];
-    if let Some(bias) = bias {
-        inputs.extend(["", bias]);
-    }
-    while inputs.last() == Some(&"") {
-        inputs.pop();
-    }
-    let attributes = [
+    let mut attributes = vec![
         ("K", Attribute::from(cols)),
         ("N", rows.into()),
         ("bits", bits.into()),
         ("block_size", block.into()),
-        ("accuracy_level", i64::from(e.recipe.accuracy_level).into()),
     ];
     let name = format!("{scope}/MatMulNBits");
-    e.graph.node(NodeSpec {
-        name: &name,
-        op: "MatMulNBits",
-        domain: MICROSOFT,
-        inputs: &inputs,
-        attributes: &attributes,
-    })
+    let add = |e: &mut Emitter<'_>, inputs: &[&str], attributes: &[(&str, Attribute)]| {
+        let inputs = inputs.strip_suffix(&[""]).unwrap_or(inputs);
+        let spec = NodeSpec { name: &name, op: "MatMulNBits", domain: MICROSOFT, inputs, attributes };
+        e.graph.node(spec)
+    };
+    if e.compute == DType::F16 {
+        // NPUs take no bias here, and compute in the activations' own type.
+        let product = add(e, &[x, &quants, &scales, &zeros], &attributes);
+        return match bias {
+            Some(bias) => e.graph.op(scope, "Add", &[&product, bias]),
+            None => product,
+        };
+    }
+    // The file keeps f16 scales, which both variants share; ONNX Runtime folds this cast when it loads the graph.
+    let scales =
+        e.graph.op_with(&format!("{scope}/scales"), "Cast", &[&scales], &[("to", Attribute::Int(1))]);
+    attributes.push(("accuracy_level", i64::from(e.recipe.accuracy_level).into()));
+    match bias {
+        Some(bias) => add(e, &[x, &quants, &scales, &zeros, "", bias], &attributes),
+        None => add(e, &[x, &quants, &scales, &zeros], &attributes),
+    }
 }
 
 #[cfg(test)]

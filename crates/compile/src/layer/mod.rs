@@ -7,4 +7,5 @@ pub(crate) mod embed;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod plain;
 pub(crate) mod rope;

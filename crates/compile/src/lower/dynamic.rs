@@ -3,14 +3,15 @@
 //! Attention and its rotation are one operator over a cache that is updated in place; the head computes only the rows
 //! asked for.
 
+use narthex_graph::Builder;
 use narthex_spec::{
     DType, Variant,
     arch::{DecoderArch, EncoderArch},
     dtype::Dim,
-    manifest::{Binding, GraphEntry, HostTable, KeyRotation, KvLayout, Slot, TableRole},
+    manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableRole},
 };
 
-use super::Lowered;
+use super::{Lowered, io::Io};
 use crate::{
     emit::Emitter,
     error::CompileError,
@@ -23,55 +24,24 @@ pub(crate) const OPSETS: [(&str, i64); 2] = [("", 20), ("com.microsoft", 1)];
 /// The graph's file, relative to the package.
 pub(crate) const GRAPH_FILE: &str = "model.onnx";
 
-/// Collects the bindings of a graph while its inputs and outputs are declared.
-struct Io {
-    inputs: Vec<Binding>,
-    outputs: Vec<Binding>,
-}
-
-impl Io {
-    fn new() -> Self {
-        Self { inputs: Vec::new(), outputs: Vec::new() }
-    }
-
-    fn input(&mut self, e: &mut Emitter<'_>, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) -> String {
-        self.inputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
-        e.graph.input(name, dtype, shape)
-    }
-
-    fn output(&mut self, e: &mut Emitter<'_>, slot: Slot, name: &str, shape: &[Dim]) {
-        self.outputs.push(Binding { slot, name: name.to_owned(), dtype: DType::F32, shape: shape.to_vec() });
-        e.graph.output(name, DType::F32, shape);
-    }
-
-    fn entry(self, kv: Vec<KvLayout>) -> GraphEntry {
-        GraphEntry {
-            file: GRAPH_FILE.to_owned(),
-            variant: Variant::Dynamic,
-            inputs: self.inputs,
-            outputs: self.outputs,
-            kv,
-        }
-    }
-}
-
 /// A decoder.
 ///
 /// ```text
 /// embeds ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
 /// ```
-pub(crate) fn decoder(mut e: Emitter<'_>, arch: &DecoderArch) -> Result<Lowered, CompileError> {
-    let mut io = Io::new();
+pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered, CompileError> {
+    e.compute = DType::F32;
+    let mut io = Io::default();
     let rows_dim: [Dim; 1] = ["rows".into()];
     let embeds_shape = ["batch".into(), "sequence".into(), arch.hidden.into()];
-    let embeds = io.input(&mut e, Slot::Embeds, "embeds", DType::F32, &embeds_shape);
-    let seqlens_k = io.input(&mut e, Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
-    let total_length = io.input(&mut e, Slot::TotalLength, "total_length", DType::I32, &[]);
-    let logits_rows = io.input(&mut e, Slot::LogitsRows, "logits_rows", DType::I64, &rows_dim);
+    let embeds = io.input(e, Slot::Embeds, "embeds", DType::F32, &embeds_shape);
+    let seqlens_k = io.input(e, Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
+    let total_length = io.input(e, Slot::TotalLength, "total_length", DType::I32, &[]);
+    let logits_rows = io.input(e, Slot::LogitsRows, "logits_rows", DType::I64, &rows_dim);
     let tables = rope::tables(&arch.rope, arch.context);
     let shape = [arch.context, arch.rope.dims / 2];
-    let cos = e.f32_tensor("rope/cos", &shape, &tables.cos)?;
-    let sin = e.f32_tensor("rope/sin", &shape, &tables.sin)?;
+    let cos = e.tensor("rope/cos", &shape, |_| Ok(tables.cos))?;
+    let sin = e.tensor("rope/sin", &shape, |_| Ok(tables.sin))?;
 
     let mut residual = embeds;
     let mut branch: Option<String> = None;
@@ -80,23 +50,16 @@ pub(crate) fn decoder(mut e: Emitter<'_>, arch: &DecoderArch) -> Result<Lowered,
         let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
         let norm_at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm.weight"));
         let normed = match branch.take() {
-            None => {
-                norm::rms_norm(&mut e, &residual, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?
-            }
+            None => norm::rms_norm(e, &residual, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?,
             Some(branch) => {
                 let parts = (residual.as_str(), branch.as_str());
-                let step = norm::skip_rms_norm(
-                    &mut e,
-                    parts,
-                    (&norm_at.0, &norm_at.1),
-                    arch.hidden,
-                    arch.norm_epsilon,
-                )?;
+                let step =
+                    norm::skip_rms_norm(e, parts, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?;
                 residual = step.sum;
                 step.normed
             }
         };
-        let cache = cache_names(&mut e, &mut io, index, &layer.attention);
+        let cache = cache_names(e, &mut io, index, &layer.attention);
         let cache = attention::Cache {
             seqlens_k: &seqlens_k,
             total_length: &total_length,
@@ -109,23 +72,24 @@ pub(crate) fn decoder(mut e: Emitter<'_>, arch: &DecoderArch) -> Result<Lowered,
         };
         let at = (format!("{scope}/attn"), format!("{weights}.attn"));
         let attended =
-            attention::cached(&mut e, &normed, (&at.0, &at.1), (arch.hidden, &layer.attention), &cache)?;
+            attention::cached(e, &normed, (&at.0, &at.1), (arch.hidden, &layer.attention), &cache)?;
         let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm.weight"));
         let parts = (residual.as_str(), attended.as_str());
-        let step = norm::skip_rms_norm(&mut e, parts, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
+        let step = norm::skip_rms_norm(e, parts, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
         residual = step.sum;
         let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
-        branch = Some(mlp::mlp(&mut e, &step.normed, (&at.0, &at.1), arch.hidden, &layer.mlp)?);
+        branch = Some(mlp::mlp(e, &step.normed, (&at.0, &at.1), arch.hidden, &layer.mlp)?);
         kv.push(KvLayout {
             heads: layer.attention.kv_heads,
             head_size: layer.attention.head_size,
             window: layer.attention.window,
             dtype: DType::F32,
             keys: KeyRotation::After,
+            order: KeyOrder::Rows,
         });
     }
-    let table = finish(&mut e, &mut io, arch, (&residual, branch.as_deref()), &logits_rows)?;
-    close(e, io.entry(kv), vec![table])
+    let table = finish(e, &mut io, arch, (&residual, branch.as_deref()), &logits_rows)?;
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kv), vec![table])
 }
 
 /// Declares one layer's cache; gives the names of past and present key and value.
@@ -141,8 +105,8 @@ fn cache_names(
     let past_value =
         io.input(e, Slot::PastValue { layer }, &format!("past.{layer}.value"), DType::F32, &shape);
     let (key, value) = (format!("present.{layer}.key"), format!("present.{layer}.value"));
-    io.output(e, Slot::PresentKey { layer }, &key, &shape);
-    io.output(e, Slot::PresentValue { layer }, &value, &shape);
+    io.output(e, Slot::PresentKey { layer }, &key, DType::F32, &shape);
+    io.output(e, Slot::PresentValue { layer }, &value, DType::F32, &shape);
     [past_key, past_value, key, value]
 }
 
@@ -169,7 +133,7 @@ fn finish(
         None => norm::rms_norm(e, &residual, at, arch.hidden, arch.norm_epsilon)?,
     };
     let table = embed::head(e, &normed, arch, "logits")?;
-    io.output(e, Slot::Logits, "logits", &["rows".into(), arch.vocab.into()]);
+    io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.vocab.into()]);
     Ok(table)
 }
 
@@ -178,32 +142,32 @@ fn finish(
 /// ```text
 /// embeds ── norm ── layers ── pooling ── embedding
 /// ```
-pub(crate) fn encoder(mut e: Emitter<'_>, arch: &EncoderArch) -> Result<Lowered, CompileError> {
-    let mut io = Io::new();
+pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered, CompileError> {
+    e.compute = DType::F32;
+    let mut io = Io::default();
     let embeds_shape = ["batch".into(), "sequence".into(), arch.hidden.into()];
     let mask_shape = ["batch".into(), "sequence".into()];
-    let embeds = io.input(&mut e, Slot::Embeds, "embeds", DType::F32, &embeds_shape);
-    let mask = io.input(&mut e, Slot::PaddingMask, "padding_mask", DType::I32, &mask_shape);
+    let embeds = io.input(e, Slot::Embeds, "embeds", DType::F32, &embeds_shape);
+    let mask = io.input(e, Slot::PaddingMask, "padding_mask", DType::I32, &mask_shape);
     let epsilon = arch.norm_epsilon;
-    let mut x = norm::layer_norm(&mut e, &embeds, ("/embed/norm", "embed.norm"), arch.hidden, epsilon)?;
+    let mut x = norm::layer_norm(e, &embeds, ("/embed/norm", "embed.norm"), arch.hidden, epsilon)?;
     let feed_forward =
         narthex_spec::arch::Mlp { inner: arch.inner, activation: arch.activation, gated: false, bias: true };
     for index in 0..arch.layers {
         let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
         let at = (format!("{scope}/attn"), format!("{weights}.attn"));
-        let attended =
-            attention::bidirectional(&mut e, &x, (&at.0, &at.1), (arch.hidden, arch.heads), &mask)?;
+        let attended = attention::bidirectional(e, &x, (&at.0, &at.1), (arch.hidden, arch.heads), &mask)?;
         let at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm"));
-        x = norm::skip_layer_norm(&mut e, (&x, &attended), (&at.0, &at.1), arch.hidden, epsilon)?;
+        x = norm::skip_layer_norm(e, (&x, &attended), (&at.0, &at.1), arch.hidden, epsilon)?;
         let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
-        let fed = mlp::mlp(&mut e, &x, (&at.0, &at.1), arch.hidden, &feed_forward)?;
+        let fed = mlp::mlp(e, &x, (&at.0, &at.1), arch.hidden, &feed_forward)?;
         let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm"));
-        x = norm::skip_layer_norm(&mut e, (&x, &fed), (&at.0, &at.1), arch.hidden, epsilon)?;
+        x = norm::skip_layer_norm(e, (&x, &fed), (&at.0, &at.1), arch.hidden, epsilon)?;
     }
-    embed::pool(&mut e, &x, arch, &mask, "embedding");
-    io.output(&mut e, Slot::Embedding, "embedding", &["batch".into(), arch.hidden.into()]);
-    let tables = encoder_tables(&mut e, arch)?;
-    close(e, io.entry(Vec::new()), tables)
+    embed::pool(e, &x, arch, &mask, "embedding");
+    io.output(e, Slot::Embedding, "embedding", DType::F32, &["batch".into(), arch.hidden.into()]);
+    let tables = encoder_tables(e, arch)?;
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new()), tables)
 }
 
 fn encoder_tables(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Vec<HostTable>, CompileError> {
@@ -221,11 +185,7 @@ fn encoder_tables(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Vec<HostTab
     ])
 }
 
-fn close(e: Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered, CompileError> {
-    let graph = e.graph.finish();
-    graph.check()?;
-    let path = e.data_file.into();
-    let file = e.data.finish().map_err(|source| CompileError::Write { path, source })?;
-    file.sync()?;
-    Ok(Lowered { graph, entry, tables })
+fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered, CompileError> {
+    let graph = e.next_graph(Builder::default())?;
+    Ok(Lowered { graphs: vec![(graph, entry)], tables })
 }

@@ -1,16 +1,16 @@
 //! Architecture to graph, one file per target family.
 
 pub mod dynamic;
+pub mod fixed;
+mod io;
 
 use narthex_graph::Graph;
 use narthex_spec::manifest::{GraphEntry, HostTable};
 
-/// A lowered model: the graph, how the serve half binds it, and the tables that the host reads.
+/// A lowered model: its graphs, how the serve half binds them, and the tables that the host reads.
 pub struct Lowered {
-    /// The graph.
-    pub graph: Graph,
-    /// Its inputs, outputs and cache.
-    pub entry: GraphEntry,
+    /// Each graph with its inputs, outputs and cache.
+    pub graphs: Vec<(Graph, GraphEntry)>,
     /// Tables for the host.
     pub tables: Vec<HostTable>,
 }

@@ -273,13 +273,22 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use narthex_engine::executor::KvLimits;
-    use narthex_spec::{DType, manifest::KeyRotation};
+    use narthex_spec::{
+        DType,
+        manifest::{KeyOrder, KeyRotation},
+    };
 
     use super::*;
 
     fn cache(slots: usize, budget: usize) -> Cache {
-        let layout =
-            KvLayout { heads: 2, head_size: 3, window: None, dtype: DType::F32, keys: KeyRotation::After };
+        let layout = KvLayout {
+            heads: 2,
+            head_size: 3,
+            window: None,
+            dtype: DType::F32,
+            keys: KeyRotation::After,
+            order: KeyOrder::Rows,
+        };
         let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
         let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
         Cache::new(&[layout], &limits)

@@ -16,6 +16,7 @@ use narthex_spec::{
 };
 
 use crate::{
+    ep::Device,
     error::DeviceError,
     inventory,
     ort::{Session, SessionOptions},
@@ -108,8 +109,8 @@ impl DynamicExecutor {
         }
         let limits = options.limits(manifest.max_length, vocab, &entry.kv)?;
         let names = Names::new(entry)?;
-        let session_options = SessionOptions { threads: inventory::threads(options.threads) };
-        let session = Session::open(runtime, &package::path(package, &entry.file)?, session_options)?;
+        let session = SessionOptions::on(&Device::Cpu, inventory::threads(options.threads));
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
         Ok(Self {
             cache: Cache::new(&entry.kv, &limits),

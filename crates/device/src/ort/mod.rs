@@ -4,4 +4,4 @@ mod binding;
 mod session;
 
 pub(crate) use binding::{Binding, Tensor};
-pub(crate) use session::{Session, SessionOptions};
+pub(crate) use session::{ContextFile, Session, SessionOptions, Sharing};

@@ -1,4 +1,4 @@
-//! A session pinned to the CPU, with a record of where its nodes went.
+//! A session pinned to one device, with a record of where its nodes went.
 
 use std::path::Path;
 
@@ -6,13 +6,11 @@ use narthex_spec::Ep;
 use ort::{AsPointer, session::builder::GraphOptimizationLevel};
 
 use crate::{
+    ep::{self, Device},
     error::DeviceError,
     placement::{self, Placement},
     runtime::Runtime,
 };
-
-/// ONNX Runtime's name of its own kernels.
-const CPU: &str = "CPUExecutionProvider";
 
 /// A loaded graph.
 pub(crate) struct Session {
@@ -22,28 +20,88 @@ pub(crate) struct Session {
 
 /// How a graph is loaded.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SessionOptions {
-    /// Threads of each operator.
+pub(crate) struct SessionOptions<'a> {
+    /// Threads of each operator on the CPU.
     pub(crate) threads: usize,
+    /// The device.
+    pub(crate) device: &'a Device,
+    /// Where the provider's compiled form of the graph is written, if it is wanted.
+    pub(crate) context: Option<ContextFile<'a>>,
+}
+
+impl<'a> SessionOptions<'a> {
+    /// A graph on a device, compiled on the spot where the provider compiles.
+    pub(crate) fn on(device: &'a Device, threads: usize) -> Self {
+        Self { threads, device, context: None }
+    }
+}
+
+/// A provider's compiled form of a graph.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ContextFile<'a> {
+    /// The ONNX file that stands for the graph; the binary lies beside it.
+    pub(crate) path: &'a Path,
+    /// How it shares a binary.
+    pub(crate) sharing: Sharing,
+}
+
+/// Whether several graphs share one binary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// It has a binary of its own.
+    Alone,
+    /// More graphs follow.
+    More,
+    /// It is the last of the graphs that share.
+    Last,
 }
 
 fn failed<R>(what: &'static str) -> impl FnOnce(ort::Error<R>) -> DeviceError {
     move |error| DeviceError::Ort { what, message: error.message().to_owned() }
 }
 
+impl ContextFile<'_> {
+    fn entries(&self) -> Vec<(&'static str, String)> {
+        let mut entries = vec![
+            ("ep.context_enable", "1".to_owned()),
+            ("ep.context_embed_mode", "0".to_owned()),
+            ("ep.context_file_path", self.path.to_string_lossy().into_owned()),
+        ];
+        if self.sharing != Sharing::Alone {
+            entries.push(("ep.share_ep_contexts", "1".to_owned()));
+        }
+        if self.sharing == Sharing::Last {
+            entries.push(("ep.stop_share_ep_contexts", "1".to_owned()));
+        }
+        entries
+    }
+}
+
 impl Session {
-    /// Loads a graph for the CPU, and nothing but the CPU.
+    /// Loads a graph for a device. Nodes that the device refuses go to the CPU and nowhere else; whether that is good
+    /// enough is the caller's to say, from the placement.
     pub(crate) fn open(
         runtime: &Runtime,
         model: &Path,
-        options: SessionOptions,
+        options: SessionOptions<'_>,
     ) -> Result<Self, DeviceError> {
+        let name = ep::ort_name(options.device.ep());
         // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
-        let cpu = runtime.environment().devices().filter(|device| device.ep().is_ok_and(|ep| ep == CPU));
+        let devices: Vec<_> =
+            runtime.environment().devices().filter(|device| device.ep().is_ok_and(|ep| ep == name)).collect();
+        if devices.is_empty() {
+            return Err(DeviceError::NoDevice { ep: options.device.ep() });
+        }
+        let entries: Vec<(String, String)> = options
+            .device
+            .options()
+            .into_iter()
+            .map(|(key, value)| (format!("{name}.{key}"), value))
+            .collect();
         let mut builder = ort::session::Session::builder(runtime.environment())
             .map_err(failed("make a session"))?
-            .with_devices(cpu, None)
-            .map_err(failed("choose the CPU"))?
+            .with_devices(devices, Some(&entries))
+            .map_err(failed("choose the device"))?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
             .with_inter_threads(1)
@@ -52,11 +110,15 @@ impl Session {
             .map_err(failed("set the optimisation level"))?
             .with_config_entry("session.record_ep_graph_assignment_info", "1")
             .map_err(failed("record the placement"))?;
+        for (key, value) in options.context.iter().flat_map(|context| context.entries()) {
+            builder = builder.with_config_entry(key, value).map_err(failed("ask for a compiled graph"))?;
+        }
         let inner = builder.commit_from_file(model).map_err(failed("load the graph"))?;
         let placement = placement::of(&inner)?;
-        if let Some(node) = placement.nodes.iter().find(|node| node.ep != Ep::Cpu) {
+        let own = options.device.ep();
+        if let Some(node) = placement.nodes.iter().find(|node| node.ep != own && node.ep != Ep::Cpu) {
             let message = format!("node {} went to {}", node.name, node.ep);
-            return Err(DeviceError::Ort { what: "keep the graph on the CPU", message });
+            return Err(DeviceError::Ort { what: "keep the graph on its device", message });
         }
         Ok(Self { inner, placement })
     }

@@ -16,6 +16,7 @@ use narthex_spec::{
     Recipe, Scheme, SlotId, TokenId,
     manifest::{Manifest, Provenance},
     progress::Quiet,
+    recipe::FixedShapes,
 };
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 use tempfile::TempDir;
@@ -59,7 +60,27 @@ impl Package {
         Self::compile(checkpoint.path().to_owned(), scheme)
     }
 
+    /// The tiny Llama in both variants, computing with exact activations.
+    pub(crate) fn fixed_llama(scheme: Scheme, shapes: FixedShapes) -> Self {
+        let checkpoint = tempfile::tempdir().unwrap();
+        let file = checkpoint.path().join("tiny.gguf");
+        fs::write(&file, tiny_llama_gguf(7)).unwrap();
+        Self::make(file, Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) })
+    }
+
+    /// The tiny BERT in both variants, computing with exact activations.
+    pub(crate) fn fixed_bert(scheme: Scheme, shapes: FixedShapes) -> Self {
+        let checkpoint = tempfile::tempdir().unwrap();
+        tiny_bert_safetensors(checkpoint.path(), 7).unwrap();
+        let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) };
+        Self::make(checkpoint.path().to_owned(), recipe)
+    }
+
     fn compile(checkpoint: PathBuf, scheme: Scheme) -> Self {
+        Self::make(checkpoint, Recipe::new(scheme))
+    }
+
+    fn make(checkpoint: PathBuf, recipe: Recipe) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let provenance = Provenance {
             source: "test".to_owned(),
@@ -70,7 +91,7 @@ impl Package {
         let job = CompileJob {
             checkpoint: &checkpoint,
             name: "tiny".parse().unwrap(),
-            recipe: Recipe::new(scheme),
+            recipe,
             out: folder.path(),
             keep_stages: None,
             provenance,

@@ -1,0 +1,233 @@
+//! Variant B: fixed shapes and plain operators in half precision, for NPUs.
+//!
+//! One decoder becomes a graph for one new token, a graph for each prefill length, and a graph for the head. Embedding,
+//! rotary angles and masks come from the host; of keys and values only the new ones leave a graph. An encoder becomes a
+//! graph for each length of text. All of them read the weights that variant A wrote.
+
+use narthex_graph::Builder;
+use narthex_spec::{
+    DType, Scheme, Variant,
+    arch::{Architecture, DecoderArch, EncoderArch, Mlp},
+    dtype::Dim,
+    manifest::{
+        GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableEncoding, TableRole,
+    },
+    recipe::FixedShapes,
+};
+
+use super::{Lowered, io::Io};
+use crate::{
+    emit::Emitter,
+    error::CompileError,
+    layer::{embed, mlp, norm, plain},
+    lower::dynamic::OPSETS,
+};
+
+const F16: DType = DType::F16;
+
+/// A graph for the given shapes, after variant A has been lowered with the same emitter.
+pub(crate) fn lower(
+    e: &mut Emitter<'_>,
+    architecture: &Architecture,
+    shapes: &FixedShapes,
+) -> Result<Lowered, CompileError> {
+    if e.recipe.scheme == Scheme::F32 {
+        return Err(CompileError::Unsupported {
+            what: "scheme f32".to_owned(),
+            reason: "NPUs compute in half precision; compile with --scheme w8 or w4".to_owned(),
+        });
+    }
+    e.compute = F16;
+    match architecture {
+        Architecture::Decoder(arch) => decoder(e, arch, shapes),
+        Architecture::Encoder(arch) => {
+            let graphs = shapes.buckets.iter().map(|&length| encoder(e, arch, length));
+            Ok(Lowered { graphs: graphs.collect::<Result<_, _>>()?, tables: Vec::new() })
+        }
+    }
+}
+
+fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
+    let mut graphs = Vec::new();
+    for &tokens in std::iter::once(&1).chain(&shapes.prefill) {
+        let entry = layers(e, arch, tokens, shapes.context)?;
+        graphs.push((e.next_graph(Builder::default())?, entry));
+    }
+    let entry = head(e, arch)?;
+    graphs.push((e.next_graph(Builder::default())?, entry));
+    Ok(Lowered { graphs, tables: rope_tables(e, arch) })
+}
+
+/// Variant A wrote the angles of every position; the host reads their rows.
+fn rope_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable> {
+    let table = |(role, name)| {
+        let data = e.range(e.place_of(name, DType::F32)?);
+        let encoding = TableEncoding::Plain { dtype: DType::F32, data };
+        Some(HostTable { role, rows: arch.context, cols: arch.rope.dims / 2, encoding })
+    };
+    [(TableRole::Cos, "rope/cos"), (TableRole::Sin, "rope/sin")].into_iter().filter_map(table).collect()
+}
+
+/// The layers for `tokens` new tokens.
+///
+/// ```text
+/// embeds ── (norm ── attention ── Add ── norm ── mlp ── Add) × layers ── hidden
+/// ```
+fn layers(
+    e: &mut Emitter<'_>,
+    arch: &DecoderArch,
+    tokens: usize,
+    past: usize,
+) -> Result<GraphEntry, CompileError> {
+    e.graph = Builder::new(&format!("layers-{tokens}"), &OPSETS);
+    let mut io = Io::default();
+    let width: [Dim; 3] = [1.into(), tokens.into(), arch.hidden.into()];
+    let angles: [Dim; 4] = [1.into(), 1.into(), tokens.into(), (arch.rope.dims / 2).into()];
+    let mut x = io.input(e, Slot::Embeds, "embeds", F16, &width);
+    let cos = io.input(e, Slot::Cos, "cos", F16, &angles);
+    let sin = io.input(e, Slot::Sin, "sin", F16, &angles);
+    let mut kv = Vec::new();
+    let mut masks = Vec::new();
+    for (index, layer) in arch.layers.iter().enumerate() {
+        let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
+        let attention = &layer.attention;
+        let mask = mask(e, &mut io, &mut masks, (attention.window, tokens, past));
+        let names = past_names(e, &mut io, index, (attention.kv_heads, attention.head_size, past));
+        let step = plain::Step { tokens, past, rope: &arch.rope, cos: &cos, sin: &sin, mask: &mask };
+        let held = plain::Past { key: &names[0], value: &names[1], new_key: &names[2], new_value: &names[3] };
+        let at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm.weight"));
+        let normed = norm::rms_norm(e, &x, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
+        let at = (format!("{scope}/attn"), format!("{weights}.attn"));
+        let attended = plain::cached(e, &normed, (&at.0, &at.1), (arch.hidden, attention), (&step, &held))?;
+        x = e.graph.op(&at.0, "Add", &[&x, &attended]);
+        let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm.weight"));
+        let normed = norm::rms_norm(e, &x, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
+        let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
+        let fed = mlp::mlp(e, &normed, (&at.0, &at.1), arch.hidden, &layer.mlp)?;
+        x = if index + 1 == arch.layers.len() {
+            sum_to(e, &at.0, &x, &fed, "hidden")
+        } else {
+            e.graph.op(&at.0, "Add", &[&x, &fed])
+        };
+        let shapes =
+            [(Slot::NewKey { layer: index }, &names[2]), (Slot::NewValue { layer: index }, &names[3])];
+        for ((slot, name), order) in shapes.into_iter().zip([[1, 0], [0, 1]]) {
+            let extents = [tokens, attention.head_size];
+            let shape = [1, attention.kv_heads, extents[order[0]], extents[order[1]]];
+            io.output(e, slot, name, F16, &shape.map(Dim::from));
+        }
+        kv.push(KvLayout {
+            heads: attention.kv_heads,
+            head_size: attention.head_size,
+            window: attention.window,
+            dtype: F16,
+            keys: KeyRotation::After,
+            order: KeyOrder::Transposed,
+        });
+    }
+    io.output(e, Slot::Hidden, "hidden", F16, &width);
+    let file = format!("layers-{tokens}x{past}.onnx");
+    Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past }, kv))
+}
+
+fn sum_to(e: &mut Emitter<'_>, scope: &str, a: &str, b: &str, output: &str) -> String {
+    let name = format!("{scope}/Add");
+    let spec = narthex_graph::build::NodeSpec {
+        name: &name,
+        op: "Add",
+        domain: "",
+        inputs: &[a, b],
+        attributes: &[],
+    };
+    e.graph.node_to(spec, &[output]);
+    output.to_owned()
+}
+
+/// The mask for layers of one window; an input for each window that occurs.
+fn mask(
+    e: &mut Emitter<'_>,
+    io: &mut Io,
+    known: &mut Vec<(Option<usize>, String)>,
+    (window, tokens, past): (Option<usize>, usize, usize),
+) -> String {
+    if let Some((_, name)) = known.iter().find(|(other, _)| *other == window) {
+        return name.clone();
+    }
+    let name = window.map_or("mask".to_owned(), |window| format!("mask.{window}"));
+    let shape: [Dim; 4] = [1.into(), 1.into(), tokens.into(), (past + tokens).into()];
+    io.input(e, Slot::Mask { window }, &name, F16, &shape);
+    known.push((window, name.clone()));
+    name
+}
+
+/// Declares one layer's past; gives the names of past key and value, and of new key and value.
+fn past_names(
+    e: &mut Emitter<'_>,
+    io: &mut Io,
+    layer: usize,
+    (heads, size, past): (usize, usize, usize),
+) -> [String; 4] {
+    let key: [Dim; 4] = [1.into(), heads.into(), size.into(), past.into()];
+    let value: [Dim; 4] = [1.into(), heads.into(), past.into(), size.into()];
+    let past_key = io.input(e, Slot::PastKey { layer }, &format!("past.{layer}.key"), F16, &key);
+    let past_value = io.input(e, Slot::PastValue { layer }, &format!("past.{layer}.value"), F16, &value);
+    [past_key, past_value, format!("new.{layer}.key"), format!("new.{layer}.value")]
+}
+
+/// The last norm and the head, for one row.
+fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileError> {
+    e.graph = Builder::new("head", &OPSETS);
+    let mut io = Io::default();
+    let rows = 1;
+    let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1.into(), rows.into(), arch.hidden.into()]);
+    let normed = norm::rms_norm(e, &hidden, ("/norm", "norm.weight"), arch.hidden, arch.norm_epsilon)?;
+    embed::head_only(e, &normed, arch, "logits")?;
+    io.output(e, Slot::Logits, "logits", F16, &[1.into(), rows.into(), arch.vocab.into()]);
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
+}
+
+/// An encoder for one text of at most `length` tokens.
+///
+/// ```text
+/// embeds ── norm ── (attention ── Add ── norm ── mlp ── Add ── norm) × layers ── MatMul(pool weights) ── embedding
+/// ```
+fn encoder(
+    e: &mut Emitter<'_>,
+    arch: &EncoderArch,
+    length: usize,
+) -> Result<(narthex_graph::Graph, GraphEntry), CompileError> {
+    e.graph = Builder::new(&format!("encoder-{length}"), &OPSETS);
+    let mut io = Io::default();
+    let (hidden, epsilon) = (arch.hidden, arch.norm_epsilon);
+    let embeds = io.input(e, Slot::Embeds, "embeds", F16, &[1.into(), length.into(), hidden.into()]);
+    let mask_shape = [1.into(), 1.into(), 1.into(), length.into()];
+    let mask = io.input(e, Slot::Mask { window: None }, "mask", F16, &mask_shape);
+    let pool = io.input(e, Slot::PoolWeights, "pool", F16, &[1.into(), 1.into(), length.into()]);
+    let mut x = norm::layer_norm(e, &embeds, ("/embed/norm", "embed.norm"), hidden, epsilon)?;
+    let feed_forward = Mlp { inner: arch.inner, activation: arch.activation, gated: false, bias: true };
+    for index in 0..arch.layers {
+        let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
+        let at = (format!("{scope}/attn"), format!("{weights}.attn"));
+        let attended = plain::bidirectional(e, &x, (&at.0, &at.1), (length, hidden, arch.heads), &mask)?;
+        let sum = e.graph.op(&at.0, "Add", &[&x, &attended]);
+        let at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm"));
+        x = norm::layer_norm(e, &sum, (&at.0, &at.1), hidden, epsilon)?;
+        let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
+        let fed = mlp::mlp(e, &x, (&at.0, &at.1), hidden, &feed_forward)?;
+        let sum = e.graph.op(&at.0, "Add", &[&x, &fed]);
+        let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm"));
+        x = norm::layer_norm(e, &sum, (&at.0, &at.1), hidden, epsilon)?;
+    }
+    let spec = narthex_graph::build::NodeSpec {
+        name: "/pool/MatMul",
+        op: "MatMul",
+        domain: "",
+        inputs: &[&pool, &x],
+        attributes: &[],
+    };
+    e.graph.node_to(spec, &["embedding"]);
+    io.output(e, Slot::Embedding, "embedding", F16, &[1.into(), 1.into(), hidden.into()]);
+    let file = format!("encoder-{length}.onnx");
+    let entry = io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new());
+    Ok((e.next_graph(Builder::default())?, entry))
+}

@@ -1,0 +1,4 @@
+//! ONNX Runtime's own CPU kernels: always there, without options.
+
+/// ONNX Runtime's name of the provider.
+pub(super) const NAME: &str = "CPUExecutionProvider";

@@ -1,0 +1,77 @@
+//! The devices that graphs are loaded on: one file per provider, each with its options as types.
+//!
+//! A provider's library is registered with the runtime once ([`crate::runtime::Runtime::register`]); a [`Device`] then
+//! says what a session asks of it.
+
+mod cpu;
+mod qnn;
+
+use std::path::Path;
+
+use narthex_spec::Ep;
+
+pub use qnn::{Performance, QnnOptions};
+
+/// A device that a graph is loaded on, with everything that the provider is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// ONNX Runtime's own CPU kernels, and nothing else.
+    Cpu,
+    /// A Hexagon NPU; on a machine without one, Qualcomm's emulation of it.
+    Qnn(QnnOptions),
+}
+
+impl Device {
+    /// The provider.
+    pub fn ep(&self) -> Ep {
+        match self {
+            Self::Cpu => Ep::Cpu,
+            Self::Qnn(_) => Ep::Qnn,
+        }
+    }
+
+    /// The provider's options, by its own names.
+    pub(crate) fn options(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Cpu => Vec::new(),
+            Self::Qnn(options) => options.entries(),
+        }
+    }
+}
+
+/// ONNX Runtime's name of a provider.
+pub(crate) fn ort_name(ep: Ep) -> &'static str {
+    match ep {
+        Ep::Cpu => cpu::NAME,
+        Ep::Qnn => qnn::NAME,
+        Ep::OpenVino => "OpenVINOExecutionProvider",
+        Ep::WebGpu => "WebGpuExecutionProvider",
+        Ep::DirectMl => "DmlExecutionProvider",
+        Ep::VitisAi => "VitisAIExecutionProvider",
+        Ep::Cuda => "CUDAExecutionProvider",
+        Ep::CoreMl => "CoreMLExecutionProvider",
+    }
+}
+
+/// ONNX Runtime's name of a provider, as ours.
+pub(crate) fn of_ort_name(name: &str) -> Option<Ep> {
+    Ep::ALL.into_iter().find(|&ep| ort_name(ep) == name)
+}
+
+/// A library that lies beside a provider's own.
+fn beside(library: &Path, name: &str) -> String {
+    library.with_file_name(name).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_by_name() {
+        for ep in Ep::ALL {
+            assert_eq!(of_ort_name(ort_name(ep)), Some(ep));
+        }
+        assert_eq!(of_ort_name("NoSuchExecutionProvider"), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! The KV cache of fixed graphs: for each slot and layer, keys `[heads, size, past]` and values `[heads, past, size]`.
+//!
+//! A slot's memory is made when it is first used and kept; tokens lie from column 0 on, and masks hide the rest.
+
+use half::f16;
+use narthex_engine::executor::StepError;
+use narthex_spec::{SlotId, manifest::KvLayout};
+
+/// Keys and values of all slots.
+pub(super) struct Cache {
+    layers: Vec<KvLayout>,
+    past: usize,
+    slots: Vec<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    length: usize,
+    /// Keys and values of each layer; empty until the slot is first used.
+    layers: Vec<[Vec<f16>; 2]>,
+}
+
+/// One layer's new keys `[heads, size, tokens]` and values `[heads, tokens, size]`, of which the last `count` are real.
+#[derive(Clone, Copy)]
+pub(super) struct New<'a> {
+    pub(super) keys: &'a [f16],
+    pub(super) values: &'a [f16],
+    pub(super) tokens: usize,
+    pub(super) count: usize,
+}
+
+impl Cache {
+    pub(super) fn new(layers: &[KvLayout], past: usize, slots: usize) -> Self {
+        let slots = (0..slots).map(|_| Slot::default()).collect();
+        Self { layers: layers.to_vec(), past, slots }
+    }
+
+    /// Tokens that a slot holds.
+    pub(super) fn length(&self, slot: SlotId) -> usize {
+        self.slots[slot.index()].length
+    }
+
+    pub(super) fn set_length(&mut self, slot: SlotId, length: usize) {
+        self.slots[slot.index()].length = length;
+    }
+
+    /// A slot's memory, made now where it is not there yet. It stays where it is for the cache's lifetime.
+    pub(super) fn layers(&mut self, slot: SlotId) -> Result<&mut [[Vec<f16>; 2]], StepError> {
+        let held = &mut self.slots[slot.index()].layers;
+        if held.is_empty() {
+            let elements = |layer: &KvLayout| layer.heads * layer.head_size * self.past;
+            let bytes: usize = self.layers.iter().map(|layer| 4 * elements(layer)).sum();
+            let full = |_| StepError::OutOfMemory { rows: 1, capacity: self.past, wanted: bytes };
+            let mut layers = Vec::with_capacity(self.layers.len());
+            for layer in &self.layers {
+                let part = || {
+                    let mut part = Vec::new();
+                    part.try_reserve_exact(elements(layer)).map_err(full)?;
+                    part.resize(elements(layer), f16::ZERO);
+                    Ok::<_, StepError>(part)
+                };
+                layers.push([part()?, part()?]);
+            }
+            *held = layers;
+        }
+        Ok(held)
+    }
+
+    /// Writes a layer's new tokens at column `at`.
+    pub(super) fn put(&mut self, slot: SlotId, layer: usize, at: usize, new: New<'_>) {
+        let KvLayout { heads, head_size: size, .. } = self.layers[layer];
+        let New { keys, values, tokens, count } = new;
+        let (past, first) = (self.past, tokens - count);
+        let [key, value] = &mut self.slots[slot.index()].layers[layer];
+        for row in 0..heads * size {
+            let from = &keys[row * tokens + first..(row + 1) * tokens];
+            key[row * past + at..][..count].copy_from_slice(from);
+        }
+        for head in 0..heads {
+            let from = &values[(head * tokens + first) * size..(head + 1) * tokens * size];
+            value[(head * past + at) * size..][..count * size].copy_from_slice(from);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::{
+        DType,
+        manifest::{KeyOrder, KeyRotation},
+    };
+
+    use super::*;
+
+    #[test]
+    fn new_tokens_lie_where_the_graphs_look_for_them() {
+        let layer = KvLayout {
+            heads: 2,
+            head_size: 3,
+            window: None,
+            dtype: DType::F16,
+            keys: KeyRotation::After,
+            order: KeyOrder::Transposed,
+        };
+        let (past, tokens, count, at) = (5, 4, 2, 1);
+        let mut cache = Cache::new(&[layer], past, 1);
+        cache.layers(SlotId(0)).unwrap();
+        // Each element says its head, its row and its token.
+        let number =
+            |head: usize, row: usize, token: usize| f16::from_f32((head * 100 + row * 10 + token) as f32);
+        let mut keys = Vec::new();
+        let mut values = Vec::new();
+        for head in 0..2 {
+            keys.extend((0..3).flat_map(|row| (0..tokens).map(move |token| number(head, row, token))));
+            values.extend((0..tokens).flat_map(|token| (0..3).map(move |row| number(head, row, token))));
+        }
+        cache.put(SlotId(0), 0, at, New { keys: &keys, values: &values, tokens, count });
+        let [key, value] = &cache.layers(SlotId(0)).unwrap()[0];
+        for (head, row, token) in [(0, 0, 2), (1, 2, 3), (0, 1, 3)] {
+            let column = at + token - (tokens - count);
+            assert_eq!(key[(head * 3 + row) * past + column], number(head, row, token));
+            assert_eq!(value[(head * past + column) * 3 + row], number(head, row, token));
+        }
+        let untouched = key.iter().filter(|x| **x == f16::ZERO).count();
+        assert_eq!(untouched, key.len() - 2 * 3 * count);
+    }
+}

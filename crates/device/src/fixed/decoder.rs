@@ -1,0 +1,208 @@
+//! A decoder of fixed graphs: implements the engine's [`Executor`], one span after another.
+
+use std::path::Path;
+
+use narthex_engine::executor::{Executor, KvLimits, Limits, Logits, Span, StepError, StepPlan};
+use narthex_spec::{
+    SlotId,
+    arch::Architecture,
+    manifest::{GraphEntry, KvLayout, Manifest, Part, Slot, TableRole},
+};
+
+use super::{
+    Place,
+    cache::{Cache, New},
+    graph::FixedGraph,
+    joined, open,
+    step::{self, Tables},
+};
+use crate::{error::DeviceError, package, placement::Placement, runtime::Runtime};
+
+/// Bounds of an executor.
+#[derive(Debug, Clone, Copy)]
+pub struct FixedOptions {
+    /// Slots.
+    pub slots: usize,
+    /// The most bytes that the KV cache may take.
+    pub kv_budget: usize,
+}
+
+/// A decoder in fixed graphs on one device.
+pub struct FixedExecutor {
+    limits: Limits,
+    past: usize,
+    tables: Tables,
+    /// By new tokens, rising.
+    layers: Vec<(usize, FixedGraph)>,
+    head: FixedGraph,
+    kv: Vec<KvLayout>,
+    logits: Vec<f32>,
+    // Dropped after the graphs that are bound to it.
+    cache: Cache,
+}
+
+impl FixedExecutor {
+    /// Loads a package's fixed decoder on a device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package without one, [`DeviceError::NotWhole`] for a
+    /// graph that does not run on the device as a whole, [`DeviceError::Ort`] for one that is refused.
+    pub fn open(
+        runtime: &Runtime,
+        folder: &Path,
+        manifest: &Manifest,
+        place: Place<'_>,
+        options: &FixedOptions,
+    ) -> Result<Self, DeviceError> {
+        let Architecture::Decoder(arch) = &manifest.architecture else {
+            return Err(DeviceError::package("a decoder", "an encoder"));
+        };
+        if options.slots == 0 {
+            return Err(DeviceError::Option { what: "slots" });
+        }
+        let tables = tables(folder, manifest)?;
+        let load =
+            |entry: &GraphEntry| FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
+        let (mut layers, mut widths, mut kv) = (Vec::new(), Vec::new(), Vec::new());
+        let mut head = None;
+        for entry in &manifest.graphs {
+            match entry.part {
+                Part::Layers { tokens, past } => {
+                    layers.push((tokens, load(entry)?));
+                    widths.push(past);
+                    kv.clone_from(&entry.kv);
+                }
+                Part::Head { .. } => head = Some(load(entry)?),
+                Part::Whole | Part::Bucket { .. } => {}
+            }
+        }
+        layers.sort_by_key(|(tokens, _)| *tokens);
+        let (Some(&past), Some(head)) = (widths.first(), head) else {
+            return Err(DeviceError::package("a decoder in fixed graphs", "none"));
+        };
+        let single = layers.first().is_some_and(|(tokens, _)| *tokens == 1);
+        if !single || widths.iter().any(|&width| width != past) {
+            return Err(DeviceError::package("a graph for one token, and one past", "others"));
+        }
+        let bytes_per_token = kv.iter().map(KvLayout::bytes_per_token).sum();
+        let limits = Limits {
+            slots: options.slots,
+            context: past.min(manifest.max_length),
+            chunk: layers.last().map_or(1, |(tokens, _)| *tokens),
+            batch: options.slots,
+            vocab: arch.vocab,
+            kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
+        };
+        let cache = Cache::new(&kv, past, options.slots);
+        Ok(Self { limits, past, tables, layers, head, kv, logits: Vec::new(), cache })
+    }
+
+    /// Where the nodes of all graphs run.
+    pub fn placement(&self) -> Placement {
+        let graphs = self.layers.iter().map(|(_, graph)| graph).chain([&self.head]);
+        joined(graphs.map(FixedGraph::session))
+    }
+
+    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
+        let bad = |reason: String| Err(StepError::BadPlan { reason });
+        for (index, span) in plan.spans.iter().enumerate() {
+            let (slot, length) = (span.slot.index(), span.tokens.len());
+            if slot >= self.limits.slots || plan.spans[..index].iter().any(|other| other.slot == span.slot) {
+                return bad(format!("slot {slot} is unknown or named twice"));
+            }
+            if span.at != self.cache.length(span.slot) {
+                let held = self.cache.length(span.slot);
+                return bad(format!("slot {slot} holds {held} tokens, the span begins at {}", span.at));
+            }
+            let room = self.limits.context.saturating_sub(span.at).min(self.limits.chunk);
+            if length == 0 || length > room || span.tokens.end > plan.tokens.len() {
+                return bad(format!("a span of {length} tokens at {} does not fit", span.at));
+            }
+            let vocab = self.tables.token.rows();
+            if let Some(token) = plan.tokens_of(span).iter().find(|&&token| token as usize >= vocab) {
+                return bad(format!("token {token} is not below {vocab}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one span; its logits begin at row `row`.
+    fn run_span(&mut self, plan: &StepPlan, span: &Span, row: usize) -> Result<(), StepError> {
+        let tokens = plan.tokens_of(span);
+        let Some((width, graph)) = self.layers.iter_mut().find(|(width, _)| *width >= tokens.len()) else {
+            return Err(StepError::BadPlan { reason: format!("no graph takes {} tokens", tokens.len()) });
+        };
+        step::write(graph, &self.tables, (span.at, self.past), tokens);
+        graph.run_over(&mut self.cache, span.slot)?;
+        for layer in 0..self.kv.len() {
+            let new = New {
+                keys: graph.output(Slot::NewKey { layer }),
+                values: graph.output(Slot::NewValue { layer }),
+                tokens: *width,
+                count: tokens.len(),
+            };
+            self.cache.put(span.slot, layer, span.at, new);
+        }
+        let (hidden, vocab) = (self.tables.token.cols(), self.limits.vocab);
+        let count = span.logits.rows(tokens.len());
+        let states = graph.output(Slot::Hidden);
+        let wanted = states[(*width - count) * hidden..].chunks_exact(hidden);
+        for (state, out) in wanted.zip(self.logits[row * vocab..].chunks_exact_mut(vocab)) {
+            self.head.input(Slot::Hidden).copy_from_slice(state);
+            self.head.run()?;
+            for (value, out) in self.head.output(Slot::Logits).iter().zip(out) {
+                *out = value.to_f32();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The token table and the angles of every position.
+fn tables(folder: &Path, manifest: &Manifest) -> Result<Tables, DeviceError> {
+    let table = |role| package::table(folder, manifest, role);
+    let tables =
+        Tables { token: table(TableRole::Token)?, cos: table(TableRole::Cos)?, sin: table(TableRole::Sin)? };
+    let angles = [&tables.cos, &tables.sin].map(|table| (table.rows(), table.cols()));
+    if angles[0] != angles[1] || angles[0].0 < manifest.max_length || angles[0].1 > tables.token.cols() {
+        let expected = format!("two tables of angles with at least {} rows", manifest.max_length);
+        return Err(DeviceError::package(expected, format!("{angles:?}")));
+    }
+    Ok(tables)
+}
+
+impl Executor for FixedExecutor {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+        self.check(plan)?;
+        let rows = plan.logits_rows();
+        let wanted = rows * self.limits.vocab;
+        if self.logits.len() < wanted {
+            self.logits.resize(wanted, 0.0);
+        }
+        let mut row = 0;
+        for span in &plan.spans {
+            self.run_span(plan, span, row)?;
+            row += span.logits.rows(span.tokens.len());
+        }
+        for span in &plan.spans {
+            self.cache.set_length(span.slot, span.at + span.tokens.len());
+        }
+        Ok(Logits::new(&self.logits[..wanted], self.limits.vocab))
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        if slot.index() >= self.limits.slots {
+            return Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) });
+        }
+        let held = self.cache.length(slot);
+        if len > held {
+            return Err(StepError::BadPlan { reason: format!("slot {} holds only {held} tokens", slot.0) });
+        }
+        self.cache.set_length(slot, len);
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! A fixed graph with its inputs and outputs bound to memory of its own, and to one slot's cache at a time.
+
+use std::ffi::CString;
+
+use half::f16;
+use narthex_engine::executor::StepError;
+use narthex_spec::{
+    DType, SlotId,
+    dtype::Dim,
+    manifest::{Binding as Bound, GraphEntry, Slot},
+};
+
+use super::cache::Cache;
+use crate::{
+    error::DeviceError,
+    ort::{Binding, Session, Tensor},
+    package,
+};
+
+/// A loaded graph and its tensors. All of them are half precision.
+pub(super) struct FixedGraph {
+    // Dropped first: it belongs to the session and refers to the memory below.
+    binding: Binding,
+    session: Session,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    past: Vec<[(CString, Vec<i64>); 2]>,
+    slot: Option<SlotId>,
+}
+
+/// An input or output with its memory.
+struct Port {
+    slot: Slot,
+    data: Vec<f16>,
+}
+
+fn extents(bound: &Bound) -> Result<Vec<i64>, DeviceError> {
+    if bound.dtype != DType::F16 {
+        return Err(DeviceError::package(format!("{} in f16", bound.name), format!("{:?}", bound.dtype)));
+    }
+    let fixed = |dim: &Dim| match dim {
+        Dim::Fixed(extent) => i64::try_from(*extent).ok(),
+        Dim::Symbol(_) => None,
+    };
+    let shape: Option<Vec<i64>> = bound.shape.iter().map(fixed).collect();
+    shape.ok_or_else(|| DeviceError::package(format!("a fixed shape of {}", bound.name), "a symbolic one"))
+}
+
+impl FixedGraph {
+    pub(super) fn new(entry: &GraphEntry, session: Session) -> Result<Self, DeviceError> {
+        let mut binding = Binding::new(&session).map_err(DeviceError::binding)?;
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for bound in &entry.inputs {
+            if !matches!(bound.slot, Slot::PastKey { .. } | Slot::PastValue { .. }) {
+                let name = package::input(entry, bound.slot)?;
+                let (mut port, shape) = port(bound)?;
+                let tensor = Tensor::new(&mut port.data, DType::F16, &shape);
+                // SAFETY: the port owns its memory, never moves its elements, and is dropped with the binding.
+                unsafe { binding.input(&name, tensor) }.map_err(DeviceError::binding)?;
+                inputs.push(port);
+            }
+        }
+        for bound in &entry.outputs {
+            let name = package::output(entry, bound.slot)?;
+            let (mut port, shape) = port(bound)?;
+            let tensor = Tensor::new(&mut port.data, DType::F16, &shape);
+            // SAFETY: as for the inputs.
+            unsafe { binding.output(&name, tensor) }.map_err(DeviceError::binding)?;
+            outputs.push(port);
+        }
+        let named = |slot| {
+            let bound = entry.input(slot);
+            Ok::<_, DeviceError>((package::input(entry, slot)?, bound.map_or(Ok(Vec::new()), extents)?))
+        };
+        let past = (0..entry.kv.len())
+            .map(|layer| Ok([named(Slot::PastKey { layer })?, named(Slot::PastValue { layer })?]))
+            .collect::<Result<_, DeviceError>>()?;
+        Ok(Self { inputs, outputs, past, slot: None, binding, session })
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The roles of its inputs, but for the past.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = Slot> {
+        self.inputs.iter().map(|port| port.slot)
+    }
+
+    /// An input's memory, to be written before a run. Empty for a role that the graph has not.
+    pub(super) fn input(&mut self, slot: Slot) -> &mut [f16] {
+        self.inputs.iter_mut().find(|port| port.slot == slot).map_or(&mut [], |port| &mut port.data)
+    }
+
+    /// An output's memory, written by a run. Empty for a role that the graph has not.
+    pub(super) fn output(&self, slot: Slot) -> &[f16] {
+        self.outputs.iter().find(|port| port.slot == slot).map_or(&[], |port| &port.data)
+    }
+
+    /// Runs the graph over one slot's cache.
+    pub(super) fn run_over(&mut self, cache: &mut Cache, slot: SlotId) -> Result<(), StepError> {
+        if self.slot != Some(slot) {
+            self.slot = None;
+            for (layer, names) in cache.layers(slot)?.iter_mut().zip(&self.past) {
+                for (part, (name, shape)) in layer.iter_mut().zip(names) {
+                    // SAFETY: a slot's memory stays where it is as long as the cache, which its executor drops after
+                    // its graphs; it is written between runs only.
+                    unsafe { self.binding.input(name, Tensor::new(part, DType::F16, shape)) }?;
+                }
+            }
+            self.slot = Some(slot);
+        }
+        self.run()
+    }
+
+    /// Runs a graph without a past.
+    pub(super) fn run(&mut self) -> Result<(), StepError> {
+        self.binding.run(&mut self.session)
+    }
+}
+
+fn port(bound: &Bound) -> Result<(Port, Vec<i64>), DeviceError> {
+    let shape = extents(bound)?;
+    let elements: i64 = shape.iter().product();
+    Ok((Port { slot: bound.slot, data: vec![f16::ZERO; elements.max(0) as usize] }, shape))
+}

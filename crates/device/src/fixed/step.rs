@@ -1,0 +1,93 @@
+//! What the host writes for one run of a decoder's layers: embedded tokens, rotary angles and masks.
+//!
+//! A graph takes a fixed number of tokens. Fewer are put at the end, so that the last row is the last token; the rows
+//! before them are padding, which no token sees and whose keys are thrown away.
+
+use std::ops::Range;
+
+use half::f16;
+use narthex_spec::{TokenId, manifest::Slot};
+
+use super::{HIDDEN, graph::FixedGraph};
+use crate::table::Table;
+
+/// The tables that the host reads.
+pub(super) struct Tables {
+    pub(super) token: Table,
+    pub(super) cos: Table,
+    pub(super) sin: Table,
+}
+
+/// Writes one run's inputs: `tokens` follow on `at` tokens in a past of `past` columns.
+pub(super) fn write(graph: &mut FixedGraph, tables: &Tables, (at, past): (usize, usize), tokens: &[TokenId]) {
+    let hidden = tables.token.cols();
+    let rows = graph.input(Slot::Embeds).len() / hidden;
+    let first = rows - tokens.len();
+    let mut row = vec![0.0; hidden];
+    let embeds = graph.input(Slot::Embeds);
+    embeds[..first * hidden].fill(f16::ZERO);
+    for (&token, out) in tokens.iter().zip(embeds[first * hidden..].chunks_exact_mut(hidden)) {
+        tables.token.read_row(token as usize, &mut row);
+        narrow(&row, out);
+    }
+    for (slot, table) in [(Slot::Cos, &tables.cos), (Slot::Sin, &tables.sin)] {
+        let pairs = table.cols();
+        let angles = graph.input(slot);
+        angles[..first * pairs].fill(f16::ZERO);
+        for (position, out) in (at..).zip(angles[first * pairs..].chunks_exact_mut(pairs)) {
+            table.read_row(position, &mut row[..pairs]);
+            narrow(&row[..pairs], out);
+        }
+    }
+    let masks: Vec<Slot> = graph.inputs().filter(|slot| matches!(slot, Slot::Mask { .. })).collect();
+    for slot in masks {
+        let Slot::Mask { window } = slot else { continue };
+        let mask = graph.input(slot);
+        mask.fill(f16::from_f32(HIDDEN));
+        for (row, line) in mask.chunks_exact_mut(past + rows).enumerate().skip(first) {
+            let [seen, new] = visible((at, past), (row, first), window);
+            line[seen].fill(f16::ZERO);
+            line[new].fill(f16::ZERO);
+        }
+    }
+}
+
+/// The columns that a row sees: of the past, and of the new tokens.
+fn visible(
+    (at, past): (usize, usize),
+    (row, first): (usize, usize),
+    window: Option<usize>,
+) -> [Range<usize>; 2] {
+    let position = at + row - first;
+    let oldest = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let new = first + oldest.saturating_sub(at);
+    [oldest.min(at)..at, past + new..past + row + 1]
+}
+
+fn narrow(values: &[f32], out: &mut [f16]) {
+    for (value, out) in values.iter().zip(out) {
+        *out = f16::from_f32(*value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_sees_its_past_and_itself() {
+        let check = |at, row, first, window, expected: [Range<usize>; 2]| {
+            assert_eq!(visible((at, 10), (row, first), window), expected, "at {at}, row {row}, from {first}");
+        };
+        // An empty past, no padding.
+        check(0, 0, 0, None, [0..0, 10..11]);
+        check(0, 3, 0, None, [0..0, 10..14]);
+        // Five tokens before, two rows of padding.
+        check(5, 2, 2, None, [0..5, 12..13]);
+        check(5, 3, 2, None, [0..5, 12..14]);
+        // A window of three tokens: the token itself and two before it.
+        check(5, 2, 2, Some(3), [3..5, 12..13]);
+        check(5, 5, 2, Some(3), [5..5, 13..16]);
+        check(1, 2, 2, Some(8), [0..1, 12..13]);
+    }
+}

@@ -1,0 +1,75 @@
+//! Ahead-of-time compiles: a vendor's compiler turns graphs into contexts for its NPU, on any machine that has it.
+//!
+//! A context is an ONNX file with one node that names a binary beside it. Nothing here knows of models.
+
+use std::path::Path;
+
+use crate::{
+    ep::Device,
+    error::DeviceError,
+    ort::{ContextFile, Session, SessionOptions, Sharing},
+    placement::Placement,
+    runtime::Runtime,
+};
+
+/// One graph to compile.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// The graph's file.
+    pub graph: &'a Path,
+    /// The context's ONNX file; its folder exists. The binary is written beside it.
+    pub context: &'a Path,
+}
+
+/// Whether the graphs of one call share a binary, and with it their weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weights {
+    /// One binary for all.
+    Shared,
+    /// A binary for each.
+    Apart,
+}
+
+/// Compiles graphs for a device, each of which must go to the device whole. Gives their placements in the same order.
+///
+/// # Errors
+/// [`DeviceError::NotWhole`] names the nodes that the device refuses, [`DeviceError::Ort`] says why its compiler failed.
+pub fn precompile(
+    runtime: &Runtime,
+    device: &Device,
+    jobs: &[Job<'_>],
+    weights: Weights,
+) -> Result<Vec<Placement>, DeviceError> {
+    // Contexts that share a binary are written when the last of them is made, so all stay open until then.
+    let mut open = Vec::with_capacity(jobs.len());
+    for (index, job) in jobs.iter().enumerate() {
+        let sharing = match weights {
+            Weights::Apart => Sharing::Alone,
+            Weights::Shared if index + 1 < jobs.len() => Sharing::More,
+            Weights::Shared => Sharing::Last,
+        };
+        let context = ContextFile { path: job.context, sharing };
+        let options = SessionOptions { context: Some(context), ..SessionOptions::on(device, 1) };
+        let session = Session::open(runtime, job.graph, options)?;
+        whole(job.graph, device, session.placement())?;
+        open.push(session);
+    }
+    Ok(open.iter().map(|session| session.placement().clone()).collect())
+}
+
+/// Refuses a placement that is not wholly on its device.
+pub(crate) fn whole(graph: &Path, device: &Device, placement: &Placement) -> Result<(), DeviceError> {
+    let elsewhere: Vec<_> = placement.nodes.iter().filter(|node| node.ep != device.ep()).collect();
+    if elsewhere.is_empty() {
+        return Ok(());
+    }
+    let examples: Vec<String> =
+        elsewhere.iter().take(3).map(|node| format!("{} ({})", node.name, node.op)).collect();
+    Err(DeviceError::NotWhole {
+        graph: graph.file_name().unwrap_or(graph.as_os_str()).to_string_lossy().into_owned(),
+        ep: device.ep(),
+        nodes: placement.nodes.len(),
+        elsewhere: elsewhere.len(),
+        examples: examples.join(", "),
+    })
+}

@@ -1,0 +1,134 @@
+//! Variant B computes what variant A computes, however its tokens are cut into steps.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_device::{
+    dynamic::DynamicExecutor,
+    encoder::{DynamicEncoder, EncoderOptions},
+    ep::Device,
+    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+};
+use narthex_engine::{
+    encoder::Encoder,
+    executor::{Executor, StepError, StepPlan, Wanted},
+};
+use narthex_spec::{Ep, Scheme, SlotId, TokenId, recipe::FixedShapes};
+use support::{Package, prompt, runtime};
+
+/// The bound between half and single precision, as relative L2.
+const HALF: f32 = 0.01;
+
+const PLACE: Place<'static> = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
+
+fn shapes() -> FixedShapes {
+    FixedShapes { context: 48, prefill: vec![4, 16], buckets: vec![8, 64] }
+}
+
+fn executor(package: &Package) -> FixedExecutor {
+    let options = FixedOptions { slots: 3, kv_budget: 1 << 30 };
+    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, PLACE, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run(
+    executor: &mut impl Executor,
+    slot: u32,
+    at: usize,
+    tokens: &[TokenId],
+    wanted: Wanted,
+) -> Vec<Vec<f32>> {
+    let mut plan = StepPlan::default();
+    plan.push(SlotId(slot), at, tokens, wanted);
+    let logits = executor.step(&plan).unwrap();
+    (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
+}
+
+/// Relative L2 distance.
+fn relative(found: &[f32], expected: &[f32]) -> f32 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+/// Logits after every token, from variant A.
+fn expected(package: &Package, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+    let mut executor: DynamicExecutor = package.executor();
+    run(&mut executor, 0, 0, tokens, Wanted::All)
+}
+
+#[test]
+fn logits_are_those_of_variant_a_however_tokens_are_cut() {
+    for scheme in [Scheme::W8, Scheme::W4] {
+        let package = Package::fixed_llama(scheme, shapes());
+        let tokens = prompt(3, 40);
+        let expected = expected(&package, &tokens);
+        let mut executor = executor(&package);
+        assert_eq!((executor.limits().context, executor.limits().chunk), (48, 16));
+        for (slot, cuts) in
+            [vec![16, 16, 8], vec![1, 3, 16, 4, 1, 15], vec![5, 11, 1, 1, 16, 6]].iter().enumerate()
+        {
+            let mut at = 0;
+            for &length in cuts {
+                let rows = run(&mut executor, slot as u32, at, &tokens[at..at + length], Wanted::All);
+                for (index, row) in rows.iter().enumerate() {
+                    let found = relative(row, &expected[at + index]);
+                    assert!(found <= HALF, "{scheme} {cuts:?} token {}: {found}", at + index);
+                }
+                at += length;
+            }
+        }
+        let nodes = executor.placement().nodes_per_ep();
+        assert_eq!(nodes.keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+    }
+}
+
+#[test]
+fn a_slot_that_is_cut_back_forgets() {
+    let package = Package::fixed_llama(Scheme::W8, shapes());
+    let mut executor = executor(&package);
+    let (kept, dropped, new) = (prompt(1, 10), prompt(2, 12), prompt(4, 9));
+    run(&mut executor, 1, 0, &kept, Wanted::Nothing);
+    run(&mut executor, 1, 10, &dropped, Wanted::Nothing);
+    // Another slot in between, so that the graphs are bound to it.
+    run(&mut executor, 2, 0, &dropped, Wanted::Nothing);
+    executor.truncate(SlotId(1), 10).unwrap();
+    let row = run(&mut executor, 1, 10, &new, Wanted::Last).remove(0);
+    let text = [kept, new].concat();
+    let found = relative(&row, expected(&package, &text).last().unwrap());
+    assert!(found <= HALF, "{found}");
+}
+
+#[test]
+fn a_whole_context_fits_and_no_more() {
+    let package = Package::fixed_llama(Scheme::W8, shapes());
+    let mut executor = executor(&package);
+    let tokens = prompt(5, 49);
+    for (index, chunk) in tokens[..48].chunks(16).enumerate() {
+        run(&mut executor, 0, index * 16, chunk, Wanted::Nothing);
+    }
+    let mut plan = StepPlan::default();
+    plan.push(SlotId(0), 48, &tokens[48..], Wanted::Last);
+    assert!(matches!(executor.step(&plan), Err(StepError::BadPlan { .. })));
+}
+
+#[test]
+fn vectors_are_those_of_variant_a() {
+    let package = Package::fixed_bert(Scheme::W8, shapes());
+    let (folder, manifest) = (package.folder.path(), &package.manifest);
+    let mut fixed = FixedEncoder::open(runtime(), folder, manifest, PLACE).unwrap();
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let mut dynamic = DynamicEncoder::open(runtime(), folder, manifest, &options).unwrap();
+    let texts: Vec<Vec<TokenId>> = [1, 8, 9, 64]
+        .iter()
+        .map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect())
+        .collect();
+    let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
+    let (found, expected) = (fixed.run(&texts).unwrap(), dynamic.run(&texts).unwrap());
+    for (index, (a, b)) in found.data.chunks(found.width).zip(expected.data.chunks(found.width)).enumerate() {
+        let distance = relative(a, b);
+        assert!(distance <= HALF, "text {index}: {distance}");
+    }
+    let long = prompt(1, 65);
+    assert!(matches!(fixed.run(&[&long]), Err(StepError::BadPlan { .. })));
+}
