@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::Scheme;
+use narthex_spec::{Scheme, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -242,6 +242,14 @@ pub(crate) struct CompileArgs {
     /// Write the stages between checkpoint and package to this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) keep_stages: Option<PathBuf>,
+
+    /// Also compile for an NPU: qnn:x-elite, or several chips as in qnn:x-elite,8-elite
+    #[arg(long, value_name = "PROVIDER:CHIP")]
+    pub(crate) target: Option<Target>,
+
+    /// The longest sequence on the NPU, in tokens [default: 2048, or the model's own]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
+    pub(crate) context: Option<usize>,
 }
 
 /// `narthex bench`.

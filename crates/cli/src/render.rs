@@ -9,7 +9,7 @@ use narthex_gateway::{
     listing::{ModelKind, ModelListing, ModelState, ModelStatus, Support},
     request::Summary,
 };
-use narthex_spec::{arch::Architecture, manifest::Manifest};
+use narthex_spec::{Variant, arch::Architecture, manifest::Manifest};
 
 /// `98.4 MB`: decimal units, as disks and downloads are counted.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -128,11 +128,39 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
     ];
-    let kv: usize = manifest.graphs.iter().flat_map(|g| &g.kv).map(|layer| layer.bytes_per_token()).sum();
+    let dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
+    let kv: usize = dynamic.flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
     if kv > 0 {
         lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
     }
+    if !manifest.contexts.is_empty() {
+        lines.push(contexts(manifest));
+    }
     lines.join("\n")
+}
+
+/// What a package holds for NPUs: where each graph's nodes went, and what the compiled files weigh.
+pub(crate) fn contexts(manifest: &Manifest) -> String {
+    let mut table = table(&["TARGET", "GRAPH", "NODES", "COMPILER"]);
+    for context in &manifest.contexts {
+        let nodes = context.placement.nodes.iter().map(|(ep, ops)| {
+            let parts = context.placement.subgraphs.get(ep).copied().unwrap_or(0);
+            format!(
+                "{ep} {} in {parts} part{}",
+                ops.values().sum::<usize>(),
+                if parts == 1 { "" } else { "s" }
+            )
+        });
+        table.add_row([
+            Cell::new(&context.target),
+            Cell::new(&context.graph),
+            Cell::new(nodes.collect::<Vec<_>>().join(", ")),
+            Cell::new(&context.compiler),
+        ]);
+    }
+    let compiled = manifest.files.iter().filter(|(name, _)| name.starts_with("contexts/"));
+    let size = bytes(compiled.map(|(_, file)| file.bytes).sum());
+    format!("{}\ncompiled files  {size}", table.trim_fmt())
 }
 
 /// Running servers.

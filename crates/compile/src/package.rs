@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, BufWriter, Write},
+    io::{self, BufWriter, Read, Write},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -66,12 +66,39 @@ impl PackageWriter {
     /// Enters the files into the manifest and writes it; the last file of a package.
     pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<(), CompileError> {
         manifest.files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let path = self.folder.join(MANIFEST_FILE);
-        let failed = |source| CompileError::Write { path: path.clone(), source };
-        let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
-        let mut file = File::create(&path).map_err(failed)?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
+        write_manifest(&self.folder, manifest)
     }
+}
+
+/// Enters files that lie in a package's folder into its manifest, and writes the manifest anew.
+///
+/// `names` are relative to the folder, with `/` between their parts.
+pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<(), CompileError> {
+    for name in names {
+        let path = folder.join(name);
+        let failed = |source| CompileError::Write { path: path.clone(), source };
+        let mut file = File::open(&path).map_err(failed)?;
+        let (mut hash, mut bytes, mut part) = (sha2::Sha256::new(), 0, vec![0; 1 << 20]);
+        loop {
+            let read = file.read(&mut part).map_err(failed)?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&part[..read]);
+            bytes += read as u64;
+        }
+        file.sync_all().map_err(failed)?;
+        manifest.files.insert(name.clone(), FileEntry { bytes, sha256: Sha256(hash.finalize().into()) });
+    }
+    write_manifest(folder, manifest)
+}
+
+fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CompileError> {
+    let path = folder.join(MANIFEST_FILE);
+    let failed = |source| CompileError::Write { path: path.clone(), source };
+    let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
+    let mut file = File::create(&path).map_err(failed)?;
+    file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
 }
 
 impl HashedFile {

@@ -50,11 +50,12 @@ pub struct CompileJob<'a> {
 
 /// Compiles a checkpoint into a package; tensors stream through one at a time.
 pub fn compile(
-    job: CompileJob<'_>,
+    mut job: CompileJob<'_>,
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest, CompileError> {
     let checkpoint = checkpoint::open(job.checkpoint)?;
+    job.recipe.fixed = job.recipe.fixed.map(|shapes| shapes.within(checkpoint.max_length));
     let plan = Plan::new(&checkpoint.architecture, &job.recipe);
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;

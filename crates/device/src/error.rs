@@ -65,6 +65,9 @@ pub enum DeviceError {
         /// The first of them, by path and operator.
         examples: String,
     },
+    /// The caller broke off.
+    #[error("interrupted")]
+    Cancelled,
     /// The package is not one that this executor runs.
     #[error("the package cannot be run: expected {expected}, found {found}")]
     Package {
@@ -115,6 +118,7 @@ impl DeviceError {
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",
             Self::Option { .. } => "give a number of 1 or more",
+            Self::Cancelled => return None,
         };
         Some(hint.to_owned())
     }

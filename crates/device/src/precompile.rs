@@ -2,7 +2,7 @@
 //!
 //! A context is an ONNX file with one node that names a binary beside it. Nothing here knows of models.
 
-use std::path::Path;
+use std::{ops::ControlFlow, path::Path};
 
 use crate::{
     ep::Device,
@@ -32,13 +32,16 @@ pub enum Weights {
 
 /// Compiles graphs for a device, each of which must go to the device whole. Gives their placements in the same order.
 ///
+/// `done` hears how many graphs are compiled, and answers whether to go on.
+///
 /// # Errors
-/// [`DeviceError::NotWhole`] names the nodes that the device refuses, [`DeviceError::Ort`] says why its compiler failed.
+/// [`DeviceError::Cancelled`] where `done` broke off, [`DeviceError::NotWhole`] names the nodes that the device refuses, [`DeviceError::Ort`] says why its compiler failed.
 pub fn precompile(
     runtime: &Runtime,
     device: &Device,
     jobs: &[Job<'_>],
     weights: Weights,
+    done: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Placement>, DeviceError> {
     // Contexts that share a binary are written when the last of them is made, so all stay open until then.
     let mut open = Vec::with_capacity(jobs.len());
@@ -53,6 +56,9 @@ pub fn precompile(
         let session = Session::open(runtime, job.graph, options)?;
         whole(job.graph, device, session.placement())?;
         open.push(session);
+        if done(index + 1).is_break() {
+            return Err(DeviceError::Cancelled);
+        }
     }
     Ok(open.iter().map(|session| session.placement().clone()).collect())
 }

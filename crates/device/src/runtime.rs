@@ -162,8 +162,10 @@ fn version_of(path: &Path, minor: u32) -> String {
 fn forward_log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
     match level {
         LogLevel::Verbose => tracing::trace!(target: "ort", category, location, "{message}"),
-        LogLevel::Info => tracing::debug!(target: "ort", category, location, "{message}"),
-        LogLevel::Warning => tracing::warn!(target: "ort", category, location, "{message}"),
+        LogLevel::Info => tracing::trace!(target: "ort", category, location, "{message}"),
+        // What ONNX Runtime warns of is for those who build it; what matters to users comes back as an error or stands
+        // in the placement.
+        LogLevel::Warning => tracing::debug!(target: "ort", category, location, "{message}"),
         LogLevel::Error | LogLevel::Fatal => tracing::error!(target: "ort", category, location, "{message}"),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use narthex_device::DeviceError;
 use narthex_spec::ModelName;
 
 /// What kind of failure it is; the server maps it to a status, the command line to an exit code.
@@ -176,6 +177,7 @@ impl Error {
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } => ErrorKind::Overloaded,
             Self::Loading { .. } => ErrorKind::Loading,
+            Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
             Self::LoadFailed { .. }
             | Self::ShuttingDown
             | Self::BadPackage { .. }

@@ -9,7 +9,7 @@ use std::{
 use narthex_catalog::{index::Catalog, store::Store};
 use narthex_device::runtime::Runtime;
 use narthex_engine::worker::Drain;
-use narthex_spec::{ModelName, ProgressSink, Scheme, manifest::Manifest, progress::Quiet};
+use narthex_spec::{ModelName, ProgressSink, Scheme, Target, manifest::Manifest, progress::Quiet};
 
 use crate::{
     announce::{self, Announcement, RunningServer},
@@ -66,6 +66,21 @@ pub struct CompileRequest {
     pub keep_stages: Option<PathBuf>,
     /// Whether a package that exists is made again.
     pub rebuild: Rebuild,
+    /// The NPU that it is compiled for ahead of time, besides the graph that every device runs.
+    pub target: Option<Target>,
+    /// The longest sequence of the NPU's graphs, in tokens; `None` takes 2048 or the model's, whichever is
+    /// less.
+    pub context: Option<usize>,
+}
+
+/// The longest sequence that graphs of fixed shape are made for where nothing else is asked, in tokens.
+pub(crate) const USUAL_CONTEXT: usize = 2048;
+
+impl CompileRequest {
+    /// A scheme, and everything else as usual: no stages, no NPU, and nothing that exists is made again.
+    pub fn new(scheme: Scheme) -> Self {
+        Self { scheme, keep_stages: None, rebuild: Rebuild::IfMissing, target: None, context: None }
+    }
 }
 
 /// Whether a package that exists is made again.
@@ -164,7 +179,7 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<InstalledPackage, Error> {
         let key = self.key_of(model)?;
-        let request = CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+        let request = CompileRequest::new(key.scheme);
         job::ensure_package(&self.inner, &job::Wanted::new(&key, model, &request), progress, cancel)?;
         shelf::installed(&self.inner, &key)
     }

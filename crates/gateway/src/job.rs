@@ -1,6 +1,6 @@
 //! Long jobs: a model's files become a package, a runtime's wheel becomes a library.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
@@ -8,13 +8,16 @@ use narthex_catalog::{
     runtimes::{self, RuntimeKind, RuntimeSource},
 };
 use narthex_compile::pipeline::{self, CompileJob};
-use narthex_spec::{ProgressSink, Recipe, Scheme, manifest::Provenance, progress::Progress};
+use narthex_spec::{
+    ProgressSink, Recipe, Scheme, manifest::Provenance, progress::Progress, recipe::FixedShapes,
+};
 
 use crate::{
     cancel::Cancel,
     error::Error,
-    gateway::{CompileRequest, Inner, Rebuild},
+    gateway::{CompileRequest, Inner, Rebuild, USUAL_CONTEXT},
     names::{PackageKey, split_scheme},
+    package, vendor,
 };
 
 /// Which downloads a load may set off.
@@ -31,14 +34,32 @@ pub(crate) struct Wanted<'a> {
     key: &'a PackageKey,
     /// The model as the user named it: a catalogue name, a hub reference or a path.
     model: &'a str,
-    keep_stages: Option<&'a Path>,
-    rebuild: Rebuild,
+    request: &'a CompileRequest,
 }
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(key: &'a PackageKey, model: &'a str, request: &'a CompileRequest) -> Self {
-        let keep_stages = request.keep_stages.as_deref();
-        Self { key, model: split_scheme(model).0, keep_stages, rebuild: request.rebuild }
+        Self { key, model: split_scheme(model).0, request }
+    }
+
+    /// The installed package, if it is what is wanted.
+    fn found(&self, inner: &Inner) -> Option<PathBuf> {
+        if self.request.rebuild == Rebuild::Always {
+            return None;
+        }
+        let folder = inner.store.package(&self.key.name, self.key.scheme)?;
+        let Some(target) = &self.request.target else { return Some(folder) };
+        let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
+        let context = recipe.fixed.map(|shapes| shapes.context);
+        let long_enough = self.request.context.is_none_or(|wanted| context == Some(wanted));
+        (recipe.targets.contains(target) && long_enough).then_some(folder)
+    }
+
+    fn recipe(&self) -> Recipe {
+        let CompileRequest { scheme, target, context, .. } = self.request;
+        let shapes = || FixedShapes::new(context.unwrap_or(USUAL_CONTEXT));
+        let fixed = (target.is_some() || context.is_some()).then(shapes);
+        Recipe { fixed, targets: target.iter().cloned().collect(), ..Recipe::new(*scheme) }
     }
 }
 
@@ -50,18 +71,14 @@ pub(crate) fn ensure_package(
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
     let key = wanted.key;
-    if wanted.rebuild == Rebuild::IfMissing
-        && let Some(folder) = inner.store.package(&key.name, key.scheme)
-    {
+    if let Some(folder) = wanted.found(inner) {
         return Ok(folder);
     }
     let resolved = ModelRef::parse(wanted.model)?.resolve(&inner.catalog)?;
     // The lock keeps two processes from compiling one package twice; the second finds it made.
     let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
     let _lock = inner.store.lock(&lock_name, progress, cancel.flag())?;
-    if wanted.rebuild == Rebuild::IfMissing
-        && let Some(folder) = inner.store.package(&key.name, key.scheme)
-    {
+    if let Some(folder) = wanted.found(inner) {
         return Ok(folder);
     }
     let files = fetch::fetch(&inner.store, &resolved, progress, cancel.flag())?;
@@ -81,9 +98,9 @@ fn compile(
     let job = CompileJob {
         checkpoint: &files.path,
         name: key.name.clone(),
-        recipe: Recipe::new(key.scheme),
+        recipe: wanted.recipe(),
         out: staging.path(),
-        keep_stages: wanted.keep_stages,
+        keep_stages: wanted.request.keep_stages.as_deref(),
         provenance: Provenance {
             source: files.source,
             checkpoint: files.digests,
@@ -91,7 +108,10 @@ fn compile(
             compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
         },
     };
-    pipeline::compile(job, progress, cancel.flag())?;
+    let mut manifest = pipeline::compile(job, progress, cancel.flag())?;
+    if let Some(target) = &wanted.request.target {
+        vendor::compile_for(inner, target, (staging.path(), &mut manifest), progress, cancel)?;
+    }
     Ok(staging.commit()?)
 }
 
@@ -112,7 +132,7 @@ pub(crate) fn package_for_load(
             return Err(Error::NotInstalled { name: key.name.clone() });
         }
     }
-    let request = CompileRequest { scheme: key.scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+    let request = CompileRequest::new(key.scheme);
     ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
 }
 

@@ -23,6 +23,7 @@ mod runtime;
 mod shelf;
 mod today;
 mod turn;
+mod vendor;
 
 pub use cancel::Cancel;
 pub use config::Config;

@@ -89,11 +89,21 @@ pub struct FixedShapes {
 impl FixedShapes {
     /// The shapes for sequences of up to `context` tokens: prefill 64 tokens at a time, texts in buckets of 64 to 512.
     pub fn new(context: usize) -> Self {
-        let mut buckets: Vec<usize> = [64, 128, 256, 512].into_iter().filter(|&n| n < context).collect();
-        if buckets.len() < 4 {
-            buckets.push(context);
+        Self { context, prefill: vec![64], buckets: vec![64, 128, 256, 512] }.within(context)
+    }
+
+    /// The same shapes for a model whose sequences have at most `longest` tokens.
+    pub fn within(mut self, longest: usize) -> Self {
+        let longest = longest.max(2);
+        self.context = self.context.min(longest);
+        for lengths in [&mut self.prefill, &mut self.buckets] {
+            let over = lengths.iter().any(|&length| length >= longest);
+            lengths.retain(|&length| length < longest);
+            if over {
+                lengths.push(longest);
+            }
         }
-        Self { context, prefill: vec![64.min(context)], buckets }
+        self
     }
 }
 
@@ -102,5 +112,24 @@ impl Recipe {
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
         Self { scheme, block: 32, accuracy_level, fixed: None, targets: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_fit_the_model() {
+        let check = |context, longest, expected: (usize, &[usize], &[usize])| {
+            let shapes = FixedShapes::new(context).within(longest);
+            assert_eq!((shapes.context, &*shapes.prefill, &*shapes.buckets), expected);
+        };
+        check(2048, 8192, (2048, &[64], &[64, 128, 256, 512]));
+        check(2048, 512, (512, &[64], &[64, 128, 256, 512]));
+        check(2048, 256, (256, &[64], &[64, 128, 256]));
+        check(2048, 300, (300, &[64], &[64, 128, 256, 300]));
+        check(40, 8192, (40, &[40], &[40]));
+        check(2048, 64, (64, &[64], &[64]));
     }
 }

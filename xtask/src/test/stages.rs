@@ -62,7 +62,9 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
 /// Fills the store the way a user would: through the command line.
 pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
     let narthex = session.build_narthex()?;
-    session::run(session.command(&narthex).args(["runtime", "install", "cpu"]))?;
+    for runtime in ["cpu", "qnn"] {
+        session::run(session.command(&narthex).args(["runtime", "install", runtime]))?;
+    }
     for model in MODELS {
         session::run(session.command(&narthex).args(["pull", model]))?;
     }

@@ -56,6 +56,8 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         scheme: args.scheme,
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
+        target: args.target.clone(),
+        context: args.context,
     };
     let (folder, manifest) = gateway.compile(&args.model, &request, &Bars::new(), interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
@@ -65,5 +67,16 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         manifest.recipe.scheme,
         render::bytes(bytes)
     ));
+    if let (Some(wanted), Some(shapes)) = (args.context, &manifest.recipe.fixed)
+        && shapes.context < wanted
+    {
+        output::note(format!(
+            "The model's own context is {} tokens; that is what was taken.",
+            shapes.context
+        ));
+    }
+    if !manifest.contexts.is_empty() {
+        output::note(render::contexts(&manifest));
+    }
     output::line(folder.display())
 }

@@ -1,5 +1,6 @@
 //! Sessions and raw bindings over memory of our own. Nothing here knows of models.
 
+mod aside;
 mod binding;
 mod session;
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use narthex_spec::Ep;
 use ort::{AsPointer, session::builder::GraphOptimizationLevel};
 
+use super::aside::Aside;
 use crate::{
     ep::{self, Device},
     error::DeviceError,
@@ -113,6 +114,7 @@ impl Session {
         for (key, value) in options.context.iter().flat_map(|context| context.entries()) {
             builder = builder.with_config_entry(key, value).map_err(failed("ask for a compiled graph"))?;
         }
+        let _aside = (options.device.ep() == Ep::Qnn).then(Aside::new);
         let inner = builder.commit_from_file(model).map_err(failed("load the graph"))?;
         let placement = placement::of(&inner)?;
         let own = options.device.ep();

@@ -22,7 +22,7 @@ use narthex_device::{
     runtime::{Runtime, disable_telemetry},
 };
 use narthex_engine::executor::{Executor, StepPlan, Wanted};
-use narthex_gateway::{Cancel, CompileRequest, Config, Gateway, Rebuild};
+use narthex_gateway::{Cancel, CompileRequest, Config, Gateway};
 use narthex_spec::{Scheme, SlotId, TokenId, manifest::Manifest, progress::Quiet};
 
 /// The decoder under test.
@@ -49,7 +49,7 @@ fn runtime() -> &'static Runtime {
 /// A model's package in one scheme; compiled from the checkpoint in the store where it is missing.
 fn package(model: &str, scheme: Scheme) -> (PathBuf, Manifest) {
     let gateway = GATEWAY.lock().unwrap();
-    let request = CompileRequest { scheme, keep_stages: None, rebuild: Rebuild::IfMissing };
+    let request = CompileRequest::new(scheme);
     gateway.compile(model, &request, &Quiet, &Cancel::new()).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -1,0 +1,221 @@
+//! Qualcomm's compiler and its HTP emulation, over tiny models. Emulated results are those of the NPU's arithmetic.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{fs, ops::ControlFlow, path::PathBuf};
+
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    store::Store,
+};
+use narthex_device::{
+    DeviceError,
+    ep::{Device, QnnOptions},
+    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    precompile::{Job, Weights, precompile},
+};
+use narthex_engine::{
+    encoder::Encoder,
+    executor::{Executor, StepPlan, Wanted},
+};
+use narthex_spec::{
+    Ep, Scheme, SlotId, Target, TokenId,
+    manifest::{Context, PlacementRecord},
+    recipe::FixedShapes,
+    target::QnnChip,
+};
+use support::{Package, prompt, runtime};
+
+const OPTIONS: FixedOptions = FixedOptions { slots: 2, kv_budget: 1 << 30 };
+
+/// The bound between HTP emulation and the CPU, as relative L2.
+const EMULATED: f32 = 0.01;
+
+fn plugin() -> PathBuf {
+    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
+    let info = runtimes::locate(&store, RuntimeKind::Qnn);
+    info.expect("no QNN runtime: run `cargo xtask test --only store` once, which installs it").library
+}
+
+fn emulation(chips: &[QnnChip]) -> Device {
+    let library = plugin();
+    runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
+    Device::Qnn(QnnOptions::new(&library, chips))
+}
+
+fn shapes() -> FixedShapes {
+    FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] }
+}
+
+fn open(package: &Package, device: &Device, form: Form<'_>) -> Result<FixedExecutor, DeviceError> {
+    let place = Place { device, threads: 1, form };
+    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &OPTIONS)
+}
+
+/// Logits after each of some tokens: a whole chunk, a part of one, and single steps.
+fn logits(executor: &mut FixedExecutor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    let mut at = 0;
+    for length in [8, 3, 1, 1] {
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), at, &tokens[at..at + length], Wanted::All);
+        let logits = executor.step(&plan).unwrap();
+        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+        at += length;
+    }
+    executor.truncate(SlotId(0), 0).unwrap();
+    rows
+}
+
+fn relative(found: &[f32], expected: &[f32]) -> f32 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+fn agree(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let distance = relative(found, expected);
+        assert!(distance <= EMULATED, "row {index}: {distance}");
+        // Arithmetic in half precision on another device never gives every bit alike; equal bits would mean the CPU.
+        assert!(distance > 0.0, "row {index} is the CPU's");
+    }
+}
+
+/// Compiles every fixed graph for some chips, and enters the contexts into the package's manifest.
+fn contexts(package: &mut Package, chips: &[QnnChip], weights: Weights) -> Target {
+    let target = Target::Qnn(chips.to_vec());
+    let folder = package.folder.path();
+    let place = folder.join("contexts");
+    fs::create_dir(&place).unwrap();
+    let graphs: Vec<String> = package.manifest.graphs[1..].iter().map(|graph| graph.file.clone()).collect();
+    let paths: Vec<_> = graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
+    let jobs: Vec<_> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
+    let mut done = |_| ControlFlow::Continue(());
+    let placements = precompile(runtime(), &emulation(chips), &jobs, weights, &mut done).unwrap();
+    assert!(placements.iter().all(|placement| placement.subgraphs.len() == 1));
+    for graph in graphs {
+        package.manifest.contexts.push(Context {
+            target: target.clone(),
+            file: format!("contexts/{graph}"),
+            graph,
+            compiler: "test".to_owned(),
+            placement: PlacementRecord::default(),
+        });
+    }
+    target
+}
+
+#[test]
+fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+    let device = emulation(&[QnnChip::XElite]);
+    for scheme in [Scheme::W8, Scheme::W4] {
+        let package = Package::fixed_llama(scheme, shapes());
+        let tokens = prompt(6, 13);
+        let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+        let mut emulated = open(&package, &device, Form::Graph).unwrap();
+        agree(&logits(&mut emulated, &tokens), &expected);
+        let placement = emulated.placement();
+        assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Qnn], "{scheme}");
+        // One part for each graph: one token, eight tokens, the head.
+        assert_eq!(placement.subgraphs[&Ep::Qnn], 3, "{scheme}");
+    }
+}
+
+#[test]
+fn an_encoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+    let package = Package::fixed_bert(Scheme::W8, shapes());
+    let open = |device: &Device| {
+        let place = Place { device, threads: 1, form: Form::Graph };
+        FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
+    };
+    let texts: Vec<Vec<TokenId>> =
+        [2, 16, 9].iter().map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect()).collect();
+    let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
+    let mut emulated = open(&emulation(&[QnnChip::XElite]));
+    assert_eq!(emulated.placement().subgraphs[&Ep::Qnn], 1);
+    let (found, expected) = (emulated.run(&texts).unwrap(), open(&Device::Cpu).run(&texts).unwrap());
+    let rows = |data: &[f32]| data.chunks(found.width).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    agree(&rows(&found.data), &rows(&expected.data));
+}
+
+#[test]
+fn a_context_runs_in_place_of_its_graph() {
+    let mut package = Package::fixed_llama(Scheme::W8, shapes());
+    let tokens = prompt(7, 13);
+    let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+    let target = contexts(&mut package, &[QnnChip::XElite], Weights::Apart);
+    // Without the weights, nothing but the context can have been run.
+    for graph in &package.manifest.graphs {
+        fs::remove_file(package.folder.path().join(&graph.file)).unwrap();
+    }
+    let device = emulation(&[QnnChip::XElite]);
+    let mut emulated = open(&package, &device, Form::Context(&target)).unwrap();
+    agree(&logits(&mut emulated, &tokens), &expected);
+}
+
+#[test]
+fn one_binary_serves_all_graphs_of_one_chip() {
+    let mut package = Package::fixed_llama(Scheme::W8, shapes());
+    contexts(&mut package, &[QnnChip::XElite], Weights::Shared);
+    let binaries = fs::read_dir(package.folder.path().join("contexts")).unwrap().filter(|entry| {
+        entry.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "bin")
+    });
+    assert_eq!(binaries.count(), 1);
+}
+
+#[test]
+fn several_chips_share_a_file_for_each_graph() {
+    let mut package = Package::fixed_llama(Scheme::W8, shapes());
+    contexts(&mut package, &[QnnChip::XElite, QnnChip::X2Elite, QnnChip::Gen3], Weights::Apart);
+    for context in &package.manifest.contexts {
+        let text = fs::read(package.folder.path().join(&context.file)).unwrap();
+        let found = |word: &[u8]| text.windows(word.len()).any(|part| part == word);
+        assert!(found(b"is_multi_soc_ep_context"), "{}", context.file);
+    }
+}
+
+#[test]
+fn a_damaged_context_is_refused() {
+    let mut package = Package::fixed_llama(Scheme::W8, shapes());
+    let target = contexts(&mut package, &[QnnChip::XElite], Weights::Apart);
+    for entry in fs::read_dir(package.folder.path().join("contexts")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "bin") {
+            let mut bytes = fs::read(&path).unwrap();
+            let half = bytes.len() / 2;
+            bytes.truncate(half);
+            fs::write(&path, bytes).unwrap();
+        }
+    }
+    let device = emulation(&[QnnChip::XElite]);
+    let error = open(&package, &device, Form::Context(&target)).err().expect("a damaged context was loaded");
+    assert!(matches!(error, DeviceError::Ort { what: "load the graph", .. }), "{error}");
+}
+
+#[test]
+fn a_graph_that_the_npu_refuses_names_its_nodes() {
+    // Variant A's attention and skip norms are no operators of the NPU, and its shapes are symbolic.
+    let package = Package::fixed_llama(Scheme::W8, shapes());
+    let folder = package.folder.path();
+    let (graph, context) = (folder.join("model.onnx"), folder.join("context.onnx"));
+    let jobs = [Job { graph: &graph, context: &context }];
+    let device = emulation(&[QnnChip::XElite]);
+    let mut done = |_| ControlFlow::Continue(());
+    let error = precompile(runtime(), &device, &jobs, Weights::Apart, &mut done).unwrap_err();
+    let DeviceError::NotWhole { nodes, elsewhere, examples, .. } = &error else { panic!("{error}") };
+    assert!(*elsewhere > 0 && elsewhere <= nodes && examples.contains("/layers.0/"), "{error}");
+}
+
+#[test]
+fn a_compile_can_be_broken_off() {
+    let package = Package::fixed_llama(Scheme::W8, shapes());
+    let (graph, context) = (package.folder.path().join("head.onnx"), package.folder.path().join("c.onnx"));
+    let jobs = [Job { graph: &graph, context: &context }];
+    let mut done = |_| ControlFlow::Break(());
+    let device = emulation(&[QnnChip::XElite]);
+    let error = precompile(runtime(), &device, &jobs, Weights::Apart, &mut done).unwrap_err();
+    assert_eq!(error, DeviceError::Cancelled);
+}

@@ -1,0 +1,146 @@
+//! Ahead-of-time compiles for NPUs: a package's fixed graphs go through a vendor's compiler.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use narthex_catalog::runtimes::{self, RuntimeKind, RuntimeSource};
+use narthex_compile::package;
+use narthex_device::{
+    ep::{Device, QnnOptions},
+    placement::Placement,
+    precompile::{Job, Weights, precompile},
+    runtime::Runtime,
+};
+use narthex_graph::Graph;
+use narthex_spec::{
+    ProgressSink, Target, Variant,
+    manifest::{Context, Manifest, PlacementRecord},
+    progress::{Progress, Stage, Unit},
+};
+
+use crate::{cancel::Cancel, error::Error, gateway::Inner};
+
+/// The operator that stands for a compiled graph.
+const CONTEXT_OP: &str = "EPContext";
+
+/// Compiles every fixed graph of the package in `folder` for a target, and enters the contexts into its manifest.
+pub(crate) fn compile_for(
+    inner: &Inner,
+    target: &Target,
+    (folder, manifest): (&Path, &mut Manifest),
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    let (device, compiler) = device(inner, target, progress, cancel)?;
+    let runtime = inner.runtime(progress, cancel)?;
+    let graphs: Vec<String> = manifest
+        .graphs
+        .iter()
+        .filter(|graph| graph.variant == Variant::Static)
+        .map(|graph| graph.file.clone())
+        .collect();
+    let stem = format!("contexts/{}", target.file_stem());
+    let place = folder.join(&stem);
+    fs::create_dir_all(&place)
+        .map_err(|source| Error::Io { what: format!("cannot create {}", place.display()), source })?;
+    let paths: Vec<(PathBuf, PathBuf)> =
+        graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
+    let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
+    let stage =
+        Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(jobs.len() as u64));
+    let mut done = |count: usize| {
+        stage.advance(count as u64);
+        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let placements = precompile(runtime, &device, &jobs, weights(target), &mut done)?;
+    for (graph, placement) in graphs.iter().zip(&placements) {
+        let file = format!("{stem}/{graph}");
+        one_context(&folder.join(&file), &manifest.name)?;
+        let (target, compiler) = (target.clone(), compiler.clone());
+        let placement = record(placement);
+        manifest.contexts.push(Context { target, graph: graph.clone(), file, compiler, placement });
+    }
+    Ok(package::adopt(folder, manifest, &files(&place, &stem)?)?)
+}
+
+/// One chip's graphs share their weights. Qualcomm's compiler cannot share them among several chips.
+fn weights(target: &Target) -> Weights {
+    match target {
+        Target::Qnn(chips) if chips.len() == 1 => Weights::Shared,
+        Target::Qnn(_) | Target::OpenVino(_) => Weights::Apart,
+    }
+}
+
+/// The device that compiles for a target, its provider loaded, and the compiler's name and version.
+fn device(
+    inner: &Inner,
+    target: &Target,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(Device, String), Error> {
+    let Target::Qnn(chips) = target else {
+        return Err(Error::Invalid {
+            param: "target",
+            message: format!(
+                "target: {target} compiles its graphs when it loads them, so there is nothing to do ahead of time; \
+                 expected qnn:CHIP"
+            ),
+        });
+    };
+    let (runtime, library) = plugin(inner, RuntimeKind::Qnn, progress, cancel)?;
+    runtime.register(target.ep(), &library)?;
+    let compiler = format!("onnxruntime-qnn {}", RuntimeKind::Qnn.version());
+    Ok((Device::Qnn(QnnOptions::new(&library, chips)), compiler))
+}
+
+/// ONNX Runtime and a provider's library, which is installed on first need.
+fn plugin(
+    inner: &Inner,
+    kind: RuntimeKind,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(&'static Runtime, PathBuf), Error> {
+    let library = match runtimes::locate(&inner.store, kind) {
+        Some(info) => info.library,
+        None => {
+            progress
+                .event(Progress::Note(format!("The {kind} runtime is not installed yet; installing it.")));
+            runtimes::install(&inner.store, kind, RuntimeSource::Pip, progress, cancel.flag())?.library
+        }
+    };
+    Ok((inner.runtime(progress, cancel)?, library))
+}
+
+fn record(placement: &Placement) -> PlacementRecord {
+    let count = |ops: BTreeMap<&str, usize>| ops.into_iter().map(|(op, n)| (op.to_owned(), n)).collect();
+    let nodes = placement.ops_per_ep().into_iter().map(|(ep, ops)| (ep, count(ops))).collect();
+    PlacementRecord { subgraphs: placement.subgraphs.clone(), nodes }
+}
+
+/// Makes sure that nothing of the graph was left outside of its context.
+fn one_context(path: &Path, name: &narthex_spec::ModelName) -> Result<(), Error> {
+    let bytes = fs::read(path)
+        .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
+    let bad = |reason: String| Error::BadPackage { name: name.clone(), reason };
+    let graph = Graph::decode(&bytes).map_err(|error| bad(format!("{}: {error}", path.display())))?;
+    let ops: Vec<&str> = graph.nodes.iter().map(|node| node.op.as_str()).collect();
+    if ops == [CONTEXT_OP] {
+        return Ok(());
+    }
+    Err(bad(format!("{}: expected one {CONTEXT_OP} node, found {ops:?}", path.display())))
+}
+
+/// Every file in a folder, relative to the package.
+fn files(place: &Path, stem: &str) -> Result<Vec<String>, Error> {
+    let failed = |source| Error::Io { what: format!("cannot list {}", place.display()), source };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(place).map_err(failed)? {
+        names.push(format!("{stem}/{}", entry.map_err(failed)?.file_name().to_string_lossy()));
+    }
+    names.sort();
+    Ok(names)
+}
