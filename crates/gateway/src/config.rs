@@ -9,6 +9,8 @@ use narthex_spec::Scheme;
 pub struct Config {
     /// The store's folder; `None` is `NARTHEX_HOME`, else the platform's data folder.
     pub home: Option<PathBuf>,
+    /// ONNX Runtime's library; `None` is what `ORT_DYLIB_PATH` names, else the store's, installed on first need.
+    pub runtime: Option<PathBuf>,
     /// The weight scheme of models that are named without one; `None` takes `w8`, or whichever is installed.
     pub scheme: Option<Scheme>,
     /// Threads for compute; 0 takes one per core that this process may use.
@@ -21,6 +23,8 @@ pub struct Config {
     pub max_queue: usize,
     /// How long a request waits for its model to load.
     pub load_wait: Duration,
+    /// How long a load that failed is reported to requests before one of them tries again.
+    pub retry_failed_after: Duration,
     /// The largest download that a request may set off by itself, in bytes; larger models must be pulled first.
     pub auto_pull_limit: u64,
 }
@@ -30,12 +34,14 @@ impl Config {
     pub fn standard() -> Self {
         Self {
             home: None,
+            runtime: None,
             scheme: None,
             threads: 0,
             slots: 8,
             kv_budget: 2 << 30,
             max_queue: 64,
             load_wait: Duration::from_secs(45),
+            retry_failed_after: Duration::from_secs(10),
             auto_pull_limit: 1 << 30,
         }
     }

@@ -1,10 +1,9 @@
 //! `narthex doctor`: what this machine has, what is missing, and the command that mends it.
 
-use narthex_catalog::runtimes;
 use narthex_device::{inventory, runtime::Runtime};
 use serde::Serialize;
 
-use crate::gateway::Gateway;
+use crate::{gateway::Gateway, job};
 
 /// What was found on this machine.
 #[derive(Debug, Clone, Serialize)]
@@ -56,7 +55,7 @@ impl Gateway {
 
     fn runtime_finding(&self, report: &mut Doctor) {
         let install = || Some("narthex runtime install cpu".to_owned());
-        let library = match runtimes::core_library(&self.inner().store) {
+        let library = match job::found_library(self.inner()) {
             Ok(Some(library)) => library,
             Ok(None) => {
                 let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";

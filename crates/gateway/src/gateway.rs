@@ -98,10 +98,10 @@ impl Gateway {
         let store = Store::open(config.home.clone())?;
         let catalog = Catalog::builtin()?;
         let inner = Inner {
+            residents: Residents::new(config.retry_failed_after),
             config,
             store,
             catalog,
-            residents: Residents::new(),
             announced: Arc::new(Mutex::new(None)),
             closed: RwLock::new(false),
             cancel: Cancel::new(),

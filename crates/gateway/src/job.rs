@@ -136,13 +136,21 @@ pub(crate) fn package_for_load(
     ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
 }
 
+/// ONNX Runtime's library, if there is one: what the settings name, else what the environment or the store has.
+pub(crate) fn found_library(inner: &Inner) -> Result<Option<PathBuf>, Error> {
+    match &inner.config.runtime {
+        Some(library) => Ok(Some(library.clone())),
+        None => Ok(runtimes::core_library(&inner.store)?),
+    }
+}
+
 /// ONNX Runtime's library; the CPU runtime is installed on first need.
 pub(crate) fn core_library(
     inner: &Inner,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
-    if let Some(library) = runtimes::core_library(&inner.store)? {
+    if let Some(library) = found_library(inner)? {
         return Ok(library);
     }
     progress.event(Progress::Note("ONNX Runtime is not installed yet; installing it.".to_owned()));

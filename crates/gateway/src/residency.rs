@@ -1,7 +1,7 @@
 //! Which models are in memory: loaded on first use, shared by requests, waited for with a bound.
 //!
 //! A model's life: absent → loading (one thread, every request waits on it) → ready or failed. A failed load is
-//! reported to requests for [`RETRY_FAILED_AFTER`], then tried again.
+//! reported to requests for a while, then tried again.
 
 use std::{
     collections::BTreeMap,
@@ -16,9 +16,6 @@ use crate::{
     names::PackageKey,
 };
 
-/// How long a failed load is reported before another request tries again.
-const RETRY_FAILED_AFTER: Duration = Duration::from_secs(10);
-
 /// How soon a client should ask again for a model that is still loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
@@ -32,6 +29,8 @@ enum Residence {
 pub(crate) struct Residents {
     models: Mutex<BTreeMap<PackageKey, Residence>>,
     changed: Condvar,
+    /// How long a failed load is reported before another request tries again.
+    retry_failed_after: Duration,
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -46,8 +45,13 @@ pub(crate) enum Claim {
 }
 
 impl Residents {
-    pub(crate) fn new() -> Self {
-        Self { models: Mutex::new(BTreeMap::new()), changed: Condvar::new(), on_change: Mutex::new(None) }
+    pub(crate) fn new(retry_failed_after: Duration) -> Self {
+        Self {
+            models: Mutex::new(BTreeMap::new()),
+            changed: Condvar::new(),
+            retry_failed_after,
+            on_change: Mutex::new(None),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PackageKey, Residence>> {
@@ -73,7 +77,7 @@ impl Residents {
         match models.get(key) {
             Some(Residence::Ready(loaded)) => return Ok(Claim::Ready(loaded.clone())),
             Some(Residence::Loading) => return Ok(Claim::Wait),
-            Some(Residence::Failed { at, reason, hint }) if at.elapsed() < RETRY_FAILED_AFTER => {
+            Some(Residence::Failed { at, reason, hint }) if at.elapsed() < self.retry_failed_after => {
                 return Err(Error::LoadFailed {
                     name: key.name.clone(),
                     reason: reason.clone(),
