@@ -95,14 +95,23 @@ impl Gateway {
     }
 }
 
+/// `8 usable of 16 cores`, and where those are fewer, the physical ones behind them, which decide how many threads
+/// compute.
+fn cores(cpu: &inventory::Cpu) -> String {
+    let physical = match cpu.physical_cores {
+        Some(physical) if physical < cpu.usable_cores => format!(" ({physical} physical)"),
+        _ => String::new(),
+    };
+    format!("{} usable{physical} of {} cores", cpu.usable_cores, cpu.cores)
+}
+
 fn hardware(report: &mut Doctor) {
     let cpu = inventory::cpu();
     let memory = inventory::memory_bytes().map_or_else(String::new, |bytes| {
         format!(", {:.0} GiB of memory", bytes as f64 / (1u64 << 30) as f64)
     });
     let features = cpu.features.join(" ");
-    let text =
-        format!("{}: {} usable of {} cores{memory}; {features}", cpu.name, cpu.usable_cores, cpu.cores);
+    let text = format!("{}: {}{memory}; {features}", cpu.name, cores(&cpu));
     report.add(Level::Good, "cpu", text, None);
     for accelerator in inventory::accelerators() {
         report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);
@@ -110,5 +119,27 @@ fn hardware(report: &mut Doctor) {
     if !inventory::accelerators().iter().any(|found| found.kind == inventory::AcceleratorKind::Npu) {
         let text = "none found; models run on the CPU";
         report.add(Level::Note, "npu", text, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn physical_cores_are_named_where_they_are_fewer() {
+        let check = |usable_cores, physical_cores, expect: &str| {
+            let cpu = inventory::Cpu {
+                name: "a processor".to_owned(),
+                cores: 16,
+                usable_cores,
+                physical_cores,
+                features: Vec::new(),
+            };
+            assert_eq!(cores(&cpu), expect);
+        };
+        check(16, Some(8), "16 usable (8 physical) of 16 cores");
+        check(4, Some(4), "4 usable of 16 cores");
+        check(4, None, "4 usable of 16 cores");
     }
 }
