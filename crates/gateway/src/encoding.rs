@@ -1,11 +1,7 @@
 //! The queue in front of an embedding model: requests are packed into batches of texts of like length.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -26,20 +22,35 @@ struct Job {
     reply: mpsc::Sender<Result<Vec<Vec<f32>>, StepError>>,
 }
 
+/// Requests on their way through an encoder.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// Those in the batches that run now.
+    pub(crate) running: usize,
+    /// Those that come after.
+    pub(crate) waiting: usize,
+}
+
 /// An encoder on a thread of its own.
 pub(crate) struct EncoderQueue {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
-    waiting: std::sync::Arc<AtomicUsize>,
+    load: Arc<Mutex<Load>>,
+    /// Requests that may wait while others run; 0 lets none wait, but one run.
     limit: usize,
     limits: EncoderLimits,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the mutexes here guard is plain data that every holder leaves whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl EncoderQueue {
     pub(crate) fn start(mut encoder: Box<dyn Encoder>, limit: usize) -> Result<Self, Error> {
         let (sender, receiver) = mpsc::channel::<Job>();
-        let waiting = std::sync::Arc::new(AtomicUsize::new(0));
-        let counter = waiting.clone();
+        let load = Arc::new(Mutex::new(Load::default()));
+        let own = load.clone();
         let limits = encoder.limits().clone();
         let thread = std::thread::Builder::new()
             .name("encoder".to_owned())
@@ -47,46 +58,57 @@ impl EncoderQueue {
                 while let Ok(first) = receiver.recv() {
                     let mut jobs = vec![first];
                     jobs.extend(receiver.try_iter());
-                    let taken = jobs.len();
-                    serve(encoder.as_mut(), jobs);
-                    counter.fetch_sub(taken, Ordering::Relaxed);
+                    let running = jobs.len();
+                    take(&own, running);
+                    let answers = run(encoder.as_mut(), &jobs);
+                    // The place is free before the answer is out, so that who has it may ask again at once.
+                    lock(&own).running = 0;
+                    reply(jobs, answers);
                 }
             })
             .map_err(|source| Error::Io { what: "cannot start the encoder's thread".to_owned(), source })?;
-        Ok(Self { jobs: Mutex::new(Some(sender)), waiting, limit, limits, thread: Mutex::new(Some(thread)) })
+        Ok(Self { jobs: Mutex::new(Some(sender)), load, limit, limits, thread: Mutex::new(Some(thread)) })
     }
 
     /// Waits for the vectors of `texts`, in their order.
     pub(crate) fn run(&self, texts: Vec<Vec<TokenId>>) -> Result<Vec<Vec<f32>>, Error> {
-        let queued = self.waiting.fetch_add(1, Ordering::Relaxed);
-        if queued >= self.limit {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::Overloaded { queued, retry_after: RETRY });
-        }
+        self.enter()?;
         let (reply, answer) = mpsc::channel();
-        let sent = match &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
+        let sent = match &*lock(&self.jobs) {
             Some(jobs) => jobs.send(Job { texts, reply }).is_ok(),
             None => false,
         };
         if !sent {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            lock(&self.load).waiting -= 1;
             return Err(Error::ShuttingDown);
         }
         Ok(answer.recv().map_err(|_| Error::ShuttingDown)??)
+    }
+
+    /// Counts a request in, or refuses it. Where nothing runs yet, the first of those that wait is as good as running.
+    fn enter(&self) -> Result<(), Error> {
+        let mut load = lock(&self.load);
+        let about_to_run = usize::from(load.running == 0);
+        if load.waiting >= self.limit.saturating_add(about_to_run) {
+            let queued = load.waiting - about_to_run;
+            return Err(Error::Overloaded { queued, retry_after: RETRY });
+        }
+        load.waiting += 1;
+        Ok(())
     }
 
     pub(crate) fn limits(&self) -> &EncoderLimits {
         &self.limits
     }
 
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+    pub(crate) fn load(&self) -> Load {
+        *lock(&self.load)
     }
 
     /// Ends the thread once the queued jobs are done.
     pub(crate) fn shutdown(&self) {
-        drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()
+        drop(lock(&self.jobs).take());
+        if let Some(thread) = lock(&self.thread).take()
             && thread.join().is_err()
         {
             tracing::error!("the encoder's thread panicked");
@@ -100,20 +122,28 @@ impl Drop for EncoderQueue {
     }
 }
 
-/// Runs all texts of all jobs, the longest first, and answers each job.
-fn serve(encoder: &mut dyn Encoder, jobs: Vec<Job>) {
+fn take(load: &Mutex<Load>, jobs: usize) {
+    let mut load = lock(load);
+    load.waiting -= jobs;
+    load.running = jobs;
+}
+
+/// Runs all texts of all jobs, the longest first; gives all their vectors in order.
+fn run(encoder: &mut dyn Encoder, jobs: &[Job]) -> Result<Vec<Vec<f32>>, StepError> {
     let texts: Vec<&[TokenId]> = jobs.iter().flat_map(|job| job.texts.iter().map(Vec::as_slice)).collect();
-    let outcome = run_batches(encoder, &texts);
-    let mut at = 0;
-    for job in &jobs {
-        let next = at + job.texts.len();
-        let answer = match &outcome {
-            Ok(vectors) => Ok(vectors[at..next].to_vec()),
+    run_batches(encoder, &texts)
+}
+
+/// Answers each job with its part.
+fn reply(jobs: Vec<Job>, outcome: Result<Vec<Vec<f32>>, StepError>) {
+    let mut outcome = outcome.map(Vec::into_iter);
+    for job in jobs {
+        let answer = match &mut outcome {
+            Ok(vectors) => Ok(vectors.by_ref().take(job.texts.len()).collect()),
             Err(error) => Err(error.clone()),
         };
         // A caller that has gone away needs no answer.
         let _ = job.reply.send(answer);
-        at = next;
     }
 }
 
@@ -170,12 +200,56 @@ mod tests {
         assert_eq!(queue(32, 8).run(texts).unwrap(), expected);
     }
 
+    /// Tells when a run has begun, and ends it when it is told to.
+    struct Held {
+        limits: EncoderLimits,
+        begun: mpsc::Sender<()>,
+        go_on: mpsc::Receiver<()>,
+    }
+
+    impl Encoder for Held {
+        fn limits(&self) -> &EncoderLimits {
+            &self.limits
+        }
+
+        fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+            self.begun.send(()).unwrap();
+            self.go_on.recv().unwrap();
+            Ok(EncoderOutput { data: vec![1.0; texts.len()], width: 1 })
+        }
+    }
+
     #[test]
-    fn a_full_queue_refuses_and_a_closed_one_says_so() {
-        assert!(matches!(queue(32, 0).run(vec![vec![1]]), Err(Error::Overloaded { queued: 0, .. })));
+    fn as_many_wait_as_the_limit_says_while_one_runs() {
+        for limit in [0, 2] {
+            let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, width: 1 };
+            let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
+            let queue = EncoderQueue::start(Box::new(Held { limits, begun, go_on }), limit).unwrap();
+            std::thread::scope(|scope| {
+                let one = || queue.run(vec![vec![1]]);
+                let mut callers = vec![scope.spawn(one)];
+                has_begun.recv().unwrap();
+                callers.extend((0..limit).map(|_| scope.spawn(one)));
+                while queue.load() != (Load { running: 1, waiting: limit }) {
+                    std::thread::yield_now();
+                }
+                let error = one().unwrap_err();
+                assert!(matches!(error, Error::Overloaded { queued, .. } if queued == limit), "{error}");
+                (0..=limit).for_each(|_| release.send(()).unwrap());
+                assert!(callers.into_iter().all(|caller| caller.join().unwrap().is_ok()));
+            });
+            // Who has an answer finds the place free.
+            release.send(()).unwrap();
+            queue.run(vec![vec![1]]).unwrap();
+            assert_eq!(queue.load(), Load::default());
+        }
+    }
+
+    #[test]
+    fn a_closed_queue_says_so() {
         let queue = queue(32, 4);
         queue.shutdown();
         assert!(matches!(queue.run(vec![vec![1]]), Err(Error::ShuttingDown)));
-        assert_eq!(queue.waiting(), 0);
+        assert_eq!(queue.load(), Load::default());
     }
 }

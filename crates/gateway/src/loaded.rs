@@ -14,7 +14,7 @@ use narthex_text::{template::ChatTemplate, tokenizer::Tokenizer};
 
 use crate::{
     config::Config,
-    encoding::EncoderQueue,
+    encoding::{EncoderQueue, Load},
     error::Error,
     listing::{EngineCounters, ModelKind, ModelState, ModelStatus, PlacementLine},
     names::PackageKey,
@@ -104,7 +104,8 @@ impl Loaded {
         let engine = match &self.worker {
             Worker::Engine(engine) => counters(engine),
             Worker::Encoder(queue) => {
-                EngineCounters { waiting: queue.waiting(), ..EngineCounters::default() }
+                let Load { running, waiting } = queue.load();
+                EngineCounters { running, waiting, ..EngineCounters::default() }
             }
         };
         ModelStatus {
