@@ -1,6 +1,9 @@
 //! Chat and text completion: checks a request, makes its prompt, and hands its choices to the engine.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use narthex_engine::{
     executor::Limits,
@@ -32,7 +35,7 @@ const MAX_LOGPROBS: usize = 20;
 
 /// Starts a chat answer.
 pub(crate) fn chat(
-    loaded: &Loaded,
+    loaded: &Arc<Loaded>,
     request: ChatRequest,
     date: (i64, u8, u8),
     sink: Box<dyn TurnSink>,
@@ -51,12 +54,12 @@ pub(crate) fn chat(
     let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date };
     let bos = loaded.manifest.tokenizer.bos;
     let tokens = prompt::tokens(&loaded.tokenizer, template, &request.messages, &options, bos)?;
-    submit(loaded, tokens, EchoText::None, &request.options, sink)
+    submit(loaded, &Asked { tokens, param: "messages", echo: EchoText::None }, &request.options, sink)
 }
 
 /// Starts a text completion.
 pub(crate) fn complete(
-    loaded: &Loaded,
+    loaded: &Arc<Loaded>,
     request: CompletionRequest,
     sink: Box<dyn TurnSink>,
 ) -> Result<Turn, Error> {
@@ -73,7 +76,7 @@ pub(crate) fn complete(
             EchoText::Text(loaded.tokenizer.decode(&tokens))
         }
     };
-    submit(loaded, tokens, echo, &request.options, sink)
+    submit(loaded, &Asked { tokens, param: "prompt", echo }, &request.options, sink)
 }
 
 fn with_bos(loaded: &Loaded, tokens: Vec<TokenId>) -> Vec<TokenId> {
@@ -92,24 +95,34 @@ enum EchoText {
     Text(String),
 }
 
-fn submit(
-    loaded: &Loaded,
+/// A prompt, and where in the request it came from.
+struct Asked {
     tokens: Vec<TokenId>,
+    param: &'static str,
     echo: EchoText,
+}
+
+fn submit(
+    loaded: &Arc<Loaded>,
+    asked: &Asked,
     options: &GenerateOptions,
     sink: Box<dyn TurnSink>,
 ) -> Result<Turn, Error> {
+    let Asked { tokens, param, echo } = asked;
     let engine = loaded.engine()?;
     let limits = engine.limits();
-    check_prompt(&tokens, limits)?;
-    let max_tokens = options.max_tokens.unwrap_or(limits.context).min(limits.context - tokens.len());
+    check_prompt(tokens, param, limits)?;
+    // More than can ever be queued would be refused however often it is tried.
+    at_most("n", options.n, loaded.capacity)?;
+    let room = limits.longest() - tokens.len();
+    let max_tokens = options.max_tokens.unwrap_or(room).min(room);
     let sampling = sampling(options, limits)?;
     let prompt_tokens = tokens.len();
-    let shared = Shared::new(sink, options.n);
+    let shared = Shared::new(sink, options.n, loaded.clone());
     let _ = lock(&shared).send(TurnEvent::Started { prompt_tokens });
     let mut sequences: Vec<SequenceHandle> = Vec::with_capacity(options.n);
     for index in 0..options.n {
-        let choice = start_choice(loaded, &shared, index, &echo, options);
+        let choice = start_choice(loaded, &shared, index, echo, options);
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,
@@ -123,7 +136,7 @@ fn submit(
             Err(error) => {
                 lock(&shared).close();
                 sequences.iter().for_each(SequenceHandle::cancel);
-                return Err(refused(error));
+                return Err(refused(error, param));
             }
         }
     }
@@ -145,30 +158,27 @@ fn start_choice(
     Choice::new(shared.clone(), index, &loaded.tokenizer, &options.stop, report)
 }
 
-fn check_prompt(tokens: &[TokenId], limits: &Limits) -> Result<(), Error> {
+fn check_prompt(tokens: &[TokenId], param: &'static str, limits: &Limits) -> Result<(), Error> {
     if tokens.is_empty() {
-        return Err(invalid("prompt", "expected at least one token, found an empty prompt"));
+        return Err(invalid(param, "expected at least one token, found an empty prompt"));
     }
     if let Some(bad) = tokens.iter().find(|&&token| token as usize >= limits.vocab) {
-        return Err(invalid(
-            "prompt",
-            format!("token {bad} is not below the vocabulary size {}", limits.vocab),
-        ));
+        return Err(invalid(param, format!("token {bad} is not below the vocabulary size {}", limits.vocab)));
     }
-    if tokens.len() >= limits.context {
-        return Err(Error::ContextLength { prompt: tokens.len(), context: limits.context });
+    if tokens.len() >= limits.longest() {
+        return Err(Error::ContextLength { param, prompt: tokens.len(), context: limits.longest() });
     }
     Ok(())
 }
 
-fn refused(error: SubmitError) -> Error {
+fn refused(error: SubmitError, param: &'static str) -> Error {
     match error {
         SubmitError::Overloaded { queued, .. } => {
             Error::Overloaded { queued, retry_after: std::time::Duration::from_secs(1) }
         }
-        SubmitError::PromptTooLong { prompt, context } => Error::ContextLength { prompt, context },
+        SubmitError::PromptTooLong { prompt, context } => Error::ContextLength { param, prompt, context },
         SubmitError::ShutDown => Error::ShuttingDown,
-        other => invalid("prompt", other.to_string()),
+        other => invalid(param, other.to_string()),
     }
 }
 

@@ -39,15 +39,16 @@ pub enum Error {
         /// Expected, found, next step.
         message: String,
     },
-    /// The prompt is longer than the model's context.
+    /// The prompt leaves no room for an answer.
     #[error(
-        "this model's context is {context} tokens, but the request needs {prompt} prompt tokens{}; shorten the prompt",
-        if *prompt >= *context { " and room for an answer" } else { "" }
+        "{param}: the prompt has {prompt} tokens, but prompt and answer together may have {context}; shorten the prompt"
     )]
     ContextLength {
+        /// The API's name of the field that holds the prompt.
+        param: &'static str,
         /// Tokens of the prompt.
         prompt: usize,
-        /// The model's context.
+        /// The most tokens of prompt and answer together: the model's context, or what the KV budget holds.
         context: usize,
     },
     /// An embedding input is longer than the model takes.
@@ -194,8 +195,8 @@ impl Error {
     /// The API's name of the field that is wrong, where it is one field.
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Self::Invalid { param, .. } => Some(param),
-            Self::ContextLength { .. } | Self::Prompt(_) => Some("messages"),
+            Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
+            Self::Prompt(_) => Some("messages"),
             Self::InputTooLong { .. } => Some("input"),
             Self::UnknownModel { .. } | Self::WrongKind { .. } | Self::NotInstalled { .. } => Some("model"),
             _ => None,

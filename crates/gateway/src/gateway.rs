@@ -242,6 +242,10 @@ impl Gateway {
         }
         let key = self.key_of(model)?;
         let deadline = Instant::now() + self.inner.config.load_wait;
+        if !self.inner.residents.knows(&key) {
+            // A name that nothing can be loaded for is the request's mistake; it must leave no trace here.
+            job::check_obtainable(&self.inner, &key, self.inner.pull_limit())?;
+        }
         match self.inner.residents.claim(&key)? {
             Claim::Ready(loaded) => return Ok(loaded),
             Claim::Load => self.load_in_background(&key),
@@ -253,9 +257,8 @@ impl Gateway {
     fn load_in_background(&self, key: &PackageKey) {
         let (inner, wanted) = (self.inner.clone(), key.clone());
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-            let limit = job::Pull::UpTo(inner.config.auto_pull_limit);
             // The outcome is settled inside; requests read it from there.
-            let _ = inner.load(&wanted, limit, &Quiet, &inner.cancel);
+            let _ = inner.load(&wanted, inner.pull_limit(), &Quiet, &inner.cancel);
         });
         if let Err(source) = thread {
             let error = Error::Io { what: "cannot start the loading thread".to_owned(), source };
@@ -279,6 +282,11 @@ impl Gateway {
 }
 
 impl Inner {
+    /// What a request may have fetched.
+    fn pull_limit(&self) -> job::Pull {
+        job::Pull::UpTo(self.config.auto_pull_limit)
+    }
+
     /// Does the work of [`Claim::Load`] and settles it.
     fn load(
         &self,

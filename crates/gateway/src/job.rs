@@ -115,6 +115,16 @@ fn compile(
     Ok(staging.commit()?)
 }
 
+/// Refuses a model that is neither installed nor one that `pull` lets be fetched.
+pub(crate) fn check_obtainable(inner: &Inner, key: &PackageKey, pull: Pull) -> Result<(), Error> {
+    let Pull::UpTo(limit) = pull else { return Ok(()) };
+    let small = || inner.catalog.get(&key.name).and_then(|entry| entry.download_bytes());
+    if inner.store.package(&key.name, key.scheme).is_some() || small().is_some_and(|bytes| bytes <= limit) {
+        return Ok(());
+    }
+    Err(Error::NotInstalled { name: key.name.clone() })
+}
+
 /// The package for a load: an installed one, or a new one where the policy allows.
 pub(crate) fn package_for_load(
     inner: &Inner,
@@ -126,12 +136,7 @@ pub(crate) fn package_for_load(
     if let Some(folder) = inner.store.package(&key.name, key.scheme) {
         return Ok(folder);
     }
-    if let Pull::UpTo(limit) = pull {
-        let small = inner.catalog.get(&key.name).and_then(|entry| entry.download_bytes());
-        if small.is_none_or(|bytes| bytes > limit) {
-            return Err(Error::NotInstalled { name: key.name.clone() });
-        }
-    }
+    check_obtainable(inner, key, pull)?;
     let request = CompileRequest::new(key.scheme);
     ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
 }

@@ -37,6 +37,8 @@ pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) worker: Worker,
+    /// Sequences that may run and wait at once.
+    pub(crate) capacity: usize,
     placement: Vec<PlacementLine>,
 }
 
@@ -69,7 +71,8 @@ impl Loaded {
             Architecture::Decoder(_) => start_engine(folder, &manifest, runtime, config)?,
             Architecture::Encoder(_) => start_encoder(folder, &manifest, runtime, config)?,
         };
-        Ok(Self { key: key.clone(), manifest, tokenizer, template, worker, placement })
+        let capacity = config.slots.max(1).saturating_add(config.max_queue);
+        Ok(Self { key: key.clone(), manifest, tokenizer, template, worker, capacity, placement })
     }
 
     pub(crate) fn kind(&self) -> ModelKind {

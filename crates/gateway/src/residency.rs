@@ -71,6 +71,11 @@ impl Residents {
         }
     }
 
+    /// Whether the model is in memory, on its way there, or has failed to get there.
+    pub(crate) fn knows(&self, key: &PackageKey) -> bool {
+        self.lock().contains_key(key)
+    }
+
     /// Finds the model, or makes the caller its loader.
     pub(crate) fn claim(&self, key: &PackageKey) -> Result<Claim, Error> {
         let mut models = self.lock();

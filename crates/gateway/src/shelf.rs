@@ -48,7 +48,7 @@ fn resolve_name(inner: &Inner, text: &str) -> Result<ModelName, Error> {
         if let Some(entry) = inner.catalog.get(&name) {
             return Ok(entry.name.clone());
         }
-        if inner.store.packages()?.iter().any(|package| package.name == name) {
+        if Scheme::ALL.iter().any(|&scheme| inner.store.package(&name, scheme).is_some()) {
             return Ok(name);
         }
     }

@@ -16,7 +16,10 @@ use narthex_engine::{
 use narthex_spec::ModelName;
 use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokenizer};
 
-use crate::request::{FinishReason, Summary, TokenAlternative, TokenInfo, TurnEvent, TurnSink};
+use crate::{
+    loaded::Loaded,
+    request::{FinishReason, Summary, TokenAlternative, TokenInfo, TurnEvent, TurnSink},
+};
 
 /// A request that was accepted. Dropping it does not cancel it.
 pub struct Turn {
@@ -36,6 +39,8 @@ impl Turn {
 
 /// What the choices of one request share.
 pub(crate) struct Shared {
+    /// The model stays in memory until its last answer has ended, though it may have been removed.
+    _model: Arc<Loaded>,
     sink: Box<dyn TurnSink>,
     started: Instant,
     first_token: Option<Duration>,
@@ -49,8 +54,9 @@ pub(crate) struct Shared {
 pub(crate) type SharedTurn = Arc<Mutex<Shared>>;
 
 impl Shared {
-    pub(crate) fn new(sink: Box<dyn TurnSink>, choices: usize) -> SharedTurn {
+    pub(crate) fn new(sink: Box<dyn TurnSink>, choices: usize, model: Arc<Loaded>) -> SharedTurn {
         Arc::new(Mutex::new(Self {
+            _model: model,
             sink,
             started: Instant::now(),
             first_token: None,

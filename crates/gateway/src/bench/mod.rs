@@ -141,12 +141,15 @@ fn check(options: BenchOptions) -> Result<(), Error> {
 }
 
 fn fits(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
-    let (prompt, context) = (options.prompt_tokens, engine.limits().context);
-    if prompt + options.generate_tokens <= context {
-        Ok(())
-    } else {
-        Err(Error::ContextLength { prompt: prompt + options.generate_tokens, context })
+    let (found, longest) =
+        (options.prompt_tokens.saturating_add(options.generate_tokens), engine.limits().longest());
+    if found <= longest {
+        return Ok(());
     }
+    let message = format!(
+        "prompt_tokens: prompt and answer together may have {longest} tokens, found {found}; ask for fewer"
+    );
+    Err(Error::Invalid { param: "prompt_tokens", message })
 }
 
 /// Times of one round.

@@ -1,0 +1,217 @@
+//! A model's life: loaded on first use, several at once, and what is said of those that cannot be loaded.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{fs, path::Path, time::Duration};
+
+use narthex_gateway::{
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild,
+    doctor::Level,
+    listing::{ModelKind, ModelState},
+    request::{EmbedRequest, Overlong, Prompt},
+};
+use narthex_spec::{Ep, Scheme, progress::Quiet};
+use narthex_testkit::checkpoint::LLAMA_CONTEXT;
+use support::{LONG_CONTEXT, PATIENCE, Tiny, ask, events, eventually, greedy, question, whole};
+
+fn refused(gateway: &Gateway, model: &str) -> Error {
+    let (sink, _events) = events();
+    match gateway.chat(model, question("the cat", greedy(4)), sink) {
+        Ok(_) => panic!("{model} answered"),
+        Err(error) => error,
+    }
+}
+
+fn states(gateway: &Gateway) -> Vec<(String, ModelState)> {
+    gateway.status().into_iter().map(|status| (status.name.to_string(), status.state)).collect()
+}
+
+#[test]
+fn a_model_is_loaded_on_first_use() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.chat(), tiny.gateway());
+    assert!(gateway.status().is_empty());
+    let answer = ask(&gateway, &model, question("the cat", greedy(8)));
+    assert_eq!(answer.summary.completion_tokens, 8);
+    let status = &gateway.status()[0];
+    assert_eq!((status.name.as_str(), &status.state), (model.as_str(), &ModelState::Ready));
+    assert_eq!((status.kind, status.scheme), (Some(ModelKind::Chat), Scheme::F32));
+    assert_eq!((status.device.as_deref(), status.max_length), (Some("cpu"), Some(LLAMA_CONTEXT)));
+    assert!(status.placement.iter().all(|line| line.ep == Ep::Cpu && line.nodes > 0), "{status:?}");
+    assert!(!status.placement.is_empty());
+    // The counters are as old as the engine's last step.
+    eventually("the last step", || {
+        let engine = gateway.status()[0].engine.unwrap();
+        (engine.running, engine.waiting, engine.generated_tokens) == (0, 0, 8)
+    });
+}
+
+#[test]
+fn requests_that_come_together_load_a_model_once() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.chat(), tiny.gateway());
+    let texts: Vec<String> = std::thread::scope(|scope| {
+        let one = || ask(&gateway, &model, question("the cat", greedy(8))).text;
+        let threads: Vec<_> = (0..6).map(|_| scope.spawn(one)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    // One engine has counted all of them.
+    eventually("the last step", || gateway.status()[0].engine.unwrap().generated_tokens == 6 * 8);
+}
+
+#[test]
+fn two_models_answer_at_once() {
+    let tiny = Tiny::new();
+    let (chat, embedding, gateway) = (tiny.long_chat(), tiny.embedding(), tiny.gateway());
+    let (sink, heard) = events();
+    let turn = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
+    heard.recv_timeout(PATIENCE).unwrap();
+    let inputs = vec![Prompt::Text("the cat".to_owned())];
+    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: Some(8) };
+    assert_eq!(gateway.embed(&embedding, &request).unwrap().vectors[0].len(), 8);
+    assert_eq!(
+        gateway.status().iter().filter_map(|status| status.engine).map(|e| e.running).sum::<usize>(),
+        1
+    );
+    turn.cancel();
+    whole(&heard);
+    let mut expected = vec![(chat.clone(), ModelState::Ready), (embedding.clone(), ModelState::Ready)];
+    expected.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(states(&gateway), expected);
+    assert!(matches!(refused(&gateway, &embedding), Error::WrongKind { .. }));
+    assert!(matches!(gateway.embed(&chat, &request), Err(Error::WrongKind { .. })));
+}
+
+#[test]
+fn a_removed_model_finishes_its_answer_and_is_gone() {
+    let tiny = Tiny::new();
+    let (model, gateway) = (tiny.long_chat(), tiny.gateway());
+    let (sink, heard) = events();
+    gateway.chat(&model, question("the cat", greedy(200)), sink).unwrap();
+    heard.recv_timeout(PATIENCE).unwrap();
+    assert!(gateway.remove(&model).unwrap() > 0);
+    assert_eq!(whole(&heard).summary.completion_tokens, 200);
+    assert!(gateway.status().is_empty());
+    assert_eq!(refused(&gateway, &model).kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn names_that_load_nothing_are_not_found_and_leave_no_trace() {
+    let tiny = Tiny::new();
+    let gateway = tiny.gateway();
+    let check = |model: &str, expect: &str| {
+        let error = refused(&gateway, model);
+        let text = format!("{error} {}", error.hint().unwrap_or_default());
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{model}: {text}");
+        assert!(text.contains(expect), "{model}: {text}");
+    };
+    check("smolm2:135m", "smollm2:135m");
+    check("nothing like it", "narthex list --available");
+    // Too large to be fetched by a request, and not in the catalogue at all.
+    check("smollm2:1.7b", "narthex pull smollm2:1.7b");
+    check("hf:owner/repo", "narthex pull");
+    assert!(gateway.status().is_empty(), "{:?}", gateway.status());
+}
+
+/// A model, the store it lies in, and the file that is spoilt.
+fn spoil(file: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let good = fs::read(file).unwrap();
+    let mut bad = good.clone();
+    change(&mut bad);
+    fs::write(file, bad).unwrap();
+    good
+}
+
+#[test]
+fn a_failed_load_is_reported_and_tried_again_later() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let data = tiny.package(&model).join("model.onnx.data");
+    let day = Duration::from_secs(86_400);
+    let patient = Gateway::open(Config { retry_failed_after: day, ..tiny.config() }).unwrap();
+    let eager = Gateway::open(Config { retry_failed_after: Duration::ZERO, ..tiny.config() }).unwrap();
+    let good = spoil(&data, |bytes| bytes.truncate(100));
+    for gateway in [&patient, &eager] {
+        let error = refused(gateway, &model);
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("model.onnx.data has 100 bytes"), "{error}");
+        assert!(error.hint().unwrap().contains("narthex rm") && error.retry_after().is_some());
+        let [(name, ModelState::Failed { reason, .. })] = &states(gateway)[..] else { panic!() };
+        assert!(*name == model && error.to_string().contains(reason.as_str()), "{reason}");
+    }
+    fs::write(&data, good).unwrap();
+    assert!(matches!(refused(&patient, &model), Error::LoadFailed { .. }));
+    assert_eq!(ask(&eager, &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
+    assert_eq!(states(&eager), [(model, ModelState::Ready)]);
+}
+
+#[test]
+fn a_corrupt_package_is_an_error_that_names_the_file() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let folder = tiny.package(&model);
+    let check = |file: &str, change: &dyn Fn(&mut Vec<u8>), expect: &str| {
+        let path = folder.join(file);
+        let good = spoil(&path, change);
+        let error = refused(&tiny.gateway(), &model);
+        let text = error.to_string();
+        assert!(text.contains(expect) && text.contains(&model), "{file}: {text}");
+        assert!(!text.contains("panicked"), "{text}");
+        assert_ne!(error.kind(), ErrorKind::Internal, "{file}: {text}");
+        fs::write(&path, good).unwrap();
+    };
+    check("manifest.json", &|bytes| bytes.truncate(10), "manifest.json");
+    check("manifest.json", &|bytes| *bytes = b"{}".to_vec(), "manifest.json");
+    check("manifest.json", &|bytes| *bytes = br#"{"format": 99999}"#.to_vec(), "99999");
+    check("model.onnx", &|bytes| bytes.truncate(10), "model.onnx");
+    check("model.onnx", &|bytes| bytes.fill(0xA5), "model.onnx");
+    check("tokenizer.json", &|bytes| bytes.fill(b'x'), "tokenizer.json");
+    check("chat_template.jinja", &|bytes| bytes.fill(b'{'), "template");
+    assert_eq!(ask(&tiny.gateway(), &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
+    // What the hint says to do about it works.
+    spoil(&folder.join("manifest.json"), |bytes| bytes.clear());
+    tiny.gateway().remove(&model).unwrap();
+    assert!(!folder.exists());
+}
+
+#[test]
+fn a_store_that_cannot_be_written_serves_what_it_has() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    // A file where a folder must be stops every writer, the administrator too, whom permissions do not.
+    for folder in ["tmp", "locks", "run"] {
+        let path = tiny.home().join(folder);
+        let _ = fs::remove_dir_all(&path);
+        fs::write(&path, "").unwrap();
+    }
+    let gateway = tiny.gateway();
+    assert_eq!(ask(&gateway, &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
+    assert!(gateway.models().unwrap().iter().any(|listing| listing.name.as_str() == model));
+    let request = CompileRequest { scheme: Scheme::W8, keep_stages: None, rebuild: Rebuild::Always };
+    let checkpoint = tiny.home().with_file_name("tiny.gguf");
+    let error = gateway.compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Storage, "{error}");
+    assert!(error.to_string().contains(tiny.home().to_str().unwrap()), "{error}");
+    assert!(gateway.announce("127.0.0.1:1").is_err());
+    assert!(
+        gateway
+            .doctor()
+            .findings
+            .iter()
+            .any(|found| found.level == Level::Problem && found.subject == "store")
+    );
+}
+
+#[test]
+fn a_request_does_not_wait_for_a_load_longer_than_it_is_told() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = Gateway::open(Config { load_wait: Duration::ZERO, ..tiny.config() }).unwrap();
+    let error = refused(&gateway, &model);
+    assert!(matches!(error, Error::Loading { .. }) && error.retry_after().is_some(), "{error}");
+    eventually("the load", || states(&gateway) == [(model.clone(), ModelState::Ready)]);
+    assert_eq!(ask(&gateway, &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
+}

@@ -1,0 +1,199 @@
+//! What these tests share: a temporary store with tiny models in it, and a sink that keeps a whole answer.
+
+#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, ops::ControlFlow, path::PathBuf, sync::mpsc, time::Duration};
+
+use narthex_catalog::{runtimes, store::Store};
+use narthex_gateway::{
+    Cancel, CompileRequest, Config, Gateway, Rebuild, disable_telemetry,
+    request::{
+        ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, Message, Prompt, Role, Summary,
+        TokenInfo, TurnEvent, TurnSink,
+    },
+};
+use narthex_spec::{Scheme, progress::Quiet};
+use narthex_testkit::checkpoint::{self, LLAMA_CONTEXT, Meta};
+use tempfile::TempDir;
+
+/// The seed of every tiny model's weights.
+const SEED: u64 = 7;
+
+/// The context of [`Tiny::long_chat`]: answers that take seconds, so that something can happen in the middle of one.
+pub(crate) const LONG_CONTEXT: usize = 8192;
+
+/// The token that ends an answer of the tiny Llama.
+pub(crate) const STOP: u32 = 2;
+
+/// How long anything here may take before its test fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A store of its own; it goes when it is dropped.
+pub(crate) struct Tiny {
+    folder: TempDir,
+}
+
+/// ONNX Runtime's library, found as the product finds it.
+fn library() -> PathBuf {
+    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
+    match runtimes::core_library(&store) {
+        Ok(Some(library)) => library,
+        Ok(None) => {
+            panic!(
+                "no ONNX Runtime: `cargo xtask test` installs it and sets NARTHEX_HOME; or set ORT_DYLIB_PATH"
+            )
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl Tiny {
+    /// An empty store.
+    pub(crate) fn new() -> Self {
+        disable_telemetry();
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    /// The store's folder.
+    pub(crate) fn home(&self) -> PathBuf {
+        self.folder.path().join("home")
+    }
+
+    /// Settings for a gateway over this store.
+    pub(crate) fn config(&self) -> Config {
+        Config { home: Some(self.home()), runtime: Some(library()), threads: 1, ..Config::standard() }
+    }
+
+    /// A gateway over this store.
+    pub(crate) fn gateway(&self) -> Gateway {
+        Gateway::open(self.config()).unwrap()
+    }
+
+    /// Compiles the tiny Llama, with weights that no scheme has rounded; gives its name.
+    pub(crate) fn chat(&self) -> String {
+        self.llama("tiny", LLAMA_CONTEXT)
+    }
+
+    /// Compiles the tiny Llama with [`LONG_CONTEXT`]; gives its name.
+    pub(crate) fn long_chat(&self) -> String {
+        self.llama("long", LONG_CONTEXT)
+    }
+
+    /// Compiles the tiny BERT; gives its name.
+    pub(crate) fn embedding(&self) -> String {
+        let folder = self.folder.path().join("tiny-bert");
+        fs::create_dir_all(&folder).unwrap();
+        checkpoint::tiny_bert_safetensors(&folder, SEED).unwrap();
+        self.compile(folder)
+    }
+
+    fn llama(&self, name: &str, context: usize) -> String {
+        let mut gguf = checkpoint::tiny_llama(SEED);
+        gguf.set("llama.context_length", Meta::U32(context as u32));
+        let file = self.folder.path().join(format!("{name}.gguf"));
+        fs::write(&file, gguf.to_bytes()).unwrap();
+        self.compile(file)
+    }
+
+    fn compile(&self, checkpoint: PathBuf) -> String {
+        let request = CompileRequest { scheme: Scheme::F32, keep_stages: None, rebuild: Rebuild::IfMissing };
+        let compiled = self.gateway().compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
+        compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
+    }
+
+    /// The folder of an installed package.
+    pub(crate) fn package(&self, model: &str) -> PathBuf {
+        let name: narthex_spec::ModelName = model.parse().unwrap();
+        Store::open(Some(self.home())).unwrap().package(&name, Scheme::F32).unwrap()
+    }
+}
+
+/// Greedy, of at most so many tokens, and never ended by the stop token.
+pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        temperature: 0.0,
+        max_tokens: Some(max_tokens),
+        logit_bias: [(STOP, -100.0)].into(),
+        ..GenerateOptions::api_defaults()
+    }
+}
+
+/// One user message.
+pub(crate) fn question(text: &str, options: GenerateOptions) -> ChatRequest {
+    ChatRequest { messages: vec![Message::new(Role::User, text.to_owned())], options }
+}
+
+/// A text to go on from.
+pub(crate) fn text(prompt: &str, options: GenerateOptions) -> CompletionRequest {
+    CompletionRequest { prompt: Prompt::Text(prompt.to_owned()), echo: Echo::Completion, options }
+}
+
+/// Hands events over to the test's thread.
+pub(crate) struct Events(mpsc::Sender<TurnEvent>);
+
+/// A sink and what it hears.
+pub(crate) fn events() -> (Box<Events>, mpsc::Receiver<TurnEvent>) {
+    let (sender, receiver) = mpsc::channel();
+    (Box::new(Events(sender)), receiver)
+}
+
+impl TurnSink for Events {
+    fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
+        match self.0.send(event) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+}
+
+/// A whole answer of one choice.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<TokenInfo>,
+    pub(crate) reason: FinishReason,
+    pub(crate) summary: Summary,
+}
+
+/// Waits for the end of an answer of one choice.
+pub(crate) fn whole(events: &mpsc::Receiver<TurnEvent>) -> Answer {
+    let (mut answer, mut infos, mut end) = (String::new(), Vec::new(), None);
+    loop {
+        match events.recv_timeout(PATIENCE).expect("an answer ends with Done or Failed") {
+            TurnEvent::Started { .. } => {}
+            TurnEvent::Text { text, tokens, .. } => {
+                answer.push_str(&text);
+                infos.extend(tokens);
+            }
+            TurnEvent::Finished { reason, .. } => end = Some(reason),
+            TurnEvent::Done(summary) => {
+                return Answer { text: answer, tokens: infos, reason: end.unwrap(), summary };
+            }
+            TurnEvent::Failed { message } => panic!("{message}"),
+        }
+    }
+}
+
+/// Asks and waits for the whole answer.
+pub(crate) fn ask(gateway: &Gateway, model: &str, request: ChatRequest) -> Answer {
+    let (sink, events) = events();
+    gateway.chat(model, request, sink).unwrap_or_else(|error| panic!("{error}"));
+    whole(&events)
+}
+
+/// Completes and waits for the whole text.
+pub(crate) fn complete(gateway: &Gateway, model: &str, request: CompletionRequest) -> Answer {
+    let (sink, events) = events();
+    gateway.complete(model, request, sink).unwrap_or_else(|error| panic!("{error}"));
+    whole(&events)
+}
+
+/// Waits until `done` holds, which something else brings about.
+pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !done() {
+        assert!(std::time::Instant::now() < deadline, "{what} did not happen in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
