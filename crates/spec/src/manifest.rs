@@ -221,9 +221,9 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Bytes of one token's key and value.
+    /// Bytes of one token's key and value; the greatest number where they are more than can be counted.
     pub fn bytes_per_token(&self) -> usize {
-        2 * self.heads * self.head_size * self.dtype.size()
+        (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.head_size)
     }
 }
 
@@ -352,4 +352,22 @@ pub struct Provenance {
     pub license: Option<String>,
     /// The Narthex version that compiled it.
     pub compiler: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_too_large_to_count_is_the_largest() {
+        let check = |heads, head_size, expect| {
+            let layout =
+                KvLayout { heads, head_size, window: None, dtype: DType::F32, keys: KeyRotation::After };
+            assert_eq!(layout.bytes_per_token(), expect, "{heads} x {head_size}");
+        };
+        check(2, 16, 256);
+        check(1 << 62, 16, usize::MAX);
+        check(usize::MAX, usize::MAX, usize::MAX);
+        check(usize::MAX, 0, 0);
+    }
 }
