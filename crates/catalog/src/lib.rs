@@ -8,6 +8,8 @@
 pub mod error;
 pub mod fetch;
 mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod index;
 pub mod resolve;
 pub mod runtimes;

@@ -9,7 +9,7 @@ use narthex_engine::{
 use narthex_spec::{
     DType, TokenId,
     arch::{Architecture, EncoderArch},
-    manifest::{Manifest, Slot, TableRole},
+    manifest::{GraphEntry, Manifest, Slot, TableRole},
 };
 
 use crate::{
@@ -57,17 +57,7 @@ impl DynamicEncoder {
         manifest: &Manifest,
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
-        let Architecture::Encoder(arch) = &manifest.architecture else {
-            return Err(DeviceError::package("an encoder", "a decoder"));
-        };
-        let hidden = arch.hidden;
-        let entry = package::graph(manifest)?;
-        let tables = EncoderTables::open(package, manifest, arch)?;
-        let names = [
-            package::input(entry, Slot::Embeds)?,
-            package::input(entry, Slot::PaddingMask)?,
-            package::output(entry, Slot::Embedding)?,
-        ];
+        let Parts { entry, hidden, tables, names } = Parts::read(package, manifest)?;
         let session = SessionOptions::on(&Device::Cpu, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         Ok(Self {
@@ -108,9 +98,34 @@ impl DynamicEncoder {
     }
 }
 
+/// What an encoder takes from its package beside the graph.
+pub(crate) struct Parts<'a> {
+    entry: &'a GraphEntry,
+    hidden: usize,
+    pub(crate) tables: EncoderTables,
+    names: [CString; 3],
+}
+
+impl<'a> Parts<'a> {
+    /// Reads and checks all of it.
+    pub(crate) fn read(package: &Path, manifest: &'a Manifest) -> Result<Self, DeviceError> {
+        let Architecture::Encoder(arch) = &manifest.architecture else {
+            return Err(DeviceError::package("an encoder", "a decoder"));
+        };
+        let entry = package::graph(manifest)?;
+        let tables = EncoderTables::open(package, manifest, arch)?;
+        let names = [
+            package::input(entry, Slot::Embeds)?,
+            package::input(entry, Slot::PaddingMask)?,
+            package::output(entry, Slot::Embedding)?,
+        ];
+        Ok(Self { entry, hidden: arch.hidden, tables, names })
+    }
+}
+
 /// The tables that an encoder's tokens are looked up in.
 pub(crate) struct EncoderTables {
-    token: Table,
+    pub(crate) token: Table,
     /// What a position adds to its token: the position's row and the first segment's.
     position: Vec<f32>,
 }

@@ -8,6 +8,8 @@ pub mod encoder;
 pub mod ep;
 mod error;
 pub mod fixed;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod inventory;
 pub mod memory;
 mod ort;

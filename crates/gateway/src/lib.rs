@@ -11,6 +11,8 @@ pub mod doctor;
 mod embed;
 mod encoding;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod gateway;
 mod job;
 pub mod listing;

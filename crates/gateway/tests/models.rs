@@ -190,7 +190,7 @@ fn a_store_that_cannot_be_written_serves_what_it_has() {
     let gateway = tiny.gateway();
     assert_eq!(ask(&gateway, &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
     assert!(gateway.models().unwrap().iter().any(|listing| listing.name.as_str() == model));
-    let request = CompileRequest { scheme: Scheme::W8, keep_stages: None, rebuild: Rebuild::Always };
+    let request = CompileRequest { rebuild: Rebuild::Always, ..CompileRequest::new(Scheme::W8) };
     let checkpoint = tiny.home().with_file_name("tiny.gguf");
     let error = gateway.compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Storage, "{error}");

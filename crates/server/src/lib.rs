@@ -3,6 +3,8 @@
 //! Handlers parse, call the gateway, render. Start at [`routes`] for the table, at [`openai`] for the wire types.
 
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod guard;
 mod health;
 mod metrics;

@@ -12,7 +12,7 @@ use narthex_engine::executor::{Executor, KvLimits, Limits, Logits, Span, StepErr
 use narthex_spec::{
     SlotId,
     arch::Architecture,
-    manifest::{KvLayout, Manifest, TableRole},
+    manifest::{GraphEntry, KvLayout, Manifest, TableRole},
 };
 
 use crate::{
@@ -73,7 +73,7 @@ impl ExecutorOptions {
             batch: self.slots,
             vocab,
             kv: KvLimits {
-                bytes_per_token: kv.iter().map(KvLayout::bytes_per_token).sum(),
+                bytes_per_token: kv.iter().map(KvLayout::bytes_per_token).fold(0, usize::saturating_add),
                 step: self.kv_step,
                 budget: self.kv_budget,
             },
@@ -81,16 +81,19 @@ impl ExecutorOptions {
     }
 }
 
-impl DynamicExecutor {
-    /// Loads a package's decoder.
-    ///
-    /// # Errors
-    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
-    /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
-    pub fn open(
-        runtime: &Runtime,
+/// What a decoder takes from its package beside the graph.
+pub(crate) struct Parts<'a> {
+    entry: &'a GraphEntry,
+    pub(crate) table: Table,
+    pub(crate) limits: Limits,
+    names: Names,
+}
+
+impl<'a> Parts<'a> {
+    /// Reads and checks all of it.
+    pub(crate) fn read(
         package: &Path,
-        manifest: &Manifest,
+        manifest: &'a Manifest,
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
         let Architecture::Decoder(arch) = &manifest.architecture else {
@@ -108,7 +111,24 @@ impl DynamicExecutor {
             return Err(DeviceError::package(format!("a token table of {vocab} x {hidden}"), found));
         }
         let limits = options.limits(manifest.max_length, vocab, &entry.kv)?;
-        let names = Names::new(entry)?;
+        Ok(Self { entry, table, limits, names: Names::new(entry)? })
+    }
+}
+
+impl DynamicExecutor {
+    /// Loads a package's decoder.
+    ///
+    /// # Errors
+    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
+    /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
+    pub fn open(
+        runtime: &Runtime,
+        package: &Path,
+        manifest: &Manifest,
+        options: &ExecutorOptions,
+    ) -> Result<Self, DeviceError> {
+        let Parts { entry, table, limits, names } = Parts::read(package, manifest, options)?;
+        let (vocab, hidden) = (table.rows(), table.cols());
         let session = SessionOptions::on(&Device::Cpu, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);

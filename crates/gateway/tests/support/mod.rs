@@ -7,7 +7,7 @@ use std::{fs, ops::ControlFlow, path::PathBuf, sync::mpsc, time::Duration};
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Gateway, Rebuild, disable_telemetry,
+    Cancel, CompileRequest, Config, Gateway, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, Message, Prompt, Role, Summary,
         TokenInfo, TurnEvent, TurnSink,
@@ -97,7 +97,7 @@ impl Tiny {
     }
 
     fn compile(&self, checkpoint: PathBuf) -> String {
-        let request = CompileRequest { scheme: Scheme::F32, keep_stages: None, rebuild: Rebuild::IfMissing };
+        let request = CompileRequest::new(Scheme::F32);
         let compiled = self.gateway().compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
         compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
     }

@@ -109,14 +109,20 @@ impl WireMessage {
     }
 }
 
-/// Answers a conversation.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
-    let (request, sampling): (Request, Sampling) = (read(&body)?, read(&body)?);
-    refuse_unsupported(&body, REFUSED)?;
+/// Reads a body: the request, what the gateway makes of it, and how it is streamed, if it is.
+pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<StreamOptions>), ApiError> {
+    let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
+    refuse_unsupported(body, REFUSED)?;
     request.check()?;
     let options = sampling.options(request.top_logprobs()?)?;
-    let (n, streaming) = (options.n, sampling.streaming());
     let chat = ChatRequest { messages: request.messages()?, options };
+    Ok((request, chat, sampling.streaming()))
+}
+
+/// Answers a conversation.
+pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+    let (request, chat, streaming) = interpret(&body)?;
+    let n = chat.options.n;
     let (sink, events) = sink::channel();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     blocking(move || gateway.chat(&model, chat, sink)).await?;

@@ -5,7 +5,9 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use narthex_gateway::request::{CompletionRequest, Echo, Prompt, Summary, TokenInfo, TurnEvent};
+use narthex_gateway::request::{
+    CompletionRequest, Echo, GenerateOptions, Prompt, Summary, TokenInfo, TurnEvent,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -62,10 +64,20 @@ impl Prompts {
     }
 }
 
-/// Completes one or several prompts.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
-    let (request, sampling): (Request, Sampling) = (read(&body)?, read(&body)?);
-    refuse_unsupported(&body, &["suffix"])?;
+/// What a body asks for.
+pub(crate) struct Asked {
+    model: String,
+    prompts: Vec<Prompt>,
+    echo: Echo,
+    options: GenerateOptions,
+    streaming: Option<StreamOptions>,
+    wants_logprobs: bool,
+}
+
+/// Reads a body.
+pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
+    let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
+    refuse_unsupported(body, &["suffix"])?;
     if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
         return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
     }
@@ -74,7 +86,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
     if request.best_of.is_some_and(|best| best != options.n) {
         return Err(ApiError::unsupported("best_of"));
     }
-    let (n, streaming) = (options.n, sampling.streaming());
+    let streaming = sampling.streaming();
     let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
     let prompts = request.prompt.list();
     if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {
@@ -82,11 +94,19 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
         let message = format!("prompt: expected 1 to {most} prompts, found {}", prompts.len());
         return Err(ApiError::bad_request("prompt", message));
     }
-    let head = Head { id: fresh_id("cmpl"), created: now(), model: request.model.clone() };
+    let wants_logprobs = request.logprobs.is_some();
+    Ok(Asked { model: request.model, prompts, echo, options, streaming, wants_logprobs })
+}
+
+/// Completes one or several prompts.
+pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+    let Asked { model, prompts, echo, options, streaming, wants_logprobs } = interpret(&body)?;
+    let n = options.n;
+    let head = Head { id: fresh_id("cmpl"), created: now(), model: model.clone() };
     let mut pending = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (sink, events) = sink::channel();
-        let (gateway, model, options) = (app.gateway.clone(), request.model.clone(), options.clone());
+        let (gateway, model, options) = (app.gateway.clone(), model.clone(), options.clone());
         let completion = CompletionRequest { prompt, echo, options };
         blocking(move || gateway.complete(&model, completion, sink)).await?;
         pending.push(events);
@@ -105,10 +125,9 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
         choices.extend(reply.choices);
         total = Some(add(total, reply.summary));
     }
-    let wants = request.logprobs.is_some();
     let mut answer = head.object();
     answer["choices"] =
-        choices.iter().enumerate().map(|(index, choice)| whole(index, choice, wants)).collect();
+        choices.iter().enumerate().map(|(index, choice)| whole(index, choice, wants_logprobs)).collect();
     answer["usage"] = total.as_ref().map_or(Value::Null, usage);
     Ok(Json(answer).into_response())
 }

@@ -56,22 +56,29 @@ enum End {
     None,
 }
 
+impl Request {
+    /// What the gateway makes of it.
+    pub(crate) fn embed(&self) -> EmbedRequest {
+        let inputs = match &self.input {
+            Input::Text(text) => vec![Prompt::Text(text.clone())],
+            Input::Tokens(tokens) => vec![Prompt::Tokens(tokens.clone())],
+            Input::Texts(texts) => texts.iter().cloned().map(Prompt::Text).collect(),
+            Input::TokenLists(lists) => lists.iter().cloned().map(Prompt::Tokens).collect(),
+        };
+        let overlong = match self.truncate {
+            Some(Truncate::Flag(true) | Truncate::End(End::End)) => Overlong::Truncate,
+            Some(Truncate::Flag(false) | Truncate::End(End::None)) | None => Overlong::Refuse,
+        };
+        EmbedRequest { inputs, overlong, dimensions: self.dimensions }
+    }
+}
+
 /// Embeds texts.
 pub(crate) async fn create(
     State(app): State<App>,
     Body(request): Body<Request>,
 ) -> Result<Json<Value>, ApiError> {
-    let inputs = match request.input {
-        Input::Text(text) => vec![Prompt::Text(text)],
-        Input::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
-        Input::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-        Input::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
-    };
-    let overlong = match request.truncate {
-        Some(Truncate::Flag(true) | Truncate::End(End::End)) => Overlong::Truncate,
-        Some(Truncate::Flag(false) | Truncate::End(End::None)) | None => Overlong::Refuse,
-    };
-    let embed = EmbedRequest { inputs, overlong, dimensions: request.dimensions };
+    let embed = request.embed();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     let answer = blocking(move || gateway.embed(&model, &embed)).await?;
     let data: Vec<Value> = answer

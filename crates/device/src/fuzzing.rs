@@ -1,0 +1,83 @@
+//! The door for fuzz targets: what executors read of a package before ONNX Runtime does. No part of the product has it.
+
+use std::path::Path;
+
+use narthex_spec::{arch::Architecture, manifest::Manifest};
+
+use crate::{
+    DeviceError,
+    dynamic::{self, ExecutorOptions},
+    encoder,
+    table::Table,
+};
+
+/// Options of an executor like those of the product; no thread is started.
+const OPTIONS: ExecutorOptions =
+    ExecutorOptions { threads: 1, slots: 4, kv_budget: 2 << 30, kv_step: 256, chunk: 256 };
+
+/// Opens a package's tables and names as an executor does, and reads the first and last rows.
+///
+/// # Errors
+/// Those of [`dynamic::DynamicExecutor::open`] and [`encoder::DynamicEncoder::open`].
+pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceError> {
+    match &manifest.architecture {
+        Architecture::Decoder(_) => {
+            let parts = dynamic::Parts::read(package, manifest, &OPTIONS)?;
+            read_rows(&parts.table);
+            let kv = &parts.limits.kv;
+            kv.bytes(parts.limits.slots, kv.capacity_for(parts.limits.context, parts.limits.context));
+        }
+        Architecture::Encoder(_) => read_rows(&encoder::Parts::read(package, manifest)?.tables.token),
+    }
+    Ok(())
+}
+
+fn read_rows(table: &Table) {
+    let mut row = vec![0.0; table.cols()];
+    table.read_row(0, &mut row);
+    table.add_row(table.rows() - 1, &mut row);
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_compile::pipeline::{self, CompileJob};
+    use narthex_spec::{Recipe, Scheme, manifest::Provenance, progress::Quiet};
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_manifest_are_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (checkpoint, out) = (folder.path().join("tiny.gguf"), folder.path().join("package"));
+        std::fs::write(&checkpoint, narthex_testkit::checkpoint::tiny_llama_gguf(1)).unwrap();
+        std::fs::create_dir(&out).unwrap();
+        let provenance = Provenance {
+            source: "a test".to_owned(),
+            checkpoint: [].into(),
+            license: None,
+            compiler: "0".to_owned(),
+        };
+        let job = CompileJob {
+            checkpoint: &checkpoint,
+            name: "tiny".parse().unwrap(),
+            recipe: Recipe::new(Scheme::W8),
+            out: &out,
+            keep_stages: None,
+            provenance,
+        };
+        let whole = pipeline::compile(job, &Quiet, &false.into()).unwrap();
+        read_package(&out, &whole).unwrap();
+
+        let mut heavy = whole.clone();
+        heavy.graphs[0].kv[0].heads = 1 << 62;
+        heavy.graphs[0].kv[1].head_size = usize::MAX;
+        read_package(&out, &heavy).unwrap();
+
+        let mut long = whole.clone();
+        long.max_length = usize::MAX;
+        assert!(read_package(&out, &long).unwrap_err().to_string().contains("a length of 1 to"));
+        let mut tall = whole;
+        tall.tables[0].rows = usize::MAX;
+        assert!(read_package(&out, &tall).is_err());
+    }
+}

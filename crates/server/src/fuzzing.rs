@@ -1,0 +1,63 @@
+//! The door for fuzz targets: bodies of requests as the endpoints read them. No part of the product has it.
+
+use serde_json::Value;
+
+use crate::{
+    error::ApiError,
+    openai::{body::parse, chat, completions, embeddings},
+};
+
+/// What a body is sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/embeddings`.
+    Embeddings,
+}
+
+impl Endpoint {
+    /// Every endpoint that has a body.
+    pub const ALL: [Self; 3] = [Self::Chat, Self::Completions, Self::Embeddings];
+}
+
+/// Reads a body up to where the gateway is asked; a refusal is given as the error object that is sent.
+///
+/// # Errors
+/// The `error` object of the answer.
+pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
+    let read = || -> Result<(), ApiError> {
+        match endpoint {
+            Endpoint::Chat => chat::interpret(&parse(body)?).map(drop),
+            Endpoint::Completions => completions::interpret(&parse(body)?).map(drop),
+            Endpoint::Embeddings => parse::<embeddings::Request>(body).map(|request| drop(request.embed())),
+        }
+    };
+    read().map_err(|error| error.body())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_endpoint_reads_its_own_body() {
+        let check = |endpoint, body: &str, param: Option<&str>| {
+            let found = read_body(endpoint, body.as_bytes());
+            let found =
+                found.err().map(|error| error["error"]["param"].as_str().unwrap_or("none").to_owned());
+            assert_eq!(found.as_deref(), param, "{endpoint:?} {body}");
+        };
+        let messages = r#""messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]"#;
+        check(Endpoint::Chat, &format!(r#"{{"model": "m", {messages}}}"#), None);
+        check(Endpoint::Chat, &format!(r#"{{"model": "m", {messages}, "n": -1}}"#), Some("n"));
+        check(Endpoint::Chat, r#"{"model": "m", "prompt": "a"}"#, Some("messages"));
+        check(Endpoint::Completions, r#"{"model": "m", "prompt": ["a", "b"]}"#, None);
+        check(Endpoint::Completions, r#"{"model": "m", "prompt": []}"#, Some("prompt"));
+        check(Endpoint::Embeddings, r#"{"model": "m", "input": [[1, 2], [3]]}"#, None);
+        check(Endpoint::Embeddings, r#"{"model": "m"}"#, Some("input"));
+        check(Endpoint::Embeddings, "{", Some("none"));
+    }
+}
