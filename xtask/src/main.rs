@@ -1,8 +1,10 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
-//! `tidy` reads the sources and never runs them; `test` runs every check there is. Nothing of the product lives here.
-//! Start at [`tidy`] for the house rules and at [`test`] for the stages.
+//! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
+//! parser. Nothing of the product lives here. Start at [`tidy`] for the house rules, at [`test`] for the stages and at
+//! [`fuzz`] for the targets.
 
+mod fuzz;
 mod terminal;
 mod test;
 mod tidy;
@@ -26,6 +28,10 @@ Commands:
   test                 set up and run every check
   test --list          name the stages of `test`
   test --only STAGE    run one stage
+  fuzz                 fuzz every parser for a minute each
+  fuzz --target T      fuzz one
+  fuzz --seconds N     fuzz for N seconds each
+  fuzz --record        keep the table in conformance/runs
   help                 print this";
 
 /// What was asked for.
@@ -35,6 +41,7 @@ enum Command {
     Tidy,
     ListStages,
     Test(Choice),
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +63,7 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["test"] => Command::Test(Choice::All),
         ["test", "--list"] => Command::ListStages,
         ["test", "--only", stage] => Command::Test(Choice::Only(stage.parse()?)),
+        ["fuzz", rest @ ..] => Command::Fuzz(fuzz::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
 }
@@ -70,6 +78,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Tidy => tidy::report(&Workspace::read()?)?,
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
+        Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
     }
     Ok(())
 }
@@ -95,6 +104,9 @@ mod tests {
         check("test --list", Ok(Command::ListStages));
         check("test --only clippy", Ok(Command::Test(Choice::Only(Stage::Clippy))));
         check("test --only nonsense", Err("expected one of tools, format"));
+        let onnx: Vec<&str> = vec!["--target", "onnx", "--seconds", "5"];
+        check("fuzz --target onnx --seconds 5", Ok(Command::Fuzz(fuzz::Options::parse(&onnx).unwrap())));
+        check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
     }
 }

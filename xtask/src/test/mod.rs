@@ -6,7 +6,7 @@
 
 mod clients;
 mod count;
-mod session;
+pub(crate) mod session;
 mod stages;
 mod tools;
 

@@ -1,0 +1,71 @@
+//! Uses up what a parser accepted, so that a fault that a parser let pass shows here.
+
+use narthex_compile::{
+    checkpoint::{Checkpoint, TokenizerSource, WeightSource},
+    quant::Plan,
+};
+use narthex_spec::{Recipe, Scheme};
+use narthex_text::{
+    template::ChatTemplate,
+    tokenizer::{Specials, Tokenizer},
+};
+
+/// Text with what tokenizers treat apart: letters, digits, marks, spaces, special tokens, characters of four bytes.
+const TEXT: &str =
+    "Hello wörld 123,  it's\t<|im_start|>user\n[CLS] 漢字 🙂 e\u{301} \u{FDD0}<0x0A>\r\n▁the end";
+
+/// The most elements of a tensor that are decoded.
+const ELEMENTS: usize = 1 << 16;
+
+/// Reads weights, tokenizer and chat template of a checkpoint that was opened.
+pub fn checkpoint(checkpoint: &Checkpoint) {
+    let recipe = Recipe::new(Scheme::W8);
+    for planned in Plan::new(&checkpoint.architecture, &recipe).weights {
+        weight(checkpoint.weights.as_ref(), &planned.name, planned.rows, planned.cols);
+    }
+    let tokenizer = match &checkpoint.tokenizer {
+        TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab),
+        TokenizerSource::Json(json) => Tokenizer::from_json(json),
+    };
+    if let Ok(tokenizer) = &tokenizer {
+        self::tokenizer(tokenizer);
+    }
+    if let Some(template) = &checkpoint.chat_template {
+        let _ = ChatTemplate::new(template, checkpoint.special.texts.clone());
+    }
+}
+
+/// An opened checkpoint has promised every weight of its plan, in the plan's shape.
+fn weight(weights: &dyn WeightSource, name: &str, rows: usize, cols: usize) {
+    let weight = weights.weight(name).expect("a weight that the census has seen");
+    assert_eq!((weight.rows_len(), weight.cols()), (rows, cols), "{name}");
+    let mut row = vec![0.0; cols.min(ELEMENTS)];
+    if cols <= ELEMENTS {
+        weight.read_row(0, &mut row);
+        weight.read_row(rows - 1, &mut row);
+    }
+    if rows.saturating_mul(cols) <= ELEMENTS {
+        assert_eq!(weight.to_f32().len(), rows * cols);
+    }
+}
+
+/// Encodes and decodes; an accepted tokenizer writes a `tokenizer.json` that is accepted again and gives the same
+/// tokens.
+pub fn tokenizer(tokenizer: &Tokenizer) {
+    let size = tokenizer.vocab_size();
+    let json = tokenizer.to_json().expect("the tokenizer as JSON");
+    let again = Tokenizer::from_json(&json).expect("a tokenizer that reads its own JSON");
+    for specials in [Specials::Parse, Specials::AsText] {
+        if let Ok(tokens) = tokenizer.encode(TEXT, specials) {
+            assert!(tokens.iter().all(|&token| (token as usize) < size), "{tokens:?} of {size}");
+            assert_eq!(again.encode(TEXT, specials).ok().as_ref(), Some(&tokens));
+            tokenizer.decode(&tokens);
+        }
+    }
+    let _ = tokenizer.encode_document(TEXT);
+    tokenizer.decode(&[0, u32::MAX, size as u32]);
+    for token in 0..size.min(512) as u32 {
+        tokenizer.token_bytes(token);
+        tokenizer.id_text(token);
+    }
+}

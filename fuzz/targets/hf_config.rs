@@ -1,0 +1,60 @@
+//! The small files beside safetensors: configuration, tokenizer, template, and those of sentence-transformers.
+//!
+//! An input holds files by name, as `scratch::files` says; those of other names are dropped. The weights stay as they
+//! are: a tiny BERT's where the configuration speaks of one, else a tiny Llama's.
+#![no_main]
+
+use std::{fs, sync::OnceLock};
+
+use libfuzzer_sys::fuzz_target;
+use narthex_compile::checkpoint;
+use narthex_fuzz::{
+    exhaust,
+    scratch::{self, Tail},
+};
+use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_safetensors};
+
+const CONFIG: &str = "config.json";
+
+const FILES: [&str; 10] = [
+    CONFIG,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+    "chat_template.jinja",
+    "README.md",
+];
+
+/// Writes both models, once; their small files are replaced by every input.
+fn weights() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        let folder = |name: &str| {
+            let folder = scratch::folder().join(name);
+            fs::create_dir_all(folder.join("1_Pooling")).expect("a folder");
+            folder
+        };
+        tiny_llama_safetensors(&folder("llama"), 1).expect("a tiny checkpoint");
+        tiny_bert_safetensors(&folder("bert"), 1).expect("a tiny checkpoint");
+    });
+}
+
+fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
+    weights();
+    let files = scratch::files(data);
+    let is_bert = files.iter().any(|(name, bytes)| *name == CONFIG && bytes.windows(4).any(|w| w == b"bert"));
+    let model = if is_bert { "bert" } else { "llama" };
+    for name in FILES {
+        scratch::remove(&format!("{model}/{name}"));
+    }
+    for (name, bytes) in files.into_iter().filter(|(name, _)| FILES.contains(name)) {
+        scratch::write(&format!("{model}/{name}"), bytes, Tail::Nothing);
+    }
+    if let Ok(checkpoint) = checkpoint::open(&scratch::folder().join(model)) {
+        exhaust::checkpoint(&checkpoint);
+    }
+});

@@ -1,0 +1,15 @@
+//! ONNX files: decoding, the rules that graphs keep, and the way back to bytes.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use narthex_graph::Graph;
+
+fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
+    let Ok(graph) = Graph::decode(data) else { return };
+    let _ = graph.check();
+    graph.dump();
+    let bytes = graph.encode();
+    let again = Graph::decode(&bytes).expect("a graph that reads its own bytes");
+    // Compared as bytes: numbers that are none differ from themselves.
+    assert!(again.encode() == bytes, "a graph changes on its way through a file");
+});

@@ -1,0 +1,50 @@
+//! Safetensors: one file, or an index and its shards, under a configuration that stays as it is.
+//!
+//! An input holds files by name, as `scratch::files` says; those of other names are dropped.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+use narthex_compile::checkpoint;
+use narthex_fuzz::{
+    exhaust,
+    scratch::{self, Tail},
+};
+use narthex_testkit::checkpoint::tiny_llama_safetensors;
+
+const FILES: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+];
+
+/// The most bytes of zeros that stand for tensors.
+const ROOM: u64 = 1 << 20;
+
+/// Writes the configuration and the tokenizer, once.
+fn settings() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| tiny_llama_safetensors(scratch::folder(), 1).expect("a tiny checkpoint"));
+}
+
+/// The length of the file whose header stands in `bytes`, if the header can be read.
+fn stated_length(bytes: &[u8]) -> Option<u64> {
+    let length = u64::from_le_bytes(*bytes.first_chunk()?);
+    let header = bytes.get(8..)?.get(..usize::try_from(length).ok()?)?;
+    let header: serde_json::Value = serde_json::from_slice(header).ok()?;
+    let ends = header.as_object()?.values().filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64());
+    Some(8 + length + ends.max()?.min(ROOM))
+}
+
+fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
+    settings();
+    FILES.into_iter().for_each(scratch::remove);
+    for (name, bytes) in scratch::files(data).into_iter().filter(|(name, _)| FILES.contains(name)) {
+        scratch::write(name, bytes, stated_length(bytes).map_or(Tail::Nothing, Tail::UpTo));
+    }
+    if let Ok(checkpoint) = checkpoint::open(scratch::folder()) {
+        exhaust::checkpoint(&checkpoint);
+    }
+});

@@ -1,0 +1,32 @@
+//! Chat templates: parsing, and rendering of conversations under the limits that the product sets.
+#![no_main]
+
+use std::collections::BTreeMap;
+
+use libfuzzer_sys::fuzz_target;
+use narthex_text::template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role};
+
+/// A conversation with every role.
+fn conversation() -> Vec<Message> {
+    let turns = [
+        (Role::System, "Answer briefly."),
+        (Role::Developer, "Be kind."),
+        (Role::User, "Name <three> \"colours\" 🙂\n"),
+        (Role::Assistant, "red, green, blue"),
+        (Role::Tool, "{\"a\": [1, 2.5, null]}"),
+        (Role::User, ""),
+    ];
+    turns.map(|(role, content)| Message::new(role, content.to_owned())).into()
+}
+
+fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
+    let Ok(source) = std::str::from_utf8(data) else { return };
+    let names = ["bos_token", "eos_token", "unk_token"];
+    let specials: BTreeMap<String, String> = names.map(|name| (name.to_owned(), format!("<{name}>"))).into();
+    let Ok(template) = ChatTemplate::new(source, specials) else { return };
+    let conversation = conversation();
+    let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7) };
+    let _ = template.render(&conversation, &options);
+    let options = RenderOptions { generation_prompt: GenerationPrompt::Leave, date: (2024, 2, 29) };
+    let _ = template.render(&conversation[2..3], &options);
+});

@@ -1,0 +1,72 @@
+//! Builds the targets with the instrumentation that libFuzzer reads.
+
+use std::{
+    env,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail};
+
+use crate::{
+    fuzz::{Places, Target},
+    test::session,
+    workspace::{Workspace, cargo},
+};
+
+/// Counters for edges, their places, and the operands of comparisons. LLVM's own options, so stable Rust takes them.
+/// AddressSanitizer would need nightly; the code under test is safe Rust, and memory is limited by the targets.
+const INSTRUMENTATION: [&str; 5] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+
+/// Builds the targets and gives their programs, in the same order.
+pub(super) fn build(
+    workspace: &Workspace,
+    places: &Places,
+    targets: &[Target],
+) -> anyhow::Result<Vec<PathBuf>> {
+    if !cfg!(unix) {
+        bail!("fuzzing needs Linux or macOS, where libFuzzer builds with the system's C++ compiler");
+    }
+    let host = host()?;
+    let mut command = Command::new(cargo());
+    command
+        .current_dir(&workspace.root)
+        .args(["build", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"])
+        // Naming the target keeps the instrumentation from build scripts and macros.
+        .args(["--target", &host])
+        .arg("--target-dir")
+        .arg(&places.build)
+        .env("RUSTFLAGS", INSTRUMENTATION.join(" "))
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .stdin(Stdio::null());
+    for target in targets {
+        command.args(["--bin", target.name()]);
+    }
+    session::run(&mut command)
+        .context("libFuzzer is built with a C++ compiler; on Debian: apt-get install g++")?;
+    let folder = places.build.join(host).join("release");
+    Ok(targets
+        .iter()
+        .map(|target| folder.join(format!("{}{}", target.name(), env::consts::EXE_SUFFIX)))
+        .collect())
+}
+
+/// The platform that the compiler runs on.
+fn host() -> anyhow::Result<String> {
+    let version = rustc(&["-vV"])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("`rustc -vV` names no host")
+}
+
+/// What the compiler prints.
+pub(super) fn rustc(arguments: &[&str]) -> anyhow::Result<String> {
+    let program = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(program).args(arguments).output().context("rustc cannot be started")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

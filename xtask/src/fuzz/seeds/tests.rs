@@ -1,0 +1,157 @@
+//! Valid seeds are accepted by what they are for, and no bomb harms it.
+
+use std::fs;
+
+use narthex_compile::checkpoint;
+use narthex_graph::Graph;
+use narthex_server::fuzzing::{Endpoint, read_body};
+use narthex_text::template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role};
+
+use super::*;
+
+/// Bytes of zeros that stand for tensors, as in `fuzz/src/scratch.rs`.
+const ROOM: u64 = 512 << 10;
+
+/// Holds each seed of a target against the outcome that its kind promises. Some bombs are files in order.
+fn check(target: Target, accepts: impl Fn(&[u8]) -> Result<(), String>) {
+    let inputs = of(target).unwrap();
+    assert!(inputs.iter().any(|input| input.kind == Kind::Valid));
+    assert!(inputs.iter().any(|input| input.kind == Kind::Bomb));
+    for input in inputs {
+        assert!(
+            input.bytes.len() <= target.max_bytes(),
+            "{target:?} {} is too long to be mutated",
+            input.name
+        );
+        let found = accepts(&input.bytes);
+        if input.kind == Kind::Valid {
+            assert_eq!(found, Ok(()), "{target:?} {}", input.name);
+        }
+    }
+}
+
+fn shown<T>(result: Result<T, impl std::fmt::Display>) -> Result<(), String> {
+    result.map(drop).map_err(|error| error.to_string())
+}
+
+/// The files of an input, as `fuzz/src/scratch.rs` takes them apart.
+fn unpack(bytes: &[u8], folder: &Path) {
+    let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(MARK)).collect();
+    for (at, start) in starts.iter().enumerate() {
+        let part = &bytes[start + MARK.len()..starts.get(at + 1).copied().unwrap_or(bytes.len())];
+        let end = part.iter().position(|&byte| byte == b'\n').unwrap();
+        let path = folder.join(std::str::from_utf8(&part[..end]).unwrap());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, &part[end + 1..]).unwrap();
+    }
+}
+
+#[test]
+fn gguf() {
+    let folder = tempfile::tempdir().unwrap();
+    check(Target::Gguf, |bytes| {
+        let path = folder.path().join("model.gguf");
+        fs::write(&path, bytes).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes.len() as u64 + ROOM).unwrap();
+        shown(checkpoint::open(&path))
+    });
+}
+
+#[test]
+fn configurations() {
+    check(Target::HfConfig, |bytes| {
+        let folder = tempfile::tempdir().unwrap();
+        let is_bert = bytes.windows(4).any(|window| window == b"bert");
+        let make = if is_bert {
+            narthex_testkit::checkpoint::tiny_bert_safetensors
+        } else {
+            narthex_testkit::checkpoint::tiny_llama_safetensors
+        };
+        make(folder.path(), 1).unwrap();
+        unpack(bytes, folder.path());
+        shown(checkpoint::open(folder.path()))
+    });
+}
+
+#[test]
+fn safetensors() {
+    check(Target::Safetensors, |bytes| {
+        let folder = tempfile::tempdir().unwrap();
+        narthex_testkit::checkpoint::tiny_llama_safetensors(folder.path(), 1).unwrap();
+        fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+        unpack(bytes, folder.path());
+        for entry in fs::read_dir(folder.path()).unwrap().flatten() {
+            lengthen(&entry.path());
+        }
+        shown(checkpoint::open(folder.path()))
+    });
+}
+
+/// Puts zeros behind a safetensors header, as many as it states.
+fn lengthen(path: &Path) {
+    let bytes = fs::read(path).unwrap();
+    let (true, Some(length)) = (path.extension().is_some_and(|e| e == "safetensors"), bytes.first_chunk())
+    else {
+        return;
+    };
+    let header = serde_json::from_slice::<serde_json::Value>(&bytes[8..]).unwrap_or_default();
+    let ends = header.as_object().into_iter().flat_map(|tensors| tensors.values());
+    let end = ends.filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max().unwrap_or(0).min(1 << 20);
+    let length = u64::from_le_bytes(*length).saturating_add(8 + end).min(1 << 21);
+    fs::OpenOptions::new().write(true).open(path).unwrap().set_len(length).unwrap();
+}
+
+#[test]
+fn graphs() {
+    check(Target::Onnx, |bytes| {
+        shown(Graph::decode(bytes).map_err(|e| e.to_string()).and_then(|g| shown(g.check())))
+    });
+}
+
+#[test]
+fn templates() {
+    let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7) };
+    let message = Message::new(Role::User, "a;b".to_owned());
+    check(Target::Template, |bytes| {
+        let source = std::str::from_utf8(bytes).unwrap();
+        let template = ChatTemplate::new(source, [("bos_token".to_owned(), "<s>".to_owned())].into());
+        shown(template.and_then(|template| template.render(std::slice::from_ref(&message), &options)))
+    });
+}
+
+#[test]
+fn requests() {
+    check(Target::Request, |bytes| {
+        let refusals: Vec<String> = Endpoint::ALL
+            .into_iter()
+            .filter_map(|endpoint| read_body(endpoint, bytes).err())
+            .map(|e| e.to_string())
+            .collect();
+        if refusals.len() < Endpoint::ALL.len() { Ok(()) } else { Err(refusals.join("\n")) }
+    });
+}
+
+#[test]
+fn manifests() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, length) in [("data", 1 << 16), ("model.onnx", 64)] {
+        fs::write(folder.path().join(name), vec![0; length]).unwrap();
+    }
+    let name = "tiny".parse().unwrap();
+    check(Target::Manifest, |bytes| {
+        fs::write(folder.path().join("manifest.json"), bytes).unwrap();
+        shown(narthex_gateway::fuzzing::open_package(folder.path(), &name))
+    });
+}
+
+#[test]
+fn wheels() {
+    let folder = tempfile::tempdir().unwrap();
+    check(Target::Wheel, |bytes| {
+        let (wheel, out) = (folder.path().join("w.whl"), folder.path().join("out"));
+        fs::write(&wheel, bytes).unwrap();
+        let found = shown(narthex_catalog::fuzzing::unpack(&wheel, &out));
+        let _ = fs::remove_dir_all(out);
+        found
+    });
+}
