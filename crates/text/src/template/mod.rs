@@ -1,14 +1,24 @@
 //! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it, with bounded work.
 //!
-//! Templates come from outside; rendering is limited in steps and in output, and reads no clock: the date is given.
-//! Strings in between are limited by the steps alone, and a template can double one with each.
+//! Templates come from outside; rendering is limited in steps, in what they produce and in output, and reads no clock:
+//! the date is given. Rendering is here, what is limited in [`budget`] and [`bounded`], and where in [`guard`].
 
+mod bounded;
+mod budget;
+mod guard;
 mod message;
 mod python;
 
-use std::{collections::BTreeMap, io, thread};
+use std::{collections::BTreeMap, thread};
 
-use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
+use minijinja::{
+    AutoEscape, Environment, ErrorKind, Value, context,
+    machinery::{self, CodeGenerator, Instructions},
+    syntax::SyntaxConfig,
+    value::Serde,
+};
+
+use budget::Budget;
 
 pub use message::{Message, Role};
 
@@ -77,9 +87,7 @@ impl ChatTemplate {
         let source = without_generation_blocks(source);
         let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         isolated(|| {
-            environment((1970, 1, 1))
-                .and_then(|env| env.template_from_str(&source).map(drop))
-                .map_err(malformed)
+            environment((1970, 1, 1)).and_then(|env| compile(&env, &source).map(drop)).map_err(malformed)
         })?;
         Ok(Self { knows_developer: source.contains("developer"), source, special_tokens })
     }
@@ -119,7 +127,7 @@ impl ChatTemplate {
             None => TemplateError::Failed { reason: format!("{error:#}") },
         };
         let env = environment(options.date).map_err(failed)?;
-        let template = env.template_from_str(&self.source).map_err(failed)?;
+        let (instructions, blocks) = compile(&env, &self.source).map_err(failed)?;
         let values = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
@@ -128,9 +136,12 @@ impl ChatTemplate {
             documents => Value::from(()),
             ..Value::from(Serde(&self.special_tokens)),
         };
-        let mut output = Bounded(Vec::new());
-        template.render_captured_to(values, &mut output).map(drop).map_err(failed)?;
-        String::from_utf8(output.0).map_err(|error| TemplateError::Failed { reason: error.to_string() })
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        machinery::eval(&env, &instructions, values, &blocks, &mut output, AutoEscape::None)
+            .map(drop)
+            .map_err(failed)?;
+        Ok(text)
     }
 }
 
@@ -148,21 +159,16 @@ fn isolated<T: Send>(work: impl FnOnce() -> Result<T, TemplateError> + Send) -> 
     })
 }
 
-/// An output that refuses to grow without end.
-struct Bounded(Vec<u8>);
+/// What a template compiles to: its own instructions, and those of its blocks by name.
+type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
 
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
-            return Err(io::Error::other(format!("the output is over {MAX_OUTPUT} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Parses a template and compiles it with its guard.
+fn compile<'a>(env: &Environment<'_>, source: &'a str) -> Result<Compiled<'a>, minijinja::Error> {
+    const NAME: &str = "chat template";
+    let tree = machinery::parse(source, NAME, env.syntax().clone())?;
+    let mut generator = CodeGenerator::new(NAME, source);
+    generator.compile_stmt(&guard::statement(&tree));
+    Ok(generator.finish())
 }
 
 fn environment(date: (i64, u8, u8)) -> Result<Environment<'static>, minijinja::Error> {
@@ -177,6 +183,10 @@ fn environment(date: (i64, u8, u8)) -> Result<Environment<'static>, minijinja::E
     env.add_test("sequence", python::is_sequence);
     env.add_test("iterable", python::is_iterable);
     env.add_function("raise_exception", python::raise);
+    // It prints everything that it can reach.
+    env.remove_global("debug");
+    bounded::install(&mut env);
+    Budget::default().install(&mut env);
     env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
     Ok(env)
 }
@@ -289,6 +299,40 @@ mod tests {
         assert!(matches!(backwards, Ok(_) | Err(TemplateError::Failed { .. })), "{backwards:?}");
         assert!(matches!(render("{% for %}", user), Err(TemplateError::Malformed { .. })));
         assert!(matches!(render("{{ nothing.at.all }}", user), Err(TemplateError::Failed { .. })));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let user = &[(Role::User, "x")];
+        let doubling = |step: &str| {
+            format!(
+                "{{% set ns = namespace(x='abcd', l=['a']) %}}{{% for i in range(40) %}}{step}{{% endfor %}}{{{{ ns.x | length }}}}"
+            )
+        };
+        let steps = [
+            "{% set ns.x = ns.x + ns.x %}",
+            "{% set ns.x = ns.x ~ ns.x %}",
+            "{% set ns.x = ns.x * 9 %}",
+            "{% set ns.x = [ns.x, ns.x] | join(ns.x) %}",
+            "{% set ns.x = ns.x.join([ns.x, ns.x]) %}",
+            "{% set ns.x = ns.x | replace('a', ns.x) %}",
+            "{% set ns.x = ns.x.replace('', ns.x) %}",
+            "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
+            "{% set ns.x = '%999999999d' | format(1) %}",
+            "{% set ns.x = ns.x | indent(999999999, true) %}",
+            "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+            "{% set ns.x = [ns.x, ns.x] | tojson %}",
+            "{% set ns.l = ns.l + ns.l %}",
+            "{% set ns.l = [ns.l, ns.l] %}{% set ns.x = ns.l | string %}",
+            "{% set ns.l = ns.l | batch(999999999, 'x') | list %}",
+            "{% macro m(t) %}{{ t }}{{ t }}{% endmacro %}{% set ns.x = m(ns.x) %}",
+        ];
+        for step in steps {
+            let found = render(&doubling(step), user);
+            assert!(matches!(found, Err(TemplateError::Failed { .. })), "{step}: {found:?}");
+        }
+        let shy = doubling("{% if ns.x | length < 64 %}{% set ns.x = ns.x + ns.x %}{% endif %}");
+        check(&shy, user, "64");
     }
 
     proptest! {

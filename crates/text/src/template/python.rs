@@ -9,7 +9,7 @@ use minijinja::{
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-use super::REFUSAL;
+use super::{REFUSAL, bounded::check_method};
 
 /// Marks errors that a template raised itself.
 const RAISED: &str = "raised: ";
@@ -56,6 +56,9 @@ pub(super) fn method(
             }
             _ => {}
         }
+    }
+    if value.as_str().is_some() {
+        check_method(value, name, args)?;
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
