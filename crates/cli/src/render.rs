@@ -46,6 +46,12 @@ fn right(text: impl ToString) -> Cell {
     Cell::new(text.to_string()).set_alignment(CellAlignment::Right)
 }
 
+/// What is said of a runtime that was installed just now, and what the machine needs besides it.
+pub(crate) fn runtime_installed(kind: &str, version: &str, needs: Option<&str>) -> String {
+    let needs = needs.map(|needs| format!("; it also needs {needs}")).unwrap_or_default();
+    format!("installed {kind} {version}{needs}")
+}
+
 /// The last line of an answer.
 pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
     let device = status.device.as_deref().unwrap_or("cpu");
@@ -230,6 +236,17 @@ pub(crate) fn bench(report: &BenchReport) -> String {
     row(format!("prefill tokens/s ({})", report.prompt_tokens), report.prefill_tokens_per_second);
     row(format!("decode tokens/s ({})", report.generate_tokens), report.decode_tokens_per_second);
     row("first token ms".to_owned(), report.first_token_ms);
+    if let Some(gateway) = &report.gateway {
+        row("gateway ms/request".to_owned(), gateway.request_ms);
+        let per_token = gateway.token_ratio;
+        let percent = |ratio: f64| (ratio - 1.0) * 1e2;
+        let spread = Spread {
+            min: percent(per_token.min),
+            median: percent(per_token.median),
+            max: percent(per_token.max),
+        };
+        row("gateway % per token".to_owned(), spread);
+    }
     let machine = &report.machine;
     let memory = report.peak_rss_bytes.map_or_else(|| "unknown".to_owned(), bytes);
     format!(
@@ -250,6 +267,15 @@ pub(crate) fn bench(report: &BenchReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_runtime_needs_is_said_when_it_is_installed() {
+        assert_eq!(runtime_installed("cpu", "1.2", None), "installed cpu 1.2");
+        assert_eq!(
+            runtime_installed("cuda", "1.2", Some("a driver")),
+            "installed cuda 1.2; it also needs a driver"
+        );
+    }
 
     #[test]
     fn sizes() {

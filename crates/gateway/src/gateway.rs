@@ -161,6 +161,11 @@ impl Gateway {
         shelf::models(&self.inner)
     }
 
+    /// One model that is installed or in the catalogue.
+    pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
+        shelf::model(&self.inner, model)
+    }
+
     /// The models that were asked for since the gateway was opened.
     pub fn status(&self) -> Vec<ModelStatus> {
         self.inner.residents.status()
@@ -236,7 +241,7 @@ impl Gateway {
     }
 
     /// The model in memory; loads it first where need be, within the configured wait.
-    fn ready(&self, model: &str) -> Result<Arc<Loaded>, Error> {
+    pub(crate) fn ready(&self, model: &str) -> Result<Arc<Loaded>, Error> {
         if *self.inner.closed.read().unwrap_or_else(PoisonError::into_inner) {
             return Err(Error::ShuttingDown);
         }

@@ -88,6 +88,17 @@ pub(crate) fn remove(inner: &Inner, model: &str) -> Result<u64, Error> {
     Ok(inner.store.remove(&key.name, scheme)?)
 }
 
+/// One model that is installed or in the catalogue, by any of the texts that name it.
+pub(crate) fn model(inner: &Inner, text: &str) -> Result<ModelListing, Error> {
+    let key = key(inner, text)?;
+    if let Some(listing) = models(inner)?.into_iter().find(|listing| listing.name == key.name) {
+        return Ok(listing);
+    }
+    // Lists pass a broken package over; who asks for it by name hears what is wrong with it.
+    manifest(inner, &key)?;
+    Err(Error::NotInstalled { name: key.name })
+}
+
 /// Every installed model and every catalogue entry, by name.
 pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
     let mut listings: BTreeMap<ModelName, ModelListing> = inner

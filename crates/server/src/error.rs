@@ -56,6 +56,17 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::bad_request(param, message) }
     }
 
+    /// A model that was named by a path.
+    pub(crate) fn path_as_model() -> Self {
+        let message = "model: expected a model's name, found a path; GET /v1/models lists the names, and \
+            `narthex pull PATH` gives a file one";
+        Self {
+            status: StatusCode::NOT_FOUND,
+            code: Some("model_not_found"),
+            ..Self::bad_request("model", message)
+        }
+    }
+
     /// The `error` object.
     pub(crate) fn body(&self) -> serde_json::Value {
         let kind = match self.status {

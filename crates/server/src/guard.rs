@@ -49,11 +49,12 @@ impl Guard {
     }
 
     fn allows_host(&self, headers: &HeaderMap) -> bool {
-        let Some(host) = headers.get(HOST).and_then(|value| value.to_str().ok()) else { return true };
-        self.is_open() || is_local(host_of(host))
+        let Some(host) = headers.get(HOST) else { return true };
+        self.is_open() || host.to_str().is_ok_and(|host| is_local(host_of(host)))
     }
 
-    fn allows_origin(&self, origin: &str) -> bool {
+    fn allows_origin(&self, origin: &HeaderValue) -> bool {
+        let Ok(origin) = origin.to_str() else { return false };
         let authority = origin.split_once("://").map_or(origin, |(_, rest)| rest);
         self.cors_origin.as_deref() == Some(origin) || is_local(host_of(authority))
     }
@@ -61,7 +62,7 @@ impl Guard {
 
 /// Refuses foreign pages, answers preflights, and marks answers for the allowed origin.
 pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
-    let origin = request.headers().get(ORIGIN).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let origin = request.headers().get(ORIGIN).cloned();
     if !guard.allows_host(request.headers()) {
         return refuse("the Host header does not name this machine; use localhost or 127.0.0.1");
     }
@@ -72,17 +73,12 @@ pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     let preflight = request.method() == Method::OPTIONS;
     let mut response =
         if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
-    if let Ok(value) = HeaderValue::from_str(&origin) {
-        let headers = response.headers_mut();
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, value);
-        headers.insert(VARY, HeaderValue::from_static("Origin"));
-        if preflight {
-            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-            headers.insert(
-                ACCESS_CONTROL_ALLOW_HEADERS,
-                HeaderValue::from_static("Authorization, Content-Type"),
-            );
-        }
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(VARY, HeaderValue::from_static("Origin"));
+    if preflight {
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("Authorization, Content-Type"));
     }
     response
 }
@@ -105,11 +101,13 @@ mod tests {
         };
         assert!(host("localhost:8000") && host("127.0.0.1:8000") && host("[::1]:8000") && host("LOCALHOST"));
         assert!(!host("evil.example:8000") && !host("192.168.1.2:8000"));
-        assert!(guard.allows_origin("http://localhost:3000") && guard.allows_origin("https://app.example"));
-        assert!(!guard.allows_origin("https://evil.example") && !guard.allows_origin("null"));
+        let origin =
+            |guard: &Guard, value: &'static str| guard.allows_origin(&HeaderValue::from_static(value));
+        assert!(origin(&guard, "http://localhost:3000") && origin(&guard, "https://app.example"));
+        assert!(!origin(&guard, "https://evil.example") && !origin(&guard, "null"));
         let open = Guard { host: "0.0.0.0".into(), cors_origin: None };
         let mut headers = HeaderMap::new();
         headers.insert(HOST, HeaderValue::from_static("box.lan:8000"));
-        assert!(open.allows_host(&headers) && !open.allows_origin("https://evil.example"));
+        assert!(open.allows_host(&headers) && !origin(&open, "https://evil.example"));
     }
 }

@@ -14,4 +14,4 @@ mod routes;
 mod serve;
 mod sink;
 
-pub use serve::{ServeError, ServeOptions, run_blocking};
+pub use serve::{ServeError, ServeOptions, run_blocking, run_until};

@@ -1,8 +1,10 @@
 //! What Prometheus reads at `/metrics`.
 
 use std::{
-    sync::Arc,
-    sync::atomic::{AtomicI64, AtomicU64},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -43,6 +45,8 @@ pub(crate) struct Metrics {
     waiting: Family<ModelLabel, Gauge>,
     kv_usage: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     streams: Gauge<i64, AtomicI64>,
+    /// Held while the models' gauges are filled in and written, so that two scrapes do not see each other's halves.
+    rendering: Mutex<()>,
 }
 
 impl Metrics {
@@ -82,6 +86,7 @@ impl Metrics {
             waiting,
             kv_usage,
             streams,
+            rendering: Mutex::new(()),
         })
     }
 
@@ -107,6 +112,11 @@ impl Metrics {
 
     /// Everything in the OpenMetrics text format.
     pub(crate) fn render(&self, models: &[ModelStatus]) -> String {
+        let _one = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
+        // A model that is gone since the last time must not stay with its last values.
+        self.running.clear();
+        self.waiting.clear();
+        self.kv_usage.clear();
         for model in models {
             let Some(engine) = &model.engine else { continue };
             let label = ModelLabel { model: model.name.to_string() };

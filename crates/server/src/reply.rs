@@ -2,9 +2,8 @@
 
 use axum::http::StatusCode;
 use narthex_gateway::request::{FinishReason, Summary, TokenInfo, TurnEvent};
-use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, sink::Events};
 
 /// One choice of a finished answer.
 #[derive(Debug, Clone, Default)]
@@ -22,9 +21,9 @@ pub(crate) struct Reply {
 }
 
 /// Waits for the end of an answer with `n` choices.
-pub(crate) async fn gather(mut events: UnboundedReceiver<TurnEvent>, n: usize) -> Result<Reply, ApiError> {
+pub(crate) async fn gather(mut events: Events, n: usize) -> Result<Reply, ApiError> {
     let mut choices = vec![Choice::default(); n];
-    while let Some(event) = events.recv().await {
+    while let Some(event) = events.next().await {
         match event {
             TurnEvent::Started { .. } => {}
             TurnEvent::Text { choice, text, tokens } => {

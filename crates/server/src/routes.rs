@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, MatchedPath, Path, Request, State},
+    extract::{DefaultBodyLimit, MatchedPath, Request, State},
     http::{StatusCode, header::CONTENT_TYPE},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -91,6 +91,3 @@ pub(crate) async fn blocking<T: Send + 'static>(
         )),
     }
 }
-
-/// The path `{*id}` as a model's name.
-pub(crate) type ModelPath = Path<String>;

@@ -60,8 +60,18 @@ pub fn run_blocking(
     options: ServeOptions,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
+    run_until(gateway, options, ready, interrupted)
+}
+
+/// As [`run_blocking`], for programs that end it by themselves: each call of `signal` waits for one more signal.
+pub fn run_until(
+    gateway: Gateway,
+    options: ServeOptions,
+    ready: impl FnOnce(SocketAddr),
+    signal: impl AsyncFnMut(),
+) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcome = runtime.block_on(serve(gateway, options, ready));
+    let outcome = runtime.block_on(serve(gateway, options, ready, signal));
     // Loads that nobody waits for any more are not waited for either.
     runtime.shutdown_background();
     outcome
@@ -71,6 +81,7 @@ async fn serve(
     gateway: Gateway,
     options: ServeOptions,
     ready: impl FnOnce(SocketAddr),
+    mut signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
     let (host, port) = (options.host.clone(), options.port);
     let listener = TcpListener::bind((host.as_str(), port)).await.map_err(|source| ServeError::Bind {
@@ -91,12 +102,12 @@ async fn serve(
     tokio::pin!(server);
     tokio::select! {
         outcome = &mut server => outcome?,
-        () = interrupted() => {
+        () = signal() => {
             tracing::info!("finishing running answers; a second signal stops at once");
             let _ = stop.send(true);
             tokio::select! {
                 outcome = &mut server => outcome?,
-                () = interrupted() => tracing::warn!("stopping at once"),
+                () = signal() => tracing::warn!("stopping at once"),
                 () = tokio::time::sleep(GRACE) => tracing::warn!("answers took over {GRACE:?}; stopping"),
             }
         }

@@ -3,17 +3,16 @@
 
 use std::ops::ControlFlow;
 
-use narthex_gateway::request::{TurnEvent, TurnSink};
+use narthex_gateway::{
+    Error, Turn,
+    request::{TurnEvent, TurnSink},
+};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// The engine's end.
-pub(crate) struct ChannelSink(UnboundedSender<TurnEvent>);
+use crate::{error::ApiError, routes::blocking};
 
-/// A sink and the events that come out of it.
-pub(crate) fn channel() -> (Box<ChannelSink>, UnboundedReceiver<TurnEvent>) {
-    let (sender, receiver) = unbounded_channel();
-    (Box::new(ChannelSink(sender)), receiver)
-}
+/// The engine's end.
+struct ChannelSink(UnboundedSender<TurnEvent>);
 
 impl TurnSink for ChannelSink {
     fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
@@ -23,4 +22,37 @@ impl TurnSink for ChannelSink {
             Err(_) => ControlFlow::Break(()),
         }
     }
+}
+
+/// A request that is cancelled when nobody wants its answer any more. Its sink would notice that only at the next
+/// token, and one that waits in the queue would keep its place there.
+struct Running(Turn);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// The task's end: what the request reports. Dropping it cancels the request.
+pub(crate) struct Events {
+    receiver: UnboundedReceiver<TurnEvent>,
+    _running: Running,
+}
+
+impl Events {
+    /// The next event; `None` where the engine has gone.
+    pub(crate) async fn next(&mut self) -> Option<TurnEvent> {
+        self.receiver.recv().await
+    }
+}
+
+/// Starts a request, away from the tasks that serve, because it may wait for its model to load.
+pub(crate) async fn start(
+    call: impl FnOnce(Box<dyn TurnSink>) -> Result<Turn, Error> + Send + 'static,
+) -> Result<Events, ApiError> {
+    let (sender, receiver) = unbounded_channel();
+    let sink = Box::new(ChannelSink(sender));
+    let running = blocking(move || call(sink).map(Running)).await?;
+    Ok(Events { receiver, _running: running })
 }

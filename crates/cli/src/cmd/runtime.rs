@@ -10,7 +10,7 @@ pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<
         RuntimeCommand::Install { kind, from } => {
             let source = from.map_or(RuntimeSource::Pip, RuntimeSource::File);
             let info = gateway.install_runtime(&kind, source, &Bars::new(), interrupt::cancel())?;
-            output::note(format!("installed {kind} {}", info.version));
+            output::note(render::runtime_installed(&kind, &info.version, info.kind.needs()));
             output::line(info.library.display())
         }
         RuntimeCommand::List(args) => {

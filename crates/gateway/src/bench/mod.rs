@@ -1,19 +1,14 @@
-//! `narthex bench`: how fast a chat model reads, answers and loads on this machine.
+//! `narthex bench`: how fast a chat model reads, answers and loads on this machine, and what the gateway adds to it.
 //!
 //! Every figure is measured several times and given as minimum, median and maximum; nothing here passes or fails.
 
 mod machine;
+mod overhead;
+mod round;
 
-use std::{
-    ops::ControlFlow,
-    sync::mpsc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use narthex_engine::{
-    request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
-    worker::Engine,
-};
+use narthex_engine::worker::Engine;
 use narthex_spec::{
     ProgressSink, Scheme,
     progress::{Stage, Unit},
@@ -21,8 +16,10 @@ use narthex_spec::{
 use serde::Serialize;
 
 pub use machine::Machine;
+pub use overhead::Overhead;
 
-use crate::{cancel::Cancel, error::Error, gateway::Gateway, job, loaded::Loaded};
+use crate::{cancel::Cancel, error::Error, gateway::Gateway, job};
+use round::{Round, Wanted};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +55,10 @@ pub struct BenchReport {
     pub decode_tokens_per_second: Spread,
     /// Milliseconds from submission to the first token.
     pub first_token_ms: Spread,
-    /// Milliseconds to load the compiled package.
+    /// What the gateway adds to the engine; `None` for a model without a chat template, and where the conversation
+    /// that is measured does not fit the context.
+    pub gateway: Option<Overhead>,
+    /// Milliseconds to load the compiled package; next to nothing where it was in memory already.
     pub load_ms: f64,
     /// Peak resident memory of the process in bytes, where the system tells.
     pub peak_rss_bytes: Option<u64>,
@@ -91,7 +91,7 @@ impl Spread {
 }
 
 impl Gateway {
-    /// Measures a chat model. Fetches and compiles it first where need be.
+    /// Measures a chat model, which stays in memory. Fetches and compiles it first where need be.
     pub fn bench(
         &self,
         model: &str,
@@ -102,14 +102,16 @@ impl Gateway {
         check(options)?;
         let key = self.key_of(model)?;
         let inner = self.inner();
-        let folder = job::package_for_load(inner, &key, job::Pull::Anything, progress, cancel)?;
+        job::package_for_load(inner, &key, job::Pull::Anything, progress, cancel)?;
         let runtime = inner.runtime(progress, cancel)?;
         let begun = Instant::now();
-        let loaded = Loaded::open(&key, &folder, runtime, &inner.config)?;
+        self.load(model, progress, cancel)?;
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;
+        let loaded = self.ready(model)?;
         let engine = loaded.engine()?;
         fits(engine, options)?;
         let rounds = measure(engine, options, progress, cancel)?;
+        let gateway = overhead::measure(self, model, &loaded, options, cancel)?;
         let per_second = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
         let generated = options.generate_tokens;
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
@@ -124,6 +126,7 @@ impl Gateway {
             prefill_tokens_per_second: spread(&|r| per_second(options.prompt_tokens, r.first)),
             decode_tokens_per_second: spread(&|r| per_second(generated - 1, r.rest)),
             first_token_ms: spread(&|r| r.first.as_secs_f64() * 1e3),
+            gateway,
             load_ms,
             peak_rss_bytes: narthex_device::memory::peak_rss(),
         })
@@ -152,12 +155,6 @@ fn fits(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
     Err(Error::Invalid { param: "prompt_tokens", message })
 }
 
-/// Times of one round.
-struct Round {
-    first: Duration,
-    rest: Duration,
-}
-
 fn measure(
     engine: &Engine,
     options: BenchOptions,
@@ -184,54 +181,10 @@ fn run_round(engine: &Engine, options: BenchOptions, number: usize) -> Result<Ro
     let vocab = engine.limits().vocab;
     // A first token of its own keeps a round from reusing the prefix of the one before.
     let prompt = (0..options.prompt_tokens).map(|i| ((i * 7919 + (number + 1) * 104_729) % vocab) as u32);
-    let (events, received) = mpsc::channel();
-    let request = Request {
-        prompt: prompt.collect(),
-        max_tokens: options.generate_tokens,
-        stop: Vec::new(),
-        sampling: Sampling::greedy(),
-        logprobs: None,
-        sink: Box::new(Clock { events }),
-    };
-    let begun = Instant::now();
-    engine.submit(request).map_err(|error| Error::Invalid { param: "model", message: error.to_string() })?;
-    let mut first = None;
-    let mut last = begun;
-    for event in received {
-        match event {
-            Tick::Token(at) => {
-                first.get_or_insert(at);
-                last = at;
-            }
-            Tick::End(Finish::Failed(error)) => return Err(error.into()),
-            Tick::End(_) => break,
-        }
-    }
-    let first = first.ok_or(Error::ShuttingDown)?;
-    Ok(Round { first: first - begun, rest: last - first })
-}
-
-enum Tick {
-    Token(Instant),
-    End(Finish),
-}
-
-struct Clock {
-    events: mpsc::Sender<Tick>,
-}
-
-impl TokenSink for Clock {
-    fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
-        match self.events.send(Tick::Token(Instant::now())) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
-    }
-
-    fn finish(&mut self, finish: Finish, _: Usage) {
-        // Nobody listens after an interrupt, and nothing is owed then.
-        let _ = self.events.send(Tick::End(finish));
-    }
+    round::run(
+        engine,
+        Wanted { prompt: prompt.collect(), tokens: options.generate_tokens, barred: Vec::new() },
+    )
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ const SEED: u64 = 7;
 /// The context of [`Tiny::long_chat`]: answers that take seconds, so that something can happen in the middle of one.
 pub(crate) const LONG_CONTEXT: usize = 8192;
 
-/// The token that ends an answer of the tiny Llama.
-pub(crate) const STOP: u32 = 2;
+/// The special tokens of the tiny Llama, some of which end an answer.
+pub(crate) const SPECIAL: [u32; 3] = [0, 1, 2];
 
 /// How long anything here may take before its test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -109,12 +109,12 @@ impl Tiny {
     }
 }
 
-/// Greedy, of at most so many tokens, and never ended by the stop token.
+/// Greedy, of exactly so many tokens, because none that ends an answer is ever the best.
 pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         temperature: 0.0,
         max_tokens: Some(max_tokens),
-        logit_bias: [(STOP, -100.0)].into(),
+        logit_bias: SPECIAL.map(|token| (token, -100.0)).into(),
         ..GenerateOptions::api_defaults()
     }
 }

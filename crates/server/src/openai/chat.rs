@@ -13,15 +13,11 @@ use super::{
     body::{Body, read},
     finish_reason, fresh_id, now,
     options::{Sampling, StreamOptions, refuse_unsupported},
+    refuse_path,
     stream::{self, Chunks},
     usage,
 };
-use crate::{
-    error::ApiError,
-    reply::gather,
-    routes::{App, blocking},
-    sink,
-};
+use crate::{error::ApiError, reply::gather, routes::App, sink};
 
 /// Fields that would change the answer and that this version cannot honour.
 const REFUSED: &[&str] =
@@ -113,6 +109,7 @@ impl WireMessage {
 pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<StreamOptions>), ApiError> {
     let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
     refuse_unsupported(body, REFUSED)?;
+    refuse_path(&request.model)?;
     request.check()?;
     let options = sampling.options(request.top_logprobs()?)?;
     let chat = ChatRequest { messages: request.messages()?, options };
@@ -123,9 +120,8 @@ pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<St
 pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
     let (request, chat, streaming) = interpret(&body)?;
     let n = chat.options.n;
-    let (sink, events) = sink::channel();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    blocking(move || gateway.chat(&model, chat, sink)).await?;
+    let events = sink::start(move |sink| gateway.chat(&model, chat, sink)).await?;
     let head = Head { id: fresh_id("chatcmpl"), created: now(), model: request.model };
     if let Some(options) = streaming {
         return Ok(stream::respond(events, Box::new(ChatChunks { head, options, n }), app.metrics));

@@ -15,13 +15,14 @@ use super::{
     body::{Body, read},
     finish_reason, fresh_id, now,
     options::{Sampling, StreamOptions, refuse_unsupported},
+    refuse_path,
     stream::{self, Chunks},
     usage,
 };
 use crate::{
     error::ApiError,
     reply::{Choice, gather},
-    routes::{App, blocking},
+    routes::App,
     sink,
 };
 
@@ -57,6 +58,8 @@ impl Prompts {
     fn list(self) -> Vec<Prompt> {
         match self {
             Self::Text(text) => vec![Prompt::Text(text)],
+            // An empty list has no kind: it holds no prompt.
+            Self::Tokens(tokens) if tokens.is_empty() => Vec::new(),
             Self::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
             Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
             Self::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
@@ -78,6 +81,7 @@ pub(crate) struct Asked {
 pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
     let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
     refuse_unsupported(body, &["suffix"])?;
+    refuse_path(&request.model)?;
     if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
         return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
     }
@@ -105,11 +109,9 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
     let head = Head { id: fresh_id("cmpl"), created: now(), model: model.clone() };
     let mut pending = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        let (sink, events) = sink::channel();
         let (gateway, model, options) = (app.gateway.clone(), model.clone(), options.clone());
         let completion = CompletionRequest { prompt, echo, options };
-        blocking(move || gateway.complete(&model, completion, sink)).await?;
-        pending.push(events);
+        pending.push(sink::start(move |sink| gateway.complete(&model, completion, sink)).await?);
     }
     if let Some(options) = streaming
         && let Some(events) = pending.pop()

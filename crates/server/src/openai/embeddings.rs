@@ -6,7 +6,7 @@ use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::body::Body;
+use super::{body::Body, refuse_path};
 use crate::{
     error::ApiError,
     routes::{App, blocking},
@@ -16,8 +16,7 @@ use crate::{
 pub(crate) struct Request {
     model: String,
     input: Input,
-    #[serde(default)]
-    encoding_format: Format,
+    encoding_format: Option<Format>,
     dimensions: Option<usize>,
     truncate: Option<Truncate>,
 }
@@ -78,14 +77,16 @@ pub(crate) async fn create(
     State(app): State<App>,
     Body(request): Body<Request>,
 ) -> Result<Json<Value>, ApiError> {
+    refuse_path(&request.model)?;
     let embed = request.embed();
+    let format = request.encoding_format.unwrap_or_default();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     let answer = blocking(move || gateway.embed(&model, &embed)).await?;
     let data: Vec<Value> = answer
         .vectors
         .iter()
         .enumerate()
-        .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": encode(vector, request.encoding_format)}))
+        .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": encode(vector, format)}))
         .collect();
     let tokens = answer.prompt_tokens;
     Ok(Json(json!({

@@ -4,15 +4,16 @@ use std::time::UNIX_EPOCH;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::StatusCode,
 };
 use narthex_gateway::listing::{ModelListing, Support};
 use serde_json::{Value, json};
 
+use super::refuse_path;
 use crate::{
     error::ApiError,
-    routes::{App, ModelPath, blocking},
+    routes::{App, blocking},
 };
 
 fn object(model: &ModelListing) -> Value {
@@ -39,14 +40,12 @@ fn loads_by_itself(model: &ModelListing) -> bool {
     model.auto_pull && model.support == Support::Ready
 }
 
-/// Shows one model.
-pub(crate) async fn retrieve(State(app): State<App>, Path(id): ModelPath) -> Result<Json<Value>, ApiError> {
-    let models = blocking(move || app.gateway.models()).await?;
-    match models.iter().find(|model| model.name.as_str() == id.to_ascii_lowercase()) {
-        Some(model) => Ok(Json(object(model))),
-        None => Err(ApiError::plain(
-            StatusCode::NOT_FOUND,
-            format!("no model is called {id:?}; GET /v1/models lists them"),
-        )),
-    }
+/// Shows one model, by any name that a request may use.
+pub(crate) async fn retrieve(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
+    refuse_path(&id)?;
+    Ok(Json(object(&blocking(move || app.gateway.model(&id)).await?)))
 }

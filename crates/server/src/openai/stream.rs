@@ -9,9 +9,8 @@ use axum::response::{
 use futures::Stream;
 use narthex_gateway::request::TurnEvent;
 use serde_json::Value;
-use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, sink::Events};
 
 /// How often a quiet stream shows that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -23,7 +22,7 @@ pub(crate) trait Chunks: Send + 'static {
 }
 
 struct OpenStream {
-    events: UnboundedReceiver<TurnEvent>,
+    events: Events,
     chunks: Box<dyn Chunks>,
     ready: std::collections::VecDeque<Event>,
     ended: bool,
@@ -61,11 +60,7 @@ impl OpenStream {
 }
 
 /// The response that streams a request's events.
-pub(crate) fn respond(
-    events: UnboundedReceiver<TurnEvent>,
-    chunks: Box<dyn Chunks>,
-    metrics: Arc<Metrics>,
-) -> Response {
+pub(crate) fn respond(events: Events, chunks: Box<dyn Chunks>, metrics: Arc<Metrics>) -> Response {
     metrics.streams().inc();
     let open = OpenStream { events, chunks, ready: std::collections::VecDeque::new(), ended: false, metrics };
     Sse::new(stream(open)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
@@ -80,7 +75,7 @@ fn stream(open: OpenStream) -> impl Stream<Item = Result<Event, Infallible>> {
             if open.ended {
                 return None;
             }
-            match open.events.recv().await {
+            match open.events.next().await {
                 Some(event) => open.take(event),
                 None => return None,
             }

@@ -1,0 +1,270 @@
+//! What goes wrong before a model is asked: malformed requests, foreign callers, wrong fields; all in OpenAI's shape.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_server::ServeOptions;
+use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
+use serde_json::{Value, json};
+use support::{Live, Tiny, chat, local, with};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+#[test]
+fn malformed_requests_are_answered_in_openai_s_shape() {
+    let live = Live::start(Tiny::new().config());
+    let check = |method: &str, path: &str, body: &[u8], status: u16, expect: &str| {
+        let error = live.request(method, path, &[], body).error(status);
+        assert!(error["message"].as_str().unwrap().contains(expect), "{method} {path}: {error}");
+    };
+    for path in [CHAT, COMPLETIONS, EMBEDDINGS] {
+        check("POST", path, b"", 400, "not JSON");
+        check("POST", path, b"{\"model\": ", 400, "line 1");
+        check("POST", path, b"\xFF\xFE{}", 400, "not JSON");
+        check("POST", path, b"[1, 2]", 400, "expected");
+        check("POST", path, "[".repeat(100_000).as_bytes(), 400, "recursion");
+        check("POST", path, b"{}", 400, "model");
+        check("GET", path, b"", 405, "GET is not allowed");
+        check("DELETE", path, b"", 405, path);
+    }
+    check("POST", "/v1/models", b"{}", 405, "POST");
+    check("GET", "/v1/none", b"", 404, "/v1/none");
+    check("GET", "/", b"", 404, "/health");
+    check("GET", "/v1/models/no/such/model", b"", 404, "no/such/model");
+    check("GET", "/v1/models/%ff%fe", b"", 400, "UTF-8");
+    assert_eq!(live.get(CHAT).header("allow"), Some("POST"));
+}
+
+#[test]
+fn a_body_is_bounded() {
+    let live = Live::start(Tiny::new().config());
+    let body = vec![b' '; (32 << 20) + 1];
+    let error = live.request("POST", CHAT, &[], &body).error(413);
+    assert!(error["message"].as_str().unwrap().contains("32 MiB"), "{error}");
+    // At the limit it is read, and refused for what it holds.
+    live.request("POST", CHAT, &[], &body[1..]).error(400);
+}
+
+#[test]
+fn the_content_type_does_not_matter() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    for kind in ["application/json", "text/plain", "application/x-www-form-urlencoded"] {
+        let body = chat(&model, 2).to_string();
+        let answer = live.request("POST", CHAT, &[("Content-Type", kind)], body.as_bytes());
+        assert_eq!(answer.status, 200, "{kind}: {}", answer.text());
+    }
+}
+
+#[test]
+fn pages_of_other_origins_may_not_call() {
+    let live = Live::start(Tiny::new().config());
+    let status = |headers: &[(&str, &str)]| live.request("GET", "/health", headers, b"").status;
+    let refused = |headers: &[(&str, &str)]| live.request("GET", "/v1/models", headers, b"").error(403);
+    for host in ["localhost", "localhost:1", "127.0.0.1", "[::1]:8000", "LocalHost"] {
+        assert_eq!(status(&[("Host", host)]), 200, "{host}");
+    }
+    for host in ["evil.example", "127.0.0.1.evil.example", "192.168.0.1:8000", "", "\u{e9}vil.example"] {
+        assert!(refused(&[("Host", host)])["message"].as_str().unwrap().contains("Host"), "{host}");
+    }
+    for origin in ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:5173"] {
+        let answer = live.request("GET", "/health", &[("Origin", origin)], b"");
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some(origin)));
+        assert_eq!(answer.header("vary").map(str::to_ascii_lowercase).as_deref(), Some("origin"));
+    }
+    for origin in
+        ["https://evil.example", "null", "http://localhost.evil.example", "http://\u{e9}vil.example"]
+    {
+        let error = refused(&[("Origin", origin)]);
+        assert!(error["message"].as_str().unwrap().contains("--cors-origin"), "{origin}: {error}");
+    }
+    // A page cannot send this without asking first, and asking is refused as well.
+    live.request("OPTIONS", CHAT, &[("Origin", "https://evil.example")], b"").error(403);
+}
+
+#[test]
+fn an_allowed_origin_may_ask_first() {
+    let origin = "https://app.example";
+    let options = ServeOptions { cors_origin: Some(origin.to_owned()), ..local() };
+    let live = Live::with_options(Tiny::new().config(), options);
+    let answer = live.request("OPTIONS", CHAT, &[("Origin", origin)], b"");
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (204, Some(origin)));
+    assert!(answer.header("access-control-allow-methods").unwrap().contains("POST"));
+    assert!(answer.header("access-control-allow-headers").unwrap().contains("Content-Type"));
+    live.request("OPTIONS", CHAT, &[("Origin", "https://other.example")], b"").error(403);
+}
+
+#[test]
+fn wrong_fields_are_named() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let live = Live::start(tiny.config());
+    let check = |path: &str, base: &Value, fields: Value, param: &str| {
+        let error = live.post(path, &with(base.clone(), fields.clone())).error(400);
+        assert_eq!(error["param"], param, "{fields}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(param), "{fields}: {error}");
+    };
+    let base = chat(&model, 4);
+    let bad = [
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"temperature": "warm"}), "temperature"),
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"n": 0}), "n"),
+        (json!({"n": 100_000}), "n"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": -1}), "max_tokens"),
+        (json!({"stop": ""}), "stop"),
+        (json!({"stop": 3}), "stop"),
+        (json!({"logit_bias": {"x": 1}}), "logit_bias"),
+        (json!({"logit_bias": {"70000": 1}}), "logit_bias"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"top_logprobs": 2}), "top_logprobs"),
+        (json!({"tools": [{"type": "function"}]}), "tools"),
+        (json!({"tool_choice": "auto"}), "tool_choice"),
+        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"modalities": ["audio"]}), "modalities"),
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+            "messages[0].content[0]",
+        ),
+        (json!({"model": 3}), "model"),
+    ];
+    for (fields, param) in bad {
+        check(CHAT, &base, fields, param);
+    }
+    let base = json!({"model": model, "prompt": "the cat", "max_tokens": 4});
+    let bad = [
+        (json!({"suffix": "x"}), "suffix"),
+        (json!({"best_of": 3}), "best_of"),
+        (json!({"logprobs": 6}), "logprobs"),
+        (json!({"prompt": []}), "prompt"),
+        (json!({"prompt": [[]]}), "prompt"),
+        (json!({"prompt": [70_000]}), "prompt"),
+        (json!({"prompt": [-1]}), "prompt"),
+        (json!({"prompt": ["a", "b"], "stream": true}), "prompt"),
+    ];
+    for (fields, param) in bad {
+        check(COMPLETIONS, &base, fields, param);
+    }
+    let base = json!({"model": embedding, "input": "the cat"});
+    let bad = [
+        (json!({"input": []}), "input"),
+        (json!({"input": {}}), "input"),
+        (json!({"input": [[]]}), "input"),
+        (json!({"input": [[70_000]]}), "input"),
+        (json!({"dimensions": 0}), "dimensions"),
+        (json!({"dimensions": 65}), "dimensions"),
+        (json!({"encoding_format": "hex"}), "encoding_format"),
+        (json!({"truncate": "START"}), "truncate"),
+    ];
+    for (fields, param) in bad {
+        check(EMBEDDINGS, &base, fields, param);
+    }
+}
+
+#[test]
+fn every_form_of_content_and_every_role_is_read() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let text = |messages: Value| {
+        let answer = live.post(CHAT, &with(chat(&model, 6), json!({"messages": messages})));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let whole = text(json!([{"role": "user", "content": "the cat"}]));
+    let parts = json!([{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]);
+    assert_eq!(text(json!([{"role": "user", "content": parts}])), whole);
+    text(json!([
+        {"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cat", "name": "anna"},
+        {"role": "assistant", "content": null}, {"role": "tool", "content": "7", "tool_call_id": "x"},
+        {"role": "user", "content": ""},
+    ]));
+    // What asks for nothing is not refused.
+    let idle =
+        json!({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "anna"});
+    assert_eq!(live.post(CHAT, &with(chat(&model, 2), idle)).status, 200);
+}
+
+#[test]
+fn a_path_is_no_model_s_name() {
+    let tiny = Tiny::new();
+    tiny.chat();
+    let live = Live::start(tiny.config());
+    let checkpoint = tiny.home().with_file_name("tiny.gguf");
+    let there = checkpoint.to_str().unwrap().to_owned();
+    for path in [there.clone(), format!("{there}@f32"), "/etc/hostname".to_owned(), "~/x".to_owned()] {
+        let check = |answer: support::Answer| {
+            let error = answer.error(404);
+            assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
+            let message = error["message"].as_str().unwrap();
+            // Whether there is such a file is not told.
+            assert!(message.contains("found a path") && !message.contains(&path), "{message}");
+        };
+        check(live.post(CHAT, &chat(&path, 2)));
+        check(live.post(COMPLETIONS, &json!({"model": path, "prompt": "x"})));
+        check(live.post(EMBEDDINGS, &json!({"model": path, "input": "x"})));
+        check(live.get(&format!("/v1/models/{}", path.replace('/', "%2F"))));
+    }
+}
+
+#[test]
+fn what_is_too_long_is_refused_with_both_numbers() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let live = Live::start(tiny.config());
+    let check = |path: &str, body: Value, param: &str, found: usize, limit: usize| {
+        let error = live.post(path, &body).error(400);
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&found.to_string()) && message.contains(&limit.to_string()), "{message}");
+    };
+    let tokens = vec![5; 300];
+    check(COMPLETIONS, json!({"model": model, "prompt": tokens}), "prompt", 300, LLAMA_CONTEXT);
+    let long = "x".repeat(1000);
+    let messages = json!({"messages": [{"role": "user", "content": long}]});
+    let error = live.post(CHAT, &with(chat(&model, 4), messages.clone())).error(400);
+    let found: usize = error["message"]
+        .as_str()
+        .unwrap()
+        .split(|c: char| !c.is_ascii_digit())
+        .find_map(|number| number.parse().ok())
+        .unwrap();
+    assert!((1000..1100).contains(&found), "{error}");
+    check(CHAT, with(chat(&model, 4), messages), "messages", found, LLAMA_CONTEXT);
+    let words = "cat ".repeat(100);
+    check(EMBEDDINGS, json!({"model": embedding, "input": words}), "input", 102, BERT_MAX_LENGTH);
+    for truncate in [json!(true), json!("END")] {
+        let body = json!({"model": embedding, "input": words, "truncate": truncate});
+        let answer = live.post(EMBEDDINGS, &body);
+        assert_eq!(answer.json()["usage"]["prompt_tokens"], BERT_MAX_LENGTH, "{}", answer.text());
+    }
+}
+
+#[test]
+fn fields_that_are_null_are_left_out() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let live = Live::start(tiny.config());
+    let null =
+        |fields: &[&str]| fields.iter().map(|&field| (field.to_owned(), Value::Null)).collect::<Value>();
+    let sampling =
+        ["temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "logprobs", "user"];
+    let chat_only = ["tools", "tool_choice", "response_format", "top_logprobs", "max_completion_tokens"];
+    let answer = live.post(CHAT, &with(chat(&model, 2), null(&[&sampling[..], &chat_only].concat())));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let base = json!({"model": model, "prompt": "x"});
+    let answer =
+        live.post(COMPLETIONS, &with(base, null(&[&sampling[..], &["suffix", "echo", "best_of"]].concat())));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let base = json!({"model": embedding, "input": "x"});
+    let answer =
+        live.post(EMBEDDINGS, &with(base, null(&["encoding_format", "dimensions", "truncate", "user"])));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}

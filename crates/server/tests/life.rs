@@ -1,0 +1,199 @@
+//! A server under load and over time: full queues, clients that leave, models that load or fail, and the end.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{fs, net::TcpStream, time::Duration};
+
+use narthex_gateway::Config;
+use serde_json::{Value, json};
+use support::{LONG_CONTEXT, Live, Stream, Tiny, chat, eventually, text_of, with};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn streamed(request: Value) -> Value {
+    with(request, json!({"stream": true}))
+}
+
+/// A stream that goes on for seconds, and has begun.
+fn endless(live: &Live, model: &str) -> Stream {
+    let mut stream = live.stream(CHAT, &streamed(chat(model, LONG_CONTEXT)));
+    assert_eq!(stream.chunk().unwrap()["choices"][0]["delta"]["role"], "assistant");
+    stream
+}
+
+#[test]
+fn a_full_queue_refuses_and_says_when_to_come_back() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(Config { slots: 1, max_queue: 1, ..tiny.config() });
+    let running = endless(&live, &model);
+    eventually("the start", || live.engine(&model)["running"] == 1);
+    let waiting = endless(&live, &model);
+    for body in [chat(&model, 2), streamed(chat(&model, 2))] {
+        let answer = live.post(CHAT, &body);
+        answer.error(429);
+        assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    }
+    drop((running, waiting));
+    eventually("room in the queue", || live.post(CHAT, &chat(&model, 2)).status == 200);
+}
+
+#[test]
+fn a_client_that_leaves_a_stream_frees_its_slot() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(Config { slots: 1, max_queue: 4, ..tiny.config() });
+    let running = endless(&live, &model);
+    let label = format!("{{model=\"{model}\"}}");
+    eventually("the start", || live.metric(&format!("narthex_requests_running{label}")) == Some(1.0));
+    assert_eq!(live.metric("narthex_open_streams"), Some(1.0));
+    drop(running);
+    eventually("a free slot", || live.engine(&model)["running"] == 0);
+    assert_eq!(live.metric(&format!("narthex_requests_running{label}")), Some(0.0));
+    eventually("the stream's end", || live.metric("narthex_open_streams") == Some(0.0));
+    let generated = live.engine(&model)["generated_tokens"].as_u64().unwrap();
+    assert!(generated < (LONG_CONTEXT / 2) as u64, "{generated}");
+}
+
+#[test]
+fn a_client_that_leaves_while_it_waits_frees_its_place() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(Config { slots: 1, max_queue: 4, ..tiny.config() });
+    let mut running = endless(&live, &model);
+    eventually("the start", || live.engine(&model)["running"] == 1);
+    // One that streams, and one that waits for the whole answer.
+    let streaming = endless(&live, &model);
+    let whole = live.stream(CHAT, &chat(&model, LONG_CONTEXT));
+    eventually("the queue", || live.engine(&model)["waiting"] == 2);
+    drop((streaming, whole));
+    eventually("an empty queue", || live.engine(&model)["waiting"] == 0);
+    // The one in front has not ended meanwhile.
+    assert_eq!(live.engine(&model)["running"], 1);
+    assert!(running.chunk().is_some());
+}
+
+#[test]
+fn while_a_model_loads_requests_are_told_to_come_back() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(Config { load_wait: Duration::ZERO, ..tiny.config() });
+    let answer = live.post(CHAT, &chat(&model, 2));
+    let error = answer.error(503);
+    assert!(error["message"].as_str().unwrap().contains("still loading"), "{error}");
+    assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    eventually("the load", || live.post(CHAT, &chat(&model, 2)).status == 200);
+}
+
+#[test]
+fn a_load_that_failed_is_reported_with_its_reason() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let live = Live::start(Config { retry_failed_after: Duration::ZERO, ..tiny.config() });
+    let health = live.get("/health").json();
+    assert_eq!((&health["status"], &health["models"]), (&json!("ok"), &json!([])));
+    let data = tiny.package(&model).join("model.onnx.data");
+    let good = fs::read(&data).unwrap();
+    fs::remove_file(&data).unwrap();
+    let answer = live.post(CHAT, &streamed(chat(&model, 2)));
+    let message = answer.error(503)["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("model.onnx.data is missing") && message.contains("narthex rm"), "{message}");
+    assert!(answer.header("retry-after").is_some());
+    let health = live.get("/health").json();
+    assert_eq!((&health["status"], &health["models"][0]["id"]), (&json!("degraded"), &json!(model)));
+    assert_eq!(health["models"][0]["state"]["state"], "failed", "{health}");
+    assert!(health["models"][0]["state"]["reason"].as_str().unwrap().contains("is missing"));
+    // The others are served all the same.
+    assert_eq!(live.post("/v1/embeddings", &json!({"model": embedding, "input": "x"})).status, 200);
+    fs::write(&data, good).unwrap();
+    assert_eq!(live.post(CHAT, &chat(&model, 2)).status, 200);
+    assert_eq!(live.get("/health").json()["status"], "ok");
+}
+
+#[test]
+fn health_and_metrics_say_what_there_is() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let live = Live::start(tiny.config());
+    let whole = live.post(CHAT, &chat(&model, 10)).json();
+    let chunks = live.stream(CHAT, &streamed(chat(&model, 10))).rest();
+    assert_eq!(text_of(&chunks), whole["choices"][0]["message"]["content"].as_str().unwrap());
+    assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
+    live.post("/v1/embeddings", &json!({"model": embedding, "input": "the cat"}));
+    live.post(CHAT, &json!({}));
+    live.get("/no/such/path");
+
+    let health = live.get("/health").json();
+    assert_eq!(health["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(health["npu"]["available"], false);
+    let models = health["models"].as_array().unwrap();
+    assert_eq!(models.len(), 2);
+    for entry in models {
+        assert_eq!((&entry["state"]["state"], &entry["device"]), (&json!("ready"), &json!("cpu")), "{entry}");
+        let [line] = &entry["placement"].as_array().unwrap()[..] else { panic!("{entry}") };
+        assert!(line["ep"] == "cpu" && line["nodes"].as_u64().unwrap() > 0, "{line}");
+    }
+
+    let metrics = live.get("/metrics");
+    assert!(metrics.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    let text = metrics.text();
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let prompt = whole["usage"]["prompt_tokens"].as_f64().unwrap();
+    let check = |sample: &str, expect: f64| assert_eq!(live.metric(sample), Some(expect), "{sample}\n{text}");
+    check("narthex_http_requests_total{route=\"/v1/chat/completions\",status=\"200\"}", 2.0);
+    check("narthex_http_requests_total{route=\"/v1/chat/completions\",status=\"400\"}", 1.0);
+    check("narthex_http_requests_total{route=\"/v1/embeddings\",status=\"200\"}", 1.0);
+    check("narthex_http_requests_total{route=\"unknown\",status=\"404\"}", 1.0);
+    check("narthex_prompt_tokens_total", 2.0 * prompt);
+    check("narthex_generated_tokens_total", 20.0);
+    check("narthex_first_token_seconds_count", 2.0);
+    check("narthex_open_streams", 0.0);
+}
+
+#[test]
+fn a_model_that_is_gone_is_gone_from_the_metrics() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = tiny.gateway();
+    let live = Live::over(gateway.clone(), support::local());
+    assert_eq!(live.post(CHAT, &chat(&model, 2)).status, 200);
+    let sample = format!("narthex_requests_running{{model=\"{model}\"}}");
+    assert!(live.metric(&sample).is_some());
+    gateway.remove(&model).unwrap();
+    assert_eq!(live.metric(&sample), None);
+    live.post(CHAT, &chat(&model, 2)).error(404);
+}
+
+#[test]
+fn a_signal_lets_streams_finish_and_refuses_new_connections() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let expect = live.post(CHAT, &chat(&model, 600)).json();
+    let mut stream = live.stream(CHAT, &streamed(chat(&model, 600)));
+    let first = stream.chunk().unwrap();
+    live.signal();
+    eventually("the end of new connections", || TcpStream::connect(live.address).is_err());
+    let chunks = [vec![first], stream.rest()].concat();
+    assert_eq!(text_of(&chunks), expect["choices"][0]["message"]["content"].as_str().unwrap());
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    live.join();
+}
+
+#[test]
+fn a_second_signal_ends_streams_too() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let mut stream = endless(&live, &model);
+    live.signal();
+    live.signal();
+    live.join();
+    let mut chunks = 0;
+    while stream.chunk().is_some() {
+        chunks += 1;
+    }
+    assert!(chunks < LONG_CONTEXT / 2, "{chunks}");
+}

@@ -1,0 +1,275 @@
+//! What these tests share: a live server over tiny models on a free port, and a client that speaks raw HTTP.
+
+#![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::mpsc,
+    thread::JoinHandle,
+};
+
+use narthex_gateway::{Config, Gateway};
+use narthex_server::{ServeError, ServeOptions, run_until};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+#[path = "../../../gateway/tests/support/mod.rs"]
+mod tiny;
+
+#[allow(unused_imports, reason = "every test file uses a part of this")]
+pub(crate) use tiny::{LONG_CONTEXT, PATIENCE, SPECIAL, Tiny, eventually};
+
+/// A server that ends when it is dropped.
+pub(crate) struct Live {
+    pub(crate) address: SocketAddr,
+    signals: UnboundedSender<()>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
+}
+
+/// Options of a server for this machine on a free port.
+pub(crate) fn local() -> ServeOptions {
+    ServeOptions { host: "127.0.0.1".to_owned(), port: 0, cors_origin: None }
+}
+
+impl Live {
+    /// Serves a store with these settings.
+    pub(crate) fn start(config: Config) -> Self {
+        Self::with_options(config, local())
+    }
+
+    /// As [`Self::start`], with options of the server.
+    pub(crate) fn with_options(config: Config, options: ServeOptions) -> Self {
+        Self::over(Gateway::open(config).unwrap(), options)
+    }
+
+    /// Serves a gateway that the test holds too.
+    pub(crate) fn over(gateway: Gateway, options: ServeOptions) -> Self {
+        let (signals, mut heard) = unbounded_channel();
+        let (ready, address) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let signal = async || {
+                heard.recv().await;
+            };
+            run_until(gateway, options, |bound| ready.send(bound).unwrap(), signal)
+        });
+        let address = address.recv_timeout(PATIENCE).expect("the server binds its port");
+        Self { address, signals, thread: Some(thread) }
+    }
+
+    /// Sends a signal as an operator would.
+    pub(crate) fn signal(&self) {
+        self.signals.send(()).unwrap();
+    }
+
+    /// Waits for the end that a signal has brought about.
+    pub(crate) fn join(mut self) {
+        self.thread.take().unwrap().join().unwrap().unwrap();
+    }
+
+    /// `http://…/v1`.
+    pub(crate) fn base(&self) -> String {
+        format!("http://{}/v1", self.address)
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Sends bytes as they are; the request must ask for the connection to be closed.
+    pub(crate) fn raw(&self, request: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        stream.write_all(request).unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        Answer::parse(&bytes)
+    }
+
+    /// One request with headers of the caller's choice.
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            head.push_str(&format!("Host: {}\r\n", self.address));
+        }
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !body.is_empty() {
+            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        }
+        head.push_str("\r\n");
+        self.raw(&[head.as_bytes(), body].concat())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.request("GET", path, &[], b"")
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.request("POST", path, &[("Content-Type", "application/json")], body.to_string().as_bytes())
+    }
+
+    /// Begins a streamed answer.
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> Stream {
+        let mut stream = self.connect();
+        let body = body.to_string();
+        // HTTP/1.0 has no chunks, so the events come as they are.
+        let head =
+            format!("POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        Stream { lines: BufReader::new(stream) }
+    }
+
+    /// A sample of `/metrics`, by the beginning of its line.
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+        let text = self.get("/metrics").text();
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.rsplit(' ').next()?.parse().unwrap())
+    }
+
+    /// The counters of a model's engine, from `/health`.
+    pub(crate) fn engine(&self, model: &str) -> Value {
+        let health = self.get("/health").json();
+        let models = health["models"].as_array().unwrap();
+        models.iter().find(|entry| entry["id"] == model).map_or(Value::Null, |entry| entry["engine"].clone())
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // The second one does not wait for running answers.
+        let _ = self.signals.send(());
+        let _ = self.signals.send(());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    fn parse(bytes: &[u8]) -> Self {
+        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        let head = std::str::from_utf8(&bytes[..end]).unwrap();
+        let mut lines = head.lines();
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let header = |line: &str| {
+            let (name, value) = line.split_once(':').unwrap();
+            (name.to_ascii_lowercase(), value.trim().to_owned())
+        };
+        Self { status, headers: lines.map(header).collect(), body: bytes[end + 4..].to_vec() }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).unwrap()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.text()))
+    }
+
+    /// Checks that this is a failure in OpenAI's shape; gives its `error` object.
+    pub(crate) fn error(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{:?}", self.text());
+        assert_eq!(self.header("content-type"), Some("application/json"));
+        let body = self.json();
+        let error = body["error"].as_object().unwrap();
+        assert_eq!(
+            error.keys().map(String::as_str).collect::<Vec<_>>(),
+            ["message", "type", "param", "code"]
+        );
+        assert!(!error["message"].as_str().unwrap().is_empty());
+        let kind = match status {
+            429 => "rate_limit_error",
+            503 => "service_unavailable",
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        };
+        assert_eq!(error["type"], kind);
+        assert!(error["param"].is_null() || error["param"].is_string());
+        assert!(error["code"].is_null() || error["code"].is_string());
+        body["error"].clone()
+    }
+}
+
+/// A streamed answer; leaving it closes the connection.
+pub(crate) struct Stream {
+    lines: BufReader<TcpStream>,
+}
+
+impl Stream {
+    /// The next line; `None` at the end.
+    fn line(&mut self) -> io::Result<Option<String>> {
+        let mut line = String::new();
+        let read = self.lines.read_line(&mut line)?;
+        Ok((read > 0).then(|| line.trim_end().to_owned()))
+    }
+
+    /// The data of the next event; `None` at the end.
+    pub(crate) fn data(&mut self) -> Option<String> {
+        while let Some(line) = self.line().unwrap() {
+            if let Some(data) = line.strip_prefix("data: ") {
+                return Some(data.to_owned());
+            }
+        }
+        None
+    }
+
+    /// The next event that is a chunk.
+    pub(crate) fn chunk(&mut self) -> Option<Value> {
+        let data = self.data()?;
+        (data != "[DONE]").then(|| serde_json::from_str(&data).unwrap())
+    }
+
+    /// Every chunk that is left; the stream must end with `[DONE]`.
+    pub(crate) fn rest(mut self) -> Vec<Value> {
+        let mut chunks = Vec::new();
+        loop {
+            match self.data().expect("the stream ends with [DONE]").as_str() {
+                "[DONE]" => break,
+                data => chunks.push(serde_json::from_str(data).unwrap()),
+            }
+        }
+        assert_eq!(self.data(), None);
+        chunks
+    }
+}
+
+/// The text of chat chunks, in order.
+pub(crate) fn text_of(chunks: &[Value]) -> String {
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect()
+}
+
+/// A `logit_bias` under which no token ends an answer.
+pub(crate) fn unending() -> Value {
+    SPECIAL.iter().map(|token| (token.to_string(), json!(-100))).collect()
+}
+
+/// A greedy chat request that no stop token ends.
+pub(crate) fn chat(model: &str, max_tokens: usize) -> Value {
+    json!({
+        "model": model, "messages": [{"role": "user", "content": "the cat"}], "max_tokens": max_tokens,
+        "temperature": 0, "logit_bias": unending(),
+    })
+}
+
+/// The same request with other or further fields.
+pub(crate) fn with(mut request: Value, fields: Value) -> Value {
+    let fields = fields.as_object().unwrap().clone();
+    request.as_object_mut().unwrap().extend(fields);
+    request
+}
