@@ -41,6 +41,8 @@ impl AcceleratorKind {
 pub struct Accelerator {
     /// What it is.
     pub kind: AcceleratorKind,
+    /// The name of its driver: `intel_vpu`, `amdxdna`, `fastrpc`, ….
+    pub driver: String,
     /// What it is called, in plain words.
     pub text: String,
 }
@@ -156,15 +158,15 @@ pub fn accelerators() -> Vec<Accelerator> {
             "amdxdna" => format!("AMD XDNA NPU ({text})"),
             _ => format!("accelerator with driver {driver} ({text})"),
         };
-        found.push(Accelerator { kind: AcceleratorKind::Npu, text });
+        found.push(Accelerator { kind: AcceleratorKind::Npu, driver, text });
     }
     if ["/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure"].iter().any(|path| Path::new(path).exists()) {
         let text = "Qualcomm Hexagon NPU (/dev/fastrpc-cdsp)".to_owned();
-        found.push(Accelerator { kind: AcceleratorKind::Npu, text });
+        found.push(Accelerator { kind: AcceleratorKind::Npu, driver: "fastrpc".to_owned(), text });
     }
     for (driver, text) in in_class(Path::new("/sys/class/drm"), "renderD") {
         let text = format!("GPU with driver {driver} ({text})");
-        found.push(Accelerator { kind: AcceleratorKind::Gpu, text });
+        found.push(Accelerator { kind: AcceleratorKind::Gpu, driver, text });
     }
     found
 }

@@ -8,11 +8,13 @@ pub mod dtype;
 pub mod id;
 pub mod manifest;
 pub mod progress;
+pub mod provider;
 pub mod recipe;
 pub mod target;
 
 pub use dtype::DType;
 pub use id::{ModelName, Sha256, SlotId, TokenId};
 pub use progress::{Progress, Sink as ProgressSink};
+pub use provider::{DeviceName, NpuPolicy, Order};
 pub use recipe::{Recipe, Scheme};
 pub use target::{Ep, Target, Variant};

@@ -156,18 +156,21 @@ impl QnnChip {
 pub enum OpenVinoDevice {
     /// The NPU of a Core Ultra.
     Npu,
+    /// Intel graphics.
+    Gpu,
     /// OpenVINO's own CPU kernels; never counted as an NPU.
     Cpu,
 }
 
 impl OpenVinoDevice {
     /// Every device.
-    pub const ALL: [Self; 2] = [Self::Npu, Self::Cpu];
+    pub const ALL: [Self; 3] = [Self::Npu, Self::Gpu, Self::Cpu];
 
     /// The name in a [`Target`].
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Npu => "npu",
+            Self::Gpu => "gpu",
             Self::Cpu => "cpu",
         }
     }
@@ -204,7 +207,7 @@ impl fmt::Display for Target {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown target {found:?}: expected qnn:CHIP[,CHIP…] with x-elite, x2-elite, 8-gen-3, 8-elite or 8-elite-gen-5, \
-     or openvino:npu or openvino:cpu"
+     or openvino:npu, openvino:gpu or openvino:cpu"
 )]
 pub struct UnknownTarget {
     /// What was given.

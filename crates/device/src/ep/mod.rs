@@ -4,12 +4,14 @@
 //! says what a session asks of it.
 
 mod cpu;
+mod probe;
 mod qnn;
 
 use std::path::Path;
 
 use narthex_spec::Ep;
 
+pub use probe::{Cause, Facts, Refusal, probe};
 pub use qnn::{Performance, QnnOptions};
 
 /// A device that a graph is loaded on, with everything that the provider is told.

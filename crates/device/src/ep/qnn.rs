@@ -5,9 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use narthex_spec::target::QnnChip;
+use narthex_spec::{Ep, target::QnnChip};
 
-use super::beside;
+use super::{Device, Facts, Refusal, beside};
+
+/// The Linux driver through which the NPU is reached.
+const DRIVER: &str = "fastrpc";
 
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "QNNExecutionProvider";
@@ -82,9 +85,63 @@ impl QnnOptions {
     }
 }
 
+/// The chip of a processor with this name; `None` for one that this version does not know.
+pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
+    let name = processor.to_ascii_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+    match () {
+        () if has(&["x2 elite", "x2e"]) => Some(QnnChip::X2Elite),
+        () if has(&["x elite", "x plus", "x1e", "x1p"]) => Some(QnnChip::XElite),
+        () if has(&["8 elite gen 5", "sm8850"]) => Some(QnnChip::EliteGen5),
+        () if has(&["8 elite", "sm8750"]) => Some(QnnChip::Elite),
+        () if has(&["8 gen 3", "sm8650"]) => Some(QnnChip::Gen3),
+        () => None,
+    }
+}
+
+/// The NPU of this machine. Its chip is left to the driver where the processor's name does not tell it.
+pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
+    if facts.arch != "aarch64" {
+        let platform = facts.platform();
+        return Err(Refusal::absent(format!(
+            "Hexagon NPUs are part of Snapdragon chips, and this is {platform}"
+        )));
+    }
+    // Windows tells of its NPU only once the provider is loaded.
+    if facts.os != "windows" && !facts.accelerators.iter().any(|found| found.driver == DRIVER) {
+        return Err(Refusal::absent("no Hexagon driver is loaded (expected /dev/fastrpc-cdsp)"));
+    }
+    let chips: Vec<QnnChip> = chip_of(&facts.processor).into_iter().collect();
+    Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &chips)))
+}
+
+/// The chip that is emulated, since the emulator must be told one.
+const EMULATED: QnnChip = QnnChip::XElite;
+
+/// Qualcomm's emulation of an NPU.
+pub(super) fn probe_emulation(facts: &Facts) -> Result<Device, Refusal> {
+    if (facts.os.as_str(), facts.arch.as_str()) != ("linux", "x86_64") {
+        let platform = facts.platform();
+        return Err(Refusal::absent(format!(
+            "HTP emulation is made for Linux on x86-64, and this is {platform}"
+        )));
+    }
+    Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &[EMULATED])))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chips_by_the_processor_s_name() {
+        let check = |name: &str, chip| assert_eq!(chip_of(name), chip, "{name}");
+        check("Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU", Some(QnnChip::XElite));
+        check("Snapdragon(R) X Plus - X1P42100", Some(QnnChip::XElite));
+        check("Snapdragon(R) X2 Elite - X2E96100", Some(QnnChip::X2Elite));
+        check("Qualcomm Technologies, Inc SM8650", Some(QnnChip::Gen3));
+        check("Intel(R) Core(TM) Ultra 7 155H", None);
+    }
 
     #[test]
     fn chips_become_lists() {

@@ -1,0 +1,107 @@
+//! Whether this machine has a device, from facts that are read once, or recorded from another machine for tests.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use narthex_spec::{DeviceName, Ep};
+
+use super::{Device, cpu, qnn};
+use crate::inventory::{self, Accelerator};
+
+/// What decides which devices a machine has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// The system, as `std::env::consts::OS` has it.
+    pub os: String,
+    /// The processor's architecture, as `std::env::consts::ARCH` has it.
+    pub arch: String,
+    /// The processor's name.
+    pub processor: String,
+    /// Accelerators whose drivers are loaded.
+    pub accelerators: Vec<Accelerator>,
+    /// Installed libraries of providers.
+    pub libraries: BTreeMap<Ep, PathBuf>,
+}
+
+impl Facts {
+    /// The facts of this machine, where these libraries are installed.
+    pub fn here(libraries: BTreeMap<Ep, PathBuf>) -> Self {
+        Self {
+            os: std::env::consts::OS.to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            processor: inventory::cpu().name,
+            accelerators: inventory::accelerators(),
+            libraries,
+        }
+    }
+
+    /// The installed library of a provider, or the refusal that says how to install it.
+    pub(super) fn library(&self, ep: Ep) -> Result<PathBuf, Refusal> {
+        self.libraries.get(&ep).cloned().ok_or_else(|| Refusal {
+            cause: Cause::NotInstalled,
+            reason: format!("the {ep} runtime is not installed"),
+            fix: Some(format!("narthex runtime install {ep}")),
+        })
+    }
+
+    /// `Linux on x86-64`, for sentences.
+    pub(super) fn platform(&self) -> String {
+        let os = match self.os.as_str() {
+            "linux" => "Linux",
+            "windows" => "Windows",
+            "macos" => "macOS",
+            other => other,
+        };
+        let arch = match self.arch.as_str() {
+            "x86_64" => "x86-64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        format!("{os} on {arch}")
+    }
+}
+
+/// Why a device is not used, and what can be done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What kind of reason it is.
+    pub cause: Cause,
+    /// The reason, in plain words.
+    pub reason: String,
+    /// The next step, where there is one.
+    pub fix: Option<String>,
+}
+
+/// What kind of reason stands against a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The machine has no such device.
+    Absent,
+    /// The device may be there, but its runtime is not installed.
+    NotInstalled,
+    /// The device is there and did not take the model.
+    Refused,
+}
+
+impl Refusal {
+    /// The machine has no such device.
+    pub(super) fn absent(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Absent, reason: reason.into(), fix: None }
+    }
+}
+
+/// The device behind a name, ready to be opened, or why there is none.
+///
+/// # Errors
+/// The [`Refusal`], in plain words. Whether the provider's library loads is seen only when it is registered.
+pub fn probe(name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
+    match name {
+        DeviceName::Cpu => Ok(cpu::device()),
+        DeviceName::Qnn => qnn::probe(facts),
+        DeviceName::QnnEmulation => qnn::probe_emulation(facts),
+        other => Err(Refusal {
+            cause: Cause::Absent,
+            reason: format!("{} is not driven by this version", other.describe()),
+            fix: None,
+        }),
+    }
+}
