@@ -148,7 +148,7 @@ fn check_ports(graph: &Graph, entry: &GraphEntry) {
         let values: BTreeMap<_, _> =
             values.iter().map(|v| (v.name.clone(), (v.dtype, v.shape.clone()))).collect();
         let bound: BTreeMap<_, _> =
-            bindings.iter().map(|b| (b.name.clone(), (b.dtype, b.shape.clone()))).collect();
+            bindings.iter().map(|b| (b.name.clone(), (b.dtype.into(), b.shape.clone()))).collect();
         assert_eq!(values, bound);
     }
 }

@@ -37,13 +37,13 @@ impl Builder {
 
     /// Adds an input and gives its name.
     pub fn input(&mut self, name: &str, dtype: DType, shape: &[Dim]) -> String {
-        self.graph.inputs.push(Value { name: name.to_owned(), dtype, shape: shape.to_vec() });
+        self.graph.inputs.push(Value { name: name.to_owned(), dtype: dtype.into(), shape: shape.to_vec() });
         name.to_owned()
     }
 
     /// Declares an output; a node must produce the name.
     pub fn output(&mut self, name: &str, dtype: DType, shape: &[Dim]) {
-        self.graph.outputs.push(Value { name: name.to_owned(), dtype, shape: shape.to_vec() });
+        self.graph.outputs.push(Value { name: name.to_owned(), dtype: dtype.into(), shape: shape.to_vec() });
     }
 
     /// Adds a node with one output, named after the node's path plus `/out`.
@@ -103,7 +103,7 @@ impl Builder {
             InitializerData::External { file: at.file.to_owned(), offset: at.offset, length: at.length };
         self.graph.initializers.push(Initializer {
             name: name.to_owned(),
-            dtype,
+            dtype: dtype.into(),
             shape: shape.to_vec(),
             data,
         });
@@ -132,9 +132,9 @@ impl Builder {
             self.interned.insert(name.clone(), self.graph.initializers.len());
             self.graph.initializers.push(Initializer {
                 name: name.clone(),
-                dtype,
+                dtype: dtype.into(),
                 shape: shape.to_vec(),
-                data: InitializerData::Inline(bytes),
+                data: InitializerData::Inline(bytes.into()),
             });
         }
         name

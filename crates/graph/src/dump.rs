@@ -47,7 +47,7 @@ impl Display for Typed<'_> {
 
 fn write_constant(text: &mut String, constant: &Initializer) -> fmt::Result {
     let place = match &constant.data {
-        InitializerData::Inline(bytes) if bytes.len() <= 64 => format!("{bytes:02x?}"),
+        InitializerData::Inline(bytes) if bytes.len() <= 64 => format!("{:02x?}", bytes.as_ref()),
         InitializerData::Inline(bytes) => format!("{} bytes", bytes.len()),
         InitializerData::External { file, length, .. } => format!("{length} bytes in {file}"),
     };
@@ -64,6 +64,10 @@ fn write_node(text: &mut String, node: &Node) -> fmt::Result {
             Attribute::String(v) => format!("{name}={v:?}"),
             Attribute::Ints(v) => format!("{name}={v:?}"),
             Attribute::Floats(v) => format!("{name}={v:?}"),
+            Attribute::Bytes(v) => format!("{name}={} bytes", v.len()),
+            Attribute::Strings(v) => format!("{name}={v:?}"),
+            Attribute::Tensor(v) => format!("{name}={:?}{:?}", v.dtype, v.shape),
+            Attribute::Graph(v) => format!("{name}=a graph of {} nodes", v.nodes.len()),
         })
         .collect();
     let dot = if node.domain.is_empty() { "" } else { "." };

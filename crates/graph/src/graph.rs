@@ -1,6 +1,9 @@
 //! The value types: graph, node, tensor.
 
-use narthex_spec::{DType, dtype::Dim};
+use narthex_spec::dtype::Dim;
+use prost::bytes::Bytes;
+
+use crate::element::Element;
 
 /// The domain of ONNX Runtime's contributed operators.
 pub const MICROSOFT: &str = "com.microsoft";
@@ -22,15 +25,21 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// Metadata by key.
     pub metadata: Vec<(String, String)>,
+    /// Shapes that the file declares for values between nodes.
+    pub values: Vec<Value>,
+    /// Inputs and outputs whose rank the file leaves open; their shape here is empty.
+    pub unranked: Vec<String>,
+    /// What stood in a file that was read and is not kept here, in words; such a graph cannot be written back whole.
+    pub unread: Vec<String>,
 }
 
-/// A graph input or output.
+/// A graph input or output, or a value between nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Value {
     /// Its name.
     pub name: String,
     /// Element type.
-    pub dtype: DType,
+    pub dtype: Element,
     /// Shape.
     pub shape: Vec<Dim>,
 }
@@ -41,7 +50,7 @@ pub struct Initializer {
     /// Its name.
     pub name: String,
     /// Element type.
-    pub dtype: DType,
+    pub dtype: Element,
     /// Shape.
     pub shape: Vec<usize>,
     /// Its elements.
@@ -51,8 +60,8 @@ pub struct Initializer {
 /// Where a constant's elements are.
 #[derive(Debug, Clone, PartialEq)]
 pub enum InitializerData {
-    /// Inside the model, little-endian.
-    Inline(Vec<u8>),
+    /// Inside the model, little-endian; a view of the file's bytes where one was read.
+    Inline(Bytes),
     /// In a file beside the model.
     External {
         /// File name relative to the model.
@@ -94,6 +103,14 @@ pub enum Attribute {
     Ints(Vec<i64>),
     /// Single-precision numbers.
     Floats(Vec<f32>),
+    /// Text that is not UTF-8.
+    Bytes(Bytes),
+    /// Texts.
+    Strings(Vec<String>),
+    /// A constant tensor.
+    Tensor(Box<Initializer>),
+    /// A body that the node runs, such as a branch of `If`; it may read values of the graph around it.
+    Graph(Box<Graph>),
 }
 
 impl From<i64> for Attribute {
@@ -129,8 +146,65 @@ impl<const N: usize> From<[i64; N]> for Attribute {
 impl Initializer {
     /// The bytes its shape and type call for.
     pub fn expected_bytes(&self) -> Option<u64> {
-        self.shape
-            .iter()
-            .try_fold(self.dtype.size() as u64, |bytes, &extent| bytes.checked_mul(extent as u64))
+        let count = self.shape.iter().try_fold(1u64, |count, &extent| count.checked_mul(extent as u64))?;
+        self.dtype.bytes(count)
+    }
+
+    /// The bytes that it has, wherever they lie.
+    pub fn bytes(&self) -> u64 {
+        match &self.data {
+            InitializerData::Inline(bytes) => bytes.len() as u64,
+            InitializerData::External { length, .. } => *length,
+        }
+    }
+}
+
+impl Node {
+    /// An attribute by name.
+    pub fn attribute(&self, name: &str) -> Option<&Attribute> {
+        self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value)
+    }
+
+    /// An integer attribute.
+    pub fn int(&self, name: &str) -> Option<i64> {
+        match self.attribute(name)? {
+            Attribute::Int(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// An attribute that lists integers.
+    pub fn ints(&self, name: &str) -> Option<&[i64]> {
+        match self.attribute(name)? {
+            Attribute::Ints(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// A text attribute.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.attribute(name)? {
+            Attribute::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The name of an input that is there.
+    pub fn input(&self, index: usize) -> Option<&str> {
+        self.inputs.get(index).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// The operator with its domain: `MatMul`, `com.microsoft.MatMulNBits`.
+    pub fn operator(&self) -> String {
+        if self.domain.is_empty() { self.op.clone() } else { format!("{}.{}", self.domain, self.op) }
+    }
+
+    /// Its path, or, where the file gives none, its operator and what it makes: `MatMul of y`.
+    pub fn path(&self) -> String {
+        match (self.name.as_str(), self.outputs.first()) {
+            ("", Some(output)) => format!("{} of {output}", self.op),
+            ("", None) => self.op.clone(),
+            (name, _) => name.to_owned(),
+        }
     }
 }

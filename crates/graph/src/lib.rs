@@ -5,8 +5,14 @@
 pub mod build;
 pub mod check;
 pub mod dump;
+pub mod element;
 pub mod graph;
+pub mod infer;
 pub mod onnx;
+pub mod patch;
+pub mod work;
 
 pub use build::Builder;
+pub use element::Element;
 pub use graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
+pub use prost::bytes::Bytes;

@@ -1,13 +1,19 @@
 //! The bytes of an ONNX file as a graph. The bytes come from outside: whatever they hold gives an error, never a panic.
 
-use narthex_spec::{DType, dtype::Dim};
-use prost::Message;
+use narthex_spec::dtype::Dim;
+use prost::{Message, bytes::Bytes};
 
-use super::messages::{
-    AttributeProto, DimensionValue, EXTERNAL, ModelProto, NodeProto, TensorProto, ValueInfoProto,
-    attribute_type,
+use super::{
+    limit,
+    messages::{
+        AttributeProto, DimensionValue, EXTERNAL, GraphProto, ModelProto, NodeProto, TensorProto,
+        ValueInfoProto, attribute_type,
+    },
 };
-use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
+use crate::{
+    element::Element,
+    graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
+};
 
 /// Why bytes are not a graph that Narthex reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +23,14 @@ pub enum DecodeError {
     NotOnnx {
         /// The decoder's reason.
         reason: String,
+    },
+    /// So many entries that reading them could exhaust the memory.
+    #[error("the file has more than {limit} {what}; expected at most that many")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// The most that are read.
+        limit: u64,
     },
     /// A part of the model is missing or out of range.
     #[error("{what} is malformed: expected {expected}, found {found}")]
@@ -30,129 +44,207 @@ pub enum DecodeError {
     },
 }
 
-fn malformed(what: impl Into<String>, expected: &'static str, found: impl ToString) -> DecodeError {
+pub(super) fn malformed(
+    what: impl Into<String>,
+    expected: &'static str,
+    found: impl ToString,
+) -> DecodeError {
     DecodeError::Malformed { what: what.into(), expected, found: found.to_string() }
 }
 
 impl Graph {
     /// Reads the bytes of an ONNX file.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let model =
-            ModelProto::decode(bytes).map_err(|error| DecodeError::NotOnnx { reason: error.to_string() })?;
-        let graph = model.graph.ok_or_else(|| malformed("model", "a graph", "none"))?;
-        Ok(Self {
-            name: graph.name,
-            opsets: model.opset_import.into_iter().map(|set| (set.domain, set.version)).collect(),
-            inputs: graph.input.into_iter().map(value).collect::<Result<_, _>>()?,
-            outputs: graph.output.into_iter().map(value).collect::<Result<_, _>>()?,
-            initializers: graph.initializer.into_iter().map(initializer).collect::<Result<_, _>>()?,
-            nodes: graph.node.into_iter().map(node).collect::<Result<_, _>>()?,
-            metadata: model.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect(),
-        })
+        limit::check(bytes)?;
+        model(ModelProto::decode(bytes))
+    }
+
+    /// As [`Graph::decode`]; constants inside the file stay where they are, as views of it.
+    pub fn decode_shared(bytes: Bytes) -> Result<Self, DecodeError> {
+        limit::check(&bytes)?;
+        model(ModelProto::decode(bytes))
     }
 }
 
-fn dtype(what: &str, code: i32) -> Result<DType, DecodeError> {
-    let all =
-        [DType::F32, DType::U8, DType::I8, DType::I32, DType::I64, DType::Bool, DType::F16, DType::Bf16];
-    all.into_iter()
-        .find(|&dtype| super::encode::data_type(dtype) == code)
-        .ok_or_else(|| malformed(what, "element type f32, f16, bf16, u8, i8, i32, i64 or bool", code))
+fn model(decoded: Result<ModelProto, prost::DecodeError>) -> Result<Graph, DecodeError> {
+    let model = decoded.map_err(|error| DecodeError::NotOnnx { reason: error.to_string() })?;
+    let proto = model.graph.ok_or_else(|| malformed("model", "a graph", "none"))?;
+    let mut graph = graph(proto)?;
+    graph.opsets = model.opset_import.into_iter().map(|set| (domain(set.domain), set.version)).collect();
+    graph.metadata = model.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect();
+    for (count, what) in [(model.functions.len(), "function"), (model.training_info.len(), "training graph")]
+    {
+        if count > 0 {
+            graph.unread.push(format!("{count} {what}{}", if count == 1 { "" } else { "s" }));
+        }
+    }
+    Ok(graph)
 }
 
-fn value(proto: ValueInfoProto) -> Result<Value, DecodeError> {
-    let tensor = proto
-        .r#type
-        .and_then(|kind| kind.tensor_type)
-        .ok_or_else(|| malformed(&proto.name, "a tensor type", "another type"))?;
+/// ONNX's own operators have two spellings of their domain.
+fn domain(name: String) -> String {
+    if name == "ai.onnx" { String::new() } else { name }
+}
+
+fn graph(proto: GraphProto) -> Result<Graph, DecodeError> {
+    let mut graph = Graph { name: proto.name, ..Graph::default() };
+    for (protos, outputs) in [(proto.input, false), (proto.output, true)] {
+        for proto in protos {
+            let (value, shaped) = value(proto);
+            if value.dtype == Element::NONE {
+                graph.unread.push(format!("the type of {:?}, which is no tensor", value.name));
+            }
+            if !shaped {
+                graph.unranked.push(value.name.clone());
+            }
+            if outputs { &mut graph.outputs } else { &mut graph.inputs }.push(value);
+        }
+    }
+    graph.values = proto
+        .value_info
+        .into_iter()
+        .map(value)
+        .filter(|(_, shaped)| *shaped)
+        .map(|(value, _)| value)
+        .collect();
+    graph.initializers = proto.initializer.into_iter().map(initializer).collect::<Result<_, _>>()?;
+    if let Some(text) = graph.initializers.iter().find(|constant| constant.dtype == Element::STRING) {
+        graph.unread.push(format!("the texts of {:?}", text.name));
+    }
+    if !proto.sparse_initializer.is_empty() {
+        graph.unread.push(format!("{} sparse constants", proto.sparse_initializer.len()));
+    }
+    for proto in proto.node {
+        let node = node(proto, &mut graph.unread)?;
+        graph.nodes.push(node);
+    }
+    Ok(graph)
+}
+
+/// A value, and whether its file gives it a shape.
+fn value(proto: ValueInfoProto) -> (Value, bool) {
+    let Some(tensor) = proto.r#type.and_then(|kind| kind.tensor_type) else {
+        return (Value { name: proto.name, dtype: Element::NONE, shape: Vec::new() }, false);
+    };
+    let shaped = tensor.shape.is_some();
     let dims = tensor.shape.map(|shape| shape.dim).unwrap_or_default();
+    // Some exporters write an open extent as -1, or as a symbol without a name.
+    let open = |axis: usize| Dim::Symbol(format!("{}_{axis}", proto.name));
     let shape = dims
         .into_iter()
         .enumerate()
         .map(|(axis, dim)| match dim.value {
             Some(DimensionValue::DimValue(extent)) => {
-                let extent =
-                    u64::try_from(extent).map_err(|_| malformed(&proto.name, "extents from 0", extent));
-                extent.map(Dim::Fixed)
+                u64::try_from(extent).map_or_else(|_| open(axis), Dim::Fixed)
             }
-            Some(DimensionValue::DimParam(name)) => Ok(Dim::Symbol(name)),
-            None => Ok(Dim::Symbol(format!("{}_{axis}", proto.name))),
+            Some(DimensionValue::DimParam(name)) if !name.is_empty() => Dim::Symbol(name),
+            _ => open(axis),
         })
-        .collect::<Result<_, _>>()?;
-    Ok(Value { dtype: dtype(&proto.name, tensor.elem_type)?, name: proto.name, shape })
+        .collect();
+    (Value { dtype: Element::from_code(tensor.elem_type), name: proto.name, shape }, shaped)
 }
 
 fn initializer(proto: TensorProto) -> Result<Initializer, DecodeError> {
-    let dtype = dtype(&proto.name, proto.data_type)?;
+    let dtype = Element::from_code(proto.data_type);
     let shape = proto
         .dims
         .iter()
         .map(|&extent| usize::try_from(extent).map_err(|_| malformed(&proto.name, "extents from 0", extent)))
         .collect::<Result<Vec<_>, _>>()?;
-    let data = if proto.data_location == EXTERNAL { external(&proto)? } else { inline(&proto, dtype) };
-    Ok(Initializer { name: proto.name, dtype, shape, data })
-}
-
-fn inline(proto: &TensorProto, dtype: DType) -> InitializerData {
-    let bytes = match dtype {
-        _ if !proto.raw_data.is_empty() => proto.raw_data.clone(),
-        DType::F32 => proto.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::I64 => proto.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::I32 => proto.int32_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        // Narrow types lie one to an int32.
-        _ => proto.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size())).collect(),
+    let mut constant =
+        Initializer { name: String::new(), dtype, shape, data: InitializerData::Inline(Bytes::new()) };
+    constant.data = if proto.data_location == EXTERNAL {
+        external(&proto, constant.expected_bytes())?
+    } else {
+        InitializerData::Inline(inline(&proto, dtype))
     };
-    InitializerData::Inline(bytes)
+    constant.name = proto.name;
+    Ok(constant)
 }
 
-fn external(proto: &TensorProto) -> Result<InitializerData, DecodeError> {
+fn inline(proto: &TensorProto, dtype: Element) -> Bytes {
+    if !proto.raw_data.is_empty() {
+        return proto.raw_data.clone();
+    }
+    let floats = proto.float_data.iter().flat_map(|v| v.to_le_bytes());
+    let doubles = proto.double_data.iter().flat_map(|v| v.to_le_bytes());
+    let longs = proto.int64_data.iter().flat_map(|v| v.to_le_bytes());
+    let unsigned = proto.uint64_data.iter().flat_map(|v| v.to_le_bytes());
+    // Narrow types lie one to an int32, but for those below a byte, which stay packed.
+    let width = dtype.bits().map_or(4, |bits| bits.div_ceil(8).min(4)) as usize;
+    let narrow = proto.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(width));
+    floats.chain(doubles).chain(longs).chain(unsigned).chain(narrow).collect::<Vec<u8>>().into()
+}
+
+fn external(proto: &TensorProto, expected: Option<u64>) -> Result<InitializerData, DecodeError> {
     let entry = |key: &str| proto.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
-    let number = |key: &str| {
-        entry(key).map_or(Ok(0), |text| {
+    let number = |key: &str, absent: u64| {
+        entry(key).map_or(Ok(absent), |text| {
             text.parse::<u64>().map_err(|_| malformed(&proto.name, "a number of bytes", text))
         })
     };
     let file = entry("location").ok_or_else(|| malformed(&proto.name, "a location", "none"))?;
     Ok(InitializerData::External {
         file: file.to_owned(),
-        offset: number("offset")?,
-        length: number("length")?,
+        offset: number("offset", 0)?,
+        // Some writers leave the length to the shape.
+        length: number("length", expected.unwrap_or(0))?,
     })
 }
 
-fn node(proto: NodeProto) -> Result<Node, DecodeError> {
-    let attributes = proto
-        .attribute
-        .into_iter()
-        .map(|attribute| decode_attribute(&proto.name, attribute))
-        .collect::<Result<_, _>>()?;
+fn node(proto: NodeProto, unread: &mut Vec<String>) -> Result<Node, DecodeError> {
+    let mut attributes = Vec::with_capacity(proto.attribute.len());
+    for attribute in proto.attribute {
+        let name = attribute.name.clone();
+        match decode_attribute(attribute)? {
+            Some(value) => attributes.push((name, value)),
+            None => unread.push(format!("attribute {name:?} of node {:?}", proto.name)),
+        }
+    }
+    if let Some((_, Attribute::Graph(body))) = attributes.iter().find(|(_, value)| has_unread(value)) {
+        unread.extend(body.unread.iter().cloned());
+    }
     Ok(Node {
         name: proto.name,
         op: proto.op_type,
-        domain: proto.domain,
+        domain: domain(proto.domain),
         inputs: proto.input,
         outputs: proto.output,
         attributes,
     })
 }
 
-fn decode_attribute(node: &str, proto: AttributeProto) -> Result<(String, Attribute), DecodeError> {
-    let value = match proto.r#type {
-        attribute_type::INT => Attribute::Int(proto.i),
-        attribute_type::FLOAT => Attribute::Float(proto.f),
-        attribute_type::STRING => Attribute::String(String::from_utf8_lossy(&proto.s).into_owned()),
-        attribute_type::INTS => Attribute::Ints(proto.ints),
-        attribute_type::FLOATS => Attribute::Floats(proto.floats),
-        other => {
-            let what = format!("attribute {:?} of node {node:?}", proto.name);
-            return Err(malformed(what, "an int, float, string, or a list of ints or floats", other));
+fn has_unread(attribute: &Attribute) -> bool {
+    matches!(attribute, Attribute::Graph(body) if !body.unread.is_empty())
+}
+
+/// The attribute's value; nothing for kinds that are not kept.
+fn decode_attribute(proto: AttributeProto) -> Result<Option<Attribute>, DecodeError> {
+    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec());
+    Ok(Some(match (proto.r#type, proto.t, proto.g) {
+        (attribute_type::INT, ..) => Attribute::Int(proto.i),
+        (attribute_type::FLOAT, ..) => Attribute::Float(proto.f),
+        (attribute_type::STRING, ..) => match text(&proto.s) {
+            Ok(text) => Attribute::String(text),
+            Err(_) => Attribute::Bytes(proto.s),
+        },
+        (attribute_type::INTS, ..) => Attribute::Ints(proto.ints),
+        (attribute_type::FLOATS, ..) => Attribute::Floats(proto.floats),
+        (attribute_type::STRINGS, ..) => {
+            match proto.strings.iter().map(text).collect::<Result<Vec<_>, _>>() {
+                Ok(texts) => Attribute::Strings(texts),
+                Err(_) => return Ok(None),
+            }
         }
-    };
-    Ok((proto.name, value))
+        (attribute_type::TENSOR, Some(tensor), _) => Attribute::Tensor(Box::new(initializer(*tensor)?)),
+        (attribute_type::GRAPH, _, Some(body)) => Attribute::Graph(Box::new(graph(*body)?)),
+        _ => return Ok(None),
+    }))
 }
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::DType;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,6 +1,6 @@
 //! A graph as the bytes of an ONNX file.
 
-use narthex_spec::{DType, dtype::Dim};
+use narthex_spec::dtype::Dim;
 use prost::Message;
 
 use super::messages::{
@@ -12,20 +12,6 @@ use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
 /// The ONNX intermediate-representation version written: ONNX 1.16's.
 const IR_VERSION: i64 = 10;
-
-/// `TensorProto.DataType` of an element type.
-pub(super) fn data_type(dtype: DType) -> i32 {
-    match dtype {
-        DType::F32 => 1,
-        DType::U8 => 2,
-        DType::I8 => 3,
-        DType::I32 => 6,
-        DType::I64 => 7,
-        DType::Bool => 9,
-        DType::F16 => 10,
-        DType::Bf16 => 16,
-    }
-}
 
 impl Graph {
     /// The bytes of an ONNX file; external constants are named, not read.
@@ -44,15 +30,23 @@ impl Graph {
                 .map(|(domain, version)| OperatorSetIdProto { domain: domain.clone(), version: *version })
                 .collect(),
             metadata_props: self.metadata.iter().map(entry).collect(),
-            graph: Some(GraphProto {
-                name: self.name.clone(),
-                node: self.nodes.iter().map(node).collect(),
-                initializer: self.initializers.iter().map(tensor).collect(),
-                input: self.inputs.iter().map(value_info).collect(),
-                output: self.outputs.iter().map(value_info).collect(),
-            }),
+            graph: Some(graph(self)),
+            ..ModelProto::default()
         };
         model.encode_to_vec()
+    }
+}
+
+fn graph(graph: &Graph) -> GraphProto {
+    let values = |values: &[Value]| values.iter().map(|value| value_info(value, &graph.unranked)).collect();
+    GraphProto {
+        name: graph.name.clone(),
+        node: graph.nodes.iter().map(node).collect(),
+        initializer: graph.initializers.iter().map(tensor).collect(),
+        input: values(&graph.inputs),
+        output: values(&graph.outputs),
+        value_info: values(&graph.values),
+        ..GraphProto::default()
     }
 }
 
@@ -72,9 +66,18 @@ fn attribute(name: &str, value: &Attribute) -> AttributeProto {
     match value {
         Attribute::Int(v) => (proto.r#type, proto.i) = (attribute_type::INT, *v),
         Attribute::Float(v) => (proto.r#type, proto.f) = (attribute_type::FLOAT, *v),
-        Attribute::String(v) => (proto.r#type, proto.s) = (attribute_type::STRING, v.clone().into_bytes()),
+        Attribute::String(v) => (proto.r#type, proto.s) = (attribute_type::STRING, v.clone().into()),
         Attribute::Ints(v) => (proto.r#type, proto.ints) = (attribute_type::INTS, v.clone()),
         Attribute::Floats(v) => (proto.r#type, proto.floats) = (attribute_type::FLOATS, v.clone()),
+        Attribute::Bytes(v) => (proto.r#type, proto.s) = (attribute_type::STRING, v.clone()),
+        Attribute::Strings(v) => {
+            proto.r#type = attribute_type::STRINGS;
+            proto.strings = v.iter().map(|text| text.clone().into()).collect();
+        }
+        Attribute::Tensor(v) => {
+            (proto.r#type, proto.t) = (attribute_type::TENSOR, Some(Box::new(tensor(v))));
+        }
+        Attribute::Graph(v) => (proto.r#type, proto.g) = (attribute_type::GRAPH, Some(Box::new(graph(v)))),
     }
     proto
 }
@@ -83,7 +86,7 @@ fn tensor(constant: &Initializer) -> TensorProto {
     let mut proto = TensorProto {
         name: constant.name.clone(),
         dims: constant.shape.iter().map(|&extent| extent as i64).collect(),
-        data_type: data_type(constant.dtype),
+        data_type: constant.dtype.code(),
         ..TensorProto::default()
     };
     match &constant.data {
@@ -101,10 +104,10 @@ fn tensor(constant: &Initializer) -> TensorProto {
     proto
 }
 
-fn value_info(value: &Value) -> ValueInfoProto {
-    let dim = value.shape.iter().map(dimension).collect();
-    let tensor_type =
-        TensorTypeProto { elem_type: data_type(value.dtype), shape: Some(TensorShapeProto { dim }) };
+fn value_info(value: &Value, unranked: &[String]) -> ValueInfoProto {
+    let shape = (!unranked.contains(&value.name))
+        .then(|| TensorShapeProto { dim: value.shape.iter().map(dimension).collect() });
+    let tensor_type = TensorTypeProto { elem_type: value.dtype.code(), shape };
     ValueInfoProto { name: value.name.clone(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
 }
 

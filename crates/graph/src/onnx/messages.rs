@@ -1,7 +1,7 @@
 //! The part of `onnx.proto3` (ONNX IR version 10) that Narthex reads and writes, by hand: field numbers are the
 //! specification's.
 
-use prost::Message;
+use prost::{Message, bytes::Bytes};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ModelProto {
@@ -17,6 +17,10 @@ pub(super) struct ModelProto {
     pub(super) opset_import: Vec<OperatorSetIdProto>,
     #[prost(message, repeated, tag = "14")]
     pub(super) metadata_props: Vec<StringStringEntryProto>,
+    #[prost(bytes = "bytes", repeated, tag = "20")]
+    pub(super) training_info: Vec<Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "25")]
+    pub(super) functions: Vec<Bytes>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -47,6 +51,10 @@ pub(super) struct GraphProto {
     pub(super) input: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "12")]
     pub(super) output: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "13")]
+    pub(super) value_info: Vec<ValueInfoProto>,
+    #[prost(bytes = "bytes", repeated, tag = "15")]
+    pub(super) sparse_initializer: Vec<Bytes>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -73,12 +81,18 @@ pub(super) struct AttributeProto {
     pub(super) f: f32,
     #[prost(int64, tag = "3")]
     pub(super) i: i64,
-    #[prost(bytes = "vec", tag = "4")]
-    pub(super) s: Vec<u8>,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub(super) s: Bytes,
+    #[prost(message, optional, boxed, tag = "5")]
+    pub(super) t: Option<Box<TensorProto>>,
+    #[prost(message, optional, boxed, tag = "6")]
+    pub(super) g: Option<Box<GraphProto>>,
     #[prost(float, repeated, tag = "7")]
     pub(super) floats: Vec<f32>,
     #[prost(int64, repeated, tag = "8")]
     pub(super) ints: Vec<i64>,
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub(super) strings: Vec<Bytes>,
     #[prost(int32, tag = "20")]
     pub(super) r#type: i32,
 }
@@ -97,8 +111,12 @@ pub(super) struct TensorProto {
     pub(super) int64_data: Vec<i64>,
     #[prost(string, tag = "8")]
     pub(super) name: String,
-    #[prost(bytes = "vec", tag = "9")]
-    pub(super) raw_data: Vec<u8>,
+    #[prost(bytes = "bytes", tag = "9")]
+    pub(super) raw_data: Bytes,
+    #[prost(double, repeated, tag = "10")]
+    pub(super) double_data: Vec<f64>,
+    #[prost(uint64, repeated, tag = "11")]
+    pub(super) uint64_data: Vec<u64>,
     #[prost(message, repeated, tag = "13")]
     pub(super) external_data: Vec<StringStringEntryProto>,
     #[prost(int32, tag = "14")]
@@ -152,8 +170,11 @@ pub(super) mod attribute_type {
     pub(crate) const FLOAT: i32 = 1;
     pub(crate) const INT: i32 = 2;
     pub(crate) const STRING: i32 = 3;
+    pub(crate) const TENSOR: i32 = 4;
+    pub(crate) const GRAPH: i32 = 5;
     pub(crate) const FLOATS: i32 = 6;
     pub(crate) const INTS: i32 = 7;
+    pub(crate) const STRINGS: i32 = 8;
 }
 
 /// `TensorProto.DataLocation.EXTERNAL`.

@@ -3,6 +3,7 @@
 mod decode;
 mod encode;
 pub mod external;
+mod limit;
 mod messages;
 
 pub use decode::DecodeError;

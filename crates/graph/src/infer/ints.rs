@@ -1,0 +1,147 @@
+//! Small integers followed through the arithmetic with which exporters compute shapes.
+
+use super::{
+    At, MOST_INTS, Shape, axis_of,
+    layout::{range_length, shape_range},
+};
+
+/// The elements of a node's outputs, if the operator is shape arithmetic and its inputs are known.
+pub(super) fn ints(at: &At<'_>, shape: Option<&Shape>) -> Option<Vec<Vec<i64>>> {
+    let one = |values: Option<Vec<i64>>| values.filter(|values| values.len() <= MOST_INTS).map(|v| vec![v]);
+    match at.node.op.as_str() {
+        "Shape" => one(shape_values(at)),
+        "Size" => one(Some(vec![count(at.shape(0)?)?])),
+        "Identity" | "Cast" | "Squeeze" | "Unsqueeze" | "Reshape" | "Flatten" => {
+            let integral = at.node.op != "Cast" || matches!(at.node.int("to"), Some(6 | 7 | 9));
+            one(at.ints(0).filter(|_| integral).map(<[i64]>::to_vec))
+        }
+        "Concat" if at.shape(0)?.len() == 1 => {
+            let parts = (0..at.inputs.len()).map(|index| at.ints(index)).collect::<Option<Vec<_>>>()?;
+            one(Some(parts.concat()))
+        }
+        "Gather" if at.shape(0)?.len() == 1 => one(gather(at.ints(0)?, at.ints(1)?)),
+        "Slice" if at.shape(0)?.len() == 1 => one(slice(at)),
+        "Split" if at.shape(0)?.len() == 1 => split(at),
+        "ConstantOfShape" => one(filled(at, shape?)),
+        "Range" => one(range(at)),
+        "Expand" => one(expand(at.ints(0)?, shape?)),
+        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" | "Equal" | "Less" | "Greater" | "And"
+        | "Or" => one(binary(at)),
+        "Neg" => one(at.ints(0)?.iter().map(|value| value.checked_neg()).collect()),
+        "Abs" => one(at.ints(0)?.iter().map(|value| value.checked_abs()).collect()),
+        "Not" => one(Some(at.ints(0)?.iter().map(|&value| i64::from(value == 0)).collect())),
+        "Where" => one(choose(at)),
+        "ReduceProd" => one(Some(vec![at.ints(0)?.iter().try_fold(1i64, |a, b| a.checked_mul(*b))?])),
+        "ReduceSum" if at.shape(0)?.len() <= 1 => {
+            one(Some(vec![at.ints(0)?.iter().try_fold(0i64, |a, b| a.checked_add(*b))?]))
+        }
+        _ => None,
+    }
+}
+
+fn count(shape: &Shape) -> Option<i64> {
+    let count = shape.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))?;
+    i64::try_from(count).ok()
+}
+
+fn shape_values(at: &At<'_>) -> Option<Vec<i64>> {
+    let shape = at.shape(0)?.get(shape_range(at)?)?;
+    shape.iter().map(|extent| i64::try_from((*extent)?).ok()).collect()
+}
+
+fn gather(data: &[i64], indices: &[i64]) -> Option<Vec<i64>> {
+    indices.iter().map(|&index| data.get(axis_of(index, data.len())?).copied()).collect()
+}
+
+fn slice(at: &At<'_>) -> Option<Vec<i64>> {
+    let data = at.ints(0)?;
+    let first = |attribute, index| at.listed(attribute, index)?.first().copied();
+    let (start, end) = (first("starts", 1)?, first("ends", 2)?);
+    let step = if at.has(4) { *at.ints(4)?.first()? } else { 1 };
+    let length = data.len() as i64;
+    let place = |at: i64| if at < 0 { at.saturating_add(length) } else { at }.clamp(0, length) as usize;
+    (step == 1).then(|| data.get(place(start)..place(end)).unwrap_or_default().to_vec())
+}
+
+fn split(at: &At<'_>) -> Option<Vec<Vec<i64>>> {
+    let mut rest = at.ints(0)?;
+    let parts = at.node.outputs.len();
+    let even = rest.len().div_ceil(parts.max(1));
+    let sizes = at.listed("split", 1);
+    (0..parts)
+        .map(|part| {
+            let size = match &sizes {
+                Some(sizes) => usize::try_from(*sizes.get(part)?).ok()?,
+                None => even.min(rest.len()),
+            };
+            let (front, back) = rest.split_at_checked(size)?;
+            rest = back;
+            Some(front.to_vec())
+        })
+        .collect()
+}
+
+fn filled(at: &At<'_>, shape: &Shape) -> Option<Vec<i64>> {
+    let value = match at.node.attribute("value") {
+        Some(crate::graph::Attribute::Tensor(tensor)) => *tensor.ints()?.first()?,
+        _ => return None,
+    };
+    let count = usize::try_from(count(shape)?).ok()?;
+    (count <= MOST_INTS).then(|| vec![value; count])
+}
+
+fn range(at: &At<'_>) -> Option<Vec<i64>> {
+    let length = range_length(at)?;
+    let (start, step) = (*at.ints(0)?.first()?, *at.ints(2)?.first()?);
+    if length > MOST_INTS as u64 {
+        return None;
+    }
+    (0..length as i64).map(|index| start.checked_add(index.checked_mul(step)?)).collect()
+}
+
+fn expand(values: &[i64], shape: &Shape) -> Option<Vec<i64>> {
+    let count = usize::try_from(count(shape)?).ok()?;
+    match values {
+        [value] if count <= MOST_INTS => Some(vec![*value; count]),
+        values if values.len() == count => Some(values.to_vec()),
+        _ => None,
+    }
+}
+
+/// Two lists of one length, or one of them a single number.
+fn paired(a: &[i64], b: &[i64]) -> Option<Vec<(i64, i64)>> {
+    match (a, b) {
+        (a, b) if a.len() == b.len() => Some(a.iter().copied().zip(b.iter().copied()).collect()),
+        (a, [b]) => Some(a.iter().map(|&a| (a, *b)).collect()),
+        ([a], b) => Some(b.iter().map(|&b| (*a, b)).collect()),
+        _ => None,
+    }
+}
+
+fn binary(at: &At<'_>) -> Option<Vec<i64>> {
+    let of = |(a, b): (i64, i64)| match at.node.op.as_str() {
+        "Add" => a.checked_add(b),
+        "Sub" => a.checked_sub(b),
+        "Mul" => a.checked_mul(b),
+        "Div" => a.checked_div(b),
+        "Mod" => a.checked_rem_euclid(b),
+        "Min" => Some(a.min(b)),
+        "Max" => Some(a.max(b)),
+        "Equal" => Some(i64::from(a == b)),
+        "Less" => Some(i64::from(a < b)),
+        "Greater" => Some(i64::from(a > b)),
+        "And" => Some(a & b),
+        _ => Some(a | b),
+    };
+    paired(at.ints(0)?, at.ints(1)?)?.into_iter().map(of).collect()
+}
+
+fn choose(at: &At<'_>) -> Option<Vec<i64>> {
+    let branches = paired(at.ints(1)?, at.ints(2)?)?;
+    let chosen = |(wanted, (yes, no)): (&i64, (i64, i64))| if *wanted != 0 { yes } else { no };
+    match at.ints(0)? {
+        [wanted] => Some(branches.into_iter().map(|pair| chosen((wanted, pair))).collect()),
+        wanted if wanted.len() == branches.len() => Some(wanted.iter().zip(branches).map(chosen).collect()),
+        _ => None,
+    }
+}

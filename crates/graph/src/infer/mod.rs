@@ -1,0 +1,254 @@
+//! What can be known of a graph's tensors before it runs: element types, shapes, small integer constants.
+//!
+//! Only numbers: a symbol counts as its extent where the caller binds it, else as open. An operator that is not known
+//! here leaves its outputs open; nothing is ever guessed. Start at [`Graph::infer`].
+
+mod compute;
+mod ints;
+mod layout;
+
+use std::collections::HashMap;
+
+use narthex_spec::{DType, dtype::Dim};
+
+use crate::{
+    element::Element,
+    graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
+};
+
+/// A shape; an extent that is not known is open.
+pub type Shape = Vec<Option<u64>>;
+
+/// The most integers of one tensor that are followed: shapes, axes and indices, not data.
+const MOST_INTS: usize = 1024;
+
+/// What is known of a tensor.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Tensor {
+    /// Its element type.
+    pub element: Option<Element>,
+    /// Its shape, if its rank is known.
+    pub shape: Option<Shape>,
+    /// Its elements, if they are few integers and known.
+    pub ints: Option<Vec<i64>>,
+    /// Whether it is the same in every run, so that ONNX Runtime computes it once, when it loads the graph.
+    pub constant: bool,
+}
+
+impl Tensor {
+    /// Number of elements, if every extent is known.
+    pub fn count(&self) -> Option<u64> {
+        self.shape.as_ref()?.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))
+    }
+
+    /// Number of bytes, if type and shape are known.
+    pub fn bytes(&self) -> Option<u64> {
+        self.element?.bytes(self.count()?)
+    }
+
+    /// Whether every extent is known.
+    pub fn is_fixed(&self) -> bool {
+        self.count().is_some()
+    }
+}
+
+/// What is known of every tensor of a graph.
+#[derive(Debug, Clone, Default)]
+pub struct Inferred {
+    tensors: HashMap<String, Tensor>,
+    nothing: Tensor,
+}
+
+impl Inferred {
+    /// A tensor by name; one that is not there has nothing known of it.
+    pub fn get(&self, name: &str) -> &Tensor {
+        self.tensors.get(name).unwrap_or(&self.nothing)
+    }
+
+    /// A node's input; nothing if the node leaves it out.
+    pub fn input(&self, node: &Node, index: usize) -> Option<&Tensor> {
+        node.input(index).map(|name| self.get(name))
+    }
+
+    /// A node's first output.
+    pub fn output(&self, node: &Node) -> &Tensor {
+        node.outputs.first().map_or(&self.nothing, |name| self.get(name))
+    }
+}
+
+impl Graph {
+    /// Follows shapes, types and small integers through the graph; `bind` gives symbols their extents.
+    pub fn infer(&self, bind: &dyn Fn(&str) -> Option<u64>) -> Inferred {
+        let mut known = Inferred::default();
+        for input in &self.inputs {
+            let tensor = declared(self, input, bind);
+            known.tensors.insert(input.name.clone(), tensor);
+        }
+        for constant in &self.initializers {
+            known.tensors.insert(constant.name.clone(), of_constant(constant));
+        }
+        let stated: HashMap<&str, &Value> =
+            self.values.iter().chain(&self.outputs).map(|value| (value.name.as_str(), value)).collect();
+        for node in &self.nodes {
+            for (index, mut tensor) in infer_node(node, &known).into_iter().enumerate() {
+                let Some(name) = node.outputs.get(index).filter(|name| !name.is_empty()) else { continue };
+                if let Some(value) = stated.get(name.as_str()) {
+                    complete(&mut tensor, &declared(self, value, bind));
+                }
+                known.tensors.insert(name.clone(), tensor);
+            }
+        }
+        known
+    }
+}
+
+/// What a file says of a value.
+fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) -> Tensor {
+    let extent = |dim: &Dim| match dim {
+        Dim::Fixed(extent) => Some(*extent),
+        Dim::Symbol(name) => evaluate(name, bind),
+    };
+    Tensor {
+        element: (value.dtype != Element::NONE).then_some(value.dtype),
+        shape: (!graph.unranked.contains(&value.name)).then(|| value.shape.iter().map(extent).collect()),
+        ..Tensor::default()
+    }
+}
+
+/// The extent of a symbol, or of a sum of symbols and numbers as exporters write them: `past_length + 1`.
+pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
+    bind(symbol).or_else(|| {
+        let terms = symbol.split('+').map(str::trim);
+        (symbol.contains('+')).then(|| {
+            terms
+                .map(|term| term.parse().ok().or_else(|| bind(term)))
+                .try_fold(0u64, |sum, term| sum.checked_add(term?))
+        })?
+    })
+}
+
+/// Fills what inference left open with what the file states.
+fn complete(tensor: &mut Tensor, stated: &Tensor) {
+    tensor.element = tensor.element.or(stated.element);
+    match (&mut tensor.shape, &stated.shape) {
+        (Some(found), Some(said)) if found.len() == said.len() => {
+            found.iter_mut().zip(said).for_each(|(found, said)| *found = found.or(*said));
+        }
+        (None, Some(said)) => tensor.shape = Some(said.clone()),
+        _ => {}
+    }
+}
+
+fn of_constant(constant: &Initializer) -> Tensor {
+    Tensor {
+        element: Some(constant.dtype),
+        shape: Some(constant.shape.iter().map(|&extent| Some(extent as u64)).collect()),
+        ints: constant.ints(),
+        constant: true,
+    }
+}
+
+impl Initializer {
+    /// Its elements, if they are few and integers and lie inside the file.
+    pub fn ints(&self) -> Option<Vec<i64>> {
+        let InitializerData::Inline(bytes) = &self.data else { return None };
+        if bytes.len() > MOST_INTS * 8 || self.expected_bytes() != Some(bytes.len() as u64) {
+            return None;
+        }
+        match self.dtype.dtype()? {
+            DType::I64 => {
+                Some(bytes.as_chunks::<8>().0.iter().map(|chunk| i64::from_le_bytes(*chunk)).collect())
+            }
+            DType::I32 => {
+                Some(bytes.as_chunks::<4>().0.iter().map(|c| i64::from(i32::from_le_bytes(*c))).collect())
+            }
+            DType::Bool | DType::U8 => Some(bytes.iter().map(|&byte| i64::from(byte)).collect()),
+            _ => None,
+        }
+    }
+}
+
+/// A node whose outputs are to be found, with what is known of its inputs.
+struct At<'a> {
+    node: &'a Node,
+    inputs: Vec<Option<&'a Tensor>>,
+}
+
+impl At<'_> {
+    fn shape(&self, index: usize) -> Option<&Shape> {
+        self.inputs.get(index).copied().flatten()?.shape.as_ref()
+    }
+
+    fn ints(&self, index: usize) -> Option<&[i64]> {
+        self.inputs.get(index).copied().flatten()?.ints.as_deref()
+    }
+
+    fn element(&self, index: usize) -> Option<Element> {
+        self.inputs.get(index).copied().flatten()?.element
+    }
+
+    /// Integers that older operator sets take as an attribute and newer ones as an input.
+    fn listed(&self, attribute: &str, index: usize) -> Option<Vec<i64>> {
+        self.node.ints(attribute).map(<[i64]>::to_vec).or_else(|| self.ints(index).map(<[i64]>::to_vec))
+    }
+
+    fn has(&self, index: usize) -> bool {
+        self.inputs.get(index).copied().flatten().is_some()
+    }
+}
+
+/// An axis counted from the front.
+fn axis_of(axis: i64, rank: usize) -> Option<usize> {
+    let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
+    usize::try_from(axis).ok().filter(|&axis| axis < rank)
+}
+
+fn infer_node(node: &Node, known: &Inferred) -> Vec<Tensor> {
+    let inputs = (0..node.inputs.len()).map(|index| known.input(node, index)).collect();
+    let at = At { node, inputs };
+    let standard = node.domain.is_empty();
+    if standard && node.op == "Constant" {
+        return vec![constant_node(node)];
+    }
+    let shapes = layout::shapes(&at).or_else(|| compute::shapes(&at)).unwrap_or_default();
+    let is_random = node.op.starts_with("Random") || matches!(node.op.as_str(), "Bernoulli" | "Multinomial");
+    let reads_shape_alone = standard
+        && matches!(node.op.as_str(), "Shape" | "Size")
+        && at.inputs.first().copied().flatten().is_some_and(Tensor::is_fixed);
+    let has_body = node.attributes.iter().any(|(_, value)| matches!(value, Attribute::Graph(_)));
+    let constant = reads_shape_alone
+        || (!is_random && !has_body && at.inputs.iter().flatten().all(|input| input.constant));
+    let ints = if standard { ints::ints(&at, shapes.first().and_then(Option::as_ref)) } else { None };
+    (0..node.outputs.len())
+        .map(|index| Tensor {
+            element: compute::element(&at, index),
+            shape: shapes.get(index).cloned().flatten(),
+            ints: ints.as_ref().and_then(|all| all.get(index).cloned()),
+            constant,
+        })
+        .collect()
+}
+
+fn constant_node(node: &Node) -> Tensor {
+    let scalar = |element: DType, ints| Tensor {
+        element: Some(element.into()),
+        shape: Some(Vec::new()),
+        ints,
+        constant: true,
+    };
+    let list = |element: DType, length: usize, ints| Tensor {
+        shape: Some(vec![Some(length as u64)]),
+        ..scalar(element, ints)
+    };
+    match node.attributes.first().map(|(_, value)| value) {
+        Some(Attribute::Tensor(tensor)) => of_constant(tensor),
+        Some(Attribute::Int(value)) => scalar(DType::I64, Some(vec![*value])),
+        Some(Attribute::Float(_)) => scalar(DType::F32, None),
+        Some(Attribute::Ints(v)) => list(DType::I64, v.len(), (v.len() <= MOST_INTS).then(|| v.clone())),
+        Some(Attribute::Floats(values)) => list(DType::F32, values.len(), None),
+        _ => Tensor { constant: true, ..Tensor::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! How much a node computes: multiply-accumulates, from the shapes of its tensors.
+//!
+//! Only products of matrices and convolutions count; next to them everything else in a model is small.
+
+use crate::{
+    graph::Node,
+    infer::{Inferred, Shape, Tensor},
+};
+
+/// Multiply-accumulates of one run of a node: 0 for operators that do few, nothing where shapes are not known.
+pub fn multiply_accumulates(node: &Node, known: &Inferred) -> Option<u64> {
+    let shape = |index| known.input(node, index).and_then(|tensor| tensor.shape.as_ref());
+    let output = known.output(node);
+    match node.op.as_str() {
+        "MatMul" | "MatMulInteger" | "FusedMatMul" | "QLinearMatMul" => {
+            let rank = shape(0)?.len();
+            let inner =
+                if node.int("transA") == Some(1) && rank >= 2 { rank - 2 } else { rank.checked_sub(1)? };
+            output.count()?.checked_mul((*shape(0)?.get(inner)?)?)
+        }
+        "MatMulNBits" => output.count()?.checked_mul(u64::try_from(node.int("K")?).ok()?),
+        "Gemm" => {
+            let inner = if node.int("transA") == Some(1) { 0 } else { 1 };
+            output.count()?.checked_mul((*shape(0)?.get(inner)?)?)
+        }
+        "Conv" | "ConvInteger" | "FusedConv" => output.count()?.checked_mul(per_window(shape(1)?)?),
+        "QLinearConv" => output.count()?.checked_mul(per_window(shape(3)?)?),
+        "ConvTranspose" => known.input(node, 0)?.count()?.checked_mul(per_window(shape(1)?)?),
+        "Attention" if node.domain.is_empty() => attention(shape(0)?, shape(1)?, shape(2)?),
+        "GroupQueryAttention" => grouped(node, output, known),
+        "MultiHeadAttention" => attention(shape(0)?, shape(1)?, shape(2).or(shape(1))?),
+        "LSTM" | "GRU" | "RNN" => recurrent(shape(0)?, shape(1)?, shape(2)?),
+        "Einsum" => einsum(node, known),
+        _ => Some(0),
+    }
+}
+
+fn per_window(weight: &Shape) -> Option<u64> {
+    weight.get(1..)?.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))
+}
+
+fn last(shape: &Shape) -> Option<u64> {
+    *shape.last()?
+}
+
+/// Scores and their product with the values: both have every query meet every key.
+fn attention(q: &Shape, k: &Shape, v: &Shape) -> Option<u64> {
+    let keys = (*k.get(k.len().checked_sub(2)?)?)?;
+    let queries = q.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))?;
+    let scores = queries.checked_mul(keys)?;
+    scores.checked_add(scores.checked_div(last(q)?)?.checked_mul(last(v)?)?)
+}
+
+/// Each query meets the whole cache: past and present share it.
+fn grouped(node: &Node, output: &Tensor, known: &Inferred) -> Option<u64> {
+    let past = known.input(node, 3)?.shape.as_ref()?;
+    let (capacity, queries) = ((*past.get(2)?)?, output.count()?);
+    queries.checked_mul(capacity)?.checked_mul(2)
+}
+
+fn recurrent(x: &Shape, w: &Shape, r: &Shape) -> Option<u64> {
+    let steps = x.iter().take(2).try_fold(1u64, |count, extent| count.checked_mul((*extent)?))?;
+    let count = |shape: &Shape| shape.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?));
+    steps.checked_mul(count(w)?.checked_add(count(r)?)?)
+}
+
+/// Every combination of the letters in the equation, which is what a loop over them would do.
+fn einsum(node: &Node, known: &Inferred) -> Option<u64> {
+    let (operands, _) = node.text("equation")?.split_once("->")?;
+    let mut extents = std::collections::BTreeMap::new();
+    for (index, letters) in operands.split(',').enumerate() {
+        let shape = known.input(node, index)?.shape.as_ref()?;
+        let letters: Vec<char> = letters.chars().filter(|c| !c.is_whitespace()).collect();
+        if letters.len() != shape.len() || letters.contains(&'.') {
+            return None;
+        }
+        for (letter, extent) in letters.into_iter().zip(shape) {
+            extents.insert(letter, (*extent)?);
+        }
+    }
+    extents.values().try_fold(1u64, |count, extent| count.checked_mul(*extent))
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::{DType, dtype::Dim};
+
+    use super::*;
+    use crate::{
+        build::{Builder, NodeSpec},
+        graph::{Attribute, MICROSOFT},
+    };
+
+    fn check(op: (&str, &str), inputs: &[&[usize]], attributes: &[(&str, Attribute)], expect: Option<u64>) {
+        let mut b = Builder::new("g", &[("", 23), (MICROSOFT, 1)]);
+        let names: Vec<String> = inputs
+            .iter()
+            .enumerate()
+            .map(|(i, shape)| {
+                let dims: Vec<Dim> = shape.iter().map(|&extent| extent.into()).collect();
+                b.input(&format!("x{i}"), DType::F32, &dims)
+            })
+            .collect();
+        let inputs: Vec<&str> = names.iter().map(String::as_str).collect();
+        b.node(NodeSpec { name: "/n", op: op.1, domain: op.0, inputs: &inputs, attributes });
+        let graph = b.finish();
+        let known = graph.infer(&|_| None);
+        assert_eq!(multiply_accumulates(&graph.nodes[0], &known), expect, "{op:?}");
+    }
+
+    #[test]
+    fn products_are_counted() {
+        check(("", "MatMul"), &[&[2, 3, 4], &[4, 5]], &[], Some(2 * 3 * 4 * 5));
+        check(("", "MatMul"), &[&[4], &[4, 5]], &[], Some(20));
+        check(
+            ("", "Gemm"),
+            &[&[4, 2], &[5, 4]],
+            &[("transA", 1i64.into()), ("transB", 1i64.into())],
+            Some(40),
+        );
+        let bits = [("K", Attribute::from(64usize)), ("N", 16usize.into())];
+        check((MICROSOFT, "MatMulNBits"), &[&[1, 3, 64]], &bits, Some(3 * 64 * 16));
+        check(("", "Conv"), &[&[1, 4, 8, 8], &[6, 4, 3, 3]], &[], Some(6 * 6 * 6 * 36));
+        check(("", "Conv"), &[&[1, 4, 8, 8], &[4, 1, 3, 3]], &[("group", 4i64.into())], Some(4 * 36 * 9));
+        check(("", "Attention"), &[&[1, 2, 3, 8], &[1, 2, 5, 8], &[1, 2, 5, 4]], &[], Some(2 * 3 * 5 * 12));
+        let equation = [("equation", Attribute::String("bhqd,bhkd->bhqk".into()))];
+        check(("", "Einsum"), &[&[1, 2, 3, 8], &[1, 2, 5, 8]], &equation, Some(2 * 3 * 5 * 8));
+        check(("", "Relu"), &[&[4]], &[], Some(0));
+        check(("", "MatMul"), &[&[usize::MAX, 3], &[3, 2]], &[], None);
+    }
+}
