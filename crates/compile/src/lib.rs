@@ -2,6 +2,7 @@
 //!
 //! Start at [`pipeline`] for the stages, at [`checkpoint`] for what is read, and at [`lower`] for the graphs made.
 
+pub mod check;
 pub mod checkpoint;
 mod emit;
 mod error;

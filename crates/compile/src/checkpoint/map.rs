@@ -10,7 +10,7 @@ use super::CheckpointError;
 
 /// Maps the whole of `path` read-only. An empty file gives an empty map.
 #[allow(unsafe_code, reason = "mapping a file is unsafe whatever one does with it; this is the only place")]
-pub(super) fn map(path: &Path) -> Result<Mmap, CheckpointError> {
+pub(crate) fn map(path: &Path) -> Result<Mmap, CheckpointError> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     if file.metadata().map_err(failed)?.is_dir() {

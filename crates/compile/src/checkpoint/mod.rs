@@ -14,7 +14,7 @@ mod safetensors;
 mod census;
 mod decode;
 mod limit;
-mod map;
+pub(crate) mod map;
 mod names;
 mod special;
 mod tensors;

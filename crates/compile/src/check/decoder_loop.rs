@@ -1,0 +1,105 @@
+//! Signs of a loop over tokens, and what such a loop costs on an NPU.
+
+use narthex_graph::{Node, Value};
+
+use super::{
+    finding,
+    report::{Finding, Fix, Rule, Severity},
+    view::{Outcome, View},
+};
+
+/// Rows from which a table is a vocabulary.
+const VOCABULARY: u64 = 8192;
+
+/// Findings on the loop.
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = embedding_tables(view).into_iter().collect();
+    let (past, present) = caches(view);
+    let has_switch = view.graph().inputs.iter().any(|input| input.name.contains("use_cache"));
+    if past.is_empty() && present.is_empty() && !has_switch {
+        return findings;
+    }
+    let names = past.iter().chain(&present).map(|value| value.name.clone()).collect();
+    let mut message =
+        format!("a decoder with {} cache inputs and {} cache outputs", past.len(), present.len());
+    if has_switch {
+        message.push_str(", prompt and continuation merged into one graph by use_cache");
+    } else if past.is_empty() {
+        message.push_str(": it reads prompts, and a graph with a past must continue them");
+    }
+    let fix = Fix::you(
+        "an NPU wants a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
+         `narthex compile MODEL --target` makes both from a checkpoint",
+    );
+    findings.push(finding(Rule::DecoderLoop, Severity::Notes, names, message, Some(fix)));
+    findings.extend(whole_cache(view, &past, &present));
+    findings.extend(all_logits(view));
+    findings
+}
+
+fn caches<'a>(view: &View<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
+    let says = |value: &&Value, words: &[&str]| {
+        let name = value.name.to_ascii_lowercase();
+        words.iter().any(|word| name.contains(word)) && value.shape.len() >= 3
+    };
+    let graph = view.graph();
+    (
+        graph.inputs.iter().filter(|value| says(value, &["past", "cache", "pk_", "pv_"])).collect(),
+        graph
+            .outputs
+            .iter()
+            .filter(|value| says(value, &["present", "cache", "knew", "vnew", "new_"]))
+            .collect(),
+    )
+}
+
+/// A cache that leaves the graph whole is copied in every step.
+fn whole_cache(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<Finding> {
+    let bytes = |values: &[&Value]| {
+        values.iter().map(|value| view.known.get(&value.name).bytes()).sum::<Option<u64>>()
+    };
+    let (into, out) = (bytes(past)?, bytes(present)?);
+    (into > 0 && out >= into).then(|| {
+        let message = format!(
+            "the whole cache, {:.1} MB, leaves the graph in every step; only the new tokens' keys and values are news",
+            out as f64 / 1e6
+        );
+        let fix = Fix::you("give only the new keys and values as outputs and let the host place them");
+        let names = present.iter().map(|value| value.name.clone()).collect();
+        finding(Rule::CacheTraffic, Severity::Costs, names, message, Some(fix))
+    })
+}
+
+/// A head over every position of the prompt.
+fn all_logits(view: &View<'_>) -> Option<Finding> {
+    let wide = view.graph().outputs.iter().find(|output| {
+        let shape = view.known.get(&output.name).shape.as_deref();
+        matches!(shape, Some([.., Some(rows), Some(vocabulary)]) if *rows > 1 && *vocabulary >= VOCABULARY)
+    })?;
+    let message = format!("{} holds logits of every position, and only the last one's are wanted", wide.name);
+    let fix = Fix::you("gather the last position before the head, or give the head a graph of its own");
+    Some(finding(Rule::DecoderLoop, Severity::Costs, vec![wide.name.clone()], message, Some(fix)))
+}
+
+/// Token tables on the NPU: they fill its address space, and a tied head holds them a second time.
+fn embedding_tables(view: &View<'_>) -> Option<Finding> {
+    let is_table = |node: &&Node| {
+        let shape =
+            view.input(node, 0).filter(|table| table.constant).and_then(|table| table.shape.as_deref());
+        node.op.starts_with("Gather")
+            && matches!(shape, Some([Some(rows), Some(_)]) if *rows >= VOCABULARY)
+            && view.input(node, 1).is_some_and(|indices| !indices.constant)
+    };
+    let nodes = view.placed().filter(|(_, _, outcome)| **outcome != Outcome::Folded).map(|(_, node, _)| node);
+    let tables: Vec<&Node> = nodes.filter(is_table).collect();
+    let bytes: u64 = tables.iter().filter_map(|node| view.input(node, 0)?.bytes()).sum();
+    (!tables.is_empty()).then(|| {
+        let message = format!(
+            "the token table, {:.1} MB, would lie on the NPU for a lookup of a few rows; long contexts fail to link with it",
+            bytes as f64 / 1e6
+        );
+        let fix = Fix::you("look tokens up on the host and give their rows as an input");
+        let places = tables.iter().map(|node| node.path()).collect();
+        finding(Rule::EmbeddingTable, Severity::Costs, places, message, Some(fix))
+    })
+}

@@ -1,0 +1,112 @@
+//! Extents for dimensions that a model leaves open: what the user gives, else what such dimensions usually are.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use narthex_graph::{Graph, infer};
+use narthex_spec::dtype::Dim;
+
+/// New tokens and all tokens of a step, where the user gives no others.
+const SEQUENCE: u64 = 64;
+const TOTAL: u64 = 512;
+
+/// Extents by symbol.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Extents {
+    given: BTreeMap<String, u64>,
+    /// What was assumed, as it was asked for.
+    assumed: RefCell<BTreeMap<String, u64>>,
+}
+
+impl Extents {
+    pub(super) fn new(given: &BTreeMap<String, u64>) -> Self {
+        Self { given: given.clone(), assumed: RefCell::default() }
+    }
+
+    /// The extent of a symbol: given, or assumed after its name. Nothing for a name that says nothing.
+    pub(super) fn get(&self, symbol: &str) -> Option<u64> {
+        if let Some(extent) = self.given.get(symbol) {
+            return Some(*extent);
+        }
+        // Sums of symbols are taken apart by the caller.
+        let extent = if symbol.contains('+') { None } else { usual(symbol) }?;
+        self.assumed.borrow_mut().insert(symbol.to_owned(), extent);
+        Some(extent)
+    }
+
+    /// What was assumed so far.
+    pub(super) fn assumed(&self) -> BTreeMap<String, u64> {
+        self.assumed.borrow().clone()
+    }
+}
+
+/// The usual extent of a dimension with such a name.
+fn usual(symbol: &str) -> Option<u64> {
+    let name = symbol.to_ascii_lowercase();
+    let says = |word: &str| name.contains(word);
+    if says("batch") {
+        Some(1)
+    } else if says("past") {
+        Some(TOTAL - SEQUENCE)
+    } else if says("total") || says("capacity") || says("max_s") || says("cache") {
+        Some(TOTAL)
+    } else if says("seq") || says("length") || says("tokens") {
+        Some(SEQUENCE)
+    } else {
+        None
+    }
+}
+
+/// The symbols in the shapes of a graph's inputs, in order of their names; sums are taken apart.
+pub(super) fn symbols(graph: &Graph) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for dim in graph.inputs.iter().flat_map(|input| &input.shape) {
+        if let Dim::Symbol(symbol) = dim {
+            let terms = symbol.split('+').map(str::trim).filter(|term| term.parse::<u64>().is_err());
+            found.extend(terms.map(str::to_owned));
+        }
+    }
+    found
+}
+
+/// Whether a dimension depends on a symbol.
+pub(super) fn names(dim: &Dim, symbol: &str) -> bool {
+    match dim {
+        Dim::Fixed(_) => false,
+        Dim::Symbol(text) => {
+            // A sum that is known once every other term is depends on the one that is not.
+            infer::evaluate(text, &|name| (name != symbol && !name.contains('+')).then_some(1)).is_none()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_an_extent_usually_is() {
+        let given = BTreeMap::from([("n".to_owned(), 9), ("batch_size".to_owned(), 4)]);
+        let check = |symbol: &str, expect: Option<u64>| {
+            assert_eq!(infer::evaluate(symbol, &|name| Extents::new(&given).get(name)), expect, "{symbol}");
+        };
+        check("n", Some(9));
+        check("batch_size", Some(4));
+        check("batch", Some(1));
+        check("past_sequence_length", Some(448));
+        check("sequence_length", Some(64));
+        check("past_sequence_length + sequence_length", Some(512));
+        check("past_sequence_length + 1", Some(449));
+        check("height", None);
+        check("height + 1", None);
+    }
+
+    #[test]
+    fn a_sum_depends_on_each_of_its_symbols() {
+        let dim = Dim::symbol("past + sequence");
+        assert!(names(&dim, "past") && names(&dim, "sequence") && !names(&dim, "batch"));
+        assert!(names(&Dim::symbol("batch"), "batch") && !names(&Dim::Fixed(3), "batch"));
+    }
+}

@@ -1,0 +1,284 @@
+//! Operators whose fate hangs on their form: attributes, constant parameters, neighbours.
+
+use narthex_graph::{Element, Node, graph::MICROSOFT};
+use narthex_spec::DType;
+
+use super::{
+    facts::Compiler,
+    operators::ask_case,
+    report::{Fix, Rule},
+    view::{Problem, View},
+};
+
+/// What becomes of a node whose form decides; nothing for operators that are asked as they are.
+pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem>> {
+    if view.facts.compiler == Compiler::OpenVino {
+        return None;
+    }
+    let outcome = |problem: Option<Problem>| Some(problem.map_or(Ok(()), Err));
+    match (node.domain.as_str(), node.op.as_str()) {
+        // ONNX Runtime takes these out when it loads the graph.
+        ("", "Identity" | "Dropout") => outcome(None),
+        ("", "Constant") => outcome(None),
+        ("" | MICROSOFT, "QuantizeLinear") => outcome(None),
+        ("" | MICROSOFT, "DequantizeLinear") => outcome(dequantize(view, node)),
+        ("", "Erf") if is_gelu(view, node) => outcome(None),
+        ("", "Cast") => outcome(cast(view, node)),
+        ("", "Attention") => outcome(attention(view, node)),
+        (MICROSOFT, "MatMulNBits") => outcome(matmul_nbits(view, node)),
+        (MICROSOFT, "GroupQueryAttention") => outcome(Some(group_query())),
+        ("", "Gemm") => outcome(gemm(view, node)),
+        ("", "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization") => {
+            outcome(norm(view, node))
+        }
+        ("", "Reshape" | "Expand" | "Tile") => outcome(parameters(view, node, &[1])),
+        ("", "Slice") => outcome(parameters(view, node, &[1, 2, 3, 4])),
+        ("", "TopK" | "CumSum" | "OneHot" | "Split" | "Squeeze" | "Unsqueeze") => {
+            outcome(parameters(view, node, &[1]))
+        }
+        ("", "Pad") => outcome(parameters(view, node, &[1, 2, 3])),
+        ("", "Gather" | "GatherElements" | "GatherND" | "ScatterElements" | "ScatterND") => {
+            outcome(indexed(view, node))
+        }
+        ("", "Resize") => outcome(resize(view, node)),
+        ("", "RotaryEmbedding") => {
+            let case = if node.input(3).is_some() { "positions" } else { "" };
+            outcome(ask_case(view, node, case, view.input(node, 0)))
+        }
+        ("", "Range" | "ConstantOfShape") => outcome(Some(
+            Problem::falls(Rule::OperatorForm, "its extent is told only at run time").fix(Fix::you(
+                "make the values on the host and give them as an input, or fix the shapes that it depends on",
+            )),
+        )),
+        _ => None,
+    }
+}
+
+/// Parameters that the compiler wants as constants.
+fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem> {
+    let open = indices.iter().find(|&&index| view.input(node, index).is_some_and(|tensor| !tensor.constant));
+    match open.and_then(|&index| node.input(index)) {
+        Some(name) => Some(
+            Problem::falls(
+                Rule::OperatorForm,
+                format!("its parameter {name:?} is computed at run time, and the compiler wants a constant"),
+            )
+            .fix(Fix::you("fix the shapes that the parameter is computed from, or compute it on the host")),
+        ),
+        None => ask_case(view, node, "", view.input(node, 0)),
+    }
+}
+
+fn indexed(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let index = view.input(node, 1).and_then(|tensor| tensor.element);
+    let case = if index.is_some_and(|element| element == DType::I32) { "i32 indices" } else { "i64 indices" };
+    // The compiler was asked for GatherND and ScatterND with 64-bit indices alone, which ONNX wants.
+    let case = if node.op.ends_with("ND") { "i64 indices" } else { case };
+    ask_case(view, node, case, view.input(node, 0))
+}
+
+fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let to = node.int("to").and_then(|to| i32::try_from(to).ok()).map(Element::from_code)?;
+    let from = view.input(node, 0)?;
+    if from.element == Some(to) {
+        return None;
+    }
+    let case = format!("to {to}");
+    ask_case(view, node, &case, Some(from)).map(|problem| match from.element {
+        Some(element) => {
+            Problem { why: format!("the compiler does not take a cast from {element} to {to}"), ..problem }
+        }
+        None => problem,
+    })
+}
+
+fn gemm(view: &View<'_>, node: &Node) -> Option<Problem> {
+    use narthex_graph::Attribute::Float;
+    let scaled = |name| matches!(node.attribute(name), Some(Float(factor)) if *factor != 1.0);
+    if scaled("alpha") || scaled("beta") {
+        let why = "it has alpha or beta other than 1, with which the compiler leaves Gemm to another device";
+        return Some(
+            Problem::falls(Rule::OperatorForm, why)
+                .fix(Fix::you("fold alpha and beta into the weight and the bias")),
+        );
+    }
+    ask_case(view, node, "", view.input(node, 0))
+}
+
+fn norm(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
+    let axis = node.int("axis").unwrap_or(-1);
+    if rank.is_some_and(|rank| axis != -1 && axis != rank as i64 - 1) {
+        let why = format!("it normalises from axis {axis} on, and the compiler takes the last axis alone");
+        return Some(
+            Problem::falls(Rule::OperatorForm, why)
+                .fix(Fix::you("fold the normalised axes into one with Reshape")),
+        );
+    }
+    let element = |index| view.input(node, index).and_then(|tensor| tensor.element);
+    if let (Some(data), Some(gain)) = (element(0), element(1))
+        && data != gain
+    {
+        let why =
+            format!("its activations are {data} and its gain is {gain}, and the compiler wants one type");
+        return Some(
+            Problem::falls(Rule::ElementType, why).fix(Fix::you(format!("store the gain as {data}"))),
+        );
+    }
+    ask_case(view, node, "", view.input(node, 0))
+}
+
+fn resize(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let mode = node.text("mode").unwrap_or("nearest");
+    ask_case(view, node, mode, view.input(node, 0))
+}
+
+fn attention(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let mask = view.input(node, 3);
+    if mask.is_some_and(|mask| mask.element.is_some_and(|element| element == DType::Bool)) {
+        let why = "its mask is boolean, and the compiler takes masks that are added to the scores";
+        return Some(Problem::falls(Rule::BooleanMask, why).fix(Fix::narthex(
+            "turn the mask into numbers, 0 where a token may be seen and -100 elsewhere, with a Where before it",
+        )));
+    }
+    for unwanted in ["softmax_precision", "softcap", "qk_matmul_output_mode"] {
+        if node.attribute(unwanted).is_some_and(|value| !is_zero(value)) {
+            let why = format!("it sets {unwanted}, which the compiler does not take");
+            return Some(
+                Problem::falls(Rule::OperatorForm, why).fix(Fix::you(format!("export without {unwanted}"))),
+            );
+        }
+    }
+    if node.input(6).is_some() {
+        let why = "it reads the number of keys that are no padding, which the compiler does not take";
+        return Some(
+            Problem::falls(Rule::OperatorForm, why).fix(Fix::you("hide padding with the mask instead")),
+        );
+    }
+    let case = match (mask.is_some(), node.int("is_causal")) {
+        (true, _) => "float mask",
+        (false, Some(1)) => "causal",
+        (false, _) => "",
+    };
+    ask_case(view, node, case, view.input(node, 0))
+}
+
+fn is_zero(value: &narthex_graph::Attribute) -> bool {
+    use narthex_graph::Attribute::{Float, Int};
+    matches!(value, Int(0)) || matches!(value, Float(v) if *v == 0.0)
+}
+
+fn group_query() -> Problem {
+    Problem::falls(
+        Rule::ContribOperator,
+        "QNN leaves fused attention over a cache to the CPU unless it is told otherwise (op_affinity)",
+    )
+    .fix(Fix::you(
+        "write attention as MatMul, Add of a float mask, Softmax and MatMul with the new keys and values as outputs, as \
+         `narthex compile --target` does",
+    ))
+}
+
+fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let number = |name: &str| node.int(name).unwrap_or(0);
+    let (bits, block, k) = (node.int("bits").unwrap_or(4), number("block_size"), number("K"));
+    let form = |why: String, fix: Fix| Some(Problem::falls(Rule::OperatorForm, why).fix(fix));
+    if node.input(4).is_some() {
+        let fix = Fix::you("reorder the weight's columns once when exporting, and drop g_idx");
+        return form("it reorders columns with g_idx, which the compiler does not take".to_owned(), fix);
+    }
+    let step = match bits {
+        2 => 16,
+        4 => 8,
+        8 => 4,
+        _ => {
+            return form(
+                format!("it has {bits} bits; the compiler takes 2, 4 and 8"),
+                Fix::you("quantise to 4 or 8 bits"),
+            );
+        }
+    };
+    if block <= 0 || block % step != 0 || k % block != 0 {
+        let why = format!(
+            "its K is {k} with blocks of {block}; the compiler wants blocks of a multiple of {step} that divide K"
+        );
+        return form(why, Fix::you("quantise with a block size that divides K, such as 32"));
+    }
+    let rank = view.input(node, 0).and_then(|tensor| tensor.shape.as_ref()).map(Vec::len);
+    if rank.is_some_and(|rank| rank != 3) {
+        let why = format!(
+            "its activations have {} axes, and the compiler takes MatMulNBits with 3",
+            rank.unwrap_or(0)
+        );
+        let fix = Fix::narthex("put a Reshape to [1, rows, K] before it and one back after it");
+        return Some(Problem::falls(Rule::MatMulNBitsRank, why).fix(fix));
+    }
+    if node.input(5).is_some() {
+        let fix = Fix::narthex("add the bias with an Add after it");
+        return form("it has a bias, which the compiler does not take".to_owned(), fix);
+    }
+    let case = if node.input(3).is_some() && bits == 4 {
+        "4 bits, zero points".to_owned()
+    } else {
+        format!("{bits} bits")
+    };
+    ask_case(view, node, &case, view.input(node, 0))
+}
+
+/// A weight that is dequantised for an operator whose activations are plain floats.
+fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
+    let value = node.outputs.first()?;
+    let is_weight = |name: &str| view.constants.contains_key(name) || view.known.get(name).constant;
+    if !is_weight(node.input(0)?) {
+        return None;
+    }
+    let quantised = |name: &str| view.maker(name).is_some_and(|maker| maker.op == "DequantizeLinear");
+    let lone = view.readers_of(value).find(|reader| {
+        let products = ["MatMul", "Gemm", "Conv", "ConvTranspose"];
+        products.contains(&reader.op.as_str())
+            && reader.inputs.iter().any(|input| !input.is_empty() && !is_weight(input) && !quantised(input))
+    })?;
+    let why = format!(
+        "it dequantises a weight for {}, whose activations are not quantised: the CPU would unpack the weight in every run",
+        lone.path()
+    );
+    Some(Problem::falls(Rule::WeightOnlyDequantize, why).fix(Fix::you(
+        "store the weight as MatMulNBits, or quantise the activations too with QuantizeLinear and DequantizeLinear around them",
+    )))
+}
+
+/// `x · (1 + Erf(x / √2)) / 2`, which the compiler takes as a whole.
+pub(super) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
+    let only_reader = |value: &str| {
+        let mut readers = view.readers_of(value);
+        readers.next().filter(|_| readers.next().is_none())
+    };
+    let then = |node: &Node, op: &str| {
+        only_reader(node.outputs.first()?).filter(|reader| reader.op == op && reader.domain.is_empty())
+    };
+    let scaled = node.input(0).and_then(|input| view.maker(input));
+    scaled.is_some_and(|maker| matches!(maker.op.as_str(), "Div" | "Mul"))
+        && then(node, "Add").and_then(|add| then(add, "Mul")).is_some()
+}
+
+/// What `--fix` writes in the place of an operator that the compiler refuses.
+pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
+    let unread = |index: usize| {
+        node.outputs.get(index).is_none_or(|name| {
+            name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
+        })
+    };
+    let opset =
+        view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version);
+    match (node.domain.as_str(), node.op.as_str()) {
+        (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
+            Some("write it as Add and SimplifiedLayerNormalization")
+        }
+        (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= 17 => {
+            Some("write it as Add and LayerNormalization")
+        }
+        (MICROSOFT, "BiasGelu") => Some("write it as Add and Gelu"),
+        (MICROSOFT, "FastGelu") if opset >= 20 => Some("write it as Gelu with the tanh approximation"),
+        _ => None,
+    }
+}

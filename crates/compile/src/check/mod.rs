@@ -1,0 +1,135 @@
+//! `narthex check`: will an ONNX model run on an NPU, what keeps it from that, and what can be done about it.
+//!
+//! The rules are pure: they look at graphs, at the lengths of data files and at the [facts](facts) of a target. They run
+//! no model and load no weight. Start at [`check`]; [`open`](open::open) reads files, [`fix`] rewrites, and what a
+//! vendor's compiler says of a graph is joined to a report with [`Report::record`].
+
+pub mod architecture;
+mod decoder_loop;
+mod extents;
+mod facts;
+pub mod fix;
+mod forms;
+pub mod open;
+mod operators;
+pub mod qnn_errors;
+mod record;
+mod report;
+mod score;
+mod shapes;
+mod storage;
+mod text;
+mod types;
+mod view;
+pub mod write;
+
+use std::collections::BTreeMap;
+
+use narthex_spec::Target;
+
+pub use open::CheckError;
+pub use record::Compiled;
+pub use report::{
+    AfterFix, Component, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,
+};
+pub use view::Part;
+
+use self::{
+    extents::Extents,
+    facts::Facts,
+    view::{Outcome, View},
+};
+
+/// What a model is checked for.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The target.
+    pub target: Target,
+    /// Extents of dimensions that the model leaves open, by symbol.
+    pub extents: BTreeMap<String, u64>,
+}
+
+/// Checks the graphs of one model.
+pub fn check(subject: &str, parts: &[Part], options: &Options) -> Report {
+    let mut report = look(subject, parts, options);
+    if let Ok((fixed, changes)) = fix::fixed(parts, options)
+        && !changes.is_empty()
+    {
+        let after = look(subject, &fixed, options);
+        report.after_fix = Some(AfterFix { verdict: after.verdict, score: after.score.total, changes });
+    }
+    report
+}
+
+/// Checks graphs as they are.
+fn look(subject: &str, parts: &[Part], options: &Options) -> Report {
+    let facts = Facts::of(&options.target);
+    let extents = Extents::new(&options.extents);
+    let mut findings = Vec::new();
+    let mut summaries = Vec::new();
+    let mut tally = score::Tally::default();
+    for part in parts {
+        let view = View::new(part, facts, &extents);
+        let mut found = shapes::check(&view, &extents);
+        found.extend(node_problems(&view));
+        found.extend(types::check(&view));
+        found.extend(storage::check(&view));
+        found.extend(decoder_loop::check(&view));
+        for finding in &mut found {
+            finding.part = Some(part.name.clone());
+        }
+        findings.extend(found);
+        let summary = score::summary(&view);
+        tally.add(&view);
+        summaries.push(summary);
+    }
+    findings.extend(storage::check_layout(parts, &summaries));
+    findings.sort_by_key(|finding| finding.severity);
+    Report {
+        subject: subject.to_owned(),
+        target: options.target.clone(),
+        verdict: score::verdict(&findings, &summaries),
+        score: tally.score(&summaries, &facts),
+        assumed: extents.assumed(),
+        parts: summaries,
+        findings,
+        after_fix: None,
+    }
+}
+
+/// The nodes that the NPU does not take, gathered by what is wrong with them.
+fn node_problems(view: &View<'_>) -> Vec<Finding> {
+    let mut order = Vec::new();
+    let mut groups: BTreeMap<(Rule, String, String), Finding> = BTreeMap::new();
+    for (_, node, outcome) in view.placed() {
+        let Outcome::Problem(problem) = outcome else { continue };
+        let key = (problem.rule, node.operator(), problem.why.clone());
+        let finding = groups.entry(key.clone()).or_insert_with(|| {
+            order.push(key);
+            Finding {
+                rule: problem.rule,
+                severity: problem.severity,
+                part: None,
+                places: Vec::new(),
+                message: format!("{}: {}", node.operator(), problem.why),
+                fix: problem.fix.clone(),
+            }
+        });
+        finding.places.push(node.path());
+    }
+    order.into_iter().filter_map(|key| groups.remove(&key)).collect()
+}
+
+/// A finding about a graph; the part is entered by the caller.
+fn finding(
+    rule: Rule,
+    severity: Severity,
+    places: Vec<String>,
+    message: String,
+    fix: Option<Fix>,
+) -> Finding {
+    Finding { rule, severity, part: None, places, message, fix }
+}
+
+#[cfg(test)]
+mod tests;

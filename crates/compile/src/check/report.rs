@@ -1,0 +1,260 @@
+//! What a check says: a verdict, a score with its parts, findings with their fixes. Plain data, for people and for JSON.
+
+use std::collections::BTreeMap;
+
+use narthex_spec::Target;
+use serde::Serialize;
+
+/// The outcome of checking a model for a target.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The model: a path or a name.
+    pub subject: String,
+    /// What it was checked for.
+    pub target: Target,
+    /// Whether it runs there.
+    pub verdict: Verdict,
+    /// How well it suits the target.
+    pub score: Score,
+    /// Extents that were taken for dimensions that the model leaves open, in order to count its work.
+    pub assumed: BTreeMap<String, u64>,
+    /// Its graphs.
+    pub parts: Vec<PartSummary>,
+    /// What was found, the gravest first.
+    pub findings: Vec<Finding>,
+    /// What it would be after Narthex's own fixes, if it has any.
+    pub after_fix: Option<AfterFix>,
+}
+
+/// Whether a model runs on the target.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Verdict {
+    /// Every node that computes at run time does so on the NPU.
+    Whole,
+    /// Some of it runs on another device.
+    Partly {
+        /// Share of the multiply-accumulates that does not run on the NPU, in percent; of the nodes, if none multiply.
+        elsewhere_percent: f64,
+        /// Nodes that do not run on the NPU.
+        elsewhere_nodes: u64,
+    },
+    /// It does not run on the target at all, or none of it would on the NPU.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// How well a model suits the target: a weighted mean of shares that are computed from the graph.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Score {
+    /// 0 to 100.
+    pub total: f64,
+    /// What it is made of.
+    pub components: Vec<Component>,
+}
+
+/// One part of a score.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Component {
+    /// What is measured.
+    pub name: &'static str,
+    /// 0 to 1.
+    pub value: f64,
+    /// Points that a value of 1 gives.
+    pub weight: f64,
+    /// The figures behind the value.
+    pub detail: String,
+}
+
+/// One graph of the model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PartSummary {
+    /// The file, relative to the model's folder.
+    pub name: String,
+    /// Nodes that compute at run time.
+    pub nodes: usize,
+    /// Of those, the ones that the NPU takes.
+    pub npu_nodes: usize,
+    /// Nodes that ONNX Runtime computes once, when it loads the graph.
+    pub folded_nodes: usize,
+    /// Multiply-accumulates of one run.
+    pub multiply_accumulates: u64,
+    /// Of those, the ones in nodes that the NPU takes.
+    pub npu_multiply_accumulates: u64,
+    /// Nodes whose multiply-accumulates cannot be counted, because a shape is not known.
+    pub uncounted_nodes: usize,
+    /// Bytes of the constants.
+    pub weight_bytes: u64,
+    /// Bytes that the constants of the NPU's nodes take there.
+    pub npu_weight_bytes: u64,
+    /// Bytes that go in and out of one run, where known.
+    pub io_bytes: Option<u64>,
+    /// The least number of pieces into which the NPU's nodes fall.
+    pub npu_pieces: usize,
+    /// How weights and activations are stored.
+    pub scheme: String,
+}
+
+/// Something that was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Finding {
+    /// The rule.
+    pub rule: Rule,
+    /// How grave it is.
+    pub severity: Severity,
+    /// The graph's file, where it is about one.
+    pub part: Option<String>,
+    /// Paths of the nodes, or names of the tensors or files, that it is about.
+    pub places: Vec<String>,
+    /// What was expected and what was found.
+    pub message: String,
+    /// The next step.
+    pub fix: Option<Fix>,
+}
+
+/// How grave a finding is, the gravest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The model cannot run on the target.
+    Refuses,
+    /// What it is about runs on another device.
+    Falls,
+    /// It runs, and costs time, memory or accuracy.
+    Costs,
+    /// Worth knowing.
+    Notes,
+}
+
+/// What can be done about a finding.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Fix {
+    /// Who can do it.
+    pub by: FixedBy,
+    /// What.
+    pub text: String,
+}
+
+/// Who can apply a fix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FixedBy {
+    /// `narthex check --fix`.
+    Narthex,
+    /// Whoever exports the model.
+    You,
+}
+
+impl Fix {
+    /// A fix that `--fix` makes.
+    pub fn narthex(text: impl Into<String>) -> Self {
+        Self { by: FixedBy::Narthex, text: text.into() }
+    }
+
+    /// A fix for the model's exporter.
+    pub fn you(text: impl Into<String>) -> Self {
+        Self { by: FixedBy::You, text: text.into() }
+    }
+}
+
+/// What a model would be after `--fix`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AfterFix {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The score, 0 to 100.
+    pub score: f64,
+    /// The changes.
+    pub changes: Vec<String>,
+}
+
+/// The rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// The graph must be well-formed.
+    Malformed,
+    /// Every extent is fixed.
+    DynamicDimension,
+    /// Every shape can be told before the graph runs.
+    UnknownShape,
+    /// The target's compiler takes the operator.
+    UnsupportedOperator,
+    /// ONNX Runtime's contributed operators are known to its own kernels, and to few others.
+    ContribOperator,
+    /// The operator is taken, but not in this form.
+    OperatorForm,
+    /// No loops and branches.
+    ControlFlow,
+    /// The target computes with the element type.
+    ElementType,
+    /// The tensor has no more axes than the target takes.
+    Rank,
+    /// Attention masks are numbers to be added.
+    BooleanMask,
+    /// Masked scores are small negative numbers, not the most negative ones.
+    MaskValue,
+    /// `MatMulNBits` has activations of rank 3.
+    MatMulNBitsRank,
+    /// `DequantizeLinear` of a weight feeds an operator whose activations are quantised too.
+    WeightOnlyDequantize,
+    /// The vendor's compiler accepts the graph.
+    CompilerFails,
+    /// Data files are there, whole, and beside the model.
+    ExternalData,
+    /// One data file for all weights.
+    SeveralFiles,
+    /// Weights are constants, not inputs with a default.
+    OverridableWeight,
+    /// A part fits into the NPU's address space.
+    PartSize,
+    /// A tensor fits into the memory beside the NPU's cores.
+    TensorSize,
+    /// The token table stays with the host.
+    EmbeddingTable,
+    /// The cache does not travel whole in every step.
+    CacheTraffic,
+    /// Signs of a loop over tokens.
+    DecoderLoop,
+    /// How weights are stored.
+    Quantisation,
+    /// What the file holds and checks do not read.
+    NotRead,
+    /// The architecture is one that Narthex compiles itself.
+    Architecture,
+}
+
+impl Rule {
+    /// The name in reports and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::DynamicDimension => "dynamic-dimension",
+            Self::UnknownShape => "unknown-shape",
+            Self::UnsupportedOperator => "unsupported-operator",
+            Self::ContribOperator => "contrib-operator",
+            Self::OperatorForm => "operator-form",
+            Self::ControlFlow => "control-flow",
+            Self::ElementType => "element-type",
+            Self::Rank => "rank",
+            Self::BooleanMask => "boolean-mask",
+            Self::MaskValue => "mask-value",
+            Self::MatMulNBitsRank => "matmulnbits-rank",
+            Self::WeightOnlyDequantize => "weight-only-dequantize",
+            Self::CompilerFails => "compiler-fails",
+            Self::ExternalData => "external-data",
+            Self::SeveralFiles => "several-files",
+            Self::OverridableWeight => "overridable-weight",
+            Self::PartSize => "part-size",
+            Self::TensorSize => "tensor-size",
+            Self::EmbeddingTable => "embedding-table",
+            Self::CacheTraffic => "cache-traffic",
+            Self::DecoderLoop => "decoder-loop",
+            Self::Quantisation => "quantisation",
+            Self::NotRead => "not-read",
+            Self::Architecture => "architecture",
+        }
+    }
+}

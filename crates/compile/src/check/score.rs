@@ -1,0 +1,190 @@
+//! The verdict and the score, computed from the graph: every figure that goes in is printed.
+
+use std::collections::BTreeSet;
+
+use super::{
+    facts::Facts,
+    report::{Component, Finding, PartSummary, Score, Severity, Verdict},
+    storage::npu_weight_bytes,
+    types,
+    view::{Outcome, View},
+};
+
+/// What one graph comes to.
+pub(super) fn summary(view: &View<'_>) -> PartSummary {
+    let mut summary = PartSummary {
+        name: view.part.name.clone(),
+        nodes: 0,
+        npu_nodes: 0,
+        folded_nodes: 0,
+        multiply_accumulates: 0,
+        npu_multiply_accumulates: 0,
+        uncounted_nodes: 0,
+        weight_bytes: view.graph().initializers.iter().map(|constant| constant.bytes()).sum(),
+        npu_weight_bytes: npu_weight_bytes(view),
+        io_bytes: io_bytes(view),
+        npu_pieces: pieces(view),
+        scheme: types::scheme(view),
+    };
+    for (index, _, outcome) in view.placed() {
+        if *outcome == Outcome::Folded {
+            summary.folded_nodes += 1;
+            continue;
+        }
+        summary.nodes += 1;
+        let work = view.work.get(index).copied().flatten();
+        summary.uncounted_nodes += usize::from(work.is_none());
+        let work = work.unwrap_or(0);
+        summary.multiply_accumulates = summary.multiply_accumulates.saturating_add(work);
+        if *outcome == Outcome::Npu {
+            summary.npu_nodes += 1;
+            summary.npu_multiply_accumulates = summary.npu_multiply_accumulates.saturating_add(work);
+        }
+    }
+    summary
+}
+
+/// Bytes of inputs and outputs, without weights that are inputs too.
+fn io_bytes(view: &View<'_>) -> Option<u64> {
+    let graph = view.graph();
+    let inputs = graph.inputs.iter().filter(|input| !view.constants.contains_key(input.name.as_str()));
+    inputs
+        .chain(&graph.outputs)
+        .try_fold(0u64, |sum, value| sum.checked_add(view.known.get(&value.name).bytes()?))
+}
+
+/// The least number of pieces into which the NPU's nodes fall: a node's piece is the number of changes of device on the
+/// longest way to it.
+fn pieces(view: &View<'_>) -> usize {
+    // What is computed at load is nowhere, and joins whatever reads it.
+    let mut changes: Vec<Option<(bool, usize)>> = Vec::with_capacity(view.outcomes.len());
+    let mut found = BTreeSet::new();
+    for (_, node, outcome) in view.placed() {
+        let on_npu = *outcome == Outcome::Npu;
+        let before = node.inputs.iter().filter_map(|name| {
+            let (was_on_npu, count) = (*changes.get(*view.makers.get(name.as_str())?)?)?;
+            Some(count + usize::from(was_on_npu != on_npu))
+        });
+        let count = before.max().unwrap_or(0);
+        if on_npu {
+            found.insert(count);
+        }
+        changes.push((*outcome != Outcome::Folded).then_some((on_npu, count)));
+    }
+    found.len()
+}
+
+/// The verdict that findings and summaries give.
+pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdict {
+    if let Some(finding) = findings.iter().find(|finding| finding.severity == Severity::Refuses) {
+        return Verdict::Refused { reason: finding.message.clone() };
+    }
+    let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
+    let nodes = sum(|summary| summary.nodes as u64);
+    let npu_nodes = sum(|summary| summary.npu_nodes as u64);
+    if nodes == 0 {
+        return Verdict::Refused { reason: "it has no node that computes at run time".to_owned() };
+    }
+    if npu_nodes == nodes {
+        return Verdict::Whole;
+    }
+    if npu_nodes == 0 {
+        let first = findings.iter().find(|finding| finding.severity == Severity::Falls);
+        let reason =
+            first.map_or_else(|| "the NPU takes none of its nodes".to_owned(), |first| first.message.clone());
+        return Verdict::Refused { reason };
+    }
+    let (all, npu) = match sum(|summary| summary.multiply_accumulates) {
+        0 => (nodes, npu_nodes),
+        work => (work, sum(|summary| summary.npu_multiply_accumulates)),
+    };
+    let elsewhere_percent = 100.0 * (1.0 - npu as f64 / all as f64);
+    Verdict::Partly { elsewhere_percent, elsewhere_nodes: nodes - npu_nodes }
+}
+
+/// Sums over the graphs of a model.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    values: usize,
+    fixed_values: usize,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, view: &View<'_>) {
+        for (_, node, outcome) in view.placed() {
+            if *outcome == Outcome::Folded {
+                continue;
+            }
+            for name in node
+                .outputs
+                .iter()
+                .filter(|name| view.readers.contains_key(name.as_str()) || view.is_output(name))
+            {
+                self.values += 1;
+                self.fixed_values += usize::from(view.open.get(name).is_fixed());
+            }
+        }
+    }
+
+    pub(super) fn score(&self, summaries: &[PartSummary], facts: &Facts) -> Score {
+        let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
+        let share = |part: u64, whole: u64| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
+        let (nodes, npu_nodes) = (sum(|s| s.nodes as u64), sum(|s| s.npu_nodes as u64));
+        let (work, npu_work) = (sum(|s| s.multiply_accumulates), sum(|s| s.npu_multiply_accumulates));
+        let uncounted = sum(|s| s.uncounted_nodes as u64);
+        let pieces = sum(|s| s.npu_pieces as u64);
+        let largest = summaries.iter().map(|s| s.npu_weight_bytes).max().unwrap_or(0);
+        let computing = if work == 0 { share(npu_nodes, nodes) } else { share(npu_work, work) };
+        let mut compute = format!("{} of {} multiply-accumulates", count(npu_work), count(work));
+        if uncounted > 0 {
+            compute.push_str(&format!("; {uncounted} nodes' work is not known"));
+        }
+        let components = vec![
+            Component { name: "compute on the NPU", value: computing, weight: 50.0, detail: compute },
+            Component {
+                name: "nodes on the NPU",
+                value: share(npu_nodes, nodes),
+                weight: 15.0,
+                detail: format!("{npu_nodes} of {nodes}"),
+            },
+            Component {
+                name: "in one piece",
+                value: if pieces == 0 {
+                    0.0
+                } else {
+                    summaries.len().min(pieces as usize) as f64 / pieces as f64
+                },
+                weight: 15.0,
+                detail: format!("{pieces} pieces in {} graphs", summaries.len()),
+            },
+            Component {
+                name: "fixed shapes",
+                value: share(self.fixed_values as u64, self.values as u64),
+                weight: 10.0,
+                detail: format!("{} of {} values", self.fixed_values, self.values),
+            },
+            Component {
+                name: "fits in memory",
+                value: if largest == 0 { 1.0 } else { (facts.part_caution as f64 / largest as f64).min(1.0) },
+                weight: 10.0,
+                detail: format!(
+                    "largest part {:.1} MB of weights, {:.0} MB are safe",
+                    largest as f64 / 1e6,
+                    facts.part_caution as f64 / 1e6
+                ),
+            },
+        ];
+        let total = components.iter().map(|component| component.value * component.weight).sum();
+        Score { total, components }
+    }
+}
+
+/// A count in words: `1.2 G`.
+pub(super) fn count(count: u64) -> String {
+    match count as f64 {
+        n if n >= 1e9 => format!("{:.1} G", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} M", n / 1e6),
+        n if n >= 1e3 => format!("{:.1} k", n / 1e3),
+        _ => count.to_string(),
+    }
+}

@@ -1,0 +1,110 @@
+//! Rules on shapes: what is open, and what is well-formed.
+
+use narthex_graph::check::GraphError;
+use narthex_spec::dtype::Dim;
+
+use super::{
+    extents::{Extents, names, symbols},
+    finding,
+    report::{Finding, Fix, Rule, Severity},
+    view::{Outcome, View},
+};
+
+/// Findings on a graph's shapes.
+pub(super) fn check(view: &View<'_>, extents: &Extents) -> Vec<Finding> {
+    let mut findings = well_formed(view);
+    findings.extend(symbols(view.graph()).iter().map(|symbol| dynamic(view, extents, symbol)));
+    findings.extend(unranked(view));
+    findings
+}
+
+fn well_formed(view: &View<'_>) -> Vec<Finding> {
+    let mut graph_error = view.graph().check_values().err();
+    // A weight that is an input too is a finding of its own.
+    if let Some(GraphError::DefinedTwice { name, .. }) = &graph_error
+        && view.graph().inputs.iter().any(|input| input.name == *name)
+        && view.constants.contains_key(name.as_str())
+    {
+        graph_error = None;
+    }
+    let text = |error: GraphError| {
+        let fix = Fix::you("export the model again; ONNX Runtime refuses it as it is");
+        finding(
+            Rule::Malformed,
+            Severity::Refuses,
+            Vec::new(),
+            format!("the graph is not well-formed: {error}"),
+            Some(fix),
+        )
+    };
+    let unread = view.graph().unread.iter().map(|what| {
+        let message =
+            format!("{what} is not looked at, so what depends on it is not checked and --fix writes no file");
+        finding(Rule::NotRead, Severity::Costs, Vec::new(), message, None)
+    });
+    graph_error.map(text).into_iter().chain(unread).collect()
+}
+
+/// One open dimension: where it stands, and how many nodes it touches.
+fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
+    let inputs: Vec<String> = view
+        .graph()
+        .inputs
+        .iter()
+        .filter(|input| input.shape.iter().any(|dim| names(dim, symbol)))
+        .map(|input| {
+            let shape: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
+            format!("{} [{}]", input.name, shape.join(", "))
+        })
+        .collect();
+    // With every other symbol fixed, what is open is open because of this one.
+    let known = view.graph().infer(&|other| {
+        // Sums are taken apart by inference.
+        (other != symbol && !other.contains('+')).then(|| extents.get(other).unwrap_or(2))
+    });
+    let touched: Vec<String> = view
+        .placed()
+        .filter(|(_, _, outcome)| **outcome != Outcome::Folded)
+        .filter(|(_, node, _)| {
+            node.inputs.iter().chain(&node.outputs).any(|name| {
+                !name.is_empty() && !known.get(name).is_fixed() && view.known.get(name).shape.is_some()
+            })
+        })
+        .map(|(_, node, _)| node.path())
+        .collect();
+    let nodes = match touched.as_slice() {
+        [] => "no node reads it".to_owned(),
+        [only] => format!("{only} reads it and would run elsewhere"),
+        [first, ..] => format!("{} nodes, from {first} on, would run elsewhere", touched.len()),
+    };
+    let message = format!(
+        "dimension {symbol:?} of {} is dynamic, and an NPU's compiler needs fixed shapes: {nodes}",
+        inputs.join(", ")
+    );
+    let set = match extents.get(symbol) {
+        Some(extent) => format!("--fix DIR --set {symbol}={extent} fixes it"),
+        None => format!("--fix DIR --set {symbol}=N fixes it at N"),
+    };
+    let severity = if touched.is_empty() { Severity::Notes } else { Severity::Falls };
+    finding(Rule::DynamicDimension, severity, touched, message, Some(Fix::narthex(set)))
+}
+
+fn unranked(view: &View<'_>) -> Option<Finding> {
+    let names: Vec<String> = view
+        .graph()
+        .inputs
+        .iter()
+        .filter(|input| view.graph().unranked.contains(&input.name))
+        .map(|input| input.name.clone())
+        .collect();
+    (!names.is_empty()).then(|| {
+        let message = format!("the file does not say what shape {} has", names.join(", "));
+        finding(
+            Rule::UnknownShape,
+            Severity::Falls,
+            names,
+            message,
+            Some(Fix::you("export the model with the shapes of its inputs")),
+        )
+    })
+}

@@ -1,0 +1,257 @@
+//! Rules on files and sizes: external data, layout, address space.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use narthex_graph::InitializerData;
+
+use super::{
+    facts::Facts,
+    finding,
+    report::{Finding, Fix, PartSummary, Rule, Severity},
+    view::{Outcome, Part, View},
+};
+
+/// Findings on one graph's files and sizes.
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let mut findings = external(view.part);
+    findings.extend(several_files(view.part));
+    findings.extend(overridable(view));
+    findings.extend(part_size(view));
+    findings.extend(tensor_size(view));
+    findings
+}
+
+/// Data files that are absent, too short, or out of ONNX Runtime's reach.
+fn external(part: &Part) -> Vec<Finding> {
+    let mut needed: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
+    for constant in &part.graph.initializers {
+        if let InitializerData::External { file, offset, length } = &constant.data {
+            let need = needed.entry(file).or_default();
+            *need = (need.0.max(offset.saturating_add(*length)), need.1 + 1);
+        }
+    }
+    let mut findings = Vec::new();
+    let mut refuse = |file: &str, message: String, fix: &str| {
+        findings.push(finding(
+            Rule::ExternalData,
+            Severity::Refuses,
+            vec![file.to_owned()],
+            message,
+            Some(Fix::you(fix)),
+        ));
+    };
+    for (file, (bytes, tensors)) in needed {
+        if !is_beside(file) {
+            let message = format!(
+                "{tensors} weights lie in {file:?}, and ONNX Runtime reads data files beside the model alone"
+            );
+            refuse(file, message, "move the data file beside the model and name it without folders above it");
+            continue;
+        }
+        match part.files.get(file) {
+            Some(Some(found)) if *found >= bytes => {}
+            Some(Some(found)) => refuse(
+                file,
+                format!(
+                    "{file} has {found} bytes, but the model's {tensors} weights in it reach to byte {bytes}"
+                ),
+                "fetch or export the data file again; it is cut off or belongs to another model",
+            ),
+            _ => refuse(
+                file,
+                format!("{file}, which holds {tensors} weights, is not there"),
+                "put the data file beside the model",
+            ),
+        }
+    }
+    findings
+}
+
+/// Whether a location stays inside the model's folder.
+pub(super) fn is_beside(file: &str) -> bool {
+    let path = std::path::Path::new(file);
+    !file.contains('\\')
+        && path
+            .components()
+            .all(|part| matches!(part, std::path::Component::Normal(_) | std::path::Component::CurDir))
+}
+
+fn several_files(part: &Part) -> Option<Finding> {
+    (part.files.len() > 1).then(|| {
+        let names: Vec<String> = part.files.keys().cloned().collect();
+        let message = format!("the weights are spread over {} data files", names.len());
+        finding(
+            Rule::SeveralFiles,
+            Severity::Notes,
+            names,
+            message,
+            Some(Fix::narthex("--fix DIR writes one data file")),
+        )
+    })
+}
+
+fn overridable(view: &View<'_>) -> Option<Finding> {
+    let names: Vec<String> = view
+        .graph()
+        .inputs
+        .iter()
+        .filter(|input| view.constants.contains_key(input.name.as_str()))
+        .map(|input| input.name.clone())
+        .collect();
+    (!names.is_empty()).then(|| {
+        let message = "weights are declared as inputs too, so that a caller could replace them, and no compiler may fold them";
+        finding(
+            Rule::OverridableWeight,
+            Severity::Costs,
+            names,
+            message.to_owned(),
+            Some(Fix::narthex("take them from the inputs")),
+        )
+    })
+}
+
+fn part_size(view: &View<'_>) -> Option<Finding> {
+    let bytes = npu_weight_bytes(view);
+    let Facts { part_caution, part_limit, .. } = view.facts;
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let parts = bytes.div_ceil(part_caution.max(1));
+    let fix = || {
+        Some(Fix::you(format!("split the model into {parts} parts of whole layers, each a graph of its own")))
+    };
+    if bytes > part_limit {
+        let message = format!(
+            "its weights take {:.1} GB on the NPU, and one part holds at most {:.1} GB",
+            gigabytes(bytes),
+            gigabytes(part_limit)
+        );
+        return Some(finding(Rule::PartSize, Severity::Refuses, Vec::new(), message, fix()));
+    }
+    (bytes > part_caution).then(|| {
+        let message = format!(
+            "its weights take {:.1} GB on the NPU, where activations and spills come on top; parts beyond {:.1} GB often \
+             fail to load",
+            gigabytes(bytes),
+            gigabytes(part_caution)
+        );
+        finding(Rule::PartSize, Severity::Costs, Vec::new(), message, fix())
+    })
+}
+
+/// Bytes that the constants of the NPU's nodes take there: wide floats are stored as half precision.
+pub(super) fn npu_weight_bytes(view: &View<'_>) -> u64 {
+    let mut seen = BTreeSet::new();
+    let mut bytes = 0u64;
+    for (_, node, outcome) in view.placed() {
+        // Nodes that fall only because a shape is open hold weights too once it is fixed.
+        if !matches!(outcome, Outcome::Npu | Outcome::Dynamic) {
+            continue;
+        }
+        for name in &node.inputs {
+            let tensor = view.known.get(name);
+            if tensor.constant && seen.insert(name.as_str()) {
+                let stored = view.constants.get(name.as_str()).map(|constant| constant.bytes());
+                let size = stored.or_else(|| tensor.bytes()).unwrap_or(0);
+                let wide = tensor.element.is_some_and(|element| element == narthex_spec::DType::F32);
+                bytes = bytes.saturating_add(if wide { size / 2 } else { size });
+            }
+        }
+    }
+    bytes
+}
+
+/// Tensors so large that one operator may not fit into the memory beside the NPU's cores.
+fn tensor_size(view: &View<'_>) -> Option<Finding> {
+    let near = view.facts.near_memory?;
+    let large = |tensor: &narthex_graph::infer::Tensor| {
+        // The NPU computes in two bytes whatever float the graph says.
+        tensor.count().is_some_and(|count| count.saturating_mul(2) > near.saturating_mul(8))
+            && !tensor.constant
+    };
+    let mut largest = 0;
+    let mut places = Vec::new();
+    for (_, node, outcome) in view.placed() {
+        if *outcome == Outcome::Folded {
+            continue;
+        }
+        let output = view.known.output(node);
+        if large(output) {
+            largest = largest.max(output.count().unwrap_or(0).saturating_mul(2));
+            places.push(node.path());
+        }
+    }
+    (!places.is_empty()).then(|| {
+        let message = format!(
+            "it makes tensors of up to {} MB, beside {} MB of memory near the cores; an operator that cannot be cut into \
+             pieces fails to compile with error 1002",
+            largest / 1_000_000,
+            near >> 20
+        );
+        let fix = Fix::you("compute fewer rows at once (a shorter sequence), or split the operator along its largest axis");
+        finding(Rule::TensorSize, Severity::Notes, places, message, Some(fix))
+    })
+}
+
+/// Findings on how a model is divided into files.
+pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if parts.len() > 1 {
+        let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
+        let shared = shared_bytes(parts);
+        let message = if shared > 0 {
+            format!(
+                "the model has {} graphs, which share {:.1} MB of weights",
+                parts.len(),
+                shared as f64 / 1e6
+            )
+        } else {
+            format!("the model has {} graphs, which share no weights", parts.len())
+        };
+        findings.push(finding(Rule::SeveralFiles, Severity::Notes, names, message, None));
+    }
+    let total: u64 = summaries
+        .iter()
+        .map(|summary| summary.npu_weight_bytes)
+        .sum::<u64>()
+        .saturating_sub(shared_bytes(parts));
+    if total > 3_750_000_000 {
+        let message = format!(
+            "the model's weights take {:.1} GB on the NPU together; one process of the NPU's driver holds about 3.75 GB, \
+             so it needs several and loads its largest part first",
+            total as f64 / 1e9
+        );
+        findings.push(finding(Rule::PartSize, Severity::Costs, Vec::new(), message, None));
+    }
+    findings
+}
+
+/// Bytes of data files that more than one graph reads.
+fn shared_bytes(parts: &[Part]) -> u64 {
+    let mut readers: BTreeMap<(&std::path::Path, &str, u64), (u64, usize)> = BTreeMap::new();
+    for part in parts {
+        for constant in &part.graph.initializers {
+            if let InitializerData::External { file, offset, length } = &constant.data {
+                readers.entry((&part.folder, file, *offset)).or_insert((*length, 0)).1 += 1;
+            }
+        }
+    }
+    readers.values().map(|(length, count)| length.saturating_mul(count.saturating_sub(1) as u64)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_stay_beside_the_model() {
+        for (file, expect) in [
+            ("a.data", true),
+            ("./b", true),
+            ("sub/a", true),
+            ("../a", false),
+            ("/etc/passwd", false),
+            ("..\\a", false),
+        ] {
+            assert_eq!(is_beside(file), expect, "{file}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A report as text for people.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::{
+    report::{Finding, FixedBy, PartSummary, Report, Severity, Verdict},
+    score::count,
+};
+
+/// The most places of a finding that are listed; JSON has all.
+const PLACES: usize = 3;
+
+impl Display for Verdict {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => f.write_str("runs whole"),
+            Self::Partly { elsewhere_percent, elsewhere_nodes } => {
+                let nodes = if *elsewhere_nodes == 1 { "node" } else { "nodes" };
+                write!(f, "runs with {elsewhere_percent:.1} % elsewhere ({elsewhere_nodes} {nodes})")
+            }
+            Self::Refused { .. } => f.write_str("refused"),
+        }
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} for {}: {}", self.subject, self.target, self.verdict)?;
+        if let Verdict::Refused { reason } = &self.verdict {
+            writeln!(f, "  {reason}")?;
+        }
+        if !self.assumed.is_empty() {
+            let pairs: Vec<String> =
+                self.assumed.iter().map(|(symbol, extent)| format!("{symbol}={extent}")).collect();
+            writeln!(f, "  counted with {} (--set gives others)", pairs.join(", "))?;
+        }
+        writeln!(f, "\nscore {:.0} of 100", self.score.total)?;
+        for part in &self.score.components {
+            let points = part.value * part.weight;
+            writeln!(f, "  {points:>5.1} of {:>2.0}  {:<18} {}", part.weight, part.name, part.detail)?;
+        }
+        if !self.parts.is_empty() {
+            writeln!(f, "\ngraphs")?;
+        }
+        for part in &self.parts {
+            write_part(f, part)?;
+        }
+        if !self.findings.is_empty() {
+            writeln!(f, "\nfindings")?;
+        }
+        for finding in &self.findings {
+            write_finding(f, finding, self.parts.len() > 1)?;
+        }
+        if let Some(after) = &self.after_fix {
+            writeln!(f, "\nafter --fix: {}, score {:.0}", after.verdict, after.score)?;
+            for change in &after.changes {
+                writeln!(f, "  {change}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_part(f: &mut Formatter<'_>, part: &PartSummary) -> fmt::Result {
+    writeln!(
+        f,
+        "  {}: {} of {} nodes on the NPU in {} pieces, {} computed at load; {} multiply-accumulates; weights {:.1} MB ({})",
+        part.name,
+        part.npu_nodes,
+        part.nodes,
+        part.npu_pieces,
+        part.folded_nodes,
+        count(part.multiply_accumulates),
+        part.weight_bytes as f64 / 1e6,
+        part.scheme
+    )
+}
+
+fn write_finding(f: &mut Formatter<'_>, finding: &Finding, several: bool) -> fmt::Result {
+    let mark = match finding.severity {
+        Severity::Refuses => "REFUSES",
+        Severity::Falls => "FALLS",
+        Severity::Costs => "costs",
+        Severity::Notes => "note",
+    };
+    let part =
+        finding.part.as_deref().filter(|_| several).map_or_else(String::new, |part| format!("{part}: "));
+    writeln!(f, "  {mark:<7}  {part}{} [{}]", finding.message, finding.rule.as_str())?;
+    if !finding.places.is_empty() {
+        let rest = finding.places.len().saturating_sub(PLACES);
+        let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+        let shown: Vec<&str> = finding.places.iter().take(PLACES).map(String::as_str).collect();
+        writeln!(f, "           at {}{more}", shown.join(", "))?;
+    }
+    if let Some(fix) = &finding.fix {
+        let by = if fix.by == FixedBy::Narthex { "fix (--fix)" } else { "fix" };
+        writeln!(f, "           {by}: {}", fix.text)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! Rules on element types and on how weights are stored.
+
+use std::collections::BTreeMap;
+
+use narthex_graph::{Element, InitializerData, graph::MICROSOFT};
+use narthex_spec::DType;
+
+use super::{
+    finding,
+    report::{Finding, Fix, Rule, Severity},
+    view::{Outcome, View},
+};
+
+/// Scores below this are the most negative numbers of a type, not a chosen distance.
+const CHOSEN: f64 = -10_000.0;
+
+/// Findings on types.
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(no_tensor(view));
+    findings.extend(boolean_inputs(view));
+    findings.extend(mask_values(view));
+    findings.push(quantisation(view));
+    findings
+}
+
+fn no_tensor(view: &View<'_>) -> Option<Finding> {
+    let odd: Vec<String> = view
+        .graph()
+        .inputs
+        .iter()
+        .chain(&view.graph().outputs)
+        .filter(|value| value.dtype == Element::NONE || value.dtype == Element::STRING)
+        .map(|value| value.name.clone())
+        .collect();
+    (!odd.is_empty()).then(|| {
+        let message =
+            format!("{} holds no numbers, and an NPU computes with tensors of numbers alone", odd.join(", "));
+        let fix = Fix::you("keep the part that works on texts or sequences on the host");
+        finding(Rule::ElementType, Severity::Falls, odd, message, Some(fix))
+    })
+}
+
+/// Boolean inputs work where the compiler takes every reader, and are the first thing to break elsewhere.
+fn boolean_inputs(view: &View<'_>) -> Option<Finding> {
+    let inputs = view.graph().inputs.iter().filter(|input| input.dtype == DType::Bool);
+    let names: Vec<String> = inputs.map(|input| input.name.clone()).collect();
+    (!names.is_empty()).then(|| {
+        let message = format!(
+            "{} is boolean; some operators and most NPUs take only masks that are added to the scores",
+            names.join(", ")
+        );
+        let fix = Fix::you("export with a float mask: 0 where a token may be seen, -100 elsewhere");
+        finding(Rule::BooleanMask, Severity::Notes, names, message, Some(fix))
+    })
+}
+
+/// Constants that stand for minus infinity.
+fn mask_values(view: &View<'_>) -> Option<Finding> {
+    let masks =
+        |reader: &narthex_graph::Node| matches!(reader.op.as_str(), "Where" | "Add" | "Mul" | "Expand");
+    let mut places = Vec::new();
+    let mut lowest = 0.0f64;
+    for constant in &view.graph().initializers {
+        let Some(value) = scalar(constant) else { continue };
+        if value < CHOSEN && view.readers_of(&constant.name).any(masks) {
+            places.extend(view.readers_of(&constant.name).map(|reader| reader.path()));
+            lowest = lowest.min(value);
+        }
+    }
+    (!places.is_empty()).then(|| {
+        let message = format!(
+            "scores are masked with {lowest:e}: in half precision that is minus infinity, and a row that is masked whole \
+             becomes NaN"
+        );
+        let fix = Fix::you("mask with a small negative number, such as -100");
+        finding(Rule::MaskValue, Severity::Costs, places, message, Some(fix))
+    })
+}
+
+/// The value of a constant of one float.
+fn scalar(constant: &narthex_graph::Initializer) -> Option<f64> {
+    let InitializerData::Inline(bytes) = &constant.data else { return None };
+    match constant.dtype.dtype()? {
+        DType::F32 => Some(f64::from(f32::from_le_bytes(bytes.as_ref().try_into().ok()?))),
+        DType::F16 => Some(half::f16::from_le_bytes(bytes.as_ref().try_into().ok()?).to_f64()),
+        _ => None,
+    }
+}
+
+/// How weights and activations are stored, in words.
+pub(super) fn scheme(view: &View<'_>) -> String {
+    let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
+    for node in &view.graph().nodes {
+        let bytes = |index: usize| {
+            let constant = node.input(index).and_then(|name| view.constants.get(name));
+            constant.map_or(0, |constant| constant.bytes())
+        };
+        let int = |name: &str, absent| node.int(name).unwrap_or(absent);
+        match (node.domain.as_str(), node.op.as_str()) {
+            (MICROSOFT, "MatMulNBits") => {
+                let kind = format!("MatMulNBits {} bits, blocks of {}", int("bits", 4), int("block_size", 0));
+                *kinds.entry(kind).or_default() += bytes(1);
+            }
+            (_, "DequantizeLinear") if bytes(0) > 0 => {
+                let element = view.input(node, 0).and_then(|tensor| tensor.element);
+                let kind = format!("{} with DequantizeLinear", element.map_or("?".into(), |e| e.to_string()));
+                *kinds.entry(kind).or_default() += bytes(0);
+            }
+            ("", "MatMul" | "Gemm" | "Conv") if bytes(1) > 0 => {
+                let element = view.input(node, 1).and_then(|tensor| tensor.element);
+                *kinds.entry(element.map_or("?".into(), |e| e.to_string())).or_default() += bytes(1);
+            }
+            _ => {}
+        }
+    }
+    let mut kinds: Vec<(String, u64)> = kinds.into_iter().collect();
+    kinds.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let weights = kinds.into_iter().map(|(kind, _)| kind).collect::<Vec<_>>().join(" and ");
+    let weights =
+        if weights.is_empty() { "no large weights".to_owned() } else { format!("weights {weights}") };
+    format!("{weights}; {}", activations(view))
+}
+
+fn activations(view: &View<'_>) -> String {
+    let mut types: BTreeMap<String, usize> = BTreeMap::new();
+    for node in view.graph().nodes.iter().filter(|node| node.op == "QuantizeLinear") {
+        if let Some(element) = view.known.output(node).element {
+            *types.entry(element.to_string()).or_default() += 1;
+        }
+    }
+    if let Some((element, _)) = types.iter().max_by_key(|(_, count)| **count) {
+        return format!("activations {element}");
+    }
+    let products = ["MatMul", "Gemm", "Conv", "MatMulNBits"];
+    let element = view
+        .placed()
+        .filter(|(_, node, outcome)| **outcome != Outcome::Folded && products.contains(&node.op.as_str()))
+        .find_map(|(_, node, _)| view.input(node, 0)?.element);
+    element.map_or_else(|| "no products".to_owned(), |element| format!("activations {element}"))
+}
+
+fn quantisation(view: &View<'_>) -> Finding {
+    let scheme = scheme(view);
+    let plain = view.graph().nodes.iter().any(|node| {
+        node.op == "MatMul"
+            && node.input(1).and_then(|name| view.constants.get(name)).is_some_and(|weight| {
+                (weight.dtype == DType::F32 || weight.dtype == DType::F16) && weight.bytes() > 1 << 20
+            })
+    });
+    if plain {
+        let message = format!(
+            "{scheme}; unquantised weights take two bytes a number on the NPU, which reads all of them for every token"
+        );
+        let fix = Fix::you("quantise the weights to 4 or 8 bits as MatMulNBits");
+        return finding(Rule::Quantisation, Severity::Costs, Vec::new(), message, Some(fix));
+    }
+    finding(Rule::Quantisation, Severity::Notes, Vec::new(), scheme, None)
+}

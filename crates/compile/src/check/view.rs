@@ -1,0 +1,143 @@
+//! One graph of a model as the rules look at it: what is inferred of it, and where each node goes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+};
+
+use narthex_graph::{
+    Graph, Initializer, Node,
+    infer::{Inferred, Tensor},
+    work::multiply_accumulates,
+};
+
+use super::{
+    extents::Extents,
+    facts::Facts,
+    operators,
+    report::{Fix, Rule, Severity},
+};
+
+/// One ONNX file of a model.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The file, relative to the model's folder.
+    pub name: String,
+    /// The folder that its external data is relative to.
+    pub folder: PathBuf,
+    /// What it holds.
+    pub graph: Graph,
+    /// Bytes of each data file that it names; nothing for one that is not there.
+    pub files: BTreeMap<String, Option<u64>>,
+}
+
+/// Where a node goes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Outcome {
+    /// ONNX Runtime computes it when it loads the graph.
+    Folded,
+    /// The NPU takes it.
+    Npu,
+    /// It reads or makes an extent that is open.
+    Dynamic,
+    /// It runs elsewhere, or stops the compile.
+    Problem(Problem),
+}
+
+/// Why the NPU does not take a node.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Problem {
+    pub(super) rule: Rule,
+    pub(super) severity: Severity,
+    /// What is wrong, without the node's name.
+    pub(super) why: String,
+    pub(super) fix: Option<Fix>,
+}
+
+impl Problem {
+    /// A problem for which the node runs on another device.
+    pub(super) fn falls(rule: Rule, why: impl Into<String>) -> Self {
+        Self { rule, severity: Severity::Falls, why: why.into(), fix: None }
+    }
+
+    /// A problem that stops the whole graph.
+    pub(super) fn refuses(rule: Rule, why: impl Into<String>) -> Self {
+        Self { severity: Severity::Refuses, ..Self::falls(rule, why) }
+    }
+
+    pub(super) fn fix(self, fix: Fix) -> Self {
+        Self { fix: Some(fix), ..self }
+    }
+}
+
+/// A graph with everything that rules ask of it.
+pub(super) struct View<'a> {
+    pub(super) part: &'a Part,
+    pub(super) facts: Facts,
+    /// What is known with every extent given or assumed.
+    pub(super) known: Inferred,
+    /// What is known of the graph as it is.
+    pub(super) open: Inferred,
+    /// For each value, the nodes that read it, by position.
+    pub(super) readers: HashMap<&'a str, Vec<usize>>,
+    /// For each value, the node that makes it.
+    pub(super) makers: HashMap<&'a str, usize>,
+    /// Constants by name.
+    pub(super) constants: HashMap<&'a str, &'a Initializer>,
+    /// Where each node goes.
+    pub(super) outcomes: Vec<Outcome>,
+    /// Multiply-accumulates of each node; nothing where they cannot be counted.
+    pub(super) work: Vec<Option<u64>>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(part: &'a Part, facts: Facts, extents: &Extents) -> Self {
+        let graph = &part.graph;
+        let (mut readers, mut makers): (HashMap<&str, Vec<usize>>, HashMap<&str, usize>) = Default::default();
+        for (index, node) in graph.nodes.iter().enumerate() {
+            for name in node.inputs.iter().filter(|name| !name.is_empty()) {
+                readers.entry(name).or_default().push(index);
+            }
+            makers.extend(node.outputs.iter().map(|name| (name.as_str(), index)));
+        }
+        let known = graph.infer(&|symbol| extents.get(symbol));
+        let open = graph.infer(&|_| None);
+        let constants =
+            graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
+        let work = graph.nodes.iter().map(|node| multiply_accumulates(node, &known)).collect();
+        let mut view =
+            Self { part, facts, known, open, readers, makers, constants, outcomes: Vec::new(), work };
+        view.outcomes = graph.nodes.iter().map(|node| operators::place(&view, node)).collect();
+        view
+    }
+
+    pub(super) fn graph(&self) -> &'a Graph {
+        &self.part.graph
+    }
+
+    /// Nodes with where they go, in order.
+    pub(super) fn placed(&self) -> impl Iterator<Item = (usize, &'a Node, &Outcome)> {
+        self.graph().nodes.iter().zip(&self.outcomes).enumerate().map(|(index, (node, at))| (index, node, at))
+    }
+
+    /// What is known of a node's input, with extents given or assumed.
+    pub(super) fn input(&self, node: &Node, index: usize) -> Option<&Tensor> {
+        self.known.input(node, index)
+    }
+
+    /// The node that makes a value.
+    pub(super) fn maker(&self, value: &str) -> Option<&'a Node> {
+        self.graph().nodes.get(*self.makers.get(value)?)
+    }
+
+    /// The nodes that read a value.
+    pub(super) fn readers_of(&self, value: &str) -> impl Iterator<Item = &'a Node> {
+        let positions = self.readers.get(value).map(Vec::as_slice).unwrap_or_default();
+        positions.iter().filter_map(|&index| self.graph().nodes.get(index))
+    }
+
+    /// Whether a value is an output of the graph.
+    pub(super) fn is_output(&self, value: &str) -> bool {
+        self.graph().outputs.iter().any(|output| output.name == value)
+    }
+}
