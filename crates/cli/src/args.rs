@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::{Scheme, Target};
+use narthex_spec::{NpuPolicy, Order, Scheme, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -74,6 +74,18 @@ pub(crate) struct LoadArgs {
     /// Weight scheme: w8, w4 or f32; without it, w8 or whichever is installed
     #[arg(long)]
     pub(crate) scheme: Option<Scheme>,
+
+    /// Devices to try in turn, as in qnn,directml,cpu; or an order: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
+    #[arg(long, default_value = "auto", value_name = "ORDER")]
+    pub(crate) providers: Order,
+
+    /// What to do about an NPU: require it, prefer it, or leave it off
+    #[arg(long, default_value = "prefer", value_name = "POLICY")]
+    pub(crate) npu: NpuPolicy,
+
+    /// With --npu require: the least share of the multiply-accumulates on the NPU, 0 to 1
+    #[arg(long, default_value_t = Config::standard().npu_share, value_name = "SHARE", value_parser = share)]
+    pub(crate) npu_share: f64,
 
     /// Threads for compute; 0 takes one per usable core
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -307,12 +319,26 @@ pub(crate) enum RuntimeCommand {
     },
 }
 
+/// Reads a share.
+fn share(text: &str) -> Result<f64, String> {
+    let found = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
+}
+
 /// The gateway's settings for a command.
 pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
     let standard = Config::standard();
     match load {
         None => Config { home, ..standard },
-        Some(load) => Config { home, scheme: load.scheme, threads: load.threads, ..standard },
+        Some(load) => Config {
+            home,
+            scheme: load.scheme,
+            threads: load.threads,
+            providers: load.providers.clone(),
+            npu: load.npu,
+            npu_share: load.npu_share,
+            ..standard
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use narthex_gateway::{
-    RuntimeListing,
+    PlacementReport, RuntimeListing,
     announce::RunningServer,
     bench::{BenchReport, Spread},
     doctor::{Doctor, Level},
@@ -54,16 +54,27 @@ pub(crate) fn runtime_installed(kind: &str, version: &str, needs: Option<&str>) 
 
 /// The last line of an answer.
 pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
-    let device = status.device.as_deref().unwrap_or("cpu");
-    let nodes: usize = status.placement.iter().map(|line| line.nodes).sum();
     format!(
-        "{} ({}) on {device}, all {nodes} nodes · first token {:.0} ms · {:.1} tokens/s · {} tokens",
+        "{} ({}) on {} · first token {:.0} ms · {:.1} tokens/s · {} tokens",
         status.name,
         status.scheme,
+        status.placement.as_ref().map_or_else(|| "no device".to_owned(), place),
         summary.first_token.as_secs_f64() * 1e3,
         summary.decode_rate(),
         summary.completion_tokens
     )
+}
+
+/// Where a model runs: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
+fn place(report: &PlacementReport) -> String {
+    let count = |own: bool| -> usize {
+        let lines = report.lines.iter().filter(|line| !own || line.ep == report.device.ep());
+        lines.map(|line| line.nodes).sum()
+    };
+    match (count(true), count(false)) {
+        (own, all) if own == all => format!("{}, all {all} nodes", report.device),
+        (own, all) => format!("{}, {own} of {all} nodes", report.device),
+    }
 }
 
 fn kind(kind: ModelKind) -> &'static str {
@@ -169,6 +180,15 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
     format!("{}\ncompiled files  {size}", table.trim_fmt())
 }
 
+/// A model's device, and which ones should have run it and did not.
+fn device(model: &ModelStatus) -> String {
+    let Some(device) = model.device() else { return "-".to_owned() };
+    let announced = model.passed_over.iter().filter(|passed| passed.announced);
+    let reasons: Vec<String> =
+        announced.map(|passed| format!("not {}: {}", passed.device, passed.reason)).collect();
+    if reasons.is_empty() { device.to_string() } else { format!("{device} ({})", reasons.join("; ")) }
+}
+
 /// Running servers.
 pub(crate) fn servers(servers: &[RunningServer]) -> String {
     let mut table = table(&["ADDRESS", "PID", "MODEL", "SCHEME", "STATE", "DEVICE"]);
@@ -188,7 +208,7 @@ pub(crate) fn servers(servers: &[RunningServer]) -> String {
                 Cell::new(&model.name),
                 Cell::new(model.scheme),
                 Cell::new(state),
-                Cell::new(model.device.as_deref().unwrap_or("-")),
+                Cell::new(device(model)),
             ]));
         }
     }

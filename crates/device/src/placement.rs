@@ -20,6 +20,15 @@ pub struct Placement {
     pub subgraphs: BTreeMap<Ep, usize>,
 }
 
+/// A graph of a package and where its nodes went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GraphPlacement {
+    /// The graph's file in the package, whichever form of it was loaded.
+    pub graph: String,
+    /// Where its nodes went. One node `EPContext` stands for a graph that was compiled ahead of time.
+    pub placement: Placement,
+}
+
 /// One node and who runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlacedNode {

@@ -9,6 +9,7 @@ use narthex_device::{
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
     fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    placement::GraphPlacement,
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -78,8 +79,9 @@ fn logits_are_those_of_variant_a_however_tokens_are_cut() {
                 at += length;
             }
         }
-        let nodes = executor.placement().nodes_per_ep();
-        assert_eq!(nodes.keys().collect::<Vec<_>>(), [&Ep::Cpu]);
+        for GraphPlacement { graph, placement } in executor.placements() {
+            assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Cpu], "{graph}");
+        }
     }
 }
 

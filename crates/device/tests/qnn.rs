@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::{fs, ops::ControlFlow, path::PathBuf};
+use std::{collections::BTreeMap, fs, ops::ControlFlow, path::PathBuf};
 
 use narthex_catalog::{
     runtimes::{self, RuntimeKind},
@@ -14,6 +14,7 @@ use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
     fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    placement::GraphPlacement,
     precompile::{Job, Weights, precompile},
 };
 use narthex_engine::{
@@ -117,10 +118,13 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
         let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
         let mut emulated = open(&package, &device, Form::Graph).unwrap();
         agree(&logits(&mut emulated, &tokens), &expected);
-        let placement = emulated.placement();
-        assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Qnn], "{scheme}");
-        // One part for each graph: one token, eight tokens, the head.
-        assert_eq!(placement.subgraphs[&Ep::Qnn], 3, "{scheme}");
+        // One token, eight tokens, the head: each in one part.
+        let placements = emulated.placements();
+        assert_eq!(placements.len(), 3);
+        for GraphPlacement { graph, placement } in placements {
+            let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+            assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
+        }
     }
 }
 
@@ -135,7 +139,7 @@ fn an_encoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
         [2, 16, 9].iter().map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect()).collect();
     let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
     let mut emulated = open(&emulation(&[QnnChip::XElite]));
-    assert_eq!(emulated.placement().subgraphs[&Ep::Qnn], 1);
+    assert_eq!(emulated.placements()[0].placement.subgraphs, BTreeMap::from([(Ep::Qnn, 1)]));
     let (found, expected) = (emulated.run(&texts).unwrap(), open(&Device::Cpu).run(&texts).unwrap());
     let rows = |data: &[f32]| data.chunks(found.width).map(<[f32]>::to_vec).collect::<Vec<_>>();
     agree(&rows(&found.data), &rows(&expected.data));

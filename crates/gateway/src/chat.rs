@@ -140,7 +140,7 @@ fn submit(
             }
         }
     }
-    Ok(Turn { model: loaded.key.name.clone(), prompt_tokens, sequences })
+    Ok(Turn { model: loaded.key.name.clone(), prompt_tokens, ran_on: loaded.ran_on(), sequences })
 }
 
 fn start_choice(

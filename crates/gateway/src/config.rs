@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use narthex_spec::Scheme;
+use narthex_spec::{NpuPolicy, Order, Scheme};
 
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
@@ -13,6 +13,12 @@ pub struct Config {
     pub runtime: Option<PathBuf>,
     /// The weight scheme of models that are named without one; `None` takes `w8`, or whichever is installed.
     pub scheme: Option<Scheme>,
+    /// The devices that a load tries, in turn.
+    pub providers: Order,
+    /// What a load does about an NPU.
+    pub npu: NpuPolicy,
+    /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1.
+    pub npu_share: f64,
     /// Threads for compute; 0 takes one per core that this process may use.
     pub threads: usize,
     /// Sequences that may run at once, per chat model.
@@ -36,6 +42,9 @@ impl Config {
             home: None,
             runtime: None,
             scheme: None,
+            providers: Order::auto(),
+            npu: NpuPolicy::Prefer,
+            npu_share: 0.99,
             threads: 0,
             slots: 8,
             kv_budget: 2 << 30,

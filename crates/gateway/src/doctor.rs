@@ -49,6 +49,7 @@ impl Gateway {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
         self.runtime_finding(&mut report);
+        self.device_findings(&mut report);
         self.store_finding(&mut report);
         report
     }
@@ -73,6 +74,16 @@ impl Gateway {
                 }
             }
             Err(error) => report.add(Level::Problem, "runtime", error.to_string(), install()),
+        }
+    }
+
+    fn device_findings(&self, report: &mut Doctor) {
+        for status in self.devices() {
+            let subject = status.device.as_str();
+            match status.reason {
+                None => report.add(Level::Good, subject, "can be used", None),
+                Some(reason) => report.add(Level::Note, subject, reason, status.fix),
+            }
         }
     }
 
@@ -115,10 +126,6 @@ fn hardware(report: &mut Doctor) {
     report.add(Level::Good, "cpu", text, None);
     for accelerator in inventory::accelerators() {
         report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);
-    }
-    if !inventory::accelerators().iter().any(|found| found.kind == inventory::AcceleratorKind::Npu) {
-        let text = "none found; models run on the CPU";
-        report.add(Level::Note, "npu", text, None);
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embedding
     if let Some(dimensions) = request.dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }
-    Ok(Embeddings { vectors, prompt_tokens })
+    Ok(Embeddings { vectors, prompt_tokens, ran_on: loaded.ran_on() })
 }
 
 fn tokens(

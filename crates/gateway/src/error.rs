@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use narthex_device::DeviceError;
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, NpuPolicy};
+
+use crate::listing::PassedOver;
 
 /// What kind of failure it is; the server maps it to a status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +115,16 @@ pub enum Error {
         /// The next step.
         hint: Option<String>,
     },
+    /// No device of the order took the model.
+    #[error("{name} runs on no device of the order{}: {}", required(*policy), reasons(passed_over))]
+    NoDevice {
+        /// The model.
+        name: ModelName,
+        /// What was asked about an NPU.
+        policy: NpuPolicy,
+        /// Every device, with its reason.
+        passed_over: Vec<PassedOver>,
+    },
     /// The gateway is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -166,6 +178,16 @@ fn near_names(near: &[ModelName]) -> String {
     format!("; did you mean {}?", names.join(" or "))
 }
 
+fn required(policy: NpuPolicy) -> &'static str {
+    if policy == NpuPolicy::Require { ", and an NPU is required" } else { "" }
+}
+
+fn reasons(passed_over: &[PassedOver]) -> String {
+    let reasons: Vec<String> =
+        passed_over.iter().map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
+    reasons.join("; ")
+}
+
 impl Error {
     /// What kind of failure it is.
     pub fn kind(&self) -> ErrorKind {
@@ -181,6 +203,7 @@ impl Error {
             Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
             Self::LoadFailed { .. }
             | Self::ShuttingDown
+            | Self::NoDevice { .. }
             | Self::BadPackage { .. }
             | Self::Device(_)
             | Self::Step(_) => ErrorKind::Unavailable,
@@ -218,6 +241,10 @@ impl Error {
             Self::UnknownModel { .. } => Some("`narthex list --available` shows every name".to_owned()),
             Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
             Self::LoadFailed { hint, .. } => hint.clone(),
+            Self::NoDevice { passed_over, .. } => {
+                let fix = passed_over.iter().find_map(|passed| passed.fix.clone());
+                Some(fix.unwrap_or_else(|| "`narthex doctor` says what this machine has".to_owned()))
+            }
             Self::BadPackage { name, .. } => {
                 Some(format!("make it again: `narthex rm {name}`, then `narthex pull {name}`"))
             }

@@ -18,10 +18,11 @@ use crate::{
     config::Config,
     embed,
     error::Error,
-    job,
+    job::{self, Graphs},
     listing::{InstalledPackage, ModelListing, ModelStatus},
     loaded::Loaded,
     names::{PackageKey, split_scheme},
+    placing,
     request::{ChatRequest, CompletionRequest, EmbedRequest, Embeddings, TurnSink},
     residency::{Claim, Residents},
     shelf, today,
@@ -328,9 +329,11 @@ impl Inner {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<Loaded, Error> {
-        let folder = job::package_for_load(self, key, pull, progress, cancel)?;
+        let facts = placing::facts(self);
+        let graphs = if placing::wants_fixed(&self.config, &facts) { Graphs::Both } else { Graphs::Any };
+        let folder = job::package_for_load(self, key, (pull, graphs), progress, cancel)?;
         let runtime = self.runtime(progress, cancel)?;
-        Loaded::open(key, &folder, runtime, &self.config)
+        Loaded::open(key, &folder, runtime, (&self.config, &facts))
     }
 
     /// ONNX Runtime; the CPU one is installed on first need.

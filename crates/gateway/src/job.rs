@@ -48,11 +48,15 @@ impl<'a> Wanted<'a> {
             return None;
         }
         let folder = inner.store.package(&self.key.name, self.key.scheme)?;
-        let Some(target) = &self.request.target else { return Some(folder) };
+        let CompileRequest { target, context, .. } = self.request;
+        if target.is_none() && context.is_none() {
+            return Some(folder);
+        }
         let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
-        let context = recipe.fixed.map(|shapes| shapes.context);
-        let long_enough = self.request.context.is_none_or(|wanted| context == Some(wanted));
-        (recipe.targets.contains(target) && long_enough).then_some(folder)
+        let found = recipe.fixed.as_ref().map(|shapes| shapes.context);
+        let long_enough = context.is_none_or(|wanted| found == Some(wanted));
+        let compiled = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
+        (compiled && long_enough).then_some(folder)
     }
 
     fn recipe(&self) -> Recipe {
@@ -125,19 +129,34 @@ pub(crate) fn check_obtainable(inner: &Inner, key: &PackageKey, pull: Pull) -> R
     Err(Error::NotInstalled { name: key.name.clone() })
 }
 
-/// The package for a load: an installed one, or a new one where the policy allows.
+/// Which graphs a load wants to find in a package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Graphs {
+    /// Whatever is there.
+    Any,
+    /// Those of fixed shape too, for the NPU that it is loaded on.
+    Both,
+}
+
+/// The package for a load: an installed one, or a new one where the policy allows. One that lacks the graphs for this
+/// machine's NPU is made again, if its checkpoint is in the catalogue.
 pub(crate) fn package_for_load(
     inner: &Inner,
     key: &PackageKey,
-    pull: Pull,
+    (pull, graphs): (Pull, Graphs),
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
     if let Some(folder) = inner.store.package(&key.name, key.scheme) {
-        return Ok(folder);
+        let enough = graphs == Graphs::Any || package::read_manifest(&folder, key)?.recipe.fixed.is_some();
+        if enough || inner.catalog.get(&key.name).is_none() {
+            return Ok(folder);
+        }
+        progress.event(Progress::Note(format!("Compiling {} again, with graphs for the NPU.", key.name)));
     }
     check_obtainable(inner, key, pull)?;
-    let request = CompileRequest::new(key.scheme);
+    let context = (graphs == Graphs::Both).then_some(USUAL_CONTEXT);
+    let request = CompileRequest { context, ..CompileRequest::new(key.scheme) };
     ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
 }
 

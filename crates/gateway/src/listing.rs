@@ -2,8 +2,10 @@
 
 use std::time::SystemTime;
 
-use narthex_spec::{Ep, ModelName, Scheme, arch::Architecture};
+use narthex_spec::{DeviceName, ModelName, Scheme, arch::Architecture};
 use serde::{Deserialize, Serialize};
+
+use crate::placement::PlacementReport;
 
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +87,13 @@ pub struct InstalledPackage {
     pub created: SystemTime,
 }
 
+impl ModelStatus {
+    /// The device it runs on, once it does.
+    pub fn device(&self) -> Option<DeviceName> {
+        self.placement.as_ref().map(|report| report.device)
+    }
+}
+
 /// A model that was asked for since the gateway was opened.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModelStatus {
@@ -96,10 +105,10 @@ pub struct ModelStatus {
     pub scheme: Scheme,
     /// Where its life stands.
     pub state: ModelState,
-    /// The device it runs on.
-    pub device: Option<String>,
-    /// Nodes per execution provider and graph, as ONNX Runtime assigned them.
-    pub placement: Vec<PlacementLine>,
+    /// The device it runs on, and where each node went.
+    pub placement: Option<PlacementReport>,
+    /// The devices that came first in the order and did not take it.
+    pub passed_over: Vec<PassedOver>,
     /// The engine's counters, for chat models.
     pub engine: Option<EngineCounters>,
     /// The longest sequence, in tokens.
@@ -123,15 +132,17 @@ pub enum ModelState {
     },
 }
 
-/// How many nodes of a graph an execution provider took.
+/// A device of the order that a model was not loaded on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacementLine {
-    /// The graph's file.
-    pub graph: String,
-    /// The provider.
-    pub ep: Ep,
-    /// Nodes it runs.
-    pub nodes: usize,
+pub struct PassedOver {
+    /// The device.
+    pub device: DeviceName,
+    /// Why not.
+    pub reason: String,
+    /// The next step, where there is one.
+    pub fix: Option<String>,
+    /// Whether it is worth telling: the device is there or was asked for, and did not take the model.
+    pub announced: bool,
 }
 
 /// Counters of a chat model's engine.

@@ -2,33 +2,22 @@
 
 use std::path::Path;
 
-use narthex_device::{
-    dynamic::{DynamicExecutor, ExecutorOptions},
-    encoder::{DynamicEncoder, EncoderOptions},
-    placement::Placement,
-    runtime::Runtime,
-};
-use narthex_engine::worker::{Drain, Engine, EngineConfig};
-use narthex_spec::{arch::Architecture, manifest::Manifest};
+use narthex_device::{ep::Facts, runtime::Runtime};
+use narthex_engine::worker::{Drain, Engine};
+use narthex_spec::manifest::Manifest;
 use narthex_text::{template::ChatTemplate, tokenizer::Tokenizer};
 
 use crate::{
     config::Config,
     encoding::{EncoderQueue, Load},
     error::Error,
-    listing::{EngineCounters, ModelKind, ModelState, ModelStatus, PlacementLine},
+    listing::{EngineCounters, ModelKind, ModelState, ModelStatus, PassedOver},
     names::PackageKey,
     package,
+    placement::{PlacementReport, RanOn},
+    placing::{self, Placed},
+    start::Opening,
 };
-
-/// Tokens by which the KV cache grows.
-const KV_STEP: usize = 256;
-
-/// New tokens of one prompt that run in one step.
-const PREFILL_CHUNK: usize = 256;
-
-/// Padded tokens that an encoder takes in one batch.
-const ENCODER_BATCH_TOKENS: usize = 4096;
 
 /// A model that answers.
 pub(crate) struct Loaded {
@@ -39,7 +28,8 @@ pub(crate) struct Loaded {
     pub(crate) worker: Worker,
     /// Sequences that may run and wait at once.
     pub(crate) capacity: usize,
-    placement: Vec<PlacementLine>,
+    placement: PlacementReport,
+    passed_over: Vec<PassedOver>,
 }
 
 /// What runs a model.
@@ -56,7 +46,7 @@ impl Loaded {
         key: &PackageKey,
         folder: &Path,
         runtime: &'static Runtime,
-        config: &Config,
+        (config, facts): (&Config, &Facts),
     ) -> Result<Self, Error> {
         let manifest = package::read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&package::read(folder, &manifest.tokenizer.file)?)?;
@@ -67,12 +57,10 @@ impl Loaded {
             }
             None => None,
         };
-        let (worker, placement) = match manifest.architecture {
-            Architecture::Decoder(_) => start_engine(folder, &manifest, runtime, config)?,
-            Architecture::Encoder(_) => start_encoder(folder, &manifest, runtime, config)?,
-        };
+        let opening = Opening { folder, manifest: &manifest, runtime, config };
+        let Placed { worker, report: placement, passed_over } = placing::place(&opening, facts)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
-        Ok(Self { key: key.clone(), manifest, tokenizer, template, worker, capacity, placement })
+        Ok(Self { key: key.clone(), manifest, tokenizer, template, worker, capacity, placement, passed_over })
     }
 
     pub(crate) fn kind(&self) -> ModelKind {
@@ -116,11 +104,19 @@ impl Loaded {
             kind: Some(self.kind()),
             scheme: self.key.scheme,
             state: ModelState::Ready,
-            device: Some("cpu".to_owned()),
-            placement: self.placement.clone(),
+            placement: Some(self.placement.clone()),
+            passed_over: self.passed_over.clone(),
             engine: Some(engine),
             max_length: Some(self.manifest.max_length),
         }
+    }
+
+    /// Where its answers come from.
+    pub(crate) fn ran_on(&self) -> RanOn {
+        let announced = self.passed_over.iter().filter(|passed| passed.announced);
+        let reasons: Vec<String> =
+            announced.map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
+        RanOn { device: self.placement.device, fallback: (!reasons.is_empty()).then(|| reasons.join("; ")) }
     }
 
     /// Stops the worker; running sequences finish or end, as `drain` says.
@@ -144,49 +140,4 @@ fn counters(engine: &Engine) -> EngineCounters {
         cached_tokens: stats.cached_tokens,
         generated_tokens: stats.generated_tokens,
     }
-}
-
-fn start_engine(
-    folder: &Path,
-    manifest: &Manifest,
-    runtime: &'static Runtime,
-    config: &Config,
-) -> Result<(Worker, Vec<PlacementLine>), Error> {
-    let options = ExecutorOptions {
-        threads: config.threads,
-        slots: config.slots,
-        kv_budget: config.kv_budget,
-        kv_step: KV_STEP,
-        chunk: PREFILL_CHUNK,
-    };
-    let executor = DynamicExecutor::open(runtime, folder, manifest, &options)?;
-    let placement = lines(manifest, executor.placement());
-    let limits = narthex_engine::executor::Executor::limits(&executor).clone();
-    let mut engine_config = EngineConfig::for_limits(&limits);
-    engine_config.max_queue = config.max_queue;
-    let engine = Engine::start(Box::new(executor), engine_config)
-        .map_err(|source| Error::Io { what: "cannot start the engine's thread".to_owned(), source })?;
-    Ok((Worker::Engine(engine), placement))
-}
-
-fn start_encoder(
-    folder: &Path,
-    manifest: &Manifest,
-    runtime: &'static Runtime,
-    config: &Config,
-) -> Result<(Worker, Vec<PlacementLine>), Error> {
-    let options = EncoderOptions { threads: config.threads, max_batch_tokens: ENCODER_BATCH_TOKENS };
-    let encoder = DynamicEncoder::open(runtime, folder, manifest, &options)?;
-    let placement = lines(manifest, encoder.placement());
-    let queue = EncoderQueue::start(Box::new(encoder), config.max_queue)?;
-    Ok((Worker::Encoder(queue), placement))
-}
-
-fn lines(manifest: &Manifest, placement: &Placement) -> Vec<PlacementLine> {
-    let graph = manifest.graphs.first().map(|graph| graph.file.clone()).unwrap_or_default();
-    placement
-        .nodes_per_ep()
-        .into_iter()
-        .map(|(ep, nodes)| PlacementLine { graph: graph.clone(), ep, nodes })
-        .collect()
 }

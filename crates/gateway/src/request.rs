@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
 pub use narthex_text::template::{Message, Role};
 
+use crate::placement::RanOn;
+
 /// One chat request; a model's answer to a conversation.
 #[derive(Debug, Clone)]
 pub struct ChatRequest {
@@ -222,4 +224,6 @@ pub struct Embeddings {
     pub vectors: Vec<Vec<f32>>,
     /// Tokens over all inputs, special tokens included.
     pub prompt_tokens: usize,
+    /// Where they were computed.
+    pub ran_on: RanOn,
 }

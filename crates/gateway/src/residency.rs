@@ -181,8 +181,8 @@ fn blank_status(key: &PackageKey, state: ModelState) -> ModelStatus {
         kind: None,
         scheme: key.scheme,
         state,
-        device: None,
-        placement: Vec::new(),
+        placement: None,
+        passed_over: Vec::new(),
         engine: None,
         max_length: None,
     }

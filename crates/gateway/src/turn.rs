@@ -18,6 +18,7 @@ use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokeni
 
 use crate::{
     loaded::Loaded,
+    placement::RanOn,
     request::{FinishReason, Summary, TokenAlternative, TokenInfo, TurnEvent, TurnSink},
 };
 
@@ -27,6 +28,8 @@ pub struct Turn {
     pub model: ModelName,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Where it runs.
+    pub ran_on: RanOn,
     pub(crate) sequences: Vec<SequenceHandle>,
 }
 

@@ -12,7 +12,7 @@ use narthex_gateway::{
     listing::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
 };
-use narthex_spec::{Ep, Scheme, progress::Quiet};
+use narthex_spec::{DeviceName, Ep, Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::LLAMA_CONTEXT;
 use support::{LONG_CONTEXT, PATIENCE, Tiny, ask, events, eventually, greedy, question, whole};
 
@@ -38,9 +38,11 @@ fn a_model_is_loaded_on_first_use() {
     let status = &gateway.status()[0];
     assert_eq!((status.name.as_str(), &status.state), (model.as_str(), &ModelState::Ready));
     assert_eq!((status.kind, status.scheme), (Some(ModelKind::Chat), Scheme::F32));
-    assert_eq!((status.device.as_deref(), status.max_length), (Some("cpu"), Some(LLAMA_CONTEXT)));
-    assert!(status.placement.iter().all(|line| line.ep == Ep::Cpu && line.nodes > 0), "{status:?}");
-    assert!(!status.placement.is_empty());
+    assert_eq!((status.device(), status.max_length), (Some(DeviceName::Cpu), Some(LLAMA_CONTEXT)));
+    let report = status.placement.as_ref().unwrap();
+    let [line] = report.lines.as_slice() else { panic!("{status:?}") };
+    assert_eq!((line.ep, line.compute_share, report.npu_share), (Ep::Cpu, 1.0, 0.0));
+    assert!(line.nodes > 0 && line.weight_bytes > 0, "{status:?}");
     // The counters are as old as the engine's last step.
     eventually("the last step", || {
         let engine = gateway.status()[0].engine.unwrap();

@@ -1,10 +1,13 @@
 //! `/health`: that the server lives, and where each model stands and runs.
 
-use narthex_gateway::listing::{ModelState, ModelStatus};
+use narthex_gateway::{
+    devices::DeviceStatus,
+    listing::{ModelState, ModelStatus},
+};
 use serde_json::{Value, json};
 
-/// The health of a server with these models.
-pub(crate) fn report(models: &[ModelStatus]) -> Value {
+/// The health of a server with these models, on a machine with these NPUs.
+pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
     let failed = models.iter().any(|model| matches!(model.state, ModelState::Failed { .. }));
     let models: Vec<Value> = models
         .iter()
@@ -13,8 +16,10 @@ pub(crate) fn report(models: &[ModelStatus]) -> Value {
                 "id": model.name,
                 "scheme": model.scheme,
                 "state": model.state,
-                "device": model.device,
-                "placement": model.placement,
+                "device": model.device(),
+                "npu_share": model.placement.as_ref().map(|report| report.npu_share),
+                "placement": model.placement.as_ref().map(|report| &report.lines),
+                "passed_over": model.passed_over,
                 "max_length": model.max_length,
                 "engine": model.engine,
             })
@@ -23,7 +28,7 @@ pub(crate) fn report(models: &[ModelStatus]) -> Value {
     json!({
         "status": if failed { "degraded" } else { "ok" },
         "version": env!("CARGO_PKG_VERSION"),
-        "npu": {"available": false, "reason": "this version runs on the CPU"},
+        "npu": {"available": npus.iter().any(|npu| npu.usable), "devices": npus},
         "models": models,
     })
 }

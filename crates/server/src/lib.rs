@@ -9,6 +9,7 @@ mod guard;
 mod health;
 mod metrics;
 mod openai;
+mod ran_on;
 mod reply;
 mod routes;
 mod serve;

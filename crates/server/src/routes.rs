@@ -53,7 +53,7 @@ pub(crate) fn router(gateway: Gateway, options: &ServeOptions) -> Router {
 }
 
 async fn health(State(app): State<App>) -> Json<Value> {
-    Json(health::report(&app.gateway.status()))
+    Json(health::report(&app.gateway.status(), &app.gateway.npus()))
 }
 
 async fn metrics(State(app): State<App>) -> Response {

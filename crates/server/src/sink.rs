@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use narthex_gateway::{
-    Error, Turn,
+    Error, RanOn, Turn,
     request::{TurnEvent, TurnSink},
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -37,13 +37,18 @@ impl Drop for Running {
 /// The task's end: what the request reports. Dropping it cancels the request.
 pub(crate) struct Events {
     receiver: UnboundedReceiver<TurnEvent>,
-    _running: Running,
+    running: Running,
 }
 
 impl Events {
     /// The next event; `None` where the engine has gone.
     pub(crate) async fn next(&mut self) -> Option<TurnEvent> {
         self.receiver.recv().await
+    }
+
+    /// Where the request runs.
+    pub(crate) fn ran_on(&self) -> RanOn {
+        self.running.0.ran_on.clone()
     }
 }
 
@@ -54,5 +59,5 @@ pub(crate) async fn start(
     let (sender, receiver) = unbounded_channel();
     let sink = Box::new(ChannelSink(sender));
     let running = blocking(move || call(sink).map(Running)).await?;
-    Ok(Events { receiver, _running: running })
+    Ok(Events { receiver, running })
 }

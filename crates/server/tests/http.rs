@@ -4,6 +4,7 @@
 
 mod support;
 
+use narthex_gateway::Config;
 use narthex_server::ServeOptions;
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use serde_json::{Value, json};
@@ -267,4 +268,38 @@ fn fields_that_are_null_are_left_out() {
     let answer =
         live.post(EMBEDDINGS, &with(base, null(&["encoding_format", "dimensions", "truncate", "user"])));
     assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[test]
+fn answers_say_where_they_were_computed() {
+    let tiny = Tiny::new();
+    let (model, embedding) = (tiny.chat(), tiny.embedding());
+    let asked = |live: &Live| {
+        let stream = with(chat(&model, 2), json!({"stream": true}));
+        let bodies = [
+            (CHAT, chat(&model, 2)),
+            (CHAT, stream),
+            (COMPLETIONS, json!({"model": model, "prompt": "the", "max_tokens": 2})),
+            (EMBEDDINGS, json!({"model": embedding, "input": "the"})),
+        ];
+        bodies.map(|(path, body)| {
+            let answer = live.post(path, &body);
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            ["x-narthex-device", "x-narthex-fallback"].map(|name| answer.header(name).map(str::to_owned))
+        })
+    };
+    for [device, fallback] in asked(&Live::start(tiny.config())) {
+        assert_eq!((device.as_deref(), fallback), (Some("cpu"), None));
+    }
+    // A device that was asked for and is not there is never passed over in silence.
+    let live = Live::start(Config { providers: "qnn,cpu".parse().unwrap(), ..tiny.config() });
+    for [device, fallback] in asked(&live) {
+        assert_eq!(device.as_deref(), Some("cpu"));
+        assert!(fallback.is_some_and(|reason| reason.starts_with("qnn: ")));
+    }
+    let health = live.get("/health").json();
+    let passed = &health["models"][0]["passed_over"][0];
+    assert_eq!((&passed["device"], &passed["announced"]), (&json!("qnn"), &json!(true)), "{health}");
+    assert_eq!(health["npu"]["available"], json!(false));
+    assert_eq!(health["models"][0]["device"], json!("cpu"));
 }

@@ -13,10 +13,10 @@ use super::{
     Place,
     cache::{Cache, New},
     graph::FixedGraph,
-    joined, open,
+    open,
     step::{self, Tables},
 };
-use crate::{error::DeviceError, package, placement::Placement, runtime::Runtime};
+use crate::{error::DeviceError, package, placement::GraphPlacement, runtime::Runtime};
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -97,10 +97,10 @@ impl FixedExecutor {
         Ok(Self { limits, past, tables, layers, head, kv, logits: Vec::new(), cache })
     }
 
-    /// Where the nodes of all graphs run.
-    pub fn placement(&self) -> Placement {
+    /// Where the nodes of each graph run.
+    pub fn placements(&self) -> Vec<GraphPlacement> {
         let graphs = self.layers.iter().map(|(_, graph)| graph).chain([&self.head]);
-        joined(graphs.map(FixedGraph::session))
+        graphs.map(FixedGraph::placement).collect()
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), StepError> {

@@ -13,11 +13,11 @@ use narthex_spec::{
     manifest::{Manifest, Part, Slot},
 };
 
-use super::{HIDDEN, Place, graph::FixedGraph, joined, open};
+use super::{HIDDEN, Place, graph::FixedGraph, open};
 use crate::{
     encoder::{EncoderTables, check_texts},
     error::DeviceError,
-    placement::Placement,
+    placement::GraphPlacement,
     runtime::Runtime,
 };
 
@@ -61,9 +61,9 @@ impl FixedEncoder {
         Ok(Self { limits, tables, pooling: arch.pooling, normalize: arch.normalize, buckets })
     }
 
-    /// Where the nodes of all graphs run.
-    pub fn placement(&self) -> Placement {
-        joined(self.buckets.iter().map(|(_, graph)| graph.session()))
+    /// Where the nodes of each graph run.
+    pub fn placements(&self) -> Vec<GraphPlacement> {
+        self.buckets.iter().map(|(_, graph)| graph.placement()).collect()
     }
 
     fn encode(&mut self, text: &[TokenId], out: &mut [f32]) -> Result<(), StepError> {

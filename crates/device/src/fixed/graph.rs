@@ -15,6 +15,7 @@ use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
     package,
+    placement::GraphPlacement,
 };
 
 /// A loaded graph and its tensors. All of them are half precision.
@@ -26,6 +27,7 @@ pub(super) struct FixedGraph {
     outputs: Vec<Port>,
     past: Vec<[(CString, Vec<i64>); 2]>,
     slot: Option<SlotId>,
+    file: String,
 }
 
 /// An input or output with its memory.
@@ -75,11 +77,12 @@ impl FixedGraph {
         let past = (0..entry.kv.len())
             .map(|layer| Ok([named(Slot::PastKey { layer })?, named(Slot::PastValue { layer })?]))
             .collect::<Result<_, DeviceError>>()?;
-        Ok(Self { inputs, outputs, past, slot: None, binding, session })
+        Ok(Self { inputs, outputs, past, slot: None, file: entry.file.clone(), binding, session })
     }
 
-    pub(super) fn session(&self) -> &Session {
-        &self.session
+    /// Where its nodes run.
+    pub(super) fn placement(&self) -> GraphPlacement {
+        GraphPlacement { graph: self.file.clone(), placement: self.session.placement().clone() }
     }
 
     /// The roles of its inputs, but for the past.

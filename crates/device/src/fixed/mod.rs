@@ -20,9 +20,7 @@ use crate::{
     ep::Device,
     error::DeviceError,
     ort::{Session, SessionOptions},
-    package,
-    placement::Placement,
-    precompile,
+    package, precompile,
     runtime::Runtime,
 };
 
@@ -71,17 +69,4 @@ fn file<'a>(manifest: &'a Manifest, entry: &'a GraphEntry, form: Form<'_>) -> Re
     let context = manifest.contexts.iter().find(|c| c.target == *target && c.graph == entry.file);
     let missing = || DeviceError::package(format!("a context of {} for {target}", entry.file), "none");
     Ok(&context.ok_or_else(missing)?.file)
-}
-
-/// The placement of several graphs together.
-fn joined<'a>(sessions: impl Iterator<Item = &'a Session>) -> Placement {
-    let mut all = Placement::default();
-    for session in sessions {
-        let placement = session.placement();
-        all.nodes.extend(placement.nodes.iter().cloned());
-        for (ep, count) in &placement.subgraphs {
-            *all.subgraphs.entry(*ep).or_default() += count;
-        }
-    }
-    all
 }

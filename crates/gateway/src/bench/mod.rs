@@ -102,7 +102,7 @@ impl Gateway {
         check(options)?;
         let key = self.key_of(model)?;
         let inner = self.inner();
-        job::package_for_load(inner, &key, job::Pull::Anything, progress, cancel)?;
+        job::package_for_load(inner, &key, (job::Pull::Anything, job::Graphs::Any), progress, cancel)?;
         let runtime = inner.runtime(progress, cancel)?;
         let begun = Instant::now();
         self.load(model, progress, cancel)?;
@@ -118,7 +118,7 @@ impl Gateway {
         Ok(BenchReport {
             model: key.name.to_string(),
             scheme: key.scheme,
-            device: "cpu".to_owned(),
+            device: loaded.ran_on().device.to_string(),
             machine: Machine::here(runtime, inner.config.threads),
             prompt_tokens: options.prompt_tokens,
             generate_tokens: generated,

@@ -88,12 +88,21 @@ impl Tiny {
         self.compile(folder)
     }
 
+    /// The tiny Llama's checkpoint: a path for a caller that compiles it in its own way.
+    pub(crate) fn checkpoint(&self) -> String {
+        self.gguf("tiny", LLAMA_CONTEXT).to_str().unwrap().to_owned()
+    }
+
     fn llama(&self, name: &str, context: usize) -> String {
+        self.compile(self.gguf(name, context))
+    }
+
+    fn gguf(&self, name: &str, context: usize) -> PathBuf {
         let mut gguf = checkpoint::tiny_llama(SEED);
         gguf.set("llama.context_length", Meta::U32(context as u32));
         let file = self.folder.path().join(format!("{name}.gguf"));
         fs::write(&file, gguf.to_bytes()).unwrap();
-        self.compile(file)
+        file
     }
 
     fn compile(&self, checkpoint: PathBuf) -> String {

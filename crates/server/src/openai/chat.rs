@@ -1,10 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use axum::{
-    Json,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{ChatRequest, Message, Role, Summary, TokenInfo, TurnEvent};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,7 +13,7 @@ use super::{
     stream::{self, Chunks},
     usage,
 };
-use crate::{error::ApiError, reply::gather, routes::App, sink};
+use crate::{error::ApiError, ran_on::marked, reply::gather, routes::App, sink};
 
 /// Fields that would change the answer and that this version cannot honour.
 const REFUSED: &[&str] =
@@ -126,6 +122,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
     if let Some(options) = streaming {
         return Ok(stream::respond(events, Box::new(ChatChunks { head, options, n }), app.metrics));
     }
+    let ran_on = events.ran_on();
     let reply = gather(events, n).await?;
     app.metrics.generation(&reply.summary);
     let with_logprobs = request.logprobs.unwrap_or(false);
@@ -145,7 +142,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
     let mut answer = head.object("chat.completion");
     answer["choices"] = choices.into();
     answer["usage"] = usage(&reply.summary);
-    Ok(Json(answer).into_response())
+    Ok(marked(&ran_on, Json(answer)))
 }
 
 fn logprobs(tokens: &[TokenInfo]) -> Value {

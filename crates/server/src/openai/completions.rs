@@ -1,10 +1,6 @@
 //! `POST /v1/completions`.
 
-use axum::{
-    Json,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{
     CompletionRequest, Echo, GenerateOptions, Prompt, Summary, TokenInfo, TurnEvent,
 };
@@ -21,9 +17,10 @@ use super::{
 };
 use crate::{
     error::ApiError,
+    ran_on::marked,
     reply::{Choice, gather},
     routes::App,
-    sink,
+    sink::{self, Events},
 };
 
 /// The most alternatives per token that this endpoint reports.
@@ -119,6 +116,9 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
         let chunks = TextChunks { head, options, offsets: vec![0; n] };
         return Ok(stream::respond(events, Box::new(chunks), app.metrics));
     }
+    let Some(ran_on) = pending.first().map(Events::ran_on) else {
+        return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
+    };
     let mut choices = Vec::new();
     let mut total: Option<Summary> = None;
     for events in pending {
@@ -131,7 +131,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
     answer["choices"] =
         choices.iter().enumerate().map(|(index, choice)| whole(index, choice, wants_logprobs)).collect();
     answer["usage"] = total.as_ref().map_or(Value::Null, usage);
-    Ok(Json(answer).into_response())
+    Ok(marked(&ran_on, Json(answer)))
 }
 
 fn add(total: Option<Summary>, one: Summary) -> Summary {

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`.
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
 use serde::Deserialize;
@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{body::Body, refuse_path};
 use crate::{
     error::ApiError,
+    ran_on::marked,
     routes::{App, blocking},
 };
 
@@ -76,7 +77,7 @@ impl Request {
 pub(crate) async fn create(
     State(app): State<App>,
     Body(request): Body<Request>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     refuse_path(&request.model)?;
     let embed = request.embed();
     let format = request.encoding_format.unwrap_or_default();
@@ -89,12 +90,13 @@ pub(crate) async fn create(
         .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": encode(vector, format)}))
         .collect();
     let tokens = answer.prompt_tokens;
-    Ok(Json(json!({
+    let body = json!({
         "object": "list",
         "data": data,
         "model": request.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })))
+    });
+    Ok(marked(&answer.ran_on, Json(body)))
 }
 
 fn encode(vector: &[f32], format: Format) -> Value {

@@ -3,14 +3,14 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::response::{
-    IntoResponse, Response,
+    Response,
     sse::{Event, KeepAlive, Sse},
 };
 use futures::Stream;
 use narthex_gateway::request::TurnEvent;
 use serde_json::Value;
 
-use crate::{metrics::Metrics, sink::Events};
+use crate::{metrics::Metrics, ran_on::marked, sink::Events};
 
 /// How often a quiet stream shows that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -62,8 +62,9 @@ impl OpenStream {
 /// The response that streams a request's events.
 pub(crate) fn respond(events: Events, chunks: Box<dyn Chunks>, metrics: Arc<Metrics>) -> Response {
     metrics.streams().inc();
+    let ran_on = events.ran_on();
     let open = OpenStream { events, chunks, ready: std::collections::VecDeque::new(), ended: false, metrics };
-    Sse::new(stream(open)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    marked(&ran_on, Sse::new(stream(open)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
 fn stream(open: OpenStream) -> impl Stream<Item = Result<Event, Infallible>> {

@@ -1,0 +1,198 @@
+//! Where a loaded model runs: per graph and provider the nodes, their operators, their weights, their share of the
+//! work. Nothing here loads or decides anything.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use narthex_device::placement::{GraphPlacement, Placement};
+use narthex_graph::{Graph, work::multiply_accumulates};
+use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
+use serde::{Deserialize, Serialize};
+
+use crate::{error::Error, package};
+
+/// The operator that stands for a graph which was compiled ahead of time.
+const CONTEXT_OP: &str = "EPContext";
+
+/// What a symbolic extent counts as where work is weighed: tokens of a short prompt.
+const NOMINAL: u64 = 64;
+
+/// Where a model runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlacementReport {
+    /// The device that it was loaded on.
+    pub device: DeviceName,
+    /// Share of the whole model's multiply-accumulates that an NPU does, 0 to 1. The host's own work (embedding rows,
+    /// angles, masks, sampling) multiplies no matrices. A stand-in is no NPU.
+    pub npu_share: f64,
+    /// One line for each graph and provider.
+    pub lines: Vec<PlacementLine>,
+}
+
+/// What a provider does of a graph.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlacementLine {
+    /// The graph's file.
+    pub graph: String,
+    /// The provider.
+    pub ep: Ep,
+    /// Parts of the graph that it runs as a whole.
+    pub subgraphs: usize,
+    /// Nodes that it runs.
+    pub nodes: usize,
+    /// Those nodes by operator.
+    pub ops: BTreeMap<String, usize>,
+    /// Bytes of the constants that those nodes read.
+    pub weight_bytes: u64,
+    /// Their share of the graph's multiply-accumulates, 0 to 1.
+    pub compute_share: f64,
+}
+
+/// Where a request was answered, for whoever sends the answer on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RanOn {
+    /// The device.
+    pub device: DeviceName,
+    /// The devices that should have run it and did not, with their reasons; `None` where there is nothing to tell.
+    pub fallback: Option<String>,
+}
+
+/// What one node of a graph file is worth.
+struct Worth {
+    op: String,
+    work: u64,
+    constants: BTreeMap<String, u64>,
+}
+
+/// Reports on a model that was loaded on `device` from the package in `folder`.
+pub(crate) fn report(
+    device: DeviceName,
+    folder: &Path,
+    graphs: &[GraphPlacement],
+) -> Result<PlacementReport, Error> {
+    let (mut lines, mut total, mut on_npu) = (Vec::new(), 0.0, 0.0);
+    for found in graphs {
+        let worth = worth(folder, &found.graph)?;
+        let work: u64 = worth.values().map(|node| node.work).sum();
+        let new = graph_lines(&found.graph, &found.placement, &worth);
+        if device.kind() == DeviceKind::Npu {
+            let own = new.iter().filter(|line| line.ep == device.ep());
+            on_npu += own.map(|line| line.compute_share * work as f64).sum::<f64>();
+        }
+        total += work as f64;
+        lines.extend(new);
+    }
+    let npu_share = if total > 0.0 { on_npu / total } else { 0.0 };
+    Ok(PlacementReport { device, npu_share, lines })
+}
+
+/// The nodes of a graph file, by path.
+fn worth(folder: &Path, file: &str) -> Result<BTreeMap<String, Worth>, Error> {
+    let bytes = package::read(folder, file)?;
+    let graph = Graph::decode(&bytes).map_err(|error| Error::Io {
+        what: format!("cannot read {file} of the package"),
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    let known = graph.infer(&|_| Some(NOMINAL));
+    let sizes: BTreeMap<&str, u64> = graph
+        .initializers
+        .iter()
+        .map(|constant| (constant.name.as_str(), constant.expected_bytes().unwrap_or(0)))
+        .collect();
+    let nodes = graph.nodes.iter().map(|node| {
+        let constants =
+            node.inputs.iter().filter_map(|name| Some((name.clone(), *sizes.get(name.as_str())?)));
+        let work = multiply_accumulates(node, &known).unwrap_or(0);
+        (node.name.clone(), Worth { op: node.op.clone(), work, constants: constants.collect() })
+    });
+    Ok(nodes.collect())
+}
+
+/// The lines of one graph, by provider.
+fn graph_lines(graph: &str, placement: &Placement, worth: &BTreeMap<String, Worth>) -> Vec<PlacementLine> {
+    let total: u64 = worth.values().map(|node| node.work).sum();
+    let compiled = !placement.nodes.is_empty() && placement.nodes.iter().all(|node| node.op == CONTEXT_OP);
+    let mut eps: Vec<Ep> = placement.nodes.iter().map(|node| node.ep).collect();
+    eps.sort_unstable();
+    eps.dedup();
+    let line = |ep: Ep| {
+        let own = placement.nodes.iter().filter(|node| node.ep == ep);
+        // Only whole graphs are compiled ahead of time, so the one node stands for all of the file's.
+        let ops: Vec<(&str, Option<&Worth>)> = if compiled {
+            worth.values().map(|node| (node.op.as_str(), Some(node))).collect()
+        } else {
+            own.map(|node| (node.op.as_str(), worth.get(&node.name))).collect()
+        };
+        let mut counts = BTreeMap::new();
+        let (mut work, mut read, mut weight_bytes) = (0u64, BTreeSet::new(), 0u64);
+        for (op, node) in &ops {
+            *counts.entry((*op).to_owned()).or_insert(0usize) += 1;
+            let Some(node) = node else { continue };
+            work += node.work;
+            let new = node.constants.iter().filter(|(name, _)| read.insert(name.as_str()));
+            weight_bytes += new.map(|(_, bytes)| bytes).sum::<u64>();
+        }
+        PlacementLine {
+            graph: graph.to_owned(),
+            ep,
+            subgraphs: placement.subgraphs.get(&ep).copied().unwrap_or(0),
+            nodes: ops.len(),
+            ops: counts,
+            weight_bytes,
+            compute_share: if total == 0 { 0.0 } else { work as f64 / total as f64 },
+        }
+    };
+    eps.into_iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_device::placement::PlacedNode;
+
+    use super::*;
+
+    fn worth() -> BTreeMap<String, Worth> {
+        let node = |op: &str, work, constant: &str, bytes| Worth {
+            op: op.to_owned(),
+            work,
+            constants: BTreeMap::from([(constant.to_owned(), bytes)]),
+        };
+        BTreeMap::from([
+            ("/a/MatMul".to_owned(), node("MatMul", 75, "shared", 100)),
+            ("/b/MatMul".to_owned(), node("MatMul", 25, "shared", 100)),
+            ("/b/Add".to_owned(), node("Add", 0, "bias", 8)),
+        ])
+    }
+
+    fn placed(ep: Ep, op: &str, name: &str) -> PlacedNode {
+        PlacedNode { ep, op: op.to_owned(), name: name.to_owned() }
+    }
+
+    #[test]
+    fn work_and_weights_follow_the_nodes() {
+        let nodes = vec![
+            placed(Ep::Qnn, "MatMul", "/a/MatMul"),
+            placed(Ep::Cpu, "MatMul", "/b/MatMul"),
+            placed(Ep::Cpu, "Add", "/b/Add"),
+            placed(Ep::Cpu, "Cast", "/made/at/load"),
+        ];
+        let placement = Placement { nodes, subgraphs: BTreeMap::from([(Ep::Qnn, 1), (Ep::Cpu, 1)]) };
+        let lines = graph_lines("g.onnx", &placement, &worth());
+        let line = |ep| lines.iter().find(|line| line.ep == ep).unwrap();
+        let (cpu, npu) = (line(Ep::Cpu), line(Ep::Qnn));
+        assert_eq!((npu.nodes, npu.weight_bytes, npu.compute_share), (1, 100, 0.75));
+        assert_eq!((cpu.nodes, cpu.weight_bytes, cpu.compute_share), (3, 108, 0.25));
+        assert_eq!(cpu.ops, BTreeMap::from([("Add".into(), 1), ("Cast".into(), 1), ("MatMul".into(), 1)]));
+    }
+
+    #[test]
+    fn a_compiled_graph_is_all_of_its_file() {
+        let nodes = vec![placed(Ep::Qnn, CONTEXT_OP, "context")];
+        let placement = Placement { nodes, subgraphs: BTreeMap::from([(Ep::Qnn, 1)]) };
+        let lines = graph_lines("g.onnx", &placement, &worth());
+        assert_eq!((lines[0].nodes, lines[0].weight_bytes, lines[0].compute_share), (3, 108, 1.0));
+        assert_eq!(lines[0].ops["MatMul"], 2);
+    }
+}

@@ -1,0 +1,201 @@
+//! Which device of the order a package is loaded on. Every device that is passed over leaves its reason; none is
+//! replaced by a slower one without a word.
+
+use std::collections::BTreeMap;
+
+use narthex_catalog::runtimes::{self, RuntimeKind};
+use narthex_device::{
+    DeviceError,
+    ep::{self, Cause, Device, Facts, Refusal},
+    fixed::Form,
+};
+use narthex_spec::{
+    DeviceName, Ep, ModelName, NpuPolicy, Variant,
+    provider::{DeviceKind, Order},
+};
+
+use crate::{
+    config::Config,
+    error::Error,
+    gateway::Inner,
+    listing::PassedOver,
+    loaded::Worker,
+    placement::{self, PlacementReport},
+    start::{Opened, Opening},
+};
+
+/// A model on its device.
+pub(crate) struct Placed {
+    pub(crate) worker: Worker,
+    pub(crate) report: PlacementReport,
+    /// The devices that came before it in the order.
+    pub(crate) passed_over: Vec<PassedOver>,
+}
+
+/// What is known of this machine, with the runtimes that are installed in the store.
+pub(crate) fn facts(inner: &Inner) -> Facts {
+    let plugins = [
+        (Ep::Qnn, RuntimeKind::Qnn),
+        (Ep::OpenVino, RuntimeKind::OpenVino),
+        (Ep::WebGpu, RuntimeKind::WebGpu),
+    ];
+    let found = plugins
+        .into_iter()
+        .filter_map(|(ep, kind)| Some((ep, runtimes::locate(&inner.store, kind)?.library)));
+    Facts::here(found.collect::<BTreeMap<_, _>>())
+}
+
+/// Whether a device that runs graphs of fixed shape is next in turn on this machine.
+pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
+    let usable = |name: &DeviceName| barred(config, *name).is_none() && ep::probe(*name, facts).is_ok();
+    let first = config.providers.devices().iter().find(|name| usable(name));
+    first.is_some_and(|name| name.variant() == Variant::Static)
+}
+
+/// Loads a package on the first device of the order that takes it.
+pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Error> {
+    let config = opening.config;
+    let mut turn = Turn { order: &config.providers, passed_over: Vec::new(), failed: Vec::new() };
+    for &name in config.providers.devices() {
+        if let Some(reason) = barred(config, name) {
+            turn.pass(name, Refusal { cause: Cause::Absent, reason, fix: None });
+            continue;
+        }
+        match attempt(opening, name, facts) {
+            Ok((opened, report)) => match short_of(config, &report) {
+                None => {
+                    let worker = opened.model.start(config)?;
+                    let placed = Placed { worker, report, passed_over: turn.passed_over };
+                    placed.announce(&opening.manifest.name);
+                    return Ok(placed);
+                }
+                Some(reason) => turn.pass(name, Refusal { cause: Cause::Refused, reason, fix: None }),
+            },
+            Err(Attempt::Refused(refusal)) => turn.pass(name, refusal),
+            Err(Attempt::Failed(Error::Device(DeviceError::Cancelled) | Error::Cancelled)) => {
+                return Err(Error::Cancelled);
+            }
+            Err(Attempt::Failed(error)) => turn.fail(name, error),
+        }
+    }
+    Err(turn.end(&opening.manifest.name, config.npu))
+}
+
+/// Why the policy keeps a load from a device.
+fn barred(config: &Config, name: DeviceName) -> Option<String> {
+    match (config.npu, name.kind()) {
+        (NpuPolicy::Off, DeviceKind::Npu) => Some("NPUs are switched off".to_owned()),
+        (NpuPolicy::Require, DeviceKind::StandIn) => {
+            Some(format!("an NPU is required, and {} is none", name.describe()))
+        }
+        (NpuPolicy::Require, DeviceKind::Gpu | DeviceKind::Cpu) => {
+            Some("an NPU is required, and this is none".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// Why a placement is not enough for the policy.
+fn short_of(config: &Config, report: &PlacementReport) -> Option<String> {
+    let short = config.npu == NpuPolicy::Require && report.npu_share < config.npu_share;
+    short.then(|| {
+        format!(
+            "{:.2} % of the multiply-accumulates run on the NPU, and {:.2} % are required",
+            report.npu_share * 100.0,
+            config.npu_share * 100.0
+        )
+    })
+}
+
+/// How a device did not take a model.
+enum Attempt {
+    /// It is not there, or cannot be used.
+    Refused(Refusal),
+    /// Loading failed.
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for Attempt {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+fn attempt(
+    opening: &Opening<'_>,
+    name: DeviceName,
+    facts: &Facts,
+) -> Result<(Opened, PlacementReport), Attempt> {
+    let device = ep::probe(name, facts).map_err(Attempt::Refused)?;
+    let variant = name.variant();
+    if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
+        return Err(Attempt::Refused(lacking(opening, variant)));
+    }
+    if let Some(library) = facts.libraries.get(&name.ep()) {
+        opening.runtime.register(name.ep(), library)?;
+    }
+    let opened = open(opening, &device, variant)?;
+    let report = placement::report(name, opening.folder, &opened.graphs)?;
+    Ok((opened, report))
+}
+
+fn open(opening: &Opening<'_>, device: &Device, variant: Variant) -> Result<Opened, Error> {
+    opening.open(device, variant, Form::Graph)
+}
+
+/// The refusal of a package without the graphs that a device runs.
+fn lacking(opening: &Opening<'_>, variant: Variant) -> Refusal {
+    let reason = match variant {
+        Variant::Static => "the package has no graphs of fixed shape",
+        Variant::Dynamic => "the package has only graphs of fixed shape",
+    };
+    let (name, scheme) = (&opening.manifest.name, opening.manifest.recipe.scheme);
+    let fix = format!("narthex compile {name} --scheme {scheme} --context 2048");
+    Refusal { cause: Cause::Refused, reason: reason.to_owned(), fix: Some(fix) }
+}
+
+/// The devices that were tried so far.
+struct Turn<'a> {
+    order: &'a Order,
+    passed_over: Vec<PassedOver>,
+    failed: Vec<Error>,
+}
+
+impl Turn<'_> {
+    fn pass(&mut self, device: DeviceName, refusal: Refusal) {
+        let Refusal { cause, reason, fix } = refusal;
+        // A machine without some device is no news, unless a person asked for just that device.
+        let announced = cause != Cause::Absent || self.order.is_named();
+        self.passed_over.push(PassedOver { device, reason, fix, announced });
+    }
+
+    fn fail(&mut self, device: DeviceName, error: Error) {
+        let (reason, fix) = (error.to_string(), error.hint());
+        self.pass(device, Refusal { cause: Cause::Refused, reason, fix });
+        self.failed.push(error);
+    }
+
+    /// No device took the model. Where only one was really tried, its own error says most.
+    fn end(mut self, name: &ModelName, policy: NpuPolicy) -> Error {
+        match self.failed.pop() {
+            Some(error) if self.failed.is_empty() && policy != NpuPolicy::Require => error,
+            _ => Error::NoDevice { name: name.clone(), policy, passed_over: self.passed_over },
+        }
+    }
+}
+
+impl Placed {
+    /// Says in the log where the model runs, and loudly if a device before that refused.
+    fn announce(&self, name: &ModelName) {
+        let device = self.report.device;
+        for passed in &self.passed_over {
+            if passed.announced {
+                let fix = passed.fix.as_deref().map(|fix| format!(" ({fix})")).unwrap_or_default();
+                tracing::warn!("{name} does not run on {}: {}{fix}", passed.device.describe(), passed.reason);
+            } else {
+                tracing::debug!("{name} does not run on {}: {}", passed.device.describe(), passed.reason);
+            }
+        }
+        tracing::info!("{name} runs on {}", device.describe());
+    }
+}

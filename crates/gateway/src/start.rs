@@ -1,0 +1,127 @@
+//! Starts what runs a package on one device: an engine for decoders, a queue for encoders. Which device that is, is
+//! decided in [`crate::placing`].
+
+use std::path::Path;
+
+use narthex_device::{
+    dynamic::{DynamicExecutor, ExecutorOptions},
+    encoder::{DynamicEncoder, EncoderOptions},
+    ep::Device,
+    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    placement::{GraphPlacement, Placement},
+    runtime::Runtime,
+};
+use narthex_engine::{
+    encoder::Encoder,
+    executor::Executor,
+    worker::{Engine, EngineConfig},
+};
+use narthex_spec::{Variant, arch::Architecture, manifest::Manifest};
+
+use crate::{config::Config, encoding::EncoderQueue, error::Error, loaded::Worker};
+
+/// Tokens by which the KV cache grows.
+const KV_STEP: usize = 256;
+
+/// New tokens of one prompt that run in one step.
+const PREFILL_CHUNK: usize = 256;
+
+/// Padded tokens that an encoder takes in one batch.
+const ENCODER_BATCH_TOKENS: usize = 4096;
+
+/// A package that is about to be loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct Opening<'a> {
+    /// The package's folder.
+    pub(crate) folder: &'a Path,
+    /// Its manifest.
+    pub(crate) manifest: &'a Manifest,
+    pub(crate) runtime: &'static Runtime,
+    pub(crate) config: &'a Config,
+}
+
+/// A decoder or encoder in a session, before any thread runs it.
+pub(crate) enum Model {
+    Decoder(Box<dyn Executor>),
+    Encoder(Box<dyn Encoder>),
+}
+
+/// A model on a device, and where its nodes went.
+pub(crate) struct Opened {
+    pub(crate) model: Model,
+    pub(crate) graphs: Vec<GraphPlacement>,
+}
+
+impl Opening<'_> {
+    /// Loads the variant of the package that `variant` names on a device.
+    pub(crate) fn open(&self, device: &Device, variant: Variant, form: Form<'_>) -> Result<Opened, Error> {
+        match (variant, &self.manifest.architecture) {
+            (Variant::Dynamic, Architecture::Decoder(_)) => self.dynamic_decoder(),
+            (Variant::Dynamic, Architecture::Encoder(_)) => self.dynamic_encoder(),
+            (Variant::Static, Architecture::Decoder(_)) => {
+                let Config { slots, kv_budget, .. } = *self.config;
+                let options = FixedOptions { slots, kv_budget };
+                let place = self.place(device, form);
+                let executor =
+                    FixedExecutor::open(self.runtime, self.folder, self.manifest, place, &options)?;
+                let graphs = executor.placements();
+                Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
+            }
+            (Variant::Static, Architecture::Encoder(_)) => {
+                let encoder =
+                    FixedEncoder::open(self.runtime, self.folder, self.manifest, self.place(device, form))?;
+                let graphs = encoder.placements();
+                Ok(Opened { model: Model::Encoder(Box::new(encoder)), graphs })
+            }
+        }
+    }
+
+    fn place<'b>(&self, device: &'b Device, form: Form<'b>) -> Place<'b> {
+        Place { device, threads: self.config.threads, form }
+    }
+
+    fn dynamic_decoder(&self) -> Result<Opened, Error> {
+        let options = ExecutorOptions {
+            threads: self.config.threads,
+            slots: self.config.slots,
+            kv_budget: self.config.kv_budget,
+            kv_step: KV_STEP,
+            chunk: PREFILL_CHUNK,
+        };
+        let executor = DynamicExecutor::open(self.runtime, self.folder, self.manifest, &options)?;
+        let graphs = self.only_graph(executor.placement());
+        Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
+    }
+
+    fn dynamic_encoder(&self) -> Result<Opened, Error> {
+        let options = EncoderOptions { threads: self.config.threads, max_batch_tokens: ENCODER_BATCH_TOKENS };
+        let encoder = DynamicEncoder::open(self.runtime, self.folder, self.manifest, &options)?;
+        let graphs = self.only_graph(encoder.placement());
+        Ok(Opened { model: Model::Encoder(Box::new(encoder)), graphs })
+    }
+
+    /// The placement of variant A, which is one graph.
+    fn only_graph(&self, placement: &Placement) -> Vec<GraphPlacement> {
+        let entry = self.manifest.graphs.iter().find(|entry| entry.variant == Variant::Dynamic);
+        let graph = entry.map(|entry| entry.file.clone()).unwrap_or_default();
+        vec![GraphPlacement { graph, placement: placement.clone() }]
+    }
+}
+
+impl Model {
+    /// Starts the thread that runs it.
+    pub(crate) fn start(self, config: &Config) -> Result<Worker, Error> {
+        match self {
+            Self::Decoder(executor) => {
+                let mut settings = EngineConfig::for_limits(executor.limits());
+                settings.max_queue = config.max_queue;
+                let engine = Engine::start(executor, settings).map_err(|source| Error::Io {
+                    what: "cannot start the engine's thread".to_owned(),
+                    source,
+                })?;
+                Ok(Worker::Engine(engine))
+            }
+            Self::Encoder(encoder) => Ok(Worker::Encoder(EncoderQueue::start(encoder, config.max_queue)?)),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! On which device a model is loaded, and what is said of those that did not take it. NPUs are Qualcomm's HTP emulation.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{fs, path::Path};
+
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    store::Store,
+};
+use narthex_gateway::{Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, listing::PassedOver};
+use narthex_graph::Graph;
+use narthex_spec::{DeviceName, Ep, NpuPolicy, Scheme, progress::Quiet};
+use support::{Tiny, ask, greedy, question};
+
+/// Lets a tiny store find the QNN runtime that the tests' own store has.
+fn with_qnn(tiny: &Tiny) {
+    let store = Store::open(None).unwrap();
+    let info = runtimes::locate(&store, RuntimeKind::Qnn);
+    let dir = info.expect("no QNN runtime: run `cargo xtask test --only store` once, which installs it").dir;
+    let own = tiny.home().join("runtimes");
+    fs::create_dir_all(&own).unwrap();
+    std::os::unix::fs::symlink(&dir, own.join(dir.file_name().unwrap())).unwrap();
+}
+
+fn config(tiny: &Tiny, providers: &str) -> Config {
+    Config { providers: providers.parse().unwrap(), scheme: Some(Scheme::W8), ..tiny.config() }
+}
+
+fn load(config: Config, model: &str) -> Result<narthex_gateway::listing::ModelStatus, Error> {
+    Gateway::open(config).unwrap().load(model, &Quiet, &Cancel::new())
+}
+
+/// Compiles the tiny Llama with graphs of fixed shape too; gives its name.
+fn fixed(tiny: &Tiny) -> String {
+    let request = CompileRequest { context: Some(64), ..CompileRequest::new(Scheme::W8) };
+    let compiled = tiny.gateway().compile(&tiny.checkpoint(), &request, &Quiet, &Cancel::new());
+    compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
+}
+
+fn only(passed_over: &[PassedOver]) -> &PassedOver {
+    let [passed] = passed_over else { panic!("{passed_over:?}") };
+    passed
+}
+
+#[test]
+fn a_machine_without_an_npu_is_no_news() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let gateway = tiny.gateway();
+    let status = gateway.load(&model, &Quiet, &Cancel::new()).unwrap();
+    assert_eq!(status.device(), Some(DeviceName::Cpu));
+    let qnn = status.passed_over.iter().find(|passed| passed.device == DeviceName::Qnn).unwrap();
+    assert!(qnn.reason.contains("Snapdragon") && !qnn.announced, "{qnn:?}");
+    assert!(status.passed_over.iter().all(|passed| passed.device.as_str() != "qnn:emulation"));
+}
+
+#[test]
+fn a_device_that_was_asked_for_is_missed_aloud() {
+    let tiny = Tiny::new();
+    let model = fixed(&tiny);
+    let status = load(config(&tiny, "qnn:emulation,cpu"), &model).unwrap();
+    assert_eq!(status.device(), Some(DeviceName::Cpu));
+    let passed = only(&status.passed_over);
+    assert!(passed.announced && passed.reason.contains("not installed"), "{passed:?}");
+    assert_eq!(passed.fix.as_deref(), Some("narthex runtime install qnn"));
+}
+
+#[test]
+fn an_order_that_ends_without_the_cpu_fails_closed() {
+    let tiny = Tiny::new();
+    let model = fixed(&tiny);
+    let error = load(config(&tiny, "qnn:emulation"), &model).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("qnn:emulation: the qnn runtime is not installed"), "{error}");
+    assert_eq!(error.hint().as_deref(), Some("narthex runtime install qnn"));
+}
+
+#[test]
+fn an_npu_that_is_required_is_not_replaced() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let config = Config { npu: NpuPolicy::Require, ..config(&tiny, "qnn:emulation,cpu") };
+    let error = load(config, &model).unwrap_err().to_string();
+    for expected in ["an NPU is required", "HTP emulation is none", "cpu: "] {
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let gateway = Gateway::open(config(&tiny, "qnn:emulation")).unwrap();
+    let answer = ask(&gateway, &model, question("the cat", greedy(3)));
+    assert_eq!(answer.summary.completion_tokens, 3);
+    let status = &gateway.status()[0];
+    let report = status.placement.as_ref().unwrap();
+    // Emulation is no NPU, however whole the graphs are.
+    assert_eq!((report.device, report.npu_share), (DeviceName::QnnEmulation, 0.0));
+    assert_eq!(report.lines.len(), 3, "{report:?}");
+    for line in &report.lines {
+        assert_eq!((line.ep, line.subgraphs, line.compute_share), (Ep::Qnn, 1, 1.0), "{line:?}");
+        assert!(line.weight_bytes > 0 && line.ops["MatMulNBits"] > 0, "{line:?}");
+    }
+}
+
+/// Rewrites a graph of an installed package, as another exporter might have written it.
+fn rewrite(folder: &Path, file: &str, change: impl FnOnce(&mut Graph)) {
+    let mut graph = Graph::decode(&fs::read(folder.join(file)).unwrap()).unwrap();
+    change(&mut graph);
+    let bytes = graph.encode();
+    let path = folder.join("manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["files"][file]["bytes"] = bytes.len().into();
+    fs::write(folder.join(file), bytes).unwrap();
+    fs::write(path, manifest.to_string()).unwrap();
+}
+
+#[test]
+fn a_graph_that_the_npu_refuses_is_named_and_the_next_device_takes_over() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let folder =
+        Store::open(Some(tiny.home())).unwrap().package(&model.parse().unwrap(), Scheme::W8).unwrap();
+    let manifest = tiny.gateway().manifest(&model).unwrap();
+    let file = manifest.graphs.iter().find(|graph| graph.file.contains("layers-1x")).unwrap().file.clone();
+    rewrite(&folder, &file, |graph| {
+        let norm = graph.nodes.iter_mut().find(|node| node.op == "SimplifiedLayerNormalization").unwrap();
+        // The sum of a row with itself has the same direction.
+        norm.op = "SkipSimplifiedLayerNormalization".to_owned();
+        norm.domain = "com.microsoft".to_owned();
+        norm.attributes.retain(|(name, _)| name == "epsilon");
+        norm.inputs.insert(1, norm.inputs[0].clone());
+    });
+    let status = load(config(&tiny, "qnn:emulation,cpu"), &model).unwrap();
+    assert_eq!(status.device(), Some(DeviceName::Cpu));
+    let passed = only(&status.passed_over);
+    assert!(passed.announced && passed.reason.contains("SkipSimplifiedLayerNormalization"), "{passed:?}");
+    let error = load(config(&tiny, "qnn:emulation"), &model).unwrap_err();
+    assert!(error.to_string().contains(&file), "{error}");
+}
