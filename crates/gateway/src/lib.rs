@@ -6,6 +6,7 @@ pub mod announce;
 pub mod bench;
 mod cancel;
 mod chat;
+pub mod check;
 mod config;
 pub mod devices;
 pub mod doctor;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod check;
 mod completions;
 mod converse;
 mod doctor;
@@ -29,6 +30,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Rm(rm) => models::rm(&plain(home)?, &rm),
         Command::Ps(ps) => ps::run(&plain(home)?, &ps),
         Command::Compile(compile) => models::compile(&plain(home)?, &compile),
+        Command::Check(check) => check::run(&plain(home)?, check),
         Command::Doctor(doctor) => doctor::run(&plain(home)?, &doctor),
         Command::Bench(bench) => bench::run(&Gateway::open(config(home, Some(&bench.load)))?, &bench),
         Command::Runtime(runtime) => runtime::run(&plain(home)?, runtime.command),

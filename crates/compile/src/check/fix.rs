@@ -46,7 +46,11 @@ pub fn fixed(parts: &[Part], options: &Options) -> Result<(Vec<Part>, Vec<String
         Some(count) if *count > 1 => format!("{kind} ({count} times)"),
         _ => kind,
     });
-    Ok((fixed, words.collect()))
+    let mut words: Vec<String> = words.collect();
+    if parts.iter().any(|part| part.files.len() > 1) {
+        words.push("write the weights into one data file".to_owned());
+    }
+    Ok((fixed, words))
 }
 
 /// A label without the node that it is about.

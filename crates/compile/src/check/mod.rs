@@ -23,7 +23,7 @@ mod types;
 mod view;
 pub mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use narthex_spec::Target;
 
@@ -59,6 +59,11 @@ pub fn check(subject: &str, parts: &[Part], options: &Options) -> Report {
         report.after_fix = Some(AfterFix { verdict: after.verdict, score: after.score.total, changes });
     }
     report
+}
+
+/// The dimensions that a model's inputs leave open, by name.
+pub fn symbols(parts: &[Part]) -> BTreeSet<String> {
+    parts.iter().flat_map(|part| extents::symbols(&part.graph)).collect()
 }
 
 /// Checks graphs as they are.

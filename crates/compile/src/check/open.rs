@@ -76,14 +76,44 @@ pub enum CheckError {
     },
 }
 
+impl CheckError {
+    /// The next step, where one is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Decode { .. } => {
+                Some("name an ONNX file; checkpoints are checked by their folder or .gguf file".to_owned())
+            }
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                Some("name a folder that has no such file; --fix replaces nothing".to_owned())
+            }
+            Self::NoModel { .. } => {
+                Some("a model is an .onnx file, a folder with some, a checkpoint, or a name of `narthex list --available`".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Reads the graphs of a model: one file, or every `.onnx` file of a folder.
 ///
 /// # Errors
 /// See [`CheckError`]; a data file that is missing is a finding, not an error.
 pub fn open(path: &Path) -> Result<Vec<Part>, CheckError> {
+    let files = graph_files(path)?;
+    if files.is_empty() {
+        return Err(CheckError::NoModel { path: path.to_owned() });
+    }
+    open_files(&files)
+}
+
+/// The files of a model's graphs: the file itself, or every `.onnx` file of a folder, by name.
+///
+/// # Errors
+/// [`CheckError::Read`] and [`CheckError::TooMany`]; a folder without any gives none.
+pub fn graph_files(path: &Path) -> Result<Vec<PathBuf>, CheckError> {
     let failed = |source| CheckError::Read { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(failed)?.is_dir() {
-        return Ok(vec![part(path)?]);
+        return Ok(vec![path.to_owned()]);
     }
     let mut files = onnx_files(path)?;
     if files.is_empty() {
@@ -91,10 +121,17 @@ pub fn open(path: &Path) -> Result<Vec<Part>, CheckError> {
         files = onnx_files(&path.join("onnx")).unwrap_or_default();
     }
     match files.len() {
-        0 => Err(CheckError::NoModel { path: path.to_owned() }),
         found if found > MOST_PARTS => Err(CheckError::TooMany { path: path.to_owned(), found }),
-        _ => files.iter().map(|file| part(file)).collect(),
+        _ => Ok(files),
     }
+}
+
+/// Reads these files as the graphs of one model.
+///
+/// # Errors
+/// See [`CheckError`].
+pub fn open_files(files: &[PathBuf]) -> Result<Vec<Part>, CheckError> {
+    files.iter().map(|file| part(file)).collect()
 }
 
 fn onnx_files(folder: &Path) -> Result<Vec<PathBuf>, CheckError> {

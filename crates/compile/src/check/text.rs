@@ -1,6 +1,9 @@
 //! A report as text for people.
 
-use std::fmt::{self, Display, Formatter};
+use std::{
+    borrow::Cow,
+    fmt::{self, Display, Formatter},
+};
 
 use super::{
     report::{Finding, FixedBy, PartSummary, Report, Severity, Verdict},
@@ -23,16 +26,25 @@ impl Display for Verdict {
     }
 }
 
+/// Names come out of files, and a terminal acts on control characters.
+fn plain(text: &str) -> Cow<'_, str> {
+    if text.contains(char::is_control) {
+        Cow::Owned(text.replace(char::is_control, "\u{fffd}"))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} for {}: {}", self.subject, self.target, self.verdict)?;
+        writeln!(f, "{} for {}: {}", plain(&self.subject), self.target, self.verdict)?;
         if let Verdict::Refused { reason } = &self.verdict {
-            writeln!(f, "  {reason}")?;
+            writeln!(f, "  {}", plain(reason))?;
         }
         if !self.assumed.is_empty() {
             let pairs: Vec<String> =
                 self.assumed.iter().map(|(symbol, extent)| format!("{symbol}={extent}")).collect();
-            writeln!(f, "  counted with {} (--set gives others)", pairs.join(", "))?;
+            writeln!(f, "  counted with {} (--set gives others)", plain(&pairs.join(", ")))?;
         }
         writeln!(f, "\nscore {:.0} of 100", self.score.total)?;
         for part in &self.score.components {
@@ -54,7 +66,7 @@ impl Display for Report {
         if let Some(after) = &self.after_fix {
             writeln!(f, "\nafter --fix: {}, score {:.0}", after.verdict, after.score)?;
             for change in &after.changes {
-                writeln!(f, "  {change}")?;
+                writeln!(f, "  {}", plain(change))?;
             }
         }
         Ok(())
@@ -65,7 +77,7 @@ fn write_part(f: &mut Formatter<'_>, part: &PartSummary) -> fmt::Result {
     writeln!(
         f,
         "  {}: {} of {} nodes on the NPU in {} pieces, {} computed at load; {} multiply-accumulates; weights {:.1} MB ({})",
-        part.name,
+        plain(&part.name),
         part.npu_nodes,
         part.nodes,
         part.npu_pieces,
@@ -83,18 +95,21 @@ fn write_finding(f: &mut Formatter<'_>, finding: &Finding, several: bool) -> fmt
         Severity::Costs => "costs",
         Severity::Notes => "note",
     };
-    let part =
-        finding.part.as_deref().filter(|_| several).map_or_else(String::new, |part| format!("{part}: "));
-    writeln!(f, "  {mark:<7}  {part}{} [{}]", finding.message, finding.rule.as_str())?;
+    let part = finding
+        .part
+        .as_deref()
+        .filter(|_| several)
+        .map_or_else(String::new, |part| format!("{}: ", plain(part)));
+    writeln!(f, "  {mark:<7}  {part}{} [{}]", plain(&finding.message), finding.rule.as_str())?;
     if !finding.places.is_empty() {
         let rest = finding.places.len().saturating_sub(PLACES);
         let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
         let shown: Vec<&str> = finding.places.iter().take(PLACES).map(String::as_str).collect();
-        writeln!(f, "           at {}{more}", shown.join(", "))?;
+        writeln!(f, "           at {}{more}", plain(&shown.join(", ")))?;
     }
     if let Some(fix) = &finding.fix {
         let by = if fix.by == FixedBy::Narthex { "fix (--fix)" } else { "fix" };
-        writeln!(f, "           {by}: {}", fix.text)?;
+        writeln!(f, "           {by}: {}", plain(&fix.text))?;
     }
     Ok(())
 }

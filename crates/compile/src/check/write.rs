@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{self, BufWriter},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
@@ -30,36 +30,54 @@ pub fn write(parts: &[Part], folder: &Path) -> Result<Vec<PathBuf>, CheckError> 
     }
     let failed = |source| CheckError::Write { path: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(failed)?;
-    let mut weights = Weights { folder, file: None, places: BTreeMap::new(), sources: BTreeMap::new() };
     let mut written = Vec::new();
+    match write_all(parts, folder, &mut written) {
+        Ok(()) => Ok(written),
+        Err(error) => {
+            // Half a model is worse than none; what cannot be removed is named by nobody.
+            written.iter().for_each(|path| drop(fs::remove_file(path)));
+            Err(error)
+        }
+    }
+}
+
+/// Writes into a folder that is there, and lists what it has begun.
+fn write_all(parts: &[Part], folder: &Path, written: &mut Vec<PathBuf>) -> Result<(), CheckError> {
+    let mut weights = Weights {
+        path: folder.join(DATA_FILE),
+        file: None,
+        places: BTreeMap::new(),
+        sources: BTreeMap::new(),
+    };
     for part in parts {
         let mut graph = part.graph.clone();
-        weights.gather(part, &mut graph)?;
+        weights.gather(part, &mut graph, written)?;
         let path = folder.join(&part.name);
-        let file = create(&path)?;
-        io::Write::write_all(&mut BufWriter::new(file), &graph.encode())
-            .map_err(|source| CheckError::Write { path: path.clone(), source })?;
-        written.push(path);
+        let mut file = create(&path, written)?;
+        file.write_all(&graph.encode()).map_err(|source| CheckError::Write { path, source })?;
     }
-    if let Some(file) = weights.file {
-        let path = folder.join(DATA_FILE);
-        file.finish().map_err(|source| CheckError::Write { path: path.clone(), source })?;
-        written.push(path);
+    match weights.file {
+        Some(file) => {
+            let path = weights.path;
+            file.finish().map(drop).map_err(|source| CheckError::Write { path, source })
+        }
+        None => Ok(()),
     }
-    Ok(written)
 }
 
 /// The weights of every graph.
 const DATA_FILE: &str = "model.onnx.data";
 
-fn create(path: &Path) -> Result<File, CheckError> {
+fn create(path: &Path, written: &mut Vec<PathBuf>) -> Result<File, CheckError> {
     let failed = |source| CheckError::Write { path: path.to_owned(), source };
-    File::options().write(true).create_new(true).open(path).map_err(failed)
+    let file = File::options().write(true).create_new(true).open(path).map_err(failed)?;
+    written.push(path.to_owned());
+    Ok(file)
 }
 
 /// The data file under way.
-struct Weights<'a> {
-    folder: &'a Path,
+struct Weights {
+    path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
     /// What was written already, by where it came from.
     places: BTreeMap<(PathBuf, u64, u64), Place>,
@@ -67,9 +85,14 @@ struct Weights<'a> {
     sources: BTreeMap<PathBuf, Mmap>,
 }
 
-impl Weights<'_> {
+impl Weights {
     /// Copies a graph's external weights and points the graph at the copies.
-    fn gather(&mut self, part: &Part, graph: &mut Graph) -> Result<(), CheckError> {
+    fn gather(
+        &mut self,
+        part: &Part,
+        graph: &mut Graph,
+        written: &mut Vec<PathBuf>,
+    ) -> Result<(), CheckError> {
         for constant in &mut graph.initializers {
             let InitializerData::External { file, offset, length } = &constant.data else { continue };
             if !is_beside(file) {
@@ -77,7 +100,7 @@ impl Weights<'_> {
                     format!("{} names the data file {file:?}, which lies outside its folder", part.name);
                 return Err(CheckError::CannotFix { reason });
             }
-            let place = self.copy((part.folder.join(file), *offset, *length), &constant.name)?;
+            let place = self.copy((part.folder.join(file), *offset, *length), &constant.name, written)?;
             constant.data = InitializerData::External {
                 file: DATA_FILE.to_owned(),
                 offset: place.offset,
@@ -87,7 +110,12 @@ impl Weights<'_> {
         Ok(())
     }
 
-    fn copy(&mut self, from: (PathBuf, u64, u64), name: &str) -> Result<Place, CheckError> {
+    fn copy(
+        &mut self,
+        from: (PathBuf, u64, u64),
+        name: &str,
+        written: &mut Vec<PathBuf>,
+    ) -> Result<Place, CheckError> {
         if let Some(place) = self.places.get(&from) {
             return Ok(*place);
         }
@@ -108,14 +136,14 @@ impl Weights<'_> {
                 offset.saturating_add(*length)
             ),
         })?;
-        let target = self.folder.join(DATA_FILE);
         let file = match &mut self.file {
             Some(file) => file,
-            None => {
-                self.file.insert(ExternalWriter::new(BufWriter::with_capacity(1 << 20, create(&target)?)))
-            }
+            None => self
+                .file
+                .insert(ExternalWriter::new(BufWriter::with_capacity(1 << 20, create(&self.path, written)?))),
         };
-        let place = file.write(bytes).map_err(|source| CheckError::Write { path: target, source })?;
+        let place =
+            file.write(bytes).map_err(|source| CheckError::Write { path: self.path.clone(), source })?;
         self.places.insert(from, place);
         Ok(place)
     }

@@ -20,7 +20,7 @@ mod special;
 mod tensors;
 mod weight;
 
-pub use open::open;
+pub use open::{architecture, open};
 
 use std::{borrow::Cow, path::PathBuf};
 

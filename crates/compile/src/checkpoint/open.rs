@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_spec::arch::Architecture;
+
 use super::{
     Checkpoint, CheckpointError, gguf, hf,
     limit::unsupported,
@@ -55,6 +57,17 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
             Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
         }
     }
+}
+
+/// What a checkpoint computes, from its settings alone: a folder's `config.json` needs no weights beside it.
+///
+/// # Errors
+/// As [`open`].
+pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
+    if path.join(hf::CONFIG).is_file() {
+        return hf::architecture(path);
+    }
+    Ok(open(path)?.architecture)
 }
 
 fn open_file(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -124,6 +137,24 @@ mod tests {
         check(&["model.safetensors"], "give the folder that holds them");
         let many: Vec<String> = (10..30).map(|i| format!("{i}.txt")).collect();
         check(&many.iter().map(String::as_str).collect::<Vec<_>>(), "21.txt and 8 more");
+    }
+
+    #[test]
+    fn settings_tell_the_architecture_without_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_llama_safetensors(folder.path(), 1).unwrap();
+        let whole = open(folder.path()).unwrap().architecture;
+        for entry in fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.ends_with(hf::CONFIG) {
+                fs::remove_file(path).unwrap();
+            }
+        }
+        assert!(open(folder.path()).is_err());
+        assert_eq!(architecture(folder.path()).unwrap(), whole);
+        fs::write(folder.path().join("m.gguf"), tiny_llama_gguf(1)).unwrap();
+        fs::remove_file(folder.path().join(hf::CONFIG)).unwrap();
+        assert!(matches!(architecture(folder.path()), Ok(Architecture::Decoder(_))));
     }
 
     #[test]

@@ -22,10 +22,18 @@ use folder::Folder;
 /// The file that makes a folder a checkpoint of this layout.
 pub(super) const CONFIG: &str = "config.json";
 
-/// Opens a folder that has [`CONFIG`] and safetensors.
-pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+/// What a folder's settings say that the model computes; needs [`CONFIG`] and no weights.
+pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = config::Config::read(&mut folder)?;
+    Ok(settings(&mut folder, &config)?.1)
+}
+
+/// The settings' form, what they compute, and the longest sequence in tokens.
+fn settings(
+    folder: &mut Folder,
+    config: &config::Config,
+) -> Result<(Form, Architecture, usize), CheckpointError> {
     let form = config.form(folder.path())?;
     let (architecture, max_length) = match form {
         Form::Llama | Form::Mistral => {
@@ -34,14 +42,22 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
             (Architecture::Decoder(decoder), context)
         }
         Form::Bert => {
-            let sentence = pooling::read(&mut folder)?;
+            let sentence = pooling::read(folder)?;
             let encoder = config.encoder(&sentence, &folder.file(CONFIG))?;
-            let longest = text::max_length(&mut folder, &sentence)?.unwrap_or(usize::MAX);
+            let longest = text::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
             (Architecture::Encoder(encoder), max_length)
         }
     };
     limit::check_architecture(&folder.file(CONFIG), &architecture)?;
+    Ok((form, architecture, max_length))
+}
+
+/// Opens a folder that has [`CONFIG`] and safetensors.
+pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let mut folder = Folder::new(path);
+    let config = config::Config::read(&mut folder)?;
+    let (form, architecture, max_length) = settings(&mut folder, &config)?;
     let shards = safetensors::open(path)?;
     let tensors = Tensors {
         origin: path.to_owned(),

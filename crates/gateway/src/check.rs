@@ -1,0 +1,244 @@
+//! `narthex check`: whether a model would run on an NPU, what keeps it from that, and what can be done about it.
+//!
+//! Here a file, folder or name becomes graphs, or an architecture where there are none yet; the rules are the compiler's.
+//! No weight is read and no model is run. What a vendor's compiler made of a graph is joined with [`Report::record`].
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use narthex_catalog::{index::Entry, resolve::ModelRef};
+use narthex_compile::{
+    check::{self, Compiled, Finding, Fix, Options, Part, Rule, Severity, architecture, fix, open, write},
+    checkpoint,
+};
+use narthex_spec::{
+    Target, Variant,
+    arch::Architecture,
+    manifest::{Manifest, PlacementRecord},
+};
+use serde::Serialize;
+
+pub use narthex_compile::check::{CheckError, Report, Verdict};
+
+use crate::{
+    error::Error,
+    gateway::{Gateway, Inner},
+    names::{PackageKey, split_scheme},
+    shelf,
+};
+
+/// What is checked, and for what.
+#[derive(Debug, Clone)]
+pub struct CheckRequest {
+    /// An ONNX file, a folder that holds some, a checkpoint, or a model by name.
+    pub subject: String,
+    /// The NPU.
+    pub target: Target,
+    /// Extents for dimensions that the model leaves open, by name. Those that are not given are assumed by their names.
+    pub extents: BTreeMap<String, u64>,
+    /// A folder for the model with the fixes that Narthex makes itself.
+    pub fix: Option<PathBuf>,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Serialize)]
+pub struct CheckReport {
+    /// The model as it is.
+    #[serde(flatten)]
+    pub report: Report,
+    /// The model as it was written with fixes, where that was asked for and there was anything to fix.
+    pub fixed: Option<Fixed>,
+}
+
+/// A model that was written with fixes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Fixed {
+    /// The files.
+    pub files: Vec<PathBuf>,
+    /// What a check of those files found.
+    pub report: Report,
+}
+
+impl CheckReport {
+    /// The verdict on what stands at the end: the fixed model, or the model as it is.
+    pub fn verdict(&self) -> &Verdict {
+        self.fixed.as_ref().map_or(&self.report.verdict, |fixed| &fixed.report.verdict)
+    }
+}
+
+impl Gateway {
+    /// Checks a model for an NPU; with [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
+    ///
+    /// # Errors
+    /// [`Error::Check`] for files that are not to be read, or whose fixes cannot be written; [`Error::Invalid`] for
+    /// extents and fixes that the subject has no use for; [`Error::UnknownModel`].
+    pub fn check(&self, request: &CheckRequest) -> Result<CheckReport, Error> {
+        let options = Options { target: request.target.clone(), extents: request.extents.clone() };
+        let report = match find(self.inner(), &request.subject)? {
+            Subject::Graphs(files) => return graphs(request, &files, &options),
+            Subject::Package(manifest, folder) => package(request, &manifest, &folder, &options)?,
+            Subject::Checkpoint(found) => {
+                architecture::check_architecture(&request.subject, &found, &options)
+            }
+            Subject::Entry(entry) => entry_report(&request.subject, &entry, &options),
+        };
+        refuse_unused(request)?;
+        Ok(CheckReport { report, fixed: None })
+    }
+}
+
+/// What a user's text turned out to name.
+enum Subject {
+    /// ONNX files.
+    Graphs(Vec<PathBuf>),
+    /// An installed package and its folder.
+    Package(Box<Manifest>, PathBuf),
+    /// A checkpoint of which the settings are here.
+    Checkpoint(Box<Architecture>),
+    /// A model of the catalogue of which nothing is here.
+    Entry(Box<Entry>),
+}
+
+fn find(inner: &Inner, text: &str) -> Result<Subject, Error> {
+    let path = Path::new(text);
+    let is_onnx = text.to_ascii_lowercase().ends_with(".onnx");
+    if let Ok(ModelRef::Local(local)) = ModelRef::parse(split_scheme(text).0) {
+        return from_path(&local);
+    }
+    match shelf::key(inner, text) {
+        Ok(key) if !is_onnx => named(inner, &key),
+        // Names go first, as everywhere else; what is no name may still lie in the folder where the user stands.
+        Err(error) if !is_onnx && !path.exists() => Err(error),
+        _ => from_path(path),
+    }
+}
+
+fn from_path(path: &Path) -> Result<Subject, Error> {
+    let is_checkpoint =
+        |ending: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
+    if is_checkpoint("gguf") {
+        return settings(path);
+    }
+    let files = open::graph_files(path)?;
+    if !files.is_empty() {
+        return Ok(Subject::Graphs(files));
+    }
+    match settings(path) {
+        Ok(found) => Ok(found),
+        // A folder with neither: say what was looked for first.
+        Err(_) if !path.join("config.json").exists() => {
+            Err(CheckError::NoModel { path: path.to_owned() }.into())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn settings(path: &Path) -> Result<Subject, Error> {
+    let found = checkpoint::architecture(path).map_err(narthex_compile::CompileError::from)?;
+    Ok(Subject::Checkpoint(Box::new(found)))
+}
+
+fn named(inner: &Inner, key: &PackageKey) -> Result<Subject, Error> {
+    if let Some(folder) = inner.store.package(&key.name, key.scheme) {
+        return Ok(Subject::Package(Box::new(shelf::manifest(inner, key)?), folder));
+    }
+    match inner.catalog.get(&key.name) {
+        Some(entry) => Ok(Subject::Entry(Box::new(entry.clone()))),
+        None => Err(Error::NotInstalled { name: key.name.clone() }),
+    }
+}
+
+/// Checks ONNX files, and writes them fixed where that is wanted.
+fn graphs(request: &CheckRequest, files: &[PathBuf], options: &Options) -> Result<CheckReport, Error> {
+    let parts = open::open_files(files)?;
+    refuse_unknown(&parts, options)?;
+    let report = check::check(&request.subject, &parts, options);
+    let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
+    let cannot =
+        |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
+    let (fixed, changes) = fix::fixed(&parts, options).map_err(cannot)?;
+    if changes.is_empty() {
+        return Ok(CheckReport { report, fixed: None });
+    }
+    let files = write::write(&fixed, folder)?;
+    let written: Vec<PathBuf> = fixed.iter().map(|part| folder.join(&part.name)).collect();
+    let after = check::check(&folder.display().to_string(), &open::open_files(&written)?, options);
+    Ok(CheckReport { report, fixed: Some(Fixed { files, report: after }) })
+}
+
+/// Checks the fixed graphs of a package, and enters what the vendor's compiler made of them; without such graphs, what
+/// they would be.
+fn package(
+    request: &CheckRequest,
+    manifest: &Manifest,
+    folder: &Path,
+    options: &Options,
+) -> Result<Report, Error> {
+    let fixed = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
+    let files: Vec<PathBuf> = fixed.map(|graph| folder.join(&graph.file)).collect();
+    if files.is_empty() {
+        let mut report = architecture::check_architecture(&request.subject, &manifest.architecture, options);
+        report.findings.push(note(
+            Rule::Architecture,
+            "the installed package has only the graph that CPUs and GPUs run".to_owned(),
+            Some(Fix::you(format!("narthex compile {} --target {}", manifest.name, request.target))),
+        ));
+        return Ok(report);
+    }
+    let mut report = check::check(&request.subject, &open::open_files(&files)?, options);
+    for context in manifest.contexts.iter().filter(|context| context.target == request.target) {
+        report.record(&context.graph, &compiled(&context.placement, &request.target));
+    }
+    Ok(report)
+}
+
+/// What a placement says of a graph.
+fn compiled(placement: &PlacementRecord, target: &Target) -> Compiled {
+    let nodes = placement.nodes.values().flat_map(|operators| operators.values()).sum();
+    let others = placement.nodes.iter().filter(|(ep, _)| **ep != target.ep());
+    let elsewhere: Vec<String> = others
+        .flat_map(|(ep, operators)| operators.iter().map(move |(op, count)| format!("{count} {op} on {ep}")))
+        .collect();
+    if elsewhere.is_empty() { Compiled::Whole { nodes } } else { Compiled::Partly { elsewhere, nodes } }
+}
+
+/// What the catalogue knows of a model that is not here.
+fn entry_report(subject: &str, entry: &Entry, options: &Options) -> Report {
+    architecture::check_parameters(subject, entry.parameters, entry.unsupported().as_deref(), options)
+}
+
+fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {
+    Finding { rule, severity: Severity::Notes, part: None, places: Vec::new(), message, fix }
+}
+
+/// Refuses extents for dimensions that no graph has.
+fn refuse_unknown(parts: &[Part], options: &Options) -> Result<(), Error> {
+    let known = check::symbols(parts);
+    match options.extents.keys().find(|name| !known.contains(*name)) {
+        None => Ok(()),
+        Some(name) => {
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            let has = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let message =
+                format!("set: no input has a dimension {name:?}; the model's open dimensions: {has}");
+            Err(Error::Invalid { param: "set", message })
+        }
+    }
+}
+
+/// Refuses extents and fixes for models that Narthex compiles itself.
+fn refuse_unused(request: &CheckRequest) -> Result<(), Error> {
+    let (param, what) = match request {
+        CheckRequest { fix: Some(_), .. } => ("fix", "fixes are written"),
+        CheckRequest { extents, .. } if !extents.is_empty() => ("set", "dimensions are set"),
+        _ => return Ok(()),
+    };
+    let message = format!(
+        "{param}: {what} for ONNX files, and {} is a model that Narthex compiles; `narthex compile --target {}` gives it \
+         fixed shapes",
+        request.subject, request.target
+    );
+    Err(Error::Invalid { param, message })
+}
