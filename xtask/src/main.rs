@@ -1,10 +1,12 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
-//! parser. Nothing of the product lives here. Start at [`tidy`] for the house rules, at [`test`] for the stages and at
-//! [`fuzz`] for the targets.
+//! parser; `peers` measures Narthex beside other runtimes. Nothing of the product lives here. Start at [`tidy`] for the
+//! house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
 
 mod fuzz;
+mod peers;
+mod stamp;
 mod terminal;
 mod test;
 mod tidy;
@@ -32,6 +34,10 @@ Commands:
   fuzz --target T      fuzz one
   fuzz --seconds N     fuzz for N seconds each
   fuzz --record        keep the table in conformance/runs
+  peers                measure Narthex beside other runtimes, as bench/README.md tells
+  peers --only S,S     measure some sides
+  peers --rounds N     visit every side N times
+  peers --record       keep the figures in bench/runs
   help                 print this";
 
 /// What was asked for.
@@ -42,6 +48,7 @@ enum Command {
     ListStages,
     Test(Choice),
     Fuzz(fuzz::Options),
+    Peers(peers::Options),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +71,7 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["test", "--list"] => Command::ListStages,
         ["test", "--only", stage] => Command::Test(Choice::Only(stage.parse()?)),
         ["fuzz", rest @ ..] => Command::Fuzz(fuzz::Options::parse(rest)?),
+        ["peers", rest @ ..] => Command::Peers(peers::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
 }
@@ -79,6 +87,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Tidy => tidy::report(&Workspace::read()?)?,
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
+        Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
     }
     Ok(())
 }
@@ -106,6 +115,8 @@ mod tests {
         check("test --only nonsense", Err("expected one of tools, format"));
         let onnx: Vec<&str> = vec!["--target", "onnx", "--seconds", "5"];
         check("fuzz --target onnx --seconds 5", Ok(Command::Fuzz(fuzz::Options::parse(&onnx).unwrap())));
+        let once = peers::Options::parse(&["--rounds", "1"]).unwrap();
+        check("peers --rounds 1", Ok(Command::Peers(once)));
         check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
     }

@@ -8,7 +8,7 @@ mod clients;
 mod count;
 pub(crate) mod session;
 mod stages;
-mod tools;
+pub(crate) mod tools;
 
 use std::{
     str::FromStr,

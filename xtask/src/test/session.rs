@@ -67,8 +67,18 @@ impl<'a> Session<'a> {
 
     /// Builds the command-line program and gives its path.
     pub(crate) fn build_narthex(&self) -> anyhow::Result<PathBuf> {
+        self.build_program(&[])
+    }
+
+    /// The same, as it is released.
+    pub(crate) fn build_release(&self) -> anyhow::Result<PathBuf> {
+        self.build_program(&["--release"])
+    }
+
+    fn build_program(&self, profile: &[&str]) -> anyhow::Result<PathBuf> {
         let mut found = None;
         let mut build = self.cargo(&["build", "--package", "narthex-cli"]);
+        build.args(profile);
         each_line(build.arg("--message-format=json-render-diagnostics"), |line| {
             found = found.take().or_else(|| executable(line, "narthex"));
         })?;

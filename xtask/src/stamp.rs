@@ -1,0 +1,52 @@
+//! What a recorded run is marked with: the day and the commit.
+
+use std::{
+    process::Command,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context;
+
+use crate::workspace::Workspace;
+
+/// The commit that lies in the workspace, and whether it was changed.
+pub(crate) fn commit(workspace: &Workspace) -> anyhow::Result<String> {
+    let git = |arguments: &[&str]| -> anyhow::Result<String> {
+        let output = Command::new("git").current_dir(&workspace.root).args(arguments).output();
+        Ok(String::from_utf8_lossy(&output.context("git cannot be started")?.stdout).trim().to_owned())
+    };
+    let id = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
+    Ok(if changed { format!("{id} with changes") } else { id })
+}
+
+/// Today's date in UTC, as `2026-11-21`.
+pub(crate) fn today() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = date(now / 86_400);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+/// The date of a day counted from 1970-01-01, by Hinnant's rule.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, of_year - (153 * shifted + 2) / 5 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_have_dates() {
+        let check = |days, expect| assert_eq!(date(days), expect);
+        check(0, (1970, 1, 1));
+        check(11_016, (2000, 2, 29));
+        check(20_778, (2026, 11, 21));
+    }
+}
