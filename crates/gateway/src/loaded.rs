@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use narthex_catalog::store::Store;
 use narthex_device::{ep::Facts, runtime::Runtime};
 use narthex_engine::worker::{Drain, Engine};
 use narthex_spec::manifest::Manifest;
@@ -17,6 +18,7 @@ use crate::{
     placement::{PlacementReport, RanOn},
     placing::{self, Placed},
     start::Opening,
+    verify::Alarm,
 };
 
 /// A model that answers.
@@ -30,6 +32,7 @@ pub(crate) struct Loaded {
     pub(crate) capacity: usize,
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
+    alarm: Alarm,
 }
 
 /// What runs a model.
@@ -46,7 +49,7 @@ impl Loaded {
         key: &PackageKey,
         folder: &Path,
         runtime: &'static Runtime,
-        (config, facts): (&Config, &Facts),
+        (config, store, facts): (&Config, &Store, &Facts),
     ) -> Result<Self, Error> {
         let manifest = package::read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&package::read(folder, &manifest.tokenizer.file)?)?;
@@ -57,10 +60,20 @@ impl Loaded {
             }
             None => None,
         };
-        let opening = Opening { folder, manifest: &manifest, runtime, config };
-        let Placed { worker, report: placement, passed_over } = placing::place(&opening, facts)?;
+        let opening = Opening { folder, manifest: &manifest, runtime, config, tokenizer: &tokenizer, store };
+        let Placed { worker, report: placement, passed_over, alarm } = placing::place(&opening, facts)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
-        Ok(Self { key: key.clone(), manifest, tokenizer, template, worker, capacity, placement, passed_over })
+        Ok(Self {
+            key: key.clone(),
+            manifest,
+            tokenizer,
+            template,
+            worker,
+            capacity,
+            placement,
+            passed_over,
+            alarm,
+        })
     }
 
     pub(crate) fn kind(&self) -> ModelKind {
@@ -109,6 +122,11 @@ impl Loaded {
             engine: Some(engine),
             max_length: Some(self.manifest.max_length),
         }
+    }
+
+    /// Whether it gave nonsense and must answer no more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.alarm.is_raised()
     }
 
     /// Where its answers come from.

@@ -29,6 +29,9 @@ pub struct PlacementReport {
     pub npu_share: f64,
     /// One line for each graph and provider.
     pub lines: Vec<PlacementLine>,
+    /// What was refused on the way, such as a stale compiled form of a graph.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// What a provider does of a graph.
@@ -71,6 +74,7 @@ pub(crate) fn report(
     device: DeviceName,
     folder: &Path,
     graphs: &[GraphPlacement],
+    notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
     let (mut lines, mut total, mut on_npu) = (Vec::new(), 0.0, 0.0);
     for found in graphs {
@@ -85,7 +89,7 @@ pub(crate) fn report(
         lines.extend(new);
     }
     let npu_share = if total > 0.0 { on_npu / total } else { 0.0 };
-    Ok(PlacementReport { device, npu_share, lines })
+    Ok(PlacementReport { device, npu_share, lines, notes })
 }
 
 /// The nodes of a graph file, by path.

@@ -16,12 +16,15 @@ use narthex_spec::{
 
 use crate::{
     config::Config,
+    contexts,
     error::Error,
     gateway::Inner,
     listing::PassedOver,
     loaded::Worker,
+    machine::Circumstances,
     placement::{self, PlacementReport},
-    start::{Opened, Opening},
+    start::{Model, Opening},
+    verify::{self, Alarm, Checked, watched},
 };
 
 /// A model on its device.
@@ -30,6 +33,8 @@ pub(crate) struct Placed {
     pub(crate) report: PlacementReport,
     /// The devices that came before it in the order.
     pub(crate) passed_over: Vec<PassedOver>,
+    /// Raised when it gives nonsense.
+    pub(crate) alarm: Alarm,
 }
 
 /// What is known of this machine, with the runtimes that are installed in the store.
@@ -62,13 +67,8 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
             continue;
         }
         match attempt(opening, name, facts) {
-            Ok((opened, report)) => match short_of(config, &report) {
-                None => {
-                    let worker = opened.model.start(config)?;
-                    let placed = Placed { worker, report, passed_over: turn.passed_over };
-                    placed.announce(&opening.manifest.name);
-                    return Ok(placed);
-                }
+            Ok(ready) => match short_of(config, &ready.report) {
+                None => return ready.start(opening, turn.passed_over),
                 Some(reason) => turn.pass(name, Refusal { cause: Cause::Refused, reason, fix: None }),
             },
             Err(Attempt::Refused(refusal)) => turn.pass(name, refusal),
@@ -121,11 +121,24 @@ impl<E: Into<Error>> From<E> for Attempt {
     }
 }
 
-fn attempt(
-    opening: &Opening<'_>,
-    name: DeviceName,
-    facts: &Facts,
-) -> Result<(Opened, PlacementReport), Attempt> {
+/// A model on a device, before it serves.
+struct Ready {
+    model: Model,
+    report: PlacementReport,
+    alarm: Alarm,
+}
+
+impl Ready {
+    fn start(self, opening: &Opening<'_>, passed_over: Vec<PassedOver>) -> Result<Placed, Error> {
+        let Self { model, report, alarm } = self;
+        let worker = model.start(opening.config)?;
+        let placed = Placed { worker, report, passed_over, alarm };
+        placed.announce(&opening.manifest.name);
+        Ok(placed)
+    }
+}
+
+fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
     let device = ep::probe(name, facts).map_err(Attempt::Refused)?;
     let variant = name.variant();
     if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
@@ -134,13 +147,32 @@ fn attempt(
     if let Some(library) = facts.libraries.get(&name.ep()) {
         opening.runtime.register(name.ep(), library)?;
     }
-    let opened = open(opening, &device, variant)?;
-    let report = placement::report(name, opening.folder, &opened.graphs)?;
-    Ok((opened, report))
-}
-
-fn open(opening: &Opening<'_>, device: &Device, variant: Variant) -> Result<Opened, Error> {
-    opening.open(device, variant, Form::Graph)
+    let machine = opening.store.machine(opening.folder, name.as_str())?;
+    let mut notes = Vec::new();
+    let mut opened = match &device {
+        Device::Qnn(_) => contexts::open(opening, (name, &device), &machine, &mut notes)?,
+        _ => opening.open(&device, variant, Form::Graph)?,
+    };
+    let report = placement::report(name, opening.folder, &opened.graphs, notes)?;
+    if name.kind() == DeviceKind::Cpu {
+        // It is the reference itself.
+        return Ok(Ready { model: opened.model, report, alarm: Alarm::new(|_| ()) });
+    }
+    match verify::check(opening, (name, &device), &machine, &mut opened) {
+        Ok(()) => {}
+        Err(Checked::Quarantined(refusal)) => return Err(Attempt::Refused(refusal)),
+        Err(Checked::Failed(error)) => return Err(Attempt::Failed(error)),
+    }
+    let now = Circumstances::now(name, &device, opening.runtime);
+    let model = opening.manifest.name.clone();
+    let alarm = Alarm::new(move |reason| {
+        tracing::error!(
+            "{model} on {}: {reason}; the next request loads it on another device",
+            name.describe()
+        );
+        verify::quarantine(&machine, now.clone(), reason);
+    });
+    Ok(Ready { model: watched(opened.model, &alarm), report, alarm })
 }
 
 /// The refusal of a package without the graphs that a device runs.
@@ -195,6 +227,9 @@ impl Placed {
             } else {
                 tracing::debug!("{name} does not run on {}: {}", passed.device.describe(), passed.reason);
             }
+        }
+        for note in &self.report.notes {
+            tracing::warn!("{name} on {}: {note}", device.describe());
         }
         tracing::info!("{name} runs on {}", device.describe());
     }

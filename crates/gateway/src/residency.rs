@@ -80,7 +80,7 @@ impl Residents {
     pub(crate) fn claim(&self, key: &PackageKey) -> Result<Claim, Error> {
         let mut models = self.lock();
         match models.get(key) {
-            Some(Residence::Ready(loaded)) => return Ok(Claim::Ready(loaded.clone())),
+            Some(Residence::Ready(loaded)) if !loaded.is_broken() => return Ok(Claim::Ready(loaded.clone())),
             Some(Residence::Loading) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, reason, hint }) if at.elapsed() < self.retry_failed_after => {
                 return Err(Error::LoadFailed {
@@ -89,7 +89,7 @@ impl Residents {
                     hint: hint.clone(),
                 });
             }
-            Some(Residence::Failed { .. }) | None => {}
+            Some(Residence::Failed { .. } | Residence::Ready(_)) | None => {}
         }
         models.insert(key.clone(), Residence::Loading);
         drop(models);

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use narthex_catalog::store::Store;
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     encoder::{DynamicEncoder, EncoderOptions},
@@ -17,6 +18,7 @@ use narthex_engine::{
     worker::{Engine, EngineConfig},
 };
 use narthex_spec::{Variant, arch::Architecture, manifest::Manifest};
+use narthex_text::tokenizer::Tokenizer;
 
 use crate::{config::Config, encoding::EncoderQueue, error::Error, loaded::Worker};
 
@@ -38,6 +40,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) manifest: &'a Manifest,
     pub(crate) runtime: &'static Runtime,
     pub(crate) config: &'a Config,
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) store: &'a Store,
 }
 
 /// A decoder or encoder in a session, before any thread runs it.

@@ -22,7 +22,7 @@ use narthex_spec::{
     progress::{Progress, Stage, Unit},
 };
 
-use crate::{cancel::Cancel, error::Error, gateway::Inner};
+use crate::{cancel::Cancel, error::Error, gateway::Inner, machine};
 
 /// The operator that stands for a compiled graph.
 const CONTEXT_OP: &str = "EPContext";
@@ -93,7 +93,7 @@ fn device(
     };
     let (runtime, library) = plugin(inner, RuntimeKind::Qnn, progress, cancel)?;
     runtime.register(target.ep(), &library)?;
-    let compiler = format!("onnxruntime-qnn {}", RuntimeKind::Qnn.version());
+    let compiler = machine::provider(target.ep());
     Ok((Device::Qnn(QnnOptions::new(&library, chips)), compiler))
 }
 

@@ -1,10 +1,13 @@
 //! On which device a model is loaded, and what is said of those that did not take it. NPUs are Qualcomm's HTP emulation.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod support;
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use narthex_catalog::{
     runtimes::{self, RuntimeKind},
@@ -107,6 +110,83 @@ fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
         assert_eq!((line.ep, line.subgraphs, line.compute_share), (Ep::Qnn, 1, 1.0), "{line:?}");
         assert!(line.weight_bytes > 0 && line.ops["MatMulNBits"] > 0, "{line:?}");
     }
+}
+
+/// The folder of what this machine keeps for the model on the emulation.
+fn kept(tiny: &Tiny) -> PathBuf {
+    let mut folder = tiny.home().join("machine");
+    for _ in 0..2 {
+        folder = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+    }
+    folder
+}
+
+fn record(tiny: &Tiny, name: &str) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(kept(tiny).join(name)).unwrap()).unwrap()
+}
+
+#[test]
+fn contexts_are_kept_and_refused_once_they_are_stale_or_damaged() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let notes = || {
+        let status = load(config(&tiny, "qnn:emulation"), &model).unwrap();
+        let report = status.placement.unwrap();
+        assert!(report.lines.iter().all(|line| line.compute_share == 1.0), "{report:?}");
+        report.notes
+    };
+    assert_eq!(notes(), Vec::<String>::new());
+    let contexts = kept(&tiny).join("contexts");
+    let binary = fs::read_dir(&contexts)
+        .unwrap()
+        .flatten()
+        .find(|file| file.path().extension() == Some("bin".as_ref()));
+    let binary = binary.unwrap().path();
+    let made = fs::metadata(&binary).unwrap().modified().unwrap();
+    assert_eq!(notes(), Vec::<String>::new());
+    assert_eq!(fs::metadata(&binary).unwrap().modified().unwrap(), made, "it was made again without need");
+
+    let mut bytes = fs::read(&binary).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&binary, bytes).unwrap();
+    assert!(notes()[0].contains("is damaged"), "a changed byte was not seen");
+    assert_eq!(notes(), Vec::<String>::new());
+
+    let check = |change: &dyn Fn(&mut serde_json::Value), expected: &str| {
+        let mut record = record(&tiny, "contexts.json");
+        change(&mut record["circumstances"]);
+        fs::write(kept(&tiny).join("contexts.json"), record.to_string()).unwrap();
+        let found = notes();
+        assert!(found.len() == 1 && found[0].contains(expected), "{found:?}");
+        assert_eq!(notes(), Vec::<String>::new());
+    };
+    check(&|record| record["provider"] = "onnxruntime-qnn 2.6.0".into(), "made by onnxruntime-qnn 2.6.0");
+    check(&|record| record["settings"]["soc_model"] = "69".into(), "soc_model 69, and this is 60");
+}
+
+#[test]
+fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    load(config(&tiny, "qnn:emulation"), &model).unwrap();
+    let mut found = record(&tiny, "verification.json");
+    let positions = found["positions"].as_array().unwrap();
+    assert!(
+        positions.len() >= 8 && positions.iter().all(|p| p["divergence"].as_f64().unwrap() < 0.01),
+        "{found}"
+    );
+    // Half precision on another device never gives every bit alike; no difference at all would mean the CPU.
+    assert!(positions.iter().any(|position| position["divergence"].as_f64().unwrap() > 0.0), "{found}");
+    assert_eq!(found["quarantine"], serde_json::Value::Null);
+    found["quarantine"] = "it gave logits that are not finite".into();
+    fs::write(kept(&tiny).join("verification.json"), found.to_string()).unwrap();
+    let status = load(config(&tiny, "qnn:emulation,cpu"), &model).unwrap();
+    assert_eq!(status.device(), Some(DeviceName::Cpu));
+    let passed = only(&status.passed_over);
+    assert!(passed.announced && passed.reason.contains("quarantine"), "{passed:?}");
 }
 
 /// Rewrites a graph of an installed package, as another exporter might have written it.

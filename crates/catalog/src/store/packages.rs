@@ -92,6 +92,9 @@ impl Store {
         let mut freed = 0;
         for folder in doomed {
             freed += files::tree_bytes(&folder);
+            if folder.join(MANIFEST_FILE).is_file() {
+                self.forget_machine(&folder)?;
+            }
             self.discard(&folder)?;
         }
         // An empty folder of a model is no harm, so a failure to remove it is none either.

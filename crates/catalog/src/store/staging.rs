@@ -76,6 +76,9 @@ impl Staging {
         {
             return Err(Error::NoManifest { name: name.clone(), scheme: *scheme });
         }
+        if matches!(self.becomes, Becomes::Package { .. }) && self.target.join(MANIFEST_FILE).is_file() {
+            self.store.forget_machine(&self.target)?;
+        }
         files::sync_tree(&self.path)?;
         let parent = self.target.parent().unwrap_or(self.store.root());
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;

@@ -7,7 +7,7 @@ mod cpu;
 mod probe;
 mod qnn;
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use narthex_spec::Ep;
 
@@ -30,6 +30,12 @@ impl Device {
             Self::Cpu => Ep::Cpu,
             Self::Qnn(_) => Ep::Qnn,
         }
+    }
+
+    /// What decides the outcome of a compile for this device, by the provider's own names; not where its files lie.
+    pub fn settings(&self) -> BTreeMap<String, String> {
+        let options = self.options().into_iter().filter(|(key, _)| !key.ends_with("_path"));
+        options.map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
     /// The provider's options, by its own names.

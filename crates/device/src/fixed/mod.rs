@@ -9,7 +9,7 @@ mod encoder;
 mod graph;
 mod step;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use narthex_spec::manifest::{GraphEntry, Manifest};
 
@@ -46,6 +46,8 @@ pub enum Form<'a> {
     Graph,
     /// As the contexts for this target, which the package holds.
     Context(&'a narthex_spec::Target),
+    /// As the contexts in this folder, each under its graph's file name.
+    Folder(&'a Path),
 }
 
 /// Loads a graph; all of it must go to the device.
@@ -56,8 +58,10 @@ fn open(
     entry: &GraphEntry,
     place: Place<'_>,
 ) -> Result<Session, DeviceError> {
-    let file = file(manifest, entry, place.form)?;
-    let path: PathBuf = package::path(package, file)?;
+    let path = match place.form {
+        Form::Folder(folder) => package::path(folder, &entry.file)?,
+        form => package::path(package, file(manifest, entry, form)?)?,
+    };
     let threads = crate::inventory::threads(place.threads);
     let session = Session::open(runtime, &path, SessionOptions::on(place.device, threads))?;
     precompile::whole(&path, place.device, session.placement())?;

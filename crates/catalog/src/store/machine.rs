@@ -1,0 +1,124 @@
+//! What this machine made for itself out of a package: compiled contexts and records of checks, under
+//! `machine/<package>/<device>/`. Packages themselves never change.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::{Sha256, manifest::MANIFEST_FILE};
+
+use super::{Staging, Store, lock};
+use crate::{Cancel, error::Error, files};
+
+/// The longest record, in bytes.
+const RECORD_LIMIT: u64 = 16 << 20;
+
+/// What is kept for one package on one device of this machine.
+#[derive(Debug, Clone)]
+pub struct MachineFolder {
+    store: Store,
+    path: PathBuf,
+}
+
+impl Store {
+    /// What is kept for the package in `folder` on a device, which is named in any words.
+    pub fn machine(&self, folder: &Path, device: &str) -> Result<MachineFolder, Error> {
+        let path = self.of_package(folder)?.join(lock::file_stem(device));
+        Ok(MachineFolder { store: self.clone(), path })
+    }
+
+    /// Removes what every device keeps for the package in `folder`.
+    pub(super) fn forget_machine(&self, folder: &Path) -> Result<(), Error> {
+        files::remove_all(&self.of_package(folder)?)
+    }
+
+    /// A package is known by its manifest, which holds the digest of each of its files.
+    fn of_package(&self, folder: &Path) -> Result<PathBuf, Error> {
+        let path = folder.join(MANIFEST_FILE);
+        let digest: Sha256 = files::digest(&fs::read(&path).map_err(Error::io("read", &path))?);
+        Ok(self.root().join("machine").join(digest.to_string()))
+    }
+}
+
+impl MachineFolder {
+    /// A folder in it, if it is there.
+    pub fn folder(&self, name: &str) -> Option<PathBuf> {
+        let path = self.path.join(name);
+        path.is_dir().then_some(path)
+    }
+
+    /// A new folder that becomes the one called `name`, whole or not at all.
+    pub fn stage(&self, name: &str) -> Result<Staging, Error> {
+        Staging::new(&self.store, self.path.join(name))
+    }
+
+    /// Removes the folder called `name`.
+    pub fn remove(&self, name: &str) -> Result<(), Error> {
+        files::remove_all(&self.path.join(name))
+    }
+
+    /// The digest of every file in a folder, by name.
+    pub fn digests(folder: &Path) -> Result<BTreeMap<String, Sha256>, Error> {
+        let mut digests = BTreeMap::new();
+        for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
+            let entry = entry.map_err(Error::io("list", folder))?;
+            let digest = files::digest_file(&entry.path(), &Cancel::new(false), |_| ())?;
+            digests.insert(entry.file_name().to_string_lossy().into_owned(), digest);
+        }
+        Ok(digests)
+    }
+
+    /// A record, if there is one.
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        let path = self.path.join(name);
+        match files::read_small(&path, RECORD_LIMIT) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io("read", path)(error)),
+        }
+    }
+
+    /// Writes a record in the place of an older one, whole or not at all.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        fs::create_dir_all(&self.path).map_err(Error::io("create", &self.path))?;
+        let (path, new) = (self.path.join(name), self.path.join(format!("{name}.new")));
+        files::write_durably(&new, bytes)?;
+        fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
+        files::sync_folder(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_belong_to_a_package_and_a_device() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(Some(home.path().join("home"))).unwrap();
+        let package = home.path().join("package");
+        fs::create_dir(&package).unwrap();
+        fs::write(package.join(MANIFEST_FILE), "one").unwrap();
+        let machine = store.machine(&package, "qnn:emulation").unwrap();
+        assert_eq!((machine.read("r.json").unwrap(), machine.folder("contexts")), (None, None));
+        machine.write("r.json", b"old").unwrap();
+        machine.write("r.json", b"new").unwrap();
+        assert_eq!(machine.read("r.json").unwrap().as_deref(), Some(b"new".as_slice()));
+        let staging = machine.stage("contexts").unwrap();
+        fs::write(staging.path().join("c.bin"), "c").unwrap();
+        assert_eq!(machine.folder("contexts"), None);
+        staging.commit().unwrap();
+        assert!(machine.folder("contexts").unwrap().join("c.bin").is_file());
+        assert_eq!(store.machine(&package, "cpu").unwrap().read("r.json").unwrap(), None);
+        machine.remove("contexts").unwrap();
+        assert_eq!(machine.folder("contexts"), None);
+        store.forget_machine(&package).unwrap();
+        assert_eq!(machine.read("r.json").unwrap(), None);
+        // Another package has nothing of this one.
+        machine.write("r.json", b"new").unwrap();
+        fs::write(package.join(MANIFEST_FILE), "two").unwrap();
+        assert_eq!(store.machine(&package, "qnn:emulation").unwrap().read("r.json").unwrap(), None);
+    }
+}

@@ -1,0 +1,184 @@
+//! Compiled forms of fixed graphs for this machine's NPU: those that the package holds, else those that were made on the
+//! spot and kept. A stale, foreign or damaged one is refused with its reason, and made anew.
+
+use std::{collections::BTreeMap, ops::ControlFlow, path::PathBuf};
+
+use narthex_catalog::store::MachineFolder;
+use narthex_device::{
+    ep::{Device, QnnOptions},
+    fixed::Form,
+    precompile::{Job, Weights, precompile},
+};
+use narthex_spec::{DeviceName, Sha256, Target, Variant, manifest::Context};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::Error,
+    machine::{Circumstances, provider},
+    start::{Opened, Opening},
+};
+
+/// The folder of the contexts that this machine made.
+const FOLDER: &str = "contexts";
+
+/// The record beside them.
+const RECORD: &str = "contexts.json";
+
+/// What the contexts in [`FOLDER`] are.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    circumstances: Circumstances,
+    files: BTreeMap<String, Sha256>,
+}
+
+/// Loads the fixed graphs in a compiled form. What was refused on the way is added to `notes`.
+pub(crate) fn open(
+    opening: &Opening<'_>,
+    (name, device): (DeviceName, &Device),
+    machine: &MachineFolder,
+    notes: &mut Vec<String>,
+) -> Result<Opened, Error> {
+    if let (DeviceName::Qnn, Device::Qnn(options)) = (name, device) {
+        match from_package(opening, options) {
+            Ok(Some(target)) => match opening.open(device, Variant::Static, Form::Context(&target)) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => notes.push(format!("the package's contexts were refused: {error}")),
+            },
+            Ok(None) => {}
+            Err(reason) => notes.push(format!("the package's contexts were refused: {reason}")),
+        }
+    }
+    let now = Circumstances::now(name, device, opening.runtime);
+    match kept(machine, &now) {
+        Ok(Some(folder)) => match opening.open(device, Variant::Static, Form::Folder(&folder)) {
+            Ok(opened) => return Ok(opened),
+            Err(error) => notes.push(format!("the kept contexts were refused and made anew: {error}")),
+        },
+        Ok(None) => {}
+        Err(reason) => notes.push(format!("the kept contexts were refused and made anew: {reason}")),
+    }
+    match make(opening, device, machine, &now) {
+        Ok(folder) => opening.open(device, Variant::Static, Form::Folder(&folder)),
+        // Nothing can be kept here, but the provider compiles on the spot all the same.
+        Err(Error::Catalog(error)) => {
+            notes.push(format!("the contexts are not kept for the next load: {error}"));
+            opening.open(device, Variant::Static, Form::Graph)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The target of the package's contexts for this NPU; the reason where it has some that cannot be used.
+fn from_package(opening: &Opening<'_>, options: &QnnOptions) -> Result<Option<Target>, String> {
+    let manifest = opening.manifest;
+    let Some(first) = manifest.contexts.first() else { return Ok(None) };
+    let chip = options.chips.first().ok_or("this NPU's chip is not known, so none is known to suit it")?;
+    let suits = |context: &&Context| matches!(&context.target, Target::Qnn(chips) if chips.contains(chip));
+    let Some(context) = manifest.contexts.iter().find(suits) else {
+        return Err(format!("they are for {}, and this is qnn:{}", first.target, chip.facts().id));
+    };
+    let wanted = provider(context.target.ep());
+    if context.compiler != wanted {
+        return Err(format!("they were made by {}, and this is {wanted}", context.compiler));
+    }
+    let place = opening.folder.join(&context.file);
+    let folder = place.parent().unwrap_or(opening.folder);
+    let found = MachineFolder::digests(folder).map_err(|error| error.to_string())?;
+    for (file, entry) in &manifest.files {
+        let path = opening.folder.join(file);
+        let own = path.parent() == Some(folder);
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if own && found.get(&name) != Some(&entry.sha256) {
+            return Err(format!("{file} is damaged"));
+        }
+    }
+    Ok(Some(context.target.clone()))
+}
+
+/// The folder of the contexts that this machine made before; the reason where they hold no longer.
+fn kept(machine: &MachineFolder, now: &Circumstances) -> Result<Option<PathBuf>, String> {
+    let Some(folder) = machine.folder(FOLDER) else { return Ok(None) };
+    let bytes = machine.read(RECORD).map_err(|error| error.to_string())?;
+    let bytes = bytes.ok_or("there is no record of what they are")?;
+    let record: Record =
+        serde_json::from_slice(&bytes).map_err(|error| format!("their record is damaged: {error}"))?;
+    if let Some(reason) = record.circumstances.outdated(now) {
+        return Err(reason);
+    }
+    let found = MachineFolder::digests(&folder).map_err(|error| error.to_string())?;
+    match record.files.iter().find(|(file, digest)| found.get(*file) != Some(digest)) {
+        Some((file, _)) => Err(format!("{file} is damaged")),
+        None => Ok(Some(folder)),
+    }
+}
+
+/// Compiles every fixed graph and keeps the contexts; gives their folder.
+fn make(
+    opening: &Opening<'_>,
+    device: &Device,
+    machine: &MachineFolder,
+    now: &Circumstances,
+) -> Result<PathBuf, Error> {
+    let staging = machine.stage(FOLDER)?;
+    let fixed = opening.manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
+    let paths: Vec<(PathBuf, PathBuf)> =
+        fixed.map(|graph| (opening.folder.join(&graph.file), staging.path().join(&graph.file))).collect();
+    let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
+    precompile(opening.runtime, device, &jobs, Weights::Apart, &mut |_| ControlFlow::Continue(()))?;
+    let record = Record { circumstances: now.clone(), files: MachineFolder::digests(staging.path())? };
+    // The record goes first: contexts without theirs would be trusted, a record without its contexts is nothing.
+    machine.remove(FOLDER)?;
+    machine.write(RECORD, &to_json(&record)?)?;
+    Ok(staging.commit()?)
+}
+
+/// A record as it is written.
+pub(crate) fn to_json(record: &impl Serialize) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec_pretty(record)
+        .map_err(|error| Error::Io { what: "cannot write a record".to_owned(), source: error.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn circumstances(provider: &str) -> Circumstances {
+        Circumstances {
+            device: DeviceName::QnnEmulation,
+            runtime: "1.31.1".into(),
+            provider: provider.into(),
+            settings: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn only_whole_contexts_of_these_circumstances_are_taken() {
+        let home = tempfile::tempdir().unwrap();
+        let store = narthex_catalog::store::Store::open(Some(home.path().join("home"))).unwrap();
+        let package: &Path = &home.path().join("package");
+        std::fs::create_dir(package).unwrap();
+        std::fs::write(package.join("manifest.json"), "{}").unwrap();
+        let machine = store.machine(package, "qnn:emulation").unwrap();
+        let now = circumstances("onnxruntime-qnn 2.7.0");
+        assert_eq!(kept(&machine, &now), Ok(None));
+        let staging = machine.stage(FOLDER).unwrap();
+        std::fs::write(staging.path().join("g.bin"), "binary").unwrap();
+        let record = |provider: &str| Record {
+            circumstances: circumstances(provider),
+            files: MachineFolder::digests(staging.path()).unwrap(),
+        };
+        let (right, old) = (record("onnxruntime-qnn 2.7.0"), record("onnxruntime-qnn 2.6.0"));
+        let folder = staging.commit().unwrap();
+        assert!(kept(&machine, &now).unwrap_err().contains("no record"));
+        machine.write(RECORD, b"{").unwrap();
+        assert!(kept(&machine, &now).unwrap_err().contains("damaged"));
+        machine.write(RECORD, &to_json(&old).unwrap()).unwrap();
+        assert!(kept(&machine, &now).unwrap_err().contains("2.6.0, and this is onnxruntime-qnn 2.7.0"));
+        machine.write(RECORD, &to_json(&right).unwrap()).unwrap();
+        assert_eq!(kept(&machine, &now), Ok(Some(folder.clone())));
+        std::fs::write(folder.join("g.bin"), "binarY").unwrap();
+        assert_eq!(kept(&machine, &now), Err("g.bin is damaged".to_owned()));
+    }
+}

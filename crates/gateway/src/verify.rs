@@ -1,0 +1,219 @@
+//! The numerics canary: before a package is served on a device for the first time, golden texts run on it and on the
+//! CPU, and what comes out must agree. The outcome is kept; a device that fails is in quarantine for that package.
+
+mod compare;
+mod watch;
+
+use narthex_catalog::store::MachineFolder;
+use narthex_device::{
+    ep::{Cause, Device, Refusal},
+    fixed::Form,
+};
+use narthex_engine::{
+    encoder::Encoder,
+    executor::{Executor, StepError, StepPlan, Wanted},
+};
+use narthex_spec::{DeviceName, SlotId, TokenId};
+use narthex_text::tokenizer::Specials;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::Config,
+    contexts::to_json,
+    error::Error,
+    machine::Circumstances,
+    start::{Model, Opened, Opening},
+};
+use compare::{Position, TextMeasure};
+pub(crate) use watch::{Alarm, watched};
+
+/// The record of a check.
+const RECORD: &str = "verification.json";
+
+/// Changes when the golden texts or the bounds do; records of other editions are made again.
+const EDITION: u32 = 1;
+
+/// Texts of several lengths: within one chunk, about half of one, and over one of 64 tokens.
+const GOLDEN: [&str; 3] = [
+    "The capital of France is",
+    "The ferry left the harbour at dawn, and by noon the island was only a thin grey line behind the swell. The captain \
+     read the barometer and said",
+    "def mean(values):\n    total = 0\n    for value in values:\n        total += value\n    return total / len(values)\n\n\
+     The function above adds the values one by one and divides by their number. It fails for an empty list, because a \
+     division by zero has no result. Le chat dort sur la chaise, und der Hund liegt unter dem Tisch. To make it safe,",
+];
+
+/// Tokens of each text that are fed one by one after its prompt.
+const STEPS: usize = 3;
+
+/// The longest prompt, in tokens: long enough to take more than one chunk.
+const LONGEST: usize = 72;
+
+/// What was found of a package on a device.
+#[derive(Debug, Serialize, Deserialize)]
+struct Verification {
+    edition: u32,
+    circumstances: Circumstances,
+    /// `None` for a device that passed.
+    quarantine: Option<String>,
+    /// Of a decoder, in the order in which they ran.
+    #[serde(default)]
+    positions: Vec<Position>,
+    /// Of an encoder.
+    #[serde(default)]
+    texts: Vec<TextMeasure>,
+}
+
+/// Checks a model that was opened on a device, unless that was done before under the same circumstances.
+///
+/// # Errors
+/// The refusal of a device in quarantine, with what was found.
+pub(crate) fn check(
+    opening: &Opening<'_>,
+    (name, device): (DeviceName, &Device),
+    machine: &MachineFolder,
+    opened: &mut Opened,
+) -> Result<(), Checked> {
+    let now = Circumstances::now(name, device, opening.runtime);
+    if let Some(earlier) = earlier(machine, &now)? {
+        return pass(name, earlier.quarantine);
+    }
+    tracing::info!("checking {} on {} against the CPU, once", opening.manifest.name, name.describe());
+    let config = Config { slots: 1, ..opening.config.clone() };
+    let reference = Opening { config: &config, ..*opening };
+    let mut reference = reference.open(&Device::Cpu, name.variant(), Form::Graph)?;
+    let mut found = Verification {
+        edition: EDITION,
+        circumstances: now,
+        quarantine: None,
+        positions: Vec::new(),
+        texts: Vec::new(),
+    };
+    let texts = golden(opening)?;
+    match (&mut opened.model, &mut reference.model) {
+        (Model::Decoder(device), Model::Decoder(cpu)) => {
+            found.positions = decoder(device.as_mut(), cpu.as_mut(), &texts)?;
+            found.quarantine = compare::decoder_verdict(&found.positions);
+        }
+        (Model::Encoder(device), Model::Encoder(cpu)) => {
+            found.texts = encoder(device.as_mut(), cpu.as_mut(), &texts)?;
+            found.quarantine = compare::encoder_verdict(&found.texts);
+        }
+        _ => {}
+    }
+    keep(machine, &found);
+    pass(name, found.quarantine)
+}
+
+/// Puts a device in quarantine that was found to give nonsense while it served.
+pub(crate) fn quarantine(machine: &MachineFolder, circumstances: Circumstances, reason: String) {
+    let quarantine = Some(reason);
+    let (positions, texts) = (Vec::new(), Vec::new());
+    keep(machine, &Verification { edition: EDITION, circumstances, quarantine, positions, texts });
+}
+
+/// How a check ended badly.
+pub(crate) enum Checked {
+    /// The device gives other answers than the CPU.
+    Quarantined(Refusal),
+    /// The check itself could not be made.
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for Checked {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+fn pass(name: DeviceName, quarantine: Option<String>) -> Result<(), Checked> {
+    let Some(reason) = quarantine else { return Ok(()) };
+    let reason = format!("{} is in quarantine for this package: {reason}", name.describe());
+    let fix =
+        "compile the model again, or install another driver or runtime; each starts a new check".to_owned();
+    Err(Checked::Quarantined(Refusal { cause: Cause::Refused, reason, fix: Some(fix) }))
+}
+
+/// The record of an earlier check that still holds.
+fn earlier(machine: &MachineFolder, now: &Circumstances) -> Result<Option<Verification>, Error> {
+    let Some(bytes) = machine.read(RECORD)? else { return Ok(None) };
+    let record = serde_json::from_slice::<Verification>(&bytes).ok();
+    Ok(record.filter(|record| record.edition == EDITION && record.circumstances.outdated(now).is_none()))
+}
+
+fn keep(machine: &MachineFolder, found: &Verification) {
+    let kept = to_json(found).and_then(|bytes| Ok(machine.write(RECORD, &bytes)?));
+    if let Err(error) = kept {
+        tracing::warn!("the check is not kept and will be made again: {error}");
+    }
+}
+
+/// The golden texts in the model's own tokens.
+fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
+    let longest = LONGEST.min(opening.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
+    GOLDEN
+        .iter()
+        .map(|text| {
+            let mut tokens = opening.tokenizer.encode(text, Specials::AsText)?;
+            tokens.truncate(longest);
+            Ok(tokens)
+        })
+        .filter(|tokens| tokens.as_ref().map_or(true, |tokens| !tokens.is_empty()))
+        .collect()
+}
+
+/// Runs every text on both, then the CPU's own next tokens one by one.
+fn decoder(
+    device: &mut dyn Executor,
+    cpu: &mut dyn Executor,
+    texts: &[Vec<TokenId>],
+) -> Result<Vec<Position>, StepError> {
+    let mut positions = Vec::new();
+    for (text, tokens) in texts.iter().enumerate() {
+        let longest = device.limits().longest().min(cpu.limits().longest()).saturating_sub(STEPS + 1).max(1);
+        let prompt = &tokens[..tokens.len().min(longest)];
+        let (mut at, mut next) = (0, prompt.to_vec());
+        for _ in 0..=STEPS {
+            let expected = feed(cpu, at, &next)?;
+            let found = feed(device, at, &next)?;
+            at += next.len();
+            positions.push(Position::of((text, at), &expected, &found));
+            next = vec![compare::best(&expected) as TokenId];
+        }
+        device.truncate(SLOT, 0)?;
+        cpu.truncate(SLOT, 0)?;
+    }
+    Ok(positions)
+}
+
+const SLOT: SlotId = SlotId(0);
+
+/// Feeds tokens in chunks; gives the logits after the last.
+fn feed(executor: &mut dyn Executor, at: usize, tokens: &[TokenId]) -> Result<Vec<f32>, StepError> {
+    let chunk = executor.limits().chunk.max(1);
+    let (mut at, mut row) = (at, Vec::new());
+    for part in tokens.chunks(chunk) {
+        let mut plan = StepPlan::default();
+        plan.push(SLOT, at, part, Wanted::Last);
+        row = executor.step(&plan)?.row(0).to_vec();
+        at += part.len();
+    }
+    Ok(row)
+}
+
+fn encoder(
+    device: &mut dyn Encoder,
+    cpu: &mut dyn Encoder,
+    texts: &[Vec<TokenId>],
+) -> Result<Vec<TextMeasure>, StepError> {
+    let longest = device.limits().max_length.min(cpu.limits().max_length);
+    let measure = |(text, tokens): (usize, &Vec<TokenId>)| {
+        let tokens = &tokens[..tokens.len().min(longest)];
+        let (expected, found) = (cpu.run(&[tokens])?, device.run(&[tokens])?);
+        Ok(TextMeasure { text, tokens: tokens.len(), cosine: compare::cosine(&expected.data, &found.data) })
+    };
+    texts.iter().enumerate().map(measure).collect()
+}
+
+#[cfg(test)]
+mod tests;

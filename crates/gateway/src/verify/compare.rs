@@ -1,0 +1,155 @@
+//! How far a device's answers are from the CPU's, and how far they may be.
+
+use serde::{Deserialize, Serialize};
+
+/// The most that distributions may differ on average, as the Kullback-Leibler divergence in nats. Half precision on
+/// another device stays ten times below; a wrong layout or a lost scale is far above.
+const MEAN_DIVERGENCE: f64 = 0.02;
+
+/// How far apart the CPU's two best logits must be for the best token to count; closer ones round either way.
+const MARGIN: f32 = 0.5;
+
+/// The least cosine of an embedding to the CPU's.
+const COSINE: f64 = 0.999;
+
+/// What came out after one token of one text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Position {
+    /// Which golden text.
+    pub(super) text: usize,
+    /// Tokens that were fed before.
+    pub(super) at: usize,
+    /// Divergence of the device's distribution from the CPU's, in nats; `None` where it is not finite.
+    pub(super) divergence: Option<f64>,
+    /// Difference of the CPU's two best logits.
+    pub(super) margin: f32,
+    /// Whether both have the same best token.
+    pub(super) agrees: bool,
+}
+
+/// How near an embedding is to the CPU's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct TextMeasure {
+    /// Which golden text.
+    pub(super) text: usize,
+    /// Its tokens.
+    pub(super) tokens: usize,
+    /// Cosine; `None` where it is not finite.
+    pub(super) cosine: Option<f64>,
+}
+
+impl Position {
+    pub(super) fn of((text, at): (usize, usize), expected: &[f32], found: &[f32]) -> Self {
+        let top = best(expected);
+        let second = expected.iter().enumerate().filter(|(index, _)| *index != top).map(|(_, x)| *x);
+        let margin = expected.get(top).copied().unwrap_or(0.0) - second.fold(f32::NEG_INFINITY, f32::max);
+        Self { text, at, divergence: divergence(expected, found), margin, agrees: best(found) == top }
+    }
+}
+
+/// The index of the largest value; 0 for none.
+pub(super) fn best(row: &[f32]) -> usize {
+    row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(index, _)| index)
+}
+
+/// `KL(expected ‖ found)` of two rows of logits.
+fn divergence(expected: &[f32], found: &[f32]) -> Option<f64> {
+    let norm = |row: &[f32]| {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
+        f64::from(most) + sum.ln()
+    };
+    let (p, q) = (norm(expected), norm(found));
+    let sum: f64 = expected
+        .iter()
+        .zip(found)
+        .map(|(a, b)| {
+            let log = f64::from(*a) - p;
+            log.exp() * (log - (f64::from(*b) - q))
+        })
+        .sum();
+    (sum.is_finite() && found.iter().all(|x| x.is_finite())).then_some(sum)
+}
+
+/// The cosine of two vectors.
+pub(super) fn cosine(expected: &[f32], found: &[f32]) -> Option<f64> {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    let cosine = dot(expected, found) / (dot(expected, expected) * dot(found, found)).sqrt();
+    cosine.is_finite().then_some(cosine)
+}
+
+/// Why a decoder's device is not to be trusted.
+pub(super) fn decoder_verdict(positions: &[Position]) -> Option<String> {
+    let mut sum = 0.0;
+    for position in positions {
+        let Some(divergence) = position.divergence else {
+            return Some(format!(
+                "logits after {} tokens of text {} are not finite",
+                position.at, position.text
+            ));
+        };
+        sum += divergence;
+        if !position.agrees && position.margin > MARGIN {
+            return Some(format!(
+                "after {} tokens of text {} its best token is another than the CPU's, which leads by {:.2}",
+                position.at, position.text, position.margin
+            ));
+        }
+    }
+    let mean = sum / positions.len().max(1) as f64;
+    (mean > MEAN_DIVERGENCE).then(|| {
+        format!(
+            "its distributions differ from the CPU's by {mean:.4} nats on average, over {MEAN_DIVERGENCE}"
+        )
+    })
+}
+
+/// Why an encoder's device is not to be trusted.
+pub(super) fn encoder_verdict(texts: &[TextMeasure]) -> Option<String> {
+    texts.iter().find_map(|measure| match measure.cosine {
+        None => Some(format!("the embedding of text {} is not finite", measure.text)),
+        Some(cosine) if cosine < COSINE => Some(format!(
+            "the embedding of text {} has a cosine of {cosine:.5} to the CPU's, under {COSINE}",
+            measure.text
+        )),
+        Some(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_measured() {
+        let row = [1.0f32, 3.0, 0.0];
+        let same = Position::of((0, 4), &row, &[2.0, 4.0, 1.0]);
+        assert!(same.agrees && same.divergence.unwrap().abs() < 1e-9 && same.margin == 2.0, "{same:?}");
+        // Softmax of [0, ln 3] is [1/4, 3/4] and of [0, 0] is [1/2, 1/2]: 1/4 ln(1/2) + 3/4 ln(3/2).
+        let found = divergence(&[0.0, 3f32.ln()], &[0.0, 0.0]).unwrap();
+        assert!((found - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs() < 1e-6, "{found}");
+        assert_eq!(divergence(&row, &[1.0, f32::NAN, 0.0]), None);
+        assert_eq!(divergence(&row, &[1.0, f32::INFINITY, 0.0]), None);
+        assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), Some(1.0));
+        assert_eq!(cosine(&[3.0, 4.0], &[0.0, 0.0]), None);
+    }
+
+    #[test]
+    fn verdicts_say_what_is_wrong() {
+        let position = |divergence, margin, agrees| Position { text: 1, at: 5, divergence, margin, agrees };
+        let check = |positions: &[Position], expected: Option<&str>| {
+            let found = decoder_verdict(positions);
+            assert_eq!(found.is_some(), expected.is_some(), "{found:?}");
+            assert!(found.clone().unwrap_or_default().contains(expected.unwrap_or_default()), "{found:?}");
+        };
+        let good = position(Some(0.001), 4.0, true);
+        check(&[good.clone(), position(Some(0.002), 0.1, false)], None);
+        check(&[good.clone(), position(Some(0.002), 0.6, false)], Some("another than the CPU's"));
+        check(&[good.clone(), position(None, 4.0, true)], Some("not finite"));
+        check(&[good, position(Some(0.1), 4.0, true)], Some("nats on average"));
+        let text = |cosine| [TextMeasure { text: 2, tokens: 7, cosine }];
+        assert_eq!(encoder_verdict(&text(Some(0.9995))), None);
+        assert!(encoder_verdict(&text(Some(0.99))).unwrap().contains("0.99000"));
+        assert!(encoder_verdict(&text(None)).unwrap().contains("not finite"));
+    }
+}

@@ -1,0 +1,81 @@
+//! The canary over fake executors.
+
+use narthex_engine::executor::{KvLimits, Limits};
+use narthex_testkit::executor::FakeExecutor;
+
+use super::*;
+
+fn executor(chunk: usize) -> FakeExecutor {
+    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    FakeExecutor::new(Limits { slots: 1, context: 96, chunk, batch: 1, vocab: 50, kv })
+}
+
+/// Texts of one, five and seventy tokens.
+fn texts() -> Vec<Vec<TokenId>> {
+    [1, 5, 70].map(|count| (0..count).map(|i| i * 7 % 50).collect()).into()
+}
+
+#[test]
+fn the_same_arithmetic_in_other_chunks_agrees_everywhere() {
+    let positions = decoder(&mut executor(16), &mut executor(64), &texts()).unwrap();
+    assert_eq!(positions.len(), 3 * (1 + STEPS));
+    assert!(positions.iter().all(|p| p.agrees && p.divergence == Some(0.0)), "{positions:?}");
+    let at: Vec<usize> = positions[8..].iter().map(|position| position.at).collect();
+    assert_eq!(at, [70, 71, 72, 73]);
+    assert_eq!(compare::decoder_verdict(&positions), None);
+}
+
+/// Gives every row turned by one place, as a wrong layout does.
+struct Turned(FakeExecutor, Vec<f32>);
+
+impl Executor for Turned {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<narthex_engine::executor::Logits<'_>, StepError> {
+        let logits = self.0.step(plan)?;
+        self.1 = logits.row(0).to_vec();
+        self.1.rotate_right(1);
+        Ok(narthex_engine::executor::Logits::new(&self.1, logits.vocab()))
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.0.truncate(slot, len)
+    }
+}
+
+#[test]
+fn other_arithmetic_is_found_out() {
+    let mut turned = Turned(executor(16), Vec::new());
+    let positions = decoder(&mut turned, &mut executor(16), &texts()).unwrap();
+    assert!(positions.iter().all(|position| !position.agrees), "{positions:?}");
+    assert!(compare::decoder_verdict(&positions).is_some());
+}
+
+#[test]
+fn a_record_holds_until_the_circumstances_change() {
+    let home = tempfile::tempdir().unwrap();
+    let store = narthex_catalog::store::Store::open(Some(home.path().join("home"))).unwrap();
+    let package = home.path().join("package");
+    std::fs::create_dir(&package).unwrap();
+    std::fs::write(package.join("manifest.json"), "{}").unwrap();
+    let machine = store.machine(&package, "qnn").unwrap();
+    let now = Circumstances {
+        device: DeviceName::Qnn,
+        runtime: "1.31.1".into(),
+        provider: "onnxruntime-qnn 2.7.0".into(),
+        settings: std::collections::BTreeMap::new(),
+    };
+    assert!(earlier(&machine, &now).unwrap().is_none());
+    quarantine(&machine, now.clone(), "it gave logits that are not finite".into());
+    let found = earlier(&machine, &now).unwrap().unwrap();
+    let Err(Checked::Quarantined(refusal)) = pass(DeviceName::Qnn, found.quarantine) else {
+        panic!("it passed")
+    };
+    assert!(refusal.reason.contains("quarantine") && refusal.reason.contains("not finite"), "{refusal:?}");
+    let newer = Circumstances { provider: "onnxruntime-qnn 2.8.0".into(), ..now.clone() };
+    assert!(earlier(&machine, &newer).unwrap().is_none());
+    machine.write(RECORD, b"{\"edition\": 1").unwrap();
+    assert!(earlier(&machine, &now).unwrap().is_none());
+}
