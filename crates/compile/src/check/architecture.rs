@@ -15,7 +15,7 @@ use super::{
     facts::Facts,
     finding,
     report::{Component, Finding, Fix, Report, Rule, Score, Severity, Verdict},
-    score::count,
+    score::{count, plural},
 };
 use crate::quant::{Plan, Storage};
 
@@ -130,7 +130,7 @@ fn predicted(
     let component = |name, value, weight, detail| Component { name, value, weight, detail };
     let components = vec![
         component("compute on the NPU", 1.0, 65.0, compute),
-        component("in one piece", 1.0 / parts as f64, 15.0, format!("{parts} parts")),
+        component("in one piece", 1.0 / parts as f64, 15.0, plural(parts, "part")),
         component("fixed shapes", 1.0, 10.0, "Narthex fixes them when it compiles".to_owned()),
         component("fits in memory", fits, 10.0, format!("{:.1} MB of weights in w8", usual as f64 / 1e6)),
     ];

@@ -30,8 +30,7 @@ impl Extents {
         if let Some(extent) = self.given.get(symbol) {
             return Some(*extent);
         }
-        // Sums of symbols are taken apart by the caller.
-        let extent = if symbol.contains('+') { None } else { usual(symbol) }?;
+        let extent = usual(symbol)?;
         self.assumed.borrow_mut().insert(symbol.to_owned(), extent);
         Some(extent)
     }
@@ -42,8 +41,12 @@ impl Extents {
     }
 }
 
-/// The usual extent of a dimension with such a name.
+/// The usual extent of a dimension with such a name. Sums are taken apart by the caller, and other formulas, such as
+/// `Min(128, sequence)`, are no names.
 fn usual(symbol: &str) -> Option<u64> {
+    if !symbol.chars().all(|c| c.is_alphanumeric() || "_-.:/#".contains(c)) {
+        return None;
+    }
     let name = symbol.to_ascii_lowercase();
     let says = |word: &str| name.contains(word);
     if says("batch") {
@@ -100,6 +103,8 @@ mod tests {
         check("past_sequence_length + sequence_length", Some(512));
         check("past_sequence_length + 1", Some(449));
         check("height", None);
+        check("Min(128, sequence)", None);
+        check("2*sequence_length", None);
         check("height + 1", None);
     }
 

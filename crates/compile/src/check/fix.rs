@@ -97,6 +97,8 @@ fn rewrite(view: &View<'_>, node: &Node, outcome: &Outcome) -> Option<Patch> {
     match (node.domain.as_str(), node.op.as_str(), problem.rule) {
         (MICROSOFT, "MatMulNBits", Rule::MatMulNBitsRank | Rule::OperatorForm) => matmul_nbits(view, node),
         ("", "Attention", Rule::BooleanMask) => float_mask(view, node),
+        ("", "Mul", Rule::CompilerFails) => weight_second(node),
+        ("", "GatherND", _) => pick(view, node),
         _ => {
             forms::narthex_rewrites(view, node)?;
             match node.op.as_str() {
@@ -278,6 +280,41 @@ fn float_mask(view: &View<'_>, node: &Node) -> Option<Patch> {
     *attention.inputs.get_mut(3)? = mask;
     new.nodes.push(attention);
     new.patch("turn a boolean mask into numbers")
+}
+
+/// A product with its factors swapped.
+fn weight_second(node: &Node) -> Option<Patch> {
+    let mut swapped = node.clone();
+    swapped.inputs.reverse();
+    let mut new = Rewrite::new(node);
+    new.nodes.push(swapped);
+    new.patch("put a norm's weight second")
+}
+
+/// ```text
+/// indices ── Mod(extents) ── Mul(strides) ── ReduceSum(last axis) ──┐
+/// x ── Reshape [-1] ─────────────────────────────────────────────── Gather
+/// ```
+///
+/// The upper row is constant; `Mod` turns indices that count from the end.
+fn pick(view: &View<'_>, node: &Node) -> Option<Patch> {
+    let extents = forms::picks_elements(view, node)?;
+    // The stride of an axis is the product of the extents after it.
+    let mut strides = Vec::with_capacity(extents.len());
+    let mut stride = 1i64;
+    for extent in extents.iter().rev() {
+        strides.insert(0, stride);
+        stride = stride.checked_mul(*extent)?;
+    }
+    let mut new = Rewrite::new(node);
+    let one_axis = new.shape("one_axis", &[-1]);
+    let (extents, strides) = (new.shape("extents", &extents), new.shape("strides", &strides));
+    let wrapped = new.op("Mod", &[node.input(1)?, &extents], &[]);
+    let steps = new.op("Mul", &[&wrapped, &strides], &[]);
+    let place = new.op("ReduceSum", &[&steps, &one_axis], &[("keepdims", Attribute::Int(0))]);
+    let row = new.op("Reshape", &[node.input(0)?, &one_axis], &[]);
+    new.op_to("Gather", &[&row, &place], &[("axis", Attribute::Int(0))], node.outputs.first()?);
+    new.patch("pick elements with Gather instead of GatherND")
 }
 
 /// ```text

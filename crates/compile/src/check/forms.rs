@@ -22,6 +22,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
         ("", "Constant") => outcome(None),
         ("" | MICROSOFT, "QuantizeLinear") => outcome(None),
         ("" | MICROSOFT, "DequantizeLinear") => outcome(dequantize(view, node)),
+        ("", "Mul") if is_faulty_norm(view, node) => outcome(Some(faulty_norm())),
         ("", "Erf") if is_gelu(view, node) => outcome(None),
         ("", "Cast") => outcome(cast(view, node)),
         ("", "Attention") => outcome(attention(view, node)),
@@ -70,11 +71,69 @@ fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem
 }
 
 fn indexed(view: &View<'_>, node: &Node) -> Option<Problem> {
-    let index = view.input(node, 1).and_then(|tensor| tensor.element);
-    let case = if index.is_some_and(|element| element == DType::I32) { "i32 indices" } else { "i64 indices" };
-    // The compiler was asked for GatherND and ScatterND with 64-bit indices alone, which ONNX wants.
-    let case = if node.op.ends_with("ND") { "i64 indices" } else { case };
-    ask_case(view, node, case, view.input(node, 0))
+    let problem = ask_case(view, node, index_case(view, node), view.input(node, 0))?;
+    Some(match picks_elements(view, node) {
+        Some(_) => problem.fix(Fix::narthex("write it as Reshape to one axis and Gather")),
+        None => problem,
+    })
+}
+
+/// The case of an operator that reads indices.
+fn index_case(view: &View<'_>, node: &Node) -> &'static str {
+    let index = view.input(node, 1);
+    let short = index.and_then(|tensor| tensor.element).is_some_and(|element| element == DType::I32);
+    let rank = index.and_then(|tensor| tensor.shape.as_ref()).map_or(0, Vec::len);
+    let (wide, deep) = (rank > 1, rank > 2);
+    match (node.op.as_str(), wide, short) {
+        ("Gather", true, true) => "wide i32 indices",
+        ("Gather", true, false) => "wide i64 indices",
+        ("GatherND", ..) if deep => "wide i64 indices",
+        // The compiler was asked for GatherND and ScatterND with 64-bit indices alone, which ONNX wants.
+        ("GatherND" | "ScatterND", ..) | (_, _, false) => "i64 indices",
+        _ => "i32 indices",
+    }
+}
+
+/// The extents of the data from which `GatherND` picks single elements by constant indices, as exporters write the
+/// broadcast of a padding mask.
+pub(super) fn picks_elements(view: &View<'_>, node: &Node) -> Option<Vec<i64>> {
+    let (data, index) = (view.input(node, 0)?, view.input(node, 1)?);
+    let extents: Option<Vec<i64>> =
+        data.shape.as_ref()?.iter().map(|extent| i64::try_from((*extent)?).ok().filter(|&e| e > 0)).collect();
+    let extents = extents?;
+    let deep = index.shape.as_ref()?.last()?.is_some_and(|last| last == extents.len() as u64);
+    let plain = node.domain.is_empty()
+        && node.op == "GatherND"
+        && node.int("batch_dims").unwrap_or(0) == 0
+        && opset(view) >= 13;
+    (plain && deep && index.constant && !extents.is_empty()).then_some(extents)
+}
+
+/// `weight · (x · Reciprocal(Sqrt(Add(ReduceMean(Pow(x, 2)), ε))))` in single precision, the weight first: the way in
+/// which PyTorch's exporter writes the norm of Llama and its kin. QNN 2.51 recognises it and then cannot lay it out. With
+/// the weight second, or in half precision, it compiles.
+fn is_faulty_norm(view: &View<'_>, node: &Node) -> bool {
+    let made_by = |name: Option<&str>, op: &str| {
+        name.and_then(|name| view.maker(name)).filter(|maker| maker.op == op && maker.domain.is_empty())
+    };
+    let norm = || {
+        let scaled = made_by(node.input(1), "Mul")?;
+        let sqrt = made_by(made_by(scaled.input(1), "Reciprocal")?.input(0), "Sqrt")?;
+        let mean = made_by(made_by(sqrt.input(0), "Add")?.input(0), "ReduceMean")?;
+        let square = made_by(mean.input(0), "Pow")?;
+        Some(square.input(0) == scaled.input(0))
+    };
+    let single = |index| view.input(node, index).and_then(|tensor| tensor.element) == Some(DType::F32.into());
+    view.input(node, 0).is_some_and(|weight| weight.constant) && single(1) && norm() == Some(true)
+}
+
+fn faulty_norm() -> Problem {
+    Problem::refuses(
+        Rule::CompilerFails,
+        "it ends a norm written as Pow, ReduceMean, Add, Sqrt, Reciprocal, Mul and Mul with the weight first, on which \
+         the vendor's compiler fails with error 1002 (Failed to finalize QNN graph)",
+    )
+    .fix(Fix::narthex("put the weight second, or write SimplifiedLayerNormalization"))
 }
 
 fn cast(view: &View<'_>, node: &Node) -> Option<Problem> {
@@ -261,6 +320,11 @@ pub(super) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
         && then(node, "Add").and_then(|add| then(add, "Mul")).is_some()
 }
 
+/// The version of ONNX's own operators.
+fn opset(view: &View<'_>) -> i64 {
+    view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
+}
+
 /// What `--fix` writes in the place of an operator that the compiler refuses.
 pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
     let unread = |index: usize| {
@@ -268,8 +332,7 @@ pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static 
             name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
         })
     };
-    let opset =
-        view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version);
+    let opset = opset(view);
     match (node.domain.as_str(), node.op.as_str()) {
         (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
             Some("write it as Add and SimplifiedLayerNormalization")

@@ -122,10 +122,11 @@ pub(super) fn ask_case(view: &View<'_>, node: &Node, case: &str, tensor: Option<
     }
 }
 
-/// The largest rank among the tensors that a node reads and makes.
+/// The most axes among the tensors that a node reads and makes; constants are laid out as the compiler wants them.
 fn widest(view: &View<'_>, node: &Node) -> usize {
     let names = node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty());
-    names.filter_map(|name| view.known.get(name).shape.as_ref().map(Vec::len)).max().unwrap_or(0)
+    let tensors = names.map(|name| view.known.get(name)).filter(|tensor| !tensor.constant);
+    tensors.filter_map(|tensor| tensor.shape.as_ref().map(Vec::len)).max().unwrap_or(0)
 }
 
 fn other_type(node: &Node, element: Element) -> Problem {

@@ -155,7 +155,7 @@ impl Tally {
                     summaries.len().min(pieces as usize) as f64 / pieces as f64
                 },
                 weight: 15.0,
-                detail: format!("{pieces} pieces in {} graphs", summaries.len()),
+                detail: format!("{} in {}", plural(pieces, "piece"), plural(summaries.len() as u64, "graph")),
             },
             Component {
                 name: "fixed shapes",
@@ -177,6 +177,11 @@ impl Tally {
         let total = components.iter().map(|component| component.value * component.weight).sum();
         Score { total, components }
     }
+}
+
+/// A count of things: `1 piece`, `2 pieces`.
+pub(super) fn plural(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A count in words: `1.2 G`.

@@ -207,6 +207,17 @@ fn forms_that_narthex_mends_are_mended() {
     mended("com.microsoft/FastGelu", F32, &["1 4 8"], &[], ContribOperator);
     let qkv = ["1 4 8 16", "1 4 8 16", "1 4 8 16", "bool:1 1 8 8"];
     mended("Attention", F16, &qkv, &[], BooleanMask);
+    let picked = ["bool:4 8", "i64:=3 2"];
+    check_one(("GatherND", F32, &picked), &[], REFUSED, Some((ElementType, Severity::Falls)), Some(WHOLE));
+    check_one(
+        ("GatherND", F32, &["bool:4 8", "i64:=3 1"]),
+        &[],
+        REFUSED,
+        Some((ElementType, Severity::Falls)),
+        None,
+    );
+    let axes = [("perm", Attribute::Ints(vec![1, 0]))];
+    check_one(("Transpose", F32, &["bool:4 8"]), &axes, WHOLE, None, None);
     // What only an exporter can mend stays as it is.
     let grouped = ["1 4 64", quants, scales, "-", "i32:=64"];
     check_one(
@@ -269,6 +280,45 @@ fn a_boolean_mask_a_flat_product_and_a_skip_norm_are_named() {
     let mut subject = part(b.finish());
     subject.files.insert("model.data".into(), Some(2048));
     insta::assert_snapshot!(check("model.onnx", &[subject], &options("qnn:x-elite", &[])));
+}
+
+/// A norm as PyTorch's exporter writes it, in one element type and with the weight first or second.
+fn written_out_norm(dtype: DType, first: bool) -> Graph {
+    let mut b = Builder::new("g", &[("", 18)]);
+    let x = b.input("x", dtype, &dims("1 4 8"));
+    let (two, tiny) = (b.half_scalar(0x4000), b.half_scalar(0x0100));
+    let (two, tiny) = if dtype == F16 { (two, tiny) } else { (b.scalar(2.0), b.scalar(1e-6)) };
+    let axis = b.ints(&[1], &[-1]);
+    let length = 8 * dtype.size() as u64;
+    let weight = b.external("weight", dtype, &[8], External { file: "w.data", offset: 0, length });
+    let square = b.op("/norm", "Pow", &[&x, &two]);
+    let mean = b.op("/norm", "ReduceMean", &[&square, &axis]);
+    let shifted = b.op("/norm", "Add", &[&mean, &tiny]);
+    let root = b.op("/norm", "Sqrt", &[&shifted]);
+    let scale = b.op("/norm", "Reciprocal", &[&root]);
+    let scaled = b.op("/norm", "Mul", &[&x, &scale]);
+    let factors = if first { [&*weight, &*scaled] } else { [&*scaled, &*weight] };
+    let y = b.op("/norm/weight", "Mul", &factors);
+    b.output(&y, dtype, &dims("1 4 8"));
+    b.finish()
+}
+
+#[test]
+fn the_norm_that_breaks_the_compiler_is_known() {
+    let judge = |dtype, first| {
+        let mut subject = part(written_out_norm(dtype, first));
+        subject.files.insert("w.data".into(), Some(64));
+        check("m", &[subject], &options("qnn:x-elite", &[]))
+    };
+    let report = judge(F32, true);
+    let found = &report.findings[0];
+    assert_eq!((found.rule, found.severity), (Rule::CompilerFails, Severity::Refuses), "{report}");
+    assert_eq!(found.places, ["/norm/weight/Mul"]);
+    assert!(found.message.contains("1002"), "{}", found.message);
+    assert_eq!(report.after_fix.map(|after| after.verdict), Some(Verdict::Whole));
+    for (dtype, first) in [(F32, false), (F16, true), (F16, false)] {
+        assert_eq!(judge(dtype, first).verdict, Verdict::Whole);
+    }
 }
 
 #[test]

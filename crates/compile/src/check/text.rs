@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     report::{Finding, FixedBy, PartSummary, Report, Severity, Verdict},
-    score::count,
+    score::{count, plural},
 };
 
 /// The most places of a finding that are listed; JSON has all.
@@ -18,8 +18,8 @@ impl Display for Verdict {
         match self {
             Self::Whole => f.write_str("runs whole"),
             Self::Partly { elsewhere_percent, elsewhere_nodes } => {
-                let nodes = if *elsewhere_nodes == 1 { "node" } else { "nodes" };
-                write!(f, "runs with {elsewhere_percent:.1} % elsewhere ({elsewhere_nodes} {nodes})")
+                let nodes = plural(*elsewhere_nodes, "node");
+                write!(f, "runs with {elsewhere_percent:.1} % elsewhere ({nodes})")
             }
             Self::Refused { .. } => f.write_str("refused"),
         }
@@ -76,11 +76,11 @@ impl Display for Report {
 fn write_part(f: &mut Formatter<'_>, part: &PartSummary) -> fmt::Result {
     writeln!(
         f,
-        "  {}: {} of {} nodes on the NPU in {} pieces, {} computed at load; {} multiply-accumulates; weights {:.1} MB ({})",
+        "  {}: {} of {} nodes on the NPU in {}, {} computed at load; {} multiply-accumulates; weights {:.1} MB ({})",
         plain(&part.name),
         part.npu_nodes,
         part.nodes,
-        part.npu_pieces,
+        plural(part.npu_pieces as u64, "piece"),
         part.folded_nodes,
         count(part.multiply_accumulates),
         part.weight_bytes as f64 / 1e6,

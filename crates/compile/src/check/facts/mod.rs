@@ -143,10 +143,11 @@ fn htp(operator: &str, case: &str, element: Element, rank: usize) -> Answer {
         if row.taken.contains(&rank) {
             return Answer::Takes;
         }
-        if row.failing.contains(&rank) {
+        // That another type's kernel breaks does not say that this one's does.
+        if row.failing.contains(&rank) && std::ptr::eq(row, own) {
             return Answer::Fails;
         }
-        if row.refused.contains(&rank) {
+        if row.refused.contains(&rank) || row.failing.contains(&rank) {
             let most = row.taken.iter().copied().max().unwrap_or(0);
             return if rank > most { Answer::TooManyAxes { most } } else { Answer::Refuses };
         }
