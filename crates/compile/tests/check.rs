@@ -177,6 +177,33 @@ fn folders_without_a_model_are_named() {
     assert_eq!(open::open(folder.path()).unwrap().len(), 1);
 }
 
+/// Damaged files are refused or judged, and never bring the check down.
+#[test]
+fn flipped_bytes_do_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = fs::read(exported_decoder(folder.path())).unwrap();
+    let (mut state, mut judged) = (7u64, 0);
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for _ in 0..3000 {
+        let mut damaged = bytes.clone();
+        for _ in 0..=next(3) {
+            let at = next(damaged.len());
+            damaged[at] = next(256) as u8;
+        }
+        let Ok(graph) = Graph::decode(&damaged) else { continue };
+        let part =
+            Part { name: "m.onnx".into(), folder: folder.path().into(), graph, files: BTreeMap::new() };
+        let report = check("m", &[part], &options(&[("batch_size", 1 + next(5) as u64)]));
+        assert!((0.0..=100.0).contains(&report.score.total), "{report}");
+        assert!(!report.to_string().is_empty());
+        judged += 1;
+    }
+    assert!(judged > 500, "only {judged} damaged files were graphs still");
+}
+
 fn package(checkpoint: &Path, scheme: Scheme) -> (tempfile::TempDir, Manifest) {
     let out = tempfile::tempdir().unwrap();
     let shapes = FixedShapes { context: 48, prefill: vec![16], buckets: vec![8] };

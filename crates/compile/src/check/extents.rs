@@ -49,7 +49,10 @@ fn usual(symbol: &str) -> Option<u64> {
     }
     let name = symbol.to_ascii_lowercase();
     let says = |word: &str| name.contains(word);
-    if says("batch") {
+    // How wide a head is, the model decides.
+    if says("dim") || says("head") {
+        None
+    } else if says("batch") {
         Some(1)
     } else if says("past") {
         Some(TOTAL - SEQUENCE)
@@ -103,6 +106,7 @@ mod tests {
         check("past_sequence_length + sequence_length", Some(512));
         check("past_sequence_length + 1", Some(449));
         check("height", None);
+        check("kv_cache_dim", None);
         check("Min(128, sequence)", None);
         check("2*sequence_length", None);
         check("height + 1", None);
