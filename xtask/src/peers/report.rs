@@ -52,6 +52,15 @@ pub(super) struct Machine {
     pub(super) cpu: String,
     pub(super) threads: usize,
     pub(super) platform: String,
+    /// Processes that wanted to compute in the minute before the run, where the system tells.
+    pub(super) load: Option<f64>,
+}
+
+impl Machine {
+    fn of(stand: &Stand<'_>) -> anyhow::Result<Self> {
+        let platform = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+        Ok(Self { cpu: stand.cpu()?, threads: stand.threads, platform, load: stand.load })
+    }
 }
 
 /// One side's figures, or why there are none.
@@ -143,11 +152,7 @@ impl Report {
             date: stamp::today(),
             commit: stamp::commit(stand.session.workspace)?,
             command: options.command(),
-            machine: Machine {
-                cpu: stand.cpu()?,
-                threads: stand.threads,
-                platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            },
+            machine: Machine::of(stand)?,
             model: MODEL,
             prompt_tokens: WORKLOAD.prompt,
             decode_tokens: WORKLOAD.decode,
@@ -259,6 +264,7 @@ pub(super) mod tests {
                 cpu: "Some CPU (R)".to_owned(),
                 threads: 2,
                 platform: "linux x86_64".to_owned(),
+                load: Some(0.07),
             },
             model: MODEL,
             prompt_tokens: 256,

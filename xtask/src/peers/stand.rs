@@ -40,17 +40,21 @@ pub(super) struct Stand<'a> {
     pub(super) python: PathBuf,
     /// Threads that every side computes with.
     pub(super) threads: usize,
+    /// Processes that wanted to compute in the minute before, where the system tells.
+    pub(super) load: Option<f64>,
 }
 
 impl<'a> Stand<'a> {
     /// Builds Narthex and makes the environment and the packages, where they are not there yet.
     pub(super) fn prepare(session: &'a Session<'a>) -> anyhow::Result<Self> {
+        // Preparing is work itself, so the load is asked for first.
+        let load = fs::read_to_string("/proc/loadavg").ok().and_then(|said| load(&said));
         let folder = session.workspace.target.join("peers");
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let narthex = session.build_release()?;
         let python = environment(session, &folder)?;
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let stand = Self { session, folder, narthex, python, threads };
+        let stand = Self { session, folder, narthex, python, threads, load };
         stand.install("base", PACKAGES)?;
         for scheme in ["w8", "w4"] {
             stand.compile(scheme)?;
@@ -135,6 +139,11 @@ fn environment(session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> 
     Ok(python)
 }
 
+/// The first figure of Linux's `/proc/loadavg`: the minute before.
+fn load(said: &str) -> Option<f64> {
+    said.split_whitespace().next()?.parse().ok()
+}
+
 /// The name in front of the processor's other properties.
 fn cpu(doctor: &serde_json::Value) -> Option<String> {
     let findings = doctor["findings"].as_array()?;
@@ -145,6 +154,12 @@ fn cpu(doctor: &serde_json::Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_minute_s_load_is_read() {
+        assert_eq!(load("0.07 6.57 6.85 3/402 27131\n"), Some(0.07));
+        assert_eq!(load(""), None);
+    }
 
     #[test]
     fn the_processor_is_named() {

@@ -41,8 +41,10 @@ fn name(report: &Report) -> String {
 
 fn page(report: &Report) -> anyhow::Result<String> {
     let machine = &report.machine;
+    let load =
+        machine.load.map_or_else(|| "unknown load".to_owned(), |load| format!("load {load:.2} before"));
     let mut text = format!(
-        "# {} beside its peers, {}\n\n{}, {} threads, {}. Commit {}; `{}`.\n\nPrompts of {} tokens, answers of {}; {} \
+        "# {} beside its peers, {}\n\n{}, {} threads, {}, {load}. Commit {}; `{}`.\n\nPrompts of {} tokens, answers of {}; {} \
          rounds, each visiting every side once; {} counted repetitions in a visit. Medians, with the smallest and the \
          largest round behind them.\n\n",
         report.model,
@@ -148,7 +150,9 @@ mod tests {
         let page = page(&report()).unwrap();
         let check = |line: &str| assert!(page.lines().any(|found| found == line), "{line}\n{page}");
         check("# smollm2:135m beside its peers, 2026-11-21");
-        check("Some CPU (R), 2 threads, linux x86_64. Commit 0123456789ab; `cargo xtask peers --rounds 2`.");
+        check(
+            "Some CPU (R), 2 threads, linux x86_64, load 0.07 before. Commit 0123456789ab; `cargo xtask peers --rounds 2`.",
+        );
         check(
             "| narthex-w8 | `narthex bench`, package w8; onnxruntime 1.31.1 | 72.0 (48.0 to 96.0) | 47.0 (47.0 to \
              47.0) |",
