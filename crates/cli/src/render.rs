@@ -249,15 +249,15 @@ pub(crate) fn doctor(report: &Doctor) -> String {
 /// A benchmark.
 pub(crate) fn bench(report: &BenchReport) -> String {
     let mut table = table(&["", "MEDIAN", "MIN", "MAX"]);
-    let mut row = |name: String, spread: Spread| {
-        let figure = |x: f64| right(format!("{x:.1}"));
+    let mut row = |name: String, spread: Spread, digits: usize| {
+        let figure = |x: f64| right(format!("{x:.digits$}"));
         table.add_row([Cell::new(name), figure(spread.median), figure(spread.min), figure(spread.max)]);
     };
-    row(format!("prefill tokens/s ({})", report.prompt_tokens), report.prefill_tokens_per_second);
-    row(format!("decode tokens/s ({})", report.generate_tokens), report.decode_tokens_per_second);
-    row("first token ms".to_owned(), report.first_token_ms);
+    row(format!("prefill tokens/s ({})", report.prompt_tokens), report.prefill_tokens_per_second, 1);
+    row(format!("decode tokens/s ({})", report.generate_tokens), report.decode_tokens_per_second, 1);
+    row("first token ms".to_owned(), report.first_token_ms, 1);
     if let Some(gateway) = &report.gateway {
-        row("gateway ms/request".to_owned(), gateway.request_ms);
+        row("gateway ms/request".to_owned(), gateway.request_ms, 2);
         let per_token = gateway.token_ratio;
         let percent = |ratio: f64| (ratio - 1.0) * 1e2;
         let spread = Spread {
@@ -265,7 +265,7 @@ pub(crate) fn bench(report: &BenchReport) -> String {
             median: percent(per_token.median),
             max: percent(per_token.max),
         };
-        row("gateway % per token".to_owned(), spread);
+        row("gateway % per token".to_owned(), spread, 1);
     }
     let machine = &report.machine;
     let memory = report.peak_rss_bytes.map_or_else(|| "unknown".to_owned(), bytes);
@@ -286,6 +286,9 @@ pub(crate) fn bench(report: &BenchReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use narthex_gateway::bench::{Machine, Overhead};
+    use narthex_spec::Scheme;
+
     use super::*;
 
     #[test]
@@ -295,6 +298,53 @@ mod tests {
             runtime_installed("cuda", "1.2", Some("a driver")),
             "installed cuda 1.2; it also needs a driver"
         );
+    }
+
+    #[test]
+    fn a_benchmark_shows_what_the_gateway_adds() {
+        let spread = |min, median, max| Spread { min, median, max };
+        let machine = Machine {
+            cpu: "Some CPU".to_owned(),
+            threads: 2,
+            platform: "linux x86_64".to_owned(),
+            memory_bytes: None,
+            narthex: "0.1.0".to_owned(),
+            onnxruntime: "1.31.1".to_owned(),
+        };
+        let gateway = Overhead {
+            prompt_tokens: 292,
+            engine_token_ms: spread(9.0, 10.0, 11.0),
+            gateway_token_ms: spread(9.0, 10.2, 11.5),
+            token_ratio: spread(0.99, 1.02, 1.045),
+            request_ms: spread(0.31, 0.42, 0.58),
+        };
+        let mut report = BenchReport {
+            model: "tiny".to_owned(),
+            scheme: Scheme::W8,
+            device: "cpu".to_owned(),
+            machine,
+            prompt_tokens: 256,
+            generate_tokens: 64,
+            rounds: 5,
+            prefill_tokens_per_second: spread(390.0, 400.0, 410.0),
+            decode_tokens_per_second: spread(97.0, 99.5, 101.0),
+            first_token_ms: spread(620.0, 640.0, 660.0),
+            gateway: Some(gateway),
+            load_ms: 812.4,
+            peak_rss_bytes: None,
+        };
+        let has = |text: &str, words: &str| {
+            text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == words)
+        };
+        let text = bench(&report);
+        let check = |words: &str| assert!(has(&text, words), "{words}\n{text}");
+        check("tiny (w8) on cpu, 2 threads of Some CPU");
+        check("prefill tokens/s (256) 400.0 390.0 410.0");
+        check("gateway ms/request 0.42 0.31 0.58");
+        check("gateway % per token 2.0 -1.0 4.5");
+        check("load 812 ms · peak memory unknown · 5 rounds · narthex 0.1.0 · ONNX Runtime 1.31.1");
+        report.gateway = None;
+        assert!(!bench(&report).contains("gateway"));
     }
 
     #[test]
