@@ -69,6 +69,18 @@ pub fn fetch(
     }
 }
 
+/// The folder with a model's settings, without its weights, where they can be had alone: from the hub, or from a
+/// checkpoint on this disk.
+pub fn settings(resolved: &Resolved, cancel: &Cancel) -> Result<Option<PathBuf>, Error> {
+    match &resolved.source {
+        Location::Hub(source) => {
+            Ok(Some(Hub::new(HubOptions::from_environment()?)?.settings(source, cancel)?))
+        }
+        Location::Local(path) => Ok(Some(path.clone())),
+        Location::Wheel { .. } => Ok(None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use narthex_spec::progress::Quiet;

@@ -430,6 +430,27 @@ fn waiting_for_a_busy_server_can_be_cancelled() {
 }
 
 #[test]
+fn settings_come_without_weights() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut repo = repo();
+    repo.files.insert("modules.json".to_owned(), b"[]".to_vec());
+    let server = Server::start(move |request| repo.answer(request));
+    let settings = |endpoint: &str| {
+        Hub::new(options(endpoint, cache.path())).unwrap().settings(&source(), &Cancel::new(false))
+    };
+    let folder = settings(&server.endpoint).unwrap();
+    let mut names: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "modules.json"]);
+    assert!(server.gets(WEIGHTS).is_empty());
+    // Half a repository must not pass for a whole one when the network is gone.
+    assert!(pull("http://127.0.0.1:1", cache.path()).is_err());
+    assert!(settings("http://127.0.0.1:1").is_err());
+    let whole = pull(&server.endpoint, cache.path()).unwrap();
+    assert_eq!(settings("http://127.0.0.1:1").unwrap(), whole.path);
+}
+
+#[test]
 fn without_a_network_a_complete_snapshot_is_used() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();

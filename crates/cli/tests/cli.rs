@@ -16,6 +16,8 @@ fn narthex(home: &Path, args: &[&str]) -> Output {
         .args(args)
         .env("NARTHEX_HOME", home)
         .env("NARTHEX_PYTHON", "/nonexistent/python")
+        .env("HF_HUB_CACHE", home)
+        .env("HF_HUB_OFFLINE", "1")
         .env_remove("ORT_DYLIB_PATH")
         .stdin(Stdio::null())
         .output()
@@ -91,6 +93,8 @@ fn check_ends_with_a_code_for_its_verdict() {
 #[test]
 fn check_knows_the_catalogue() {
     check(&["check", "llama3.2:1b"], 0, "catalogue's number of parameters", "");
+    check(&["check", "llama3.2:1b"], 0, "its settings could not be read", "");
+    check(&["check", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["check", "qwen3:0.6b"], 8, "does not compile the Qwen3 family yet", "");
     check(&["check", "smollm2:135m", "--fix", "out"], 2, "", "narthex compile --target qnn:x-elite");
     check(&["check", "smollm2:136m"], 3, "", "did you mean smollm2:135m");

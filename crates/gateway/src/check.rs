@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_catalog::{index::Entry, resolve::ModelRef};
+use narthex_catalog::{fetch, index::Entry, resolve::ModelRef};
 use narthex_compile::{
     check::{self, Compiled, Finding, Fix, Options, Part, Rule, Severity, architecture, fix, open, write},
     checkpoint,
@@ -23,7 +23,8 @@ use serde::Serialize;
 pub use narthex_compile::check::{CheckError, Report, Verdict};
 
 use crate::{
-    error::Error,
+    cancel::Cancel,
+    error::{Error, ErrorKind},
     gateway::{Gateway, Inner},
     names::{PackageKey, split_scheme},
     shelf,
@@ -69,20 +70,20 @@ impl CheckReport {
 }
 
 impl Gateway {
-    /// Checks a model for an NPU; with [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
+    /// Checks a model for an NPU, from files that are here, or from a hub model's settings alone; with [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
     ///
     /// # Errors
     /// [`Error::Check`] for files that are not to be read, or whose fixes cannot be written; [`Error::Invalid`] for
     /// extents and fixes that the subject has no use for; [`Error::UnknownModel`].
-    pub fn check(&self, request: &CheckRequest) -> Result<CheckReport, Error> {
+    pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = Options { target: request.target.clone(), extents: request.extents.clone() };
-        let report = match find(self.inner(), &request.subject)? {
+        let report = match find(self.inner(), &request.subject, cancel)? {
             Subject::Graphs(files) => return graphs(request, &files, &options),
             Subject::Package(manifest, folder) => package(request, &manifest, &folder, &options)?,
             Subject::Checkpoint(found) => {
                 architecture::check_architecture(&request.subject, &found, &options)
             }
-            Subject::Entry(entry) => entry_report(&request.subject, &entry, &options),
+            Subject::Entry(entry, reason) => entry_report(&request.subject, &entry, reason, &options),
         };
         refuse_unused(request)?;
         Ok(CheckReport { report, fixed: None })
@@ -97,18 +98,19 @@ enum Subject {
     Package(Box<Manifest>, PathBuf),
     /// A checkpoint of which the settings are here.
     Checkpoint(Box<Architecture>),
-    /// A model of the catalogue of which nothing is here.
-    Entry(Box<Entry>),
+    /// A model of the catalogue, and why its settings cannot be had without its weights.
+    Entry(Box<Entry>, Option<String>),
 }
 
-fn find(inner: &Inner, text: &str) -> Result<Subject, Error> {
+fn find(inner: &Inner, text: &str, cancel: &Cancel) -> Result<Subject, Error> {
     let path = Path::new(text);
     let is_onnx = text.to_ascii_lowercase().ends_with(".onnx");
-    if let Ok(ModelRef::Local(local)) = ModelRef::parse(split_scheme(text).0) {
-        return from_path(&local);
+    let reference = ModelRef::parse(split_scheme(text).0);
+    if let Ok(ModelRef::Local(local)) = &reference {
+        return from_path(local);
     }
     match shelf::key(inner, text) {
-        Ok(key) if !is_onnx => named(inner, &key),
+        Ok(key) if !is_onnx => named(inner, &key, &reference?, cancel),
         // Names go first, as everywhere else; what is no name may still lie in the folder where the user stands.
         Err(error) if !is_onnx && !path.exists() => Err(error),
         _ => from_path(path),
@@ -140,13 +142,25 @@ fn settings(path: &Path) -> Result<Subject, Error> {
     Ok(Subject::Checkpoint(Box::new(found)))
 }
 
-fn named(inner: &Inner, key: &PackageKey) -> Result<Subject, Error> {
+/// An installed package, else the settings of a model that is not here, else its entry.
+fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel) -> Result<Subject, Error> {
     if let Some(folder) = inner.store.package(&key.name, key.scheme) {
         return Ok(Subject::Package(Box::new(shelf::manifest(inner, key)?), folder));
     }
-    match inner.catalog.get(&key.name) {
-        Some(entry) => Ok(Subject::Entry(Box::new(entry.clone()))),
-        None => Err(Error::NotInstalled { name: key.name.clone() }),
+    let entry = inner.catalog.get(&key.name);
+    if let Some(entry) = entry.filter(|entry| entry.unsupported().is_some()) {
+        return Ok(Subject::Entry(Box::new(entry.clone()), None));
+    }
+    let found = fetch::settings(&reference.resolve(&inner.catalog)?, cancel.flag());
+    let found = found.map_err(Error::from).and_then(|folder| folder.as_deref().map(settings).transpose());
+    match (found, entry) {
+        (Ok(Some(subject)), _) => Ok(subject),
+        (Ok(None), Some(entry)) => Ok(Subject::Entry(Box::new(entry.clone()), None)),
+        (Ok(None), None) => Err(Error::NotInstalled { name: key.name.clone() }),
+        (Err(error), Some(entry)) if error.kind() != ErrorKind::Cancelled => {
+            Ok(Subject::Entry(Box::new(entry.clone()), Some(error.to_string())))
+        }
+        (Err(error), _) => Err(error),
     }
 }
 
@@ -205,8 +219,15 @@ fn compiled(placement: &PlacementRecord, target: &Target) -> Compiled {
 }
 
 /// What the catalogue knows of a model that is not here.
-fn entry_report(subject: &str, entry: &Entry, options: &Options) -> Report {
-    architecture::check_parameters(subject, entry.parameters, entry.unsupported().as_deref(), options)
+fn entry_report(subject: &str, entry: &Entry, reason: Option<String>, options: &Options) -> Report {
+    let unsupported = entry.unsupported();
+    let mut report =
+        architecture::check_parameters(subject, entry.parameters, unsupported.as_deref(), options);
+    if let Some(reason) = reason {
+        let message = format!("its settings could not be read, so the figures are rough: {reason}");
+        report.findings.push(note(Rule::Architecture, message, None));
+    }
+    report
 }
 
 fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {

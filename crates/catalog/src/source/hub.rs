@@ -99,6 +99,15 @@ impl HubOptions {
     }
 }
 
+/// The files that say what a model computes.
+const SETTINGS: &[&str] = &[
+    "config.json",
+    "modules.json",
+    "1_Pooling/config.json",
+    "sentence_bert_config.json",
+    "tokenizer_config.json",
+];
+
 /// A connection to the hub.
 pub struct Hub {
     client: Client,
@@ -199,6 +208,33 @@ impl Hub {
         repo.write_ref(&source.revision, &listing.sha)?;
         let license = listing.license();
         self.describe(&repo, listing.sha, names, license, cancel)
+    }
+
+    /// Brings a repository's small settings into the cache, and gives the folder they lie in; weights, tokenizers and
+    /// whatever else is large stay where they are. Without a network, those of a complete snapshot are used.
+    pub fn settings(&self, source: &HubSource, cancel: &Cancel) -> Result<PathBuf, Error> {
+        let repo = RepoCache::new(&self.options.cache, &source.repo);
+        let cached = || repo.complete_snapshot(&source.revision, &source.files);
+        if self.options.network == Network::CacheOnly {
+            let (commit, _) = cached().ok_or_else(|| HubError::NotCached { repo: source.repo.clone() })?;
+            return Ok(repo.snapshot(&commit));
+        }
+        let listing = match self.listing(source, cancel) {
+            Err(Error::Hub(unreachable @ HubError::Unreachable { .. })) => {
+                let (commit, _) = cached().ok_or(unreachable)?;
+                return Ok(repo.snapshot(&commit));
+            }
+            other => other?,
+        };
+        let patterns: Vec<String> = SETTINGS.iter().map(|&pattern| pattern.to_owned()).collect();
+        let small = |sibling: &&Sibling| {
+            glob::wanted(&sibling.rfilename, &patterns) && sibling.size.is_none_or(|size| size <= SMALL_FILE)
+        };
+        for Sibling { rfilename: name, .. } in listing.siblings.iter().filter(small) {
+            let transfer = Transfer { client: &self.client, repo: &repo, commit: &listing.sha, name };
+            transfer.run(self.options.backoff, &|_| (), cancel)?;
+        }
+        Ok(repo.snapshot(&listing.sha))
     }
 
     /// Asks what the repository holds; tries again while the hub is busy, but not where it cannot be reached at all.

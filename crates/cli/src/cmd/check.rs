@@ -5,7 +5,7 @@ use narthex_gateway::{
     check::{CheckRequest, Verdict},
 };
 
-use crate::{args::CheckArgs, exit::Judged, output};
+use crate::{args::CheckArgs, exit::Judged, interrupt, output};
 
 /// Says whether a model would run on an NPU; ends with a code for the verdict.
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
@@ -16,7 +16,7 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
         extents: args.set.into_iter().collect(),
         fix: args.fix,
     };
-    let found = gateway.check(&request)?;
+    let found = gateway.check(&request, interrupt::cancel())?;
     if args.json {
         output::json(&found)?;
     } else {
