@@ -59,11 +59,21 @@ impl<'a> Wanted<'a> {
         (compiled && long_enough).then_some(folder)
     }
 
-    fn recipe(&self) -> Recipe {
+    /// What is made. Another target joins those that the installed package is compiled for.
+    fn recipe(&self, inner: &Inner) -> Recipe {
         let CompileRequest { scheme, target, context, .. } = self.request;
-        let shapes = || FixedShapes::new(context.unwrap_or(USUAL_CONTEXT));
+        let earlier = target.as_ref().and_then(|_| {
+            let folder = inner.store.package(&self.key.name, self.key.scheme)?;
+            Some(package::read_manifest(&folder, self.key).ok()?.recipe)
+        });
+        let mut targets = earlier.as_ref().map(|recipe| recipe.targets.clone()).unwrap_or_default();
+        targets.extend(target.clone());
+        targets.sort();
+        targets.dedup();
+        let before = earlier.and_then(|recipe| Some(recipe.fixed?.context));
+        let shapes = || FixedShapes::new(context.or(before).unwrap_or(USUAL_CONTEXT));
         let fixed = (target.is_some() || context.is_some()).then(shapes);
-        Recipe { fixed, targets: target.iter().cloned().collect(), ..Recipe::new(*scheme) }
+        Recipe { fixed, targets, ..Recipe::new(*scheme) }
     }
 }
 
@@ -102,7 +112,7 @@ fn compile(
     let job = CompileJob {
         checkpoint: &files.path,
         name: key.name.clone(),
-        recipe: wanted.recipe(),
+        recipe: wanted.recipe(inner),
         out: staging.path(),
         keep_stages: wanted.request.keep_stages.as_deref(),
         provenance: Provenance {
@@ -113,7 +123,7 @@ fn compile(
         },
     };
     let mut manifest = pipeline::compile(job, progress, cancel.flag())?;
-    if let Some(target) = &wanted.request.target {
+    for target in &manifest.recipe.targets.clone() {
         vendor::compile_for(inner, target, (staging.path(), &mut manifest), progress, cancel)?;
     }
     Ok(staging.commit()?)

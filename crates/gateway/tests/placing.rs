@@ -189,6 +189,34 @@ fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
     assert!(passed.announced && passed.reason.contains("quarantine"), "{passed:?}");
 }
 
+#[test]
+fn another_target_joins_the_first() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
+    let compile = |target: &str, context| {
+        let target = Some(target.parse().unwrap());
+        let request = CompileRequest { target, context, ..CompileRequest::new(Scheme::W8) };
+        gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1
+    };
+    let first = compile("qnn:x-elite", Some(64));
+    assert_eq!(first.contexts.len(), 3, "one for each fixed graph");
+    let both = compile("qnn:x-elite,8-elite,8-gen-3", None);
+    assert_eq!(both.recipe.fixed.as_ref().unwrap().context, 64, "the context of before is kept");
+    let targets: Vec<String> = both.recipe.targets.iter().map(ToString::to_string).collect();
+    assert_eq!(targets, ["qnn:x-elite", "qnn:x-elite,8-gen-3,8-elite"]);
+    assert_eq!(both.contexts.len(), 6);
+    let binaries = |target: &str| {
+        let own = format!("contexts/{target}/");
+        both.files.keys().filter(|file| file.starts_with(&own) && file.ends_with(".bin")).count()
+    };
+    // One chip's graphs share a binary; several chips' cannot.
+    assert_eq!((binaries("qnn-x-elite"), binaries("qnn-x-elite-8-gen-3-8-elite")), (1, 3));
+    for context in &both.contexts {
+        assert_eq!(context.placement.subgraphs, [(Ep::Qnn, 1)].into(), "{context:?}");
+    }
+}
+
 /// Rewrites a graph of an installed package, as another exporter might have written it.
 fn rewrite(folder: &Path, file: &str, change: impl FnOnce(&mut Graph)) {
     let mut graph = Graph::decode(&fs::read(folder.join(file)).unwrap()).unwrap();
