@@ -52,8 +52,9 @@ const TABLE: &[Explanation] = &[
         1002,
         "QNN_COMMON_ERROR_MEM_ALLOC",
         "the graph could not be prepared; in spite of its name this is not always a lack of memory",
-        "an operator needs more of the memory near the cores than there is, an operator on a very large tensor, a missing \
-         or wrong soc_model, or indeed a full memory",
+        "an operator needs more of the memory near the cores than there is, an operator on a very large tensor, a norm \
+         written out with its weight first, integer arithmetic on 64 bits with five axes, a missing or wrong soc_model, or \
+         indeed a full memory",
         "check the model for large tensors and open shapes, give the chip (--target), then follow the ladder",
     ),
     entry(
@@ -241,7 +242,7 @@ pub fn code_in(message: &str) -> Option<u32> {
         let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
         digits.parse().ok().filter(|code| explain(*code).is_some())
     };
-    let named = ["error code", "qnn error", "error_code", "error:"];
+    let named = ["error code", "qnn error", "error_code", "error:", ", code:"];
     let after =
         |words: &str| lower.match_indices(words).find_map(|(at, _)| number(lower.get(at + words.len()..)?));
     named.iter().find_map(|words| after(words)).or_else(|| {
@@ -264,6 +265,12 @@ mod tests {
         check("QNN graph execute error. Error code: 6001", Some(6001));
         check("Failed to create context from binary. Error code: 5005", Some(5005));
         check("QNN_COMMON_ERROR_NOT_SUPPORTED", Some(1000));
+        check(
+            "EP_FAIL : Failed to finalize QNN graph. Error: QNN_COMMON_ERROR_MEM_ALLOC: Memory allocation related error., \
+             Code: 1002",
+            Some(1002),
+        );
+        check("Failed to finalize QNN graph. Error: Unknown, Code: 6030", Some(6030));
         check("error code: 17", None);
         check("Error code", None);
         check("all is well at 1002 Hz", None);

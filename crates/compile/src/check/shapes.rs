@@ -10,10 +10,15 @@ use super::{
     view::{Outcome, View},
 };
 
+/// Dimensions that are looked at one by one; each costs a walk over the whole graph.
+const MOST_SYMBOLS: usize = 32;
+
 /// Findings on a graph's shapes.
 pub(super) fn check(view: &View<'_>, extents: &Extents) -> Vec<Finding> {
     let mut findings = well_formed(view);
-    findings.extend(symbols(view.graph()).iter().map(|symbol| dynamic(view, extents, symbol)));
+    let symbols = symbols(view.graph());
+    findings.extend(symbols.iter().take(MOST_SYMBOLS).map(|symbol| dynamic(view, extents, symbol)));
+    findings.extend(more_symbols(symbols.into_iter().skip(MOST_SYMBOLS).collect()));
     findings.extend(unranked(view));
     findings
 }
@@ -87,6 +92,15 @@ fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
     };
     let severity = if touched.is_empty() { Severity::Notes } else { Severity::Falls };
     finding(Rule::DynamicDimension, severity, touched, message, Some(Fix::narthex(set)))
+}
+
+/// The open dimensions beyond those that are looked at one by one.
+fn more_symbols(rest: Vec<String>) -> Option<Finding> {
+    (!rest.is_empty()).then(|| {
+        let message = format!("{} more dimensions of the inputs are dynamic", rest.len());
+        let fix = Fix::narthex("--fix DIR --set NAME=N fixes each at N");
+        finding(Rule::DynamicDimension, Severity::Falls, rest, message, Some(fix))
+    })
 }
 
 fn unranked(view: &View<'_>) -> Option<Finding> {

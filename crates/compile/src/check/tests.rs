@@ -241,6 +241,24 @@ fn a_dynamic_dimension_is_named() {
     insta::assert_snapshot!(report_on(b.finish()));
 }
 
+#[test]
+fn many_open_dimensions_are_gathered() {
+    let mut b = Builder::new("g", &[("", 17)]);
+    for index in 0..40 {
+        b.input(&format!("x{index:02}"), F32, &dims(&format!("n{index:02} 4")));
+    }
+    let y = b.op("/layers.0", "Relu", &["x39"]);
+    b.output(&y, F32, &dims("n39 4"));
+    let report = report_on(b.finish());
+    let dynamic: Vec<_> =
+        report.findings.iter().filter(|finding| finding.rule == Rule::DynamicDimension).collect();
+    assert_eq!(dynamic.len(), 33);
+    assert!(
+        dynamic.iter().any(|found| found.message.contains("8 more") && found.places.len() == 8),
+        "{report}"
+    );
+}
+
 /// The other three cases in one graph.
 #[test]
 fn a_boolean_mask_a_flat_product_and_a_skip_norm_are_named() {

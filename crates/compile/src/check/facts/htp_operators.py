@@ -4,8 +4,8 @@
     python htp_operators.py [SOC] > htp_operators.tsv     # SOC as QNN numbers chips; 60 is Snapdragon X Elite
 
 It runs on any x86-64 Linux machine; nothing is executed. The table beside this file was recorded for soc 60 (v73), and
-soc 57, 69, 87 and 88 (v75, v79, v81) gave the same answers. Record it again when the pinned version of the compiler
-changes; `mod.rs` reads it as it is.
+soc 57 and 88 (v75, v81) gave the same answers. Axes are the most of any input or output. Record it again when the pinned
+version of the compiler changes; `mod.rs` reads it as it is.
 """
 import subprocess
 import sys
