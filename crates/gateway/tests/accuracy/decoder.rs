@@ -21,7 +21,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 }
 
 /// `Σ p (ln p − ln q)` over the whole vocabulary (Kullback & Leibler 1951), in nats.
-fn divergence(reference: &[f32], row: &[f32]) -> f64 {
+pub(crate) fn divergence(reference: &[f32], row: &[f32]) -> f64 {
     let (a, b) = (log_sum_exp(reference), log_sum_exp(row));
     let term = |(&p, &q): (&f32, &f32)| {
         let (p, q) = (f64::from(p) - a, f64::from(q) - b);

@@ -5,7 +5,7 @@ use narthex_spec::Scheme;
 
 use crate::{GATEWAY, goldens, package};
 
-const MODEL: &str = "all-minilm-l6-v2";
+pub(crate) const MODEL: &str = "all-minilm-l6-v2";
 
 /// The most that company in a batch may change an element, in `f32`.
 const BATCH: f32 = 1e-5;
@@ -17,7 +17,7 @@ fn embed(scheme: Scheme, texts: &[&str]) -> Vec<Vec<f32>> {
     GATEWAY.lock().unwrap().embed(&format!("{MODEL}@{scheme}"), &request).unwrap().vectors
 }
 
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }

@@ -2,14 +2,20 @@
 //!
 //! `bench/goldens` holds the references and the program that wrote them. The models come out of the store that
 //! `cargo xtask test` prepares; nothing is fetched. Start at [`decoder`] and [`encoder`]; [`company`] asks whether a
-//! request is answered alike alone and among others.
+//! request is answered alike alone and among others, [`npu`] what an NPU's arithmetic changes.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; figures are printed"
+)]
 
 mod company;
 mod decoder;
 mod encoder;
 mod goldens;
+mod npu;
 
 use std::{
     path::PathBuf,

@@ -1,0 +1,259 @@
+//! Real models under Qualcomm's HTP emulation, against the same graphs on the CPU: the NPU's arithmetic, never its speed.
+//!
+//! The ordinary suite runs a few tokens through small graphs; `cargo xtask npu` runs the ignored tests, which take
+//! minutes, over the graphs that users get.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use narthex_catalog::{
+    fetch,
+    index::Catalog,
+    resolve::ModelRef,
+    runtimes::{self, RuntimeKind},
+    store::Store,
+};
+use narthex_compile::pipeline::{self, CompileJob};
+use narthex_device::{
+    ep::{Device, QnnOptions},
+    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    placement::GraphPlacement,
+    precompile::{Job, Weights, precompile},
+};
+use narthex_engine::{
+    encoder::Encoder,
+    executor::{Executor, StepPlan, Wanted},
+};
+use narthex_graph::Graph;
+use narthex_spec::{
+    Ep, Recipe, Scheme, SlotId, TokenId, Variant,
+    manifest::{Manifest, Provenance},
+    progress::Quiet,
+    recipe::FixedShapes,
+    target::QnnChip,
+};
+use tempfile::TempDir;
+
+use crate::{
+    DECODER, best,
+    decoder::divergence,
+    encoder::{self, cosine},
+    goldens, package, runtime,
+};
+
+/// The greatest mean divergence of the emulation from the CPU, in nats: the canary's bound.
+const DIVERGENCE: f64 = 0.02;
+
+/// Where the CPU's two best logits are at least so far apart, both must prefer the same token.
+const MARGIN: f32 = 0.5;
+
+/// The smallest cosine of an embedding.
+const COSINE: f64 = 0.999;
+
+/// One test at a time: the emulator takes every core.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn emulation() -> Device {
+    let store = Store::open(None).unwrap();
+    let info = runtimes::locate(&store, RuntimeKind::Qnn);
+    let library =
+        info.unwrap_or_else(|| panic!("no QNN runtime: run `cargo xtask test --only store`")).library;
+    runtime().register(Ep::Qnn, &library).unwrap();
+    Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]))
+}
+
+/// A model of the store, compiled with graphs of these shapes.
+fn compiled(model: &str, shapes: FixedShapes) -> (TempDir, Manifest) {
+    package(model, Scheme::W8);
+    let resolved = ModelRef::parse(model).unwrap().resolve(&Catalog::builtin().unwrap()).unwrap();
+    let files = fetch::fetch(&Store::open(None).unwrap(), &resolved, &Quiet, &false.into()).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let provenance = Provenance {
+        source: files.source,
+        checkpoint: BTreeMap::new(),
+        license: None,
+        compiler: "test".to_owned(),
+    };
+    let job = CompileJob {
+        checkpoint: &files.path,
+        name: model.parse().unwrap(),
+        recipe: Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) },
+        out: out.path(),
+        keep_stages: None,
+        provenance,
+    };
+    let manifest = pipeline::compile(job, &Quiet, &false.into());
+    (out, manifest.unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Every node of every graph is on the HTP, each graph in one part.
+fn whole(graphs: &[GraphPlacement]) {
+    for GraphPlacement { graph, placement } in graphs {
+        let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
+        println!("HTP emulation: {graph}: {} nodes in 1 part", placement.nodes.len());
+    }
+}
+
+fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> FixedExecutor {
+    let place = Place { device, threads: 0, form: Form::Graph };
+    let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
+    FixedExecutor::open(runtime(), folder, manifest, place, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The logits after the last of `prompt`, and after each of `forced`, one step a token.
+fn forced(executor: &mut FixedExecutor, prompt: &[TokenId], forced: &[TokenId]) -> Vec<Vec<f32>> {
+    let slot = SlotId(0);
+    let chunk = executor.limits().chunk;
+    let (mut at, mut rows) = (0, Vec::new());
+    let parts = prompt.chunks(chunk).map(|part| (part, at_end(prompt, part)));
+    for (part, wanted) in parts.chain(forced.iter().map(|token| (std::slice::from_ref(token), Wanted::Last)))
+    {
+        let mut plan = StepPlan::default();
+        plan.push(slot, at, part, wanted);
+        let logits = executor.step(&plan).unwrap();
+        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+        at += part.len();
+    }
+    executor.truncate(slot, 0).unwrap();
+    rows
+}
+
+/// Logits are wanted after the part that ends the prompt.
+fn at_end(prompt: &[TokenId], part: &[TokenId]) -> Wanted {
+    if part.as_ptr_range().end == prompt.as_ptr_range().end { Wanted::Last } else { Wanted::Nothing }
+}
+
+fn margin(row: &[f32]) -> f32 {
+    let top = best(row) as usize;
+    let others = row.iter().enumerate().filter(|(index, _)| *index != top).map(|(_, logit)| *logit);
+    row[top] - others.fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Runs `prompts` committed prompts, each cut to `length` tokens and followed by `steps` of the reference's answer.
+fn decoder_agrees((folder, manifest): (&Path, &Manifest), prompts: usize, length: usize, steps: usize) {
+    let (_, answers) = goldens::decoder();
+    let mut cpu = executor(folder, manifest, &Device::Cpu);
+    let mut emulated = executor(folder, manifest, &emulation());
+    whole(&emulated.placements());
+    let (mut nats, mut positions, mut close) = (0.0, 0u32, 0u32);
+    for answer in answers.iter().take(prompts) {
+        let (prompt, tail) = answer.tokens.split_at(answer.start.min(length));
+        let tail = &tail[..steps.min(tail.len())];
+        let (expected, found) = (forced(&mut cpu, prompt, tail), forced(&mut emulated, prompt, tail));
+        assert_eq!((expected.len(), found.len()), (tail.len() + 1, tail.len() + 1));
+        for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
+            let lead = margin(expected);
+            assert!(
+                best(expected) == best(found) || lead <= MARGIN,
+                "token {index}: the CPU leads by {lead}"
+            );
+            // Half precision on other hardware never gives every bit alike; equal bits would mean the CPU.
+            assert!(expected != found, "token {index} is the CPU's");
+            nats += divergence(expected, found);
+            positions += 1;
+            close += u32::from(lead <= MARGIN);
+        }
+    }
+    let mean = nats / f64::from(positions);
+    println!(
+        "HTP emulation: {positions} positions, mean divergence {mean:.6} nats, {close} too close to call"
+    );
+    assert!(mean <= DIVERGENCE, "{mean}");
+}
+
+/// Embeds the first `texts` committed texts.
+fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
+    let open = |device: &Device| {
+        let place = Place { device, threads: 0, form: Form::Graph };
+        FixedEncoder::open(runtime(), folder, manifest, place).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let (mut cpu, mut emulated) = (open(&Device::Cpu), open(&emulation()));
+    whole(&emulated.placements());
+    let longest = emulated.limits().max_length;
+    let tokenizer = fs::read(folder.join(&manifest.tokenizer.file)).unwrap();
+    let tokenizer = narthex_text::tokenizer::Tokenizer::from_json(&tokenizer).unwrap();
+    let tokens = goldens::encoder().into_iter().map(|(text, _)| tokenizer.encode_document(&text).unwrap());
+    let tokens: Vec<Vec<TokenId>> = tokens.filter(|tokens| tokens.len() <= longest).take(texts).collect();
+    assert_eq!(tokens.len(), texts);
+    let batch: Vec<&[TokenId]> = tokens.iter().map(Vec::as_slice).collect();
+    let (expected, found) = (cpu.run(&batch).unwrap(), emulated.run(&batch).unwrap());
+    let rows = expected.data.chunks(expected.width).zip(found.data.chunks(found.width));
+    let least = rows.map(|(a, b)| cosine(a, b)).fold(f64::INFINITY, f64::min);
+    println!("HTP emulation: {texts} texts, least cosine {least:.7} to the CPU's");
+    assert!((COSINE..1.0).contains(&least), "{least}");
+}
+
+/// Compiles every fixed graph ahead of time with shared weights: one context node each, and a binary of about the
+/// weights' size.
+fn contexts_are_whole((folder, manifest): (&Path, &Manifest)) {
+    let graphs = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
+    let graphs: Vec<&String> = graphs.map(|graph| &graph.file).collect();
+    let place = folder.join("contexts");
+    fs::create_dir(&place).unwrap();
+    let paths: Vec<(PathBuf, PathBuf)> =
+        graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
+    let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
+    let mut go_on = |_| ControlFlow::Continue(());
+    precompile(runtime(), &emulation(), &jobs, Weights::Shared, &mut go_on).unwrap();
+    let mut weights = BTreeMap::new();
+    for (graph, context) in &paths {
+        let context = Graph::decode(&fs::read(context).unwrap()).unwrap();
+        let ops: Vec<&str> = context.nodes.iter().map(|node| node.op.as_str()).collect();
+        assert_eq!(ops, ["EPContext"]);
+        for constant in Graph::decode(&fs::read(graph).unwrap()).unwrap().initializers {
+            weights.insert(constant.name.clone(), constant.expected_bytes().unwrap());
+        }
+    }
+    let binaries = fs::read_dir(&place)
+        .unwrap()
+        .flatten()
+        .filter(|file| file.path().extension() == Some("bin".as_ref()));
+    let bytes: u64 = binaries.map(|file| file.metadata().unwrap().len()).sum();
+    let ratio = bytes as f64 / weights.values().sum::<u64>() as f64;
+    println!("compiled for qnn:x-elite: {} graphs, {bytes} bytes, {ratio:.3} of their weights", graphs.len());
+    assert!((0.9..=1.1).contains(&ratio), "{ratio}");
+}
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn a_real_decoder_runs_whole_under_htp_emulation() {
+    let _alone = alone();
+    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: Vec::new() };
+    let (folder, manifest) = compiled(DECODER, shapes);
+    decoder_agrees((folder.path(), &manifest), 1, 8, 2);
+}
+
+#[test]
+fn a_real_encoder_runs_whole_under_htp_emulation() {
+    let _alone = alone();
+    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: vec![32] };
+    let (folder, manifest) = compiled(encoder::MODEL, shapes);
+    encoder_agrees((folder.path(), &manifest), 2);
+}
+
+#[test]
+#[ignore = "minutes of emulation; `cargo xtask npu` runs it"]
+fn npu_decoder_in_full() {
+    let _alone = alone();
+    let (folder, manifest) = compiled(DECODER, FixedShapes::new(512));
+    decoder_agrees((folder.path(), &manifest), 3, 64, 16);
+    contexts_are_whole((folder.path(), &manifest));
+}
+
+#[test]
+#[ignore = "minutes of emulation; `cargo xtask npu` runs it"]
+fn npu_encoder_in_full() {
+    let _alone = alone();
+    let (folder, manifest) = compiled(encoder::MODEL, FixedShapes::new(512));
+    encoder_agrees((folder.path(), &manifest), 8);
+}
