@@ -23,6 +23,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
         ("" | MICROSOFT, "QuantizeLinear") => outcome(None),
         ("" | MICROSOFT, "DequantizeLinear") => outcome(dequantize(view, node)),
         ("", "Mul") if is_faulty_norm(view, node) => outcome(Some(faulty_norm())),
+        ("", "MatMulInteger" | "DynamicQuantizeLinear") if is_dynamic_product(view, node) => outcome(None),
         ("", "Erf") if is_gelu(view, node) => outcome(None),
         ("", "Cast") => outcome(cast(view, node)),
         ("", "Attention") => outcome(attention(view, node)),
@@ -304,6 +305,23 @@ fn dequantize(view: &View<'_>, node: &Node) -> Option<Problem> {
     Some(Problem::falls(Rule::WeightOnlyDequantize, why).fix(Fix::you(
         "store the weight as MatMulNBits, or quantise the activations too with QuantizeLinear and DequantizeLinear around them",
     )))
+}
+
+/// `DynamicQuantizeLinear`, `MatMulInteger` with a constant, and the `Cast` back, which the compiler takes as a whole.
+fn is_dynamic_product(view: &View<'_>, node: &Node) -> bool {
+    let is_product = |product: &Node| {
+        let constant = product.input(1).is_some_and(|weight| view.known.get(weight).constant);
+        let quantised = product.input(0).and_then(|x| view.maker(x));
+        let mut readers = product.outputs.iter().flat_map(|output| view.readers_of(output));
+        product.op == "MatMulInteger"
+            && constant
+            && quantised.is_some_and(|maker| maker.op == "DynamicQuantizeLinear")
+            && readers.all(|reader| reader.op == "Cast")
+    };
+    match node.op.as_str() {
+        "MatMulInteger" => is_product(node),
+        _ => node.outputs.first().is_some_and(|output| view.readers_of(output).all(is_product)),
+    }
 }
 
 /// `x · (1 + Erf(x / √2)) / 2`, which the compiler takes as a whole.

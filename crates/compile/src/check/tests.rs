@@ -422,6 +422,39 @@ fn a_weight_that_is_dequantised_alone_is_a_trap() {
     assert!(trap.is_some_and(|trap| trap.message.contains("/layers.0/mm/MatMul")), "{report}");
 }
 
+/// The compiler takes dynamic quantisation as a whole, and none of its operators alone.
+#[test]
+fn dynamic_quantisation_is_taken_with_its_product() {
+    let product = |constant: bool| {
+        let mut b = Builder::new("g", &[("", 17)]);
+        let x = b.input("x", F32, &dims("1 4 8"));
+        let quantise = NodeSpec {
+            name: "/quantise",
+            op: "DynamicQuantizeLinear",
+            domain: "",
+            inputs: &[&x],
+            attributes: &[],
+        };
+        b.node_to(quantise, &["q", "scale", "zero"]);
+        let at = External { file: "w.data", offset: 0, length: 128 };
+        let weight = if constant {
+            b.external("w", DType::U8, &[8, 16], at)
+        } else {
+            b.input("w", DType::U8, &dims("8 16"))
+        };
+        let sums = b.op("/product", "MatMulInteger", &["q", &weight, "zero"]);
+        let sums = b.op_with("/product", "Cast", &[&sums], &[("to", 1i64.into())]);
+        let y = b.op("/product", "Mul", &[&sums, "scale"]);
+        b.output(&y, F32, &dims("1 4 16"));
+        let mut subject = part(b.finish());
+        subject.files.insert("w.data".into(), Some(128));
+        let report = check("m", &[subject], &options("qnn:x-elite", &[]));
+        (report.parts[0].npu_nodes, report.parts[0].npu_multiply_accumulates)
+    };
+    assert_eq!(product(true), (4, 4 * 8 * 16));
+    assert_eq!(product(false), (2, 0));
+}
+
 #[test]
 fn masks_at_the_end_of_the_range_are_named() {
     let mut b = Builder::new("g", &[("", 17)]);

@@ -12,6 +12,10 @@ pub(super) fn shapes(at: &At<'_>) -> Option<Vec<Option<Shape>>> {
     match at.node.op.as_str() {
         "MatMul" | "MatMulInteger" | "FusedMatMul" => one(matmul(at, 1)),
         "QLinearMatMul" => one(matmul(at, 3)),
+        "QLinearAdd" | "QLinearMul" => one(broadcast(&[at.shape(0), at.shape(3)])),
+        "QLinearSoftmax" | "QLinearSigmoid" | "QLinearLeakyRelu" => same(),
+        // The quantised tensor, its scale and its zero point.
+        "DynamicQuantizeLinear" => Some(vec![at.shape(0).cloned(), Some(Shape::new()), Some(Shape::new())]),
         "MatMulNBits" => one(matmul_nbits(at)),
         "Gemm" => one(gemm(at)),
         "Conv" | "ConvInteger" | "FusedConv" => one(conv(at)),
@@ -24,9 +28,6 @@ pub(super) fn shapes(at: &At<'_>) -> Option<Vec<Option<Shape>>> {
         "GroupQueryAttention" => Some(group_query(at)),
         "MultiHeadAttention" => one(multi_head(at)),
         "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization" => Some(skip_norm(at)),
-        "LayerNormalization" | "SimplifiedLayerNormalization" | "RMSNormalization" => {
-            one(at.shape(0).cloned())
-        }
         "GatherBlockQuantized" => one(None),
         op if op.starts_with("Reduce") => one(reduce(at)),
         op if SAME.contains(&op) => same(),
@@ -63,7 +64,6 @@ const SAME: &[&str] = &[
     "CumSum",
     "DequantizeLinear",
     "Dropout",
-    "DynamicQuantizeLinear",
     "Elu",
     "Erf",
     "Exp",
@@ -79,6 +79,7 @@ const SAME: &[&str] = &[
     "IsInf",
     "IsNaN",
     "LRN",
+    "LayerNormalization",
     "LeakyRelu",
     "Log",
     "LogSoftmax",
@@ -89,6 +90,7 @@ const SAME: &[&str] = &[
     "Not",
     "QuantizeLinear",
     "QuickGelu",
+    "RMSNormalization",
     "RandomNormalLike",
     "RandomUniformLike",
     "Reciprocal",
@@ -102,6 +104,7 @@ const SAME: &[&str] = &[
     "Shrink",
     "Sigmoid",
     "Sign",
+    "SimplifiedLayerNormalization",
     "Sin",
     "Sinh",
     "Softmax",

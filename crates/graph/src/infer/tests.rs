@@ -85,6 +85,10 @@ fn data_is_computed() {
     let bits = [("N", Attribute::from(16usize)), ("K", 64usize.into())];
     check("com.microsoft/MatMulNBits", &[Of("1 s 64")], &bits, "1 7 16");
     check("Conv", &[Of("1 3 10"), Of("8 3 3")], &[("strides", [2].into()), ("pads", [1, 1].into())], "1 8 5");
+    check("DynamicQuantizeLinear", &[Of("2 s")], &[], "2 7");
+    check("MatMulInteger", &[Of("1 s 3"), Of("3 5")], &[], "1 7 5");
+    check("com.microsoft/QLinearAdd", &[Of("2 1 4"), Of(""), Of(""), Of("3 1")], &[], "2 3 4");
+    check("com.microsoft/QLinearSoftmax", &[Of("2 s")], &[], "2 7");
     check("ReduceMean", &[Of("2 3 4"), Ints(&[-1])], &[], "2 3 1");
     check("ReduceSum", &[Of("2 3 4")], &[("keepdims", 0i64.into())], "");
     check("ArgMax", &[Of("2 3")], &[("axis", 1i64.into()), ("keepdims", 0i64.into())], "2");
