@@ -126,6 +126,21 @@ fn predicted(
         findings.push(finding(Rule::PartSize, Severity::Costs, Vec::new(), message, fix));
     }
     findings.sort_by_key(|finding| finding.severity);
+    let score = predicted_score(&facts, usual, parts, compute);
+    Report {
+        subject: subject.to_owned(),
+        target: options.target.clone(),
+        verdict: Verdict::Whole,
+        score,
+        assumed: BTreeMap::new(),
+        parts: Vec::new(),
+        findings,
+        after_fix: None,
+    }
+}
+
+/// The score of what Narthex would write: every product on the NPU, every shape fixed, as its packages are tested to be.
+fn predicted_score(facts: &Facts, usual: u64, parts: u64, compute: String) -> Score {
     let fits = if usual == 0 { 1.0 } else { (facts.part_caution as f64 / usual as f64).min(1.0) };
     let component = |name, value, weight, detail| Component { name, value, weight, detail };
     let components = vec![
@@ -134,16 +149,7 @@ fn predicted(
         component("fixed shapes", 1.0, 10.0, "Narthex fixes them when it compiles".to_owned()),
         component("fits in memory", fits, 10.0, format!("{:.1} MB of weights in w8", usual as f64 / 1e6)),
     ];
-    Report {
-        subject: subject.to_owned(),
-        target: options.target.clone(),
-        verdict: Verdict::Whole,
-        score: Score { total: components.iter().map(|part| part.value * part.weight).sum(), components },
-        assumed: BTreeMap::new(),
-        parts: Vec::new(),
-        findings,
-        after_fix: None,
-    }
+    Score { total: components.iter().map(|part| part.value * part.weight).sum(), components }
 }
 
 fn note(message: String) -> Finding {

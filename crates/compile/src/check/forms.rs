@@ -18,8 +18,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
     let outcome = |problem: Option<Problem>| Some(problem.map_or(Ok(()), Err));
     match (node.domain.as_str(), node.op.as_str()) {
         // ONNX Runtime takes these out when it loads the graph.
-        ("", "Identity" | "Dropout") => outcome(None),
-        ("", "Constant") => outcome(None),
+        ("", "Identity" | "Dropout" | "Constant") => outcome(None),
         ("" | MICROSOFT, "QuantizeLinear") => outcome(None),
         ("" | MICROSOFT, "DequantizeLinear") => outcome(dequantize(view, node)),
         ("", "Mul") if is_faulty_norm(view, node) => outcome(Some(faulty_norm())),
@@ -47,13 +46,15 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
             let case = if node.input(3).is_some() { "positions" } else { "" };
             outcome(ask_case(view, node, case, view.input(node, 0)))
         }
-        ("", "Range" | "ConstantOfShape") => outcome(Some(
-            Problem::falls(Rule::OperatorForm, "its extent is told only at run time").fix(Fix::you(
-                "make the values on the host and give them as an input, or fix the shapes that it depends on",
-            )),
-        )),
+        ("", "Range" | "ConstantOfShape") => outcome(Some(late_extent())),
         _ => None,
     }
+}
+
+fn late_extent() -> Problem {
+    Problem::falls(Rule::OperatorForm, "its extent is told only at run time").fix(Fix::you(
+        "make the values on the host and give them as an input, or fix the shapes that it depends on",
+    ))
 }
 
 /// Parameters that the compiler wants as constants.
