@@ -2,7 +2,7 @@
 //! safe binding copies borrowed inputs, and allocates on every run.
 
 use std::{
-    ffi::{CStr, c_void},
+    ffi::{CStr, CString, c_void},
     marker::PhantomData,
     ptr,
 };
@@ -39,6 +39,9 @@ impl<'a> Tensor<'a> {
 pub(crate) struct Binding {
     raw: *mut ort_sys::OrtIoBinding,
     memory: *mut ort_sys::OrtMemoryInfo,
+    /// Every input, where the session's device has memory of its own: ONNX Runtime copies an input there when it is
+    /// bound, and not again when it is run.
+    copied: Option<Vec<(CString, OwnedValue)>>,
     _not_shared: PhantomData<*mut ()>,
 }
 
@@ -67,7 +70,9 @@ fn element(dtype: DType) -> Element {
 impl Binding {
     /// An empty binding.
     pub(crate) fn new(session: &Session) -> Result<Self, StepError> {
-        let mut binding = Self { raw: ptr::null_mut(), memory: ptr::null_mut(), _not_shared: PhantomData };
+        let copied = session.copies_inputs().then(Vec::new);
+        let (raw, memory) = (ptr::null_mut(), ptr::null_mut());
+        let mut binding = Self { raw, memory, copied, _not_shared: PhantomData };
         let api = ort::api();
         // SAFETY: the session is alive and both out-pointers are valid; what they receive is released on drop.
         unsafe {
@@ -91,7 +96,14 @@ impl Binding {
         let value = self.value(tensor)?;
         // SAFETY: binding, name and value are alive; the binding keeps a reference of its own to the value.
         let status = unsafe { (ort::api().BindInput)(self.raw, name.as_ptr(), value.0) };
-        check("bind an input", status)
+        check("bind an input", status)?;
+        if let Some(copied) = &mut self.copied {
+            match copied.iter_mut().find(|(known, _)| known.as_c_str() == name) {
+                Some((_, old)) => *old = value,
+                None => copied.push((name.to_owned(), value)),
+            }
+        }
+        Ok(())
     }
 
     /// Binds an output by name.
@@ -125,6 +137,11 @@ impl Binding {
 
     /// Runs the session on what is bound.
     pub(crate) fn run(&mut self, session: &mut Session) -> Result<(), StepError> {
+        for (name, value) in self.copied.iter().flatten() {
+            // SAFETY: as in `input`, whose promise holds for the memory that the value describes.
+            let status = unsafe { (ort::api().BindInput)(self.raw, name.as_ptr(), value.0) };
+            check("bind an input", status)?;
+        }
         // SAFETY: session and binding are alive and exclusively ours; no run options are given.
         let status = unsafe { (ort::api().RunWithBinding)(session.ptr(), ptr::null(), self.raw) };
         check("run the graph", status)

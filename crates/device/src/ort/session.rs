@@ -17,6 +17,7 @@ use crate::{
 pub(crate) struct Session {
     inner: ort::session::Session,
     placement: Placement,
+    copies_inputs: bool,
 }
 
 /// How a graph is loaded.
@@ -122,12 +123,18 @@ impl Session {
             let message = format!("node {} went to {}", node.name, node.ep);
             return Err(DeviceError::Ort { what: "keep the graph on its device", message });
         }
-        Ok(Self { inner, placement })
+        // Whether a provider takes inputs from the host's memory is not told; copying once too often does no harm.
+        Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu })
     }
 
     /// Where its nodes went.
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement
+    }
+
+    /// Whether inputs are copied to the device when they are bound, so that what is written later is not seen.
+    pub(super) fn copies_inputs(&self) -> bool {
+        self.copies_inputs
     }
 
     pub(super) fn ptr(&self) -> *mut ort_sys::OrtSession {
