@@ -35,11 +35,11 @@ pub enum DeviceError {
         /// Its message.
         message: String,
     },
-    /// The runtime offers no device of a provider.
-    #[error("ONNX Runtime offers no {ep} device on this machine")]
+    /// The runtime does not offer a device.
+    #[error("ONNX Runtime offers no device for {device} on this machine")]
     NoDevice {
-        /// The provider.
-        ep: Ep,
+        /// The device, in words.
+        device: &'static str,
     },
     /// A provider's library cannot be used.
     #[error("the {ep} provider cannot be loaded from {path}: {reason}")]

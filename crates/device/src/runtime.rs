@@ -5,11 +5,13 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::CStr,
     path::{Path, PathBuf},
+    ptr,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-use ort::{environment::Environment, logging::LogLevel, memory::DeviceType};
+use ort::{AsPointer, environment::Environment, logging::LogLevel, memory::DeviceType};
 
 use narthex_spec::Ep;
 
@@ -52,6 +54,8 @@ pub struct OrtDevice {
     pub hardware: &'static str,
     /// Its maker.
     pub vendor: String,
+    /// The provider's own name of it, where the provider drives several: OpenVINO's `CPU`, `GPU.0`, `NPU`.
+    pub unit: Option<String>,
 }
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
@@ -124,22 +128,45 @@ impl Runtime {
 
     /// The devices it offers.
     pub fn devices(&self) -> Vec<OrtDevice> {
-        self.environment
-            .devices()
-            .map(|device| OrtDevice {
-                ep: device.ep().unwrap_or("?").to_owned(),
-                hardware: match device.hardware_device().ty() {
-                    DeviceType::GPU => "GPU",
-                    DeviceType::NPU => "NPU",
-                    _ => "CPU",
-                },
-                vendor: device.hardware_device().vendor().unwrap_or("?").to_owned(),
-            })
-            .collect()
+        self.environment.devices().map(|device| offered(&device)).collect()
+    }
+
+    /// The one of its devices that is meant.
+    pub(crate) fn device(&self, meant: &ep::Device) -> Result<ort::device::Device<'_>, DeviceError> {
+        let offers = self.devices();
+        let none = DeviceError::NoDevice { device: meant.describe() };
+        let index = meant.choose(&offers).ok_or(none.clone())?;
+        self.environment.devices().nth(index).ok_or(none)
     }
 
     pub(crate) fn environment(&self) -> &Environment {
         &self.environment
+    }
+}
+
+/// What ONNX Runtime says of one of its devices.
+fn offered(device: &ort::device::Device<'_>) -> OrtDevice {
+    let hardware = device.hardware_device();
+    OrtDevice {
+        ep: device.ep().unwrap_or("?").to_owned(),
+        hardware: match hardware.ty() {
+            DeviceType::GPU => "GPU",
+            DeviceType::NPU => "NPU",
+            _ => "CPU",
+        },
+        vendor: hardware.vendor().unwrap_or("?").to_owned(),
+        unit: metadata(device, c"ov_device"),
+    }
+}
+
+/// A word that a provider says of one of its devices.
+fn metadata(device: &ort::device::Device<'_>, key: &CStr) -> Option<String> {
+    let api = ort::api();
+    // SAFETY: the device is alive, and what the calls give belongs to it; both may be null, which is seen to.
+    unsafe {
+        let pairs = (api.EpDevice_EpMetadata)(device.ptr());
+        let value = if pairs.is_null() { ptr::null() } else { (api.GetKeyValue)(pairs, key.as_ptr()) };
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Stage {
     Clippy,
     /// Licences and origins of dependencies.
     Deny,
-    /// A store with a runtime and two models.
+    /// A store with runtimes and two models.
     Store,
     /// Unit and integration tests.
     Tests,
@@ -84,7 +84,7 @@ impl Stage {
             Self::Tidy => "the house rules hold",
             Self::Clippy => "clippy and the compiler have no warning",
             Self::Deny => "licences, bans and sources of dependencies (cargo-deny)",
-            Self::Store => "install the CPU runtime and compile two models into a store",
+            Self::Store => "install runtimes and compile two models into a store",
             Self::Tests => "unit and integration tests",
             Self::Clients => "OpenAI's Python client against a live server",
         }

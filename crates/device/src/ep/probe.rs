@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use narthex_spec::{DeviceName, Ep};
 
-use super::{Device, cpu, qnn};
+use super::{Device, cpu, openvino, qnn};
 use crate::inventory::{self, Accelerator};
 
 /// What decides which devices a machine has.
@@ -43,6 +43,32 @@ impl Facts {
         })
     }
 
+    /// Refuses a machine on which none of these drivers is loaded. Only Linux tells; elsewhere a device is known once
+    /// its provider is loaded, so a machine is refused where the processor is another vendor's.
+    pub(super) fn driven(&self, what: &str, drivers: &[&str], of: Option<Vendor>) -> Result<(), Refusal> {
+        if self.os == "linux" {
+            let found = self.accelerators.iter().any(|found| drivers.contains(&found.driver.as_str()));
+            let names = drivers.join(" or ");
+            let reason = || Refusal::absent(format!("no {what} driver is loaded (expected {names})"));
+            return found.then_some(()).ok_or_else(reason);
+        }
+        match (of, self.vendor()) {
+            (Some(of), Some(other)) if of != other => {
+                let processor = &self.processor;
+                Err(Refusal::absent(format!("there is no {what} beside this processor ({processor})")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who made the processor, as far as its name tells.
+    pub(super) fn vendor(&self) -> Option<Vendor> {
+        let name = self.processor.to_ascii_lowercase();
+        [("intel", Vendor::Intel), ("amd", Vendor::Amd)]
+            .into_iter()
+            .find_map(|(word, vendor)| name.contains(word).then_some(vendor))
+    }
+
     /// `Linux on x86-64`, for sentences.
     pub(super) fn platform(&self) -> String {
         let os = match self.os.as_str() {
@@ -58,6 +84,13 @@ impl Facts {
         };
         format!("{os} on {arch}")
     }
+}
+
+/// A maker of x86-64 processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Vendor {
+    Intel,
+    Amd,
 }
 
 /// Why a device is not used, and what can be done about it.
@@ -98,6 +131,7 @@ pub fn probe(name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
         DeviceName::Cpu => Ok(cpu::device()),
         DeviceName::Qnn => qnn::probe(facts),
         DeviceName::QnnEmulation => qnn::probe_emulation(facts),
+        DeviceName::OpenVino(device) => openvino::probe(device, facts),
         other => Err(Refusal {
             cause: Cause::Absent,
             reason: format!("{} is not driven by this version", other.describe()),

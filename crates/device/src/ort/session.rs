@@ -89,11 +89,7 @@ impl Session {
     ) -> Result<Self, DeviceError> {
         let name = ep::ort_name(options.device.ep());
         // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
-        let devices: Vec<_> =
-            runtime.environment().devices().filter(|device| device.ep().is_ok_and(|ep| ep == name)).collect();
-        if devices.is_empty() {
-            return Err(DeviceError::NoDevice { ep: options.device.ep() });
-        }
+        let device = runtime.device(options.device)?;
         let entries: Vec<(String, String)> = options
             .device
             .options()
@@ -102,7 +98,7 @@ impl Session {
             .collect();
         let mut builder = ort::session::Session::builder(runtime.environment())
             .map_err(failed("make a session"))?
-            .with_devices(devices, Some(&entries))
+            .with_devices([device], Some(&entries))
             .map_err(failed("choose the device"))?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?

@@ -1,0 +1,175 @@
+//! Intel NPUs and GPUs through the OpenVINO plugin, version 1.8, and its CPU device, which stands in for them in tests.
+//!
+//! The plugin offers one ONNX Runtime device for each device of OpenVINO. What it is told of precision, hints and its
+//! cache goes through `load_config`; the options that earlier versions had for these are ignored by it.
+
+use std::path::PathBuf;
+
+use narthex_spec::{Ep, target::OpenVinoDevice};
+use serde_json::{Map, Value};
+
+use super::{Device, Facts, Refusal, Vendor};
+
+/// ONNX Runtime's name of the provider.
+pub(super) const NAME: &str = "OpenVINOExecutionProvider";
+
+/// The Linux driver through which the NPU is reached.
+const NPU_DRIVER: &str = "intel_vpu";
+
+/// The Linux drivers of Intel graphics.
+const GPU_DRIVERS: [&str; 2] = ["i915", "xe"];
+
+/// What the provider is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenVinoOptions {
+    /// The device that runs the graph.
+    pub device: OpenVinoDevice,
+    /// The type in which it computes; `None` leaves it to the device.
+    pub precision: Option<Precision>,
+    /// Whether it may compute more coarsely than the graph says; `None` leaves it to the device.
+    pub mode: Option<Mode>,
+    /// What it aims at.
+    pub hint: Hint,
+    /// A folder for compiled graphs, kept from one load to the next; `None` keeps none.
+    pub cache: Option<PathBuf>,
+}
+
+/// The type in which a device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// Half precision, which NPUs and GPUs compute in.
+    F16,
+    /// Single precision.
+    F32,
+}
+
+/// Whether a device may compute more coarsely than the graph says, such as by quantising activations on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// It may, to be faster.
+    Performance,
+    /// It must not.
+    Accuracy,
+}
+
+/// What a device aims at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint {
+    /// The shortest answer to one request.
+    Latency,
+    /// The most answers in a given time.
+    Throughput,
+}
+
+impl OpenVinoOptions {
+    /// A device as it is used for single requests.
+    pub fn new(device: OpenVinoDevice) -> Self {
+        let (precision, mode) = match device {
+            OpenVinoDevice::Npu | OpenVinoDevice::Gpu => (Some(Precision::F16), None),
+            OpenVinoDevice::Cpu => (Some(Precision::F32), Some(Mode::Accuracy)),
+        };
+        Self { device, precision, mode, hint: Hint::Latency, cache: None }
+    }
+
+    pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
+        let hint = match self.hint {
+            Hint::Latency => "LATENCY",
+            Hint::Throughput => "THROUGHPUT",
+        };
+        let precision = self.precision.map(|precision| match precision {
+            Precision::F16 => "f16",
+            Precision::F32 => "f32",
+        });
+        let mode = self.mode.map(|mode| match mode {
+            Mode::Performance => "PERFORMANCE",
+            Mode::Accuracy => "ACCURACY",
+        });
+        let cache = self.cache.as_ref().map(|folder| folder.to_string_lossy());
+        let config = [
+            ("PERFORMANCE_HINT", Some(hint)),
+            ("INFERENCE_PRECISION_HINT", precision),
+            ("EXECUTION_MODE_HINT", mode),
+            ("CACHE_DIR", cache.as_deref()),
+        ];
+        let given = config.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into())));
+        let config: Map<String, Value> = given.collect();
+        let by_device = Map::from_iter([(ov_name(self.device).to_owned(), Value::Object(config))]);
+        vec![("load_config", Value::Object(by_device).to_string())]
+    }
+}
+
+/// OpenVINO's name of a device.
+fn ov_name(device: OpenVinoDevice) -> &'static str {
+    match device {
+        OpenVinoDevice::Npu => "NPU",
+        OpenVinoDevice::Gpu => "GPU",
+        OpenVinoDevice::Cpu => "CPU",
+    }
+}
+
+/// Whether a device that the plugin offers under this name of OpenVINO's is the one meant. A machine with several GPUs
+/// numbers them: `GPU.0`, `GPU.1`.
+pub(super) fn is_unit(device: OpenVinoDevice, unit: &str) -> bool {
+    let name = ov_name(device);
+    unit.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// A device of OpenVINO on this machine.
+pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Refusal> {
+    if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
+        let platform = facts.platform();
+        return Err(Refusal::absent(format!(
+            "OpenVINO's plugin is made for Linux and Windows on x86-64, and this is {platform}"
+        )));
+    }
+    match device {
+        OpenVinoDevice::Npu => facts.driven("Intel NPU", &[NPU_DRIVER], Some(Vendor::Intel))?,
+        OpenVinoDevice::Gpu => facts.driven("Intel GPU", &GPU_DRIVERS, Some(Vendor::Intel))?,
+        // The plugin offers no hardware but Intel's, though OpenVINO itself runs on any x86-64 processor.
+        OpenVinoDevice::Cpu if facts.vendor().is_some_and(|vendor| vendor != Vendor::Intel) => {
+            let processor = &facts.processor;
+            return Err(Refusal::absent(format!(
+                "OpenVINO's plugin offers Intel processors only, and this is {processor}"
+            )));
+        }
+        OpenVinoDevice::Cpu => {}
+    }
+    facts.library(Ep::OpenVino)?;
+    Ok(Device::OpenVino(OpenVinoOptions::new(device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_become_a_configuration_of_the_device() {
+        let check = |options: OpenVinoOptions, expected: &str| {
+            assert_eq!(options.entries(), [("load_config", expected.to_owned())]);
+        };
+        check(
+            OpenVinoOptions::new(OpenVinoDevice::Npu),
+            r#"{"NPU":{"PERFORMANCE_HINT":"LATENCY","INFERENCE_PRECISION_HINT":"f16"}}"#,
+        );
+        check(
+            OpenVinoOptions {
+                precision: None,
+                mode: Some(Mode::Accuracy),
+                hint: Hint::Throughput,
+                cache: Some(r"C:\a b".into()),
+                ..OpenVinoOptions::new(OpenVinoDevice::Gpu)
+            },
+            r#"{"GPU":{"PERFORMANCE_HINT":"THROUGHPUT","EXECUTION_MODE_HINT":"ACCURACY","CACHE_DIR":"C:\\a b"}}"#,
+        );
+    }
+
+    #[test]
+    fn numbered_units_are_told_from_other_names() {
+        let check = |device, unit: &str, expected| assert_eq!(is_unit(device, unit), expected, "{unit}");
+        check(OpenVinoDevice::Gpu, "GPU", true);
+        check(OpenVinoDevice::Gpu, "GPU.1", true);
+        check(OpenVinoDevice::Gpu, "GPUX", false);
+        check(OpenVinoDevice::Npu, "CPU", false);
+        check(OpenVinoDevice::Cpu, "AUTO", false);
+    }
+}
