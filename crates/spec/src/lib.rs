@@ -16,5 +16,5 @@ pub use dtype::DType;
 pub use id::{ModelName, Sha256, SlotId, TokenId};
 pub use progress::{Progress, Sink as ProgressSink};
 pub use provider::{DeviceName, NpuPolicy, Order};
-pub use recipe::{Recipe, Scheme};
+pub use recipe::{Calibration, Recipe, Scheme};
 pub use target::{Ep, Target, Variant};

@@ -58,6 +58,56 @@ impl FromStr for Scheme {
     }
 }
 
+/// Whether a compile measures what a model's layers see, and scales their channels by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Calibration {
+    /// Nothing is measured.
+    #[default]
+    None,
+    /// On the text that comes with the compiler.
+    Standard,
+}
+
+impl Calibration {
+    /// Every calibration.
+    pub const ALL: [Self; 2] = [Self::Standard, Self::None];
+
+    /// The name used on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Standard => "standard",
+        }
+    }
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A string that names no calibration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown calibration {found:?}: expected standard or none")]
+pub struct UnknownCalibration {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for Calibration {
+    type Err = UnknownCalibration;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCalibration> {
+        let wanted = text.to_ascii_lowercase();
+        Self::ALL
+            .into_iter()
+            .find(|calibration| calibration.as_str() == wanted)
+            .ok_or_else(|| UnknownCalibration { found: text.to_owned() })
+    }
+}
+
 /// Everything that decides what a checkpoint is compiled into; part of the package's identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Recipe {
@@ -67,6 +117,9 @@ pub struct Recipe {
     pub block: usize,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
     pub accuracy_level: u8,
+    /// What the channels were scaled by; packages from before there was a choice are not scaled.
+    #[serde(default)]
+    pub calibration: Calibration,
     /// Shapes of variant B, where it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
@@ -108,16 +161,35 @@ impl FixedShapes {
 }
 
 impl Recipe {
-    /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 for `f32`).
+    /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 for `f32`), not calibrated.
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
-        Self { scheme, block: 32, accuracy_level, fixed: None, targets: Vec::new() }
+        let calibration = Calibration::None;
+        Self { scheme, block: 32, accuracy_level, calibration, fixed: None, targets: Vec::new() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calibrations_have_names() {
+        for calibration in Calibration::ALL {
+            assert_eq!(calibration.to_string().to_ascii_uppercase().parse(), Ok(calibration));
+        }
+        let error = "full".parse::<Calibration>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown calibration \"full\": expected standard or none");
+    }
+
+    #[test]
+    fn recipes_from_before_there_was_calibration_are_read() {
+        let recipe = Recipe { calibration: Calibration::Standard, ..Recipe::new(Scheme::W8) };
+        let mut json = serde_json::to_value(&recipe).unwrap();
+        assert_eq!(json["calibration"], "standard");
+        json.as_object_mut().unwrap().remove("calibration");
+        assert_eq!(serde_json::from_value::<Recipe>(json).unwrap(), Recipe::new(Scheme::W8));
+    }
 
     #[test]
     fn shapes_fit_the_model() {
