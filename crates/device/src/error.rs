@@ -99,11 +99,16 @@ impl DeviceError {
 
     /// A step's error before there is a step.
     pub(crate) fn binding(error: StepError) -> Self {
+        Self::step("make a binding", error)
+    }
+
+    /// A step's error where there is no engine.
+    pub(crate) fn step(what: &'static str, error: StepError) -> Self {
         let message = match error {
             StepError::Device { message } => message,
             other => other.to_string(),
         };
-        Self::Ort { what: "make a binding", message }
+        Self::Ort { what, message }
     }
 
     /// The next step, where one is known.

@@ -12,6 +12,7 @@ pub mod fixed;
 pub mod fuzzing;
 pub mod inventory;
 pub mod memory;
+pub mod once;
 mod ort;
 mod package;
 pub mod placement;

@@ -1,0 +1,116 @@
+//! One run of a graph with given inputs, for those who want numbers of a graph and no engine.
+//!
+//! Nothing here knows what a graph computes or what its inputs mean.
+
+use std::{ffi::CString, path::Path};
+
+use narthex_spec::DType;
+
+use crate::{
+    ep::Device,
+    error::DeviceError,
+    inventory,
+    ort::{Binding, Session, SessionOptions, Tensor},
+    runtime::Runtime,
+};
+
+/// An input: its name, shape and elements.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Input {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub elements: Elements,
+}
+
+/// Elements of an input.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Elements {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// 32-bit integers.
+    I32(Vec<i32>),
+    /// 64-bit integers.
+    I64(Vec<i64>),
+}
+
+/// An output in single precision: its name and shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// Loads a graph on the CPU, runs it once and gives the outputs asked for; `threads` as for an executor.
+///
+/// # Errors
+/// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, and for names and shapes that are not the graph's;
+/// [`DeviceError::Package`] for shapes of another number of elements than there are.
+pub fn run(
+    runtime: &Runtime,
+    graph: &Path,
+    threads: usize,
+    mut inputs: Vec<Input>,
+    outputs: &[Output],
+) -> Result<Vec<Vec<f32>>, DeviceError> {
+    let options = SessionOptions::on(&Device::Cpu, inventory::threads(threads));
+    let mut session = Session::open(runtime, graph, options)?;
+    let mut results = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        results.push(vec![0.0f32; elements(&output.shape)?]);
+    }
+    let failed = |what| move |error| DeviceError::step(what, error);
+    let mut binding = Binding::new(&session).map_err(failed("make a binding"))?;
+    for input in &mut inputs {
+        let (name, shape) = (name(&input.name)?, extents(&input.shape));
+        let expected = elements(&input.shape)?;
+        let found = input.elements.len();
+        if expected != found {
+            return Err(DeviceError::package(format!("{expected} elements of {}", input.name), found));
+        }
+        let tensor = match &mut input.elements {
+            Elements::F32(values) => Tensor::new(values, DType::F32, &shape),
+            Elements::I32(values) => Tensor::new(values, DType::I32, &shape),
+            Elements::I64(values) => Tensor::new(values, DType::I64, &shape),
+        };
+        // SAFETY: the elements belong to `inputs`, which outlives the binding and is not touched until the run is over.
+        unsafe { binding.input(&name, tensor) }.map_err(failed("take an input"))?;
+    }
+    for (output, values) in outputs.iter().zip(&mut results) {
+        let shape = extents(&output.shape);
+        // SAFETY: as above; no result grows or moves its elements before the run is over.
+        unsafe { binding.output(&name(&output.name)?, Tensor::new(values, DType::F32, &shape)) }
+            .map_err(failed("take an output"))?;
+    }
+    binding.run(&mut session).map_err(failed("run the graph"))?;
+    drop(binding);
+    Ok(results)
+}
+
+impl Elements {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::I32(values) => values.len(),
+            Self::I64(values) => values.len(),
+        }
+    }
+}
+
+fn elements(shape: &[usize]) -> Result<usize, DeviceError> {
+    let product = shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+    product.ok_or_else(|| DeviceError::package("a tensor that fits into memory", format!("{shape:?}")))
+}
+
+fn extents(shape: &[usize]) -> Vec<i64> {
+    shape.iter().map(|&extent| extent as i64).collect()
+}
+
+fn name(name: &str) -> Result<CString, DeviceError> {
+    CString::new(name)
+        .map_err(|_| DeviceError::package("tensor names without zero bytes", format!("{name:?}")))
+}
