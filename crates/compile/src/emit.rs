@@ -19,8 +19,8 @@ use crate::{
     error::CompileError,
     package::HashedFile,
     quant::{
-        Plan, Storage,
-        block::{QuantRow, quantize_w4, quantize_w8, quantize_w8_zeros},
+        Plan, Scaling, Storage,
+        block::{Factors, QuantRow, quantize_w4, quantize_w8, quantize_w8_zeros},
     },
 };
 
@@ -32,6 +32,8 @@ pub(crate) struct Emitter<'a> {
     pub(crate) weights: &'a dyn WeightSource,
     /// Which storage each linear weight gets.
     pub(crate) plan: &'a Plan,
+    /// What channels are scaled by; empty where nothing was measured.
+    pub(crate) scaling: &'a Scaling,
     /// Block size and accuracy level.
     pub(crate) recipe: &'a Recipe,
     /// The weights' file name, relative to the package.
@@ -135,9 +137,32 @@ impl<'a> Emitter<'a> {
         self.places.plain.get(&(name.to_owned(), dtype)).copied()
     }
 
-    /// A weight vector in the activations' type.
+    /// A weight vector in the activations' type, scaled.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<String, CompileError> {
-        self.tensor(name, &[length], |e| Ok(e.weight(name, &[length])?.to_f32()))
+        self.tensor(name, &[length], |e| {
+            let mut values = e.weight(name, &[length])?.to_f32();
+            e.scaling.divide(name, &mut values);
+            Ok(values)
+        })
+    }
+
+    /// Some columns of a weight `[rows, cols]`, transposed: `[columns, rows]`.
+    pub(crate) fn columns(
+        &self,
+        name: &str,
+        (rows, cols): (usize, usize),
+        columns: &[usize],
+    ) -> Result<Vec<f32>, CompileError> {
+        let weight = self.weight(name, &[rows, cols])?;
+        let mut picked = vec![0.0; columns.len() * rows];
+        let mut buffer = vec![0.0; cols];
+        for row in 0..rows {
+            weight.read_row(row, &mut buffer);
+            for (index, &column) in columns.iter().enumerate() {
+                picked[index * rows + row] = buffer[column];
+            }
+        }
+        Ok(picked)
     }
 
     /// Declares a tensor of the data file to the graph.
@@ -175,25 +200,7 @@ impl<'a> Emitter<'a> {
     ) -> Result<Quantized, CompileError> {
         let mut all = QuantRow::default();
         for name in names {
-            let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
-            let weight = self.weight(name, &[rows, cols])?;
-            let block = self.recipe.block;
-            let steps = steps(weight.encoding);
-            let quantized: Vec<QuantRow> = (0..rows)
-                .into_par_iter()
-                .map_init(
-                    || vec![0.0f32; cols],
-                    |buffer, row| {
-                        weight.read_row(row, buffer);
-                        match storage {
-                            Storage::W4 => quantize_w4(buffer, block),
-                            Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps),
-                            Storage::W8 | Storage::F32 => quantize_w8(buffer, block),
-                        }
-                    },
-                )
-                .collect();
-            for row in quantized {
+            for row in self.quantized_rows(name, cols, storage)? {
                 all.quants.extend_from_slice(&row.quants);
                 all.scales.extend_from_slice(&row.scales);
                 all.zeros.extend_from_slice(&row.zeros);
@@ -203,6 +210,35 @@ impl<'a> Emitter<'a> {
         let scales = self.write(bytemuck::cast_slice(&all.scales))?;
         let zeros = if all.zeros.is_empty() { None } else { Some(self.write(&all.zeros)?) };
         Ok(Quantized { storage, quants, scales, zeros })
+    }
+
+    /// A weight's rows, scaled and quantised.
+    fn quantized_rows(
+        &self,
+        name: &str,
+        cols: usize,
+        storage: Storage,
+    ) -> Result<Vec<QuantRow>, CompileError> {
+        let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
+        let weight = self.weight(name, &[rows, cols])?;
+        let (block, steps) = (self.recipe.block, steps(weight.encoding));
+        let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, block));
+        let divisors = self.scaling.divisors(name);
+        let quantized = |buffer: &mut Vec<f32>, row| {
+            weight.read_row(row, buffer);
+            if let Some(factors) = &factors {
+                factors.multiply(buffer);
+            }
+            if let Some(divisor) = divisors.and_then(|all| all.get(row)) {
+                buffer.iter_mut().for_each(|x| *x /= divisor);
+            }
+            match storage {
+                Storage::W4 => quantize_w4(buffer, block),
+                Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
+                Storage::W8 | Storage::F32 => quantize_w8(buffer, block),
+            }
+        };
+        Ok((0..rows).into_par_iter().map_init(|| vec![0.0; cols], quantized).collect())
     }
 }
 

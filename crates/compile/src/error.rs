@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use narthex_graph::check::GraphError;
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::checkpoint::CheckpointError;
+use crate::{checkpoint::CheckpointError, quant::calibrate::RunnerError};
 
 /// Why a checkpoint could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +35,9 @@ pub enum CompileError {
         /// Why not.
         reason: String,
     },
+    /// The model could not be run for its calibration.
+    #[error("the model cannot be calibrated: {0}")]
+    Calibration(RunnerError),
     /// The job was cancelled.
     #[error("interrupted")]
     Cancelled,
@@ -55,6 +58,11 @@ impl CompileError {
             }
             Self::Checkpoint(CheckpointError::Unsupported { .. }) => {
                 Some("`narthex list --available` shows what this version compiles".to_owned())
+            }
+            Self::Calibration(RunnerError { hint, .. }) => {
+                let without = "or compile without calibration: `narthex compile --calibrate none`";
+                let first = hint.as_deref().unwrap_or("report this with the model's name");
+                Some(format!("{first}, {without}"))
             }
             _ => None,
         }

@@ -3,15 +3,16 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use narthex_graph::{Builder, onnx::external::ExternalWriter};
 use narthex_spec::{
-    DType, ModelName, ProgressSink, Recipe,
+    Calibration, DType, ModelName, ProgressSink, Recipe, Scheme,
     arch::Architecture,
     manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Stage, Unit},
+    recipe::FixedShapes,
 };
 use narthex_text::tokenizer::Tokenizer;
 
@@ -25,7 +26,11 @@ use crate::{
         fixed,
     },
     package::PackageWriter,
-    quant::Plan,
+    quant::{
+        Plan, Scaling,
+        calibrate::{GraphRunner, Reader, calibrate},
+        scaling::inputs,
+    },
 };
 
 const DATA_FILE: &str = "model.onnx.data";
@@ -38,8 +43,11 @@ pub struct CompileJob<'a> {
     pub checkpoint: &'a Path,
     /// The package's name.
     pub name: ModelName,
-    /// How weights are stored.
+    /// How weights are stored. Whether the package was calibrated is found out, and entered here.
     pub recipe: Recipe,
+    /// Runs the graph for its calibration. Without one, nothing is calibrated; nor are encoders, nor any scheme but
+    /// `w8`.
+    pub runner: Option<&'a dyn GraphRunner>,
     /// An empty folder; on success it holds a whole package.
     pub out: &'a Path,
     /// A folder that gets every stage in a form for people.
@@ -70,38 +78,96 @@ pub fn compile(
         package.write(TEMPLATE_FILE, template.as_bytes())?;
     }
 
-    let stage = Stage::start(progress, format!("Compiling {}", job.name), Unit::Items, None);
-    let mut emitter = Emitter {
-        graph: Builder::new(job.name.as_str(), &dynamic::OPSETS),
-        weights: checkpoint.weights.as_ref(),
-        plan: &plan,
-        recipe: &job.recipe,
-        data_file: DATA_FILE,
-        data: ExternalWriter::new(package.create(DATA_FILE)?),
-        stage: &stage,
-        cancel,
-        written: 0,
-        places: Places::default(),
-        compute: DType::F32,
-    };
-    let mut lowered = match &checkpoint.architecture {
-        Architecture::Decoder(arch) => dynamic::decoder(&mut emitter, arch)?,
-        Architecture::Encoder(arch) => dynamic::encoder(&mut emitter, arch)?,
-    };
-    if let Some(shapes) = &job.recipe.fixed {
-        let fixed = fixed::lower(&mut emitter, &checkpoint.architecture, shapes)?;
-        lowered.graphs.extend(fixed.graphs);
-        lowered.tables.extend(fixed.tables);
+    let pass = Pass { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
+    let mut recipe = job.recipe.clone();
+    let scaling = pass.calibrate(&tokenizer)?;
+    if let Some(scaling) = &scaling {
+        keep(job.keep_stages, "scaling.json", || json(scaling))?;
+        recipe.calibration = Calibration::Standard;
     }
-    emitter.close()?;
+    let title = format!("Compiling {}", job.name);
+    let lowered = pass.lower(title, &scaling.unwrap_or_default(), job.recipe.fixed.as_ref())?;
     for (graph, entry) in &lowered.graphs {
         let text = if entry.file == GRAPH_FILE { "graph.txt".into() } else { format!("{}.txt", entry.file) };
         keep(job.keep_stages, &text, || graph.dump().into_bytes())?;
         package.write(&entry.file, &graph.encode())?;
     }
-    let mut manifest = manifest(job.name, job.recipe, job.provenance, &checkpoint, lowered);
+    let mut manifest = manifest(job.name, recipe, job.provenance, &checkpoint, lowered);
     package.finish(&mut manifest)?;
     Ok(manifest)
+}
+
+/// What every pass over the weights reads and writes.
+struct Pass<'a> {
+    job: &'a CompileJob<'a>,
+    checkpoint: &'a Checkpoint,
+    plan: &'a Plan,
+    package: &'a PackageWriter,
+    progress: &'a dyn ProgressSink,
+    cancel: &'a AtomicBool,
+}
+
+impl Pass<'_> {
+    /// Writes the weights, over those of the pass before, and gives the graphs over them.
+    fn lower(
+        &self,
+        title: String,
+        scaling: &Scaling,
+        fixed: Option<&FixedShapes>,
+    ) -> Result<Lowered, CompileError> {
+        let stage = Stage::start(self.progress, title, Unit::Items, None);
+        let mut emitter = Emitter {
+            graph: Builder::new(self.job.name.as_str(), &dynamic::OPSETS),
+            weights: self.checkpoint.weights.as_ref(),
+            plan: self.plan,
+            scaling,
+            recipe: &self.job.recipe,
+            data_file: DATA_FILE,
+            data: ExternalWriter::new(self.package.create(DATA_FILE)?),
+            stage: &stage,
+            cancel: self.cancel,
+            written: 0,
+            places: Places::default(),
+            compute: DType::F32,
+        };
+        let mut lowered = match &self.checkpoint.architecture {
+            Architecture::Decoder(arch) => dynamic::decoder(&mut emitter, arch)?,
+            Architecture::Encoder(arch) => dynamic::encoder(&mut emitter, arch)?,
+        };
+        if let Some(shapes) = fixed {
+            let fixed = fixed::lower(&mut emitter, &self.checkpoint.architecture, shapes)?;
+            lowered.graphs.extend(fixed.graphs);
+            lowered.tables.extend(fixed.tables);
+        }
+        emitter.close()?;
+        Ok(lowered)
+    }
+
+    /// What channels are scaled by, where there is a runner and something to gain: the model is compiled as it is, and
+    /// reads a text.
+    fn calibrate(&self, tokenizer: &Tokenizer) -> Result<Option<Scaling>, CompileError> {
+        let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
+        else {
+            return Ok(None);
+        };
+        if self.job.recipe.scheme != Scheme::W8 {
+            return Ok(None);
+        }
+        let inputs = inputs(arch, self.plan);
+        if inputs.is_empty() {
+            return Ok(None);
+        }
+        let title = format!("Compiling {} to calibrate it", self.job.name);
+        let lowered = self.lower(title, &Scaling::default(), None)?;
+        let Some(whole) = lowered.graphs.into_iter().next() else { return Ok(None) };
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(CompileError::Cancelled);
+        }
+        let title = format!("Calibrating {}", self.job.name);
+        let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
+        let model = Reader { checkpoint: self.checkpoint, arch, tokenizer };
+        calibrate(runner, &model, inputs, whole, self.job.out).map(Some)
+    }
 }
 
 fn manifest(

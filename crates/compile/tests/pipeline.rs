@@ -40,7 +40,15 @@ fn job<'a>(checkpoint: &'a Path, scheme: Scheme, out: &'a Path) -> CompileJob<'a
         compiler: "narthex test".to_owned(),
     };
     let name = "tiny".parse().unwrap();
-    CompileJob { checkpoint, name, recipe: Recipe::new(scheme), out, keep_stages: None, provenance }
+    CompileJob {
+        checkpoint,
+        name,
+        recipe: Recipe::new(scheme),
+        runner: None,
+        out,
+        keep_stages: None,
+        provenance,
+    }
 }
 
 fn compile(checkpoint: &Path, scheme: Scheme) -> Package {

@@ -61,6 +61,7 @@ mod tests {
             checkpoint: &checkpoint,
             name: "tiny".parse().unwrap(),
             recipe: Recipe::new(Scheme::W8),
+            runner: None,
             out: &out,
             keep_stages: None,
             provenance,

@@ -53,7 +53,10 @@ pub(crate) fn head(
         return f32_head(e, rows, arch, logits);
     }
     let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
-    let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
+    let out = match e.scaling.head_outliers() {
+        [] => quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None),
+        outliers => split_head(e, rows, (name, arch.vocab, arch.hidden), &weight, outliers)?,
+    };
     e.graph.rename(&out, logits);
     if arch.tied_head && arch.hidden.is_multiple_of(e.recipe.block) {
         Ok(HostTable {
@@ -80,6 +83,35 @@ pub(crate) fn head_only(
     let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
     e.graph.rename(&out, logits);
     Ok(())
+}
+
+/// A head whose few largest input channels go past the rounding of activations; the blocks round the others.
+///
+/// ```text
+/// rows ─┬─ Mul(1, for an outlier 0) ── MatMulNBits ─┐
+///       └─ Gather(outliers) ── MatMul ──────────────┴─ Add
+/// ```
+fn split_head(
+    e: &mut Emitter<'_>,
+    rows: &str,
+    (name, vocab, hidden): (&str, usize, usize),
+    weight: &Quantized,
+    outliers: &[usize],
+) -> Result<String, CompileError> {
+    let mut keep = vec![1.0; hidden];
+    outliers.iter().for_each(|&channel| keep[channel] = 0.0);
+    let keep = e.tensor("/head/keep", &[hidden], |_| Ok(keep))?;
+    let kept = e.graph.op("/head/kept", "Mul", &[rows, &keep]);
+    let blocks = quantized_linear(e, &kept, ("/head", vocab, hidden), weight, None);
+    let shape = [outliers.len(), vocab];
+    let columns = |e: &Emitter<'_>| e.columns(name, (vocab, hidden), outliers);
+    let columns = e.tensor("/head/outliers/weight", &shape, columns)?;
+    let channels: Vec<i64> = outliers.iter().map(|&channel| channel as i64).collect();
+    let channels = e.graph.ints(&[outliers.len()], &channels);
+    let axis = [("axis", Attribute::Int(1))];
+    let exact = e.graph.op_with("/head/outliers", "Gather", &[rows, &channels], &axis);
+    let exact = e.graph.op("/head/outliers", "MatMul", &[&exact, &columns]);
+    Ok(e.graph.op("/head", "Add", &[&blocks, &exact]))
 }
 
 fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {

@@ -37,6 +37,38 @@ const RANGES_4: [f32; 5] = [1.0, 1.05, 0.93, 0.86, 0.79];
 /// compiles to vector instructions on every x86-64.
 const ROUNDER: f32 = 12_582_912.0;
 
+/// The powers of two that a weight's columns were multiplied with. A source's lattice stays one under them.
+#[derive(Debug, Clone)]
+pub struct Factors<'a> {
+    columns: &'a [f32],
+    /// The median of each block's.
+    typical: Vec<f32>,
+}
+
+impl<'a> Factors<'a> {
+    /// The factors of all columns, for blocks of `block`.
+    pub fn new(columns: &'a [f32], block: usize) -> Self {
+        let median = |factors: &[f32]| {
+            let mut sorted = factors.to_vec();
+            sorted.sort_by(f32::total_cmp);
+            sorted[sorted.len() / 2]
+        };
+        Self { columns, typical: columns.chunks(block).map(median).collect() }
+    }
+
+    /// Multiplies a row's columns.
+    pub fn multiply(&self, row: &mut [f32]) {
+        row.iter_mut().zip(self.columns).for_each(|(x, factor)| *x *= factor);
+    }
+
+    /// The factors of one block's columns, and their median.
+    fn block(&self, index: usize, block: usize) -> (&[f32], f32) {
+        let start = (index * block).min(self.columns.len());
+        let end = (start + block).min(self.columns.len());
+        (&self.columns[start..end], self.typical.get(index).copied().unwrap_or(1.0))
+    }
+}
+
 /// The integers, scale and zero point that stand for a block.
 #[derive(Debug, Clone, Copy)]
 struct Grid {
@@ -109,11 +141,19 @@ pub fn quantize_w8(row: &[f32], block: usize) -> QuantRow {
 /// Quantises a row to 8 bits with zero points.
 ///
 /// `steps` is the number of steps over a block's range that the source had, where it had less than 8 bits: its values
-/// then lie on a lattice that an 8-bit grid can hold all but exactly.
-pub fn quantize_w8_zeros(row: &[f32], block: usize, steps: Option<u8>) -> QuantRow {
+/// then lie on a lattice that an 8-bit grid can hold all but exactly. `factors` are what the columns were multiplied
+/// with, where they were.
+pub fn quantize_w8_zeros(
+    row: &[f32],
+    block: usize,
+    steps: Option<u8>,
+    factors: Option<&Factors<'_>>,
+) -> QuantRow {
     let mut out = QuantRow::default();
-    for values in row.chunks(block) {
-        let grid = best_8(values, steps);
+    for (index, values) in row.chunks(block).enumerate() {
+        let factors = factors.map(|factors| factors.block(index, block));
+        let step = steps.and_then(|steps| lattice_step(values, factors, steps));
+        let grid = best_8(values, step);
         push_8(&mut out, values, block, &grid);
         out.zeros.push(grid.zero as u8);
     }
@@ -131,7 +171,28 @@ fn symmetric(values: &[f32]) -> Grid {
     Grid::new(peak / MAX_8, ZERO_8, TOP_8)
 }
 
-fn best_8(values: &[f32], steps: Option<u8>) -> Grid {
+/// The least and the greatest of a block's values.
+fn extremes(values: impl Iterator<Item = f32>) -> (f32, f32) {
+    values.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)))
+}
+
+/// Distance of the lattice's levels where most of the columns are, if the source's values spanned `steps` of them.
+fn lattice_step(values: &[f32], factors: Option<(&[f32], f32)>, steps: u8) -> Option<f32> {
+    let (least, greatest, typical) = match factors {
+        Some((factors, typical)) => {
+            let (least, greatest) = extremes(values.iter().zip(factors).map(|(x, factor)| x / factor));
+            (least, greatest, typical)
+        }
+        None => {
+            let (least, greatest) = extremes(values.iter().copied());
+            (least, greatest, 1.0)
+        }
+    };
+    let step = (greatest - least) / f32::from(steps) * typical;
+    (step > 0.0 && step.is_finite()).then_some(step)
+}
+
+fn best_8(values: &[f32], step: Option<f32>) -> Grid {
     let grid = symmetric(values);
     let mut best = (grid, grid.error(values));
     if best.1 == 0.0 {
@@ -139,15 +200,14 @@ fn best_8(values: &[f32], steps: Option<u8>) -> Grid {
     }
     let (low, high) = range(values);
     best = better(best, Grid::from_low((high - low) / TOP_8, low, TOP_8), values);
-    if let Some(steps) = steps.map(f32::from).filter(|steps| *steps > 0.0) {
-        let (least, greatest) = values
-            .iter()
-            .fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)));
-        let finest = (TOP_8 / steps).floor();
+    if let Some(step) = step {
+        let (least, greatest) = extremes(values.iter().copied());
+        // The sum keeps a quotient that rounding put just below an integer.
+        let finest = (TOP_8 * step / (greatest - least) + 1e-3).floor().min(TOP_8);
         // Each of the lattice's steps becomes `parts` of ours; which `parts` puts 0 nearest to an integer differs.
         let mut parts = (finest / 2.0).floor().max(1.0);
         while parts <= finest {
-            best = better(best, Grid::from_low((greatest - least) / (steps * parts), low, TOP_8), values);
+            best = better(best, Grid::from_low(step / parts, low, TOP_8), values);
             parts += 1.0;
         }
     }
@@ -234,24 +294,24 @@ mod tests {
         };
         let values = noise(32 * 4 + 7);
         check(quantize_w8(&values, 32), (160, 5, 0));
-        check(quantize_w8_zeros(&values, 32, None), (160, 5, 5));
+        check(quantize_w8_zeros(&values, 32, None, None), (160, 5, 5));
         check(quantize_w4(&values, 32), (80, 5, 3));
         // The padding stands for 0.
         assert_eq!(quantize_w8(&values, 32).quants[135..], [128; 25]);
-        let w8 = quantize_w8_zeros(&values, 32, None);
+        let w8 = quantize_w8_zeros(&values, 32, None, None);
         assert!(w8.quants[135..].iter().all(|q| *q == w8.zeros[4]));
     }
 
     #[test]
     fn errors_stay_within_half_a_step() {
         let values = noise(32 * 5 + 7);
-        for row in [quantize_w8(&values, 32), quantize_w8_zeros(&values, 32, None)] {
+        for row in [quantize_w8(&values, 32), quantize_w8_zeros(&values, 32, None, None)] {
             for (i, (x, y)) in values.iter().zip(decode(&row, 32, values.len())).enumerate() {
                 assert!((x - y).abs() <= row.scales[i / 32].to_f32() * 0.57, "{i}: {x} {y}");
             }
         }
         let symmetric = relative_error(&values, &quantize_w8(&values, 32), 32);
-        assert!(relative_error(&values, &quantize_w8_zeros(&values, 32, None), 32) <= symmetric);
+        assert!(relative_error(&values, &quantize_w8_zeros(&values, 32, None, None), 32) <= symmetric);
         let w4 = relative_error(&values, &quantize_w4(&values, 32), 32);
         assert!((0.01..0.075).contains(&w4), "{w4}");
     }
@@ -276,11 +336,12 @@ mod tests {
         let scale = f16::from_f32(0.0123).to_f32();
         let q8: Vec<f32> = (0..32).map(|i| (i as f32 * 8.0 - 121.0) * scale).collect();
         assert_eq!(decode(&quantize_w8(&q8, 32), 32, 32), q8);
-        assert_eq!(decode(&quantize_w8_zeros(&q8, 32, None), 32, 32), q8);
+        assert_eq!(decode(&quantize_w8_zeros(&q8, 32, None, None), 32, 32), q8);
         let q4: Vec<f32> = (0..32).map(|i| ((i % 16) as f32 - 5.0) * 0.25).collect();
         assert_eq!(decode(&quantize_w4(&q4, 32), 32, 32), q4);
         let zeros = [0.0; 32];
-        for row in [quantize_w8(&zeros, 32), quantize_w8_zeros(&zeros, 32, Some(15)), quantize_w4(&zeros, 32)]
+        for row in
+            [quantize_w8(&zeros, 32), quantize_w8_zeros(&zeros, 32, Some(15), None), quantize_w4(&zeros, 32)]
         {
             assert_eq!(decode(&row, 32, 32), zeros);
         }
@@ -296,8 +357,8 @@ mod tests {
                 (0..32).map(move |i| ((i * 7) % 16) as f32 * step + least * step)
             })
             .collect();
-        let blind = relative_error(&values, &quantize_w8_zeros(&values, 32, None), 32);
-        let aware = relative_error(&values, &quantize_w8_zeros(&values, 32, Some(15)), 32);
+        let blind = relative_error(&values, &quantize_w8_zeros(&values, 32, None, None), 32);
+        let aware = relative_error(&values, &quantize_w8_zeros(&values, 32, Some(15), None), 32);
         assert!(aware < 0.6 * blind, "{aware} {blind}");
     }
 
@@ -306,9 +367,11 @@ mod tests {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE] {
             let mut values = noise(40);
             values[3] = x;
-            for row in
-                [quantize_w8(&values, 32), quantize_w8_zeros(&values, 32, Some(15)), quantize_w4(&values, 32)]
-            {
+            for row in [
+                quantize_w8(&values, 32),
+                quantize_w8_zeros(&values, 32, Some(15), None),
+                quantize_w4(&values, 32),
+            ] {
                 assert_eq!(row.scales.len(), 2);
                 assert!(row.scales.iter().all(|scale| scale.is_finite()));
             }

@@ -1,6 +1,10 @@
 //! How weights become integers: the plan, the rounding, the packing.
 
 pub mod block;
+pub mod calibrate;
 pub mod plan;
+pub mod probe;
+pub mod scaling;
 
 pub use plan::{Plan, Storage};
+pub use scaling::Scaling;

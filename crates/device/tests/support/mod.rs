@@ -6,7 +6,10 @@
 use std::{fs, path::PathBuf, sync::OnceLock, sync::atomic::AtomicBool};
 
 use narthex_catalog::{runtimes, store::Store};
-use narthex_compile::pipeline::{CompileJob, compile};
+use narthex_compile::{
+    pipeline::{CompileJob, compile},
+    quant::calibrate::GraphRunner,
+};
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     runtime::{Runtime, disable_telemetry},
@@ -81,6 +84,11 @@ impl Package {
     }
 
     fn make(checkpoint: PathBuf, recipe: Recipe) -> Self {
+        Self::with_runner(checkpoint, recipe, None)
+    }
+
+    /// A checkpoint's package, calibrated where there is a runner.
+    pub(crate) fn with_runner(checkpoint: PathBuf, recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let provenance = Provenance {
             source: "test".to_owned(),
@@ -92,6 +100,7 @@ impl Package {
             checkpoint: &checkpoint,
             name: "tiny".parse().unwrap(),
             recipe,
+            runner,
             out: folder.path(),
             keep_stages: None,
             provenance,

@@ -1,0 +1,196 @@
+//! Calibration: the compiled model reads a text, and what its layers see decides how their channels are scaled.
+//!
+//! Running a graph is another crate's matter: [`GraphRunner`] is the port, and the library that loads ONNX Runtime
+//! brings the runner. Start at [`calibrate`].
+
+use std::{fs, path::Path};
+
+use narthex_graph::Graph;
+use narthex_spec::{
+    TokenId,
+    arch::DecoderArch,
+    dtype::Dim,
+    manifest::{Binding, GraphEntry, Slot},
+};
+use narthex_text::tokenizer::{Specials, Tokenizer};
+
+use super::{
+    Scaling,
+    probe::{output, probe},
+    scaling::Input,
+};
+use crate::{checkpoint::Checkpoint, error::CompileError};
+
+/// What models read for their calibration: prose, code, lists and dialogue, in several languages.
+const TEXT: &str = include_str!("calibration.txt");
+
+/// The most tokens that are read.
+const LONGEST: usize = 1024;
+
+/// The probe's file, beside the weights while it is needed.
+const PROBE_FILE: &str = "probe.onnx";
+
+/// Runs graphs for the compiler.
+pub trait GraphRunner {
+    /// Runs the graph in a file once, with its inputs, and gives the f32 outputs `wanted`, in that order.
+    ///
+    /// # Errors
+    /// [`RunnerError`], where the graph cannot be loaded or run.
+    fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError>;
+}
+
+/// An input of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Feed {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub data: FeedData,
+}
+
+/// Elements of an input.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedData {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// 32-bit integers.
+    I32(Vec<i32>),
+    /// 64-bit integers.
+    I64(Vec<i64>),
+}
+
+/// An output of a graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// Why a runner could not run a graph.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct RunnerError {
+    /// What failed.
+    pub reason: String,
+    /// The next step, where one is known.
+    pub hint: Option<String>,
+}
+
+/// What reads the text.
+pub(crate) struct Reader<'a> {
+    /// The model's checkpoint.
+    pub(crate) checkpoint: &'a Checkpoint,
+    /// Its shape.
+    pub(crate) arch: &'a DecoderArch,
+    /// Its tokenizer.
+    pub(crate) tokenizer: &'a Tokenizer,
+}
+
+/// Scales a decoder by what its layers see in the text. `folder` holds the weights of the graph, which is whole and not
+/// scaled.
+///
+/// # Errors
+/// [`CompileError::Calibration`] where the runner fails or what it gives is not a measure, and those of reading the
+/// token table and of writing the probe.
+pub(crate) fn calibrate(
+    runner: &dyn GraphRunner,
+    reader: &Reader<'_>,
+    inputs: Vec<Input>,
+    (graph, entry): (Graph, GraphEntry),
+    folder: &Path,
+) -> Result<Scaling, CompileError> {
+    let feeds = reader.feeds(&entry)?;
+    let probe = probe(graph, &inputs)?;
+    let path = folder.join(PROBE_FILE);
+    let failed = |source| CompileError::Write { path: path.clone(), source };
+    fs::write(&path, probe.encode()).map_err(failed)?;
+    let fetch = |input: &Input| Fetch { name: output(input), shape: vec![input.channels] };
+    let wanted: Vec<Fetch> = inputs.iter().map(fetch).collect();
+    let measured = runner.run(&path, feeds, &wanted).map_err(CompileError::Calibration);
+    fs::remove_file(&path).map_err(failed)?;
+    let measured = measured?;
+    check(&inputs, &measured)?;
+    let mut scaling = Scaling::default();
+    for (input, mean_squares) in inputs.into_iter().zip(measured) {
+        scaling.add(input, &mean_squares);
+    }
+    Ok(scaling)
+}
+
+impl Reader<'_> {
+    /// Every input of the graph for one sequence without a past.
+    fn feeds(&self, entry: &GraphEntry) -> Result<Vec<Feed>, CompileError> {
+        let tokens = self.tokens()?;
+        let count = tokens.len();
+        let feed = |binding: &Binding| {
+            let shape = shape(&binding.shape, count);
+            let data = match binding.slot {
+                Slot::Embeds => FeedData::F32(self.embeds(&tokens)?),
+                Slot::SeqlensK => FeedData::I32(vec![count as i32 - 1]),
+                Slot::TotalLength => FeedData::I32(vec![count as i32]),
+                Slot::LogitsRows => FeedData::I64((0..count as i64).collect()),
+                _ => FeedData::F32(vec![0.0; shape.iter().product()]),
+            };
+            Ok(Feed { name: binding.name.clone(), shape, data })
+        };
+        entry.inputs.iter().map(feed).collect()
+    }
+
+    /// The text's tokens, as many as the model takes.
+    fn tokens(&self) -> Result<Vec<TokenId>, CompileError> {
+        let mut tokens: Vec<TokenId> = self.checkpoint.special.bos.into_iter().collect();
+        tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?);
+        tokens.truncate(LONGEST.min(self.arch.context));
+        Ok(tokens)
+    }
+
+    /// The tokens' rows of the table.
+    fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>, CompileError> {
+        let (vocab, hidden) = (self.arch.vocab, self.arch.hidden);
+        let table = self.checkpoint.weights.weight("embed.weight")?;
+        table.expect_shape(&[vocab, hidden])?;
+        let mut rows = vec![0.0; tokens.len() * hidden];
+        for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(hidden)) {
+            if token as usize >= vocab {
+                return Err(CompileError::Calibration(RunnerError {
+                    reason: format!("the tokenizer gives token {token}, but the model has {vocab}"),
+                    hint: Some("use the tokenizer that belongs to this checkpoint".to_owned()),
+                }));
+            }
+            table.read_row(token as usize, row);
+        }
+        Ok(rows)
+    }
+}
+
+/// A shape whose batch is one sequence, and whose every other open dimension is the sequence's length.
+fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
+    let extent = |dim: &Dim| match dim {
+        Dim::Fixed(extent) => *extent as usize,
+        Dim::Symbol(name) if name == "batch" => 1,
+        Dim::Symbol(_) => tokens,
+    };
+    dims.iter().map(extent).collect()
+}
+
+/// Refuses what is not one mean square for each channel.
+fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<(), CompileError> {
+    let bad = |reason: String| Err(CompileError::Calibration(RunnerError { reason, hint: None }));
+    if measured.len() != inputs.len() {
+        return bad(format!("{} measures were asked for, and {} came", inputs.len(), measured.len()));
+    }
+    for (input, values) in inputs.iter().zip(measured) {
+        if values.len() != input.channels {
+            let (name, channels) = (&input.name, input.channels);
+            return bad(format!("{name} has {channels} channels, but {} measures came", values.len()));
+        }
+        if let Some(value) = values.iter().find(|value| !value.is_finite() || **value < 0.0) {
+            return bad(format!("the model computes no numbers: a mean square of {} is {value}", input.name));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! A graph that measures another one: the same nodes over the same weights, and for some values the mean of squares of
+//! each channel as the only outputs.
+//!
+//! Nothing here runs a graph.
+
+use narthex_graph::{Builder, Graph, build::NodeSpec, check::GraphError};
+use narthex_spec::{DType, dtype::Dim};
+
+use super::scaling::Input;
+
+/// The output that holds an input's statistics.
+pub(crate) fn output(input: &Input) -> String {
+    format!("mean_square/{}", input.name)
+}
+
+/// The probe of `graph`. It has one output `[channels]` for each input.
+///
+/// ```text
+/// input [.., channels] ── Mul(itself) ── Reshape[-1, channels] ── ReduceMean(0) ── mean square [channels]
+/// ```
+///
+/// # Errors
+/// [`GraphError::Undefined`] where the graph has no node of an input's name.
+pub(crate) fn probe(mut graph: Graph, inputs: &[Input]) -> Result<Graph, GraphError> {
+    let mut measures = Builder::new("measures", &[]);
+    let rows = measures.ints(&[1], &[0]);
+    for input in inputs {
+        let node = graph.nodes.iter().find(|node| node.name == input.node);
+        let value = node
+            .and_then(|node| node.inputs.first())
+            .ok_or_else(|| GraphError::Undefined { node: output(input), name: input.node.clone() })?;
+        let scope = format!("/{}", output(input));
+        let flat = measures.ints(&[2], &[-1, input.channels as i64]);
+        let squares = measures.op(&scope, "Mul", &[value, value]);
+        let squares = measures.op(&scope, "Reshape", &[&squares, &flat]);
+        let name = format!("{scope}/ReduceMean");
+        let mean = NodeSpec {
+            name: &name,
+            op: "ReduceMean",
+            domain: "",
+            inputs: &[&squares, &rows],
+            attributes: &[("keepdims", 0i64.into())],
+        };
+        measures.node_to(mean, &[&output(input)]);
+        measures.output(&output(input), DType::F32, &[Dim::from(input.channels)]);
+    }
+    let measures = measures.finish();
+    let known: Vec<String> = graph.initializers.iter().map(|constant| constant.name.clone()).collect();
+    graph.initializers.extend(measures.initializers.into_iter().filter(|c| !known.contains(&c.name)));
+    graph.nodes.extend(measures.nodes);
+    graph.outputs = measures.outputs;
+    prune(&mut graph);
+    graph.check()?;
+    Ok(graph)
+}
+
+/// Takes away the nodes and constants that no output needs, such as the head's.
+fn prune(graph: &mut Graph) {
+    let mut needed: std::collections::HashSet<String> =
+        graph.outputs.iter().map(|value| value.name.clone()).collect();
+    let mut kept = Vec::with_capacity(graph.nodes.len());
+    while let Some(node) = graph.nodes.pop() {
+        if node.outputs.iter().any(|output| needed.contains(output)) {
+            needed.extend(node.inputs.iter().cloned());
+            kept.push(node);
+        }
+    }
+    kept.reverse();
+    graph.nodes = kept;
+    graph.initializers.retain(|constant| needed.contains(&constant.name));
+}

@@ -1,0 +1,264 @@
+//! What each channel of a linear layer's input is divided by, so that a block of them is rounded with less loss
+//! (SmoothQuant, Xiao et al. 2022, arXiv:2211.10438); and which channels of the head's input are kept from rounding.
+//!
+//! The divisor goes into whatever makes the input: the gain of the norm before it, or the rows of the projection before
+//! it. The layer's own columns are multiplied with it, so that the model computes what it did. Divisors are powers of
+//! two: they change no number's digits, and a weight that lies on a checkpoint's narrower lattice still does. Nothing
+//! here measures: see [`super::calibrate`].
+
+use std::collections::BTreeMap;
+
+use narthex_spec::arch::DecoderArch;
+use serde::Serialize;
+
+use super::{Plan, Storage};
+
+/// How much of a channel's size its divisor takes away: 1 would make all channels equal in the input, 0 leaves all as
+/// they are. What is taken from the input is given to the weight.
+const STRENGTH: f64 = 0.5;
+
+/// Largest magnitude of an exponent. It keeps f16 block scales far from where they lose digits.
+const LARGEST: f64 = 6.0;
+
+/// Name of the head's input.
+const HEAD: &str = "head";
+
+/// How many channels of a head's input are kept from rounding at most; each costs the head a column in f32.
+const OUTLIERS: usize = 8;
+
+/// How many times the median's size a channel must have for that.
+const OUTLYING: f32 = 3.0;
+
+/// The input of one or more linear layers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Input {
+    /// `layers.3.attn`, `layers.3.mlp`, `layers.3.down` or `head`.
+    pub name: String,
+    /// Path of a node whose first input it is.
+    pub node: String,
+    /// Channels.
+    pub channels: usize,
+    /// What can be done about its large channels.
+    pub remedy: Remedy,
+}
+
+/// What can be done about an input's large channels.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Remedy {
+    /// They are scaled, which costs nothing.
+    Scale {
+        /// The weight whose elements, or rows, make the channels.
+        divided: String,
+        /// The weights that read the channels.
+        multiplied: Vec<String>,
+    },
+    /// They go past the rounding, to columns of their own in f32. This is for a head that shares its weight with the
+    /// token table: the host reads the table's rows as they are, so its columns cannot be scaled.
+    Split,
+}
+
+/// The inputs of a decoder's linear layers that something can be done about: those that only 8-bit weights read.
+pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
+    let weight = |module: &str| format!("{module}.weight");
+    let scale = |divided, multiplied| Remedy::Scale { divided, multiplied };
+    let mut all = Vec::new();
+    for (index, layer) in arch.layers.iter().enumerate() {
+        let scope = format!("layers.{index}");
+        let node = |part: &str| format!("/{scope}/{part}/MatMulNBits");
+        let attention = ["q_proj", "k_proj", "v_proj"].map(|part| weight(&format!("{scope}.attn.{part}")));
+        all.push(Input {
+            name: format!("{scope}.attn"),
+            node: node("attn/qkv_proj"),
+            channels: arch.hidden,
+            remedy: scale(weight(&format!("{scope}.attn_norm")), attention.to_vec()),
+        });
+        let [gate, up, down] =
+            ["gate_proj", "up_proj", "down_proj"].map(|p| weight(&format!("{scope}.mlp.{p}")));
+        let readers = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
+        all.push(Input {
+            name: format!("{scope}.mlp"),
+            node: node("mlp/up_proj"),
+            channels: arch.hidden,
+            remedy: scale(weight(&format!("{scope}.mlp_norm")), readers),
+        });
+        // Without a gate, the activation stands between the two projections, and what divides its input does not
+        // divide its output.
+        if layer.mlp.gated {
+            all.push(Input {
+                name: format!("{scope}.down"),
+                node: node("mlp/down_proj"),
+                channels: layer.mlp.inner,
+                remedy: scale(up, vec![down]),
+            });
+        }
+    }
+    let own_head = || scale(weight("norm"), vec![weight("head")]);
+    all.push(Input {
+        name: HEAD.to_owned(),
+        node: "/head/MatMulNBits".to_owned(),
+        channels: arch.hidden,
+        remedy: if arch.tied_head { Remedy::Split } else { own_head() },
+    });
+    let stored = |name: &str, storage| plan.get(name).is_some_and(|planned| planned.storage == storage);
+    let scalable = |name: &String| stored(name, Storage::W8Zeros);
+    all.retain(|input| match &input.remedy {
+        Remedy::Scale { divided, multiplied } => {
+            // A gain is in no plan.
+            let made = plan.get(divided).is_none() || scalable(divided);
+            made && multiplied.iter().all(scalable)
+        }
+        Remedy::Split => stored("embed.weight", Storage::W8),
+    });
+    all
+}
+
+/// What is done about an input's large channels.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Remedied {
+    /// The input.
+    #[serde(flatten)]
+    pub input: Input,
+    /// One exponent of two for each channel that is scaled.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exponents: Vec<i8>,
+    /// The channels that go past the rounding, in ascending order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outliers: Vec<usize>,
+}
+
+/// What is done about every input.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Scaling {
+    /// One entry for each input.
+    pub inputs: Vec<Remedied>,
+    #[serde(skip)]
+    divisors: BTreeMap<String, usize>,
+    #[serde(skip)]
+    factors: BTreeMap<String, usize>,
+    #[serde(skip)]
+    powers: Vec<Vec<f32>>,
+}
+
+impl Scaling {
+    /// Decides about an input whose channels' elements have these mean squares.
+    pub fn add(&mut self, input: Input, mean_squares: &[f32]) {
+        let (mut found, mut outlying) = (Vec::new(), Vec::new());
+        match &input.remedy {
+            Remedy::Scale { divided, multiplied } => {
+                found = exponents(mean_squares);
+                let at = self.powers.len();
+                self.divisors.insert(divided.clone(), at);
+                self.factors.extend(multiplied.iter().map(|name| (name.clone(), at)));
+                self.powers.push(found.iter().map(|&exponent| f32::from(exponent).exp2()).collect());
+            }
+            Remedy::Split => outlying = outliers(mean_squares),
+        }
+        self.inputs.push(Remedied { input, exponents: found, outliers: outlying });
+    }
+
+    /// What the columns of a weight are multiplied with.
+    pub fn factors(&self, weight: &str) -> Option<&[f32]> {
+        self.factors.get(weight).map(|&at| self.powers[at].as_slice())
+    }
+
+    /// What the elements of a gain, or the rows of a weight, are divided by.
+    pub fn divisors(&self, weight: &str) -> Option<&[f32]> {
+        self.divisors.get(weight).map(|&at| self.powers[at].as_slice())
+    }
+
+    /// Divides the elements of a gain, or a bias beside the rows of a weight, where there are divisors.
+    pub fn divide(&self, weight: &str, values: &mut [f32]) {
+        if let Some(divisors) = self.divisors(weight) {
+            values.iter_mut().zip(divisors).for_each(|(x, divisor)| *x /= divisor);
+        }
+    }
+
+    /// The channels of the head's input that go past the rounding, in ascending order.
+    pub fn head_outliers(&self) -> &[usize] {
+        self.inputs.iter().find(|entry| entry.input.name == HEAD).map_or(&[], |entry| &entry.outliers)
+    }
+}
+
+fn median(mean_squares: &[f32]) -> f32 {
+    let mut sorted = mean_squares.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The largest channels, where they are much larger than the median one.
+fn outliers(mean_squares: &[f32]) -> Vec<usize> {
+    let least = median(mean_squares) * OUTLYING * OUTLYING;
+    let mut channels: Vec<usize> =
+        (0..mean_squares.len()).filter(|&channel| mean_squares[channel] >= least && least > 0.0).collect();
+    channels.sort_by(|&a, &b| mean_squares[b].total_cmp(&mean_squares[a]));
+    channels.truncate(OUTLIERS);
+    channels.sort_unstable();
+    channels
+}
+
+/// Each channel's divisor as a power of two: its size beside the median channel's, to the power of [`STRENGTH`].
+fn exponents(mean_squares: &[f32]) -> Vec<i8> {
+    let median = median(mean_squares);
+    let exponent = |&square: &f32| {
+        let sizes = f64::from(square) / f64::from(median);
+        // A channel that is always 0, or most of which are, says nothing of its size.
+        if sizes > 0.0 && sizes.is_finite() {
+            (sizes.sqrt().log2() * STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
+        } else {
+            0
+        }
+    };
+    mean_squares.iter().map(exponent).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_channels_are_divided_by_the_root_of_their_size() {
+        let check = |sizes: &[f32], expect: &[i8]| {
+            let squares: Vec<f32> = sizes.iter().map(|size| size * size).collect();
+            assert_eq!(exponents(&squares), expect, "{sizes:?}");
+        };
+        check(&[1.0, 1.0, 1.0, 4.0, 16.0], &[0, 0, 0, 1, 2]);
+        check(&[3.0, 3.0, 3.0, 0.75], &[0, 0, 0, -1]);
+        // A quarter and the median's own neighbourhood stay.
+        check(&[1.0, 1.3, 0.8, 1.0, 1.9], &[0, 0, 0, 0, 0]);
+        check(&[1.0, 1.0, 1.0, 0.0, f32::NAN, f32::INFINITY], &[0, 0, 0, 0, 0, 0]);
+        check(&[1.0, 1.0, 1e30, 1e-12, 1.0], &[0, 0, 0, -6, 0]);
+        check(&[0.0, 0.0, 0.0, 1.0], &[0, 0, 0, 0]);
+        check(&[], &[]);
+    }
+
+    #[test]
+    fn weights_find_their_input() {
+        let input = Input {
+            name: "layers.0.down".to_owned(),
+            node: "/n".to_owned(),
+            channels: 3,
+            remedy: Remedy::Scale { divided: "up".to_owned(), multiplied: vec!["down".to_owned()] },
+        };
+        let mut scaling = Scaling::default();
+        scaling.add(input, &[1.0, 1.0, 256.0]);
+        assert_eq!(scaling.factors("down"), Some([1.0, 1.0, 4.0].as_slice()));
+        assert_eq!(scaling.divisors("up"), Some([1.0, 1.0, 4.0].as_slice()));
+        assert_eq!((scaling.factors("up"), scaling.divisors("down")), (None, None));
+        assert!(serde_json::to_string(&scaling).unwrap().contains("\"exponents\":[0,0,2]"));
+    }
+
+    #[test]
+    fn a_split_head_keeps_its_largest_channels_from_rounding() {
+        let check = |sizes: &[f32], expect: &[usize]| {
+            let squares: Vec<f32> = sizes.iter().map(|size| size * size).collect();
+            assert_eq!(outliers(&squares), expect, "{sizes:?}");
+        };
+        check(&[1.0, 9.0, 1.0, 2.9, 3.1, 1.0, 1.0, 1.0], &[1, 4]);
+        check(&[1.0; 20], &[]);
+        check(&[0.0; 4], &[]);
+        let mut many = [1.0; 30];
+        many.iter_mut().take(12).enumerate().for_each(|(i, size)| *size = 20.0 + i as f32);
+        check(&many, &[4, 5, 6, 7, 8, 9, 10, 11]);
+    }
+}

@@ -1,0 +1,142 @@
+//! Calibration with ONNX Runtime: what it measures is what the layers see, and what is done about it changes nothing that
+//! a model says.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{cell::RefCell, fs, path::Path};
+
+use narthex_compile::quant::calibrate::{Feed, FeedData, Fetch, GraphRunner, RunnerError};
+use narthex_device::{
+    DeviceError,
+    once::{self, Elements, Input, Output},
+};
+use narthex_spec::{Calibration, Recipe, Scheme};
+use narthex_testkit::checkpoint::{HIDDEN, tiny_llama_gguf, tiny_llama_weights};
+use support::{Package, alone, distance, prompt, runtime};
+
+/// Runs graphs on the CPU and remembers what came out; or makes the measurements up.
+#[derive(Default)]
+struct Runner {
+    made_up: Option<fn(&Fetch) -> Vec<f32>>,
+    embeds: RefCell<Vec<f32>>,
+    measured: RefCell<Vec<Vec<f32>>>,
+}
+
+fn input(feed: Feed) -> Input {
+    let elements = match feed.data {
+        FeedData::F32(values) => Elements::F32(values),
+        FeedData::I32(values) => Elements::I32(values),
+        FeedData::I64(values) => Elements::I64(values),
+    };
+    Input { name: feed.name, shape: feed.shape, elements }
+}
+
+impl GraphRunner for Runner {
+    fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        if let Some(answer) = self.made_up {
+            return Ok(wanted.iter().map(answer).collect());
+        }
+        let outputs: Vec<Output> = wanted
+            .iter()
+            .map(|fetch| Output { name: fetch.name.clone(), shape: fetch.shape.clone() })
+            .collect();
+        for feed in &feeds {
+            if let ("embeds", FeedData::F32(values)) = (feed.name.as_str(), &feed.data) {
+                self.embeds.replace(values.clone());
+            }
+        }
+        let inputs = feeds.into_iter().map(input).collect();
+        let measured = once::run(runtime(), graph, 1, inputs, &outputs)
+            .map_err(|error| RunnerError { reason: error.to_string(), hint: None })?;
+        self.measured.replace(measured.clone());
+        Ok(measured)
+    }
+}
+
+fn llama(recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Package {
+    let checkpoint = tempfile::tempdir().unwrap();
+    let file = checkpoint.path().join("tiny.gguf");
+    fs::write(&file, tiny_llama_gguf(7)).unwrap();
+    Package::with_runner(file, recipe, runner)
+}
+
+#[test]
+fn measurements_are_the_sums_that_they_stand_for() {
+    let runner = Runner::default();
+    let package = llama(Recipe::new(Scheme::W8), Some(&runner));
+    assert_eq!(package.manifest.recipe.calibration, Calibration::Standard);
+    let (embeds, measured) = (runner.embeds.into_inner(), runner.measured.into_inner());
+    let weights = tiny_llama_weights(7);
+    let gain = &weights.iter().find(|weight| weight.name == "layers.0.attn_norm.weight").unwrap().values;
+    let mut sums = [0.0f64; HIDDEN];
+    let tokens = embeds.len() / HIDDEN;
+    for row in embeds.chunks(HIDDEN) {
+        let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / HIDDEN as f64;
+        for ((sum, x), gain) in sums.iter_mut().zip(row).zip(gain) {
+            *sum += (f64::from(*x) * f64::from(*gain)).powi(2) / (mean + 1e-5);
+        }
+    }
+    let largest = sums.iter().copied().fold(0.0, f64::max) / tokens as f64;
+    assert!(largest > 0.0);
+    for (channel, (sum, found)) in sums.iter().zip(&measured[0]).enumerate() {
+        let expected = sum / tokens as f64;
+        assert!((expected - f64::from(*found)).abs() < 1e-4 * largest, "{channel}: {expected} {found}");
+    }
+}
+
+#[test]
+fn scaling_changes_no_logit() {
+    // A block's channels share a divisor here, so that not even the rounding differs.
+    let blocks = |fetch: &Fetch| (0..fetch.shape[0]).map(|at| 16f32.powi(at as i32 / 32)).collect();
+    let runner = Runner { made_up: Some(blocks), ..Runner::default() };
+    let (plain, scaled) =
+        (llama(Recipe::new(Scheme::W8), None), llama(Recipe::new(Scheme::W8), Some(&runner)));
+    let bytes = |package: &Package| fs::read(package.folder.path().join("model.onnx.data")).unwrap();
+    assert_ne!(bytes(&plain), bytes(&scaled));
+    for seed in 1..4 {
+        let tokens = prompt(seed, 40);
+        let (before, after) = (alone(&plain, &tokens, 40), alone(&scaled, &tokens, 40));
+        assert!(before.iter().any(|logit| logit.abs() > 0.1));
+        assert!(distance(&before, &after) < 1e-4, "{}", distance(&before, &after));
+    }
+}
+
+#[test]
+fn a_split_head_says_what_a_whole_one_says() {
+    let outliers = |fetch: &Fetch| {
+        let size = |at| if fetch.name.ends_with("head") && [3, 40].contains(&at) { 400.0 } else { 1.0 };
+        (0..fetch.shape[0]).map(size).collect()
+    };
+    let runner = Runner { made_up: Some(outliers), ..Runner::default() };
+    // With exact activations nothing is left that could differ but the columns themselves.
+    let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
+    let (plain, split) = (llama(recipe.clone(), None), llama(recipe, Some(&runner)));
+    let tokens = prompt(5, 24);
+    let (before, after) = (alone(&plain, &tokens, 24), alone(&split, &tokens, 24));
+    let peak = before.iter().fold(0.0f32, |peak, x| peak.max(x.abs()));
+    assert!(distance(&before, &after) < 1e-2 * peak, "{} of {peak}", distance(&before, &after));
+}
+
+#[test]
+fn a_run_that_does_not_fit_the_graph_is_refused() {
+    let package = llama(Recipe::new(Scheme::F32), None);
+    let graph = package.folder.path().join("model.onnx");
+    let run = |graph: &Path, input: Input| {
+        let logits = Output { name: "logits".to_owned(), shape: vec![1, 300] };
+        once::run(runtime(), graph, 1, vec![input], &[logits]).unwrap_err()
+    };
+    let embeds = |name: &str, length| Input {
+        name: name.to_owned(),
+        shape: vec![1, 1, HIDDEN],
+        elements: Elements::F32(vec![0.0; length]),
+    };
+    assert!(matches!(run(&graph, embeds("embeds", HIDDEN)), DeviceError::Ort { .. }));
+    assert!(matches!(run(&graph, embeds("embeds", 1)), DeviceError::Package { .. }));
+    assert!(matches!(run(&graph, embeds("a\0b", HIDDEN)), DeviceError::Package { .. }));
+    let huge = Input { shape: vec![usize::MAX, 3], ..embeds("embeds", 0) };
+    assert!(matches!(run(&graph, huge), DeviceError::Package { .. }));
+    let missing = graph.with_file_name("missing.onnx");
+    assert!(!run(&missing, embeds("embeds", HIDDEN)).to_string().is_empty());
+}
