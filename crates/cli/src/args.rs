@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::{NpuPolicy, Order, Scheme, Target};
+use narthex_spec::{Calibration, NpuPolicy, Order, Scheme, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -254,6 +254,10 @@ pub(crate) struct CompileArgs {
     /// Weight scheme: w8, w4 or f32
     #[arg(long, default_value = "w8")]
     pub(crate) scheme: Scheme,
+
+    /// Scale channels by what the layers of a chat model in w8 see in a text: standard or none
+    #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
+    pub(crate) calibrate: Calibration,
 
     /// Write the stages between checkpoint and package to this folder
     #[arg(long, value_name = "DIR")]

@@ -321,9 +321,10 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
             ErrorKind::NotFound => ErrorKind::Storage,
             other => other,
         },
-        Compile::Checkpoint(_) | Compile::Tokenizer(_) | Compile::Unsupported { .. } => {
-            ErrorKind::Unavailable
-        }
+        Compile::Checkpoint(_)
+        | Compile::Tokenizer(_)
+        | Compile::Calibration(_)
+        | Compile::Unsupported { .. } => ErrorKind::Unavailable,
         Compile::Graph(_) => ErrorKind::Internal,
     }
 }

@@ -9,7 +9,9 @@ use std::{
 use narthex_catalog::{index::Catalog, store::Store};
 use narthex_device::runtime::Runtime;
 use narthex_engine::worker::Drain;
-use narthex_spec::{ModelName, ProgressSink, Scheme, Target, manifest::Manifest, progress::Quiet};
+use narthex_spec::{
+    Calibration, ModelName, ProgressSink, Scheme, Target, manifest::Manifest, progress::Quiet,
+};
 
 use crate::{
     announce::{self, Announcement, RunningServer},
@@ -63,6 +65,8 @@ impl Drop for Announced {
 pub struct CompileRequest {
     /// The weight scheme.
     pub scheme: Scheme,
+    /// Whether channels are scaled by what the model's layers see in a text.
+    pub calibration: Calibration,
     /// A folder for the intermediate stages, to be read by people.
     pub keep_stages: Option<PathBuf>,
     /// Whether a package that exists is made again.
@@ -78,9 +82,16 @@ pub struct CompileRequest {
 pub(crate) const USUAL_CONTEXT: usize = 2048;
 
 impl CompileRequest {
-    /// A scheme, and everything else as usual: no stages, no NPU, and nothing that exists is made again.
+    /// A scheme, and everything else as usual: calibrated, no stages, no NPU, and nothing that exists is made again.
     pub fn new(scheme: Scheme) -> Self {
-        Self { scheme, keep_stages: None, rebuild: Rebuild::IfMissing, target: None, context: None }
+        Self {
+            scheme,
+            calibration: Calibration::Standard,
+            keep_stages: None,
+            rebuild: Rebuild::IfMissing,
+            target: None,
+            context: None,
+        }
     }
 }
 

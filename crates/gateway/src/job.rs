@@ -7,12 +7,16 @@ use narthex_catalog::{
     resolve::{ModelRef, Resolved},
     runtimes::{self, RuntimeKind, RuntimeSource},
 };
-use narthex_compile::pipeline::{self, CompileJob};
+use narthex_compile::{
+    pipeline::{self, CompileJob},
+    quant::calibrate::GraphRunner,
+};
 use narthex_spec::{
-    ProgressSink, Recipe, Scheme, manifest::Provenance, progress::Progress, recipe::FixedShapes,
+    Calibration, ProgressSink, Recipe, Scheme, manifest::Provenance, progress::Progress, recipe::FixedShapes,
 };
 
 use crate::{
+    calibration::CpuRunner,
     cancel::Cancel,
     error::Error,
     gateway::{CompileRequest, Inner, Rebuild, USUAL_CONTEXT},
@@ -109,10 +113,13 @@ fn compile(
 ) -> Result<PathBuf, Error> {
     let key = wanted.key;
     let staging = inner.store.stage_package(&key.name, key.scheme)?;
+    let runner = CpuRunner { inner, progress, cancel };
+    let calibrated = wanted.request.calibration == Calibration::Standard;
     let job = CompileJob {
         checkpoint: &files.path,
         name: key.name.clone(),
         recipe: wanted.recipe(inner),
+        runner: calibrated.then_some(&runner as &dyn GraphRunner),
         out: staging.path(),
         keep_stages: wanted.request.keep_stages.as_deref(),
         provenance: Provenance {

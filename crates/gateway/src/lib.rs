@@ -4,6 +4,7 @@
 
 pub mod announce;
 pub mod bench;
+mod calibration;
 mod cancel;
 mod chat;
 pub mod check;

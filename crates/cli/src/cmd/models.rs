@@ -54,6 +54,7 @@ pub(crate) fn rm(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
 pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<()> {
     let request = CompileRequest {
         scheme: args.scheme,
+        calibration: args.calibrate,
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),
