@@ -102,7 +102,7 @@ impl Package {
         let constant: &Initializer =
             graph.initializers.iter().find(|constant| constant.name == name).unwrap();
         match &constant.data {
-            InitializerData::Inline(bytes) => bytes.clone(),
+            InitializerData::Inline(bytes) => bytes.to_vec(),
             InitializerData::External { file, offset, length } => {
                 let data = fs::read(self.folder.path().join(file)).unwrap();
                 data[*offset as usize..(offset + length) as usize].to_vec()

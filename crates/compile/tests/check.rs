@@ -211,6 +211,7 @@ fn package(checkpoint: &Path, scheme: Scheme) -> (tempfile::TempDir, Manifest) {
         checkpoint,
         name: "tiny".parse().unwrap(),
         recipe: Recipe { fixed: Some(shapes), ..Recipe::new(scheme) },
+        runner: None,
         out: out.path(),
         keep_stages: None,
         provenance: Provenance {

@@ -1,6 +1,11 @@
 //! The OpenVINO plugin over tiny models and, once each, real ones, on its CPU device, which stands in for Intel's NPU.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; skips are said"
+)]
 
 mod support;
 

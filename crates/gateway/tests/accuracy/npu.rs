@@ -83,6 +83,7 @@ fn compiled(model: &str, shapes: FixedShapes) -> (TempDir, Manifest) {
         checkpoint: &files.path,
         name: model.parse().unwrap(),
         recipe: Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) },
+        runner: None,
         out: out.path(),
         keep_stages: None,
         provenance,
