@@ -1,10 +1,11 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
-//! parser; `peers` measures Narthex beside other runtimes. Nothing of the product lives here. Start at [`tidy`] for the
+//! parser; `npu` checks real models under HTP emulation; `peers` measures Narthex beside other runtimes. Nothing of the product lives here. Start at [`tidy`] for the
 //! house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
 
 mod fuzz;
+mod npu;
 mod peers;
 mod stamp;
 mod terminal;
@@ -34,6 +35,8 @@ Commands:
   fuzz --target T      fuzz one
   fuzz --seconds N     fuzz for N seconds each
   fuzz --record        keep the table in conformance/runs
+  npu                  check real models under HTP emulation, in minutes
+  npu --record         keep the findings in conformance/runs
   peers                measure Narthex beside other runtimes, as bench/README.md tells
   peers --only S,S     measure some sides
   peers --rounds N     visit every side N times
@@ -48,6 +51,7 @@ enum Command {
     ListStages,
     Test(Choice),
     Fuzz(fuzz::Options),
+    Npu(npu::Keep),
     Peers(peers::Options),
 }
 
@@ -71,6 +75,8 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["test", "--list"] => Command::ListStages,
         ["test", "--only", stage] => Command::Test(Choice::Only(stage.parse()?)),
         ["fuzz", rest @ ..] => Command::Fuzz(fuzz::Options::parse(rest)?),
+        ["npu"] => Command::Npu(npu::Keep::Nothing),
+        ["npu", "--record"] => Command::Npu(npu::Keep::Record),
         ["peers", rest @ ..] => Command::Peers(peers::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
@@ -87,6 +93,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Tidy => tidy::report(&Workspace::read()?)?,
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
+        Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
         Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
     }
     Ok(())
@@ -117,6 +124,7 @@ mod tests {
         check("fuzz --target onnx --seconds 5", Ok(Command::Fuzz(fuzz::Options::parse(&onnx).unwrap())));
         let once = peers::Options::parse(&["--rounds", "1"]).unwrap();
         check("peers --rounds 1", Ok(Command::Peers(once)));
+        check("npu --record", Ok(Command::Npu(npu::Keep::Record)));
         check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
     }
