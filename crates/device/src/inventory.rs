@@ -59,6 +59,8 @@ pub fn cpu() -> Cpu {
     Cpu {
         name: field("model name")
             .or_else(|| field("Model"))
+            // Windows tells every process.
+            .or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok())
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         cores: cores.max(usable_cores),
         usable_cores,
@@ -167,6 +169,12 @@ pub fn accelerators() -> Vec<Accelerator> {
     for (driver, text) in in_class(Path::new("/sys/class/drm"), "renderD") {
         let text = format!("GPU with driver {driver} ({text})");
         found.push(Accelerator { kind: AcceleratorKind::Gpu, driver, text });
+    }
+    // In a container NVIDIA's devices are there without a render node.
+    let seen = found.iter().any(|accelerator| accelerator.driver == "nvidia");
+    if !seen && Path::new("/dev/nvidiactl").exists() {
+        let text = "NVIDIA GPU (/dev/nvidiactl)".to_owned();
+        found.push(Accelerator { kind: AcceleratorKind::Gpu, driver: "nvidia".to_owned(), text });
     }
     found
 }

@@ -15,7 +15,10 @@ use ort::{AsPointer, environment::Environment, logging::LogLevel, memory::Device
 
 use narthex_spec::Ep;
 
-use crate::{ep, error::DeviceError};
+use crate::{
+    ep::{self, Brought},
+    error::DeviceError,
+};
 
 const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
@@ -106,13 +109,22 @@ impl Runtime {
         &self.library
     }
 
-    /// Loads a provider's library; one that is loaded already stays as it is.
+    /// Loads a provider's library; one that is loaded already stays as it is. A provider that stands inside of this
+    /// ONNX Runtime is named by ONNX Runtime's own library.
     ///
     /// # Errors
-    /// [`DeviceError::Plugin`] for a file that is not that provider, or where another file serves it already.
+    /// [`DeviceError::Plugin`] for a file that is not that provider, or where another file serves it already;
+    /// [`DeviceError::AlreadyLoaded`] for a provider that works in an ONNX Runtime of its own alone.
     pub fn register(&self, ep: Ep, library: &Path) -> Result<(), DeviceError> {
         let refused = |reason: String| DeviceError::Plugin { ep, path: library.to_owned(), reason };
         let library = library.canonicalize().map_err(|error| refused(error.to_string()))?;
+        let library = match ep::brought(ep, &library, &self.library) {
+            Brought::Inside => return Ok(()),
+            Brought::By(library) => library,
+            Brought::Elsewhere => {
+                return Err(DeviceError::AlreadyLoaded { loaded: self.library.clone(), wanted: library });
+            }
+        };
         let mut plugins = self.plugins.lock().unwrap_or_else(PoisonError::into_inner);
         match plugins.get(&ep) {
             Some(loaded) if *loaded == library => return Ok(()),
@@ -134,7 +146,7 @@ impl Runtime {
     /// The one of its devices that is meant.
     pub(crate) fn device(&self, meant: &ep::Device) -> Result<ort::device::Device<'_>, DeviceError> {
         let offers = self.devices();
-        let none = DeviceError::NoDevice { device: meant.describe() };
+        let none = DeviceError::NoDevice { device: meant.name().describe() };
         let index = meant.choose(&offers).ok_or(none.clone())?;
         self.environment.devices().nth(index).ok_or(none)
     }

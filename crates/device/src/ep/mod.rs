@@ -3,19 +3,32 @@
 //! A provider's library is registered with the runtime once ([`crate::runtime::Runtime::register`]); a [`Device`] then
 //! says what a session asks of it.
 
+mod coreml;
 mod cpu;
+mod cuda;
+mod directml;
 mod openvino;
 mod probe;
 mod qnn;
+mod vitisai;
+mod webgpu;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use narthex_spec::{DeviceName, Ep, target::OpenVinoDevice};
 
+pub use coreml::{CoreMlOptions, Specialization, Units};
+pub use cuda::{CudaOptions, Products};
+pub use directml::{DirectMlOptions, Metacommands, Preference};
 pub use openvino::{Hint, Mode, OpenVinoOptions, Precision};
 use probe::Vendor;
 pub use probe::{Cause, Facts, Refusal, probe};
 pub use qnn::{Performance, QnnOptions};
+pub use vitisai::{Cache, Overlay, VitisAiOptions};
+pub use webgpu::{Power, Validation, WebGpuOptions};
 
 use crate::runtime::OrtDevice;
 
@@ -28,21 +41,48 @@ pub enum Device {
     Qnn(QnnOptions),
     /// A device of OpenVINO.
     OpenVino(OpenVinoOptions),
+    /// An AMD XDNA NPU.
+    VitisAi(VitisAiOptions),
+    /// The Apple Neural Engine.
+    CoreMl(CoreMlOptions),
+    /// A GPU on Windows.
+    DirectMl(DirectMlOptions),
+    /// An NVIDIA GPU.
+    Cuda(CudaOptions),
+    /// A GPU.
+    WebGpu(WebGpuOptions),
 }
 
 impl Device {
+    /// Its name. HTP emulation has that of the NPU: which of the two runs is the plugin's to know.
+    pub fn name(&self) -> DeviceName {
+        match self {
+            Self::Cpu => DeviceName::Cpu,
+            Self::Qnn(_) => DeviceName::Qnn,
+            Self::OpenVino(options) => DeviceName::OpenVino(options.device),
+            Self::VitisAi(_) => DeviceName::VitisAi,
+            Self::CoreMl(_) => DeviceName::CoreMl,
+            Self::DirectMl(_) => DeviceName::DirectMl,
+            Self::Cuda(_) => DeviceName::Cuda,
+            Self::WebGpu(_) => DeviceName::WebGpu,
+        }
+    }
+
     /// The provider.
     pub fn ep(&self) -> Ep {
-        match self {
-            Self::Cpu => Ep::Cpu,
-            Self::Qnn(_) => Ep::Qnn,
-            Self::OpenVino(_) => Ep::OpenVino,
-        }
+        self.name().ep()
     }
 
     /// What decides the outcome of a compile for this device, by the provider's own names; not where its files lie.
     pub fn settings(&self) -> BTreeMap<String, String> {
-        let options = self.options().into_iter().filter(|(key, _)| !key.ends_with("_path"));
+        let mut device = self.clone();
+        match &mut device {
+            Self::OpenVino(options) => options.cache = None,
+            Self::VitisAi(options) => options.cache = None,
+            Self::CoreMl(options) => options.cache = None,
+            Self::Cpu | Self::Qnn(_) | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => {}
+        }
+        let options = device.options().into_iter().filter(|(key, _)| !key.ends_with("_path"));
         options.map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
@@ -52,48 +92,67 @@ impl Device {
             Self::Cpu => Vec::new(),
             Self::Qnn(options) => options.entries(),
             Self::OpenVino(options) => options.entries(),
+            Self::VitisAi(options) => options.entries(),
+            Self::CoreMl(options) => options.entries(),
+            Self::DirectMl(options) => options.entries(),
+            Self::Cuda(options) => options.entries(),
+            Self::WebGpu(options) => options.entries(),
         }
     }
 
     /// Which of the devices that ONNX Runtime offers it is: one of its provider, and of the hardware that it stands for
-    /// where the provider drives several kinds.
+    /// where the provider drives several kinds. Only ever one, since most providers refuse more.
     pub(crate) fn choose(&self, offered: &[OrtDevice]) -> Option<usize> {
         let name = ort_name(self.ep());
-        let meant = |device: &OrtDevice| {
-            device.ep == name
-                && match self {
-                    Self::OpenVino(options) => {
-                        device.unit.as_deref().is_some_and(|unit| openvino::is_unit(options.device, unit))
-                    }
-                    Self::Cpu | Self::Qnn(_) => true,
-                }
+        let unit = |device: &OrtDevice| match (self, &device.unit) {
+            (Self::OpenVino(options), Some(unit)) => openvino::is_unit(options.device, unit),
+            (Self::OpenVino(_), None) => false,
+            _ => true,
         };
-        let own = offered.iter().enumerate().filter(|(_, device)| meant(device));
+        let own = offered.iter().enumerate().filter(|(_, device)| device.ep == name && unit(device));
         // Emulation is offered as a CPU, so the kind of hardware decides only where there is a choice.
         own.min_by_key(|(_, device)| device.hardware != self.hardware()).map(|(index, _)| index)
-    }
-
-    /// In a sentence.
-    pub(crate) fn describe(&self) -> &'static str {
-        match self {
-            Self::Cpu => DeviceName::Cpu.describe(),
-            // What runs, the NPU or its emulation, is the plugin's to know.
-            Self::Qnn(_) => DeviceName::Qnn.describe(),
-            Self::OpenVino(options) => DeviceName::OpenVino(options.device).describe(),
-        }
     }
 
     /// The hardware that it stands for, as [`OrtDevice`] has it.
     fn hardware(&self) -> &'static str {
         match self {
-            Self::Cpu => "CPU",
-            Self::Qnn(_) => "NPU",
-            Self::OpenVino(options) => match options.device {
-                OpenVinoDevice::Npu => "NPU",
-                OpenVinoDevice::Gpu => "GPU",
-                OpenVinoDevice::Cpu => "CPU",
-            },
+            Self::OpenVino(OpenVinoOptions { device: OpenVinoDevice::Cpu, .. }) | Self::Cpu => "CPU",
+            Self::OpenVino(OpenVinoOptions { device: OpenVinoDevice::Gpu, .. })
+            | Self::DirectMl(_)
+            | Self::Cuda(_)
+            | Self::WebGpu(_) => "GPU",
+            Self::OpenVino(_) | Self::Qnn(_) | Self::VitisAi(_) | Self::CoreMl(_) => "NPU",
         }
+    }
+
+    /// The provider's short name, for those that stand inside of ONNX Runtime and are offered as no device.
+    pub(crate) fn by_name(&self) -> Option<&'static str> {
+        match self {
+            Self::CoreMl(_) => Some("CoreML"),
+            Self::VitisAi(_) => Some("VitisAI"),
+            _ => None,
+        }
+    }
+}
+
+/// The library that brings a provider to an ONNX Runtime whose own library is `core`.
+pub(crate) enum Brought {
+    /// Nothing needs to be loaded: the provider stands inside of this ONNX Runtime.
+    Inside,
+    /// It is loaded from here.
+    By(PathBuf),
+    /// It works inside of an ONNX Runtime of its own, and this is another one.
+    Elsewhere,
+}
+
+/// How the provider whose library is `library` comes to the ONNX Runtime `core`.
+pub(crate) fn brought(ep: Ep, library: &Path, core: &Path) -> Brought {
+    match ep {
+        Ep::Cuda if library == core => Brought::By(cuda::beside(core)),
+        _ if library == core => Brought::Inside,
+        Ep::Cuda | Ep::DirectMl => Brought::Elsewhere,
+        _ => Brought::By(library.to_owned()),
     }
 }
 
@@ -103,11 +162,11 @@ pub(crate) fn ort_name(ep: Ep) -> &'static str {
         Ep::Cpu => cpu::NAME,
         Ep::Qnn => qnn::NAME,
         Ep::OpenVino => openvino::NAME,
-        Ep::WebGpu => "WebGpuExecutionProvider",
-        Ep::DirectMl => "DmlExecutionProvider",
-        Ep::VitisAi => "VitisAIExecutionProvider",
-        Ep::Cuda => "CUDAExecutionProvider",
-        Ep::CoreMl => "CoreMLExecutionProvider",
+        Ep::WebGpu => webgpu::NAME,
+        Ep::DirectMl => directml::NAME,
+        Ep::VitisAi => vitisai::NAME,
+        Ep::Cuda => cuda::NAME,
+        Ep::CoreMl => coreml::NAME,
     }
 }
 
@@ -131,5 +190,56 @@ mod tests {
             assert_eq!(of_ort_name(ort_name(ep)), Some(ep));
         }
         assert_eq!(of_ort_name("NoSuchExecutionProvider"), None);
+    }
+
+    #[test]
+    fn the_hardware_decides_among_a_provider_s_devices() {
+        let offer = |ep: Ep, hardware, unit: Option<&str>| OrtDevice {
+            ep: ort_name(ep).to_owned(),
+            hardware,
+            vendor: "?".to_owned(),
+            unit: unit.map(str::to_owned),
+        };
+        let offered = [
+            offer(Ep::Cpu, "CPU", None),
+            offer(Ep::Qnn, "GPU", None),
+            offer(Ep::Qnn, "NPU", None),
+            offer(Ep::OpenVino, "CPU", Some("CPU")),
+            offer(Ep::OpenVino, "GPU", Some("GPU.0")),
+            offer(Ep::OpenVino, "GPU", Some("GPU.1")),
+            offer(Ep::OpenVino, "NPU", Some("NPU")),
+            OrtDevice { ep: "OpenVINOExecutionProvider.AUTO".into(), ..offer(Ep::OpenVino, "CPU", None) },
+            offer(Ep::WebGpu, "GPU", None),
+        ];
+        let openvino = |device| Device::OpenVino(OpenVinoOptions::new(device));
+        let check = |device: Device, expected| assert_eq!(device.choose(&offered), expected, "{device:?}");
+        let qnn = || Device::Qnn(QnnOptions::new(Path::new("/q/plugin.so"), &[]));
+        check(Device::Cpu, Some(0));
+        check(qnn(), Some(2));
+        check(openvino(OpenVinoDevice::Cpu), Some(3));
+        check(openvino(OpenVinoDevice::Gpu), Some(4));
+        check(openvino(OpenVinoDevice::Npu), Some(6));
+        check(Device::WebGpu(WebGpuOptions::default()), Some(8));
+        check(Device::Cuda(CudaOptions::default()), None);
+        // Emulation of an NPU is offered as a CPU.
+        assert_eq!(qnn().choose(&[offer(Ep::Qnn, "CPU", None)]), Some(0));
+    }
+
+    #[test]
+    fn providers_come_to_the_runtime_that_they_are_made_for() {
+        let core = Path::new("/r/libonnxruntime.so.1.31.1");
+        let check = |ep, library: &str, expected: fn(&Brought) -> bool| {
+            assert!(expected(&brought(ep, Path::new(library), core)), "{ep} {library}");
+        };
+        check(
+            Ep::Qnn,
+            "/q/plugin.so",
+            |found| matches!(found, Brought::By(path) if path.ends_with("plugin.so")),
+        );
+        check(Ep::WebGpu, "/r/libonnxruntime.so.1.31.1", |found| matches!(found, Brought::Inside));
+        check(Ep::DirectMl, "/d/onnxruntime.dll", |found| matches!(found, Brought::Elsewhere));
+        check(Ep::Cuda, "/c/libonnxruntime.so.1.31.1", |found| matches!(found, Brought::Elsewhere));
+        let cuda = "libonnxruntime_providers_cuda.so";
+        assert!(matches!(brought(Ep::Cuda, core, core), Brought::By(path) if path.ends_with(cuda)));
     }
 }

@@ -123,8 +123,14 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
         )));
     }
     match device {
-        OpenVinoDevice::Npu => facts.driven("Intel NPU", &[NPU_DRIVER], Some(Vendor::Intel))?,
-        OpenVinoDevice::Gpu => facts.driven("Intel GPU", &GPU_DRIVERS, Some(Vendor::Intel))?,
+        OpenVinoDevice::Npu => {
+            facts.driven("Intel NPU", &[NPU_DRIVER], Some(Vendor::Intel))?;
+            facts.library_of_unseen(Ep::OpenVino, "Intel NPU")?;
+        }
+        OpenVinoDevice::Gpu => {
+            facts.driven("Intel GPU", &GPU_DRIVERS, None)?;
+            facts.library_of_unseen(Ep::OpenVino, "Intel GPU")?;
+        }
         // The plugin offers no hardware but Intel's, though OpenVINO itself runs on any x86-64 processor.
         OpenVinoDevice::Cpu if facts.vendor().is_some_and(|vendor| vendor != Vendor::Intel) => {
             let processor = &facts.processor;
@@ -132,9 +138,8 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
                 "OpenVINO's plugin offers Intel processors only, and this is {processor}"
             )));
         }
-        OpenVinoDevice::Cpu => {}
+        OpenVinoDevice::Cpu => drop(facts.library(Ep::OpenVino)?),
     }
-    facts.library(Ep::OpenVino)?;
     Ok(Device::OpenVino(OpenVinoOptions::new(device)))
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use narthex_spec::{DeviceName, Ep};
 
-use super::{Device, cpu, openvino, qnn};
+use super::{Device, coreml, cpu, cuda, directml, openvino, qnn, vitisai, webgpu};
 use crate::inventory::{self, Accelerator};
 
 /// What decides which devices a machine has.
@@ -23,8 +23,12 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The facts of this machine, where these libraries are installed.
-    pub fn here(libraries: BTreeMap<Ep, PathBuf>) -> Self {
+    /// The facts of this machine, where these libraries are installed. AMD's, which no runtime of ours has, is the one
+    /// that `NARTHEX_VITISAI_LIBRARY` names.
+    pub fn here(mut libraries: BTreeMap<Ep, PathBuf>) -> Self {
+        if let Some(path) = std::env::var_os(vitisai::VARIABLE).filter(|path| !path.is_empty()) {
+            libraries.entry(Ep::VitisAi).or_insert_with(|| PathBuf::from(path));
+        }
         Self {
             os: std::env::consts::OS.to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
@@ -41,6 +45,35 @@ impl Facts {
             reason: format!("the {ep} runtime is not installed"),
             fix: Some(format!("narthex runtime install {ep}")),
         })
+    }
+
+    /// As [`Self::library`], for a device that only Linux tells of. Elsewhere nobody knows whether a machine lacks the
+    /// runtime or the device itself, and it counts as absent.
+    pub(super) fn library_of_unseen(&self, ep: Ep, what: &str) -> Result<PathBuf, Refusal> {
+        self.library(ep).map_err(|refusal| self.unseen(refusal, what))
+    }
+
+    /// The library of AMD's provider, which has to be named.
+    pub(super) fn vitisai_library(&self) -> Result<PathBuf, Refusal> {
+        self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
+            let refusal = Refusal {
+                cause: Cause::NotInstalled,
+                reason: format!("AMD's own library is needed, and {} names none", vitisai::VARIABLE),
+                fix: Some(format!(
+                    "install AMD's Ryzen AI software and set {} to its VitisAI provider library",
+                    vitisai::VARIABLE
+                )),
+            };
+            self.unseen(refusal, "AMD XDNA NPU")
+        })
+    }
+
+    fn unseen(&self, refusal: Refusal, what: &str) -> Refusal {
+        if self.os == "linux" {
+            return refusal;
+        }
+        let reason = format!("{}, so it is not known whether there is an {what}", refusal.reason);
+        Refusal { cause: Cause::Absent, reason, ..refusal }
     }
 
     /// Refuses a machine on which none of these drivers is loaded. Only Linux tells; elsewhere a device is known once
@@ -132,10 +165,10 @@ pub fn probe(name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
         DeviceName::Qnn => qnn::probe(facts),
         DeviceName::QnnEmulation => qnn::probe_emulation(facts),
         DeviceName::OpenVino(device) => openvino::probe(device, facts),
-        other => Err(Refusal {
-            cause: Cause::Absent,
-            reason: format!("{} is not driven by this version", other.describe()),
-            fix: None,
-        }),
+        DeviceName::VitisAi => vitisai::probe(facts),
+        DeviceName::CoreMl => coreml::probe(facts),
+        DeviceName::DirectMl => directml::probe(facts),
+        DeviceName::Cuda => cuda::probe(facts),
+        DeviceName::WebGpu => webgpu::probe(facts),
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
 
 /// The NPU of this machine. Its chip is left to the driver where the processor's name does not tell it.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
-    if facts.arch != "aarch64" {
+    if facts.arch != "aarch64" || facts.os == "macos" {
         let platform = facts.platform();
         return Err(Refusal::absent(format!(
             "Hexagon NPUs are part of Snapdragon chips, and this is {platform}"

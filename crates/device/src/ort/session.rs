@@ -1,9 +1,12 @@
 //! A session pinned to one device, with a record of where its nodes went.
 
-use std::path::Path;
+use std::{ffi::CString, path::Path};
 
 use narthex_spec::Ep;
-use ort::{AsPointer, session::builder::GraphOptimizationLevel};
+use ort::{
+    AsPointer,
+    session::builder::{GraphOptimizationLevel, SessionBuilder},
+};
 
 use super::aside::Aside;
 use crate::{
@@ -79,6 +82,54 @@ impl ContextFile<'_> {
     }
 }
 
+/// Binds a session to a device.
+fn on(builder: SessionBuilder, runtime: &Runtime, device: &Device) -> Result<SessionBuilder, DeviceError> {
+    let what = "choose the device";
+    match (runtime.device(device), device.by_name()) {
+        // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
+        (Ok(offered), _) => {
+            let name = ep::ort_name(device.ep());
+            let prefixed = |(key, value)| (format!("{name}.{key}"), value);
+            let entries: Vec<(String, String)> = device.options().into_iter().map(prefixed).collect();
+            let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
+            // DirectML demands it.
+            let pattern = device.ep() != Ep::DirectMl;
+            builder.with_memory_pattern(pattern).map_err(failed(what))
+        }
+        (Err(_), Some(name)) => by_name(builder, name, device.options()),
+        (Err(none), None) => Err(none),
+    }
+}
+
+/// Binds a session to a provider that stands inside of ONNX Runtime and offers no device.
+fn by_name(
+    mut builder: SessionBuilder,
+    name: &'static str,
+    options: Vec<(&'static str, String)>,
+) -> Result<SessionBuilder, DeviceError> {
+    let failed = |message: String| DeviceError::Ort { what: "choose the device", message };
+    let text = |text: &str| CString::new(text).map_err(|error| failed(error.to_string()));
+    let name = text(name)?;
+    let keys = options.iter().map(|(key, _)| text(key)).collect::<Result<Vec<_>, _>>()?;
+    let values = options.iter().map(|(_, value)| text(value)).collect::<Result<Vec<_>, _>>()?;
+    let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+    let (keys, values) = (pointers(&keys), pointers(&values));
+    // SAFETY: the builder is alive, and every string and list lives until the call is over, which copies them; its
+    // status is handed over to `ort`, which releases it.
+    unsafe {
+        let status = (ort::api().SessionOptionsAppendExecutionProvider)(
+            builder.ptr_mut(),
+            name.as_ptr(),
+            keys.as_ptr(),
+            values.as_ptr(),
+            options.len(),
+        );
+        ort::Error::result_from_status(status)
+    }
+    .map_err(|error| failed(error.message().to_owned()))?;
+    Ok(builder)
+}
+
 impl Session {
     /// Loads a graph for a device. Nodes that the device refuses go to the CPU and nowhere else; whether that is good
     /// enough is the caller's to say, from the placement.
@@ -87,19 +138,9 @@ impl Session {
         model: &Path,
         options: SessionOptions<'_>,
     ) -> Result<Self, DeviceError> {
-        let name = ep::ort_name(options.device.ep());
-        // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
-        let device = runtime.device(options.device)?;
-        let entries: Vec<(String, String)> = options
-            .device
-            .options()
-            .into_iter()
-            .map(|(key, value)| (format!("{name}.{key}"), value))
-            .collect();
-        let mut builder = ort::session::Session::builder(runtime.environment())
-            .map_err(failed("make a session"))?
-            .with_devices([device], Some(&entries))
-            .map_err(failed("choose the device"))?
+        let builder =
+            ort::session::Session::builder(runtime.environment()).map_err(failed("make a session"))?;
+        let mut builder = on(builder, runtime, options.device)?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
             .with_inter_threads(1)

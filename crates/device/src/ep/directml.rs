@@ -1,0 +1,93 @@
+//! GPUs on Windows through DirectML, which stands inside of an ONNX Runtime of its own, version 1.24.
+
+use narthex_spec::Ep;
+
+use super::{Device, Facts, Refusal};
+
+/// ONNX Runtime's name of the provider.
+pub(super) const NAME: &str = "DmlExecutionProvider";
+
+/// What the provider is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectMlOptions {
+    /// Which GPU is taken where there are several.
+    pub preference: Preference,
+    /// Whether drivers may replace operators by their own.
+    pub metacommands: Metacommands,
+}
+
+/// Which GPU is taken where there are several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preference {
+    /// The system's choice.
+    Default,
+    /// The fastest.
+    HighPerformance,
+    /// The thriftiest.
+    MinimumPower,
+}
+
+/// Whether drivers may replace operators by their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metacommands {
+    /// They may; it is faster.
+    Allowed,
+    /// They may not, for finding a driver's faults.
+    Disabled,
+}
+
+impl Default for DirectMlOptions {
+    fn default() -> Self {
+        Self { preference: Preference::HighPerformance, metacommands: Metacommands::Allowed }
+    }
+}
+
+impl DirectMlOptions {
+    pub(super) fn entries(self) -> Vec<(&'static str, String)> {
+        let preference = match self.preference {
+            Preference::Default => "default",
+            Preference::HighPerformance => "high_performance",
+            Preference::MinimumPower => "minimum_power",
+        };
+        let disabled = match self.metacommands {
+            Metacommands::Allowed => "false",
+            Metacommands::Disabled => "true",
+        };
+        vec![
+            ("performance_preference", preference.to_owned()),
+            ("device_filter", "gpu".to_owned()),
+            ("disable_metacommands", disabled.to_owned()),
+        ]
+    }
+}
+
+/// A GPU of this machine.
+pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
+    if facts.os != "windows" {
+        let platform = facts.platform();
+        return Err(Refusal::absent(format!("DirectML is a part of Windows, and this is {platform}")));
+    }
+    if facts.arch != "x86_64" && !facts.libraries.contains_key(&Ep::DirectMl) {
+        let platform = facts.platform();
+        return Err(Refusal::absent(format!("no directml runtime is published for {platform}")));
+    }
+    facts.library(Ep::DirectMl)?;
+    Ok(Device::DirectMl(DirectMlOptions::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_by_the_provider_s_names() {
+        let options =
+            DirectMlOptions { preference: Preference::MinimumPower, metacommands: Metacommands::Disabled };
+        let expected = [
+            ("performance_preference", "minimum_power"),
+            ("device_filter", "gpu"),
+            ("disable_metacommands", "true"),
+        ];
+        assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
+    }
+}

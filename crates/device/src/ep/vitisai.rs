@@ -1,0 +1,116 @@
+//! AMD XDNA NPUs through VitisAI, whose library comes with AMD's own Ryzen AI software and with no wheel.
+//!
+//! The NPU takes language models only as AMD's own tool makes them (`narthex export --format quark` writes what that
+//! tool reads). Other graphs of fixed shape it takes as far as its compiler goes, and a load that is not whole fails.
+
+use std::path::{Path, PathBuf};
+
+use super::{Device, Facts, Refusal, Vendor};
+
+/// ONNX Runtime's name of the provider.
+pub(super) const NAME: &str = "VitisAIExecutionProvider";
+
+/// The environment variable that names the provider's library.
+pub(super) const VARIABLE: &str = "NARTHEX_VITISAI_LIBRARY";
+
+/// The Linux driver through which the NPU is reached.
+const DRIVER: &str = "amdxdna";
+
+/// The compiler's settings, where AMD's software has them beside the library.
+const CONFIG: &str = "vaip_config.json";
+
+/// What the provider is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VitisAiOptions {
+    /// The compiler's settings; `None` takes those that are built in.
+    pub config: Option<PathBuf>,
+    /// Where compiled graphs are kept; `None` leaves it to the provider.
+    pub cache: Option<Cache>,
+    /// The overlay that the NPU is given; `None` takes the one of the settings.
+    pub target: Option<Overlay>,
+}
+
+/// Where compiled graphs are kept from one load to the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The name of one model in it. A model compiled under another's name would be taken for it.
+    pub key: String,
+}
+
+/// How the NPU's columns are put to work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overlay {
+    /// For models of the first generation of the software.
+    X1,
+    /// For transformers.
+    X2,
+}
+
+impl VitisAiOptions {
+    pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
+        let path = |path: &PathBuf| path.to_string_lossy().into_owned();
+        let overlay = |overlay| match overlay {
+            Overlay::X1 => "X1".to_owned(),
+            Overlay::X2 => "X2".to_owned(),
+        };
+        let given = [
+            ("config_file", self.config.as_ref().map(path)),
+            ("cache_dir", self.cache.as_ref().map(|cache| path(&cache.folder))),
+            ("cache_key", self.cache.as_ref().map(|cache| cache.key.clone())),
+            ("target", self.target.map(overlay)),
+        ];
+        given.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+}
+
+/// The settings beside the library, if they are there.
+fn config_beside(library: &Path) -> Option<PathBuf> {
+    Some(library.with_file_name(CONFIG)).filter(|path| path.is_file())
+}
+
+/// The NPU of this machine.
+pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
+    if facts.arch != "x86_64" || !["linux", "windows"].contains(&facts.os.as_str()) {
+        let platform = facts.platform();
+        return Err(Refusal::absent(format!(
+            "AMD XDNA NPUs are part of Ryzen AI processors, and this is {platform}"
+        )));
+    }
+    facts.driven("AMD XDNA NPU", &[DRIVER], Some(Vendor::Amd))?;
+    let library = facts.vitisai_library()?;
+    let config = config_beside(&library);
+    Ok(Device::VitisAi(VitisAiOptions { config, ..VitisAiOptions::default() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_by_the_provider_s_names() {
+        assert_eq!(VitisAiOptions::default().entries(), []);
+        let options = VitisAiOptions {
+            config: Some("/amd/vaip_config.json".into()),
+            cache: Some(Cache { folder: "/cache".into(), key: "tiny".to_owned() }),
+            target: Some(Overlay::X2),
+        };
+        let expected = [
+            ("config_file", "/amd/vaip_config.json"),
+            ("cache_dir", "/cache"),
+            ("cache_key", "tiny"),
+            ("target", "X2"),
+        ];
+        assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
+    }
+
+    #[test]
+    fn settings_beside_the_library_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("provider.so");
+        assert_eq!(config_beside(&library), None);
+        std::fs::write(folder.path().join(CONFIG), "{}").unwrap();
+        assert_eq!(config_beside(&library), Some(folder.path().join(CONFIG)));
+    }
+}

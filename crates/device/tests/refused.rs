@@ -1,0 +1,70 @@
+//! Providers that this process has not: each load fails with a reason, and none goes to another device.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_device::{
+    DeviceError,
+    ep::{
+        CoreMlOptions, CudaOptions, Device, DirectMlOptions, OpenVinoOptions, VitisAiOptions, WebGpuOptions,
+    },
+    fixed::{FixedExecutor, FixedOptions, Form, Place},
+};
+use narthex_spec::{Ep, Scheme, recipe::FixedShapes, target::OpenVinoDevice};
+use support::{Package, library, runtime};
+
+fn open(package: &Package, device: &Device) -> DeviceError {
+    let place = Place { device, threads: 1, form: Form::Graph };
+    let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
+    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
+        .err()
+        .expect("a device that is not there was opened")
+}
+
+#[test]
+fn a_provider_that_is_not_there_is_named() {
+    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] };
+    let package = Package::fixed_llama(Scheme::W8, shapes);
+    let check = |device: Device, expected: &str| {
+        let error = open(&package, &device);
+        assert_eq!(
+            error.to_string(),
+            format!("ONNX Runtime offers no device for {expected} on this machine")
+        );
+    };
+    check(Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu)), "the Intel NPU");
+    check(Device::DirectMl(DirectMlOptions::default()), "DirectML");
+    check(Device::Cuda(CudaOptions::default()), "the NVIDIA GPU");
+    check(Device::WebGpu(WebGpuOptions::default()), "WebGPU");
+}
+
+#[test]
+#[cfg(not(target_os = "macos"))]
+fn a_provider_that_is_asked_for_by_name_is_refused_by_the_runtime() {
+    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] };
+    let package = Package::fixed_llama(Scheme::W8, shapes);
+    for (device, name) in [
+        (Device::CoreMl(CoreMlOptions::default()), "CoreML"),
+        (Device::VitisAi(VitisAiOptions::default()), "VitisAI"),
+    ] {
+        let error = open(&package, &device);
+        let DeviceError::Ort { what: "choose the device", message } = &error else { panic!("{error}") };
+        assert!(message.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn a_provider_of_another_onnx_runtime_is_not_loaded_into_this_one() {
+    let other = tempfile::NamedTempFile::new().unwrap();
+    for ep in [Ep::Cuda, Ep::DirectMl] {
+        let error = runtime().register(ep, other.path()).unwrap_err();
+        assert!(matches!(error, DeviceError::AlreadyLoaded { .. }), "{ep}: {error}");
+        assert!(error.hint().is_some());
+    }
+    // One that is said to stand inside of this one needs no library, and offers what it offers.
+    runtime().register(Ep::WebGpu, &library()).unwrap();
+    // This one was not built for NVIDIA GPUs, so the library beside it is missing.
+    let error = runtime().register(Ep::Cuda, &library()).unwrap_err();
+    assert!(matches!(&error, DeviceError::Plugin { ep: Ep::Cuda, .. }), "{error}");
+}
