@@ -1,0 +1,124 @@
+//! Which devices recorded machines have: for every order by name what is taken, and the words of every refusal.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+
+use narthex_device::{
+    ep::{Facts, probe},
+    inventory::{Accelerator, AcceleratorKind},
+};
+use narthex_spec::{DeviceName, Ep, provider::Order};
+
+const ORDERS: [&str; 6] = ["auto", "snapdragon", "ryzen-ai", "core-ultra", "apple", "nvidia"];
+
+/// A machine as it was recorded: system, architecture, processor, and the kinds and drivers of its accelerators.
+type Machine = (&'static str, [&'static str; 3], &'static [(AcceleratorKind, &'static str)]);
+
+const NPU: AcceleratorKind = AcceleratorKind::Npu;
+const GPU: AcceleratorKind = AcceleratorKind::Gpu;
+
+const MACHINES: [Machine; 9] = [
+    (
+        "Snapdragon X laptop, Windows",
+        ["windows", "aarch64", "ARMv8 (64-bit) Family 8 Model 1 Revision 201, Qualcomm Technologies Inc"],
+        &[],
+    ),
+    ("Snapdragon X laptop, Linux", ["linux", "aarch64", "aarch64"], &[(NPU, "fastrpc"), (GPU, "msm_dpu")]),
+    (
+        "Ryzen AI 300, Windows",
+        ["windows", "x86_64", "AMD64 Family 26 Model 36 Stepping 0, AuthenticAMD"],
+        &[],
+    ),
+    (
+        "Ryzen AI 300, Linux",
+        ["linux", "x86_64", "AMD Ryzen AI 9 HX 370 w/ Radeon 890M"],
+        &[(NPU, "amdxdna"), (GPU, "amdgpu")],
+    ),
+    (
+        "Core Ultra, Windows",
+        ["windows", "x86_64", "Intel64 Family 6 Model 170 Stepping 4, GenuineIntel"],
+        &[],
+    ),
+    (
+        "Core Ultra, Linux",
+        ["linux", "x86_64", "Intel(R) Core(TM) Ultra 7 155H"],
+        &[(NPU, "intel_vpu"), (GPU, "i915")],
+    ),
+    ("MacBook M3", ["macos", "aarch64", "aarch64"], &[]),
+    (
+        "NVIDIA desktop, Linux",
+        ["linux", "x86_64", "AMD Ryzen 9 7950X 16-Core Processor"],
+        &[(GPU, "nvidia"), (GPU, "amdgpu")],
+    ),
+    ("plain server, Linux", ["linux", "x86_64", "Intel(R) Xeon(R) Gold 6430"], &[]),
+];
+
+/// Turns a record into facts, with these libraries.
+fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -> Facts {
+    let accelerator = |&(kind, driver): &(AcceleratorKind, &str)| Accelerator {
+        kind,
+        driver: driver.to_owned(),
+        text: driver.to_owned(),
+    };
+    Facts {
+        os: (*os).to_owned(),
+        arch: (*arch).to_owned(),
+        processor: (*processor).to_owned(),
+        accelerators: accelerators.iter().map(accelerator).collect(),
+        libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
+    }
+}
+
+/// What every order takes, what it passes over before that, and what every device says on a machine.
+fn tell(machine: &Machine, libraries: &[Ep]) -> String {
+    let facts = facts(machine, libraries);
+    let installed = if libraries.is_empty() { "no runtime" } else { "every runtime" };
+    let mut out = format!("{}, {installed} installed\n", machine.0);
+    for order in ORDERS {
+        let order_of: Order = order.parse().unwrap();
+        let taken = order_of.devices().iter().find(|&&name| probe(name, &facts).is_ok());
+        writeln!(out, "  {order}: {}", taken.expect("the CPU is always there")).unwrap();
+    }
+    for name in DeviceName::ALL {
+        match probe(name, &facts) {
+            Ok(device) => {
+                // Emulation is the NPU's own plugin, told of a chip.
+                assert_eq!(device.ep(), name.ep());
+                writeln!(out, "  + {name}").unwrap();
+            }
+            Err(refusal) => {
+                let fix = refusal.fix.map(|fix| format!(" -> {fix}")).unwrap_or_default();
+                writeln!(out, "  - {name} [{:?}]: {}{fix}", refusal.cause, refusal.reason).unwrap();
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn every_machine_takes_its_own_devices_and_says_why_not_others() {
+    let mut all = String::new();
+    for machine in &MACHINES {
+        for libraries in [&[][..], &Ep::ALL[..]] {
+            all += &tell(machine, libraries);
+            all.push('\n');
+        }
+    }
+    insta::assert_snapshot!(all);
+}
+
+#[test]
+fn a_server_with_qualcomms_plugin_emulates_when_asked_and_not_otherwise() {
+    let server = MACHINES.last().unwrap();
+    let facts = facts(server, &[Ep::Qnn]);
+    assert!(probe(DeviceName::QnnEmulation, &facts).is_ok());
+    let taken: BTreeMap<&str, DeviceName> = ORDERS
+        .into_iter()
+        .map(|order| {
+            let devices: Order = order.parse().unwrap();
+            (order, *devices.devices().iter().find(|&&name| probe(name, &facts).is_ok()).unwrap())
+        })
+        .collect();
+    assert!(taken.values().all(|&name| name == DeviceName::Cpu), "{taken:?}");
+}
