@@ -1,4 +1,4 @@
-//! Variant A of an encoder on the CPU: implements the engine's [`Encoder`].
+//! Variant A of an encoder, on the CPU or a GPU: implements the engine's [`Encoder`].
 
 use std::{ffi::CString, path::Path};
 
@@ -32,7 +32,7 @@ pub struct EncoderOptions {
     pub max_batch_tokens: usize,
 }
 
-/// An encoder on the CPU.
+/// An encoder on one device.
 pub struct DynamicEncoder {
     limits: EncoderLimits,
     hidden: usize,
@@ -46,19 +46,22 @@ pub struct DynamicEncoder {
 }
 
 impl DynamicEncoder {
-    /// Loads a package's encoder. A batch may always hold one text of the greatest length.
+    /// Loads a package's encoder on a device. A batch may always hold one text of the greatest length.
     ///
     /// # Errors
-    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole encoder of variant A,
+    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::NoDevice`] for one that
+    /// is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole encoder of variant A,
     /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses.
     pub fn open(
         runtime: &Runtime,
         package: &Path,
         manifest: &Manifest,
+        device: &Device,
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
+        package::takes_dynamic(device)?;
         let Parts { entry, hidden, tables, names } = Parts::read(package, manifest)?;
-        let session = SessionOptions::on(&Device::Cpu, inventory::threads(options.threads));
+        let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         Ok(Self {
             limits: EncoderLimits {

@@ -41,6 +41,12 @@ pub enum DeviceError {
         /// The device, in words.
         device: &'static str,
     },
+    /// The device does not run graphs of this variant.
+    #[error("{device} does not run graphs of symbolic shapes")]
+    Variant {
+        /// The device, in words.
+        device: &'static str,
+    },
     /// A provider's library cannot be used.
     #[error("the {ep} provider cannot be loaded from {path}: {reason}")]
     Plugin {
@@ -119,6 +125,7 @@ impl DeviceError {
             Self::TelemetryOn => "set ORT_DISABLE_TELEMETRY=1 in the environment",
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
             Self::Ort { .. } => "compile the model again with `narthex compile`, and report this if it stays",
+            Self::Variant { .. } => "compile the model with `--context`, which makes graphs of fixed shape",
             Self::NoDevice { .. } => "`narthex doctor` says what this machine has",
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",

@@ -10,7 +10,7 @@ use narthex_spec::{
     manifest::{Binding, GraphEntry, Manifest, Slot, TableRole},
 };
 
-use crate::{error::DeviceError, table::Table};
+use crate::{ep::Device, error::DeviceError, table::Table};
 
 /// The file that a manifest names, which must lie inside the package.
 pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
@@ -19,6 +19,13 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
         return Err(DeviceError::package("files inside the package", format!("{file:?}")));
     }
     Ok(package.join(file))
+}
+
+/// Whether a device runs variant A.
+pub(crate) fn takes_dynamic(device: &Device) -> Result<(), DeviceError> {
+    let name = device.name();
+    let refused = DeviceError::Variant { device: name.describe() };
+    (name.variant() == Variant::Dynamic).then_some(()).ok_or(refused)
 }
 
 /// The package's graph.

@@ -10,6 +10,7 @@ use narthex_device::{
     DeviceError,
     dynamic::{DynamicExecutor, ExecutorOptions},
     encoder::{DynamicEncoder, EncoderOptions},
+    ep::Device,
 };
 use narthex_spec::{
     DType, Scheme,
@@ -20,7 +21,8 @@ use support::{OPTIONS, Package, runtime};
 fn check(change: impl FnOnce(&mut Package), words: &[&str]) {
     let mut package = Package::llama(Scheme::W8);
     change(&mut package);
-    let opened = DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, &OPTIONS);
+    let opened =
+        DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &OPTIONS);
     refused(opened.err(), words);
 }
 
@@ -97,7 +99,13 @@ fn tensor_names_that_the_graph_lacks_fail_at_the_first_step() {
 fn options_of_zero_are_refused() {
     let package = Package::llama(Scheme::W8);
     let open = |options| {
-        let opened = DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, &options);
+        let opened = DynamicExecutor::open(
+            runtime(),
+            package.folder.path(),
+            &package.manifest,
+            &Device::Cpu,
+            &options,
+        );
         opened.err()
     };
     refused(open(ExecutorOptions { slots: 0, ..OPTIONS }), &["slots must be at least 1"]);
@@ -112,7 +120,8 @@ fn broken_encoders() {
         change(&mut package);
         let options = EncoderOptions { threads: 1, max_batch_tokens: 256 };
         refused(
-            DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &options).err(),
+            DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
+                .err(),
             words,
         );
     };

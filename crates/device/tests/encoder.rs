@@ -2,7 +2,10 @@
 
 mod support;
 
-use narthex_device::encoder::{DynamicEncoder, EncoderOptions};
+use narthex_device::{
+    encoder::{DynamicEncoder, EncoderOptions},
+    ep::Device,
+};
 use narthex_engine::{encoder::Encoder, executor::StepError};
 use narthex_spec::{Ep, Scheme, TokenId};
 use support::{Package, distance, runtime};
@@ -10,7 +13,7 @@ use support::{Package, distance, runtime};
 fn encoder(scheme: Scheme) -> DynamicEncoder {
     let package = Package::bert(scheme);
     let options = EncoderOptions { threads: 1, max_batch_tokens: 200 };
-    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &options)
+    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -120,7 +120,7 @@ fn vectors_are_those_of_variant_a() {
     let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = FixedEncoder::open(runtime(), folder, manifest, PLACE).unwrap();
     let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
-    let mut dynamic = DynamicEncoder::open(runtime(), folder, manifest, &options).unwrap();
+    let mut dynamic = DynamicEncoder::open(runtime(), folder, manifest, &Device::Cpu, &options).unwrap();
     let texts: Vec<Vec<TokenId>> = [1, 8, 9, 64]
         .iter()
         .map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect())

@@ -2,9 +2,9 @@
 
 #![allow(
     clippy::expect_used,
-    clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test that cannot go on fails; skips are said"
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails"
 )]
 
 mod support;

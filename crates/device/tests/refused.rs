@@ -6,13 +6,14 @@ mod support;
 
 use narthex_device::{
     DeviceError,
+    dynamic::DynamicExecutor,
     ep::{
         CoreMlOptions, CudaOptions, Device, DirectMlOptions, OpenVinoOptions, VitisAiOptions, WebGpuOptions,
     },
     fixed::{FixedExecutor, FixedOptions, Form, Place},
 };
 use narthex_spec::{Ep, Scheme, recipe::FixedShapes, target::OpenVinoDevice};
-use support::{Package, library, runtime};
+use support::{OPTIONS, Package, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
     let place = Place { device, threads: 1, form: Form::Graph };
@@ -52,6 +53,20 @@ fn a_provider_that_is_asked_for_by_name_is_refused_by_the_runtime() {
         let DeviceError::Ort { what: "choose the device", message } = &error else { panic!("{error}") };
         assert!(message.contains(name), "{error}");
     }
+}
+
+#[test]
+fn variant_a_is_loaded_where_it_runs_and_nowhere_else() {
+    let package = Package::llama(Scheme::W8);
+    let open = |device: &Device| {
+        DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, device, &OPTIONS)
+    };
+    let npu = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
+    let error = open(&npu).err().unwrap();
+    assert_eq!(error, DeviceError::Variant { device: "the Intel NPU" });
+    let error = open(&Device::WebGpu(WebGpuOptions::default())).err().unwrap();
+    assert_eq!(error, DeviceError::NoDevice { device: "WebGPU" });
+    assert!(open(&Device::Cpu).is_ok());
 }
 
 #[test]

@@ -60,8 +60,8 @@ impl Opening<'_> {
     /// Loads the variant of the package that `variant` names on a device.
     pub(crate) fn open(&self, device: &Device, variant: Variant, form: Form<'_>) -> Result<Opened, Error> {
         match (variant, &self.manifest.architecture) {
-            (Variant::Dynamic, Architecture::Decoder(_)) => self.dynamic_decoder(),
-            (Variant::Dynamic, Architecture::Encoder(_)) => self.dynamic_encoder(),
+            (Variant::Dynamic, Architecture::Decoder(_)) => self.dynamic_decoder(device),
+            (Variant::Dynamic, Architecture::Encoder(_)) => self.dynamic_encoder(device),
             (Variant::Static, Architecture::Decoder(_)) => {
                 let Config { slots, kv_budget, .. } = *self.config;
                 let options = FixedOptions { slots, kv_budget };
@@ -84,7 +84,7 @@ impl Opening<'_> {
         Place { device, threads: self.config.threads, form }
     }
 
-    fn dynamic_decoder(&self) -> Result<Opened, Error> {
+    fn dynamic_decoder(&self, device: &Device) -> Result<Opened, Error> {
         let options = ExecutorOptions {
             threads: self.config.threads,
             slots: self.config.slots,
@@ -92,14 +92,14 @@ impl Opening<'_> {
             kv_step: KV_STEP,
             chunk: PREFILL_CHUNK,
         };
-        let executor = DynamicExecutor::open(self.runtime, self.folder, self.manifest, &options)?;
+        let executor = DynamicExecutor::open(self.runtime, self.folder, self.manifest, device, &options)?;
         let graphs = self.only_graph(executor.placement());
         Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
     }
 
-    fn dynamic_encoder(&self) -> Result<Opened, Error> {
+    fn dynamic_encoder(&self, device: &Device) -> Result<Opened, Error> {
         let options = EncoderOptions { threads: self.config.threads, max_batch_tokens: ENCODER_BATCH_TOKENS };
-        let encoder = DynamicEncoder::open(self.runtime, self.folder, self.manifest, &options)?;
+        let encoder = DynamicEncoder::open(self.runtime, self.folder, self.manifest, device, &options)?;
         let graphs = self.only_graph(encoder.placement());
         Ok(Opened { model: Model::Encoder(Box::new(encoder)), graphs })
     }

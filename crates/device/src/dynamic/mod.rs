@@ -1,4 +1,4 @@
-//! Variant A of a decoder on the CPU: implements the engine's [`Executor`].
+//! Variant A of a decoder, on the CPU or a GPU: implements the engine's [`Executor`].
 //!
 //! A step becomes one run for all single tokens, batched over neighbouring rows of the cache, and one run for each
 //! longer span, because GroupQueryAttention takes several new tokens after a past in one row only.
@@ -44,7 +44,8 @@ pub struct ExecutorOptions {
     pub chunk: usize,
 }
 
-/// A decoder on the CPU.
+/// A decoder on one device. Its cache lies in the host's memory: on a GPU, ONNX Runtime copies it there and back for each
+/// run.
 pub struct DynamicExecutor {
     limits: Limits,
     table: Table,
@@ -116,20 +117,23 @@ impl<'a> Parts<'a> {
 }
 
 impl DynamicExecutor {
-    /// Loads a package's decoder.
+    /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU; the placement tells of them.
     ///
     /// # Errors
-    /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
+    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::NoDevice`] for one that
+    /// is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
     /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
     pub fn open(
         runtime: &Runtime,
         package: &Path,
         manifest: &Manifest,
+        device: &Device,
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
+        package::takes_dynamic(device)?;
         let Parts { entry, table, limits, names } = Parts::read(package, manifest, options)?;
         let (vocab, hidden) = (table.rows(), table.cols());
-        let session = SessionOptions::on(&Device::Cpu, inventory::threads(options.threads));
+        let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
         Ok(Self {

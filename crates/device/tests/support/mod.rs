@@ -12,6 +12,7 @@ use narthex_compile::{
 };
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
+    ep::Device,
     runtime::{Runtime, disable_telemetry},
 };
 use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
@@ -117,7 +118,7 @@ impl Package {
 
     /// An executor.
     pub(crate) fn executor_with(&self, options: &ExecutorOptions) -> DynamicExecutor {
-        DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, options)
+        DynamicExecutor::open(runtime(), self.folder.path(), &self.manifest, &Device::Cpu, options)
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }

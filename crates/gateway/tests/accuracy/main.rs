@@ -25,6 +25,7 @@ use std::{
 use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
+    ep::Device,
     runtime::{Runtime, disable_telemetry},
 };
 use narthex_engine::executor::{Executor, StepPlan, Wanted};
@@ -63,7 +64,7 @@ fn package(model: &str, scheme: Scheme) -> (PathBuf, Manifest) {
 fn executor(scheme: Scheme, slots: usize) -> DynamicExecutor {
     let (folder, manifest) = package(DECODER, scheme);
     let options = ExecutorOptions { threads: 0, slots, kv_budget: 1 << 30, kv_step: 256, chunk: 256 };
-    DynamicExecutor::open(runtime(), &folder, &manifest, &options).unwrap()
+    DynamicExecutor::open(runtime(), &folder, &manifest, &Device::Cpu, &options).unwrap()
 }
 
 /// The logits after each of `tokens[from..]`, teacher-forced: the tokens before in one chunk, then one step a token,
