@@ -143,6 +143,25 @@ impl Runtime {
         self.environment.devices().map(|device| offered(&device)).collect()
     }
 
+    /// Whether a provider stands inside of it.
+    pub(crate) fn has(&self, ep: Ep) -> bool {
+        let api = ort::api();
+        let (mut names, mut count) = (ptr::null_mut(), 0);
+        // SAFETY: both out-pointers are valid; the list holds that many strings, is read before it is released, and
+        // released once. A status is handed over to `ort`, which releases it.
+        unsafe {
+            let status = (api.GetAvailableProviders)(&raw mut names, &raw mut count);
+            if ort::Error::result_from_status(status).is_err() || names.is_null() {
+                return false;
+            }
+            let wanted = ep::ort_name(ep).as_bytes();
+            let count_of = usize::try_from(count).unwrap_or(0);
+            let found = (0..count_of).any(|index| CStr::from_ptr(*names.add(index)).to_bytes() == wanted);
+            drop(ort::Error::result_from_status((api.ReleaseAvailableProviders)(names, count)));
+            found
+        }
+    }
+
     /// The one of its devices that is meant.
     pub(crate) fn device(&self, meant: &ep::Device) -> Result<ort::device::Device<'_>, DeviceError> {
         let offers = self.devices();

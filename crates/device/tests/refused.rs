@@ -38,20 +38,9 @@ fn a_provider_that_is_not_there_is_named() {
     check(Device::DirectMl(DirectMlOptions::default()), "DirectML");
     check(Device::Cuda(CudaOptions::default()), "the NVIDIA GPU");
     check(Device::WebGpu(WebGpuOptions::default()), "WebGPU");
-}
-
-#[test]
-#[cfg(not(target_os = "macos"))]
-fn a_provider_that_is_asked_for_by_name_is_refused_by_the_runtime() {
-    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] };
-    let package = Package::fixed_llama(Scheme::W8, shapes);
-    for (device, name) in [
-        (Device::CoreMl(CoreMlOptions::default()), "CoreML"),
-        (Device::VitisAi(VitisAiOptions::default()), "VitisAI"),
-    ] {
-        let error = open(&package, &device);
-        let DeviceError::Ort { what: "choose the device", message } = &error else { panic!("{error}") };
-        assert!(message.contains(name), "{error}");
+    check(Device::VitisAi(VitisAiOptions::default()), "the AMD XDNA NPU");
+    if !cfg!(target_os = "macos") {
+        check(Device::CoreMl(CoreMlOptions::default()), "the Apple Neural Engine");
     }
 }
 
@@ -65,7 +54,9 @@ fn variant_a_is_loaded_where_it_runs_and_nowhere_else() {
     let error = open(&npu).err().unwrap();
     assert_eq!(error, DeviceError::Variant { device: "the Intel NPU" });
     let error = open(&Device::WebGpu(WebGpuOptions::default())).err().unwrap();
-    assert_eq!(error, DeviceError::NoDevice { device: "WebGPU" });
+    assert_eq!(error, DeviceError::HostCache { device: "WebGPU" });
+    let error = open(&Device::Cuda(CudaOptions::default())).err().unwrap();
+    assert_eq!(error, DeviceError::NoDevice { device: "the NVIDIA GPU" });
     assert!(open(&Device::Cpu).is_ok());
 }
 

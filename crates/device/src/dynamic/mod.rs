@@ -120,8 +120,8 @@ impl DynamicExecutor {
     /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU; the placement tells of them.
     ///
     /// # Errors
-    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::NoDevice`] for one that
-    /// is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
+    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::HostCache`] for WebGPU,
+    /// [`DeviceError::NoDevice`] for a device that is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
     /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
     pub fn open(
         runtime: &Runtime,
@@ -131,6 +131,11 @@ impl DynamicExecutor {
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device)?;
+        // Where past and present are not one buffer of the device, its attention takes the past's whole capacity for
+        // tokens: logits are wrong without a word (seen with 1.27.0).
+        if let Device::WebGpu(_) = device {
+            return Err(DeviceError::HostCache { device: device.name().describe() });
+        }
         let Parts { entry, table, limits, names } = Parts::read(package, manifest, options)?;
         let (vocab, hidden) = (table.rows(), table.cols());
         let session = SessionOptions::on(device, inventory::threads(options.threads));

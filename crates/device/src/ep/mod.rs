@@ -126,11 +126,13 @@ impl Device {
         }
     }
 
-    /// The provider's short name, for those that stand inside of ONNX Runtime and are offered as no device.
+    /// The provider's short name, for those that may stand inside of ONNX Runtime and be offered as no device: CoreML
+    /// never is, and WebGPU is not where the system knows of no GPU but a driver that is made of software.
     pub(crate) fn by_name(&self) -> Option<&'static str> {
         match self {
             Self::CoreMl(_) => Some("CoreML"),
             Self::VitisAi(_) => Some("VitisAI"),
+            Self::WebGpu(_) => Some("WebGPU"),
             _ => None,
         }
     }

@@ -96,8 +96,8 @@ fn on(builder: SessionBuilder, runtime: &Runtime, device: &Device) -> Result<Ses
             let pattern = device.ep() != Ep::DirectMl;
             builder.with_memory_pattern(pattern).map_err(failed(what))
         }
-        (Err(_), Some(name)) => by_name(builder, name, device.options()),
-        (Err(none), None) => Err(none),
+        (Err(_), Some(name)) if runtime.has(device.ep()) => by_name(builder, name, device.options()),
+        (Err(none), _) => Err(none),
     }
 }
 
