@@ -3,9 +3,13 @@
 //! The implementation owns the KV memory, the engine owns the accounting: an executor does as a [`StepPlan`] says and
 //! keeps no opinion of which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
 
+mod block;
+
 use std::ops::Range;
 
 use narthex_spec::{SlotId, TokenId};
+
+pub use block::{KvBlock, KvLayer, KvRows, check_read};
 
 /// What an executor can do, fixed for its lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -222,6 +226,20 @@ pub trait Executor: Send {
     /// # Errors
     /// [`StepError::CannotRewind`] leaves the slot as it was; a device that cannot rewind can still empty a slot.
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError>;
+
+    /// Copies the keys and values of some of a slot's tokens; at least one, and all of them held.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for a slot or a range that is not there.
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError>;
+
+    /// Puts a block after the first `at` tokens of a slot, which holds at least as many; afterwards it holds
+    /// `at + block.tokens()` tokens, as if it had computed them.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for a slot, place or shape that does not fit leaves the slot as it was; after any other
+    /// error it still holds its first `at` tokens, as after a failed step.
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError>;
 }
 
 #[cfg(test)]

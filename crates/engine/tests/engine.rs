@@ -6,7 +6,7 @@
 use narthex_engine::{
     config::EngineConfig,
     core::{Core, Work},
-    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvBlock, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
 };
 use narthex_spec::SlotId;
@@ -337,6 +337,14 @@ impl Executor for Narrow {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.0.truncate(slot, len)
+    }
+
+    fn read_kv(&self, slot: SlotId, range: std::ops::Range<usize>) -> Result<KvBlock, StepError> {
+        self.0.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.0.write_kv(slot, at, block)
     }
 }
 

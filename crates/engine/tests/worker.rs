@@ -8,7 +8,7 @@ use std::{
 };
 
 use narthex_engine::{
-    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvBlock, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{Drain, Engine, EngineConfig, SubmitError},
 };
@@ -188,6 +188,14 @@ impl Executor for Trap {
 
     fn truncate(&mut self, _: SlotId, _: usize) -> Result<(), StepError> {
         Ok(())
+    }
+
+    fn read_kv(&self, _: SlotId, _: std::ops::Range<usize>) -> Result<KvBlock, StepError> {
+        Err(StepError::CannotRewind)
+    }
+
+    fn write_kv(&mut self, _: SlotId, _: usize, _: &KvBlock) -> Result<(), StepError> {
+        Err(StepError::CannotRewind)
     }
 }
 

@@ -3,11 +3,17 @@
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use narthex_engine::executor::{Executor, Limits, Logits, Span, StepError, StepPlan};
-use narthex_spec::{SlotId, TokenId};
+use narthex_engine::executor::{
+    Executor, KvBlock, KvLayer, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+};
+use narthex_spec::{
+    DType, SlotId, TokenId,
+    manifest::{KeyOrder, KeyRotation, KvLayout},
+};
 
 /// What the executor does instead of the next call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,6 +155,18 @@ impl FakeExecutor {
     }
 }
 
+/// What the executor pretends to keep: one layer, in which a token's key and value are its number.
+fn layout() -> KvLayout {
+    KvLayout {
+        heads: 1,
+        head_size: 1,
+        window: None,
+        dtype: DType::F32,
+        keys: KeyRotation::After,
+        order: KeyOrder::Rows,
+    }
+}
+
 /// FNV-1a over tokens (Fowler, Noll and Vo 1991).
 pub(crate) fn hash(tokens: &[TokenId]) -> u64 {
     tokens.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &token| {
@@ -199,6 +217,35 @@ impl Executor for FakeExecutor {
         self.watch.set(slot, len);
         Ok(())
     }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        let bad = || StepError::BadPlan { reason: format!("no slot {}", slot.0) };
+        let held = self.slots.get(slot.index()).ok_or_else(bad)?;
+        check_read(&range, held.len())?;
+        let rows = KvRows::F32(held[range.clone()].iter().map(|&token| token as f32).collect());
+        let layer = KvLayer {
+            heads: 1,
+            head_size: 1,
+            rotation: KeyRotation::After,
+            keys: rows.clone(),
+            values: rows,
+        };
+        KvBlock::new(range.len(), vec![layer])
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        let bad = |reason: String| StepError::BadPlan { reason };
+        let held = self.slots.get_mut(slot.index()).ok_or_else(|| bad(format!("no slot {}", slot.0)))?;
+        block.check(&[layout()], (at, held.len()), self.limits.context)?;
+        let layer = &block.layers()[0];
+        if layer.keys != layer.values {
+            return Err(bad("keys and values of different tokens".to_owned()));
+        }
+        held.truncate(at);
+        held.extend(layer.keys.f32s().map(|value| value as TokenId));
+        self.watch.set(slot, held.len());
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -234,6 +281,20 @@ mod tests {
         parts.truncate(SlotId(2), 1).unwrap();
         assert_eq!(last_row(&mut parts, &[(2, 1, &[2, 3])]), whole);
         assert_eq!(parts.watch().lengths(), [0, 1, 3]);
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let (mut from, mut to) = (executor(), executor());
+        last_row(&mut from, &[(0, 0, &[1, 2, 3, 4])]);
+        last_row(&mut to, &[(2, 0, &[1, 5, 5])]);
+        let block = from.read_kv(SlotId(0), 1..4).unwrap();
+        to.write_kv(SlotId(2), 1, &block).unwrap();
+        assert_eq!(to.read_kv(SlotId(2), 1..4).unwrap(), block);
+        assert_eq!(to.watch().lengths(), [0, 0, 4]);
+        assert_eq!(last_row(&mut to, &[(2, 4, &[5])]), last_row(&mut from, &[(0, 4, &[5])]));
+        assert!(from.read_kv(SlotId(0), 1..6).is_err() && from.read_kv(SlotId(3), 0..1).is_err());
+        assert!(to.write_kv(SlotId(1), 1, &block).is_err() && to.write_kv(SlotId(3), 0, &block).is_err());
     }
 
     #[test]

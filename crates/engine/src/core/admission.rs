@@ -5,7 +5,7 @@
 
 use super::Core;
 use crate::{
-    executor::StepError,
+    executor::{Executor, StepError},
     kv::{Choice, Reuse},
     request::Finish,
     sequence::Sequence,

@@ -1,7 +1,10 @@
 //! What a planned step does to its sequences: all of it, or, after a failure, nothing but the failure's own cost.
 
 use super::Core;
-use crate::{executor::StepError, request::Finish};
+use crate::{
+    executor::{Executor, StepError},
+    request::Finish,
+};
 
 impl Core {
     /// Runs the plan, chooses next tokens, and reports them.

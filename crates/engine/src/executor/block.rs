@@ -1,0 +1,221 @@
+//! Keys and values on their way from one executor to another: plain values, and conversions of their type.
+//!
+//! Knows no device: every executor translates between this form and the one that its graphs want.
+
+use half::f16;
+use narthex_spec::manifest::{KeyRotation, KvLayout};
+
+use super::StepError;
+
+/// Keys and values of some neighbouring tokens of one slot, over all layers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvBlock {
+    tokens: usize,
+    layers: Vec<KvLayer>,
+}
+
+/// One layer's part of a [`KvBlock`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvLayer {
+    /// Key/value heads.
+    pub heads: usize,
+    /// Elements per head.
+    pub head_size: usize,
+    /// Whether the keys have been rotated to their position.
+    pub rotation: KeyRotation,
+    /// Keys `[tokens, heads, head_size]`.
+    pub keys: KvRows,
+    /// Values `[tokens, heads, head_size]`.
+    pub values: KvRows,
+}
+
+/// Rows of keys or values in the type in which a device keeps them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum KvRows {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// Half precision.
+    F16(Vec<f16>),
+}
+
+impl KvRows {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements in single precision, which holds every one of them.
+    pub fn f32s(&self) -> impl Iterator<Item = f32> {
+        let (single, half): (&[f32], &[f16]) = match self {
+            Self::F32(values) => (values, &[]),
+            Self::F16(values) => (&[], values),
+        };
+        single.iter().copied().chain(half.iter().map(|value| value.to_f32()))
+    }
+
+    /// The elements in single precision.
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.f32s().collect()
+    }
+
+    /// The elements in half precision, rounded to the nearest.
+    ///
+    /// # Errors
+    /// [`StepError::Device`] for a finite element that half precision cannot hold.
+    pub fn to_f16(&self) -> Result<Vec<f16>, StepError> {
+        let Self::F32(values) = self else { return Ok(self.f32s().map(f16::from_f32).collect()) };
+        let narrow = |&value: &f32| {
+            let half = f16::from_f32(value);
+            let lost = value.is_finite() && !half.is_finite();
+            let message = || format!("expected keys and values within half precision, found {value}");
+            if lost { Err(StepError::Device { message: message() }) } else { Ok(half) }
+        };
+        values.iter().map(narrow).collect()
+    }
+}
+
+impl KvBlock {
+    /// A block of `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for a layer whose keys or values are not `tokens × heads × head_size` elements.
+    pub fn new(tokens: usize, layers: Vec<KvLayer>) -> Result<Self, StepError> {
+        for (index, layer) in layers.iter().enumerate() {
+            let elements = tokens.checked_mul(layer.heads).and_then(|n| n.checked_mul(layer.head_size));
+            if elements != Some(layer.keys.len()) || elements != Some(layer.values.len()) {
+                let found = format!("{} keys and {} values", layer.keys.len(), layer.values.len());
+                let shape = format!("{tokens} x {} x {}", layer.heads, layer.head_size);
+                return Err(refused(format!("layer {index}: expected {shape} elements each, found {found}")));
+            }
+        }
+        Ok(Self { tokens, layers })
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// All layers, the first one first.
+    pub fn layers(&self) -> &[KvLayer] {
+        &self.layers
+    }
+
+    /// Checks that a cache of these layers can take the block after `at` of the `held` tokens that a slot holds,
+    /// within `context` tokens.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] that says what was expected and what was found.
+    pub fn check(
+        &self,
+        layouts: &[KvLayout],
+        (at, held): (usize, usize),
+        context: usize,
+    ) -> Result<(), StepError> {
+        if self.tokens == 0 || at > held || self.tokens > context.saturating_sub(at) {
+            let fits = format!("1 to {} tokens at 0 to {held}", context.saturating_sub(at));
+            return Err(refused(format!("expected {fits}, found {} at {at}", self.tokens)));
+        }
+        if self.layers.len() != layouts.len() {
+            let (expected, found) = (layouts.len(), self.layers.len());
+            return Err(refused(format!("expected {expected} layers of keys and values, found {found}")));
+        }
+        for (index, (layer, layout)) in self.layers.iter().zip(layouts).enumerate() {
+            let shape = (layout.heads, layout.head_size);
+            if shape != (layer.heads, layer.head_size) {
+                let found = format!("{} of {}", layer.heads, layer.head_size);
+                let expected = format!("{} heads of {} elements", shape.0, shape.1);
+                return Err(refused(format!("layer {index}: expected {expected}, found {found}")));
+            }
+            if layout.keys != layer.rotation {
+                let (expected, found) = (words(layout.keys), words(layer.rotation));
+                return Err(refused(format!("layer {index}: expected keys {expected}, found {found}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a range of tokens can be read from a slot that holds `held`.
+///
+/// # Errors
+/// [`StepError::BadPlan`] for one that is empty or ends beyond them.
+pub fn check_read(range: &std::ops::Range<usize>, held: usize) -> Result<(), StepError> {
+    if range.start < range.end && range.end <= held {
+        return Ok(());
+    }
+    let (start, end) = (range.start, range.end);
+    Err(refused(format!("expected a range of tokens within the {held} held, found {start} to {end}")))
+}
+
+fn words(rotation: KeyRotation) -> &'static str {
+    match rotation {
+        KeyRotation::After => "after their rotation",
+        KeyRotation::Before => "before their rotation",
+    }
+}
+
+fn refused(reason: String) -> StepError {
+    StepError::BadPlan { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::{DType, manifest::KeyOrder};
+
+    use super::*;
+
+    fn layer(heads: usize, head_size: usize, rotation: KeyRotation, elements: usize) -> KvLayer {
+        let rows = KvRows::F32(vec![0.5; elements]);
+        KvLayer { heads, head_size, rotation, keys: rows.clone(), values: rows }
+    }
+
+    #[test]
+    fn types_are_converted_and_what_does_not_fit_is_refused() {
+        let single = KvRows::F32(vec![0.1, -65504.0, 2.0]);
+        let half = KvRows::F16(single.to_f16().unwrap());
+        assert_eq!(half.to_f32(), [f16::from_f32(0.1).to_f32(), -65504.0, 2.0]);
+        assert_eq!(KvRows::F16(half.to_f16().unwrap()), half);
+        let error = KvRows::F32(vec![1.0, 70000.0]).to_f16().unwrap_err().to_string();
+        assert!(error.contains("70000"), "{error}");
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_refused_in_words() {
+        let layout = KvLayout {
+            heads: 2,
+            head_size: 3,
+            window: None,
+            dtype: DType::F32,
+            keys: KeyRotation::After,
+            order: KeyOrder::Rows,
+        };
+        let check = |layers: Vec<KvLayer>, at: (usize, usize), expect: &str| {
+            let outcome = KvBlock::new(4, layers).and_then(|block| block.check(&[layout.clone()], at, 10));
+            let found = format!("{:?}", outcome.map_err(|error| error.to_string()));
+            assert!(found.contains(expect), "{found}");
+        };
+        let good = || layer(2, 3, KeyRotation::After, 24);
+        check(vec![good()], (6, 6), "Ok");
+        check(vec![good()], (7, 7), "expected 1 to 3 tokens at 0 to 7, found 4 at 7");
+        check(vec![good()], (3, 2), "found 4 at 3");
+        check(vec![good(), good()], (0, 0), "expected 1 layers of keys and values, found 2");
+        check(
+            vec![layer(3, 2, KeyRotation::After, 24)],
+            (0, 0),
+            "expected 2 heads of 3 elements, found 3 of 2",
+        );
+        check(vec![layer(2, 3, KeyRotation::Before, 24)], (0, 0), "found before their rotation");
+        check(vec![layer(2, 3, KeyRotation::After, 23)], (0, 0), "found 23 keys");
+        assert!(check_read(&(0..4), 4).is_ok());
+        assert!(check_read(&(0..5), 4).is_err() && check_read(&(2..2), 4).is_err());
+    }
+}
