@@ -4,6 +4,8 @@
 //! growth lays the rows out anew, without the gaps that emptied slots left. Pages of rows that are not used are never
 //! touched and take no memory; when slots are emptied and little is left, the rows are laid out anew in less memory.
 
+use std::ops::Range;
+
 use narthex_engine::executor::{Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
@@ -126,6 +128,39 @@ impl Cache {
     pub(super) fn rows_mut(&mut self, layer: usize, part: Part, first: usize, batch: usize) -> &mut [f32] {
         let row = self.layers[layer].row_elements(self.capacity);
         &mut self.layers[layer].buffers[part as usize].as_mut_slice()[first * row..(first + batch) * row]
+    }
+
+    /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
+    pub(super) fn read(&self, layer: usize, part: Part, slot: SlotId, range: Range<usize>) -> Vec<f32> {
+        let Layer { heads, head_size: size, buffers } = &self.layers[layer];
+        let data = buffers[part as usize].as_slice();
+        let row = self.row(slot);
+        let mut out = Vec::with_capacity(range.len() * heads * size);
+        for token in range {
+            for head in 0..*heads {
+                let from = ((row * heads + head) * self.capacity + token) * size;
+                out.extend_from_slice(&data[from..from + size]);
+            }
+        }
+        out
+    }
+
+    /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
+    pub(super) fn write(
+        &mut self,
+        (layer, part): (usize, Part),
+        slot: SlotId,
+        at: usize,
+        values: impl Iterator<Item = f32>,
+    ) {
+        let (row, capacity) = (self.row(slot), self.capacity);
+        let Layer { heads, head_size: size, buffers } = &mut self.layers[layer];
+        let data = buffers[part as usize].as_mut_slice();
+        for (index, value) in values.enumerate() {
+            let (vector, element) = (index / *size, index % *size);
+            let (token, head) = (at + vector / *heads, vector % *heads);
+            data[((row * *heads + head) * capacity + token) * *size + element] = value;
+        }
     }
 
     /// Keeps the first `length` tokens; a slot without any has no row, and a cache without rows no memory.
@@ -347,6 +382,25 @@ mod tests {
         for slot in [0, 2, 3, 4] {
             check(&mut c, slot);
         }
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read_and_lies_where_the_graph_looks() {
+        let mut c = cache(3, 1 << 20);
+        fill(&mut c, 0, 3);
+        fill(&mut c, 1, 6);
+        for part in [Part::Key, Part::Value] {
+            let block = c.read(0, part, SlotId(1), 2..5);
+            assert_eq!(block.len(), 3 * 2 * 3);
+            assert_eq!(block[(2 * 2 + 1) * 3], content(1, part, 1, 4));
+            c.write((0, part), SlotId(1), 2, block.into_iter());
+        }
+        // Other tokens of the slot, and other slots, are as they were.
+        check(&mut c, 0);
+        check(&mut c, 1);
+        c.write((0, Part::Value), SlotId(1), 4, [7.0; 6].into_iter());
+        assert_eq!(c.read(0, Part::Value, SlotId(1), 4..5), [7.0; 6]);
+        assert_eq!(c.read(0, Part::Value, SlotId(1), 5..6)[3], content(1, Part::Value, 1, 5));
     }
 
     #[test]

@@ -6,9 +6,12 @@
 mod cache;
 mod graph;
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
-use narthex_engine::executor::{Executor, KvLimits, Limits, Logits, Span, StepError, StepPlan, Wanted};
+use narthex_engine::executor::{
+    Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted,
+    check_read,
+};
 use narthex_spec::{
     SlotId,
     arch::Architecture,
@@ -26,7 +29,7 @@ use crate::{
     table::Table,
 };
 
-use cache::Cache;
+use cache::{Cache, Part};
 use graph::{Bound, Names, Run, Width};
 
 /// Bounds of an executor.
@@ -50,6 +53,7 @@ pub struct DynamicExecutor {
     limits: Limits,
     table: Table,
     cache: Cache,
+    kv: Vec<KvLayout>,
     names: Names,
     decode: Bound,
     prefill: Bound,
@@ -143,6 +147,7 @@ impl DynamicExecutor {
         let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
         Ok(Self {
             cache: Cache::new(&entry.kv, &limits),
+            kv: entry.kv.clone(),
             decode: bound(limits.batch)?,
             prefill: bound(limits.chunk)?,
             embeds: vec![0.0; limits.chunk.max(limits.batch) * hidden],
@@ -158,6 +163,14 @@ impl DynamicExecutor {
     /// Where the graph's nodes run.
     pub fn placement(&self) -> &Placement {
         self.session.placement()
+    }
+
+    /// Tokens in a slot, where there is one.
+    fn held(&self, slot: SlotId) -> Result<usize, StepError> {
+        if slot.index() < self.limits.slots {
+            return Ok(self.cache.length(slot));
+        }
+        Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) })
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
@@ -280,14 +293,36 @@ impl Executor for DynamicExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        if slot.index() >= self.limits.slots {
-            return Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) });
-        }
-        let held = self.cache.length(slot);
+        let held = self.held(slot)?;
         if len > held {
             return Err(StepError::BadPlan { reason: format!("slot {} holds only {held} tokens", slot.0) });
         }
         self.cache.truncate(slot, len);
+        Ok(())
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        check_read(&range, self.held(slot)?)?;
+        let read = |layer, part| KvRows::F32(self.cache.read(layer, part, slot, range.clone()));
+        let layer = |(index, layout): (usize, &KvLayout)| KvLayer {
+            heads: layout.heads,
+            head_size: layout.head_size,
+            rotation: layout.keys,
+            keys: read(index, Part::Key),
+            values: read(index, Part::Value),
+        };
+        KvBlock::new(range.len(), self.kv.iter().enumerate().map(layer).collect())
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
+        let length = at + block.tokens();
+        self.cache.reserve([(slot, length)].into_iter())?;
+        for (index, layer) in block.layers().iter().enumerate() {
+            self.cache.write((index, Part::Key), slot, at, layer.keys.f32s());
+            self.cache.write((index, Part::Value), slot, at, layer.values.f32s());
+        }
+        self.cache.set_length(slot, length);
         Ok(())
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! A slot's memory is made when it is first used and kept; tokens lie from column 0 on, and masks hide the rest.
 
+use std::ops::Range;
+
 use half::f16;
 use narthex_engine::executor::StepError;
 use narthex_spec::{SlotId, manifest::KvLayout};
@@ -81,6 +83,36 @@ impl Cache {
             value[(head * past + at) * size..][..count * size].copy_from_slice(from);
         }
     }
+
+    /// A slot's tokens in a layer, keys and values, each as `[tokens, heads, size]`.
+    pub(super) fn read(&self, slot: SlotId, layer: usize, range: Range<usize>) -> [Vec<f16>; 2] {
+        let KvLayout { heads, head_size: size, .. } = self.layers[layer];
+        let [key, value] = &self.slots[slot.index()].layers[layer];
+        let elements = range.len() * heads * size;
+        let (mut keys, mut values) = (Vec::with_capacity(elements), Vec::with_capacity(elements));
+        for token in range {
+            keys.extend((0..heads * size).map(|row| key[row * self.past + token]));
+            for head in 0..heads {
+                values.extend_from_slice(&value[(head * self.past + token) * size..][..size]);
+            }
+        }
+        [keys, values]
+    }
+
+    /// Writes a layer's keys and values, each `[tokens, heads, size]`, from column `at` on; the slot's memory is there.
+    pub(super) fn write(&mut self, slot: SlotId, layer: usize, at: usize, [keys, values]: [&[f16]; 2]) {
+        let KvLayout { heads, head_size: size, .. } = self.layers[layer];
+        let past = self.past;
+        let [key, value] = &mut self.slots[slot.index()].layers[layer];
+        for (token, line) in (at..).zip(keys.chunks_exact(heads * size)) {
+            line.iter().enumerate().for_each(|(row, element)| key[row * past + token] = *element);
+        }
+        for (token, line) in (at..).zip(values.chunks_exact(heads * size)) {
+            for (head, vector) in line.chunks_exact(size).enumerate() {
+                value[(head * past + token) * size..][..size].copy_from_slice(vector);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -121,6 +153,20 @@ mod tests {
             assert_eq!(key[(head * 3 + row) * past + column], number(head, row, token));
             assert_eq!(value[(head * past + column) * 3 + row], number(head, row, token));
         }
+        // A block has the tokens first, whatever the order of the keys.
+        let [keys, values] = cache.read(SlotId(0), 0, at..at + count);
+        for (head, row, token) in [(0, 0, 2), (1, 2, 3), (0, 1, 3)] {
+            let element = ((token - 2) * 2 + head) * 3 + row;
+            assert_eq!(keys[element], number(head, row, token));
+            assert_eq!(values[element], number(head, row, token));
+        }
+        let before = cache.layers(SlotId(0)).unwrap().to_vec();
+        cache.write(SlotId(0), 0, at, [&keys, &values]);
+        assert_eq!(cache.layers(SlotId(0)).unwrap(), before);
+        cache.write(SlotId(0), 0, at + 1, [&keys, &values]);
+        assert_eq!(cache.read(SlotId(0), 0, at + 1..at + 3), [keys, values]);
+        cache.layers(SlotId(0)).unwrap().clone_from_slice(&before);
+        let [key, _] = &cache.layers(SlotId(0)).unwrap()[0];
         let untouched = key.iter().filter(|x| **x == f16::ZERO).count();
         assert_eq!(untouched, key.len() - 2 * 3 * count);
     }

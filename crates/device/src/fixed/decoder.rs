@@ -1,8 +1,10 @@
 //! A decoder of fixed graphs: implements the engine's [`Executor`], one span after another.
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
-use narthex_engine::executor::{Executor, KvLimits, Limits, Logits, Span, StepError, StepPlan};
+use narthex_engine::executor::{
+    Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+};
 use narthex_spec::{
     SlotId,
     arch::Architecture,
@@ -103,6 +105,14 @@ impl FixedExecutor {
         graphs.map(FixedGraph::placement).collect()
     }
 
+    /// Tokens in a slot, where there is one.
+    fn held(&self, slot: SlotId) -> Result<usize, StepError> {
+        if slot.index() < self.limits.slots {
+            return Ok(self.cache.length(slot));
+        }
+        Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) })
+    }
+
     fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
         let bad = |reason: String| Err(StepError::BadPlan { reason });
         for (index, span) in plan.spans.iter().enumerate() {
@@ -195,14 +205,37 @@ impl Executor for FixedExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        if slot.index() >= self.limits.slots {
-            return Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) });
-        }
-        let held = self.cache.length(slot);
+        let held = self.held(slot)?;
         if len > held {
             return Err(StepError::BadPlan { reason: format!("slot {} holds only {held} tokens", slot.0) });
         }
         self.cache.set_length(slot, len);
+        Ok(())
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        check_read(&range, self.held(slot)?)?;
+        let layer = |(index, layout): (usize, &KvLayout)| {
+            let [keys, values] = self.cache.read(slot, index, range.clone());
+            KvLayer {
+                heads: layout.heads,
+                head_size: layout.head_size,
+                rotation: layout.keys,
+                keys: KvRows::F16(keys),
+                values: KvRows::F16(values),
+            }
+        };
+        KvBlock::new(range.len(), self.kv.iter().enumerate().map(layer).collect())
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
+        self.cache.layers(slot)?;
+        for (index, layer) in block.layers().iter().enumerate() {
+            let (keys, values) = (layer.keys.to_f16()?, layer.values.to_f16()?);
+            self.cache.write(slot, index, at, [&keys, &values]);
+        }
+        self.cache.set_length(slot, at + block.tokens());
         Ok(())
     }
 }
