@@ -1,7 +1,7 @@
 //! ONNX Runtime: the only crate with `ort`, dynamic libraries and FFI. Implements the engine's ports.
 //!
 //! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] and [`encoder`] run variant A,
-//! [`fixed`] runs variant B, and [`ep`] holds what each provider is told.
+//! [`fixed`] runs variant B, [`split`] joins two executors, and [`ep`] holds what each provider is told.
 
 pub mod dynamic;
 pub mod encoder;
@@ -18,6 +18,7 @@ mod package;
 pub mod placement;
 pub mod precompile;
 pub mod runtime;
+pub mod split;
 mod table;
 
 pub use error::DeviceError;

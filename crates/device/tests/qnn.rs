@@ -16,6 +16,7 @@ use narthex_device::{
     fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
     placement::GraphPlacement,
     precompile::{Job, Weights, precompile},
+    split::{SplitExecutor, SplitOptions},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -56,7 +57,7 @@ fn open(package: &Package, device: &Device, form: Form<'_>) -> Result<FixedExecu
 }
 
 /// Logits after each of some tokens: a whole chunk, a part of one, and single steps.
-fn logits(executor: &mut FixedExecutor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     let mut at = 0;
     for length in [8, 3, 1, 1] {
@@ -126,6 +127,19 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
             assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
         }
     }
+}
+
+#[test]
+fn prefill_under_htp_emulation_and_decode_on_the_cpu_agree_with_the_cpu() {
+    let package = Package::fixed_llama(Scheme::W8, shapes());
+    let tokens = prompt(8, 13);
+    let expected = logits(&mut package.executor(), &tokens);
+    let emulated = open(&package, &emulation(&[QnnChip::XElite]), Form::Graph).unwrap();
+    let placement = emulated.placement();
+    assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Qnn]);
+    let options = SplitOptions { break_even: 0 };
+    let mut split = SplitExecutor::new(Box::new(emulated), Box::new(package.executor()), options).unwrap();
+    agree(&logits(&mut split, &tokens), &expected);
 }
 
 #[test]

@@ -1,0 +1,297 @@
+//! Two executors as one: prompts are read on one device, answers written on the other.
+//!
+//! Spans of several tokens go to the prefill side, single tokens to the decode side. Before a side runs, it is handed
+//! the keys and values that only the other one has. Both sides keep what they have seen, so that a handover moves each
+//! token once. Knows the port alone: neither what the sides run on, nor how they keep their cache.
+
+use std::ops::Range;
+
+use narthex_engine::executor::{
+    Executor, KvBlock, KvLimits, Limits, Logits, Span, StepError, StepPlan, check_read,
+};
+use narthex_spec::SlotId;
+
+use crate::error::DeviceError;
+
+/// How work is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitOptions {
+    /// Spans with fewer tokens than this are read on the decode side, if it takes that many at once: below it, the
+    /// handover costs more than the faster prefill saves. 0 and 1 send every span of several tokens to prefill.
+    pub break_even: usize,
+}
+
+/// A decoder on two devices.
+pub struct SplitExecutor {
+    limits: Limits,
+    /// The longest span that the decode side takes.
+    short: usize,
+    /// Prefill and decode.
+    sides: [Side; 2],
+    logits: Vec<f32>,
+}
+
+/// One of the two executors, and what is known of its slots.
+struct Side {
+    executor: Box<dyn Executor>,
+    slots: Vec<Held>,
+    /// Its part of the present plan.
+    plan: StepPlan,
+}
+
+/// A slot on one side.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    /// The first tokens of the sequence that the side has for certain.
+    length: usize,
+    /// Whether a failure may have left more in it.
+    soiled: bool,
+}
+
+const PREFILL: usize = 0;
+const DECODE: usize = 1;
+
+impl SplitExecutor {
+    /// Joins two executors of one model, whose slots are all empty.
+    ///
+    /// # Errors
+    /// [`DeviceError::Package`] for executors with different vocabularies.
+    pub fn new(
+        prefill: Box<dyn Executor>,
+        decode: Box<dyn Executor>,
+        options: SplitOptions,
+    ) -> Result<Self, DeviceError> {
+        let limits = joined(prefill.limits(), decode.limits())?;
+        let side = |executor| Side {
+            executor,
+            slots: vec![Held::default(); limits.slots],
+            plan: StepPlan::default(),
+        };
+        Ok(Self {
+            short: options.break_even.saturating_sub(1).min(decode.limits().chunk).max(1),
+            sides: [side(prefill), side(decode)],
+            logits: Vec::with_capacity(limits.batch.saturating_mul(limits.vocab)),
+            limits,
+        })
+    }
+
+    /// Tokens of a slot: the side that ran last has all of them.
+    fn held(&self, slot: SlotId) -> Result<usize, StepError> {
+        let lengths = self.sides.iter().filter_map(|side| side.slots.get(slot.index()));
+        let longest = lengths.map(|held| held.length).max();
+        longest.ok_or_else(|| refused(format!("slot {} is unknown", slot.0)))
+    }
+
+    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
+        for (index, span) in plan.spans.iter().enumerate() {
+            let (slot, held) = (span.slot, self.held(span.slot)?);
+            if plan.spans[..index].iter().any(|other| other.slot == slot) {
+                return Err(refused(format!("slot {} is named twice", slot.0)));
+            }
+            if span.at != held || self.sides.iter().any(|side| side.slots[slot.index()].soiled) {
+                let reason = format!("slot {} holds {held} tokens, the span begins at {}", slot.0, span.at);
+                return Err(refused(reason));
+            }
+            let room = self.limits.context.saturating_sub(span.at).min(self.limits.chunk);
+            if span.tokens.is_empty() || span.tokens.len() > room || span.tokens.end > plan.tokens.len() {
+                let length = span.tokens.len();
+                return Err(refused(format!("a span of {length} tokens at {} does not fit", span.at)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands a side what it lacks of a slot's first `length` tokens.
+    fn hand_over(&mut self, to: usize, slot: SlotId, length: usize) -> Result<(), StepError> {
+        let [prefill, decode] = &mut self.sides;
+        let (to, from) = if to == PREFILL { (prefill, decode) } else { (decode, prefill) };
+        let own = to.slots[slot.index()].length;
+        if own >= length {
+            return Ok(());
+        }
+        let block = from.executor.read_kv(slot, own..length)?;
+        to.write(slot, own, &block)
+    }
+
+    /// Runs the sides' parts of a plan, after the handovers that they need.
+    fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.sides.iter_mut().for_each(|side| side.plan.clear());
+        for span in &plan.spans {
+            let side = side_of(span, self.short);
+            self.hand_over(side, span.slot, span.at)?;
+            self.sides[side].plan.push(span.slot, span.at, plan.tokens_of(span), span.logits);
+        }
+        let vocab = self.limits.vocab;
+        let wanted = plan.logits_rows() * vocab;
+        if self.logits.len() < wanted {
+            self.logits.resize(wanted, 0.0);
+        }
+        for index in [PREFILL, DECODE] {
+            if self.sides[index].plan.spans.is_empty() {
+                continue;
+            }
+            let rows = self.sides[index].step()?;
+            let (mut from, mut to) = (0, 0);
+            for span in &plan.spans {
+                let count = span.logits.rows(span.tokens.len());
+                if side_of(span, self.short) == index {
+                    for row in 0..count {
+                        self.logits[(to + row) * vocab..][..vocab].copy_from_slice(rows.row(from + row));
+                    }
+                    from += count;
+                }
+                to += count;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Side {
+    /// Runs this side's part of the plan.
+    fn step(&mut self) -> Result<Logits<'_>, StepError> {
+        let Self { executor, slots, plan } = self;
+        for span in &plan.spans {
+            slots[span.slot.index()].soiled = true;
+        }
+        let logits = executor.step(plan)?;
+        let (found, expected) = (logits.rows(), plan.logits_rows());
+        if found != expected {
+            let message = format!("expected {expected} rows of logits, found {found}; please report this");
+            return Err(StepError::Device { message });
+        }
+        for span in &plan.spans {
+            slots[span.slot.index()] = Held { length: span.at + span.tokens.len(), soiled: false };
+        }
+        Ok(logits)
+    }
+
+    fn write(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        let held = &mut self.slots[slot.index()];
+        let outcome = self.executor.write_kv(slot, at, block);
+        match &outcome {
+            Ok(()) => *held = Held { length: at + block.tokens(), soiled: false },
+            Err(StepError::BadPlan { .. }) => {}
+            Err(_) => *held = Held { length: at.min(held.length), soiled: true },
+        }
+        outcome
+    }
+
+    /// Keeps at most the first `length` tokens.
+    fn truncate(&mut self, slot: SlotId, length: usize) -> Result<(), StepError> {
+        let held = &mut self.slots[slot.index()];
+        if held.length > length || held.soiled {
+            let kept = held.length.min(length);
+            self.executor.truncate(slot, kept)?;
+            *held = Held { length: kept, soiled: false };
+        }
+        Ok(())
+    }
+}
+
+impl Executor for SplitExecutor {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+        self.check(plan)?;
+        self.run(plan)?;
+        let vocab = self.limits.vocab;
+        Ok(Logits::new(&self.logits[..plan.logits_rows() * vocab], vocab))
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        let held = self.held(slot)?;
+        if len > held {
+            return Err(refused(format!("slot {} holds only {held} tokens", slot.0)));
+        }
+        let mut stuck = [false; 2];
+        for (side, stuck) in self.sides.iter_mut().zip(&mut stuck) {
+            match side.truncate(slot, len) {
+                Err(StepError::CannotRewind) => *stuck = true,
+                outcome => outcome?,
+            }
+        }
+        let kept = |(side, stuck): (&Side, &bool)| !stuck && side.slots[slot.index()].length == len;
+        if stuck == [false; 2] {
+            return Ok(());
+        }
+        if !self.sides.iter().zip(&stuck).any(kept) {
+            return Err(StepError::CannotRewind);
+        }
+        // A side that cannot rewind forgets the slot, and gets it back from the other one when it is needed.
+        let forgetful = self.sides.iter_mut().zip(stuck).filter(|(_, stuck)| *stuck);
+        forgetful.map(|(side, _)| side.truncate(slot, 0)).collect()
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        check_read(&range, self.held(slot)?)?;
+        let whole = |side: &&Side| side.slots[slot.index()].length >= range.end;
+        let side = self.sides.iter().rev().find(whole);
+        let missing = || refused(format!("slot {} lies on no side", slot.0));
+        side.ok_or_else(missing)?.executor.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        let held = self.held(slot)?;
+        let room = self.limits.context.saturating_sub(at);
+        if at > held || block.tokens() > room {
+            let found = block.tokens();
+            let expected = format!("at most {room} tokens at 0 to {held}");
+            return Err(refused(format!("expected {expected}, found {found} at {at}")));
+        }
+        self.hand_over(DECODE, slot, at)?;
+        self.sides[DECODE].write(slot, at, block)?;
+        match self.sides[PREFILL].truncate(slot, at) {
+            Err(StepError::CannotRewind) => self.sides[PREFILL].truncate(slot, 0),
+            outcome => outcome,
+        }
+    }
+}
+
+/// The side that runs a span, where decode takes up to `short` tokens.
+fn side_of(span: &Span, short: usize) -> usize {
+    if span.tokens.len() <= short { DECODE } else { PREFILL }
+}
+
+/// What two executors can do together.
+fn joined(prefill: &Limits, decode: &Limits) -> Result<Limits, DeviceError> {
+    if prefill.vocab != decode.vocab {
+        let expected = format!("one vocabulary on both devices, of {} tokens", prefill.vocab);
+        return Err(DeviceError::package(expected, decode.vocab));
+    }
+    let context = prefill.context.min(decode.context);
+    Ok(Limits {
+        slots: prefill.slots.min(decode.slots),
+        context,
+        chunk: prefill.chunk.min(context),
+        batch: decode.batch.min(prefill.slots).min(decode.slots),
+        vocab: prefill.vocab,
+        kv: joined_kv([prefill, decode], context),
+    })
+}
+
+/// Arithmetic that stays within both budgets: each token lies on both sides at most, and rows grow in a step that both
+/// sides' steps divide.
+fn joined_kv(sides: [&Limits; 2], context: usize) -> KvLimits {
+    let [a, b] = sides.map(|side| side.kv.step.max(1));
+    let step = (a / greatest_common_divisor(a, b)).saturating_mul(b).min(context.max(1));
+    let tokens = sides.map(|side| {
+        let tokens = side.kv.budget.checked_div(side.kv.bytes_per_token)?;
+        // A side's own rows may be longer than the joint context; its budget holds fewer of them.
+        let row = side.kv.capacity_for(context, side.context).max(1);
+        usize::try_from(tokens as u128 * context as u128 / row as u128).ok()
+    });
+    let bytes_per_token = sides[0].kv.bytes_per_token.saturating_add(sides[1].kv.bytes_per_token);
+    let budget = tokens.into_iter().flatten().min().map(|tokens| tokens.saturating_mul(bytes_per_token));
+    KvLimits { bytes_per_token, step, budget: budget.unwrap_or(usize::MAX) }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+fn refused(reason: String) -> StepError {
+    StepError::BadPlan { reason }
+}
