@@ -221,8 +221,8 @@ impl Executor for SplitExecutor {
             return Err(StepError::CannotRewind);
         }
         // A side that cannot rewind forgets the slot, and gets it back from the other one when it is needed.
-        let forgetful = self.sides.iter_mut().zip(stuck).filter(|(_, stuck)| *stuck);
-        forgetful.map(|(side, _)| side.truncate(slot, 0)).collect()
+        let mut forgetful = self.sides.iter_mut().zip(stuck).filter(|(_, stuck)| *stuck);
+        forgetful.try_for_each(|(side, _)| side.truncate(slot, 0))
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
