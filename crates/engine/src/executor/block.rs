@@ -199,7 +199,8 @@ mod tests {
             order: KeyOrder::Rows,
         };
         let check = |layers: Vec<KvLayer>, at: (usize, usize), expect: &str| {
-            let outcome = KvBlock::new(4, layers).and_then(|block| block.check(&[layout.clone()], at, 10));
+            let outcome =
+                KvBlock::new(4, layers).and_then(|block| block.check(std::slice::from_ref(&layout), at, 10));
             let found = format!("{:?}", outcome.map_err(|error| error.to_string()));
             assert!(found.contains(expect), "{found}");
         };
