@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::{Calibration, NpuPolicy, Order, Scheme, Target};
+use narthex_spec::{Calibration, NpuPolicy, Order, Scheme, Split, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -82,6 +82,10 @@ pub(crate) struct LoadArgs {
     /// Devices to try in turn, as in qnn,directml,cpu; or an order: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: Order,
+
+    /// Read prompts on one device and write answers on another, as in prefill=qnn,decode=cpu
+    #[arg(long, value_name = "PHASE=DEVICE,...")]
+    pub(crate) place: Option<Split>,
 
     /// What to do about an NPU: require it, prefer it, or leave it off
     #[arg(long, default_value = "prefer", value_name = "POLICY")]
@@ -367,33 +371,6 @@ fn share(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
 }
 
-/// The gateway's settings for a command.
-pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
-    let standard = Config::standard();
-    match load {
-        None => Config { home, ..standard },
-        Some(load) => Config {
-            home,
-            scheme: load.scheme,
-            threads: load.threads,
-            providers: load.providers.clone(),
-            npu: load.npu,
-            npu_share: load.npu_share,
-            ..standard
-        },
-    }
-}
-
-/// The gateway's settings for `serve`.
-pub(crate) fn serve_config(home: Option<PathBuf>, serve: &ServeArgs) -> Config {
-    Config {
-        slots: serve.slots,
-        kv_budget: serve.kv_budget.saturating_mul(1 << 20),
-        max_queue: serve.max_queue,
-        ..config(home, Some(&serve.load))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -406,26 +383,9 @@ mod tests {
     }
 
     #[test]
-    fn flags_become_settings() {
-        let args = Args::try_parse_from([
-            "narthex",
-            "serve",
-            "--port",
-            "9",
-            "--slots",
-            "3",
-            "--kv-budget",
-            "64",
-            "--scheme",
-            "w4",
-            "--threads",
-            "2",
-        ])
-        .unwrap();
-        let Command::Serve(serve) = args.command else { panic!("not serve") };
-        let config = serve_config(Some("/x".into()), &serve);
-        assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
-        assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
+    fn a_wrong_scheme_is_a_usage_error() {
+        let error = Args::try_parse_from(["narthex", "compile", "m", "--scheme", "w2"]).unwrap_err();
+        assert!(error.to_string().contains("expected w8, w4 or f32"), "{error}");
     }
 
     #[test]
@@ -440,11 +400,5 @@ mod tests {
         for wrong in ["batch", "batch=", "=1", "batch=0", "batch=-1", "batch=99999999999999999999"] {
             check(wrong, None);
         }
-    }
-
-    #[test]
-    fn a_wrong_scheme_is_a_usage_error() {
-        let error = Args::try_parse_from(["narthex", "compile", "m", "--scheme", "w2"]).unwrap_err();
-        assert!(error.to_string().contains("expected w8, w4 or f32"), "{error}");
     }
 }

@@ -9,6 +9,7 @@ mod exit;
 mod interrupt;
 mod output;
 mod render;
+mod settings;
 
 use std::process::ExitCode;
 

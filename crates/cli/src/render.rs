@@ -68,12 +68,13 @@ pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
 /// Where a model runs: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
 fn place(report: &PlacementReport) -> String {
     let count = |own: bool| -> usize {
-        let lines = report.lines.iter().filter(|line| !own || line.ep == report.device.ep());
+        let is_own = |ep| ep == report.device.ep() || report.decode.is_some_and(|decode| ep == decode.ep());
+        let lines = report.lines.iter().filter(|line| !own || is_own(line.ep));
         lines.map(|line| line.nodes).sum()
     };
     match (count(true), count(false)) {
-        (own, all) if own == all => format!("{}, all {all} nodes", report.device),
-        (own, all) => format!("{}, {own} of {all} nodes", report.device),
+        (own, all) if own == all => format!("{}, all {all} nodes", report.name()),
+        (own, all) => format!("{}, {own} of {all} nodes", report.name()),
     }
 }
 
@@ -182,11 +183,11 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
 
 /// A model's device, and which ones should have run it and did not.
 fn device(model: &ModelStatus) -> String {
-    let Some(device) = model.device() else { return "-".to_owned() };
+    let Some(device) = model.placement.as_ref().map(PlacementReport::name) else { return "-".to_owned() };
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
     let reasons: Vec<String> =
         announced.map(|passed| format!("not {}: {}", passed.device, passed.reason)).collect();
-    if reasons.is_empty() { device.to_string() } else { format!("{device} ({})", reasons.join("; ")) }
+    if reasons.is_empty() { device } else { format!("{device} ({})", reasons.join("; ")) }
 }
 
 /// Running servers.

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use narthex_spec::{NpuPolicy, Order, Scheme};
+use narthex_spec::{NpuPolicy, Order, Scheme, Split};
 
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
@@ -15,6 +15,8 @@ pub struct Config {
     pub scheme: Option<Scheme>,
     /// The devices that a load tries, in turn.
     pub providers: Order,
+    /// Two devices between which a decoder is divided, tried before the order.
+    pub place: Option<Split>,
     /// What a load does about an NPU.
     pub npu: NpuPolicy,
     /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1.
@@ -43,6 +45,7 @@ impl Config {
             runtime: None,
             scheme: None,
             providers: Order::auto(),
+            place: None,
             npu: NpuPolicy::Prefer,
             npu_share: 0.99,
             threads: 0,

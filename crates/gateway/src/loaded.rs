@@ -32,7 +32,7 @@ pub(crate) struct Loaded {
     pub(crate) capacity: usize,
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
-    alarm: Alarm,
+    alarms: Vec<Alarm>,
 }
 
 /// What runs a model.
@@ -61,7 +61,7 @@ impl Loaded {
             None => None,
         };
         let opening = Opening { folder, manifest: &manifest, runtime, config, tokenizer: &tokenizer, store };
-        let Placed { worker, report: placement, passed_over, alarm } = placing::place(&opening, facts)?;
+        let Placed { worker, report: placement, passed_over, alarms } = placing::place(&opening, facts)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
         Ok(Self {
             key: key.clone(),
@@ -72,7 +72,7 @@ impl Loaded {
             capacity,
             placement,
             passed_over,
-            alarm,
+            alarms,
         })
     }
 
@@ -126,7 +126,7 @@ impl Loaded {
 
     /// Whether it gave nonsense and must answer no more.
     pub(crate) fn is_broken(&self) -> bool {
-        self.alarm.is_raised()
+        self.alarms.iter().any(Alarm::is_raised)
     }
 
     /// Where its answers come from.
@@ -134,7 +134,7 @@ impl Loaded {
         let announced = self.passed_over.iter().filter(|passed| passed.announced);
         let reasons: Vec<String> =
             announced.map(|passed| format!("{}: {}", passed.device, passed.reason)).collect();
-        RanOn { device: self.placement.device, fallback: (!reasons.is_empty()).then(|| reasons.join("; ")) }
+        RanOn { device: self.placement.name(), fallback: (!reasons.is_empty()).then(|| reasons.join("; ")) }
     }
 
     /// Stops the worker; running sequences finish or end, as `drain` says.

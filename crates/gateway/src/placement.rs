@@ -8,7 +8,7 @@ use std::{
 
 use narthex_device::placement::{GraphPlacement, Placement};
 use narthex_graph::{Graph, work::multiply_accumulates};
-use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
+use narthex_spec::{DeviceName, Ep, Split, provider::DeviceKind};
 use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, package};
@@ -22,8 +22,13 @@ const NOMINAL: u64 = 64;
 /// Where a model runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacementReport {
-    /// The device that it was loaded on.
+    /// The device that it was loaded on; of two, the one that reads prompts.
     pub device: DeviceName,
+    /// The device that writes the answers, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<DeviceName>,
+    /// Multiply-accumulates of one run of every graph.
+    pub multiply_accumulates: u64,
     /// Share of the whole model's multiply-accumulates that an NPU does, 0 to 1. The host's own work (embedding rows,
     /// angles, masks, sampling) multiplies no matrices. A stand-in is no NPU.
     pub npu_share: f64,
@@ -53,11 +58,36 @@ pub struct PlacementLine {
     pub compute_share: f64,
 }
 
+impl PlacementReport {
+    /// The device's name, or both as `prefill=qnn,decode=cpu`.
+    pub fn name(&self) -> String {
+        match self.decode {
+            Some(decode) => Split { prefill: self.device, decode }.to_string(),
+            None => self.device.to_string(),
+        }
+    }
+
+    /// The report of a model that is divided between two devices.
+    pub(crate) fn joined(prefill: Self, decode: Self) -> Self {
+        let work = |report: &Self| report.multiply_accumulates as f64;
+        let all = (work(&prefill) + work(&decode)).max(1.0);
+        let on_npu = prefill.npu_share * work(&prefill) + decode.npu_share * work(&decode);
+        Self {
+            device: prefill.device,
+            decode: Some(decode.device),
+            multiply_accumulates: prefill.multiply_accumulates.saturating_add(decode.multiply_accumulates),
+            npu_share: on_npu / all,
+            lines: [prefill.lines, decode.lines].concat(),
+            notes: [prefill.notes, decode.notes].concat(),
+        }
+    }
+}
+
 /// Where a request was answered, for whoever sends the answer on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanOn {
-    /// The device.
-    pub device: DeviceName,
+    /// The device, or both as `prefill=qnn,decode=cpu`.
+    pub device: String,
     /// The devices that should have run it and did not, with their reasons; `None` where there is nothing to tell.
     pub fallback: Option<String>,
 }
@@ -76,7 +106,7 @@ pub(crate) fn report(
     graphs: &[GraphPlacement],
     notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
-    let (mut lines, mut total, mut on_npu) = (Vec::new(), 0.0, 0.0);
+    let (mut lines, mut total, mut on_npu) = (Vec::new(), 0u64, 0.0);
     for found in graphs {
         let worth = worth(folder, &found.graph)?;
         let work: u64 = worth.values().map(|node| node.work).sum();
@@ -85,11 +115,11 @@ pub(crate) fn report(
             let own = new.iter().filter(|line| line.ep == device.ep());
             on_npu += own.map(|line| line.compute_share * work as f64).sum::<f64>();
         }
-        total += work as f64;
+        total = total.saturating_add(work);
         lines.extend(new);
     }
-    let npu_share = if total > 0.0 { on_npu / total } else { 0.0 };
-    Ok(PlacementReport { device, npu_share, lines, notes })
+    let npu_share = if total > 0 { on_npu / total as f64 } else { 0.0 };
+    Ok(PlacementReport { device, decode: None, multiply_accumulates: total, npu_share, lines, notes })
 }
 
 /// The nodes of a graph file, by path.
@@ -189,6 +219,22 @@ mod tests {
         assert_eq!((npu.nodes, npu.weight_bytes, npu.compute_share), (1, 100, 0.75));
         assert_eq!((cpu.nodes, cpu.weight_bytes, cpu.compute_share), (3, 108, 0.25));
         assert_eq!(cpu.ops, BTreeMap::from([("Add".into(), 1), ("Cast".into(), 1), ("MatMul".into(), 1)]));
+    }
+
+    #[test]
+    fn two_devices_share_a_model() {
+        let report = |device, work, npu_share| PlacementReport {
+            device,
+            decode: None,
+            multiply_accumulates: work,
+            npu_share,
+            lines: Vec::new(),
+            notes: vec![format!("{device}")],
+        };
+        let joined =
+            PlacementReport::joined(report(DeviceName::Qnn, 900, 1.0), report(DeviceName::Cpu, 300, 0.0));
+        assert_eq!((joined.npu_share, joined.multiply_accumulates), (0.75, 1200));
+        assert_eq!((joined.name().as_str(), joined.notes.len()), ("prefill=qnn,decode=cpu", 2));
     }
 
     #[test]

@@ -8,10 +8,10 @@ use narthex_device::{
     DeviceError,
     ep::{self, Cause, Device, Facts, Refusal},
     fixed::Form,
+    split::{SplitExecutor, SplitOptions},
 };
 use narthex_spec::{
-    DeviceName, Ep, ModelName, NpuPolicy, Variant,
-    provider::{DeviceKind, Order},
+    DeviceName, Ep, ModelName, NpuPolicy, Split, Variant, arch::Architecture, provider::DeviceKind,
 };
 
 use crate::{
@@ -33,8 +33,8 @@ pub(crate) struct Placed {
     pub(crate) report: PlacementReport,
     /// The devices that came before it in the order.
     pub(crate) passed_over: Vec<PassedOver>,
-    /// Raised when it gives nonsense.
-    pub(crate) alarm: Alarm,
+    /// Raised when a device gives nonsense.
+    pub(crate) alarms: Vec<Alarm>,
 }
 
 /// What is known of this machine, with the runtimes that are installed in the store.
@@ -54,13 +54,25 @@ pub(crate) fn facts(inner: &Inner) -> Facts {
 pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
     let usable = |name: &DeviceName| barred(config, *name).is_none() && ep::probe(*name, facts).is_ok();
     let first = config.providers.devices().iter().find(|name| usable(name));
-    first.is_some_and(|name| name.variant() == Variant::Static)
+    let divided = config.place.iter().flat_map(|split| [split.prefill, split.decode]);
+    divided.chain(first.copied()).any(|name| name.variant() == Variant::Static)
 }
 
 /// Loads a package on the first device of the order that takes it.
 pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Error> {
     let config = opening.config;
-    let mut turn = Turn { order: &config.providers, passed_over: Vec::new(), failed: Vec::new() };
+    let mut turn = Turn { config, passed_over: Vec::new(), failed: Vec::new() };
+    if let (Some(split), Architecture::Decoder(_)) = (config.place, &opening.manifest.architecture) {
+        match divided(opening, split, facts) {
+            Ok(ready) => match short_of(config, &ready.report) {
+                None => return ready.start(opening, turn.passed_over),
+                Some(reason) => {
+                    turn.pass(split.prefill, Refusal { cause: Cause::Refused, reason, fix: None })
+                }
+            },
+            Err((name, attempt)) => turn.hear(name, attempt)?,
+        }
+    }
     for &name in config.providers.devices() {
         if let Some(reason) = barred(config, name) {
             turn.pass(name, Refusal { cause: Cause::Absent, reason, fix: None });
@@ -71,11 +83,7 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
                 None => return ready.start(opening, turn.passed_over),
                 Some(reason) => turn.pass(name, Refusal { cause: Cause::Refused, reason, fix: None }),
             },
-            Err(Attempt::Refused(refusal)) => turn.pass(name, refusal),
-            Err(Attempt::Failed(Error::Device(DeviceError::Cancelled) | Error::Cancelled)) => {
-                return Err(Error::Cancelled);
-            }
-            Err(Attempt::Failed(error)) => turn.fail(name, error),
+            Err(attempt) => turn.hear(name, attempt)?,
         }
     }
     Err(turn.end(&opening.manifest.name, config.npu))
@@ -112,12 +120,12 @@ enum Attempt {
     /// It is not there, or cannot be used.
     Refused(Refusal),
     /// Loading failed.
-    Failed(Error),
+    Failed(Box<Error>),
 }
 
 impl<E: Into<Error>> From<E> for Attempt {
     fn from(error: E) -> Self {
-        Self::Failed(error.into())
+        Self::Failed(Box::new(error.into()))
     }
 }
 
@@ -125,17 +133,40 @@ impl<E: Into<Error>> From<E> for Attempt {
 struct Ready {
     model: Model,
     report: PlacementReport,
-    alarm: Alarm,
+    alarms: Vec<Alarm>,
 }
 
 impl Ready {
     fn start(self, opening: &Opening<'_>, passed_over: Vec<PassedOver>) -> Result<Placed, Error> {
-        let Self { model, report, alarm } = self;
+        let Self { model, report, alarms } = self;
         let worker = model.start(opening.config)?;
-        let placed = Placed { worker, report, passed_over, alarm };
+        let placed = Placed { worker, report, passed_over, alarms };
         placed.announce(&opening.manifest.name);
         Ok(placed)
     }
+}
+
+/// Loads a decoder on two devices: one reads prompts, the other writes answers.
+fn divided(opening: &Opening<'_>, split: Split, facts: &Facts) -> Result<Ready, (DeviceName, Attempt)> {
+    let side = |name| {
+        if let Some(reason) = barred(opening.config, name).filter(|_| opening.config.npu == NpuPolicy::Off) {
+            return Err((name, Attempt::Refused(Refusal { cause: Cause::Refused, reason, fix: None })));
+        }
+        let ready = attempt(opening, name, facts).map_err(|attempt| (name, attempt))?;
+        match ready.model {
+            Model::Decoder(executor) => Ok((executor, ready.report, ready.alarms)),
+            Model::Encoder(_) => Err((name, Error::ShuttingDown.into())),
+        }
+    };
+    let (prefill, report, mut alarms) = side(split.prefill)?;
+    let (decode, decode_report, more) = side(split.decode)?;
+    alarms.extend(more);
+    // Nobody has measured yet from which length on the faster prefill is worth its handover.
+    let options = SplitOptions { break_even: 0 };
+    let joined =
+        SplitExecutor::new(prefill, decode, options).map_err(|error| (split.prefill, error.into()))?;
+    let report = PlacementReport::joined(report, decode_report);
+    Ok(Ready { model: Model::Decoder(Box::new(joined)), report, alarms })
 }
 
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
@@ -156,12 +187,12 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
     let report = placement::report(name, opening.folder, &opened.graphs, notes)?;
     if name.kind() == DeviceKind::Cpu {
         // It is the reference itself.
-        return Ok(Ready { model: opened.model, report, alarm: Alarm::new(|_| ()) });
+        return Ok(Ready { model: opened.model, report, alarms: Vec::new() });
     }
     match verify::check(opening, (name, &device), &machine, &mut opened) {
         Ok(()) => {}
         Err(Checked::Quarantined(refusal)) => return Err(Attempt::Refused(refusal)),
-        Err(Checked::Failed(error)) => return Err(Attempt::Failed(error)),
+        Err(Checked::Failed(error)) => return Err(error.into()),
     }
     let now = Circumstances::now(name, &device, opening.runtime);
     let model = opening.manifest.name.clone();
@@ -172,7 +203,7 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
         );
         verify::quarantine(&machine, now.clone(), reason);
     });
-    Ok(Ready { model: watched(opened.model, &alarm), report, alarm })
+    Ok(Ready { model: watched(opened.model, &alarm), report, alarms: vec![alarm] })
 }
 
 /// The refusal of a package without the graphs that a device runs.
@@ -188,7 +219,7 @@ fn lacking(opening: &Opening<'_>, variant: Variant) -> Refusal {
 
 /// The devices that were tried so far.
 struct Turn<'a> {
-    order: &'a Order,
+    config: &'a Config,
     passed_over: Vec<PassedOver>,
     failed: Vec<Error>,
 }
@@ -197,8 +228,22 @@ impl Turn<'_> {
     fn pass(&mut self, device: DeviceName, refusal: Refusal) {
         let Refusal { cause, reason, fix } = refusal;
         // A machine without some device is no news, unless a person asked for just that device.
-        let announced = cause != Cause::Absent || self.order.is_named();
+        let Config { place, providers, .. } = self.config;
+        let divided = place.is_some_and(|split| [split.prefill, split.decode].contains(&device));
+        let announced = cause != Cause::Absent || divided || providers.is_named();
         self.passed_over.push(PassedOver { device, reason, fix, announced });
+    }
+
+    /// Notes why a device did not take the model; an interrupt ends it all.
+    fn hear(&mut self, device: DeviceName, attempt: Attempt) -> Result<(), Error> {
+        match attempt {
+            Attempt::Refused(refusal) => self.pass(device, refusal),
+            Attempt::Failed(error) => match *error {
+                Error::Device(DeviceError::Cancelled) | Error::Cancelled => return Err(Error::Cancelled),
+                error => self.fail(device, error),
+            },
+        }
+        Ok(())
     }
 
     fn fail(&mut self, device: DeviceName, error: Error) {
@@ -231,6 +276,11 @@ impl Placed {
         for note in &self.report.notes {
             tracing::warn!("{name} on {}: {note}", device.describe());
         }
-        tracing::info!("{name} runs on {}", device.describe());
+        match self.report.decode {
+            None => tracing::info!("{name} runs on {}", device.describe()),
+            Some(decode) => {
+                tracing::info!("{name} reads on {} and writes on {}", device.describe(), decode.describe());
+            }
+        }
     }
 }

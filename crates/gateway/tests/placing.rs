@@ -190,6 +190,34 @@ fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
 }
 
 #[test]
+fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
+    let gateway = Gateway::open(Config { place, ..config(&tiny, "auto") }).unwrap();
+    let answer = ask(&gateway, &model, question("the cat sat on the mat and slept", greedy(6)));
+    assert_eq!(answer.summary.completion_tokens, 6);
+    let status = &gateway.status()[0];
+    let report = status.placement.as_ref().unwrap();
+    assert_eq!(report.name(), "prefill=qnn:emulation,decode=cpu");
+    let eps: Vec<Ep> = report.lines.iter().map(|line| line.ep).collect();
+    assert_eq!(eps, [Ep::Qnn, Ep::Qnn, Ep::Qnn, Ep::Cpu]);
+    assert!(status.passed_over.is_empty(), "{status:?}");
+}
+
+#[test]
+fn a_model_that_cannot_be_divided_runs_on_the_order_and_says_so() {
+    let tiny = Tiny::new();
+    let model = fixed(&tiny);
+    let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
+    let status = load(Config { place, ..config(&tiny, "cpu") }, &model).unwrap();
+    assert_eq!(status.device(), Some(DeviceName::Cpu));
+    let passed = only(&status.passed_over);
+    assert!(passed.announced && passed.device == DeviceName::QnnEmulation, "{passed:?}");
+}
+
+#[test]
 fn another_target_joins_the_first() {
     let tiny = Tiny::new();
     with_qnn(&tiny);

@@ -1,6 +1,7 @@
 //! `/health`: that the server lives, and where each model stands and runs.
 
 use narthex_gateway::{
+    PlacementReport,
     devices::DeviceStatus,
     listing::{ModelState, ModelStatus},
 };
@@ -16,7 +17,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "id": model.name,
                 "scheme": model.scheme,
                 "state": model.state,
-                "device": model.device(),
+                "device": model.placement.as_ref().map(PlacementReport::name),
                 "npu_share": model.placement.as_ref().map(|report| report.npu_share),
                 "placement": model.placement.as_ref().map(|report| &report.lines),
                 "passed_over": model.passed_over,

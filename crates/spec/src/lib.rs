@@ -15,6 +15,6 @@ pub mod target;
 pub use dtype::DType;
 pub use id::{ModelName, Sha256, SlotId, TokenId};
 pub use progress::{Progress, Sink as ProgressSink};
-pub use provider::{DeviceName, NpuPolicy, Order};
+pub use provider::{DeviceName, NpuPolicy, Order, Split};
 pub use recipe::{Calibration, Recipe, Scheme};
 pub use target::{Ep, Target, Variant};

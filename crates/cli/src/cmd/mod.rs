@@ -14,7 +14,10 @@ mod serve;
 
 use narthex_gateway::Gateway;
 
-use crate::args::{Args, Command, config, serve_config};
+use crate::{
+    args::{Args, Command},
+    settings::{config, serve_config},
+};
 
 /// Runs the command that was typed.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {

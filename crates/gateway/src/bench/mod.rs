@@ -118,7 +118,7 @@ impl Gateway {
         Ok(BenchReport {
             model: key.name.to_string(),
             scheme: key.scheme,
-            device: loaded.ran_on().device.to_string(),
+            device: loaded.ran_on().device,
             machine: Machine::here(runtime, inner.config.threads),
             prompt_tokens: options.prompt_tokens,
             generate_tokens: generated,

@@ -1,6 +1,8 @@
 //! The canary over fake executors.
 
-use narthex_engine::executor::{KvLimits, Limits};
+use std::ops::Range;
+
+use narthex_engine::executor::{KvBlock, KvLimits, Limits};
 use narthex_testkit::executor::FakeExecutor;
 
 use super::*;
@@ -42,6 +44,14 @@ impl Executor for Turned {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.0.truncate(slot, len)
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        self.0.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.0.write_kv(slot, at, block)
     }
 }
 

@@ -1,14 +1,17 @@
 //! A model that is watched while it serves: numbers that are not finite stop it and raise the alarm, so that nobody is
 //! given an answer made of nonsense.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use narthex_engine::{
     encoder::{Encoder, EncoderLimits, EncoderOutput},
-    executor::{Executor, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvBlock, Limits, Logits, StepError, StepPlan},
 };
 use narthex_spec::{SlotId, TokenId};
 
@@ -70,6 +73,14 @@ impl Executor for WatchedExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.inner.truncate(slot, len)
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        self.inner.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.inner.write_kv(slot, at, block)
     }
 }
 

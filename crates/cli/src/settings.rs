@@ -1,0 +1,80 @@
+//! From what was typed to the gateway's settings: pure functions, the only place where one becomes the other.
+
+use std::path::PathBuf;
+
+use narthex_gateway::Config;
+
+use crate::args::{LoadArgs, ServeArgs};
+
+/// The gateway's settings for a command.
+pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
+    let standard = Config::standard();
+    match load {
+        None => Config { home, ..standard },
+        Some(load) => Config {
+            home,
+            scheme: load.scheme,
+            threads: load.threads,
+            providers: load.providers.clone(),
+            place: load.place,
+            npu: load.npu,
+            npu_share: load.npu_share,
+            ..standard
+        },
+    }
+}
+
+/// The gateway's settings for `serve`.
+pub(crate) fn serve_config(home: Option<PathBuf>, serve: &ServeArgs) -> Config {
+    Config {
+        slots: serve.slots,
+        kv_budget: serve.kv_budget.saturating_mul(1 << 20),
+        max_queue: serve.max_queue,
+        ..config(home, Some(&serve.load))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use narthex_spec::{NpuPolicy, Scheme};
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    #[test]
+    fn flags_become_settings() {
+        let args = Args::try_parse_from([
+            "narthex",
+            "serve",
+            "--port",
+            "9",
+            "--slots",
+            "3",
+            "--kv-budget",
+            "64",
+            "--scheme",
+            "w4",
+            "--threads",
+            "2",
+            "--providers",
+            "dml,cpu",
+            "--npu",
+            "off",
+            "--npu-share",
+            "0.5",
+            "--place",
+            "prefill=qnn,decode=cpu",
+        ])
+        .unwrap();
+        let Command::Serve(serve) = args.command else { panic!("not serve") };
+        let config = serve_config(Some("/x".into()), &serve);
+        assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
+        assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));
+        assert_eq!(
+            (config.npu_share, config.place.unwrap().to_string().as_str()),
+            (0.5, "prefill=qnn,decode=cpu")
+        );
+    }
+}
