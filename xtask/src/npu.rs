@@ -1,7 +1,8 @@
-//! `cargo xtask npu`: the full check of real models under Qualcomm's HTP emulation, which takes minutes.
+//! `cargo xtask npu`: the full check of real models under Qualcomm's HTP emulation, which takes minutes, and of tiny ones
+//! on OpenVINO's CPU device, which only Intel's processors have.
 //!
-//! The checks themselves are tests of the gateway that the ordinary suite leaves out; this runs them and keeps what they
-//! print. Emulation shows the NPU's arithmetic; nothing here is a time.
+//! The checks themselves are tests that the ordinary suite leaves out; this runs them and keeps what they print. Stand-ins
+//! show an NPU's arithmetic; nothing here is a time.
 
 use std::{fs, time::Instant};
 
@@ -20,7 +21,11 @@ use crate::{
 const FOLDER: &str = "conformance/runs";
 
 /// What a test prints before a finding.
-const FINDINGS: [&str; 2] = ["HTP emulation: ", "compiled for "];
+const FINDINGS: [&str; 3] = ["HTP emulation: ", "compiled for ", "OpenVINO's CPU device: "];
+
+/// The tests: package, file, and the beginning of their names.
+const TESTS: [(&str, &str, &str); 2] =
+    [("narthex-gateway", "accuracy", "npu::"), ("narthex-device", "openvino", "")];
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,23 +40,18 @@ pub(crate) enum Keep {
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     crate::test::run(workspace, Choice::Only(Stage::Store))?;
     let session = Session::new(workspace)?;
+    let narthex = session.build_narthex()?;
+    session::run(session.command(&narthex).args(["runtime", "install", "openvino"]))?;
     let begun = Instant::now();
     let mut findings = Vec::new();
-    let arguments = [
-        "test",
-        "--package",
-        "narthex-gateway",
-        "--test",
-        "accuracy",
-        "--",
-        "--ignored",
-        "--nocapture",
-        "npu::",
-    ];
-    session::each_line(&mut session.cargo(&arguments), |line| {
-        terminal::line(line);
-        findings.extend(finding(line));
-    })?;
+    for (package, file, names) in TESTS {
+        let arguments =
+            ["test", "--package", package, "--test", file, "--", "--ignored", "--nocapture", names];
+        session::each_line(&mut session.cargo(&arguments), |line| {
+            terminal::line(line);
+            findings.extend(finding(line));
+        })?;
+    }
     if findings.is_empty() {
         bail!("the tests printed no finding; expected lines that begin with {FINDINGS:?}");
     }
@@ -72,8 +72,8 @@ fn finding(line: &str) -> Option<String> {
 fn report(workspace: &Workspace, findings: &[String]) -> anyhow::Result<String> {
     let list: String = findings.iter().map(|finding| format!("- {finding}\n")).collect();
     Ok(format!(
-        "# Real models under HTP emulation, {}\n\nCommit {}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
-         x-elite; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
+        "# Models on stand-ins for NPUs, {}\n\nCommit {}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
+         x-elite, onnxruntime-ep-openvino 1.8.1; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
          token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.1 times their \
          weights.\n\n{list}",

@@ -62,9 +62,7 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
 /// Fills the store the way a user would: through the command line.
 pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
     let narthex = session.build_narthex()?;
-    // OpenVINO's wheel is made for x86-64 only.
-    let openvino = cfg!(all(target_arch = "x86_64", any(target_os = "linux", windows))).then_some("openvino");
-    for runtime in ["cpu", "qnn"].into_iter().chain(openvino) {
+    for runtime in ["cpu", "qnn"] {
         session::run(session.command(&narthex).args(["runtime", "install", runtime]))?;
     }
     for model in MODELS {
