@@ -1,6 +1,10 @@
 //! What the gateway adds to the engine: the same conversation goes through both, in turn.
 
-use std::{ops::ControlFlow, sync::mpsc, time::Instant};
+use std::{
+    ops::ControlFlow,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
 
 use narthex_engine::executor::StepError;
 use narthex_spec::TokenId;
@@ -40,6 +44,10 @@ pub struct Overhead {
 
 /// Words of the conversation, common enough to be about a token each.
 const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "old"];
+
+/// How long the machine rests before each side, since ONNX Runtime's threads spin for a while after their last work and
+/// would take the processor from whoever comes next.
+const REST: Duration = Duration::from_millis(100);
 
 /// What both sides run.
 struct Contest<'a> {
@@ -130,12 +138,14 @@ impl Contest<'_> {
     }
 
     fn engine(&self, number: usize) -> Result<Round, Error> {
+        std::thread::sleep(REST);
         let barred = self.barred().to_vec();
         let wanted = Wanted { prompt: self.tokens(number)?, tokens: self.options.generate_tokens, barred };
         round::run(self.loaded.engine()?, wanted)
     }
 
     fn through(&self, number: usize) -> Result<Round, Error> {
+        std::thread::sleep(REST);
         let options = GenerateOptions {
             max_tokens: Some(self.options.generate_tokens),
             temperature: 0.0,
@@ -180,8 +190,6 @@ impl TurnSink for LastEvent {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
