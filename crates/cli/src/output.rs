@@ -1,6 +1,6 @@
 //! Standard output that survives a closed pipe, and the log on standard error.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
@@ -15,7 +15,9 @@ pub(crate) fn start_log(verbose: u8) {
         _ => "debug",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().init();
+    let colours = io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours);
+    log.without_time().init();
 }
 
 /// Prints text as it is and flushes it; a closed pipe becomes [`ClosedPipe`].
