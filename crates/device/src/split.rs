@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLimits, Limits, Logits, Span, StepError, StepPlan, check_read,
+    Executor, KvBlock, KvLimits, Limits, Logits, Span, StepError, StepPlan, check_read, check_truncate,
 };
 use narthex_spec::SlotId;
 
@@ -76,29 +76,25 @@ impl SplitExecutor {
     }
 
     /// Tokens of a slot: the side that ran last has all of them.
+    fn length(&self, slot: SlotId) -> usize {
+        self.sides.iter().map(|side| side.slots[slot.index()].length).max().unwrap_or(0)
+    }
+
+    /// Tokens of a slot, where there is one.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
-        let lengths = self.sides.iter().filter_map(|side| side.slots.get(slot.index()));
-        let longest = lengths.map(|held| held.length).max();
-        longest.ok_or_else(|| refused(format!("slot {} is unknown", slot.0)))
+        self.limits.check_slot(slot)?;
+        Ok(self.length(slot))
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
-        for (index, span) in plan.spans.iter().enumerate() {
-            let (slot, held) = (span.slot, self.held(span.slot)?);
-            if plan.spans[..index].iter().any(|other| other.slot == slot) {
-                return Err(refused(format!("slot {} is named twice", slot.0)));
+        plan.check(&self.limits, |slot| self.length(slot))?;
+        let soiled = |slot: SlotId| self.sides.iter().any(|side| side.slots[slot.index()].soiled);
+        match plan.spans.iter().find(|span| soiled(span.slot)) {
+            Some(span) => {
+                Err(StepError::bad_plan(format!("slot {} failed and was not truncated", span.slot.0)))
             }
-            if span.at != held || self.sides.iter().any(|side| side.slots[slot.index()].soiled) {
-                let reason = format!("slot {} holds {held} tokens, the span begins at {}", slot.0, span.at);
-                return Err(refused(reason));
-            }
-            let room = self.limits.context.saturating_sub(span.at).min(self.limits.chunk);
-            if span.tokens.is_empty() || span.tokens.len() > room || span.tokens.end > plan.tokens.len() {
-                let length = span.tokens.len();
-                return Err(refused(format!("a span of {length} tokens at {} does not fit", span.at)));
-            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Hands a side what it lacks of a slot's first `length` tokens.
@@ -202,10 +198,7 @@ impl Executor for SplitExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        let held = self.held(slot)?;
-        if len > held {
-            return Err(refused(format!("slot {} holds only {held} tokens", slot.0)));
-        }
+        check_truncate(slot, len, self.held(slot)?)?;
         let mut stuck = [false; 2];
         for (side, stuck) in self.sides.iter_mut().zip(&mut stuck) {
             match side.truncate(slot, len) {
@@ -229,7 +222,7 @@ impl Executor for SplitExecutor {
         check_read(&range, self.held(slot)?)?;
         let whole = |side: &&Side| side.slots[slot.index()].length >= range.end;
         let side = self.sides.iter().rev().find(whole);
-        let missing = || refused(format!("slot {} lies on no side", slot.0));
+        let missing = || StepError::bad_plan(format!("slot {} lies on no side", slot.0));
         side.ok_or_else(missing)?.executor.read_kv(slot, range)
     }
 
@@ -239,7 +232,7 @@ impl Executor for SplitExecutor {
         if at > held || block.tokens() > room {
             let found = block.tokens();
             let expected = format!("at most {room} tokens at 0 to {held}");
-            return Err(refused(format!("expected {expected}, found {found} at {at}")));
+            return Err(StepError::bad_plan(format!("expected {expected}, found {found} at {at}")));
         }
         self.hand_over(DECODE, slot, at)?;
         self.sides[DECODE].write(slot, at, block)?;
@@ -290,8 +283,4 @@ fn joined_kv(sides: [&Limits; 2], context: usize) -> KvLimits {
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
-}
-
-fn refused(reason: String) -> StepError {
-    StepError::BadPlan { reason }
 }

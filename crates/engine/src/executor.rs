@@ -4,12 +4,14 @@
 //! keeps no opinion of which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
 
 mod block;
+mod check;
 
 use std::ops::Range;
 
 use narthex_spec::{SlotId, TokenId};
 
-pub use block::{KvBlock, KvLayer, KvRows, check_read};
+pub use block::{KvBlock, KvLayer, KvRows};
+pub use check::{check_read, check_truncate};
 
 /// What an executor can do, fixed for its lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,6 +209,13 @@ pub enum StepError {
         /// The runtime's message.
         message: String,
     },
+}
+
+impl StepError {
+    /// A refused plan.
+    pub fn bad_plan(reason: impl Into<String>) -> Self {
+        Self::BadPlan { reason: reason.into() }
+    }
 }
 
 /// Runs planned steps on a device. The implementation owns the KV memory; the engine owns the accounting.

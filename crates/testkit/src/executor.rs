@@ -8,7 +8,7 @@ use std::{
 };
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLayer, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+    Executor, KvBlock, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read, check_truncate,
 };
 use narthex_spec::{
     DType, SlotId, TokenId,
@@ -89,38 +89,23 @@ impl FakeExecutor {
         self.watch.clone()
     }
 
-    fn check(&self, plan: &StepPlan) -> Result<(), String> {
-        for (index, span) in plan.spans.iter().enumerate() {
-            if plan.spans[..index].iter().any(|other| other.slot == span.slot) {
-                return Err(format!("slot {} twice", span.slot.0));
-            }
-            self.check_span(plan, span)?;
-        }
+    fn held(&self, slot: SlotId) -> Result<&[TokenId], StepError> {
+        self.limits.check_slot(slot)?;
+        Ok(&self.slots[slot.index()])
+    }
+
+    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
+        plan.check(&self.limits, |slot| self.slots[slot.index()].len())?;
         let single = plan.spans.iter().filter(|span| span.tokens.len() == 1).count();
         if single > self.limits.batch {
-            return Err(format!("{single} single tokens, {} fit", self.limits.batch));
+            let reason = format!("{single} single tokens, {} fit", self.limits.batch);
+            return Err(StepError::bad_plan(reason));
         }
         self.check_memory(plan)
     }
 
-    fn check_span(&self, plan: &StepPlan, span: &Span) -> Result<(), String> {
-        let (slot, at, length) = (span.slot.0, span.at, span.tokens.len());
-        let held = self.slots.get(span.slot.index()).ok_or_else(|| format!("no slot {slot}"))?.len();
-        if at != held {
-            return Err(format!("slot {slot} holds {held} tokens, the span begins at {at}"));
-        }
-        if length == 0 || length > self.limits.chunk || at + length > self.limits.context {
-            return Err(format!("a span of {length} at {at}"));
-        }
-        let tokens = plan.tokens.get(span.tokens.clone()).ok_or("a span outside the plan's tokens")?;
-        match tokens.iter().find(|&&token| token as usize >= self.limits.vocab) {
-            Some(token) => Err(format!("token {token} is not in the vocabulary")),
-            None => Ok(()),
-        }
-    }
-
     /// Keeping within the budget is the caller's business, and this is where a mistake of its books shows.
-    fn check_memory(&self, plan: &StepPlan) -> Result<(), String> {
+    fn check_memory(&self, plan: &StepPlan) -> Result<(), StepError> {
         let (mut rows, mut longest) = (0, 0);
         for (slot, held) in self.slots.iter().enumerate() {
             let span = plan.spans.iter().find(|span| span.slot.index() == slot);
@@ -130,7 +115,10 @@ impl FakeExecutor {
         }
         let kv = &self.limits.kv;
         let bytes = kv.bytes(rows, kv.capacity_for(longest, self.limits.context));
-        if bytes > kv.budget { Err(format!("{bytes} KV bytes, {} fit", kv.budget)) } else { Ok(()) }
+        if bytes <= kv.budget {
+            return Ok(());
+        }
+        Err(StepError::bad_plan(format!("{bytes} KV bytes, {} fit", kv.budget)))
     }
 
     fn run(&mut self, plan: &StepPlan, span: &Span) {
@@ -190,7 +178,7 @@ impl Executor for FakeExecutor {
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
-        self.check(plan).map_err(|reason| StepError::BadPlan { reason })?;
+        self.check(plan)?;
         let mishap = self.mishaps.pop_front().unwrap_or(Mishap::None);
         if let Err(error) = mishap.strike() {
             self.soil(plan);
@@ -207,40 +195,27 @@ impl Executor for FakeExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        let bad = |reason: String| StepError::BadPlan { reason };
-        let held = self.slots.get_mut(slot.index()).ok_or_else(|| bad(format!("no slot {}", slot.0)))?;
-        if len > held.len() {
-            return Err(bad(format!("slot {} holds only {} tokens", slot.0, held.len())));
-        }
+        check_truncate(slot, len, self.held(slot)?.len())?;
         self.truncate_mishaps.pop_front().unwrap_or(Mishap::None).strike()?;
-        held.truncate(len);
+        self.slots[slot.index()].truncate(len);
         self.watch.set(slot, len);
         Ok(())
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
-        let bad = || StepError::BadPlan { reason: format!("no slot {}", slot.0) };
-        let held = self.slots.get(slot.index()).ok_or_else(bad)?;
+        let held = self.held(slot)?;
         check_read(&range, held.len())?;
         let rows = KvRows::F32(held[range.clone()].iter().map(|&token| token as f32).collect());
-        let layer = KvLayer {
-            heads: 1,
-            head_size: 1,
-            rotation: KeyRotation::After,
-            keys: rows.clone(),
-            values: rows,
-        };
-        KvBlock::new(range.len(), vec![layer])
+        KvBlock::read(range.len(), &[layout()], |_| [rows.clone(), rows.clone()])
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        let bad = |reason: String| StepError::BadPlan { reason };
-        let held = self.slots.get_mut(slot.index()).ok_or_else(|| bad(format!("no slot {}", slot.0)))?;
-        block.check(&[layout()], (at, held.len()), self.limits.context)?;
+        block.check(&[layout()], (at, self.held(slot)?.len()), self.limits.context)?;
         let layer = &block.layers()[0];
         if layer.keys != layer.values {
-            return Err(bad("keys and values of different tokens".to_owned()));
+            return Err(StepError::bad_plan("keys and values of different tokens"));
         }
+        let held = &mut self.slots[slot.index()];
         held.truncate(at);
         held.extend(layer.keys.f32s().map(|value| value as TokenId));
         self.watch.set(slot, held.len());
@@ -303,12 +278,7 @@ mod tests {
             let error = executor().step(&plan(spans)).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
-        check(&[(3, 0, &[1])], "no slot 3");
-        check(&[(0, 0, &[1]), (0, 0, &[1])], "slot 0 twice");
         check(&[(0, 1, &[1])], "slot 0 holds 0 tokens, the span begins at 1");
-        check(&[(0, 0, &[])], "a span of 0");
-        check(&[(0, 0, &[1; 6])], "a span of 6");
-        check(&[(0, 0, &[6])], "token 6");
         check(&[(0, 0, &[1]), (1, 0, &[1]), (2, 0, &[1])], "3 single tokens, 2 fit");
         check(&[(0, 0, &[1; 5]), (1, 0, &[1]), (2, 0, &[1])], "24 KV bytes, 16 fit");
     }

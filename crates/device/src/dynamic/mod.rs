@@ -9,8 +9,8 @@ mod graph;
 use std::{ops::Range, path::Path};
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted,
-    check_read,
+    Executor, KvBlock, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read,
+    check_truncate,
 };
 use narthex_spec::{
     SlotId,
@@ -167,34 +167,8 @@ impl DynamicExecutor {
 
     /// Tokens in a slot, where there is one.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
-        if slot.index() < self.limits.slots {
-            return Ok(self.cache.length(slot));
-        }
-        Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) })
-    }
-
-    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
-        let bad = |reason: String| Err(StepError::BadPlan { reason });
-        for (index, span) in plan.spans.iter().enumerate() {
-            let (slot, length) = (span.slot.index(), span.tokens.len());
-            if slot >= self.limits.slots || plan.spans[..index].iter().any(|other| other.slot == span.slot) {
-                return bad(format!("slot {slot} is unknown or named twice"));
-            }
-            if span.at != self.cache.length(span.slot) {
-                let held = self.cache.length(span.slot);
-                return bad(format!("slot {slot} holds {held} tokens, the span begins at {}", span.at));
-            }
-            let room = self.limits.context.saturating_sub(span.at).min(self.limits.chunk);
-            if length == 0 || length > room || span.tokens.end > plan.tokens.len() {
-                return bad(format!("a span of {length} tokens at {} does not fit", span.at));
-            }
-            if let Some(token) =
-                plan.tokens_of(span).iter().find(|&&token| token as usize >= self.table.rows())
-            {
-                return bad(format!("token {token} is not below {}", self.table.rows()));
-            }
-        }
-        Ok(())
+        self.limits.check_slot(slot)?;
+        Ok(self.cache.length(slot))
     }
 
     /// Runs neighbouring single-token spans as one batch; their logits begin at row `row`.
@@ -265,7 +239,7 @@ impl Executor for DynamicExecutor {
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
-        self.check(plan)?;
+        plan.check(&self.limits, |slot| self.cache.length(slot))?;
         self.cache.reserve(plan.spans.iter().map(|span| (span.slot, span.at + span.tokens.len())))?;
         let rows = plan.logits_rows();
         if self.logits.len() < rows * self.limits.vocab {
@@ -293,25 +267,17 @@ impl Executor for DynamicExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        let held = self.held(slot)?;
-        if len > held {
-            return Err(StepError::BadPlan { reason: format!("slot {} holds only {held} tokens", slot.0) });
-        }
+        check_truncate(slot, len, self.held(slot)?)?;
         self.cache.truncate(slot, len);
         Ok(())
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
-        let read = |layer, part| KvRows::F32(self.cache.read(layer, part, slot, range.clone()));
-        let layer = |(index, layout): (usize, &KvLayout)| KvLayer {
-            heads: layout.heads,
-            head_size: layout.head_size,
-            rotation: layout.keys,
-            keys: read(index, Part::Key),
-            values: read(index, Part::Value),
-        };
-        KvBlock::new(range.len(), self.kv.iter().enumerate().map(layer).collect())
+        KvBlock::read(range.len(), &self.kv, |layer| {
+            [Part::Key, Part::Value]
+                .map(|part| KvRows::F32(self.cache.read(layer, part, slot, range.clone())))
+        })
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {

@@ -3,7 +3,8 @@
 use std::{ops::Range, path::Path};
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLayer, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+    Executor, KvBlock, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+    check_truncate,
 };
 use narthex_spec::{
     SlotId,
@@ -107,33 +108,8 @@ impl FixedExecutor {
 
     /// Tokens in a slot, where there is one.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
-        if slot.index() < self.limits.slots {
-            return Ok(self.cache.length(slot));
-        }
-        Err(StepError::BadPlan { reason: format!("slot {} is unknown", slot.0) })
-    }
-
-    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
-        let bad = |reason: String| Err(StepError::BadPlan { reason });
-        for (index, span) in plan.spans.iter().enumerate() {
-            let (slot, length) = (span.slot.index(), span.tokens.len());
-            if slot >= self.limits.slots || plan.spans[..index].iter().any(|other| other.slot == span.slot) {
-                return bad(format!("slot {slot} is unknown or named twice"));
-            }
-            if span.at != self.cache.length(span.slot) {
-                let held = self.cache.length(span.slot);
-                return bad(format!("slot {slot} holds {held} tokens, the span begins at {}", span.at));
-            }
-            let room = self.limits.context.saturating_sub(span.at).min(self.limits.chunk);
-            if length == 0 || length > room || span.tokens.end > plan.tokens.len() {
-                return bad(format!("a span of {length} tokens at {} does not fit", span.at));
-            }
-            let vocab = self.tables.token.rows();
-            if let Some(token) = plan.tokens_of(span).iter().find(|&&token| token as usize >= vocab) {
-                return bad(format!("token {token} is not below {vocab}"));
-            }
-        }
-        Ok(())
+        self.limits.check_slot(slot)?;
+        Ok(self.cache.length(slot))
     }
 
     /// Runs one span; its logits begin at row `row`.
@@ -187,7 +163,7 @@ impl Executor for FixedExecutor {
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
-        self.check(plan)?;
+        plan.check(&self.limits, |slot| self.cache.length(slot))?;
         let rows = plan.logits_rows();
         let wanted = rows * self.limits.vocab;
         if self.logits.len() < wanted {
@@ -205,27 +181,16 @@ impl Executor for FixedExecutor {
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
-        let held = self.held(slot)?;
-        if len > held {
-            return Err(StepError::BadPlan { reason: format!("slot {} holds only {held} tokens", slot.0) });
-        }
+        check_truncate(slot, len, self.held(slot)?)?;
         self.cache.set_length(slot, len);
         Ok(())
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
-        let layer = |(index, layout): (usize, &KvLayout)| {
-            let [keys, values] = self.cache.read(slot, index, range.clone());
-            KvLayer {
-                heads: layout.heads,
-                head_size: layout.head_size,
-                rotation: layout.keys,
-                keys: KvRows::F16(keys),
-                values: KvRows::F16(values),
-            }
-        };
-        KvBlock::new(range.len(), self.kv.iter().enumerate().map(layer).collect())
+        KvBlock::read(range.len(), &self.kv, |layer| {
+            self.cache.read(slot, layer, range.clone()).map(KvRows::F16)
+        })
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {

@@ -93,10 +93,28 @@ impl KvBlock {
             if elements != Some(layer.keys.len()) || elements != Some(layer.values.len()) {
                 let found = format!("{} keys and {} values", layer.keys.len(), layer.values.len());
                 let shape = format!("{tokens} x {} x {}", layer.heads, layer.head_size);
-                return Err(refused(format!("layer {index}: expected {shape} elements each, found {found}")));
+                return Err(StepError::bad_plan(format!(
+                    "layer {index}: expected {shape} elements each, found {found}"
+                )));
             }
         }
         Ok(Self { tokens, layers })
+    }
+
+    /// A block of `tokens` tokens out of a cache of these layers: `read` gives one layer's keys and values.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn read(
+        tokens: usize,
+        layouts: &[KvLayout],
+        read: impl Fn(usize) -> [KvRows; 2],
+    ) -> Result<Self, StepError> {
+        let layer = |(index, layout): (usize, &KvLayout)| {
+            let [keys, values] = read(index);
+            KvLayer { heads: layout.heads, head_size: layout.head_size, rotation: layout.keys, keys, values }
+        };
+        Self::new(tokens, layouts.iter().enumerate().map(layer).collect())
     }
 
     /// Number of tokens.
@@ -122,38 +140,32 @@ impl KvBlock {
     ) -> Result<(), StepError> {
         if self.tokens == 0 || at > held || self.tokens > context.saturating_sub(at) {
             let fits = format!("1 to {} tokens at 0 to {held}", context.saturating_sub(at));
-            return Err(refused(format!("expected {fits}, found {} at {at}", self.tokens)));
+            return Err(StepError::bad_plan(format!("expected {fits}, found {} at {at}", self.tokens)));
         }
         if self.layers.len() != layouts.len() {
             let (expected, found) = (layouts.len(), self.layers.len());
-            return Err(refused(format!("expected {expected} layers of keys and values, found {found}")));
+            return Err(StepError::bad_plan(format!(
+                "expected {expected} layers of keys and values, found {found}"
+            )));
         }
         for (index, (layer, layout)) in self.layers.iter().zip(layouts).enumerate() {
             let shape = (layout.heads, layout.head_size);
             if shape != (layer.heads, layer.head_size) {
                 let found = format!("{} of {}", layer.heads, layer.head_size);
                 let expected = format!("{} heads of {} elements", shape.0, shape.1);
-                return Err(refused(format!("layer {index}: expected {expected}, found {found}")));
+                return Err(StepError::bad_plan(format!(
+                    "layer {index}: expected {expected}, found {found}"
+                )));
             }
             if layout.keys != layer.rotation {
                 let (expected, found) = (words(layout.keys), words(layer.rotation));
-                return Err(refused(format!("layer {index}: expected keys {expected}, found {found}")));
+                return Err(StepError::bad_plan(format!(
+                    "layer {index}: expected keys {expected}, found {found}"
+                )));
             }
         }
         Ok(())
     }
-}
-
-/// Checks that a range of tokens can be read from a slot that holds `held`.
-///
-/// # Errors
-/// [`StepError::BadPlan`] for one that is empty or ends beyond them.
-pub fn check_read(range: &std::ops::Range<usize>, held: usize) -> Result<(), StepError> {
-    if range.start < range.end && range.end <= held {
-        return Ok(());
-    }
-    let (start, end) = (range.start, range.end);
-    Err(refused(format!("expected a range of tokens within the {held} held, found {start} to {end}")))
 }
 
 fn words(rotation: KeyRotation) -> &'static str {
@@ -161,10 +173,6 @@ fn words(rotation: KeyRotation) -> &'static str {
         KeyRotation::After => "after their rotation",
         KeyRotation::Before => "before their rotation",
     }
-}
-
-fn refused(reason: String) -> StepError {
-    StepError::BadPlan { reason }
 }
 
 #[cfg(test)]
@@ -216,7 +224,5 @@ mod tests {
         );
         check(vec![layer(2, 3, KeyRotation::Before, 24)], (0, 0), "found before their rotation");
         check(vec![layer(2, 3, KeyRotation::After, 23)], (0, 0), "found 23 keys");
-        assert!(check_read(&(0..4), 4).is_ok());
-        assert!(check_read(&(0..5), 4).is_err() && check_read(&(2..2), 4).is_err());
     }
 }

@@ -1,0 +1,109 @@
+//! What every executor refuses before it does anything: calls that break its limits or disagree with what it holds.
+
+use std::ops::Range;
+
+use narthex_spec::SlotId;
+
+use super::{Limits, StepError, StepPlan};
+
+impl Limits {
+    /// Checks that a slot is one of the executor's.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] for one that is not.
+    pub fn check_slot(&self, slot: SlotId) -> Result<(), StepError> {
+        if slot.index() < self.slots {
+            return Ok(());
+        }
+        Err(StepError::bad_plan(format!("slot {} is unknown", slot.0)))
+    }
+}
+
+impl StepPlan {
+    /// Checks that an executor of these limits, whose slots hold as many tokens as `held` says, can run the plan.
+    ///
+    /// # Errors
+    /// [`StepError::BadPlan`] that says what does not fit.
+    pub fn check(&self, limits: &Limits, held: impl Fn(SlotId) -> usize) -> Result<(), StepError> {
+        let bad = |reason| Err(StepError::bad_plan(reason));
+        for (index, span) in self.spans.iter().enumerate() {
+            let (slot, at, length) = (span.slot, span.at, span.tokens.len());
+            limits.check_slot(slot)?;
+            if self.spans[..index].iter().any(|other| other.slot == slot) {
+                return bad(format!("slot {} is named twice", slot.0));
+            }
+            let held = held(slot);
+            if at != held {
+                return bad(format!("slot {} holds {held} tokens, the span begins at {at}", slot.0));
+            }
+            let room = limits.context.saturating_sub(at).min(limits.chunk);
+            if length == 0 || length > room || span.tokens.end > self.tokens.len() {
+                return bad(format!("a span of {length} tokens at {at} does not fit"));
+            }
+            let unknown = |&&token: &&u32| token as usize >= limits.vocab;
+            if let Some(token) = self.tokens_of(span).iter().find(unknown) {
+                return bad(format!("token {token} is not below {}", limits.vocab));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a slot that holds `held` tokens can keep its first `len`.
+///
+/// # Errors
+/// [`StepError::BadPlan`] where it holds fewer.
+pub fn check_truncate(slot: SlotId, len: usize, held: usize) -> Result<(), StepError> {
+    if len <= held {
+        return Ok(());
+    }
+    Err(StepError::bad_plan(format!("slot {} holds only {held} tokens", slot.0)))
+}
+
+/// Checks that a range of tokens can be read from a slot that holds `held`.
+///
+/// # Errors
+/// [`StepError::BadPlan`] for one that is empty or ends beyond them.
+pub fn check_read(range: &Range<usize>, held: usize) -> Result<(), StepError> {
+    if range.start < range.end && range.end <= held {
+        return Ok(());
+    }
+    let (start, end) = (range.start, range.end);
+    Err(StepError::bad_plan(format!(
+        "expected a range of tokens within the {held} held, found {start} to {end}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::{KvLimits, Wanted};
+
+    #[test]
+    fn plans_that_break_the_limits_are_refused_in_words() {
+        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 100 };
+        let limits = Limits { slots: 2, context: 8, chunk: 4, batch: 2, vocab: 10, kv };
+        let check = |spans: &[(u32, usize, &[u32])], expect: &str| {
+            let mut plan = StepPlan::default();
+            spans.iter().for_each(|&(slot, at, tokens)| plan.push(SlotId(slot), at, tokens, Wanted::Last));
+            let outcome = plan.check(&limits, |slot| [0, 6][slot.index()]);
+            let found = format!("{:?}", outcome.map_err(|error| error.to_string()));
+            assert!(found.contains(expect), "{found}");
+        };
+        check(&[(0, 0, &[1, 2, 3, 9]), (1, 6, &[1, 2])], "Ok");
+        check(&[(2, 0, &[1])], "slot 2 is unknown");
+        check(&[(0, 0, &[1]), (0, 0, &[1])], "slot 0 is named twice");
+        check(&[(1, 5, &[1])], "slot 1 holds 6 tokens, the span begins at 5");
+        check(&[(0, 0, &[1; 5])], "a span of 5 tokens at 0 does not fit");
+        check(&[(1, 6, &[1; 3])], "a span of 3 tokens at 6 does not fit");
+        check(&[(0, 0, &[])], "a span of 0 tokens");
+        check(&[(0, 0, &[10])], "token 10 is not below 10");
+    }
+
+    #[test]
+    fn only_what_is_held_is_read_or_kept() {
+        assert!(check_read(&(0..4), 4).is_ok() && check_truncate(SlotId(0), 4, 4).is_ok());
+        assert!(check_read(&(0..5), 4).is_err() && check_read(&(2..2), 4).is_err());
+        assert!(check_truncate(SlotId(0), 5, 4).is_err());
+    }
+}
