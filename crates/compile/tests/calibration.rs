@@ -13,11 +13,11 @@ use half::f16;
 use narthex_compile::{
     CompileError,
     pipeline::{self, CompileJob},
-    quant::calibrate::{Feed, FeedData, Fetch, GraphRunner, RunnerError},
+    quant::calibrate::{GraphRunner, RunnerError},
 };
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{
-    Calibration, Recipe, Scheme,
+    Calibration, Feed, Fetch, Recipe, Scheme,
     manifest::{MANIFEST_FILE, Manifest, Provenance},
     progress::Quiet,
 };
@@ -150,12 +150,7 @@ fn a_runner_gets_a_whole_probe() {
     let inputs: Vec<&str> = graph.inputs.iter().map(|value| value.name.as_str()).collect();
     assert_eq!(inputs, feeds.iter().map(|feed| feed.name.as_str()).collect::<Vec<_>>());
     for feed in feeds {
-        let found = match &feed.data {
-            FeedData::F32(values) => values.len(),
-            FeedData::I32(values) => values.len(),
-            FeedData::I64(values) => values.len(),
-        };
-        assert_eq!(found, feed.shape.iter().product::<usize>(), "{}", feed.name);
+        assert_eq!(feed.elements.len(), feed.shape.iter().product::<usize>(), "{}", feed.name);
     }
     // The text is longer than what the tiny model takes.
     let embeds = feeds.iter().find(|feed| feed.name == "embeds").unwrap();

@@ -4,7 +4,7 @@
 
 use std::{ffi::CString, path::Path};
 
-use narthex_spec::DType;
+use narthex_spec::{DType, Elements, Feed, Fetch};
 
 use crate::{
     ep::Device,
@@ -13,37 +13,6 @@ use crate::{
     ort::{Binding, Session, SessionOptions, Tensor},
     runtime::Runtime,
 };
-
-/// An input: its name, shape and elements.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Input {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Its elements.
-    pub elements: Elements,
-}
-
-/// Elements of an input.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Elements {
-    /// Single precision.
-    F32(Vec<f32>),
-    /// 32-bit integers.
-    I32(Vec<i32>),
-    /// 64-bit integers.
-    I64(Vec<i64>),
-}
-
-/// An output in single precision: its name and shape.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-}
 
 /// Loads a graph on the CPU, runs it once and gives the outputs asked for; `threads` as for an executor.
 ///
@@ -54,8 +23,8 @@ pub fn run(
     runtime: &Runtime,
     graph: &Path,
     threads: usize,
-    mut inputs: Vec<Input>,
-    outputs: &[Output],
+    mut inputs: Vec<Feed>,
+    outputs: &[Fetch],
 ) -> Result<Vec<Vec<f32>>, DeviceError> {
     let options = SessionOptions::on(&Device::Cpu, inventory::threads(threads));
     let mut session = Session::open(runtime, graph, options)?;
@@ -89,16 +58,6 @@ pub fn run(
     binding.run(&mut session).map_err(failed("run the graph"))?;
     drop(binding);
     Ok(results)
-}
-
-impl Elements {
-    fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::I32(values) => values.len(),
-            Self::I64(values) => values.len(),
-        }
-    }
 }
 
 fn elements(shape: &[usize]) -> Result<usize, DeviceError> {

@@ -7,12 +7,9 @@ mod support;
 
 use std::{cell::RefCell, fs, path::Path};
 
-use narthex_compile::quant::calibrate::{Feed, FeedData, Fetch, GraphRunner, RunnerError};
-use narthex_device::{
-    DeviceError,
-    once::{self, Elements, Input, Output},
-};
-use narthex_spec::{Calibration, Recipe, Scheme};
+use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
+use narthex_device::{DeviceError, once};
+use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme};
 use narthex_testkit::checkpoint::{HIDDEN, tiny_llama_gguf, tiny_llama_weights};
 use support::{Package, alone, distance, prompt, runtime};
 
@@ -24,31 +21,17 @@ struct Runner {
     measured: RefCell<Vec<Vec<f32>>>,
 }
 
-fn input(feed: Feed) -> Input {
-    let elements = match feed.data {
-        FeedData::F32(values) => Elements::F32(values),
-        FeedData::I32(values) => Elements::I32(values),
-        FeedData::I64(values) => Elements::I64(values),
-    };
-    Input { name: feed.name, shape: feed.shape, elements }
-}
-
 impl GraphRunner for Runner {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
         if let Some(answer) = self.made_up {
             return Ok(wanted.iter().map(answer).collect());
         }
-        let outputs: Vec<Output> = wanted
-            .iter()
-            .map(|fetch| Output { name: fetch.name.clone(), shape: fetch.shape.clone() })
-            .collect();
         for feed in &feeds {
-            if let ("embeds", FeedData::F32(values)) = (feed.name.as_str(), &feed.data) {
+            if let ("embeds", Elements::F32(values)) = (feed.name.as_str(), &feed.elements) {
                 self.embeds.replace(values.clone());
             }
         }
-        let inputs = feeds.into_iter().map(input).collect();
-        let measured = once::run(runtime(), graph, 1, inputs, &outputs)
+        let measured = once::run(runtime(), graph, 1, feeds, wanted)
             .map_err(|error| RunnerError { reason: error.to_string(), hint: None })?;
         self.measured.replace(measured.clone());
         Ok(measured)
@@ -123,11 +106,11 @@ fn a_split_head_says_what_a_whole_one_says() {
 fn a_run_that_does_not_fit_the_graph_is_refused() {
     let package = llama(Recipe::new(Scheme::F32), None);
     let graph = package.folder.path().join("model.onnx");
-    let run = |graph: &Path, input: Input| {
-        let logits = Output { name: "logits".to_owned(), shape: vec![1, 300] };
-        once::run(runtime(), graph, 1, vec![input], &[logits]).unwrap_err()
+    let run = |graph: &Path, feed: Feed| {
+        let logits = Fetch { name: "logits".to_owned(), shape: vec![1, 300] };
+        once::run(runtime(), graph, 1, vec![feed], &[logits]).unwrap_err()
     };
-    let embeds = |name: &str, length| Input {
+    let embeds = |name: &str, length| Feed {
         name: name.to_owned(),
         shape: vec![1, 1, HIDDEN],
         elements: Elements::F32(vec![0.0; length]),
@@ -135,7 +118,7 @@ fn a_run_that_does_not_fit_the_graph_is_refused() {
     assert!(matches!(run(&graph, embeds("embeds", HIDDEN)), DeviceError::Ort { .. }));
     assert!(matches!(run(&graph, embeds("embeds", 1)), DeviceError::Package { .. }));
     assert!(matches!(run(&graph, embeds("a\0b", HIDDEN)), DeviceError::Package { .. }));
-    let huge = Input { shape: vec![usize::MAX, 3], ..embeds("embeds", 0) };
+    let huge = Feed { shape: vec![usize::MAX, 3], ..embeds("embeds", 0) };
     assert!(matches!(run(&graph, huge), DeviceError::Package { .. }));
     let missing = graph.with_file_name("missing.onnx");
     assert!(!run(&missing, embeds("embeds", HIDDEN)).to_string().is_empty());

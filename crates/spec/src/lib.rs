@@ -5,6 +5,7 @@
 
 pub mod arch;
 pub mod dtype;
+pub mod feed;
 pub mod id;
 pub mod manifest;
 pub mod progress;
@@ -13,6 +14,7 @@ pub mod recipe;
 pub mod target;
 
 pub use dtype::DType;
+pub use feed::{Elements, Feed, Fetch};
 pub use id::{ModelName, Sha256, SlotId, TokenId};
 pub use progress::{Progress, Sink as ProgressSink};
 pub use provider::{DeviceName, NpuPolicy, Order, Split};

@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 
 use narthex_graph::Graph;
 use narthex_spec::{
-    TokenId,
+    Elements, Feed, Fetch, TokenId,
     arch::DecoderArch,
     dtype::Dim,
     manifest::{Binding, GraphEntry, Slot},
@@ -37,37 +37,6 @@ pub trait GraphRunner {
     /// # Errors
     /// [`RunnerError`], where the graph cannot be loaded or run.
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError>;
-}
-
-/// An input of a graph.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Feed {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Its elements.
-    pub data: FeedData,
-}
-
-/// Elements of an input.
-#[derive(Debug, Clone, PartialEq)]
-pub enum FeedData {
-    /// Single precision.
-    F32(Vec<f32>),
-    /// 32-bit integers.
-    I32(Vec<i32>),
-    /// 64-bit integers.
-    I64(Vec<i64>),
-}
-
-/// An output of a graph.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fetch {
-    /// Its name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
 }
 
 /// Why a runner could not run a graph.
@@ -128,14 +97,14 @@ impl Reader<'_> {
         let count = tokens.len();
         let feed = |binding: &Binding| {
             let shape = shape(&binding.shape, count);
-            let data = match binding.slot {
-                Slot::Embeds => FeedData::F32(self.embeds(&tokens)?),
-                Slot::SeqlensK => FeedData::I32(vec![count as i32 - 1]),
-                Slot::TotalLength => FeedData::I32(vec![count as i32]),
-                Slot::LogitsRows => FeedData::I64((0..count as i64).collect()),
-                _ => FeedData::F32(vec![0.0; shape.iter().product()]),
+            let elements = match binding.slot {
+                Slot::Embeds => Elements::F32(self.embeds(&tokens)?),
+                Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
+                Slot::TotalLength => Elements::I32(vec![count as i32]),
+                Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
+                _ => Elements::F32(vec![0.0; shape.iter().product()]),
             };
-            Ok(Feed { name: binding.name.clone(), shape, data })
+            Ok(Feed { name: binding.name.clone(), shape, elements })
         };
         entry.inputs.iter().map(feed).collect()
     }

@@ -1,0 +1,49 @@
+//! What goes into one run of a graph and what is wanted out of it: the words between whoever needs numbers of a graph and
+//! whoever can run it.
+
+/// An input of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Feed {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub elements: Elements,
+}
+
+/// Elements of an input.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Elements {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// 32-bit integers.
+    I32(Vec<i32>),
+    /// 64-bit integers.
+    I64(Vec<i64>),
+}
+
+/// An output of a graph, in single precision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+impl Elements {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::I32(values) => values.len(),
+            Self::I64(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
