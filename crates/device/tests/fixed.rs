@@ -8,7 +8,7 @@ use narthex_device::{
     dynamic::DynamicExecutor,
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
-    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    fixed::{FixedExecutor, Form},
     placement::GraphPlacement,
 };
 use narthex_engine::{
@@ -16,21 +16,21 @@ use narthex_engine::{
     executor::{Executor, StepError, StepPlan, Wanted},
 };
 use narthex_spec::{Ep, Scheme, SlotId, TokenId, recipe::FixedShapes};
-use support::{Package, prompt, runtime};
+use support::{
+    Package,
+    fixed::{open, open_encoder},
+    prompt, relative, runtime,
+};
 
 /// The bound between half and single precision, as relative L2.
 const HALF: f32 = 0.01;
-
-const PLACE: Place<'static> = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
 
 fn shapes() -> FixedShapes {
     FixedShapes { context: 48, prefill: vec![4, 16], buckets: vec![8, 64] }
 }
 
 fn executor(package: &Package) -> FixedExecutor {
-    let options = FixedOptions { slots: 3, kv_budget: 1 << 30 };
-    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, PLACE, &options)
-        .unwrap_or_else(|error| panic!("{error}"))
+    open(package, &Device::Cpu, Form::Graph).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn run(
@@ -44,12 +44,6 @@ fn run(
     plan.push(SlotId(slot), at, tokens, wanted);
     let logits = executor.step(&plan).unwrap();
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
-}
-
-/// Relative L2 distance.
-fn relative(found: &[f32], expected: &[f32]) -> f32 {
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
-    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
 }
 
 /// Logits after every token, from variant A.
@@ -118,7 +112,7 @@ fn a_whole_context_fits_and_no_more() {
 fn vectors_are_those_of_variant_a() {
     let package = Package::fixed_bert(Scheme::W8, shapes());
     let (folder, manifest) = (package.folder.path(), &package.manifest);
-    let mut fixed = FixedEncoder::open(runtime(), folder, manifest, PLACE).unwrap();
+    let mut fixed = open_encoder(&package, &Device::Cpu);
     let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
     let mut dynamic = DynamicEncoder::open(runtime(), folder, manifest, &Device::Cpu, &options).unwrap();
     let texts: Vec<Vec<TokenId>> = [1, 8, 9, 64]

@@ -4,86 +4,35 @@
 
 mod support;
 
-use std::{collections::BTreeMap, fs, ops::ControlFlow, path::PathBuf};
+use std::{collections::BTreeMap, fs, ops::ControlFlow};
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::runtimes::RuntimeKind;
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
-    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    fixed::Form,
     placement::GraphPlacement,
     precompile::{Job, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
 };
-use narthex_engine::{
-    encoder::Encoder,
-    executor::{Executor, StepPlan, Wanted},
-};
 use narthex_spec::{
-    Ep, Scheme, SlotId, Target, TokenId,
+    Ep, Scheme, Target,
     manifest::{Context, PlacementRecord},
-    recipe::FixedShapes,
     target::QnnChip,
 };
-use support::{Package, prompt, runtime};
-
-const OPTIONS: FixedOptions = FixedOptions { slots: 2, kv_budget: 1 << 30 };
+use support::{
+    Package,
+    fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
+    prompt, runtime,
+};
 
 /// The bound between HTP emulation and the CPU, as relative L2.
 const EMULATED: f32 = 0.01;
 
-fn plugin() -> PathBuf {
-    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
-    let info = runtimes::locate(&store, RuntimeKind::Qnn);
-    info.expect("no QNN runtime: run `cargo xtask test --only store` once, which installs it").library
-}
-
 fn emulation(chips: &[QnnChip]) -> Device {
-    let library = plugin();
+    let library = plugin(RuntimeKind::Qnn);
     runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
     Device::Qnn(QnnOptions::new(&library, chips))
-}
-
-fn shapes() -> FixedShapes {
-    FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] }
-}
-
-fn open(package: &Package, device: &Device, form: Form<'_>) -> Result<FixedExecutor, DeviceError> {
-    let place = Place { device, threads: 1, form };
-    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &OPTIONS)
-}
-
-/// Logits after each of some tokens: a whole chunk, a part of one, and single steps.
-fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
-    let mut rows = Vec::new();
-    let mut at = 0;
-    for length in [8, 3, 1, 1] {
-        let mut plan = StepPlan::default();
-        plan.push(SlotId(0), at, &tokens[at..at + length], Wanted::All);
-        let logits = executor.step(&plan).unwrap();
-        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
-        at += length;
-    }
-    executor.truncate(SlotId(0), 0).unwrap();
-    rows
-}
-
-fn relative(found: &[f32], expected: &[f32]) -> f32 {
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
-    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
-}
-
-fn agree(found: &[Vec<f32>], expected: &[Vec<f32>]) {
-    assert_eq!(found.len(), expected.len());
-    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let distance = relative(found, expected);
-        assert!(distance <= EMULATED, "row {index}: {distance}");
-        // Arithmetic in half precision on another device never gives every bit alike; equal bits would mean the CPU.
-        assert!(distance > 0.0, "row {index} is the CPU's");
-    }
 }
 
 /// Compiles every fixed graph for some chips, and enters the contexts into the package's manifest.
@@ -118,7 +67,7 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
         let tokens = prompt(6, 13);
         let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
         let mut emulated = open(&package, &device, Form::Graph).unwrap();
-        agree(&logits(&mut emulated, &tokens), &expected);
+        agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
         // One token, eight tokens, the head: each in one part.
         let placements = emulated.placements();
         assert_eq!(placements.len(), 3);
@@ -139,24 +88,16 @@ fn prefill_under_htp_emulation_and_decode_on_the_cpu_agree_with_the_cpu() {
     assert!(emulated.placements().iter().all(whole));
     let options = SplitOptions { break_even: 0 };
     let mut split = SplitExecutor::new(Box::new(emulated), Box::new(package.executor()), options).unwrap();
-    agree(&logits(&mut split, &tokens), &expected);
+    agree(&logits(&mut split, &tokens), &expected, EMULATED);
 }
 
 #[test]
 fn an_encoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     let package = Package::fixed_bert(Scheme::W8, shapes());
-    let open = |device: &Device| {
-        let place = Place { device, threads: 1, form: Form::Graph };
-        FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place).unwrap()
-    };
-    let texts: Vec<Vec<TokenId>> =
-        [2, 16, 9].iter().map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect()).collect();
-    let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
-    let mut emulated = open(&emulation(&[QnnChip::XElite]));
+    let mut emulated = open_encoder(&package, &emulation(&[QnnChip::XElite]));
     assert_eq!(emulated.placements()[0].placement.subgraphs, BTreeMap::from([(Ep::Qnn, 1)]));
-    let (found, expected) = (emulated.run(&texts).unwrap(), open(&Device::Cpu).run(&texts).unwrap());
-    let rows = |data: &[f32]| data.chunks(found.width).map(<[f32]>::to_vec).collect::<Vec<_>>();
-    agree(&rows(&found.data), &rows(&expected.data));
+    let expected = vectors(&mut open_encoder(&package, &Device::Cpu));
+    agree(&vectors(&mut emulated), &expected, EMULATED);
 }
 
 #[test]
@@ -171,7 +112,7 @@ fn a_context_runs_in_place_of_its_graph() {
     }
     let device = emulation(&[QnnChip::XElite]);
     let mut emulated = open(&package, &device, Form::Context(&target)).unwrap();
-    agree(&logits(&mut emulated, &tokens), &expected);
+    agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
 }
 
 #[test]

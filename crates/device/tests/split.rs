@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use narthex_device::{
     DeviceError,
     ep::Device,
-    fixed::{FixedExecutor, FixedOptions, Form, Place},
+    fixed::{FixedExecutor, Form},
     split::{SplitExecutor, SplitOptions},
 };
 use narthex_engine::{
@@ -23,7 +23,7 @@ use narthex_testkit::{
     executor::{FakeExecutor, Mishap, Watch},
     sink::Recorder,
 };
-use support::{Package, prompt, runtime};
+use support::{Package, fixed::open, prompt, relative};
 
 /// The bounds, as relative L2: half against single precision, and single against itself in other cuts.
 const HALF: f32 = 0.01;
@@ -195,21 +195,12 @@ fn limits_are_what_both_can_do() {
 }
 
 fn fixed(package: &Package) -> FixedExecutor {
-    let options = FixedOptions { slots: 3, kv_budget: 1 << 30 };
-    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
-    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
-        .unwrap_or_else(|error| panic!("{error}"))
+    open(package, &Device::Cpu, Form::Graph).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn tiny() -> Package {
     let shapes = FixedShapes { context: 48, prefill: vec![4, 16], buckets: vec![8] };
     Package::fixed_llama(Scheme::W8, shapes)
-}
-
-/// Relative L2 distance.
-fn relative(found: &[f32], expected: &[f32]) -> f32 {
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
-    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
 }
 
 #[test]

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+pub(crate) mod fixed;
+
 use std::{fs, path::PathBuf, sync::OnceLock, sync::atomic::AtomicBool};
 
 use narthex_catalog::{runtimes, store::Store};

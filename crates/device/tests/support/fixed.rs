@@ -1,0 +1,86 @@
+//! Graphs of fixed shape on a device, against the same graphs on the CPU.
+
+use std::path::PathBuf;
+
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    store::Store,
+};
+use narthex_device::{
+    DeviceError,
+    ep::Device,
+    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+};
+use narthex_engine::{
+    encoder::Encoder,
+    executor::{Executor, StepPlan, Wanted},
+};
+use narthex_spec::{SlotId, TokenId, recipe::FixedShapes};
+
+use super::{Package, prompt, relative, runtime};
+
+/// A plugin's library, found as the product finds it.
+pub(crate) fn plugin(kind: RuntimeKind) -> PathBuf {
+    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
+    let info = runtimes::locate(&store, kind);
+    let command = if kind == RuntimeKind::Qnn { "test --only store" } else { "npu" };
+    info.unwrap_or_else(|| panic!("no {kind} runtime: `cargo xtask {command}` installs it")).library
+}
+
+/// Small shapes: one prefill length, one bucket.
+pub(crate) fn shapes() -> FixedShapes {
+    FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] }
+}
+
+/// A package's fixed decoder.
+pub(crate) fn open(package: &Package, device: &Device, form: Form<'_>) -> Result<FixedExecutor, DeviceError> {
+    let place = Place { device, threads: 1, form };
+    let options = FixedOptions { slots: 3, kv_budget: 1 << 30 };
+    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
+}
+
+/// A package's fixed encoder.
+pub(crate) fn open_encoder(package: &Package, device: &Device) -> FixedEncoder {
+    let place = Place { device, threads: 1, form: Form::Graph };
+    FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Logits after each of thirteen tokens: a whole chunk, a part of one, and single steps.
+pub(crate) fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    let mut at = 0;
+    for length in [8, 3, 1, 1] {
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), at, &tokens[at..at + length], Wanted::All);
+        let logits = executor.step(&plan).unwrap();
+        rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+        at += length;
+    }
+    executor.truncate(SlotId(0), 0).unwrap();
+    rows
+}
+
+/// Vectors of texts of several lengths, in one batch.
+pub(crate) fn vectors(encoder: &mut dyn Encoder) -> Vec<Vec<f32>> {
+    let text = |n: u32| prompt(n, n as usize).iter().map(|token| token % 40).collect::<Vec<TokenId>>();
+    let texts = [2, 16, 9].map(text);
+    let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
+    let output = encoder.run(&texts).unwrap();
+    output.data.chunks(output.width).map(<[f32]>::to_vec).collect()
+}
+
+/// Rows of another device's arithmetic: within `bound` of the CPU's as relative L2, and not the CPU's own. Gives the
+/// largest distance.
+pub(crate) fn agree(found: &[Vec<f32>], expected: &[Vec<f32>], bound: f32) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let mut largest = 0.0_f32;
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let distance = relative(found, expected);
+        assert!(distance <= bound, "row {index}: {distance}");
+        // Other arithmetic never gives every bit alike; equal bits would mean the CPU provider's own.
+        assert!(distance > 0.0, "row {index} is the CPU provider's");
+        largest = largest.max(distance);
+    }
+    largest
+}
