@@ -84,15 +84,14 @@ impl RuntimeKind {
         }
     }
 
+    /// The package that its wheels belong to.
+    pub fn package(self) -> &'static str {
+        pins::package(self).0
+    }
+
     /// The pinned version, the same on every platform.
     pub fn version(self) -> &'static str {
-        match self {
-            Self::Cpu | Self::Cuda => "1.31.1",
-            Self::Qnn => "2.7.0",
-            Self::OpenVino => "1.8.1",
-            Self::WebGpu => "0.4.0",
-            Self::DirectMl => "1.24.4",
-        }
+        pins::package(self).1
     }
 
     /// Whether it is an ONNX Runtime of its own.

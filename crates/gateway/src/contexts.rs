@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::Error,
-    machine::{Circumstances, provider},
+    machine::{Circumstances, provider, to_json},
+    placing::Candidate,
     start::{Opened, Opening},
 };
 
@@ -32,12 +33,8 @@ struct Record {
 }
 
 /// Loads the fixed graphs in a compiled form. What was refused on the way is added to `notes`.
-pub(crate) fn open(
-    opening: &Opening<'_>,
-    (name, device): (DeviceName, &Device),
-    machine: &MachineFolder,
-    notes: &mut Vec<String>,
-) -> Result<Opened, Error> {
+pub(crate) fn open(candidate: &Candidate<'_>, notes: &mut Vec<String>) -> Result<Opened, Error> {
+    let Candidate { opening, name, device, machine, now } = candidate;
     if let (DeviceName::Qnn, Device::Qnn(options)) = (name, device) {
         match from_package(opening, options) {
             Ok(Some(target)) => match opening.open(device, Variant::Static, Form::Context(&target)) {
@@ -48,8 +45,7 @@ pub(crate) fn open(
             Err(reason) => notes.push(format!("the package's contexts were refused: {reason}")),
         }
     }
-    let now = Circumstances::now(name, device, opening.runtime);
-    match kept(machine, &now) {
+    match kept(machine, now) {
         Ok(Some(folder)) => match opening.open(device, Variant::Static, Form::Folder(&folder)) {
             Ok(opened) => return Ok(opened),
             Err(error) => notes.push(format!("the kept contexts were refused and made anew: {error}")),
@@ -57,7 +53,7 @@ pub(crate) fn open(
         Ok(None) => {}
         Err(reason) => notes.push(format!("the kept contexts were refused and made anew: {reason}")),
     }
-    match make(opening, device, machine, &now) {
+    match make(candidate) {
         Ok(folder) => opening.open(device, Variant::Static, Form::Folder(&folder)),
         // Nothing can be kept here, but the provider compiles on the spot all the same.
         Err(Error::Catalog(error)) => {
@@ -113,12 +109,8 @@ fn kept(machine: &MachineFolder, now: &Circumstances) -> Result<Option<PathBuf>,
 }
 
 /// Compiles every fixed graph and keeps the contexts; gives their folder.
-fn make(
-    opening: &Opening<'_>,
-    device: &Device,
-    machine: &MachineFolder,
-    now: &Circumstances,
-) -> Result<PathBuf, Error> {
+fn make(candidate: &Candidate<'_>) -> Result<PathBuf, Error> {
+    let Candidate { opening, device, machine, now, .. } = candidate;
     let staging = machine.stage(FOLDER)?;
     let fixed = opening.manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
     let paths: Vec<(PathBuf, PathBuf)> =
@@ -130,12 +122,6 @@ fn make(
     machine.remove(FOLDER)?;
     machine.write(RECORD, &to_json(&record)?)?;
     Ok(staging.commit()?)
-}
-
-/// A record as it is written.
-pub(crate) fn to_json(record: &impl Serialize) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec_pretty(record)
-        .map_err(|error| Error::Io { what: "cannot write a record".to_owned(), source: error.into() })
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use narthex_device::{ep::Device, runtime::Runtime};
 use narthex_spec::{DeviceName, Ep};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+
 /// The circumstances under which a context or a record was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Circumstances {
@@ -57,14 +59,21 @@ impl Circumstances {
     }
 }
 
-/// The package that a provider comes in.
+/// The package that a provider comes in, with its version.
 pub(crate) fn provider(ep: Ep) -> String {
-    match ep {
-        Ep::Qnn => format!("onnxruntime-qnn {}", RuntimeKind::Qnn.version()),
-        Ep::OpenVino => format!("onnxruntime-ep-openvino {}", RuntimeKind::OpenVino.version()),
-        Ep::WebGpu => format!("onnxruntime-ep-webgpu {}", RuntimeKind::WebGpu.version()),
-        Ep::DirectMl | Ep::VitisAi | Ep::Cuda | Ep::CoreMl | Ep::Cpu => "onnxruntime".to_owned(),
-    }
+    let kind = match ep {
+        Ep::Qnn => RuntimeKind::Qnn,
+        Ep::OpenVino => RuntimeKind::OpenVino,
+        Ep::WebGpu => RuntimeKind::WebGpu,
+        Ep::DirectMl | Ep::VitisAi | Ep::Cuda | Ep::CoreMl | Ep::Cpu => return "onnxruntime".to_owned(),
+    };
+    format!("{} {}", kind.package(), kind.version())
+}
+
+/// A record as it is written.
+pub(crate) fn to_json(record: &impl Serialize) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec_pretty(record)
+        .map_err(|error| Error::Io { what: "cannot write a record".to_owned(), source: error.into() })
 }
 
 #[cfg(test)]

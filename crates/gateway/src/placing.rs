@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use narthex_catalog::runtimes::{self, RuntimeKind};
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    store::MachineFolder,
+};
 use narthex_device::{
     DeviceError,
     ep::{self, Cause, Device, Facts, Refusal},
@@ -18,13 +21,13 @@ use crate::{
     config::Config,
     contexts,
     error::Error,
-    gateway::Inner,
-    listing::PassedOver,
+    gateway::{Inner, USUAL_CONTEXT},
+    listing::{ModelKind, PassedOver},
     loaded::Worker,
     machine::Circumstances,
     placement::{self, PlacementReport},
     start::{Model, Opening},
-    verify::{self, Alarm, Checked, watched},
+    verify::{self, Alarm, watched},
 };
 
 /// A model on its device.
@@ -63,27 +66,19 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
     let config = opening.config;
     let mut turn = Turn { config, passed_over: Vec::new(), failed: Vec::new() };
     if let (Some(split), Architecture::Decoder(_)) = (config.place, &opening.manifest.architecture) {
-        match divided(opening, split, facts) {
-            Ok(ready) => match short_of(config, &ready.report) {
-                None => return ready.start(opening, turn.passed_over),
-                Some(reason) => {
-                    turn.pass(split.prefill, Refusal { cause: Cause::Refused, reason, fix: None })
-                }
-            },
-            Err((name, attempt)) => turn.hear(name, attempt)?,
+        let (name, outcome) = match divided(opening, split, facts) {
+            Ok(ready) => (split.prefill, Ok(ready)),
+            Err((name, attempt)) => (name, Err(attempt)),
+        };
+        if let Some(ready) = turn.hear(name, outcome)? {
+            return ready.start(opening, turn.passed_over);
         }
     }
     for &name in config.providers.devices() {
         if let Some(reason) = barred(config, name) {
             turn.pass(name, Refusal { cause: Cause::Absent, reason, fix: None });
-            continue;
-        }
-        match attempt(opening, name, facts) {
-            Ok(ready) => match short_of(config, &ready.report) {
-                None => return ready.start(opening, turn.passed_over),
-                Some(reason) => turn.pass(name, Refusal { cause: Cause::Refused, reason, fix: None }),
-            },
-            Err(attempt) => turn.hear(name, attempt)?,
+        } else if let Some(ready) = turn.hear(name, attempt(opening, name, facts))? {
+            return ready.start(opening, turn.passed_over);
         }
     }
     Err(turn.end(&opening.manifest.name, config.npu))
@@ -155,7 +150,11 @@ fn divided(opening: &Opening<'_>, split: Split, facts: &Facts) -> Result<Ready, 
         let ready = attempt(opening, name, facts).map_err(|attempt| (name, attempt))?;
         match ready.model {
             Model::Decoder(executor) => Ok((executor, ready.report, ready.alarms)),
-            Model::Encoder(_) => Err((name, Error::ShuttingDown.into())),
+            Model::Encoder(_) => {
+                let model = opening.manifest.name.clone();
+                let (is, wanted) = (ModelKind::Embedding.describe(), ModelKind::Chat.describe());
+                Err((name, Error::WrongKind { name: model, is, wanted }.into()))
+            }
         }
     };
     let (prefill, report, mut alarms) = side(split.prefill)?;
@@ -169,6 +168,16 @@ fn divided(opening: &Opening<'_>, split: Split, facts: &Facts) -> Result<Ready, 
     Ok(Ready { model: Model::Decoder(Box::new(joined)), report, alarms })
 }
 
+/// A device that is there, on trial for a package.
+pub(crate) struct Candidate<'a> {
+    pub(crate) opening: &'a Opening<'a>,
+    pub(crate) name: DeviceName,
+    pub(crate) device: Device,
+    /// What this machine made for the two before.
+    pub(crate) machine: MachineFolder,
+    pub(crate) now: Circumstances,
+}
+
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
     let device = ep::probe(name, facts).map_err(Attempt::Refused)?;
     let variant = name.variant();
@@ -179,22 +188,22 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
         opening.runtime.register(name.ep(), library)?;
     }
     let machine = opening.store.machine(opening.folder, name.as_str())?;
+    let now = Circumstances::now(name, &device, opening.runtime);
+    let candidate = Candidate { opening, name, device, machine, now };
     let mut notes = Vec::new();
-    let mut opened = match &device {
-        Device::Qnn(_) => contexts::open(opening, (name, &device), &machine, &mut notes)?,
-        _ => opening.open(&device, variant, Form::Graph)?,
+    let mut opened = match &candidate.device {
+        Device::Qnn(_) => contexts::open(&candidate, &mut notes)?,
+        device => opening.open(device, variant, Form::Graph)?,
     };
     let report = placement::report(name, opening.folder, &opened.graphs, notes)?;
     if name.kind() == DeviceKind::Cpu {
         // It is the reference itself.
         return Ok(Ready { model: opened.model, report, alarms: Vec::new() });
     }
-    match verify::check(opening, (name, &device), &machine, &mut opened) {
-        Ok(()) => {}
-        Err(Checked::Quarantined(refusal)) => return Err(Attempt::Refused(refusal)),
-        Err(Checked::Failed(error)) => return Err(error.into()),
+    if let Some(refusal) = verify::check(&candidate, &mut opened)? {
+        return Err(Attempt::Refused(refusal));
     }
-    let now = Circumstances::now(name, &device, opening.runtime);
+    let Candidate { machine, now, .. } = candidate;
     let model = opening.manifest.name.clone();
     let alarm = Alarm::new(move |reason| {
         tracing::error!(
@@ -213,7 +222,7 @@ fn lacking(opening: &Opening<'_>, variant: Variant) -> Refusal {
         Variant::Dynamic => "the package has only graphs of fixed shape",
     };
     let (name, scheme) = (&opening.manifest.name, opening.manifest.recipe.scheme);
-    let fix = format!("narthex compile {name} --scheme {scheme} --context 2048");
+    let fix = format!("narthex compile {name} --scheme {scheme} --context {USUAL_CONTEXT}");
     Refusal { cause: Cause::Refused, reason: reason.to_owned(), fix: Some(fix) }
 }
 
@@ -234,16 +243,20 @@ impl Turn<'_> {
         self.passed_over.push(PassedOver { device, reason, fix, announced });
     }
 
-    /// Notes why a device did not take the model; an interrupt ends it all.
-    fn hear(&mut self, device: DeviceName, attempt: Attempt) -> Result<(), Error> {
-        match attempt {
-            Attempt::Refused(refusal) => self.pass(device, refusal),
-            Attempt::Failed(error) => match *error {
+    /// Gives the model where a device took it and the policy agrees, else notes why not; an interrupt ends it all.
+    fn hear(&mut self, device: DeviceName, outcome: Result<Ready, Attempt>) -> Result<Option<Ready>, Error> {
+        match outcome {
+            Ok(ready) => match short_of(self.config, &ready.report) {
+                None => return Ok(Some(ready)),
+                Some(reason) => self.pass(device, Refusal { cause: Cause::Refused, reason, fix: None }),
+            },
+            Err(Attempt::Refused(refusal)) => self.pass(device, refusal),
+            Err(Attempt::Failed(error)) => match *error {
                 Error::Device(DeviceError::Cancelled) | Error::Cancelled => return Err(Error::Cancelled),
                 error => self.fail(device, error),
             },
         }
-        Ok(())
+        Ok(None)
     }
 
     fn fail(&mut self, device: DeviceName, error: Error) {

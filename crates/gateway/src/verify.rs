@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::Config,
-    contexts::to_json,
     error::Error,
-    machine::Circumstances,
+    machine::{Circumstances, to_json},
+    placing::Candidate,
     start::{Model, Opened, Opening},
 };
 use compare::{Position, TextMeasure};
@@ -64,27 +64,23 @@ struct Verification {
     texts: Vec<TextMeasure>,
 }
 
-/// Checks a model that was opened on a device, unless that was done before under the same circumstances.
+/// Checks a model that was opened on a device, unless that was done before under the same circumstances. Gives the
+/// refusal of a device in quarantine, with what was found.
 ///
 /// # Errors
-/// The refusal of a device in quarantine, with what was found.
-pub(crate) fn check(
-    opening: &Opening<'_>,
-    (name, device): (DeviceName, &Device),
-    machine: &MachineFolder,
-    opened: &mut Opened,
-) -> Result<(), Checked> {
-    let now = Circumstances::now(name, device, opening.runtime);
-    if let Some(earlier) = earlier(machine, &now)? {
-        return pass(name, earlier.quarantine);
+/// Whatever kept the check from being made.
+pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Option<Refusal>, Error> {
+    let Candidate { opening, name, machine, now, .. } = candidate;
+    if let Some(earlier) = earlier(machine, now)? {
+        return Ok(earlier.quarantine.map(|reason| refusal(*name, &reason)));
     }
     tracing::info!("checking {} on {} against the CPU, once", opening.manifest.name, name.describe());
     let config = Config { slots: 1, ..opening.config.clone() };
-    let reference = Opening { config: &config, ..*opening };
+    let reference = Opening { config: &config, ..**opening };
     let mut reference = reference.open(&Device::Cpu, name.variant(), Form::Graph)?;
     let mut found = Verification {
         edition: EDITION,
-        circumstances: now,
+        circumstances: now.clone(),
         quarantine: None,
         positions: Vec::new(),
         texts: Vec::new(),
@@ -102,7 +98,7 @@ pub(crate) fn check(
         _ => {}
     }
     keep(machine, &found);
-    pass(name, found.quarantine)
+    Ok(found.quarantine.map(|reason| refusal(*name, &reason)))
 }
 
 /// Puts a device in quarantine that was found to give nonsense while it served.
@@ -112,26 +108,15 @@ pub(crate) fn quarantine(machine: &MachineFolder, circumstances: Circumstances, 
     keep(machine, &Verification { edition: EDITION, circumstances, quarantine, positions, texts });
 }
 
-/// How a check ended badly.
-pub(crate) enum Checked {
-    /// The device gives other answers than the CPU.
-    Quarantined(Refusal),
-    /// The check itself could not be made.
-    Failed(Error),
-}
-
-impl<E: Into<Error>> From<E> for Checked {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
+fn refusal(name: DeviceName, reason: &str) -> Refusal {
+    Refusal {
+        cause: Cause::Refused,
+        reason: format!("{} is in quarantine for this package: {reason}", name.describe()),
+        fix: Some(
+            "compile the model again, or install another driver or runtime; each starts a new check"
+                .to_owned(),
+        ),
     }
-}
-
-fn pass(name: DeviceName, quarantine: Option<String>) -> Result<(), Checked> {
-    let Some(reason) = quarantine else { return Ok(()) };
-    let reason = format!("{} is in quarantine for this package: {reason}", name.describe());
-    let fix =
-        "compile the model again, or install another driver or runtime; each starts a new check".to_owned();
-    Err(Checked::Quarantined(Refusal { cause: Cause::Refused, reason, fix: Some(fix) }))
 }
 
 /// The record of an earlier check that still holds.

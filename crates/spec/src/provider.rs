@@ -97,20 +97,13 @@ impl DeviceName {
         }
     }
 
-    /// The name on the command line and in JSON.
+    /// The name on the command line and in JSON: the provider's, with the kind of device where that is not its usual.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Qnn => "qnn",
             Self::QnnEmulation => "qnn:emulation",
-            Self::OpenVino(OpenVinoDevice::Npu) => "openvino",
             Self::OpenVino(OpenVinoDevice::Gpu) => "openvino:gpu",
             Self::OpenVino(OpenVinoDevice::Cpu) => "openvino:cpu",
-            Self::VitisAi => "vitisai",
-            Self::CoreMl => "coreml",
-            Self::DirectMl => "directml",
-            Self::Cuda => "cuda",
-            Self::WebGpu => "webgpu",
-            Self::Cpu => "cpu",
+            usual => usual.ep().as_str(),
         }
     }
 

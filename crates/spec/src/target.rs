@@ -60,28 +60,6 @@ impl fmt::Display for Ep {
     }
 }
 
-/// A string that names no execution provider.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown device {found:?}: expected one of cpu, qnn, openvino, webgpu, directml, vitisai, cuda, coreml"
-)]
-pub struct UnknownEp {
-    /// What was given.
-    pub found: String,
-}
-
-impl FromStr for Ep {
-    type Err = UnknownEp;
-
-    fn from_str(text: &str) -> Result<Self, UnknownEp> {
-        let wanted = text.to_ascii_lowercase();
-        Self::ALL
-            .into_iter()
-            .find(|ep| ep.as_str() == wanted)
-            .ok_or_else(|| UnknownEp { found: text.to_owned() })
-    }
-}
-
 /// Which of the two graph variants a graph is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
