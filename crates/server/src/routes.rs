@@ -52,8 +52,9 @@ pub(crate) fn router(gateway: Gateway, options: &ServeOptions) -> Router {
         .with_state(app)
 }
 
-async fn health(State(app): State<App>) -> Json<Value> {
-    Json(health::report(&app.gateway.status(), &app.gateway.npus()))
+async fn health(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    // Looking for devices reads files.
+    blocking(move || Ok(Json(health::report(&app.gateway.status(), &app.gateway.npus())))).await
 }
 
 async fn metrics(State(app): State<App>) -> Response {
