@@ -30,7 +30,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     let mut left: Vec<_> = tensors
         .by_name
         .keys()
-        .filter(|name| tensors.dialect.is_layer_weight(name) && !used.contains(*name))
+        .filter(|name| tensors.words.is_layer_weight(name) && !used.contains(*name))
         .collect();
     left.sort_unstable();
     match left.first() {

@@ -3,10 +3,12 @@
 //! Weights are asked for by the canonical names of `narthex_spec::arch`, whatever the file calls them. Nothing here
 //! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
 //!
-//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names` and `census`.
+//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names` and `census`, and
+//! what model families have each otherwise in `family`.
 
 mod open;
 
+mod family;
 mod gguf;
 mod hf;
 mod safetensors;

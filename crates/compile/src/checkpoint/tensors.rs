@@ -11,7 +11,7 @@ use std::{
 
 use memmap2::Mmap;
 
-use super::{CheckpointError, Encoding, Weight, WeightSource, limit::unsupported, names::Dialect};
+use super::{CheckpointError, Encoding, Weight, WeightSource, limit::unsupported, names::Words};
 
 /// What the readers decode; the expectation of every error about another type.
 const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
@@ -62,7 +62,7 @@ pub(super) struct Tensors {
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, Located>,
     /// How the names are translated.
-    pub(super) dialect: Dialect,
+    pub(super) words: &'static Words,
     /// How q and k rows lie.
     pub(super) order: RowOrder,
 }
@@ -70,7 +70,7 @@ pub(super) struct Tensors {
 impl Tensors {
     /// The file's name of `canonical`, and where it lies.
     pub(super) fn find(&self, canonical: &str) -> Option<(String, &Located)> {
-        self.dialect
+        self.words
             .file_names(canonical)
             .into_iter()
             .find_map(|name| self.by_name.get(&name).map(|located| (name, located)))
@@ -85,7 +85,7 @@ impl Tensors {
     }
 
     fn missing(&self, canonical: &str) -> CheckpointError {
-        let name = match self.dialect.file_names(canonical).first() {
+        let name = match self.words.file_names(canonical).first() {
             Some(file_name) => format!("{canonical} (there called {file_name})"),
             None => canonical.to_owned(),
         };
@@ -185,7 +185,7 @@ mod tests {
             origin: PathBuf::from("tiny.gguf"),
             maps: vec![super::super::map::map(file.path()).unwrap()],
             by_name: HashMap::from([(name.to_owned(), located)]),
-            dialect: Dialect::GgufLlama,
+            words: crate::checkpoint::family::GGUF[0].words,
             order,
         }
     }

@@ -1,39 +1,14 @@
-//! GGUF metadata as an [`Architecture`].
-//!
-//! Follows llama.cpp's `llama_model::load_hparams` and the graphs of its `llama` and `bert` models. Tokens are in
-//! `vocab`.
+//! GGUF metadata as an [`Architecture`]: finds the family, which reads it. Tokens are in `vocab`.
 
-use narthex_spec::arch::{
-    Activation, Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, Family, Mlp, Pooling, Rope,
-    RopeScaling,
-};
+use narthex_spec::arch::Architecture;
 
-use super::meta::Metadata;
+use super::{decoder::Keys, meta::Metadata};
 use crate::checkpoint::{
-    CheckpointError, WeightSource,
-    limit::{LAYERS, bounded, malformed, unsupported},
-    names::Dialect,
+    CheckpointError,
+    family::{GGUF, GgufFamily, GgufReader},
+    limit::{malformed, unsupported},
     tensors::{RowOrder, Tensors},
 };
-
-/// The architectures that are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// `llama`.
-    Llama,
-    /// `bert`.
-    Bert,
-}
-
-impl Form {
-    /// How the form names its tensors.
-    pub(super) fn dialect(self) -> Dialect {
-        match self {
-            Self::Llama => Dialect::GgufLlama,
-            Self::Bert => Dialect::GgufBert,
-        }
-    }
-}
 
 /// What the metadata says of the model.
 #[derive(Debug)]
@@ -46,191 +21,43 @@ pub(super) struct Config {
     pub(super) max_length: usize,
 }
 
-/// The architecture's name.
-pub(super) fn form(metadata: &Metadata) -> Result<Form, CheckpointError> {
-    match metadata.text("general.architecture")? {
-        Some("llama") => Ok(Form::Llama),
-        Some("bert") => Ok(Form::Bert),
-        Some(other) => Err(unsupported("architecture", "llama or bert", other)),
-        None => Err(malformed(metadata.path(), "the key general.architecture", "none")),
-    }
+/// The family that reads the file's architecture.
+pub(super) fn family(metadata: &Metadata) -> Result<&'static GgufFamily, CheckpointError> {
+    let Some(name) = metadata.text("general.architecture")? else {
+        return Err(malformed(metadata.path(), "the key general.architecture", "none"));
+    };
+    GGUF.iter().find(|family| family.name == name).copied().ok_or_else(|| {
+        let known: Vec<&str> = GGUF.iter().map(|family| family.name).collect();
+        unsupported("architecture", format!("one of {}", known.join(", ")), name)
+    })
 }
 
 /// Reads the configuration; shapes that the metadata leaves open are taken from `tensors`.
-pub(super) fn read(form: Form, metadata: &Metadata, tensors: &Tensors) -> Result<Config, CheckpointError> {
-    match form {
-        Form::Llama => llama(metadata, tensors),
-        Form::Bert => bert(metadata, tensors),
-    }
-}
-
-/// The rows of an embedding.
-fn rows(tensors: &Tensors, name: &str) -> Result<usize, CheckpointError> {
-    match tensors.shape(name)? {
-        [rows, _] => Ok(*rows),
-        other => {
-            Err(malformed(&tensors.origin, format!("{name} of two dimensions"), format!("shape {other:?}")))
-        }
-    }
-}
-
-fn llama(metadata: &Metadata, tensors: &Tensors) -> Result<Config, CheckpointError> {
-    refuse_variants(metadata)?;
-    let layers =
-        bounded(metadata.path(), "llama.block_count", metadata.need_count("llama.block_count")?, &LAYERS)?;
-    let hidden = metadata.need_count("llama.embedding_length")?;
-    let context = metadata.need_count("llama.context_length")?;
-    let layers = llama_layers(metadata, tensors, layers, hidden)?;
-    let head_size = layers.first().map_or(0, |layer| layer.attention.head_size);
-    let dims = metadata.count("llama.rope.dimension_count")?.unwrap_or(head_size);
-    let rope = Rope {
-        theta: metadata.float("llama.rope.freq_base")?.unwrap_or(10_000.0),
-        dims,
-        scaling: scaling(metadata, tensors)?,
-    };
-    let epsilon = metadata.float("llama.attention.layer_norm_rms_epsilon")?;
-    let Some(epsilon) = epsilon else {
-        return Err(malformed(metadata.path(), "the key llama.attention.layer_norm_rms_epsilon", "none"));
-    };
-    let architecture = Architecture::Decoder(DecoderArch {
-        family: Family::Llama,
-        vocab: rows(tensors, "embed.weight")?,
-        hidden,
-        context,
-        layers,
-        norm_epsilon: epsilon as f32,
-        rope,
-        tied_head: !tensors.has("head.weight"),
-    });
-    Ok(Config { architecture, order: RowOrder::Neighbours { head_size, dims }, max_length: context })
-}
-
-/// Refuses the models that share the name `llama` but compute something else.
-fn refuse_variants(metadata: &Metadata) -> Result<(), CheckpointError> {
-    if let Some(experts) = metadata.count("llama.expert_count")?.filter(|&experts| experts > 0) {
-        return Err(unsupported("llama.expert_count", "0: a dense model", experts));
-    }
-    if let Some(factor) = metadata.float("llama.rope.scaling.attn_factor")?.filter(|&factor| factor != 1.0) {
-        return Err(unsupported("llama.rope.scaling.attn_factor", "1", factor));
-    }
-    Ok(())
-}
-
-fn llama_layers(
+pub(super) fn read(
+    family: &GgufFamily,
     metadata: &Metadata,
     tensors: &Tensors,
-    count: usize,
-    hidden: usize,
-) -> Result<Vec<DecoderLayer>, CheckpointError> {
-    let needed = |key: &str| {
-        let values = metadata.per_layer(key, count)?;
-        values.ok_or_else(|| malformed(metadata.path(), format!("the key {key}"), "none"))
-    };
-    let heads = needed("llama.attention.head_count")?;
-    let kv_heads =
-        metadata.per_layer("llama.attention.head_count_kv", count)?.unwrap_or_else(|| heads.clone());
-    let inner = needed("llama.feed_forward_length")?;
-    let head_size = head_size(metadata, heads.first().copied().unwrap_or(0), hidden)?;
-    let window = metadata.count("llama.attention.sliding_window")?;
-    let context = metadata.need_count("llama.context_length")?;
-    let layer = |i: usize, ((&heads, &kv_heads), &inner): ((&usize, &usize), &usize)| {
-        let has = |module: &str| tensors.has(&format!("layers.{i}.{module}.bias"));
-        let attention = Attention {
-            heads,
-            kv_heads,
-            head_size,
-            qkv_bias: has("attn.q_proj"),
-            output_bias: has("attn.o_proj"),
-            // A window as long as the context hides nothing.
-            window: window.filter(|&window| window > 0 && window < context),
-        };
-        let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: has("mlp.down_proj") };
-        DecoderLayer { attention, mlp }
-    };
-    Ok(heads.iter().zip(&kv_heads).zip(&inner).enumerate().map(|(i, numbers)| layer(i, numbers)).collect())
-}
-
-fn head_size(metadata: &Metadata, heads: usize, hidden: usize) -> Result<usize, CheckpointError> {
-    let keys = metadata.count("llama.attention.key_length")?;
-    let values = metadata.count("llama.attention.value_length")?;
-    match (keys, values) {
-        (Some(keys), Some(values)) if keys != values => {
-            Err(unsupported("llama.attention.value_length", format!("the key length {keys}"), values))
+) -> Result<Config, CheckpointError> {
+    let keys = Keys { metadata, family: family.name };
+    match family.read {
+        GgufReader::Decoder(read) => {
+            let decoder = read(&keys, tensors)?;
+            let max_length = decoder.arch.context;
+            Ok(Config { architecture: Architecture::Decoder(decoder.arch), order: decoder.order, max_length })
         }
-        (Some(size), _) | (None, Some(size)) => Ok(size),
-        (None, None) if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
-        (None, None) => {
-            let expected = format!("llama.attention.head_count that divides {hidden}");
-            Err(malformed(metadata.path(), expected, heads))
+        GgufReader::Encoder(read) => {
+            let encoder = read(&keys, tensors)?;
+            let max_length = keys.need_count("context_length")?.min(encoder.positions);
+            Ok(Config { architecture: Architecture::Encoder(encoder), order: RowOrder::Halves, max_length })
         }
-    }
-}
-
-/// Scaling by a single factor and divisors per frequency (`rope_freqs.weight`), alone or together.
-fn scaling(metadata: &Metadata, tensors: &Tensors) -> Result<RopeScaling, CheckpointError> {
-    let factor = match metadata.text("llama.rope.scaling.type")? {
-        Some("none") => None,
-        Some("linear") => metadata.float("llama.rope.scaling.factor")?,
-        // Files from before the type was written carry the factor alone.
-        None => match metadata.float("llama.rope.scaling.factor")? {
-            Some(factor) => Some(factor),
-            None => metadata.float("llama.rope.scale_linear")?,
-        },
-        Some(other) => return Err(unsupported("llama.rope.scaling.type", "none or linear", other)),
-    };
-    let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
-    if !tensors.by_name.contains_key(ROPE_FREQS) {
-        return Ok(factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor }));
-    }
-    let mut factors = tensors.stored(ROPE_FREQS, ROPE_FREQS)?.to_f32();
-    if let Some(factor) = factor {
-        factors.iter_mut().for_each(|divisor| *divisor *= factor as f32);
-    }
-    Ok(RopeScaling::Factors { factors })
-}
-
-/// ggml's divisors of rotary frequencies.
-const ROPE_FREQS: &str = "rope_freqs.weight";
-
-fn bert(metadata: &Metadata, tensors: &Tensors) -> Result<Config, CheckpointError> {
-    let count = |key: &str| metadata.need_count(&format!("bert.{key}"));
-    let positions = rows(tensors, "embed.position.weight")?;
-    let Some(epsilon) = metadata.float("bert.attention.layer_norm_epsilon")? else {
-        return Err(malformed(metadata.path(), "the key bert.attention.layer_norm_epsilon", "none"));
-    };
-    if metadata.flag("bert.attention.causal")? == Some(true) {
-        return Err(unsupported("bert.attention.causal", "false", true));
-    }
-    let encoder = EncoderArch {
-        family: Family::Bert,
-        vocab: rows(tensors, "embed.word.weight")?,
-        hidden: count("embedding_length")?,
-        positions,
-        layers: bounded(metadata.path(), "bert.block_count", count("block_count")?, &LAYERS)?,
-        heads: count("attention.head_count")?,
-        inner: count("feed_forward_length")?,
-        // The converter takes no other activation, and writes none.
-        activation: Activation::Gelu,
-        norm_epsilon: epsilon as f32,
-        pooling: pooling(metadata)?,
-        // The format has no word for it; llama.cpp scales embeddings unless told otherwise.
-        normalize: true,
-    };
-    let max_length = count("context_length")?.min(positions);
-    Ok(Config { architecture: Architecture::Encoder(encoder), order: RowOrder::Halves, max_length })
-}
-
-/// llama.cpp's `llama_pooling_type`; the mean where the file leaves it open.
-fn pooling(metadata: &Metadata) -> Result<Pooling, CheckpointError> {
-    match metadata.count("bert.pooling_type")? {
-        None | Some(0 | 1) => Ok(Pooling::Mean),
-        Some(2) => Ok(Pooling::Cls),
-        Some(other) => Err(unsupported("bert.pooling_type", "0 or 1 (mean) or 2 (first token)", other)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::arch::{
+        Activation, Attention, DecoderArch, DecoderLayer, Mlp, Pooling, Rope, RopeScaling,
+    };
     use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta, tiny_bert, tiny_llama};
 
     use super::*;
@@ -387,7 +214,7 @@ mod tests {
         let check = |change: &dyn Fn(&mut Gguf), expect| refused(tiny_llama(1), change, expect);
         check(
             &text("general.architecture", "mamba"),
-            "architecture \"mamba\" is not supported: expected llama or bert",
+            "architecture \"mamba\" is not supported: expected one of llama, bert",
         );
         check(&text("general.type", "adapter"), "general.type \"adapter\"");
         check(&number("split.count", 2), "join the parts first");

@@ -1,9 +1,10 @@
 //! GGUF: one file that holds configuration, tokenizer and weights.
 //!
-//! `read` turns bytes into metadata and tensor places and is the only part that meets raw bytes; `config` and
-//! `vocab` give the metadata its meaning.
+//! `read` turns bytes into metadata and tensor places and is the only part that meets raw bytes; `config`, `decoder`
+//! and `vocab` give the metadata its meaning, together with the families.
 
 mod config;
+pub(super) mod decoder;
 mod meta;
 mod read;
 mod vocab;
@@ -18,15 +19,15 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = map(path)?;
     let read::Contents { metadata, tensors: by_name } = read::read(path, &file)?;
     refuse_parts(&metadata)?;
-    let form = config::form(&metadata)?;
+    let family = config::family(&metadata)?;
     let mut tensors = Tensors {
         origin: path.to_owned(),
         maps: vec![file],
         by_name,
-        dialect: form.dialect(),
+        words: family.words,
         order: super::tensors::RowOrder::Halves,
     };
-    let config::Config { architecture, order, max_length } = config::read(form, &metadata, &tensors)?;
+    let config::Config { architecture, order, max_length } = config::read(family, &metadata, &tensors)?;
     tensors.order = order;
     limit::check_architecture(path, &architecture)?;
     census::check(&tensors, &architecture)?;

@@ -1,11 +1,12 @@
 //! Folders in the layout of the `transformers` library: `config.json`, safetensors, tokenizer files.
 //!
-//! `config` reads the architecture, `pooling` what sentence-transformers adds to it, `text` the tokenizer and its
-//! special tokens. Weights are `safetensors`' matter.
+//! `config` finds the family, which reads the architecture with `decoder`'s help; `pooling` reads what
+//! sentence-transformers adds to it, `text` the tokenizer and its special tokens. Weights are `safetensors`' matter.
 
-mod config;
+pub(super) mod config;
+pub(super) mod decoder;
 mod folder;
-mod pooling;
+pub(super) mod pooling;
 mod text;
 
 use std::path::Path;
@@ -13,10 +14,11 @@ use std::path::Path;
 use narthex_spec::arch::Architecture;
 
 use super::{
-    Checkpoint, CheckpointError, TokenizerSource, census, limit, safetensors,
+    Checkpoint, CheckpointError, TokenizerSource, census,
+    family::{HfFamily, HfReader},
+    limit, safetensors,
     tensors::{RowOrder, Tensors},
 };
-use config::Form;
 use folder::Folder;
 
 /// The file that makes a folder a checkpoint of this layout.
@@ -29,41 +31,41 @@ pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError>
     Ok(settings(&mut folder, &config)?.1)
 }
 
-/// The settings' form, what they compute, and the longest sequence in tokens.
+/// The settings' family, what they compute, and the longest sequence in tokens.
 fn settings(
     folder: &mut Folder,
     config: &config::Config,
-) -> Result<(Form, Architecture, usize), CheckpointError> {
-    let form = config.form(folder.path())?;
-    let (architecture, max_length) = match form {
-        Form::Llama | Form::Mistral => {
-            let decoder = config.decoder(form, &folder.file(CONFIG))?;
+) -> Result<(&'static HfFamily, Architecture, usize), CheckpointError> {
+    let family = config.family()?;
+    let (architecture, max_length) = match family.read {
+        HfReader::Decoder(read) => {
+            let decoder = read(config)?;
             let context = decoder.context;
             (Architecture::Decoder(decoder), context)
         }
-        Form::Bert => {
+        HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
-            let encoder = config.encoder(&sentence, &folder.file(CONFIG))?;
+            let encoder = read(config, &sentence)?;
             let longest = text::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
             (Architecture::Encoder(encoder), max_length)
         }
     };
-    limit::check_architecture(&folder.file(CONFIG), &architecture)?;
-    Ok((form, architecture, max_length))
+    limit::check_architecture(config.path(), &architecture)?;
+    Ok((family, architecture, max_length))
 }
 
 /// Opens a folder that has [`CONFIG`] and safetensors.
 pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = config::Config::read(&mut folder)?;
-    let (form, architecture, max_length) = settings(&mut folder, &config)?;
+    let (family, architecture, max_length) = settings(&mut folder, &config)?;
     let shards = safetensors::open(path)?;
     let tensors = Tensors {
         origin: path.to_owned(),
         maps: shards.maps,
         by_name: shards.by_name,
-        dialect: form.dialect(),
+        words: family.words,
         order: RowOrder::Halves,
     };
     census::check(&tensors, &architecture)?;

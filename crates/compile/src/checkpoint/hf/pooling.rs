@@ -17,13 +17,13 @@ const USUAL_POOLING: &str = "1_Pooling";
 
 /// What sentence-transformers says of an encoder.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sentence {
+pub(in crate::checkpoint) struct Sentence {
     /// How rows become one vector.
-    pub(super) pooling: Pooling,
+    pub(in crate::checkpoint) pooling: Pooling,
     /// Whether the vector is scaled to unit length.
-    pub(super) normalize: bool,
+    pub(in crate::checkpoint) normalize: bool,
     /// The longest text, in tokens.
-    pub(super) max_length: Option<usize>,
+    pub(in crate::checkpoint) max_length: Option<usize>,
 }
 
 #[derive(Deserialize)]

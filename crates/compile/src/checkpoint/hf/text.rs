@@ -100,7 +100,7 @@ pub(super) fn read(
     let texts = texts(folder, &stated)?;
     let generation: TokenIds =
         folder.json("generation_config.json", "a generation configuration")?.unwrap_or_default();
-    let rules = Rules { json, stated, texts, generation, fallback: config.ids.clone() };
+    let rules = Rules { json, stated, texts, generation, fallback: config.ids().clone() };
     let special = match architecture {
         Architecture::Decoder(decoder) => rules.decoder(decoder.vocab),
         Architecture::Encoder(encoder) => rules.encoder(encoder.vocab),

@@ -1,0 +1,97 @@
+//! Llama and what shares its structure and names: TinyLlama, SmolLM2, Mistral in GGUF.
+
+use narthex_spec::arch::DecoderArch;
+
+use super::{GgufDecoder, GgufFamily, GgufReader, HfFamily, HfReader};
+use crate::checkpoint::{
+    CheckpointError,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults},
+    },
+    limit::unsupported,
+    names::Words,
+    tensors::{RowOrder, Tensors},
+};
+
+/// `LlamaForCausalLM` (`LlamaConfig` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["LlamaForCausalLM"],
+    model_type: "llama",
+    words: &HF_WORDS,
+    read: HfReader::Decoder(hf),
+};
+
+/// `llama` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF: GgufFamily =
+    GgufFamily { name: "llama", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+
+/// Names that most decoders share.
+pub(super) const HF_WORDS: Words = Words {
+    prefixes: &["model.", ""],
+    layer: "layers.",
+    outer: &[("embed", "embed_tokens"), ("norm", "norm"), ("head", "lm_head")],
+    inner: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn.q_proj", "self_attn.q_proj"),
+        ("attn.k_proj", "self_attn.k_proj"),
+        ("attn.v_proj", "self_attn.v_proj"),
+        ("attn.o_proj", "self_attn.o_proj"),
+        ("mlp_norm", "post_attention_layernorm"),
+        ("mlp.gate_proj", "mlp.gate_proj"),
+        ("mlp.up_proj", "mlp.up_proj"),
+        ("mlp.down_proj", "mlp.down_proj"),
+    ],
+    ..Words::NONE
+};
+
+/// Names that most decoders share.
+pub(super) const GGUF_WORDS: Words = Words {
+    prefixes: &[""],
+    layer: "blk.",
+    outer: &[("embed", "token_embd"), ("norm", "output_norm"), ("head", "output")],
+    inner: &[
+        ("attn_norm", "attn_norm"),
+        ("attn.q_proj", "attn_q"),
+        ("attn.k_proj", "attn_k"),
+        ("attn.v_proj", "attn_v"),
+        ("attn.o_proj", "attn_output"),
+        ("mlp_norm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ],
+    ..Words::NONE
+};
+
+fn hf(config: &Config) -> Result<DecoderArch, CheckpointError> {
+    let keys: DecoderKeys = config.keys()?;
+    let mut arch = keys.decoder(config, Defaults { context: 2048, kv_heads: None })?;
+    for layer in &mut arch.layers {
+        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
+        layer.attention.output_bias = layer.attention.qkv_bias;
+        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
+    }
+    Ok(arch)
+}
+
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<GgufDecoder, CheckpointError> {
+    refuse_variants(keys)?;
+    let arch = keys.decoder(tensors)?;
+    let head_size = arch.layers.first().map_or(0, |layer| layer.attention.head_size);
+    let order = RowOrder::Neighbours { head_size, dims: arch.rope.dims };
+    Ok(GgufDecoder { arch, order })
+}
+
+/// Refuses the models that share the name `llama` but compute something else.
+fn refuse_variants(keys: &Keys<'_>) -> Result<(), CheckpointError> {
+    if let Some(experts) = keys.count("expert_count")?.filter(|&experts| experts > 0) {
+        return Err(unsupported(keys.name("expert_count"), "0: a dense model", experts));
+    }
+    let key = "rope.scaling.attn_factor";
+    if let Some(factor) = keys.float(key)?.filter(|&factor| factor != 1.0) {
+        return Err(unsupported(keys.name(key), "1", factor));
+    }
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! The keys of `config.json` that most causal language models share.
+//!
+//! Follows `LlamaConfig` of the `transformers` library, and `modeling_rope_utils` for rotary scaling. What is set but
+//! not compiled is refused, never passed over. What a family has beside them stands in its own file.
+
+use std::path::Path;
+
+use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
+use serde::{Deserialize, Deserializer};
+
+use super::config::Config;
+use crate::checkpoint::{
+    CheckpointError,
+    limit::{HEADS, LAYERS, bounded, malformed, unsupported},
+};
+
+/// Keys of causal language models.
+#[derive(Debug, Deserialize)]
+pub(in crate::checkpoint) struct DecoderKeys {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    #[serde(default)]
+    num_key_value_heads: Option<usize>,
+    #[serde(default)]
+    head_dim: Option<usize>,
+    #[serde(default)]
+    max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    hidden_act: Option<String>,
+    #[serde(default)]
+    rms_norm_eps: Option<f64>,
+    #[serde(default)]
+    rope_theta: Option<f64>,
+    #[serde(default)]
+    rope_scaling: Option<RopeKeys>,
+    #[serde(default)]
+    rope_parameters: Option<RopeKeys>,
+    #[serde(default)]
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    pub(in crate::checkpoint) attention_bias: Option<bool>,
+    #[serde(default)]
+    pub(in crate::checkpoint) mlp_bias: Option<bool>,
+    #[serde(default)]
+    tie_word_embeddings: Option<bool>,
+    #[serde(default, deserialize_with = "present")]
+    pub(in crate::checkpoint) sliding_window: Option<Option<usize>>,
+}
+
+/// What a class has where its file is silent.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::checkpoint) struct Defaults {
+    /// The longest sequence, in tokens.
+    pub(in crate::checkpoint) context: usize,
+    /// Key/value heads; `None` where there are as many as query heads.
+    pub(in crate::checkpoint) kv_heads: Option<usize>,
+}
+
+/// `rope_scaling`, or `rope_parameters` as newer versions write it.
+#[derive(Debug, Deserialize)]
+struct RopeKeys {
+    #[serde(default)]
+    rope_type: Option<String>,
+    /// What `rope_type` was called before; many files carry both.
+    #[serde(default, rename = "type")]
+    old_rope_type: Option<String>,
+    #[serde(default)]
+    rope_theta: Option<f64>,
+    #[serde(default)]
+    factor: Option<f64>,
+    #[serde(default)]
+    low_freq_factor: Option<f64>,
+    #[serde(default)]
+    high_freq_factor: Option<f64>,
+    #[serde(default)]
+    original_max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    partial_rotary_factor: Option<f64>,
+}
+
+/// Tells `null` (`Some(None)`) from an absent key (`None`).
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl DecoderKeys {
+    /// A decoder of Llama's structure without biases and windows; families change what they have otherwise.
+    pub(in crate::checkpoint) fn decoder(
+        &self,
+        config: &Config,
+        defaults: Defaults,
+    ) -> Result<DecoderArch, CheckpointError> {
+        let path = config.path();
+        let layers = bounded(path, "num_hidden_layers", self.num_hidden_layers, &LAYERS)?;
+        let heads = bounded(path, "num_attention_heads", self.num_attention_heads, &HEADS)?;
+        let head_size = self.head_size(path, heads)?;
+        let attention = Attention {
+            heads,
+            kv_heads: self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads),
+            head_size,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+        };
+        let mlp = Mlp {
+            inner: self.intermediate_size,
+            activation: activation(self.hidden_act.as_deref().unwrap_or("silu"))?,
+            gated: true,
+            bias: false,
+        };
+        Ok(DecoderArch {
+            family: Family::Llama,
+            vocab: self.vocab_size,
+            hidden: self.hidden_size,
+            context: self.max_position_embeddings.unwrap_or(defaults.context),
+            layers: vec![DecoderLayer { attention, mlp }; layers],
+            norm_epsilon: self.rms_norm_eps.unwrap_or(1e-6) as f32,
+            rope: self.rope(head_size, path)?,
+            tied_head: self.tie_word_embeddings.unwrap_or(false),
+        })
+    }
+
+    fn head_size(&self, path: &Path, heads: usize) -> Result<usize, CheckpointError> {
+        match self.head_dim {
+            Some(size) => Ok(size),
+            None if self.hidden_size.is_multiple_of(heads) => Ok(self.hidden_size / heads),
+            None => {
+                let expected =
+                    format!("num_attention_heads that divide the hidden_size {}", self.hidden_size);
+                Err(malformed(path, expected, heads))
+            }
+        }
+    }
+
+    fn rope(&self, head_size: usize, path: &Path) -> Result<Rope, CheckpointError> {
+        let keys = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let partial = keys.and_then(|keys| keys.partial_rotary_factor).or(self.partial_rotary_factor);
+        if let Some(partial) = partial.filter(|&partial| partial != 1.0) {
+            return Err(unsupported("partial_rotary_factor", "1", partial));
+        }
+        let theta = keys.and_then(|keys| keys.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
+        let scaling = keys.map_or(Ok(RopeScaling::None), |keys| keys.scaling(path))?;
+        Ok(Rope { theta, dims: head_size, scaling })
+    }
+}
+
+impl RopeKeys {
+    fn scaling(&self, path: &Path) -> Result<RopeScaling, CheckpointError> {
+        let need = |key: &str, value: Option<f64>| {
+            value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
+        };
+        match self.rope_type.as_deref().or(self.old_rope_type.as_deref()) {
+            None | Some("default") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: need("factor", self.factor)? }),
+            Some("llama3") => Ok(RopeScaling::Llama3 {
+                factor: need("factor", self.factor)?,
+                low_freq_factor: need("low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: need("high_freq_factor", self.high_freq_factor)?,
+                original_context: self.original_max_position_embeddings.ok_or_else(|| {
+                    malformed(path, "a rope scaling with original_max_position_embeddings", "none")
+                })?,
+            }),
+            Some(other) => Err(unsupported("rope scaling", "default, linear or llama3", other)),
+        }
+    }
+}
+
+/// The activations of `transformers` by name.
+pub(in crate::checkpoint) fn activation(name: &str) -> Result<Activation, CheckpointError> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" | "gelu_python" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "relu" => Ok(Activation::Relu),
+        other => Err(unsupported("hidden_act", "silu, gelu, gelu_new, gelu_pytorch_tanh or relu", other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::checkpoint::family::HfReader;
+
+    fn llama() -> Value {
+        json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 2, "num_attention_heads": 4,
+        })
+    }
+
+    fn with(mut config: Value, changes: Value) -> Value {
+        for (key, value) in changes.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        config
+    }
+
+    fn decoder(changes: Value) -> Result<DecoderArch, CheckpointError> {
+        let config = Config::new("config.json".into(), with(llama(), changes))?;
+        match config.family()?.read {
+            HfReader::Decoder(read) => read(&config),
+            HfReader::Encoder(_) => panic!("an encoder"),
+        }
+    }
+
+    fn refused<T: std::fmt::Debug>(result: Result<T, CheckpointError>, expect: &str) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expect), "{error} lacks {expect}");
+    }
+
+    #[test]
+    fn absent_keys_have_the_class_s_defaults() {
+        let found = decoder(json!({})).unwrap();
+        let attention = Attention {
+            heads: 4,
+            kv_heads: 4,
+            head_size: 16,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+        };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        assert_eq!(found.layers, vec![DecoderLayer { attention, mlp }; 2]);
+        assert_eq!((found.context, found.norm_epsilon, found.tied_head), (2048, 1e-6, false));
+        assert_eq!(found.rope, Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None });
+        let found =
+            decoder(json!({"architectures": ["MistralForCausalLM"], "num_attention_heads": 8})).unwrap();
+        assert_eq!((found.context, found.layers[0].attention.kv_heads), (131_072, 8));
+        assert_eq!(found.layers[0].attention.window, Some(4096));
+    }
+
+    #[test]
+    fn stated_keys_are_read() {
+        let found = decoder(json!({
+            "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "attention_bias": true,
+            "mlp_bias": true, "tie_word_embeddings": true, "max_position_embeddings": 4096, "hidden_act": "gelu",
+        }))
+        .unwrap();
+        let layer = &found.layers[0];
+        assert_eq!((layer.attention.kv_heads, layer.attention.head_size, found.rope.dims), (2, 32, 32));
+        assert!(layer.attention.qkv_bias && layer.attention.output_bias && layer.mlp.bias && found.tied_head);
+        assert_eq!((found.context, found.norm_epsilon, found.rope.theta), (4096, 1e-5, 5e5));
+        assert_eq!(layer.mlp.activation, Activation::Gelu);
+    }
+
+    #[test]
+    fn windows_are_told_from_none() {
+        let check = |class: &str, window: Value, expect| {
+            let found = decoder(json!({"architectures": [class], "sliding_window": window})).unwrap();
+            assert_eq!(found.layers[1].attention.window, expect);
+        };
+        check("MistralForCausalLM", json!(512), Some(512));
+        check("MistralForCausalLM", json!(null), None);
+        check("MistralForCausalLM", json!(1 << 20), None);
+        check("LlamaForCausalLM", json!(512), None);
+    }
+
+    #[test]
+    fn rope_is_read_in_the_old_spelling_and_the_new() {
+        let check = |changes: Value, theta, scaling| {
+            assert_eq!(decoder(changes).unwrap().rope, Rope { theta, dims: 16, scaling });
+        };
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let numbers = json!({
+            "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        });
+        let old = with(numbers.clone(), json!({"rope_type": "llama3"}));
+        check(json!({"rope_theta": 500_000, "rope_scaling": old}), 5e5, llama3.clone());
+        let both = with(old, json!({"type": "llama3"}));
+        check(json!({"rope_scaling": both}), 1e4, llama3.clone());
+        let new = with(numbers, json!({"rope_type": "llama3", "rope_theta": 1e6}));
+        check(json!({"rope_parameters": new}), 1e6, llama3);
+        let linear = RopeScaling::Linear { factor: 2.0 };
+        check(json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), 1e4, linear);
+        check(json!({"rope_scaling": null}), 1e4, RopeScaling::None);
+        check(
+            json!({"rope_parameters": {"rope_type": "default", "rope_theta": 7e4}}),
+            7e4,
+            RopeScaling::None,
+        );
+        refused(
+            decoder(json!({"rope_scaling": {"type": "linear"}})),
+            "a rope scaling with factor, found none",
+        );
+        let llama3 = json!({"rope_type": "llama3", "factor": 8.0});
+        refused(decoder(json!({"rope_scaling": llama3})), "a rope scaling with low_freq_factor, found none");
+        refused(
+            decoder(json!({"rope_scaling": {"type": "yarn", "factor": 2.0}})),
+            "rope scaling \"yarn\" is not supported",
+        );
+        refused(decoder(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor \"0.5\"");
+    }
+
+    #[test]
+    fn broken_numbers_are_refused() {
+        refused(decoder(json!({"num_hidden_layers": 0})), "num_hidden_layers from 1");
+        refused(decoder(json!({"num_hidden_layers": u64::MAX})), "num_hidden_layers from 1");
+        refused(decoder(json!({"num_attention_heads": 0})), "num_attention_heads from 1");
+        refused(decoder(json!({"num_attention_heads": 5})), "divide the hidden_size 64, found 5");
+        refused(decoder(json!({"hidden_size": -64})), "malformed");
+        refused(decoder(json!({"hidden_size": "64"})), "malformed");
+    }
+
+    #[test]
+    fn an_activation_that_is_not_compiled_is_refused() {
+        refused(decoder(json!({"hidden_act": "xielu"})), "hidden_act \"xielu\" is not supported");
+    }
+}
