@@ -1,33 +1,26 @@
 //! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it, with bounded work.
 //!
 //! Templates come from outside; rendering is limited in steps, in what they produce and in output, and reads no clock:
-//! the date is given. Rendering is here, what is limited in [`budget`] and [`bounded`], and where in [`guard`].
+//! the date is given. Rendering is in [`renderer`], what is limited in [`budget`] and [`bounded`], and where in [`guard`].
 
 mod bounded;
 mod budget;
 mod guard;
 mod message;
 mod python;
+mod renderer;
 
-use std::{collections::BTreeMap, thread};
+use std::{collections::BTreeMap, sync::Arc};
 
-use minijinja::{
-    AutoEscape, Environment, ErrorKind, Value, context,
-    machinery::{self, CodeGenerator, Instructions},
-    syntax::SyntaxConfig,
-    value::Serde,
-};
+use minijinja::{Environment, ErrorKind, syntax::SyntaxConfig};
 
 use budget::Budget;
+use renderer::Renderer;
 
 pub use message::{Message, Role};
 
 /// Steps that one rendering may take; a conversation takes some hundred a message.
 const FUEL: u64 = 500_000;
-
-/// Bytes of stack for a template. minijinja walks nested values by recursion, with up to 512 bytes a level (measured,
-/// in minijinja 3.0.5), and a step nests one level at most.
-const STACK: usize = FUEL as usize * 1024;
 
 /// Bytes that one rendering may give.
 const MAX_OUTPUT: usize = 64 << 20;
@@ -73,11 +66,10 @@ pub struct RenderOptions {
     pub date: (i64, u8, u8),
 }
 
-/// A parsed chat template.
+/// A parsed chat template. Cloning is cheap.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    source: String,
-    special_tokens: BTreeMap<String, String>,
+    renderer: Arc<Renderer>,
     knows_developer: bool,
 }
 
@@ -85,11 +77,8 @@ impl ChatTemplate {
     /// Parses a template; `special_tokens` are the texts that it names, such as `bos_token`.
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, TemplateError> {
         let source = without_generation_blocks(source);
-        let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
-        isolated(|| {
-            environment((1970, 1, 1)).and_then(|env| compile(&env, &source).map(drop)).map_err(malformed)
-        })?;
-        Ok(Self { knows_developer: source.contains("developer"), source, special_tokens })
+        let knows_developer = source.contains("developer");
+        Ok(Self { renderer: Arc::new(Renderer::start(source, special_tokens)?), knows_developer })
     }
 
     /// The conversation as text.
@@ -118,62 +107,17 @@ impl ChatTemplate {
     }
 
     fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        isolated(|| self.render_here(messages, options))
-    }
-
-    fn render_here(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        let failed = |error: minijinja::Error| match python::refusal(&error) {
-            Some(message) => TemplateError::Refused { message },
-            None => TemplateError::Failed { reason: format!("{error:#}") },
-        };
-        let env = environment(options.date).map_err(failed)?;
-        let (instructions, blocks) = compile(&env, &self.source).map_err(failed)?;
-        let values = context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
-            // Templates ask whether these are none, which what is not there is not.
-            tools => Value::from(()),
-            documents => Value::from(()),
-            ..Value::from(Serde(&self.special_tokens)),
-        };
-        let mut text = String::new();
-        let mut output = machinery::make_string_output(&mut text);
-        machinery::eval(&env, &instructions, values, &blocks, &mut output, AutoEscape::None)
-            .map(drop)
-            .map_err(failed)?;
-        Ok(text)
+        self.renderer.render(messages.to_vec(), *options)
     }
 }
 
-/// Runs `work` where neither a deep stack nor a panic of the template engine ends the process.
-fn isolated<T: Send>(work: impl FnOnce() -> Result<T, TemplateError> + Send) -> Result<T, TemplateError> {
-    let failed = |reason: String| TemplateError::Failed { reason };
-    thread::scope(|scope| {
-        thread::Builder::new()
-            .name("chat-template".to_owned())
-            .stack_size(STACK)
-            .spawn_scoped(scope, work)
-            .map_err(|error| failed(format!("expected a thread to render on, found: {error}")))?
-            .join()
-            .unwrap_or_else(|_| Err(failed("the template engine panicked".to_owned())))
-    })
-}
-
-/// What a template compiles to: its own instructions, and those of its blocks by name.
-type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
-
-/// Parses a template and compiles it with its guard.
-fn compile<'a>(env: &Environment<'_>, source: &'a str) -> Result<Compiled<'a>, minijinja::Error> {
-    const NAME: &str = "chat template";
-    let tree = machinery::parse(source, NAME, env.syntax().clone())?;
-    let mut generator = CodeGenerator::new(NAME, source);
-    generator.compile_stmt(&guard::statement(&tree));
-    Ok(generator.finish())
+fn syntax() -> Result<SyntaxConfig, minijinja::Error> {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
 fn environment(date: (i64, u8, u8)) -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
-    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_syntax(syntax()?);
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(100);
     env.set_unknown_method_callback(python::method);
@@ -299,6 +243,28 @@ mod tests {
         assert!(matches!(backwards, Ok(_) | Err(TemplateError::Failed { .. })), "{backwards:?}");
         assert!(matches!(render("{% for %}", user), Err(TemplateError::Malformed { .. })));
         assert!(matches!(render("{{ nothing.at.all }}", user), Err(TemplateError::Failed { .. })));
+    }
+
+    #[test]
+    fn one_conversation_does_not_spoil_the_next() {
+        let source = "{% if messages[0].content == 'much' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}\
+            {% endfor %}{% endif %}{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ messages[0].content }}";
+        let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
+        std::thread::scope(|scope| {
+            for asker in 0..4 {
+                let template = template.clone();
+                scope.spawn(move || {
+                    for round in 0..8 {
+                        let text = format!("{asker} {round}");
+                        let says = |text: &str| {
+                            template.render(&[Message::new(Role::User, text.to_owned())], &OPTIONS)
+                        };
+                        assert_eq!(says(&text).unwrap(), format!("1{text}"));
+                        assert!(matches!(says("much"), Err(TemplateError::Failed { .. })));
+                    }
+                });
+            }
+        });
     }
 
     #[test]
