@@ -1,7 +1,8 @@
 //! ONNX Runtime: the only crate with `ort`, dynamic libraries and FFI. Implements the engine's ports.
 //!
 //! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] and [`encoder`] run variant A,
-//! [`fixed`] runs variant B, [`split`] joins two executors, and [`ep`] holds what each provider is told.
+//! [`fixed`] runs variant B, [`split`] joins two executors, [`lasting`] brings one
+//! back whose device was lost, and [`ep`] holds what each provider is told.
 
 pub mod dynamic;
 pub mod encoder;
@@ -11,6 +12,7 @@ pub mod fixed;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inventory;
+pub mod lasting;
 pub mod memory;
 pub mod once;
 mod ort;

@@ -109,6 +109,22 @@ impl SplitExecutor {
         to.write(slot, own, &block)
     }
 
+    /// Where one side lost its device, and every slot with it, the other one's slots are emptied too.
+    fn forget(&mut self, error: StepError) -> StepError {
+        if !matches!(error, StepError::Lost { .. }) {
+            return error;
+        }
+        for side in &mut self.sides {
+            for (index, held) in side.slots.iter_mut().enumerate() {
+                if let Err(error) = side.executor.truncate(SlotId(index as u32), 0) {
+                    return error;
+                }
+                *held = Held::default();
+            }
+        }
+        error
+    }
+
     /// Runs the sides' parts of a plan, after the handovers that they need.
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.sides.iter_mut().for_each(|side| side.plan.clear());
@@ -192,7 +208,7 @@ impl Executor for SplitExecutor {
 
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
         self.check(plan)?;
-        self.run(plan)?;
+        self.run(plan).map_err(|error| self.forget(error))?;
         let vocab = self.limits.vocab;
         Ok(Logits::new(&self.logits[..plan.logits_rows() * vocab], vocab))
     }
@@ -234,8 +250,8 @@ impl Executor for SplitExecutor {
             let expected = format!("at most {room} tokens at 0 to {held}");
             return Err(StepError::bad_plan(format!("expected {expected}, found {found} at {at}")));
         }
-        self.hand_over(DECODE, slot, at)?;
-        self.sides[DECODE].write(slot, at, block)?;
+        let write = self.hand_over(DECODE, slot, at).and_then(|()| self.sides[DECODE].write(slot, at, block));
+        write.map_err(|error| self.forget(error))?;
         match self.sides[PREFILL].truncate(slot, at) {
             Err(StepError::CannotRewind) => self.sides[PREFILL].truncate(slot, 0),
             outcome => outcome,

@@ -46,6 +46,8 @@ pub struct Core {
     running: Vec<Sequence>,
     /// Whether the device ran out of memory: nobody new runs until somebody has ended.
     pressed: bool,
+    /// How often in a row the device was lost.
+    losses: usize,
     grants: Vec<Grant>,
     plan: StepPlan,
     scratch: Scratch,
@@ -66,6 +68,7 @@ impl Core {
             queue: VecDeque::new(),
             running: Vec::with_capacity(limits.slots),
             pressed: false,
+            losses: 0,
             grants: Vec::with_capacity(limits.slots),
             plan: StepPlan::default(),
             scratch: Scratch::new(limits.vocab),

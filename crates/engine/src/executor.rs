@@ -203,6 +203,12 @@ pub enum StepError {
     /// The executor cannot take tokens back.
     #[error("this device cannot rewind a sequence")]
     CannotRewind,
+    /// The device was lost and is back: every slot is empty.
+    #[error("the device was lost: {message}")]
+    Lost {
+        /// The runtime's message.
+        message: String,
+    },
     /// The device failed.
     #[error("the device failed: {message}")]
     Device {
@@ -227,7 +233,8 @@ pub trait Executor: Send {
     ///
     /// # Errors
     /// Whatever the error, the slots named in the plan still hold their first `at` tokens and nothing beyond them that
-    /// may be relied on; the caller truncates them to `at` or less before it names them again.
+    /// may be relied on; the caller truncates them to `at` or less before it names them again. Only after
+    /// [`StepError::Lost`] no slot, named or not, holds anything.
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError>;
 
     /// Keeps only the first `len` tokens of a slot, which holds at least as many; 0 gives its memory back.

@@ -273,6 +273,28 @@ fn failures_end_those_who_took_part_and_no_others() {
 }
 
 #[test]
+fn a_lost_device_costs_time_and_no_answer() {
+    let mut bench = Bench::with(limits(2, 1 << 20), |executor| {
+        // Twice in a row, and once more after a step that succeeded.
+        let ok = || Mishap::None;
+        executor.mishaps = [ok(), ok(), Mishap::Lost, Mishap::Lost, ok(), Mishap::Lost].into();
+    });
+    let sinks: Vec<Recorder> = (1..4).map(|n| bench.ask(&prompt(n, 20), 9)).collect();
+    bench.drain();
+    for (n, sink) in (1..4).zip(&sinks) {
+        assert_eq!(sink.heard().tokens, greedy(&prompt(n, 20), 9));
+    }
+    // One that is lost whenever it is tried takes whoever runs with it, and nobody else.
+    let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
+        executor.mishaps = vec![Mishap::Lost; 3].into();
+    });
+    let (hit, spared) = (bench.ask(&[1, 2], 9), bench.ask(&[5], 4));
+    bench.drain();
+    assert!(matches!(finish(&hit), Finish::Failed(StepError::Lost { .. })));
+    assert_eq!(spared.heard().tokens, greedy(&[5], 4));
+}
+
+#[test]
 fn a_slot_that_cannot_be_emptied_is_given_up() {
     let lost = StepError::Device { message: "lost".into() };
     let spoil = |slots: usize| {

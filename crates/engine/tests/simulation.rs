@@ -154,6 +154,7 @@ fn mishap(rng: &mut SplitMix64) -> Mishap {
         0 => Mishap::Error(StepError::Device { message: "injected".into() }),
         1..5 => Mishap::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 }),
         5 => Mishap::NotANumber,
+        6 => Mishap::Lost,
         _ => Mishap::None,
     }
 }

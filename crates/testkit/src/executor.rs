@@ -22,6 +22,8 @@ pub enum Mishap {
     None,
     /// It gives this error, and leaves in the slots of a failed step what nobody may rely on.
     Error(StepError),
+    /// The device is lost: its slots are empty when it is back. Of no effect on a truncation.
+    Lost,
     /// It panics.
     Panic,
     /// It gives logits that are not numbers. Of no effect on a truncation.
@@ -33,7 +35,7 @@ impl Mishap {
         match self {
             Self::Error(error) => Err(error.clone()),
             Self::Panic => panic!("the fake executor was told to panic"),
-            Self::None | Self::NotANumber => Ok(()),
+            Self::None | Self::NotANumber | Self::Lost => Ok(()),
         }
     }
 }
@@ -133,6 +135,14 @@ impl FakeExecutor {
         self.watch.set(span.slot, slot.len());
     }
 
+    fn lose(&mut self) -> StepError {
+        for slot in 0..self.slots.len() {
+            self.slots[slot].clear();
+            self.watch.set(SlotId(slot as u32), 0);
+        }
+        StepError::Lost { message: "the fake executor was told to lose its device".to_owned() }
+    }
+
     /// What a failed step leaves: a slot with more in it than before.
     fn soil(&mut self, plan: &StepPlan) {
         if let Some(span) = plan.spans.first() {
@@ -180,6 +190,9 @@ impl Executor for FakeExecutor {
     fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
         self.check(plan)?;
         let mishap = self.mishaps.pop_front().unwrap_or(Mishap::None);
+        if mishap == Mishap::Lost {
+            return Err(self.lose());
+        }
         if let Err(error) = mishap.strike() {
             self.soil(plan);
             return Err(error);

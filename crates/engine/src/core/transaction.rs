@@ -6,6 +6,9 @@ use crate::{
     request::Finish,
 };
 
+/// Losses of the device, with no step between them that succeeded, after which sequences are not run again.
+const LOSSES: usize = 2;
+
 impl Core {
     /// Runs the plan, chooses next tokens, and reports them.
     ///
@@ -13,6 +16,7 @@ impl Core {
     /// The executor's. No sequence has changed then.
     pub(super) fn execute(&mut self) -> Result<(), StepError> {
         let logits = self.device.step(&self.plan)?;
+        self.losses = 0;
         let mut ended = Vec::new();
         let mut row = 0;
         for (span, grant) in self.plan.spans.iter().zip(&self.grants) {
@@ -34,8 +38,11 @@ impl Core {
     }
 
     /// After a failed step: where memory was short it is made and the same sequences run again; otherwise those that
-    /// took part end with the reason, and the others go on.
+    /// took part end with the reason, and the others go on. After the loss of the device all of them run again.
     pub(super) fn recover(&mut self, error: &StepError) {
+        if matches!(error, StepError::Lost { .. }) {
+            return self.restart(error);
+        }
         let again = matches!(error, StepError::OutOfMemory { .. })
             && (self.slots.oldest_idle(None).is_some() || self.running.len() > 1);
         self.grants.sort_unstable_by_key(|grant| std::cmp::Reverse(grant.index));
@@ -47,6 +54,22 @@ impl Core {
         }
         if again {
             self.make_memory();
+        }
+    }
+
+    /// Goes on with a device that came back empty: every sequence waits to run again from its tokens. One that is lost
+    /// time and again takes them with it.
+    fn restart(&mut self, error: &StepError) {
+        self.slots.forget();
+        self.pressed = false;
+        self.losses += 1;
+        while let Some(mut sequence) = self.running.pop() {
+            sequence.slot = None;
+            if self.losses <= LOSSES {
+                self.queue.push_front(sequence);
+            } else {
+                self.report(sequence, Finish::Failed(error.clone()));
+            }
         }
     }
 

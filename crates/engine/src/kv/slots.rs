@@ -41,6 +41,8 @@ pub enum SlotState {
 }
 
 impl SlotState {
+    const EMPTY: Self = Self::Idle { tokens: Vec::new(), released: 0, prompt_end: None };
+
     /// Tokens in the cache.
     pub fn length(&self) -> usize {
         match self {
@@ -74,8 +76,7 @@ pub struct Slots {
 impl Slots {
     /// Empty slots.
     pub fn new(limits: &Limits) -> Self {
-        let empty = SlotState::Idle { tokens: Vec::new(), released: 0, prompt_end: None };
-        Self { states: vec![empty; limits.slots], kv: limits.kv, context: limits.context }
+        Self { states: vec![SlotState::EMPTY; limits.slots], kv: limits.kv, context: limits.context }
     }
 
     /// Every slot's state.
@@ -147,6 +148,11 @@ impl Slots {
     /// Takes a slot back with the tokens it holds, and the end of the prompt among them.
     pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
         self.states[slot.index()] = SlotState::Idle { tokens, released: now, prompt_end };
+    }
+
+    /// Empties every slot, given up or not, because the device lost what was in it.
+    pub fn forget(&mut self) {
+        self.states.fill(SlotState::EMPTY);
     }
 
     /// Gives a slot up.
