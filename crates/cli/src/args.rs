@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::{Calibration, NpuPolicy, Order, Scheme, Split, Target};
+use narthex_spec::{Calibration, NpuPolicy, Order, Power, Scheme, Split, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -94,6 +94,10 @@ pub(crate) struct LoadArgs {
     /// With --npu require: the least share of the multiply-accumulates on the NPU, 0 to 1
     #[arg(long, default_value_t = Config::standard().npu_share, value_name = "SHARE", value_parser = share)]
     pub(crate) npu_share: f64,
+
+    /// What NPUs and GPUs give for their speed: burst, balanced or saver
+    #[arg(long, default_value_t = Power::Burst, value_name = "PRESET")]
+    pub(crate) power: Power,
 
     /// Threads for compute; 0 takes one per usable core
     #[arg(long, default_value_t = 0, value_name = "N")]

@@ -19,6 +19,7 @@ pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
             place: load.place,
             npu: load.npu,
             npu_share: load.npu_share,
+            power: load.power,
             ..standard
         },
     }
@@ -37,7 +38,7 @@ pub(crate) fn serve_config(home: Option<PathBuf>, serve: &ServeArgs) -> Config {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use narthex_spec::{NpuPolicy, Scheme};
+    use narthex_spec::{NpuPolicy, Power, Scheme};
 
     use super::*;
     use crate::args::{Args, Command};
@@ -63,6 +64,8 @@ mod tests {
             "off",
             "--npu-share",
             "0.5",
+            "--power",
+            "saver",
             "--place",
             "prefill=qnn,decode=cpu",
         ])
@@ -72,6 +75,7 @@ mod tests {
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));
+        assert_eq!(config.power, Power::Saver);
         assert_eq!(
             (config.npu_share, config.place.unwrap().to_string().as_str()),
             (0.5, "prefill=qnn,decode=cpu")

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use narthex_spec::{NpuPolicy, Order, Scheme, Split};
+use narthex_spec::{NpuPolicy, Order, Power, Scheme, Split};
 
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
@@ -21,6 +21,8 @@ pub struct Config {
     pub npu: NpuPolicy,
     /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1.
     pub npu_share: f64,
+    /// What devices other than the CPU give for their speed.
+    pub power: Power,
     /// Threads for compute; 0 takes one per core that this process may use.
     pub threads: usize,
     /// Sequences that may run at once, per chat model.
@@ -48,6 +50,7 @@ impl Config {
             place: None,
             npu: NpuPolicy::Prefer,
             npu_share: 0.99,
+            power: Power::Burst,
             threads: 0,
             slots: 8,
             kv_budget: 2 << 30,

@@ -6,6 +6,7 @@ pub mod announce;
 pub mod bench;
 mod calibration;
 mod cancel;
+mod care;
 mod chat;
 pub mod check;
 mod config;

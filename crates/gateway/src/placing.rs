@@ -18,6 +18,7 @@ use narthex_spec::{
 };
 
 use crate::{
+    care,
     config::Config,
     contexts,
     error::Error,
@@ -26,7 +27,7 @@ use crate::{
     loaded::Worker,
     machine::Circumstances,
     placement::{self, PlacementReport},
-    start::{Model, Opening},
+    start::{Model, Opened, Opening},
     verify::{self, Alarm, watched},
 };
 
@@ -178,8 +179,37 @@ pub(crate) struct Candidate<'a> {
     pub(crate) now: Circumstances,
 }
 
+impl Candidate<'_> {
+    /// Loads the package on the device. What was refused on the way is added to `notes`.
+    fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
+        match &self.device {
+            Device::Qnn(_) => contexts::open(self, notes),
+            device => self.opening.open(device, self.name.variant(), Form::Graph),
+        }
+    }
+
+    /// Loads the same again, however often that is asked for.
+    fn again(&self) -> impl FnMut() -> Result<Model, Error> + Send + use<> {
+        let (kept, name, device) = (self.opening.keep(), self.name, self.device.clone());
+        let (machine, now) = (self.machine.clone(), self.now.clone());
+        move || {
+            tracing::warn!(
+                "{} was lost; {} is loaded there again",
+                name.describe(),
+                kept.opening().manifest.name
+            );
+            let (opening, device) = (kept.opening(), device.clone());
+            let (machine, now) = (machine.clone(), now.clone());
+            let mut notes = Vec::new();
+            let opened = Candidate { opening: &opening, name, device, machine, now }.open(&mut notes)?;
+            notes.iter().for_each(|note| tracing::warn!("{note}"));
+            Ok(opened.model)
+        }
+    }
+}
+
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
-    let device = ep::probe(name, facts).map_err(Attempt::Refused)?;
+    let device = ep::probe(name, facts).map_err(Attempt::Refused)?.with_power(opening.config.power);
     let variant = name.variant();
     if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
         return Err(Attempt::Refused(lacking(opening, variant)));
@@ -191,15 +221,13 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
     let now = Circumstances::now(name, &device, opening.runtime);
     let candidate = Candidate { opening, name, device, machine, now };
     let mut notes = Vec::new();
-    let mut opened = match &candidate.device {
-        Device::Qnn(_) => contexts::open(&candidate, &mut notes)?,
-        device => opening.open(device, variant, Form::Graph)?,
-    };
+    let mut opened = candidate.open(&mut notes)?;
     let report = placement::report(name, opening.folder, &opened.graphs, notes)?;
     if name.kind() == DeviceKind::Cpu {
         // It is the reference itself.
         return Ok(Ready { model: opened.model, report, alarms: Vec::new() });
     }
+    opened.model = care::cared_for(opened.model, name, candidate.again());
     if let Some(refusal) = verify::check(&candidate, &mut opened)? {
         return Err(Attempt::Refused(refusal));
     }

@@ -1,7 +1,7 @@
 //! Starts what runs a package on one device: an engine for decoders, a queue for encoders. Which device that is, is
 //! decided in [`crate::placing`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use narthex_catalog::store::Store;
 use narthex_device::{
@@ -44,6 +44,29 @@ pub(crate) struct Opening<'a> {
     pub(crate) store: &'a Store,
 }
 
+/// What it takes to load a package again, long after its first load.
+pub(crate) struct Kept {
+    folder: PathBuf,
+    manifest: Manifest,
+    runtime: &'static Runtime,
+    config: Config,
+    tokenizer: Tokenizer,
+    store: Store,
+}
+
+impl Kept {
+    pub(crate) fn opening(&self) -> Opening<'_> {
+        Opening {
+            folder: &self.folder,
+            manifest: &self.manifest,
+            runtime: self.runtime,
+            config: &self.config,
+            tokenizer: &self.tokenizer,
+            store: &self.store,
+        }
+    }
+}
+
 /// A decoder or encoder in a session, before any thread runs it.
 pub(crate) enum Model {
     Decoder(Box<dyn Executor>),
@@ -57,6 +80,18 @@ pub(crate) struct Opened {
 }
 
 impl Opening<'_> {
+    /// The same, to be kept.
+    pub(crate) fn keep(&self) -> Kept {
+        Kept {
+            folder: self.folder.to_owned(),
+            manifest: self.manifest.clone(),
+            runtime: self.runtime,
+            config: self.config.clone(),
+            tokenizer: self.tokenizer.clone(),
+            store: self.store.clone(),
+        }
+    }
+
     /// Loads the variant of the package that `variant` names on a device.
     pub(crate) fn open(&self, device: &Device, variant: Variant, form: Form<'_>) -> Result<Opened, Error> {
         match (variant, &self.manifest.architecture) {

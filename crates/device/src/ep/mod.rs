@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_spec::{DeviceName, Ep, target::OpenVinoDevice};
+use narthex_spec::{DeviceName, Ep, Power, target::OpenVinoDevice};
 
 pub use coreml::{CoreMlOptions, Specialization, Units};
 pub use cuda::{CudaOptions, Products};
@@ -26,9 +26,9 @@ pub use directml::{DirectMlOptions, Metacommands, Preference};
 pub use openvino::{Hint, Mode, OpenVinoOptions, Precision};
 use probe::Vendor;
 pub use probe::{Cause, Facts, Refusal, probe};
-pub use qnn::{Performance, QnnOptions};
+pub use qnn::{Priority, QnnOptions};
 pub use vitisai::{Cache, Overlay, VitisAiOptions};
-pub use webgpu::{Power, Validation, WebGpuOptions};
+pub use webgpu::{Choice, Validation, WebGpuOptions};
 
 use crate::runtime::OrtDevice;
 
@@ -80,10 +80,24 @@ impl Device {
             Self::OpenVino(options) => options.cache = None,
             Self::VitisAi(options) => options.cache = None,
             Self::CoreMl(options) => options.cache = None,
-            Self::Cpu | Self::Qnn(_) | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => {}
+            // Clocks and priorities change no outcome.
+            Self::Qnn(options) => (options.power, options.priority) = (Power::Burst, Priority::Normal),
+            Self::Cpu | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => {}
         }
         let options = device.options().into_iter().filter(|(key, _)| !key.ends_with("_path"));
         options.map(|(key, value)| (key.to_owned(), value)).collect()
+    }
+
+    /// The device with its clocks as a preset says, and of several GPUs the one that suits it.
+    #[must_use]
+    pub fn with_power(mut self, power: Power) -> Self {
+        match &mut self {
+            Self::Qnn(options) => options.power = power,
+            Self::DirectMl(options) if power == Power::Saver => options.preference = Preference::MinimumPower,
+            Self::WebGpu(options) if power == Power::Saver => options.choice = Choice::LowPower,
+            _ => {}
+        }
+        self
     }
 
     /// The provider's options, by its own names.

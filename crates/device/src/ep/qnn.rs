@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use narthex_spec::{Ep, target::QnnChip};
+use narthex_spec::{Ep, Power, target::QnnChip};
 
 use super::{Device, Facts, Refusal, beside};
 
@@ -22,29 +22,38 @@ pub struct QnnOptions {
     pub backend: PathBuf,
     /// The chips that graphs are compiled for; none leaves it to the machine's own NPU.
     pub chips: Vec<QnnChip>,
-    /// What the NPU's clocks do.
-    pub performance: Performance,
+    /// What the NPU's clocks do while a graph runs.
+    pub power: Power,
+    /// Whose work comes first.
+    pub priority: Priority,
+    /// Megabytes of the memory near the cores that a graph may take; `None` takes all that the chips have.
+    pub vtcm_mb: Option<u32>,
 }
 
-/// What the NPU's clocks do while a graph runs.
+/// Which work the NPU does first where there is more than one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Performance {
-    /// The shortest answers.
-    Burst,
-    /// A balance of time and energy.
-    Balanced,
-    /// The least energy.
-    Saver,
+pub enum Priority {
+    /// That of others.
+    Low,
+    /// Neither.
+    Normal,
+    /// This.
+    High,
 }
 
-impl Performance {
-    /// QNN's name of the mode, and microseconds that a call may wait for the NPU to wake.
-    fn mode(self) -> (&'static str, u32) {
-        match self {
-            Self::Burst => ("burst", 100),
-            Self::Balanced => ("balanced", 100),
-            Self::Saver => ("power_saver", 1000),
-        }
+/// What the NPU is told for a preset.
+struct Preset {
+    /// QNN's name of the performance mode.
+    mode: &'static str,
+    /// Microseconds that a call may wait for the NPU to wake.
+    rpc_latency: u32,
+}
+
+fn preset(power: Power) -> Preset {
+    match power {
+        Power::Burst => Preset { mode: "burst", rpc_latency: 100 },
+        Power::Balanced => Preset { mode: "balanced", rpc_latency: 100 },
+        Power::Saver => Preset { mode: "power_saver", rpc_latency: 1000 },
     }
 }
 
@@ -55,16 +64,24 @@ impl QnnOptions {
         Self {
             backend: PathBuf::from(beside(plugin, name)),
             chips: chips.to_vec(),
-            performance: Performance::Burst,
+            power: Power::Burst,
+            priority: Priority::Normal,
+            vtcm_mb: None,
         }
     }
 
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
-        let (mode, latency) = self.performance.mode();
+        let Preset { mode, rpc_latency } = preset(self.power);
+        let priority = match self.priority {
+            Priority::Low => "low",
+            Priority::Normal => "normal",
+            Priority::High => "high",
+        };
         let mut entries = vec![
             ("backend_path", self.backend.to_string_lossy().into_owned()),
             ("htp_performance_mode", mode.to_owned()),
-            ("rpc_control_latency", latency.to_string()),
+            ("rpc_control_latency", rpc_latency.to_string()),
+            ("qnn_context_priority", priority.to_owned()),
             ("htp_graph_finalization_optimization_mode", "3".to_owned()),
             // Its default differs from what its documentation says, so it is always given.
             ("enable_htp_fp16_precision", "1".to_owned()),
@@ -78,7 +95,8 @@ impl QnnOptions {
             };
             entries.push(("soc_model", list(|chip| chip.facts().soc_model)));
             entries.push(("htp_arch", list(|chip| chip.facts().htp_arch)));
-            let vtcm = self.chips.iter().map(|chip| chip.facts().vtcm_mb).min().unwrap_or(0);
+            let all = self.chips.iter().map(|chip| chip.facts().vtcm_mb).min().unwrap_or(0);
+            let vtcm = self.vtcm_mb.map_or(all, |wanted| wanted.min(all));
             entries.push(("vtcm_mb", vtcm.to_string()));
         }
         entries
@@ -155,7 +173,20 @@ mod tests {
         check("htp_arch", "73,79");
         check("enable_htp_fp16_precision", "1");
         check("htp_performance_mode", "burst");
+        check("qnn_context_priority", "normal");
+        check("vtcm_mb", "8");
         assert!(options.backend.starts_with("/q"));
+        let thrifty =
+            QnnOptions { power: Power::Saver, priority: Priority::Low, vtcm_mb: Some(4), ..options.clone() };
+        let thrifty = thrifty.entries();
+        for entry in [
+            ("htp_performance_mode", "power_saver"),
+            ("rpc_control_latency", "1000"),
+            ("qnn_context_priority", "low"),
+            ("vtcm_mb", "4"),
+        ] {
+            assert!(thrifty.contains(&(entry.0, entry.1.to_owned())), "{entry:?}");
+        }
         let none = QnnOptions::new(Path::new("/q/plugin.so"), &[]);
         assert!(none.entries().iter().all(|(key, _)| *key != "soc_model"));
     }

@@ -12,18 +12,18 @@ pub(super) const NAME: &str = "WebGpuExecutionProvider";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WebGpuOptions {
     /// Which GPU is taken where there are several.
-    pub power: Power,
+    pub choice: Choice,
     /// How closely the calls to the GPU are checked.
     pub validation: Validation,
 }
 
 /// Which GPU is taken where there are several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Power {
+pub enum Choice {
     /// The fastest.
-    High,
+    HighPerformance,
     /// The thriftiest.
-    Low,
+    LowPower,
 }
 
 /// How closely the calls to the GPU are checked.
@@ -37,21 +37,21 @@ pub enum Validation {
 
 impl Default for WebGpuOptions {
     fn default() -> Self {
-        Self { power: Power::High, validation: Validation::Off }
+        Self { choice: Choice::HighPerformance, validation: Validation::Off }
     }
 }
 
 impl WebGpuOptions {
     pub(super) fn entries(self) -> Vec<(&'static str, String)> {
-        let power = match self.power {
-            Power::High => "high-performance",
-            Power::Low => "low-power",
+        let choice = match self.choice {
+            Choice::HighPerformance => "high-performance",
+            Choice::LowPower => "low-power",
         };
         let validation = match self.validation {
             Validation::Off => "disabled",
             Validation::Full => "full",
         };
-        vec![("powerPreference", power.to_owned()), ("validationMode", validation.to_owned())]
+        vec![("powerPreference", choice.to_owned()), ("validationMode", validation.to_owned())]
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn options_by_the_provider_s_names() {
-        let options = WebGpuOptions { power: Power::Low, validation: Validation::Full };
+        let options = WebGpuOptions { choice: Choice::LowPower, validation: Validation::Full };
         let expected = [("powerPreference", "low-power"), ("validationMode", "full")];
         assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
     }
