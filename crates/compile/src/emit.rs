@@ -132,6 +132,14 @@ impl<'a> Emitter<'a> {
         Ok(self.external(name, dtype, shape, place))
     }
 
+    /// A scalar constant in the activations' type.
+    pub(crate) fn number(&mut self, value: f64) -> String {
+        match self.compute {
+            DType::F16 => self.graph.half_scalar(f16::from_f64(value).to_bits()),
+            _ => self.graph.scalar(value as f32),
+        }
+    }
+
     /// Where a tensor was written.
     pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<Place> {
         self.places.plain.get(&(name.to_owned(), dtype)).copied()

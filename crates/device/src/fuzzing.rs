@@ -23,7 +23,10 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
     match &manifest.architecture {
         Architecture::Decoder(_) => {
             let parts = dynamic::Parts::read(package, manifest, &OPTIONS)?;
-            read_rows(&parts.table);
+            let embedding = &parts.embedding;
+            let mut row = vec![0.0; embedding.width()];
+            embedding.write(0, 0, &mut row);
+            embedding.write(embedding.vocab() as u32 - 1, parts.limits.context - 1, &mut row);
             let kv = &parts.limits.kv;
             kv.bytes(parts.limits.slots, kv.capacity_for(parts.limits.context, parts.limits.context));
         }

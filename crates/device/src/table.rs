@@ -5,8 +5,9 @@ use std::{fs::File, path::Path};
 use half::f16;
 use memmap2::Mmap;
 use narthex_spec::{
-    DType,
-    manifest::{FileRange, HostTable, TableEncoding},
+    DType, TokenId,
+    arch::DecoderArch,
+    manifest::{FileRange, HostTable, Manifest, TableEncoding, TableRole},
 };
 
 use crate::{error::DeviceError, package};
@@ -27,6 +28,52 @@ enum Data {
         quants: Mapped,
         scales: Mapped,
     },
+}
+
+/// What tokens become before the first layer: rows of the token table, and of the positions' where these are learned.
+pub(crate) struct Embedding {
+    tokens: Table,
+    positions: Option<Table>,
+}
+
+impl Embedding {
+    /// The embedding of a decoder.
+    pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
+        let open = |role, expected: (usize, usize)| {
+            let table = package::table(package, manifest, role)?;
+            let found = (table.rows, table.cols);
+            if found == expected {
+                return Ok(table);
+            }
+            let shape = |(rows, cols)| format!("{rows} x {cols}");
+            Err(DeviceError::package(format!("a {role:?} table of {}", shape(expected)), shape(found)))
+        };
+        Ok(Self {
+            tokens: open(TableRole::Token, (arch.vocab, arch.hidden))?,
+            positions: match arch.learned_positions() {
+                true => Some(open(TableRole::Position, (arch.context, arch.hidden))?),
+                false => None,
+            },
+        })
+    }
+
+    /// Vocabulary entries.
+    pub(crate) fn vocab(&self) -> usize {
+        self.tokens.rows
+    }
+
+    /// Elements of an embedded token.
+    pub(crate) fn width(&self) -> usize {
+        self.tokens.cols
+    }
+
+    /// Writes a token at a position to `out`.
+    pub(crate) fn write(&self, token: TokenId, position: usize, out: &mut [f32]) {
+        self.tokens.read_row(token as usize, out);
+        if let Some(positions) = &self.positions {
+            positions.add_row(position, out);
+        }
+    }
 }
 
 struct Mapped {

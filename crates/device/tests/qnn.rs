@@ -16,12 +16,13 @@ use narthex_device::{
     split::{SplitExecutor, SplitOptions},
 };
 use narthex_spec::{
-    Ep, Scheme, Target,
+    Ep, Recipe, Scheme, Target,
     manifest::{Context, PlacementRecord},
     target::QnnChip,
 };
 use support::{
     Package,
+    families::{self, FAMILIES, Format},
     fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
     prompt, runtime,
 };
@@ -75,6 +76,23 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
             let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
             assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{scheme} {graph}");
         }
+    }
+}
+
+#[test]
+fn every_family_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+    let device = emulation(&[QnnChip::XElite]);
+    for family in FAMILIES {
+        let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(Scheme::W8) };
+        let package = families::package(family, Format::Safetensors, recipe, None);
+        let tokens = families::tokens();
+        let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+        let mut emulated = open(&package, &device, Form::Graph).unwrap();
+        for GraphPlacement { graph, placement } in emulated.placements() {
+            let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+            assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{family} {graph}");
+        }
+        agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
     }
 }
 

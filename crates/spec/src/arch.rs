@@ -19,19 +19,45 @@ pub enum Architecture {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
-    /// Llama and what shares its structure: TinyLlama, SmolLM2, Mistral.
+    /// Llama and what shares its structure: TinyLlama, SmolLM2.
     Llama,
+    /// Mistral.
+    Mistral,
+    /// SmolLM3.
+    SmolLm3,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    /// Qwen3.
+    Qwen3,
+    /// Phi-3 and Phi-3.5.
+    Phi3,
+    /// Gemma 2.
+    Gemma2,
+    /// Gemma 3, its text part.
+    Gemma3,
+    /// GPT-2 and DistilGPT2.
+    Gpt2,
+    /// StableLM 3B, StableLM 2.
+    StableLm,
+    /// OpenELM.
+    OpenElm,
+    /// ChatGLM3.
+    ChatGlm,
     /// BERT and MiniLM.
     Bert,
 }
 
-/// A decoder-only transformer with pre-norm residual blocks.
+/// A decoder-only transformer.
 ///
 /// Canonical weight names, linear weights as `[out, in]`:
-/// `embed.weight [vocab, hidden]`, `layers.{i}.attn_norm.weight`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`,
-/// `layers.{i}.mlp_norm.weight`, `layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}`, `norm.weight`,
-/// `head.weight [vocab, hidden]` (absent when tied).
-/// Rows of q and k are in the rotate-half order (the two halves of a head are rotated against each other).
+/// `embed.weight [vocab, hidden]`, `position.weight [context, hidden]` (with learned positions),
+/// `layers.{i}.attn_norm`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`, `layers.{i}.attn.{q,k}_norm.weight`,
+/// `layers.{i}.attn_post_norm`, `layers.{i}.mlp_norm`, `layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}`,
+/// `layers.{i}.mlp_post_norm`, `norm`, `head.weight [vocab, hidden]` (absent when tied). A norm has a `weight`, a layer
+/// norm over the residual stream a `bias` too.
+///
+/// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
+/// Where [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecoderArch {
     /// The family.
@@ -44,12 +70,35 @@ pub struct DecoderArch {
     pub context: usize,
     /// One entry per layer.
     pub layers: Vec<DecoderLayer>,
-    /// Epsilon of every RMS norm.
+    /// Kind of the norms over the residual stream.
+    #[serde(default)]
+    pub norm: NormKind,
+    /// Epsilon of every norm.
     pub norm_epsilon: f32,
-    /// Rotary positions.
-    pub rope: Rope,
+    /// Rotary positions; `None` where they are learned.
+    pub rope: Option<Rope>,
+    /// Rotary positions of the layers that are rotated locally.
+    #[serde(default)]
+    pub local_rope: Option<Rope>,
+    /// What embedded tokens are multiplied with.
+    #[serde(default)]
+    pub embed_scale: Option<f32>,
+    /// Logits are bounded to ±cap: `cap · tanh(x / cap)`.
+    #[serde(default)]
+    pub logit_cap: Option<f32>,
     /// Whether the head's weight is the embedding's.
     pub tied_head: bool,
+}
+
+/// Kinds of norms.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormKind {
+    /// RMS norm, with a gain (Zhang and Sennrich 2019, arXiv:1910.07467).
+    #[default]
+    Rms,
+    /// Layer norm, with a gain and a bias (Ba et al. 2016, arXiv:1607.06450).
+    Layer,
 }
 
 /// One decoder layer.
@@ -59,6 +108,22 @@ pub struct DecoderLayer {
     pub attention: Attention,
     /// Feed-forward part.
     pub mlp: Mlp,
+    /// How the parts join the residual stream.
+    #[serde(default)]
+    pub residual: Residual,
+}
+
+/// How a layer's parts join the residual stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residual {
+    /// `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
+    #[default]
+    Sequential,
+    /// As sequential, with `attn_post_norm` and `mlp_post_norm` over what is added.
+    Sandwich,
+    /// `x += attn(n) + mlp(n)`, where `n = attn_norm(x)`; there is no `mlp_norm`.
+    Parallel,
 }
 
 /// Attention with grouped key/value heads (Ainslie et al. 2023, arXiv:2305.13245).
@@ -74,8 +139,85 @@ pub struct Attention {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Sliding window in tokens, where the layer has one.
+    /// Sliding window in tokens, the token itself included, where the layer has one.
     pub window: Option<usize>,
+    /// What normalises queries and keys, head by head, before they are rotated.
+    #[serde(default)]
+    pub qk_norm: QkNorm,
+    /// Which positions queries and keys are rotated by.
+    #[serde(default)]
+    pub rotation: Rotation,
+    /// What scores are multiplied with; `None` is `1 / √head_size`.
+    #[serde(default)]
+    pub scale: Option<f32>,
+    /// Scores are bounded to ±cap before the mask: `cap · tanh(x / cap)`.
+    #[serde(default)]
+    pub score_cap: Option<f32>,
+}
+
+/// What normalises queries and keys.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNorm {
+    /// Nothing.
+    #[default]
+    None,
+    /// RMS norm with one gain `[head_size]` for all heads (Henry et al. 2020, arXiv:2010.04245).
+    Rms,
+    /// Layer norm without bias, with a gain for each head: `[heads, head_size]`.
+    LayerPerHead,
+}
+
+/// Which rotary positions a layer uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rotation {
+    /// [`DecoderArch::rope`].
+    #[default]
+    Global,
+    /// [`DecoderArch::local_rope`].
+    Local,
+    /// None: the layer sees no positions, or learned ones.
+    None,
+}
+
+impl Attention {
+    /// Attention with rotary positions over everything before, without biases and norms.
+    pub fn plain(heads: usize, kv_heads: usize, head_size: usize) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_size,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+            qk_norm: QkNorm::None,
+            rotation: Rotation::Global,
+            scale: None,
+            score_cap: None,
+        }
+    }
+
+    /// What scores are multiplied with.
+    pub fn scale(&self) -> f64 {
+        self.scale.map_or_else(|| (self.head_size as f64).sqrt().recip(), f64::from)
+    }
+}
+
+impl DecoderArch {
+    /// Whether tokens get a learned row for their position.
+    pub fn learned_positions(&self) -> bool {
+        self.rope.is_none()
+    }
+
+    /// The rotary positions of a layer.
+    pub fn rope_of(&self, rotation: Rotation) -> Option<&Rope> {
+        match rotation {
+            Rotation::Global => self.rope.as_ref(),
+            Rotation::Local => self.local_rope.as_ref(),
+            Rotation::None => None,
+        }
+    }
 }
 
 /// A feed-forward part.

@@ -163,10 +163,14 @@ pub enum Slot {
     Logits,
     /// Output `[batch, hidden]`: one vector per text.
     Embedding,
-    /// Input `[1, 1, tokens, dims / 2]`: cosines of the new tokens' rotary angles.
+    /// Input `[1, 1, tokens, head_size / 2]`: cosines of the new tokens' rotary angles.
     Cos,
     /// Input, as [`Slot::Cos`]: sines.
     Sin,
+    /// Input, as [`Slot::Cos`], for layers that are rotated locally.
+    LocalCos,
+    /// Input, as [`Slot::LocalCos`]: sines.
+    LocalSin,
     /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: what is added to attention scores,
     /// 0 where a token may be seen.
     Mask {
@@ -275,6 +279,10 @@ pub enum TableRole {
     Cos,
     /// A row per position: sines of its rotary angles.
     Sin,
+    /// As [`TableRole::Cos`], for layers that are rotated locally.
+    LocalCos,
+    /// As [`TableRole::Sin`], for layers that are rotated locally.
+    LocalSin,
 }
 
 /// How a host table's rows lie in a file.

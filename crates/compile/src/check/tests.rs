@@ -581,17 +581,20 @@ fn a_compiler_has_the_last_word() {
 #[test]
 fn architectures_are_told_without_weights() {
     use narthex_spec::arch::*;
-    let attention =
-        Attention { heads: 9, kv_heads: 3, head_size: 64, qkv_bias: false, output_bias: false, window: None };
+    let attention = Attention::plain(9, 3, 64);
     let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false };
     let arch = Architecture::Decoder(DecoderArch {
         family: Family::Llama,
         vocab: 49152,
         hidden: 576,
         context: 8192,
-        layers: vec![DecoderLayer { attention, mlp }; 30],
+        layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 30],
         norm_epsilon: 1e-5,
-        rope: Rope { theta: 1e5, dims: 64, scaling: RopeScaling::None },
+        norm: NormKind::Rms,
+        rope: Some(Rope { theta: 1e5, dims: 64, scaling: RopeScaling::None }),
+        local_rope: None,
+        embed_scale: None,
+        logit_cap: None,
         tied_head: true,
     });
     insta::assert_snapshot!(architecture::check_architecture(

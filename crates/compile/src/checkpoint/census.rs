@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use narthex_spec::arch::{Architecture, DecoderArch, EncoderArch};
+use narthex_spec::arch::{Architecture, Attention, DecoderArch, EncoderArch, NormKind, QkNorm, Residual};
 
 use super::{
     CheckpointError, WeightSource,
@@ -25,7 +25,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     let mut used = HashSet::new();
     for (name, shape) in &needed {
         tensors.weight(name)?.expect_shape(shape)?;
-        used.extend(tensors.find(name).map(|(file_name, _)| file_name));
+        used.extend(tensors.find(name).into_iter().flatten());
     }
     let mut left: Vec<_> = tensors
         .by_name
@@ -80,26 +80,23 @@ impl From<bool> for Bias {
 
 fn decoder_weights(decoder: &DecoderArch) -> Needed {
     let hidden = decoder.hidden;
-    let mut needed = vec![
-        ("embed.weight".to_owned(), vec![decoder.vocab, hidden]),
-        ("norm.weight".to_owned(), vec![hidden]),
-    ];
+    let mut needed = vec![("embed.weight".to_owned(), vec![decoder.vocab, hidden])];
+    stream_norm(&mut needed, "norm".to_owned(), decoder);
     if !decoder.tied_head {
         needed.push(("head.weight".to_owned(), vec![decoder.vocab, hidden]));
     }
+    if decoder.learned_positions() {
+        needed.push(("position.weight".to_owned(), vec![decoder.context, hidden]));
+    }
     for (i, layer) in decoder.layers.iter().enumerate() {
-        let attention = &layer.attention;
-        let q = attention.heads * attention.head_size;
-        let kv = attention.kv_heads * attention.head_size;
         let name = |module: &str| format!("layers.{i}.{module}");
-        for norm in ["attn_norm.weight", "mlp_norm.weight"] {
-            needed.push((name(norm), vec![hidden]));
-        }
-        let qkv = Bias::from(attention.qkv_bias);
-        linear(&mut needed, name("attn.q_proj"), [q, hidden], qkv);
-        linear(&mut needed, name("attn.k_proj"), [kv, hidden], qkv);
-        linear(&mut needed, name("attn.v_proj"), [kv, hidden], qkv);
-        linear(&mut needed, name("attn.o_proj"), [hidden, q], attention.output_bias.into());
+        let norms: &[&str] = match layer.residual {
+            Residual::Sequential => &["attn_norm", "mlp_norm"],
+            Residual::Sandwich => &["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"],
+            Residual::Parallel => &["attn_norm"],
+        };
+        norms.iter().for_each(|norm| stream_norm(&mut needed, name(norm), decoder));
+        attention_weights(&mut needed, &name("attn"), (hidden, &layer.attention));
         let mlp = Bias::from(layer.mlp.bias);
         if layer.mlp.gated {
             linear(&mut needed, name("mlp.gate_proj"), [layer.mlp.inner, hidden], mlp);
@@ -108,6 +105,30 @@ fn decoder_weights(decoder: &DecoderArch) -> Needed {
         linear(&mut needed, name("mlp.down_proj"), [hidden, layer.mlp.inner], mlp);
     }
     needed
+}
+
+/// Pushes a norm over the residual stream.
+fn stream_norm(needed: &mut Needed, module: String, decoder: &DecoderArch) {
+    if decoder.norm == NormKind::Layer {
+        needed.push((format!("{module}.bias"), vec![decoder.hidden]));
+    }
+    needed.push((format!("{module}.weight"), vec![decoder.hidden]));
+}
+
+fn attention_weights(needed: &mut Needed, module: &str, (hidden, attention): (usize, &Attention)) {
+    let (heads, kv_heads, size) = (attention.heads, attention.kv_heads, attention.head_size);
+    let qkv = Bias::from(attention.qkv_bias);
+    linear(needed, format!("{module}.q_proj"), [heads * size, hidden], qkv);
+    linear(needed, format!("{module}.k_proj"), [kv_heads * size, hidden], qkv);
+    linear(needed, format!("{module}.v_proj"), [kv_heads * size, hidden], qkv);
+    linear(needed, format!("{module}.o_proj"), [hidden, heads * size], attention.output_bias.into());
+    let [q, k] = match attention.qk_norm {
+        QkNorm::None => return,
+        QkNorm::Rms => [vec![size], vec![size]],
+        QkNorm::LayerPerHead => [vec![heads, size], vec![kv_heads, size]],
+    };
+    needed.push((format!("{module}.q_norm.weight"), q));
+    needed.push((format!("{module}.k_norm.weight"), k));
 }
 
 fn encoder_weights(encoder: &EncoderArch) -> Needed {

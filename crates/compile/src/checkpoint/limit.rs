@@ -5,7 +5,7 @@
 
 use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
 
-use narthex_spec::arch::{Architecture, DecoderArch, EncoderArch, RopeScaling};
+use narthex_spec::arch::{Architecture, Attention, DecoderArch, EncoderArch, RopeScaling, Rotation};
 
 use super::CheckpointError;
 
@@ -76,32 +76,53 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointErr
     bounded(path, "a context length", decoder.context, &CONTEXT)?;
     bounded(path, "a number of layers", decoder.layers.len(), &LAYERS)?;
     check_epsilon(path, decoder.norm_epsilon)?;
+    let over_zero = [("an embedding scale", decoder.embed_scale), ("a bound of logits", decoder.logit_cap)];
+    over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
     for layer in &decoder.layers {
-        let attention = &layer.attention;
-        bounded(path, "a number of heads", attention.heads, &HEADS)?;
-        bounded(path, "a number of key/value heads", attention.kv_heads, &HEADS)?;
-        bounded(path, "a head size", attention.head_size, &WIDTH)?;
+        check_attention(path, &layer.attention)?;
         bounded(path, "an inner width", layer.mlp.inner, &WIDTH)?;
-        bounded(path, "heads times head size", attention.heads * attention.head_size, &WIDTH)?;
-        if !attention.heads.is_multiple_of(attention.kv_heads) {
-            let expected = format!("key/value heads that divide {} heads", attention.heads);
-            return Err(malformed(path, expected, attention.kv_heads));
-        }
-        let dims = decoder.rope.dims;
-        if dims == 0 || dims > attention.head_size || !dims.is_multiple_of(2) {
-            let expected = format!("an even number of rotated elements up to {}", attention.head_size);
-            return Err(malformed(path, expected, dims));
+        if layer.attention.rotation != Rotation::None {
+            check_rope(path, (decoder, &layer.attention))?;
         }
     }
-    check_rope(path, decoder)
+    Ok(())
 }
 
-fn check_rope(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
-    let rope = &decoder.rope;
-    let positive = |what: &str, value: f64| {
-        let fits = value.is_finite() && value > 0.0;
-        if fits { Ok(()) } else { Err(malformed(path, format!("{what} above zero"), value)) }
+fn check_positive(path: &Path, what: &str, value: Option<f32>) -> Result<(), CheckpointError> {
+    match value.filter(|value| !(value.is_finite() && *value > 0.0)) {
+        Some(value) => Err(malformed(path, format!("{what} above zero"), value)),
+        None => Ok(()),
+    }
+}
+
+fn check_attention(path: &Path, attention: &Attention) -> Result<(), CheckpointError> {
+    bounded(path, "a number of heads", attention.heads, &HEADS)?;
+    bounded(path, "a number of key/value heads", attention.kv_heads, &HEADS)?;
+    bounded(path, "a head size", attention.head_size, &WIDTH)?;
+    bounded(path, "heads times head size", attention.heads * attention.head_size, &WIDTH)?;
+    check_positive(path, "a scale of attention scores", attention.scale)?;
+    check_positive(path, "a bound of attention scores", attention.score_cap)?;
+    if !attention.heads.is_multiple_of(attention.kv_heads) {
+        let expected = format!("key/value heads that divide {} heads", attention.heads);
+        return Err(malformed(path, expected, attention.kv_heads));
+    }
+    Ok(())
+}
+
+fn check_rope(path: &Path, (decoder, attention): (&DecoderArch, &Attention)) -> Result<(), CheckpointError> {
+    let Some(rope) = decoder.rope_of(attention.rotation) else {
+        return Err(malformed(path, "rotary positions of every rotated layer", "none"));
     };
+    let (dims, size) = (rope.dims, attention.head_size);
+    if dims == 0 || dims > size || !dims.is_multiple_of(2) {
+        return Err(malformed(path, format!("an even number of rotated elements up to {size}"), dims));
+    }
+    let mut rotated = decoder.layers.iter().map(|layer| &layer.attention);
+    if let Some(other) = rotated.find(|other| other.rotation == attention.rotation && other.head_size != size)
+    {
+        return Err(malformed(path, format!("heads of {size} elements in every layer"), other.head_size));
+    }
+    let positive = |what: &str, value: f64| check_positive(path, what, Some(value as f32));
     positive("a rope theta", rope.theta)?;
     match &rope.scaling {
         RopeScaling::None => Ok(()),
@@ -154,28 +175,27 @@ fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{Activation, Attention, DecoderLayer, Family, Mlp, Pooling, Rope};
+    use narthex_spec::arch::{
+        Activation, Attention, DecoderLayer, Family, Mlp, NormKind, Pooling, Residual, Rope,
+    };
 
     use super::*;
 
     fn decoder() -> DecoderArch {
-        let attention = Attention {
-            heads: 4,
-            kv_heads: 2,
-            head_size: 16,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-        };
+        let attention = Attention::plain(4, 2, 16);
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
         DecoderArch {
             family: Family::Llama,
             vocab: 300,
             hidden: 64,
             context: 256,
-            layers: vec![DecoderLayer { attention, mlp }],
+            layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }],
             norm_epsilon: 1e-5,
-            rope: Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None },
+            norm: NormKind::Rms,
+            rope: Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
             tied_head: true,
         }
     }
@@ -198,21 +218,30 @@ mod tests {
         check(|a| a.layers[0].attention.kv_heads = 3, "key/value heads that divide 4");
         check(|a| a.layers[0].attention.kv_heads = 0, "key/value heads from 1");
         check(|a| a.layers[0].attention.head_size = usize::MAX, "a head size from 1");
-        check(|a| a.rope.dims = 18, "rotated elements up to 16");
-        check(|a| a.rope.dims = 7, "even number");
-        check(|a| a.rope.theta = f64::NAN, "rope theta above zero");
+        check(|a| a.rope.as_mut().unwrap().dims = 18, "rotated elements up to 16");
+        check(|a| a.rope.as_mut().unwrap().dims = 7, "even number");
+        check(|a| a.rope.as_mut().unwrap().theta = f64::NAN, "rope theta above zero");
         check(|a| a.norm_epsilon = f32::NAN, "norm epsilon");
-        check(|a| a.rope.scaling = RopeScaling::Linear { factor: 0.0 }, "scaling factor above zero");
-        check(|a| a.rope.scaling = RopeScaling::Factors { factors: vec![1.0; 7] }, "8 rope factors");
-        check(|a| a.rope.scaling = RopeScaling::Factors { factors: vec![-1.0; 8] }, "rope factor above zero");
+        check(
+            |a| a.rope.as_mut().unwrap().scaling = RopeScaling::Linear { factor: 0.0 },
+            "scaling factor above zero",
+        );
+        check(
+            |a| a.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![1.0; 7] },
+            "8 rope factors",
+        );
+        check(
+            |a| a.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![-1.0; 8] },
+            "rope factor above zero",
+        );
         let llama3 = |low, high| RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: low,
             high_freq_factor: high,
             original_context: 64,
         };
-        check(|a| a.rope.scaling = llama3(1.0, 4.0), "fits");
-        check(|a| a.rope.scaling = llama3(4.0, 4.0), "above the low_freq_factor 4");
+        check(|a| a.rope.as_mut().unwrap().scaling = llama3(1.0, 4.0), "fits");
+        check(|a| a.rope.as_mut().unwrap().scaling = llama3(4.0, 4.0), "above the low_freq_factor 4");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Weights are asked for by the canonical names of `narthex_spec::arch`, whatever the file calls them. Nothing here
 //! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
 //!
-//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names` and `census`, and
-//! what model families have each otherwise in `family`.
+//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names`, `layout` and
+//! `census`, and what model families have each otherwise in `family`.
 
 mod open;
 
@@ -15,6 +15,7 @@ mod safetensors;
 
 mod census;
 mod decode;
+mod layout;
 mod limit;
 pub(crate) mod map;
 mod names;

@@ -14,8 +14,43 @@ pub(super) struct Words {
     pub(super) outer: &'static [(&'static str, &'static str)],
     /// Canonical module inside a layer, then the file's.
     pub(super) inner: &'static [(&'static str, &'static str)],
+    /// Canonical modules inside a layer that are a part of one of the file's, the file's, and the part.
+    pub(super) parts: &'static [(&'static str, &'static str, Part)],
     /// How the file's modules end whose weight and bias old files call gamma and beta, after TensorFlow.
     pub(super) gamma_and_beta: Option<&'static str>,
+}
+
+/// Which part of a file's weight a canonical one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Queries, of rows of queries, keys and values.
+    Query,
+    /// Keys, of the same.
+    Key,
+    /// Values, of the same.
+    Value,
+    /// The gate, of rows of gate and up projection.
+    Gate,
+    /// The up projection, of the same.
+    Up,
+    /// A row for each head, each in a tensor of its own; the file's name has `*` for the head's number.
+    PerHead,
+}
+
+/// Where a weight may lie in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The file's name.
+    pub(super) name: String,
+    /// Which part of that tensor it is; all of it where there is none.
+    pub(super) part: Option<Part>,
+}
+
+impl Place {
+    /// The tensor of one head.
+    pub(super) fn of_head(&self, head: usize) -> String {
+        self.name.replace('*', &head.to_string())
+    }
 }
 
 /// Tensors inside layers that carry no weights: tables that old exporters stored.
@@ -24,17 +59,19 @@ const DERIVED: [&str; 3] = ["rotary_emb.inv_freq", "attn_rot_embd.weight", "atte
 impl Words {
     /// No words; a table states those that it has.
     pub(super) const NONE: Self =
-        Self { prefixes: &[], layer: "", outer: &[], inner: &[], gamma_and_beta: None };
+        Self { prefixes: &[], layer: "", outer: &[], inner: &[], parts: &[], gamma_and_beta: None };
 
-    /// What a file may call the weight `canonical`, the usual name first; empty for names that are not canonical.
-    pub(super) fn file_names(&self, canonical: &str) -> Vec<String> {
+    /// Where a file may have the weight `canonical`, the usual place first; empty for names that are not canonical.
+    pub(super) fn places(&self, canonical: &str) -> Vec<Place> {
         let Some((module, leaf)) = canonical.rsplit_once('.') else { return Vec::new() };
         let find = |table: &[(&str, &'static str)], wanted: &str| {
             table.iter().find(|(name, _)| *name == wanted).map(|(_, file)| *file)
         };
-        let path = match module.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+        let part = self.part(canonical);
+        let path = match inside_layer(module) {
             Some((layer, module)) => {
-                find(self.inner, module).map(|file| format!("{}{layer}.{file}", self.layer))
+                let fused = self.parts.iter().find(|(name, ..)| *name == module).map(|(_, file, _)| *file);
+                fused.or_else(|| find(self.inner, module)).map(|file| format!("{}{layer}.{file}", self.layer))
             }
             None => find(self.outer, module).map(str::to_owned),
         };
@@ -49,7 +86,13 @@ impl Words {
             let old = if leaf == "weight" { "gamma" } else { "beta" };
             names.extend(self.prefixes.iter().map(|prefix| format!("{prefix}{path}.{old}")));
         }
-        names
+        names.into_iter().map(|name| Place { name, part }).collect()
+    }
+
+    /// Which part of the file's tensor the weight `canonical` is.
+    pub(super) fn part(&self, canonical: &str) -> Option<Part> {
+        let (_, module) = inside_layer(canonical.rsplit_once('.')?.0)?;
+        self.parts.iter().find(|(name, ..)| *name == module).map(|(.., part)| *part)
     }
 
     /// Whether `file_name` is a tensor of a layer that a graph must use: one that is left unread means that the
@@ -62,6 +105,11 @@ impl Words {
                 .is_some_and(|rest| !DERIVED.iter().any(|derived| rest.ends_with(derived)))
         })
     }
+}
+
+/// A canonical module's layer, as text, and the module inside it.
+fn inside_layer(module: &str) -> Option<(&str, &str)> {
+    module.strip_prefix("layers.")?.split_once('.')
 }
 
 #[cfg(test)]
@@ -78,7 +126,8 @@ mod tests {
     }
 
     fn check(words: &Words, canonical: &str, expect: &[&str]) {
-        assert_eq!(words.file_names(canonical), expect);
+        let names: Vec<String> = words.places(canonical).into_iter().map(|place| place.name).collect();
+        assert_eq!(names, expect);
     }
 
     #[test]
@@ -100,7 +149,8 @@ mod tests {
         let norm = "embeddings.LayerNorm";
         let spellings =
             ["weight", "gamma"].map(|leaf| [format!("{norm}.{leaf}"), format!("bert.{norm}.{leaf}")]);
-        assert_eq!(bert.file_names("embed.norm.weight"), spellings.concat());
+        let spellings = spellings.concat();
+        check(bert, "embed.norm.weight", &spellings.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     #[test]

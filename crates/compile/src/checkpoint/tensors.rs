@@ -3,7 +3,6 @@
 //! Both readers fill a [`Tensors`]; it knows where each tensor lies, not how its format's headers look.
 
 use std::{
-    borrow::Cow,
     collections::HashMap,
     ops::Range,
     path::{Path, PathBuf},
@@ -11,7 +10,12 @@ use std::{
 
 use memmap2::Mmap;
 
-use super::{CheckpointError, Encoding, Weight, WeightSource, limit::unsupported, names::Words};
+use super::{
+    CheckpointError, Encoding, Weight, WeightSource,
+    layout::Layout,
+    limit::unsupported,
+    names::{Part, Words},
+};
 
 /// What the readers decode; the expectation of every error about another type.
 const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
@@ -39,20 +43,6 @@ pub(super) struct Located {
     pub(super) bytes: Range<usize>,
 }
 
-/// The order of q and k rows in a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowOrder {
-    /// The canonical one: the two halves of a head are rotated against each other.
-    Halves,
-    /// Neighbours are rotated against each other, as GGUF stores Llama.
-    Neighbours {
-        /// Elements per head.
-        head_size: usize,
-        /// Rotated elements per head.
-        dims: usize,
-    },
-}
-
 /// Every tensor of a checkpoint.
 pub(super) struct Tensors {
     /// The file or folder that the checkpoint was opened by.
@@ -63,30 +53,35 @@ pub(super) struct Tensors {
     pub(super) by_name: HashMap<String, Located>,
     /// How the names are translated.
     pub(super) words: &'static Words,
-    /// How q and k rows lie.
-    pub(super) order: RowOrder,
+    /// How the weights lie.
+    pub(super) layout: Layout,
 }
 
 impl Tensors {
-    /// The file's name of `canonical`, and where it lies.
-    pub(super) fn find(&self, canonical: &str) -> Option<(String, &Located)> {
-        self.words
-            .file_names(canonical)
-            .into_iter()
-            .find_map(|name| self.by_name.get(&name).map(|located| (name, located)))
+    /// The file's names of what `canonical` is made of, where all of it is there.
+    pub(super) fn find(&self, canonical: &str) -> Option<Vec<String>> {
+        let places = self.words.places(canonical);
+        let there = |name: &String| self.by_name.contains_key(name);
+        places.into_iter().find_map(|place| match place.part {
+            Some(Part::PerHead) => {
+                let heads = self.layout.heads_of(canonical);
+                let names: Vec<String> = (0..heads).map(|head| place.of_head(head)).collect();
+                (!names.is_empty() && names.iter().all(there)).then_some(names)
+            }
+            _ => there(&place.name).then(|| vec![place.name]),
+        })
     }
 
     /// The shape of `canonical` as stored.
     pub(super) fn shape(&self, canonical: &str) -> Result<&[usize], CheckpointError> {
-        match self.find(canonical) {
-            Some((_, located)) => Ok(&located.shape),
-            None => Err(self.missing(canonical)),
-        }
+        let names = self.find(canonical);
+        let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
+        located.map(|located| located.shape.as_slice()).ok_or_else(|| self.missing(canonical))
     }
 
     fn missing(&self, canonical: &str) -> CheckpointError {
-        let name = match self.words.file_names(canonical).first() {
-            Some(file_name) => format!("{canonical} (there called {file_name})"),
+        let name = match self.words.places(canonical).first() {
+            Some(place) => format!("{canonical} (there called {})", place.name),
             None => canonical.to_owned(),
         };
         CheckpointError::MissingTensor { path: self.origin.clone(), name }
@@ -108,14 +103,12 @@ impl Tensors {
 
 impl WeightSource for Tensors {
     fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
-        let Some((file_name, _)) = self.find(name) else { return Err(self.missing(name)) };
-        let weight = self.stored(&file_name, name)?;
-        match self.order {
-            RowOrder::Neighbours { head_size, dims } if is_rotated(name) => {
-                to_halves(weight, head_size, dims)
-            }
-            _ => Ok(weight),
-        }
+        let Some(names) = self.find(name) else { return Err(self.missing(name)) };
+        let weight = match &names[..] {
+            [file_name] => self.stored(file_name, name)?,
+            heads => stacked(name, heads.iter().map(|head| self.stored(head, name)))?,
+        };
+        self.layout.canonical(weight, self.words.part(name))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -123,42 +116,20 @@ impl WeightSource for Tensors {
     }
 }
 
-/// Whether `name` is a weight or bias of q or k.
-fn is_rotated(name: &str) -> bool {
-    name.contains(".attn.q_proj.") || name.contains(".attn.k_proj.")
-}
-
-/// `weight` with its rows in the canonical order. A bias is one row, so its elements are moved instead.
-fn to_halves(weight: Weight<'_>, head_size: usize, dims: usize) -> Result<Weight<'_>, CheckpointError> {
-    let is_bias = weight.shape.len() == 1;
-    let rows = if is_bias { weight.cols() } else { weight.rows_len() };
-    if !rows.is_multiple_of(head_size) {
-        let mut expected = weight.shape.clone();
-        expected.iter_mut().take(1).for_each(|rows| *rows = rows.next_multiple_of(head_size));
-        return Err(CheckpointError::WrongShape { name: weight.name, expected, found: weight.shape });
+/// Vectors of one length as the rows of a matrix.
+fn stacked<'a>(
+    name: &str,
+    vectors: impl Iterator<Item = Result<Weight<'a>, CheckpointError>>,
+) -> Result<Weight<'a>, CheckpointError> {
+    let (mut values, mut shape) = (Vec::new(), vec![0, 0]);
+    for vector in vectors {
+        let vector = vector?;
+        let width = if shape[0] == 0 { vector.cols() } else { shape[1] };
+        vector.expect_shape(&[width])?;
+        shape = vec![shape[0] + 1, width];
+        values.extend(vector.to_f32());
     }
-    if !is_bias {
-        let rows = halves(rows, head_size, dims);
-        return weight.with_rows(rows);
-    }
-    let values = weight.to_f32();
-    let moved: Vec<u8> = halves(values.len(), head_size, dims)
-        .into_iter()
-        .flat_map(|from| values.get(from as usize).copied().unwrap_or(0.0).to_le_bytes())
-        .collect();
-    Weight::new(weight.name, weight.shape, Encoding::F32, Cow::Owned(moved))
-}
-
-/// For each row in canonical order, its row in an order where neighbours are rotated against each other. Elements
-/// of a head beyond the rotated ones keep their places. `rows` is a whole number of heads.
-fn halves(rows: usize, head_size: usize, dims: usize) -> Vec<u32> {
-    let half = dims / 2;
-    let from = |element: usize| match element {
-        e if e < half => 2 * e,
-        e if e < 2 * half => 2 * (e - half) + 1,
-        e => e,
-    };
-    (0..rows).map(|row| (row - row % head_size + from(row % head_size)) as u32).collect()
+    Weight::new(name, shape, Encoding::F32, bytemuck::cast_slice(&values).to_vec())
 }
 
 /// A tensor's end, where it lies wholly inside a file of `length` bytes.
@@ -175,52 +146,22 @@ pub(super) fn file_name(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn one(name: &str, kind: Kind, order: RowOrder) -> Tensors {
+    fn one(name: &str, kind: Kind) -> Tensors {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), (0..8u8).flat_map(|x| f32::from(x).to_le_bytes()).collect::<Vec<_>>())
-            .unwrap();
-        let shape = if name.ends_with("bias") { vec![8] } else { vec![8, 1] };
-        let located = Located { shape, kind, file: 0, bytes: 0..32 };
+        std::fs::write(file.path(), [0; 32]).unwrap();
+        let located = Located { shape: vec![8, 1], kind, file: 0, bytes: 0..32 };
         Tensors {
             origin: PathBuf::from("tiny.gguf"),
             maps: vec![super::super::map::map(file.path()).unwrap()],
             by_name: HashMap::from([(name.to_owned(), located)]),
             words: crate::checkpoint::family::GGUF[0].words,
-            order,
+            layout: Layout::default(),
         }
-    }
-
-    #[test]
-    fn rows_of_neighbours_are_brought_to_halves() {
-        let check = |rows, head, dims, expect: &[u32]| assert_eq!(halves(rows, head, dims), expect);
-        check(8, 4, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
-        check(6, 6, 4, &[0, 2, 1, 3, 4, 5]);
-        check(3, 1, 0, &[0, 1, 2]);
-    }
-
-    #[test]
-    fn weights_and_biases_of_q_and_k_are_permuted_alike() {
-        let order = RowOrder::Neighbours { head_size: 4, dims: 4 };
-        for leaf in ["weight", "bias"] {
-            let tensors = one(&format!("blk.0.attn_k.{leaf}"), Kind::Known(Encoding::F32), order);
-            let weight = tensors.weight(&format!("layers.0.attn.k_proj.{leaf}")).unwrap();
-            assert_eq!(weight.to_f32(), [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
-        }
-        let tensors = one("blk.0.attn_v.weight", Kind::Known(Encoding::F32), order);
-        let odd = one(
-            "blk.0.attn_q.weight",
-            Kind::Known(Encoding::F32),
-            RowOrder::Neighbours { head_size: 3, dims: 2 },
-        );
-        let error = odd.weight("layers.0.attn.q_proj.weight").unwrap_err().to_string();
-        assert!(error.ends_with("wrong shape: expected [9, 1], found [8, 1]"), "{error}");
-        let weight = tensors.weight("layers.0.attn.v_proj.weight").unwrap();
-        assert!(weight.rows.is_none() && matches!(weight.bytes, Cow::Borrowed(_)));
     }
 
     #[test]
     fn absent_and_undecodable_tensors_are_named() {
-        let tensors = one("blk.0.attn_v.weight", Kind::Other("IQ4_NL".into()), RowOrder::Halves);
+        let tensors = one("blk.0.attn_v.weight", Kind::Other("IQ4_NL".into()));
         let check = |name: &str, expect: &str| {
             let error = tensors.weight(name).unwrap_err().to_string();
             assert!(error.starts_with(expect), "{error}");

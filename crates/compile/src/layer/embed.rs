@@ -8,7 +8,7 @@ use narthex_spec::{
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
-use super::linear::quantized_linear;
+use super::{linear::quantized_linear, plain::capped};
 use crate::{
     emit::{Emitter, Quantized},
     error::CompileError,
@@ -57,7 +57,7 @@ pub(crate) fn head(
         [] => quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None),
         outliers => split_head(e, rows, (name, arch.vocab, arch.hidden), &weight, outliers)?,
     };
-    e.graph.rename(&out, logits);
+    name_logits(e, out, arch, logits);
     if arch.tied_head && arch.hidden.is_multiple_of(e.recipe.block) {
         Ok(HostTable {
             role: TableRole::Token,
@@ -68,6 +68,13 @@ pub(crate) fn head(
     } else {
         table(e, (TableRole::Token, "embed.weight"), shape, table_dtype(e.recipe.scheme))
     }
+}
+
+/// Embedded tokens as the first layer takes them.
+pub(crate) fn scaled(e: &mut Emitter<'_>, embeds: String, arch: &DecoderArch) -> String {
+    let Some(scale) = arch.embed_scale else { return embeds };
+    let scale = e.number(f64::from(scale));
+    e.graph.op("/embed", "Mul", &[&embeds, &scale])
 }
 
 /// The head alone, over a weight that [`head`] wrote: `rows [1, rows, hidden]` → `[1, rows, vocab]`.
@@ -81,8 +88,16 @@ pub(crate) fn head_only(
     let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
     let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
     let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
-    e.graph.rename(&out, logits);
+    name_logits(e, out, arch, logits);
     Ok(())
+}
+
+/// Bounds what the head gives, where the model does, and calls it by its name.
+fn name_logits(e: &mut Emitter<'_>, mut out: String, arch: &DecoderArch, logits: &str) {
+    if let Some(cap) = arch.logit_cap {
+        out = capped(e, "/head/cap", &out, cap);
+    }
+    e.graph.rename(&out, logits);
 }
 
 /// A head whose few largest input channels go past the rounding of activations; the blocks round the others.
@@ -138,14 +153,8 @@ fn f32_head(
         let shape = [arch.vocab, arch.hidden];
         e.tensor("/head/weight", &shape, |e| Ok(e.weight("head.weight", &shape)?.to_f32()))?
     };
-    let spec = narthex_graph::build::NodeSpec {
-        name: "/head/Gemm",
-        op: "Gemm",
-        domain: "",
-        inputs: &[rows, &weight],
-        attributes: &[("transB", Attribute::Int(1))],
-    };
-    e.graph.node_to(spec, &[logits]);
+    let out = e.graph.op_with("/head", "Gemm", &[rows, &weight], &[("transB", Attribute::Int(1))]);
+    name_logits(e, out, arch, logits);
     Ok(token)
 }
 

@@ -1,6 +1,7 @@
 //! Normalisation, alone and together with the residual addition before it.
 
 use narthex_graph::{Attribute, build::NodeSpec, graph::MICROSOFT};
+use narthex_spec::arch::{DecoderArch, NormKind, QkNorm};
 
 use crate::{emit::Emitter, error::CompileError};
 
@@ -17,40 +18,141 @@ pub(crate) fn rms_norm(
     Ok(e.graph.op_with(scope, "SimplifiedLayerNormalization", &[x, &gain], &attributes))
 }
 
-/// The sum of a residual and a branch, and the RMS norm of the sum.
-pub(crate) struct NormedSum {
-    /// The norm.
-    pub(crate) normed: String,
-    /// The sum: the next residual.
-    pub(crate) sum: String,
+/// The norms over a residual stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Norm {
+    /// Kind.
+    pub(crate) kind: NormKind,
+    /// Width of the stream.
+    pub(crate) width: usize,
+    /// Epsilon.
+    pub(crate) epsilon: f32,
 }
 
-/// RMS norm of `residual + branch`.
+impl Norm {
+    /// The norms of a decoder.
+    pub(crate) fn of(arch: &DecoderArch) -> Self {
+        Self { kind: arch.norm, width: arch.hidden, epsilon: arch.norm_epsilon }
+    }
+
+    /// A norm of `x`; `weights` names gain and bias without their leaf.
+    pub(crate) fn of_rows(
+        self,
+        e: &mut Emitter<'_>,
+        x: &str,
+        (scope, weights): (&str, &str),
+    ) -> Result<String, CompileError> {
+        match self.kind {
+            NormKind::Rms => rms_norm(e, x, (scope, &format!("{weights}.weight")), self.width, self.epsilon),
+            NormKind::Layer => layer_norm(e, x, (scope, weights), self.width, self.epsilon),
+        }
+    }
+}
+
+/// The residual stream of variant A. What a part adds to it waits as a branch, so that the addition and the next norm
+/// are one operator.
+pub(crate) struct Stream {
+    sum: String,
+    branch: Option<String>,
+    norm: Norm,
+}
+
+impl Stream {
+    /// A stream that begins with `x`.
+    pub(crate) fn new(x: String, norm: Norm) -> Self {
+        Self { sum: x, branch: None, norm }
+    }
+
+    /// The norms over the stream.
+    pub(crate) fn norm(&self) -> Norm {
+        self.norm
+    }
+
+    /// Adds a branch.
+    pub(crate) fn add(&mut self, branch: String) {
+        self.branch = Some(branch);
+    }
+
+    /// Some rows of the stream.
+    pub(crate) fn rows(&self, mut rows: impl FnMut(&str, &str) -> String) -> Self {
+        let sum = rows("residual", &self.sum);
+        let branch = self.branch.as_ref().map(|branch| rows("branch", branch));
+        Self { sum, branch, norm: self.norm }
+    }
+
+    /// The norm of the stream.
+    ///
+    /// ```text
+    /// sum ────┐
+    ///         ├─ Skip(Simplified)LayerNormalization ─┬─ normed
+    /// branch ─┘                                      └─ sum
+    /// ```
+    pub(crate) fn normed(
+        &mut self,
+        e: &mut Emitter<'_>,
+        (scope, weights): (&str, &str),
+    ) -> Result<String, CompileError> {
+        let Some(branch) = self.branch.take() else {
+            return self.norm.of_rows(e, &self.sum, (scope, weights));
+        };
+        let (op, mut inputs) = match self.norm.kind {
+            NormKind::Rms => {
+                let gain = e.vector(&format!("{weights}.weight"), self.norm.width)?;
+                ("SkipSimplifiedLayerNormalization", vec![gain])
+            }
+            NormKind::Layer => {
+                ("SkipLayerNormalization", gain_and_bias(e, weights, self.norm.width)?.to_vec())
+            }
+        };
+        inputs.splice(0..0, [self.sum.clone(), branch]);
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        let name = format!("{scope}/{op}");
+        let (normed, sum) = (format!("{name}/out"), format!("{name}/sum"));
+        let attributes = [("epsilon", self.norm.epsilon.into())];
+        let spec = NodeSpec { name: &name, op, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
+        e.graph.node_to(spec, &[&normed, "", "", &sum]);
+        self.sum = sum;
+        Ok(normed)
+    }
+}
+
+/// Norms queries or keys head by head: `x [.., heads, size]`, the same shape out.
 ///
 /// ```text
-/// residual ─┐
-///           ├─ SkipSimplifiedLayerNormalization ─┬─ normed
-/// branch ───┘                                    └─ sum
+/// rms:             x ── SimplifiedLayerNormalization(gain [size])
+/// layer per head:  x ── LayerNormalization(1) ── Mul(gain [heads, size])
 /// ```
-pub(crate) fn skip_rms_norm(
+pub(crate) fn head_norm(
     e: &mut Emitter<'_>,
-    (residual, branch): (&str, &str),
+    x: &str,
     (scope, weight): (&str, &str),
-    width: usize,
-    epsilon: f32,
-) -> Result<NormedSum, CompileError> {
-    let gain = e.vector(weight, width)?;
-    let name = format!("{scope}/SkipSimplifiedLayerNormalization");
-    let (normed, sum) = (format!("{name}/out"), format!("{name}/sum"));
-    let spec = NodeSpec {
-        name: &name,
-        op: "SkipSimplifiedLayerNormalization",
-        domain: MICROSOFT,
-        inputs: &[residual, branch, &gain],
-        attributes: &[("epsilon", epsilon.into())],
+    (heads, size): (usize, usize),
+    (kind, epsilon): (QkNorm, f32),
+) -> Result<String, CompileError> {
+    match kind {
+        QkNorm::None => Ok(x.to_owned()),
+        QkNorm::Rms => rms_norm(e, x, (scope, weight), size, epsilon),
+        QkNorm::LayerPerHead => {
+            let ones = e.tensor(&format!("{scope}/ones"), &[size], |_| Ok(vec![1.0; size]))?;
+            let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
+            let normed = e.graph.op_with(scope, "LayerNormalization", &[x, &ones], &attributes);
+            let shape = [heads, size];
+            let gain = e.tensor(weight, &shape, |e| Ok(e.weight(weight, &shape)?.to_f32()))?;
+            Ok(e.graph.op(scope, "Mul", &[&normed, &gain]))
+        }
+    }
+}
+
+fn gain_and_bias(e: &mut Emitter<'_>, weights: &str, width: usize) -> Result<[String; 2], CompileError> {
+    let gain = format!("{weights}.weight");
+    let bias = format!("{weights}.bias");
+    let divided = |e: &Emitter<'_>| {
+        let mut values = e.weight(&bias, &[width])?.to_f32();
+        // What divides a gain divides the bias beside it.
+        e.scaling.divide(&gain, &mut values);
+        Ok(values)
     };
-    e.graph.node_to(spec, &[&normed, "", "", &sum]);
-    Ok(NormedSum { normed, sum })
+    Ok([e.vector(&gain, width)?, e.tensor(&bias, &[width], divided)?])
 }
 
 /// Layer norm over the last dimension (Ba et al. 2016, arXiv:1607.06450); `weight` names gain and bias.
@@ -61,8 +163,7 @@ pub(crate) fn layer_norm(
     width: usize,
     epsilon: f32,
 ) -> Result<String, CompileError> {
-    let gain = e.vector(&format!("{weight}.weight"), width)?;
-    let bias = e.vector(&format!("{weight}.bias"), width)?;
+    let [gain, bias] = gain_and_bias(e, weight, width)?;
     let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
     Ok(e.graph.op_with(scope, "LayerNormalization", &[x, &gain, &bias], &attributes))
 }
@@ -75,8 +176,7 @@ pub(crate) fn skip_layer_norm(
     width: usize,
     epsilon: f32,
 ) -> Result<String, CompileError> {
-    let gain = e.vector(&format!("{weight}.weight"), width)?;
-    let bias = e.vector(&format!("{weight}.bias"), width)?;
+    let [gain, bias] = gain_and_bias(e, weight, width)?;
     let name = format!("{scope}/SkipLayerNormalization");
     Ok(e.graph.node(NodeSpec {
         name: &name,

@@ -1,10 +1,12 @@
 //! Attention in plain operators and fixed shapes, for the static variant: rank 4 at most, additive masks, no positions.
 
-use half::f16;
 use narthex_graph::{Attribute, build::NodeSpec};
-use narthex_spec::arch::{Attention, Rope};
+use narthex_spec::arch::Attention;
 
-use super::linear::{Bias, Linear, linear};
+use super::{
+    linear::{Bias, Linear, linear},
+    norm::{Norm, head_norm},
+};
 use crate::{emit::Emitter, error::CompileError};
 
 /// What every decoder layer's attention reads besides its own past.
@@ -13,9 +15,8 @@ pub(crate) struct Step<'a> {
     pub(crate) tokens: usize,
     /// Columns of the past.
     pub(crate) past: usize,
-    pub(crate) rope: &'a Rope,
-    pub(crate) cos: &'a str,
-    pub(crate) sin: &'a str,
+    /// Cosines and sines of the new tokens' angles, where the layer is rotated.
+    pub(crate) angles: Option<&'a [String; 2]>,
     pub(crate) mask: &'a str,
 }
 
@@ -28,9 +29,15 @@ pub(crate) struct Past<'a> {
 }
 
 /// `Split` along an axis into parts of the given sizes.
-fn split(e: &mut Emitter<'_>, scope: &str, x: &str, axis: i64, sizes: &[usize]) -> Vec<String> {
+pub(crate) fn split<const PARTS: usize>(
+    e: &mut Emitter<'_>,
+    scope: &str,
+    x: &str,
+    axis: i64,
+    sizes: &[usize; PARTS],
+) -> [String; PARTS] {
     let name = format!("{scope}/Split");
-    let outputs: Vec<String> = (0..sizes.len()).map(|part| format!("{name}/out.{part}")).collect();
+    let outputs = std::array::from_fn(|part| format!("{name}/out.{part}"));
     let lengths: Vec<i64> = sizes.iter().map(|&size| size as i64).collect();
     let lengths = e.graph.ints(&[sizes.len()], &lengths);
     let spec = NodeSpec {
@@ -40,7 +47,7 @@ fn split(e: &mut Emitter<'_>, scope: &str, x: &str, axis: i64, sizes: &[usize]) 
         inputs: &[x, &lengths],
         attributes: &[("axis", Attribute::Int(axis))],
     };
-    e.graph.node_to(spec, &outputs.iter().map(String::as_str).collect::<Vec<_>>());
+    e.graph.node_to(spec, &outputs.each_ref().map(String::as_str));
     outputs
 }
 
@@ -54,34 +61,22 @@ fn transpose(e: &mut Emitter<'_>, scope: &str, x: &str, order: &[i64]) -> String
     e.graph.op_with(scope, "Transpose", &[x], &[("perm", Attribute::Ints(order.to_vec()))])
 }
 
-/// `x [1, tokens, heads · size]` → `[1, heads, tokens, size]`.
-fn heads(e: &mut Emitter<'_>, scope: &str, x: &str, (tokens, heads, size): (usize, usize, usize)) -> String {
-    let x = reshape(e, scope, x, &[1, tokens, heads, size]);
-    transpose(e, scope, &x, &[0, 2, 1, 3])
-}
-
-/// The two halves of each head's first `dims` elements rotated against each other; the rest stays.
+/// The two halves of each head rotated against each other.
 ///
 /// ```text
-/// x ── Split ─┬─ a ─ a·cos − b·sin ─┐
-///             ├─ b ─ b·cos + a·sin ─┼─ Concat
-///             └─ rest ──────────────┘
+/// x ── Split ─┬─ a ─ a·cos − b·sin ─┬─ Concat
+///             └─ b ─ b·cos + a·sin ─┘
 /// ```
-fn rotate(e: &mut Emitter<'_>, scope: &str, x: &str, size: usize, step: &Step<'_>) -> String {
-    let half = step.rope.dims / 2;
-    let rest = size - 2 * half;
-    let sizes = if rest == 0 { vec![half, half] } else { vec![half, half, rest] };
-    let parts = split(e, scope, x, 3, &sizes);
+fn rotate(e: &mut Emitter<'_>, scope: &str, x: &str, size: usize, [cos, sin]: &[String; 2]) -> String {
+    let [first, second] = split(e, scope, x, 3, &[size / 2; 2]);
     let turned = |e: &mut Emitter<'_>, scope: &str, x: &str, y: &str, op: &str| {
-        let along = e.graph.op(&format!("{scope}/cos"), "Mul", &[x, step.cos]);
-        let across = e.graph.op(&format!("{scope}/sin"), "Mul", &[y, step.sin]);
+        let along = e.graph.op(&format!("{scope}/cos"), "Mul", &[x, cos]);
+        let across = e.graph.op(&format!("{scope}/sin"), "Mul", &[y, sin]);
         e.graph.op(scope, op, &[&along, &across])
     };
-    let low = turned(e, &format!("{scope}/low"), &parts[0], &parts[1], "Sub");
-    let high = turned(e, &format!("{scope}/high"), &parts[1], &parts[0], "Add");
-    let mut inputs = vec![low.as_str(), &high];
-    inputs.extend(parts.get(2).map(String::as_str));
-    e.graph.op_with(scope, "Concat", &inputs, &[("axis", Attribute::Int(3))])
+    let low = turned(e, &format!("{scope}/low"), &first, &second, "Sub");
+    let high = turned(e, &format!("{scope}/high"), &second, &first, "Add");
+    e.graph.op_with(scope, "Concat", &[&low, &high], &[("axis", Attribute::Int(3))])
 }
 
 /// Causal attention of a fixed number of new tokens to a past of fixed width and to themselves. Grouped queries
@@ -98,12 +93,11 @@ pub(crate) fn cached(
     e: &mut Emitter<'_>,
     x: &str,
     (scope, weights): (&str, &str),
-    (width, attention): (usize, &Attention),
+    (norm, attention): (Norm, &Attention),
     (step, past): (&Step<'_>, &Past<'_>),
 ) -> Result<String, CompileError> {
     let (size, kv, tokens) = (attention.head_size, attention.kv_heads, step.tokens);
-    let q = rotated(e, x, (scope, weights), (width, attention), step)?;
-    let [q, k, v] = q;
+    let [q, k, v] = rotated(e, x, (scope, weights), (norm, attention), step)?;
     let new_key = NodeSpec {
         name: &format!("{scope}/k/columns/Transpose"),
         op: "Transpose",
@@ -130,6 +124,10 @@ pub(crate) fn cached(
     let q = reshape(e, &format!("{scope}/q/groups"), &q, &[1, kv, grouped, size]);
     let scores = e.graph.op(&format!("{scope}/scores"), "MatMul", &[&q, &keys]);
     let scores = reshape(e, &format!("{scope}/scores"), &scores, &[1, attention.heads, tokens, seen]);
+    let scores = match attention.score_cap {
+        Some(cap) => capped(e, &format!("{scope}/cap"), &scores, cap),
+        None => scores,
+    };
     let weighed = weigh(e, scope, &scores, step.mask);
     let weighed = reshape(e, &format!("{scope}/groups"), &weighed, &[1, kv, grouped, seen]);
     let mixed = e.graph.op(&format!("{scope}/mix"), "MatMul", &[&weighed, &values]);
@@ -144,29 +142,45 @@ fn rotated(
     e: &mut Emitter<'_>,
     x: &str,
     (scope, weights): (&str, &str),
-    (width, attention): (usize, &Attention),
+    (norm, attention): (Norm, &Attention),
     step: &Step<'_>,
 ) -> Result<[String; 3], CompileError> {
     let (size, kv, tokens) = (attention.head_size, attention.kv_heads, step.tokens);
     let parts = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{weights}.{part}"));
     let qkv_scope = format!("{scope}/qkv_proj");
-    let qkv = Linear { scope: &qkv_scope, parts: &parts, cols: width, bias: attention.qkv_bias.into() };
+    let qkv = Linear { scope: &qkv_scope, parts: &parts, cols: norm.width, bias: attention.qkv_bias.into() };
     let qkv = linear(e, x, &qkv)?;
-    let qkv = split(e, &qkv_scope, &qkv, 2, &[attention.heads * size, kv * size, kv * size]);
-    let q = heads(e, &format!("{scope}/q/heads"), &qkv[0], (tokens, attention.heads, size));
-    let q = rotate(e, &format!("{scope}/q/rotate"), &q, size, step);
+    let [q, k, v] = split(e, &qkv_scope, &qkv, 2, &[attention.heads * size, kv * size, kv * size]);
+    let turned = |e: &mut Emitter<'_>, part: &str, x: &str, heads: usize| {
+        let at = format!("{scope}/{part}");
+        let x = reshape(e, &format!("{at}/heads"), x, &[1, tokens, heads, size]);
+        let (named, weight) = (format!("{at}_norm"), format!("{weights}.{part}_norm.weight"));
+        let x = head_norm(e, &x, (&named, &weight), (heads, size), (attention.qk_norm, norm.epsilon))?;
+        let x = transpose(e, &format!("{at}/heads"), &x, &[0, 2, 1, 3]);
+        Ok::<_, CompileError>(match step.angles {
+            Some(angles) => rotate(e, &format!("{at}/rotate"), &x, size, angles),
+            None => x,
+        })
+    };
+    let q = turned(e, "q", &q, attention.heads)?;
     // Scaled before the product, which half precision might not hold otherwise.
-    let q = scale(e, &format!("{scope}/q/scale"), &q, size);
-    let k = heads(e, &format!("{scope}/k/heads"), &qkv[1], (tokens, kv, size));
-    let k = rotate(e, &format!("{scope}/k/rotate"), &k, size, step);
-    let v = reshape(e, &format!("{scope}/v/heads"), &qkv[2], &[1, tokens, kv, size]);
+    let q = scale(e, &format!("{scope}/q/scale"), &q, attention.scale());
+    let k = turned(e, "k", &k, kv)?;
+    let v = reshape(e, &format!("{scope}/v/heads"), &v, &[1, tokens, kv, size]);
     Ok([q, k, v])
 }
 
-/// `x / √size`.
-fn scale(e: &mut Emitter<'_>, scope: &str, x: &str, size: usize) -> String {
-    let factor = e.graph.half_scalar(f16::from_f64((size as f64).sqrt().recip()).to_bits());
+/// `x · factor`.
+fn scale(e: &mut Emitter<'_>, scope: &str, x: &str, factor: f64) -> String {
+    let factor = e.number(factor);
     e.graph.op(scope, "Mul", &[x, &factor])
+}
+
+/// `cap · tanh(x / cap)`: within ±cap (Bello et al. 2016, arXiv:1611.09940).
+pub(crate) fn capped(e: &mut Emitter<'_>, scope: &str, x: &str, cap: f32) -> String {
+    let small = scale(e, &format!("{scope}/in"), x, f64::from(cap).recip());
+    let bounded = e.graph.op(scope, "Tanh", &[&small]);
+    scale(e, &format!("{scope}/out"), &bounded, f64::from(cap))
 }
 
 fn weigh(e: &mut Emitter<'_>, scope: &str, scores: &str, mask: &str) -> String {
@@ -214,7 +228,7 @@ pub(crate) fn bidirectional(
     let q = project(e, "q", &[0, 2, 1, 3])?;
     let k = project(e, "k", &[0, 2, 3, 1])?;
     let v = project(e, "v", &[0, 2, 1, 3])?;
-    let q = scale(e, &format!("{scope}/q/scale"), &q, size);
+    let q = scale(e, &format!("{scope}/q/scale"), &q, (size as f64).sqrt().recip());
     let scores = e.graph.op(&format!("{scope}/scores"), "MatMul", &[&q, &k]);
     let weighed = weigh(e, scope, &scores, mask);
     let mixed = e.graph.op(&format!("{scope}/mix"), "MatMul", &[&weighed, &v]);

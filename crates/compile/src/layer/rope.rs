@@ -2,17 +2,64 @@
 
 use std::f64::consts::TAU;
 
-use narthex_spec::arch::{Rope, RopeScaling};
+use narthex_spec::arch::{DecoderArch, Rope, RopeScaling, Rotation};
 
-/// Cosines and sines, each `[positions, dims / 2]`.
-pub(crate) struct RopeTables {
-    pub(crate) cos: Vec<f32>,
-    pub(crate) sin: Vec<f32>,
+use crate::{emit::Emitter, error::CompileError};
+
+/// The kinds of rotation that have tables, with the names of their cosines and sines.
+pub(crate) const TABLES: [(Rotation, [&str; 2]); 2] =
+    [(Rotation::Global, ["rope/cos", "rope/sin"]), (Rotation::Local, ["local_rope/cos", "local_rope/sin"])];
+
+/// A graph's cosines and sines by kind of rotation.
+#[derive(Default)]
+pub(crate) struct Angles {
+    known: Vec<(Rotation, [String; 2])>,
 }
 
-/// The tables for positions `0..positions`.
-pub(crate) fn tables(rope: &Rope, positions: usize) -> RopeTables {
-    let frequencies = frequencies(rope);
+impl Angles {
+    /// Writes the tables of every rotation that a decoder's layers use.
+    pub(crate) fn write(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Self, CompileError> {
+        let mut angles = Self::default();
+        for (rotation, names) in TABLES {
+            if let Some((rope, pairs)) = used(arch, rotation) {
+                let tables = tables(rope, arch.context, pairs);
+                let shape = [arch.context, pairs];
+                let cos = e.tensor(names[0], &shape, |_| Ok(tables.cos))?;
+                let sin = e.tensor(names[1], &shape, |_| Ok(tables.sin))?;
+                angles.insert(rotation, [cos, sin]);
+            }
+        }
+        Ok(angles)
+    }
+
+    /// Enters a rotation's cosines and sines.
+    pub(crate) fn insert(&mut self, rotation: Rotation, names: [String; 2]) {
+        self.known.push((rotation, names));
+    }
+
+    /// A rotation's cosines and sines; none for layers that are not rotated.
+    pub(crate) fn of(&self, rotation: Rotation) -> Option<&[String; 2]> {
+        self.known.iter().find(|(known, _)| *known == rotation).map(|(_, names)| names)
+    }
+}
+
+/// A rotation and its pairs per head, where a layer uses it.
+pub(crate) fn used(arch: &DecoderArch, rotation: Rotation) -> Option<(&Rope, usize)> {
+    let layer = arch.layers.iter().find(|layer| layer.attention.rotation == rotation)?;
+    Some((arch.rope_of(rotation)?, layer.attention.head_size / 2))
+}
+
+/// Cosines and sines, each `[positions, pairs]`.
+struct RopeTables {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// The tables for positions `0..positions` and heads of as many pairs.
+fn tables(rope: &Rope, positions: usize, pairs: usize) -> RopeTables {
+    let mut frequencies = frequencies(rope);
+    // Pairs beyond the rotated ones stay where they are.
+    frequencies.resize(pairs, 0.0);
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
     RopeTables {
         cos: angles().map(|angle| angle.cos() as f32).collect(),
@@ -67,8 +114,16 @@ mod tests {
     }
 
     #[test]
+    fn pairs_beyond_the_rotated_ones_stay() {
+        let tables = tables(&Rope { theta: 1e4, dims: 2, scaling: RopeScaling::None }, 2, 4);
+        assert_eq!(tables.cos[4..], [1.0f32.cos(), 1.0, 1.0, 1.0]);
+        assert_eq!(tables.sin[4..], [1.0f32.sin(), 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
     fn position_zero_is_not_rotated() {
-        let tables = tables(&Rope { theta: 1e4, dims: 8, scaling: RopeScaling::Linear { factor: 2.0 } }, 3);
+        let tables =
+            tables(&Rope { theta: 1e4, dims: 8, scaling: RopeScaling::Linear { factor: 2.0 } }, 3, 4);
         assert_eq!(tables.cos[..4], [1.0; 4]);
         assert_eq!(tables.sin[..4], [0.0; 4]);
         assert_eq!(tables.sin[4], 0.5f32.sin());

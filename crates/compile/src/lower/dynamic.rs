@@ -6,7 +6,7 @@
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Variant,
-    arch::{DecoderArch, EncoderArch},
+    arch::{DecoderArch, DecoderLayer, EncoderArch, Residual},
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableRole},
 };
@@ -15,7 +15,11 @@ use super::{Lowered, io::Io};
 use crate::{
     emit::Emitter,
     error::CompileError,
-    layer::{attention, embed, mlp, norm, rope},
+    layer::{
+        attention, embed, mlp,
+        norm::{self, Norm, Stream},
+        rope,
+    },
 };
 
 /// Operator sets of variant A.
@@ -27,7 +31,7 @@ pub(crate) const GRAPH_FILE: &str = "model.onnx";
 /// A decoder.
 ///
 /// ```text
-/// embeds ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
+/// embeds ── Mul(scale) ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
 /// ```
 pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered, CompileError> {
     e.compute = DType::F32;
@@ -38,47 +42,20 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     let seqlens_k = io.input(e, Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total_length = io.input(e, Slot::TotalLength, "total_length", DType::I32, &[]);
     let logits_rows = io.input(e, Slot::LogitsRows, "logits_rows", DType::I64, &rows_dim);
-    let tables = rope::tables(&arch.rope, arch.context);
-    let shape = [arch.context, arch.rope.dims / 2];
-    let cos = e.tensor("rope/cos", &shape, |_| Ok(tables.cos))?;
-    let sin = e.tensor("rope/sin", &shape, |_| Ok(tables.sin))?;
-
-    let mut residual = embeds;
-    let mut branch: Option<String> = None;
+    let angles = rope::Angles::write(e, arch)?;
+    let lengths = [seqlens_k, total_length];
+    let x = embed::scaled(e, embeds, arch);
+    let mut stream = Stream::new(x, Norm::of(arch));
     let mut kv = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
-        let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
-        let norm_at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm.weight"));
-        let normed = match branch.take() {
-            None => norm::rms_norm(e, &residual, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?,
-            Some(branch) => {
-                let parts = (residual.as_str(), branch.as_str());
-                let step =
-                    norm::skip_rms_norm(e, parts, (&norm_at.0, &norm_at.1), arch.hidden, arch.norm_epsilon)?;
-                residual = step.sum;
-                step.normed
-            }
-        };
         let cache = cache_names(e, &mut io, index, &layer.attention);
         let cache = attention::Cache {
-            seqlens_k: &seqlens_k,
-            total_length: &total_length,
-            cos: &cos,
-            sin: &sin,
-            past_key: &cache[0],
-            past_value: &cache[1],
-            present_key: &cache[2],
-            present_value: &cache[3],
+            lengths: lengths.each_ref().map(String::as_str),
+            angles: angles.of(layer.attention.rotation),
+            past: [&cache[0], &cache[1]],
+            present: [&cache[2], &cache[3]],
         };
-        let at = (format!("{scope}/attn"), format!("{weights}.attn"));
-        let attended =
-            attention::cached(e, &normed, (&at.0, &at.1), (arch.hidden, &layer.attention), &cache)?;
-        let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm.weight"));
-        let parts = (residual.as_str(), attended.as_str());
-        let step = norm::skip_rms_norm(e, parts, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
-        residual = step.sum;
-        let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
-        branch = Some(mlp::mlp(e, &step.normed, (&at.0, &at.1), arch.hidden, &layer.mlp)?);
+        decoder_layer(e, &mut stream, (index, layer), &cache)?;
         kv.push(KvLayout {
             heads: layer.attention.kv_heads,
             head_size: layer.attention.head_size,
@@ -88,8 +65,56 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
             order: KeyOrder::Rows,
         });
     }
-    let table = finish(e, &mut io, arch, (&residual, branch.as_deref()), &logits_rows)?;
-    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kv), vec![table])
+    let mut tables = vec![finish(e, &mut io, arch, (&stream, &logits_rows))?];
+    if arch.learned_positions() {
+        let shape = (arch.context, arch.hidden);
+        tables.push(embed::table(e, (TableRole::Position, "position.weight"), shape, DType::F32)?);
+    }
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kv), tables)
+}
+
+/// One layer over the stream.
+///
+/// ```text
+/// sequential:  norm ── attention ── + ── norm ── mlp ── +
+/// sandwich:    norm ── attention ── norm ── + ── norm ── mlp ── norm ── +
+/// parallel:    norm ─┬─ attention ─┬─ +
+///                    └─ mlp ───────┘
+/// ```
+fn decoder_layer(
+    e: &mut Emitter<'_>,
+    stream: &mut Stream,
+    (index, layer): (usize, &DecoderLayer),
+    cache: &attention::Cache<'_>,
+) -> Result<(), CompileError> {
+    let at = |part: &str| (format!("/layers.{index}/{part}"), format!("layers.{index}.{part}"));
+    let norm = stream.norm();
+    let (scope, weights) = at("attn_norm");
+    let normed = stream.normed(e, (&scope, &weights))?;
+    let (scope, weights) = at("attn");
+    let mut attended = attention::cached(e, &normed, (&scope, &weights), (norm, &layer.attention), cache)?;
+    let mlp_input = if layer.residual == Residual::Parallel {
+        normed
+    } else {
+        if layer.residual == Residual::Sandwich {
+            let (scope, weights) = at("attn_post_norm");
+            attended = norm.of_rows(e, &attended, (&scope, &weights))?;
+        }
+        stream.add(std::mem::take(&mut attended));
+        let (scope, weights) = at("mlp_norm");
+        stream.normed(e, (&scope, &weights))?
+    };
+    let (scope, weights) = at("mlp");
+    let fed = mlp::mlp(e, &mlp_input, (&scope, &weights), norm.width, &layer.mlp)?;
+    stream.add(match layer.residual {
+        Residual::Sequential => fed,
+        Residual::Sandwich => {
+            let (scope, weights) = at("mlp_post_norm");
+            norm.of_rows(e, &fed, (&scope, &weights))?
+        }
+        Residual::Parallel => e.graph.op(&scope, "Add", &[&attended, &fed]),
+    });
+    Ok(())
 }
 
 /// Declares one layer's cache; gives the names of past and present key and value.
@@ -110,28 +135,20 @@ fn cache_names(
     [past_key, past_value, key, value]
 }
 
-/// The last norm and the head, over the rows asked for.
+/// The last norm and the head, over the rows asked for; gives the token table.
 fn finish(
     e: &mut Emitter<'_>,
     io: &mut Io,
     arch: &DecoderArch,
-    (residual, branch): (&str, Option<&str>),
-    logits_rows: &str,
+    (stream, logits_rows): (&Stream, &str),
 ) -> Result<HostTable, CompileError> {
     let flat = e.graph.ints(&[2], &[-1, arch.hidden as i64]);
-    let gather = |e: &mut Emitter<'_>, scope: &str, x: &str| {
-        let rows = e.graph.op(scope, "Reshape", &[x, &flat]);
-        e.graph.op(scope, "Gather", &[&rows, logits_rows])
-    };
-    let residual = gather(e, "/rows/residual", residual);
-    let at = ("/norm", "norm.weight");
-    let normed = match branch {
-        Some(branch) => {
-            let branch = gather(e, "/rows/branch", branch);
-            norm::skip_rms_norm(e, (&residual, &branch), at, arch.hidden, arch.norm_epsilon)?.normed
-        }
-        None => norm::rms_norm(e, &residual, at, arch.hidden, arch.norm_epsilon)?,
-    };
+    let mut asked = stream.rows(|part, x| {
+        let scope = format!("/rows/{part}");
+        let rows = e.graph.op(&scope, "Reshape", &[x, &flat]);
+        e.graph.op(&scope, "Gather", &[&rows, logits_rows])
+    });
+    let normed = asked.normed(e, ("/norm", "norm"))?;
     let table = embed::head(e, &normed, arch, "logits")?;
     io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.vocab.into()]);
     Ok(table)

@@ -7,7 +7,7 @@
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Scheme, Variant,
-    arch::{Architecture, DecoderArch, EncoderArch, Mlp},
+    arch::{Architecture, DecoderArch, DecoderLayer, EncoderArch, Mlp, Residual, Rotation},
     dtype::Dim,
     manifest::{
         GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableEncoding, TableRole,
@@ -19,7 +19,12 @@ use super::{Lowered, io::Io};
 use crate::{
     emit::Emitter,
     error::CompileError,
-    layer::{embed, mlp, norm, plain},
+    layer::{
+        embed, mlp,
+        norm::{self, Norm},
+        plain,
+        rope::{Angles, TABLES, used},
+    },
     lower::dynamic::OPSETS,
 };
 
@@ -58,20 +63,44 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     Ok(Lowered { graphs, tables: rope_tables(e, arch) })
 }
 
+/// Slots of cosines and sines, and the roles of the tables that the host reads them from.
+const ANGLES: [(Rotation, [Slot; 2], [TableRole; 2]); 2] = [
+    (Rotation::Global, [Slot::Cos, Slot::Sin], [TableRole::Cos, TableRole::Sin]),
+    (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], [TableRole::LocalCos, TableRole::LocalSin]),
+];
+
 /// Variant A wrote the angles of every position; the host reads their rows.
 fn rope_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable> {
-    let table = |(role, name)| {
-        let data = e.range(e.place_of(name, DType::F32)?);
-        let encoding = TableEncoding::Plain { dtype: DType::F32, data };
-        Some(HostTable { role, rows: arch.context, cols: arch.rope.dims / 2, encoding })
-    };
-    [(TableRole::Cos, "rope/cos"), (TableRole::Sin, "rope/sin")].into_iter().filter_map(table).collect()
+    let mut tables = Vec::new();
+    for ((rotation, _, roles), (_, names)) in ANGLES.into_iter().zip(TABLES) {
+        let Some((_, pairs)) = used(arch, rotation) else { continue };
+        for (role, name) in roles.into_iter().zip(names) {
+            tables.extend(e.place_of(name, DType::F32).map(|place| {
+                let encoding = TableEncoding::Plain { dtype: DType::F32, data: e.range(place) };
+                HostTable { role, rows: arch.context, cols: pairs, encoding }
+            }));
+        }
+    }
+    tables
+}
+
+/// Declares the angles of the new tokens.
+fn angles(e: &mut Emitter<'_>, io: &mut Io, arch: &DecoderArch, tokens: usize) -> Angles {
+    let mut angles = Angles::default();
+    for ((rotation, slots, _), prefix) in ANGLES.into_iter().zip(["", "local."]) {
+        let Some((_, pairs)) = used(arch, rotation) else { continue };
+        let shape: [Dim; 4] = [1.into(), 1.into(), tokens.into(), pairs.into()];
+        let cos = io.input(e, slots[0], &format!("{prefix}cos"), F16, &shape);
+        let sin = io.input(e, slots[1], &format!("{prefix}sin"), F16, &shape);
+        angles.insert(rotation, [cos, sin]);
+    }
+    angles
 }
 
 /// The layers for `tokens` new tokens.
 ///
 /// ```text
-/// embeds ── (norm ── attention ── Add ── norm ── mlp ── Add) × layers ── hidden
+/// embeds ── Mul(scale) ── layers ── hidden
 /// ```
 fn layers(
     e: &mut Emitter<'_>,
@@ -82,33 +111,19 @@ fn layers(
     e.graph = Builder::new(&format!("layers-{tokens}"), &OPSETS);
     let mut io = Io::default();
     let width: [Dim; 3] = [1.into(), tokens.into(), arch.hidden.into()];
-    let angles: [Dim; 4] = [1.into(), 1.into(), tokens.into(), (arch.rope.dims / 2).into()];
-    let mut x = io.input(e, Slot::Embeds, "embeds", F16, &width);
-    let cos = io.input(e, Slot::Cos, "cos", F16, &angles);
-    let sin = io.input(e, Slot::Sin, "sin", F16, &angles);
+    let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width);
+    let angles = angles(e, &mut io, arch, tokens);
+    let mut x = embed::scaled(e, embeds, arch);
     let mut kv = Vec::new();
     let mut masks = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
-        let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
         let attention = &layer.attention;
         let mask = mask(e, &mut io, &mut masks, (attention.window, tokens, past));
         let names = past_names(e, &mut io, index, (attention.kv_heads, attention.head_size, past));
-        let step = plain::Step { tokens, past, rope: &arch.rope, cos: &cos, sin: &sin, mask: &mask };
+        let step = plain::Step { tokens, past, angles: angles.of(attention.rotation), mask: &mask };
         let held = plain::Past { key: &names[0], value: &names[1], new_key: &names[2], new_value: &names[3] };
-        let at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm.weight"));
-        let normed = norm::rms_norm(e, &x, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
-        let at = (format!("{scope}/attn"), format!("{weights}.attn"));
-        let attended = plain::cached(e, &normed, (&at.0, &at.1), (arch.hidden, attention), (&step, &held))?;
-        x = e.graph.op(&at.0, "Add", &[&x, &attended]);
-        let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm.weight"));
-        let normed = norm::rms_norm(e, &x, (&at.0, &at.1), arch.hidden, arch.norm_epsilon)?;
-        let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
-        let fed = mlp::mlp(e, &normed, (&at.0, &at.1), arch.hidden, &layer.mlp)?;
-        x = if index + 1 == arch.layers.len() {
-            sum_to(e, &at.0, &x, &fed, "hidden")
-        } else {
-            e.graph.op(&at.0, "Add", &[&x, &fed])
-        };
+        let last = (index + 1 == arch.layers.len()).then_some("hidden");
+        x = decoder_layer(e, (&x, last), (Norm::of(arch), index, layer), (&step, &held))?;
         let shapes =
             [(Slot::NewKey { layer: index }, &names[2]), (Slot::NewValue { layer: index }, &names[3])];
         for ((slot, name), order) in shapes.into_iter().zip([[1, 0], [0, 1]]) {
@@ -128,6 +143,45 @@ fn layers(
     io.output(e, Slot::Hidden, "hidden", F16, &width);
     let file = format!("layers-{tokens}x{past}.onnx");
     Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past }, kv))
+}
+
+/// One layer; its output is called `last` where it is the last.
+///
+/// ```text
+/// sequential:  x ── norm ── attention ── Add ── norm ── mlp ── Add
+/// sandwich:    x ── norm ── attention ── norm ── Add ── norm ── mlp ── norm ── Add
+/// parallel:    x ── norm ─┬─ attention ── Add ─┐
+///                         └─ mlp ──────────────┴─ Add
+/// ```
+fn decoder_layer(
+    e: &mut Emitter<'_>,
+    (x, last): (&str, Option<&str>),
+    (norm, index, layer): (Norm, usize, &DecoderLayer),
+    (step, held): (&plain::Step<'_>, &plain::Past<'_>),
+) -> Result<String, CompileError> {
+    let at = |part: &str| (format!("/layers.{index}/{part}"), format!("layers.{index}.{part}"));
+    let normed = |e: &mut Emitter<'_>, part: &str, x: &str| {
+        let (scope, weights) = at(part);
+        norm.of_rows(e, x, (&scope, &weights))
+    };
+    let sandwich = layer.residual == Residual::Sandwich;
+    let first = normed(e, "attn_norm", x)?;
+    let (scope, weights) = at("attn");
+    let mut attended = plain::cached(e, &first, (&scope, &weights), (norm, &layer.attention), (step, held))?;
+    if sandwich {
+        attended = normed(e, "attn_post_norm", &attended)?;
+    }
+    let x = e.graph.op(&scope, "Add", &[x, &attended]);
+    let mlp_input = if layer.residual == Residual::Parallel { first } else { normed(e, "mlp_norm", &x)? };
+    let (scope, weights) = at("mlp");
+    let mut fed = mlp::mlp(e, &mlp_input, (&scope, &weights), norm.width, &layer.mlp)?;
+    if sandwich {
+        fed = normed(e, "mlp_post_norm", &fed)?;
+    }
+    Ok(match last {
+        Some(output) => sum_to(e, &scope, &x, &fed, output),
+        None => e.graph.op(&scope, "Add", &[&x, &fed]),
+    })
 }
 
 fn sum_to(e: &mut Emitter<'_>, scope: &str, a: &str, b: &str, output: &str) -> String {
@@ -180,7 +234,7 @@ fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileEr
     let mut io = Io::default();
     let rows = 1;
     let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1.into(), rows.into(), arch.hidden.into()]);
-    let normed = norm::rms_norm(e, &hidden, ("/norm", "norm.weight"), arch.hidden, arch.norm_epsilon)?;
+    let normed = Norm::of(arch).of_rows(e, &hidden, ("/norm", "norm"))?;
     embed::head_only(e, &normed, arch, "logits")?;
     io.output(e, Slot::Logits, "logits", F16, &[1.into(), rows.into(), arch.vocab.into()]);
     Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))

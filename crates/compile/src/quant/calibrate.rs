@@ -117,7 +117,7 @@ impl Reader<'_> {
         Ok(tokens)
     }
 
-    /// The tokens' rows of the table.
+    /// The tokens' rows of the table, and those of their positions where these are learned.
     fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>, CompileError> {
         let (vocab, hidden) = (self.arch.vocab, self.arch.hidden);
         let table = self.checkpoint.weights.weight("embed.weight")?;
@@ -131,6 +131,15 @@ impl Reader<'_> {
                 }));
             }
             table.read_row(token as usize, row);
+        }
+        if self.arch.learned_positions() {
+            let table = self.checkpoint.weights.weight("position.weight")?;
+            table.expect_shape(&[self.arch.context, hidden])?;
+            let mut learned = vec![0.0; hidden];
+            for (position, row) in rows.chunks_exact_mut(hidden).enumerate() {
+                table.read_row(position, &mut learned);
+                row.iter_mut().zip(&learned).for_each(|(x, learned)| *x += learned);
+            }
         }
         Ok(rows)
     }

@@ -107,28 +107,27 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{Activation, Attention, DecoderLayer, Family, Mlp, Pooling, Rope, RopeScaling};
+    use narthex_spec::arch::{
+        Activation, Attention, DecoderLayer, Family, Mlp, NormKind, Pooling, Residual, Rope, RopeScaling,
+    };
 
     use super::*;
 
     fn decoder(tied_head: bool) -> Architecture {
-        let attention = Attention {
-            heads: 4,
-            kv_heads: 2,
-            head_size: 8,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-        };
+        let attention = Attention::plain(4, 2, 8);
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
         Architecture::Decoder(DecoderArch {
             family: Family::Llama,
             vocab: 100,
             hidden: 64,
             context: 32,
-            layers: vec![DecoderLayer { attention, mlp }],
+            layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }],
             norm_epsilon: 1e-5,
-            rope: Rope { theta: 1e4, dims: 8, scaling: RopeScaling::None },
+            norm: NormKind::Rms,
+            rope: Some(Rope { theta: 1e4, dims: 8, scaling: RopeScaling::None }),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
             tied_head,
         })
     }

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::DecoderArch;
+use narthex_spec::arch::{DecoderArch, Residual};
 use serde::Serialize;
 
 use super::{Plan, Storage};
@@ -67,21 +67,25 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         let scope = format!("layers.{index}");
         let node = |part: &str| format!("/{scope}/{part}/MatMulNBits");
         let attention = ["q_proj", "k_proj", "v_proj"].map(|part| weight(&format!("{scope}.attn.{part}")));
+        let [gate, up, down] =
+            ["gate_proj", "up_proj", "down_proj"].map(|p| weight(&format!("{scope}.mlp.{p}")));
+        let feed_forward = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
+        let parallel = layer.residual == Residual::Parallel;
+        let readers = if parallel { [&attention[..], &feed_forward].concat() } else { attention.to_vec() };
         all.push(Input {
             name: format!("{scope}.attn"),
             node: node("attn/qkv_proj"),
             channels: arch.hidden,
-            remedy: scale(weight(&format!("{scope}.attn_norm")), attention.to_vec()),
+            remedy: scale(weight(&format!("{scope}.attn_norm")), readers),
         });
-        let [gate, up, down] =
-            ["gate_proj", "up_proj", "down_proj"].map(|p| weight(&format!("{scope}.mlp.{p}")));
-        let readers = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
-        all.push(Input {
-            name: format!("{scope}.mlp"),
-            node: node("mlp/up_proj"),
-            channels: arch.hidden,
-            remedy: scale(weight(&format!("{scope}.mlp_norm")), readers),
-        });
+        if !parallel {
+            all.push(Input {
+                name: format!("{scope}.mlp"),
+                node: node("mlp/up_proj"),
+                channels: arch.hidden,
+                remedy: scale(weight(&format!("{scope}.mlp_norm")), feed_forward),
+            });
+        }
         // Without a gate, the activation stands between the two projections, and what divides its input does not
         // divide its output.
         if layer.mlp.gated {

@@ -15,7 +15,7 @@ use narthex_engine::executor::{
 use narthex_spec::{
     SlotId,
     arch::Architecture,
-    manifest::{GraphEntry, KvLayout, Manifest, TableRole},
+    manifest::{GraphEntry, KvLayout, Manifest},
 };
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     package,
     placement::Placement,
     runtime::Runtime,
-    table::Table,
+    table::Embedding,
 };
 
 use cache::{Cache, Part};
@@ -51,7 +51,7 @@ pub struct ExecutorOptions {
 /// run.
 pub struct DynamicExecutor {
     limits: Limits,
-    table: Table,
+    embedding: Embedding,
     cache: Cache,
     kv: Vec<KvLayout>,
     names: Names,
@@ -89,7 +89,7 @@ impl ExecutorOptions {
 /// What a decoder takes from its package beside the graph.
 pub(crate) struct Parts<'a> {
     entry: &'a GraphEntry,
-    pub(crate) table: Table,
+    pub(crate) embedding: Embedding,
     pub(crate) limits: Limits,
     names: Names,
 }
@@ -104,19 +104,14 @@ impl<'a> Parts<'a> {
         let Architecture::Decoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("a decoder", "an encoder"));
         };
-        let (vocab, hidden) = (arch.vocab, arch.hidden);
         if manifest.max_length == 0 || manifest.max_length > arch.context {
             let expected = format!("a length of 1 to {} tokens", arch.context);
             return Err(DeviceError::package(expected, manifest.max_length));
         }
         let entry = package::graph(manifest)?;
-        let table = package::table(package, manifest, TableRole::Token)?;
-        if (table.rows(), table.cols()) != (vocab, hidden) {
-            let found = format!("{} x {}", table.rows(), table.cols());
-            return Err(DeviceError::package(format!("a token table of {vocab} x {hidden}"), found));
-        }
-        let limits = options.limits(manifest.max_length, vocab, &entry.kv)?;
-        Ok(Self { entry, table, limits, names: Names::new(entry)? })
+        let embedding = Embedding::open(package, manifest, arch)?;
+        let limits = options.limits(manifest.max_length, arch.vocab, &entry.kv)?;
+        Ok(Self { entry, embedding, limits, names: Names::new(entry)? })
     }
 }
 
@@ -140,8 +135,8 @@ impl DynamicExecutor {
         if let Device::WebGpu(_) = device {
             return Err(DeviceError::HostCache { device: device.name().describe() });
         }
-        let Parts { entry, table, limits, names } = Parts::read(package, manifest, options)?;
-        let (vocab, hidden) = (table.rows(), table.cols());
+        let Parts { entry, embedding, limits, names } = Parts::read(package, manifest, options)?;
+        let (vocab, hidden) = (embedding.vocab(), embedding.width());
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
@@ -154,7 +149,7 @@ impl DynamicExecutor {
             logits: vec![0.0; limits.batch * vocab],
             group: Vec::with_capacity(limits.batch),
             limits,
-            table,
+            embedding,
             names,
             session,
         })
@@ -176,14 +171,12 @@ impl DynamicExecutor {
         self.group.clear();
         self.group.extend(spans.iter().map(|span| span.slot));
         let first_row = self.cache.gather(&self.group);
-        let width = self.table.cols();
+        let width = self.embedding.width();
         let lengths = &mut self.decode.lengths;
         for (index, span) in spans.iter().enumerate() {
             let place = self.cache.row(span.slot) - first_row;
-            self.table.read_row(
-                plan.tokens_of(span)[0] as usize,
-                &mut self.embeds[place * width..(place + 1) * width],
-            );
+            let out = &mut self.embeds[place * width..(place + 1) * width];
+            self.embedding.write(plan.tokens_of(span)[0], span.at, out);
             lengths[place] = span.at as i32;
             self.decode.rows[index] = place as i64;
         }
@@ -203,10 +196,10 @@ impl DynamicExecutor {
 
     /// Runs one span; its logits begin at row `row`.
     fn run_span(&mut self, plan: &StepPlan, span: &Span, row: usize) -> Result<(), StepError> {
-        let width = self.table.cols();
+        let width = self.embedding.width();
         let tokens = plan.tokens_of(span);
-        for (&token, out) in tokens.iter().zip(self.embeds.chunks_exact_mut(width)) {
-            self.table.read_row(token as usize, out);
+        for ((position, &token), out) in (span.at..).zip(tokens).zip(self.embeds.chunks_exact_mut(width)) {
+            self.embedding.write(token, position, out);
         }
         let count = span.logits.rows(tokens.len());
         let first = tokens.len() - count;

@@ -8,7 +8,7 @@ use narthex_engine::executor::{
 };
 use narthex_spec::{
     SlotId,
-    arch::Architecture,
+    arch::{Architecture, DecoderArch},
     manifest::{GraphEntry, KvLayout, Manifest, Part, Slot, TableRole},
 };
 
@@ -19,7 +19,7 @@ use super::{
     open,
     step::{self, Tables},
 };
-use crate::{error::DeviceError, package, placement::GraphPlacement, runtime::Runtime};
+use crate::{error::DeviceError, package, placement::GraphPlacement, runtime::Runtime, table::Embedding};
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +63,7 @@ impl FixedExecutor {
         if options.slots == 0 {
             return Err(DeviceError::Option { what: "slots" });
         }
-        let tables = tables(folder, manifest)?;
+        let tables = tables(folder, manifest, arch)?;
         let load =
             |entry: &GraphEntry| FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
         let (mut layers, mut widths, mut kv) = (Vec::new(), Vec::new(), Vec::new());
@@ -129,7 +129,7 @@ impl FixedExecutor {
             };
             self.cache.put(span.slot, layer, span.at, new);
         }
-        let (hidden, vocab) = (self.tables.token.cols(), self.limits.vocab);
+        let (hidden, vocab) = (self.tables.embedding.width(), self.limits.vocab);
         let count = span.logits.rows(tokens.len());
         let states = graph.output(Slot::Hidden);
         let wanted = states[(*width - count) * hidden..].chunks_exact(hidden);
@@ -144,18 +144,31 @@ impl FixedExecutor {
     }
 }
 
-/// The token table and the angles of every position.
-fn tables(folder: &Path, manifest: &Manifest) -> Result<Tables, DeviceError> {
-    let table = |role| package::table(folder, manifest, role);
-    let tables =
-        Tables { token: table(TableRole::Token)?, cos: table(TableRole::Cos)?, sin: table(TableRole::Sin)? };
-    let angles = [&tables.cos, &tables.sin].map(|table| (table.rows(), table.cols()));
-    if angles[0] != angles[1] || angles[0].0 < manifest.max_length || angles[0].1 > tables.token.cols() {
-        let expected = format!("two tables of angles with at least {} rows", manifest.max_length);
-        return Err(DeviceError::package(expected, format!("{angles:?}")));
+/// The embedding, and the angles of every position for each input that takes some.
+fn tables(folder: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Tables, DeviceError> {
+    let embedding = Embedding::open(folder, manifest, arch)?;
+    let inputs = manifest.graphs.iter().filter(|graph| matches!(graph.part, Part::Layers { .. }));
+    let wanted = |(slot, _): &&(Slot, TableRole)| inputs.clone().any(|graph| graph.input(*slot).is_some());
+    let mut angles = Vec::new();
+    for &(slot, role) in ANGLES.iter().filter(wanted) {
+        let table = package::table(folder, manifest, role)?;
+        if table.rows() < manifest.max_length || table.cols() > embedding.width() {
+            let expected = format!("a table of angles with at least {} rows", manifest.max_length);
+            let found = format!("{} x {}", table.rows(), table.cols());
+            return Err(DeviceError::package(expected, found));
+        }
+        angles.push((slot, table));
     }
-    Ok(tables)
+    Ok(Tables { embedding, angles })
 }
+
+/// The tables of the inputs that take angles.
+const ANGLES: [(Slot, TableRole); 4] = [
+    (Slot::Cos, TableRole::Cos),
+    (Slot::Sin, TableRole::Sin),
+    (Slot::LocalCos, TableRole::LocalCos),
+    (Slot::LocalSin, TableRole::LocalSin),
+];
 
 impl Executor for FixedExecutor {
     fn limits(&self) -> &Limits {

@@ -9,30 +9,31 @@ use half::f16;
 use narthex_spec::{TokenId, manifest::Slot};
 
 use super::{HIDDEN, graph::FixedGraph};
-use crate::table::Table;
+use crate::table::{Embedding, Table};
 
 /// The tables that the host reads.
 pub(super) struct Tables {
-    pub(super) token: Table,
-    pub(super) cos: Table,
-    pub(super) sin: Table,
+    pub(super) embedding: Embedding,
+    /// The inputs that take angles, each with its table.
+    pub(super) angles: Vec<(Slot, Table)>,
 }
 
 /// Writes one run's inputs: `tokens` follow on `at` tokens in a past of `past` columns.
 pub(super) fn write(graph: &mut FixedGraph, tables: &Tables, (at, past): (usize, usize), tokens: &[TokenId]) {
-    let hidden = tables.token.cols();
+    let hidden = tables.embedding.width();
     let rows = graph.input(Slot::Embeds).len() / hidden;
     let first = rows - tokens.len();
     let mut row = vec![0.0; hidden];
     let embeds = graph.input(Slot::Embeds);
     embeds[..first * hidden].fill(f16::ZERO);
-    for (&token, out) in tokens.iter().zip(embeds[first * hidden..].chunks_exact_mut(hidden)) {
-        tables.token.read_row(token as usize, &mut row);
+    let places = embeds[first * hidden..].chunks_exact_mut(hidden);
+    for ((position, &token), out) in (at..).zip(tokens).zip(places) {
+        tables.embedding.write(token, position, &mut row);
         narrow(&row, out);
     }
-    for (slot, table) in [(Slot::Cos, &tables.cos), (Slot::Sin, &tables.sin)] {
+    for (slot, table) in &tables.angles {
         let pairs = table.cols();
-        let angles = graph.input(slot);
+        let angles = graph.input(*slot);
         angles[..first * pairs].fill(f16::ZERO);
         for (position, out) in (at..).zip(angles[first * pairs..].chunks_exact_mut(pairs)) {
             table.read_row(position, &mut row[..pairs]);

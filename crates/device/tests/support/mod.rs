@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+pub(crate) mod families;
 pub(crate) mod fixed;
 
 use std::{fs, path::PathBuf, sync::OnceLock, sync::atomic::AtomicBool};
@@ -133,7 +134,7 @@ pub(crate) const OPTIONS: ExecutorOptions =
 pub(crate) type Part<'a> = (u32, usize, &'a [TokenId], Wanted);
 
 /// Runs one step; gives its rows of logits.
-pub(crate) fn step(executor: &mut DynamicExecutor, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
+pub(crate) fn step(executor: &mut impl Executor, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
     let mut plan = StepPlan::default();
     for &(slot, at, tokens, wanted) in parts {
         plan.push(SlotId(slot), at, tokens, wanted);

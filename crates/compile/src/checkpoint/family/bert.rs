@@ -45,6 +45,7 @@ const HF_WORDS: Words = Words {
         ("mlp_norm", "output.LayerNorm"),
     ],
     gamma_and_beta: Some("LayerNorm"),
+    ..Words::NONE
 };
 
 const GGUF_WORDS: Words = Words {

@@ -1,8 +1,6 @@
 //! Llama and what shares its structure and names: TinyLlama, SmolLM2, Mistral in GGUF.
 
-use narthex_spec::arch::DecoderArch;
-
-use super::{GgufDecoder, GgufFamily, GgufReader, HfFamily, HfReader};
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::checkpoint::{
     CheckpointError,
     gguf::decoder::Keys,
@@ -12,7 +10,7 @@ use crate::checkpoint::{
     },
     limit::unsupported,
     names::Words,
-    tensors::{RowOrder, Tensors},
+    tensors::Tensors,
 };
 
 /// `LlamaForCausalLM` (`LlamaConfig` of `transformers`).
@@ -27,7 +25,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "llama", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf) };
 
-/// Names that most decoders share.
+/// Names that most decoders share, those of norms among them that only some have.
 pub(super) const HF_WORDS: Words = Words {
     prefixes: &["model.", ""],
     layer: "layers.",
@@ -38,6 +36,8 @@ pub(super) const HF_WORDS: Words = Words {
         ("attn.k_proj", "self_attn.k_proj"),
         ("attn.v_proj", "self_attn.v_proj"),
         ("attn.o_proj", "self_attn.o_proj"),
+        ("attn.q_norm", "self_attn.q_norm"),
+        ("attn.k_norm", "self_attn.k_norm"),
         ("mlp_norm", "post_attention_layernorm"),
         ("mlp.gate_proj", "mlp.gate_proj"),
         ("mlp.up_proj", "mlp.up_proj"),
@@ -46,7 +46,7 @@ pub(super) const HF_WORDS: Words = Words {
     ..Words::NONE
 };
 
-/// Names that most decoders share.
+/// Names that most decoders share, those of norms among them that only some have.
 pub(super) const GGUF_WORDS: Words = Words {
     prefixes: &[""],
     layer: "blk.",
@@ -57,6 +57,8 @@ pub(super) const GGUF_WORDS: Words = Words {
         ("attn.k_proj", "attn_k"),
         ("attn.v_proj", "attn_v"),
         ("attn.o_proj", "attn_output"),
+        ("attn.q_norm", "attn_q_norm"),
+        ("attn.k_norm", "attn_k_norm"),
         ("mlp_norm", "ffn_norm"),
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
@@ -65,23 +67,21 @@ pub(super) const GGUF_WORDS: Words = Words {
     ..Words::NONE
 };
 
-fn hf(config: &Config) -> Result<DecoderArch, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     let keys: DecoderKeys = config.keys()?;
-    let mut arch = keys.decoder(config, Defaults { context: 2048, kv_heads: None })?;
+    let mut arch = keys.decoder(config, Defaults::LLAMA)?;
     for layer in &mut arch.layers {
         layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
         layer.attention.output_bias = layer.attention.qkv_bias;
         layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
     }
-    Ok(arch)
+    Ok(arch.into())
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<GgufDecoder, CheckpointError> {
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     refuse_variants(keys)?;
-    let arch = keys.decoder(tensors)?;
-    let head_size = arch.layers.first().map_or(0, |layer| layer.attention.head_size);
-    let order = RowOrder::Neighbours { head_size, dims: arch.rope.dims };
-    Ok(GgufDecoder { arch, order })
+    // The converter permutes q and k.
+    Ok(Decoder::from(keys.decoder(tensors)?).of_neighbours())
 }
 
 /// Refuses the models that share the name `llama` but compute something else.

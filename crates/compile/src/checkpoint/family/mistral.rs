@@ -1,13 +1,13 @@
 //! Mistral: Llama's structure and names with a sliding window. Its GGUF files call themselves `llama`.
 
-use narthex_spec::arch::DecoderArch;
+use narthex_spec::arch::Family;
 
-use super::{HfFamily, HfReader, llama};
+use super::{Decoder, HfFamily, HfReader, llama};
 use crate::checkpoint::{
     CheckpointError,
     hf::{
         config::Config,
-        decoder::{DecoderKeys, Defaults},
+        decoder::{DecoderKeys, Defaults, LayerType},
     },
 };
 
@@ -19,13 +19,12 @@ pub(super) const HF: HfFamily = HfFamily {
     read: HfReader::Decoder(hf),
 };
 
-fn hf(config: &Config) -> Result<DecoderArch, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     let keys: DecoderKeys = config.keys()?;
-    let mut arch = keys.decoder(config, Defaults { context: 4096 * 32, kv_heads: Some(8) })?;
-    let window = keys.sliding_window.unwrap_or(Some(4096));
-    for layer in &mut arch.layers {
-        // A window as long as the context hides nothing.
-        layer.attention.window = window.filter(|&window| window > 0 && window < arch.context);
-    }
-    Ok(arch)
+    let mut arch =
+        keys.decoder(config, Defaults { context: 4096 * 32, kv_heads: Some(8), ..Defaults::LLAMA })?;
+    arch.family = Family::Mistral;
+    let types = vec![LayerType::Sliding; arch.layers.len()];
+    keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
+    Ok(arch.into())
 }

@@ -8,6 +8,10 @@
 mod bert;
 mod llama;
 mod mistral;
+mod phi3;
+mod qwen;
+mod smollm3;
+mod stablelm;
 
 use narthex_spec::arch::{DecoderArch, EncoderArch};
 
@@ -15,15 +19,18 @@ use super::{
     CheckpointError,
     gguf::decoder::Keys,
     hf::{config::Config, pooling::Sentence},
+    layout::{Layout, Pairs},
     names::Words,
-    tensors::{RowOrder, Tensors},
+    tensors::Tensors,
 };
 
 /// The families that are read from folders of the `transformers` library.
-pub(super) const HF: &[&HfFamily] = &[&llama::HF, &mistral::HF, &bert::HF];
+pub(super) const HF: &[&HfFamily] =
+    &[&llama::HF, &mistral::HF, &qwen::HF2, &qwen::HF3, &smollm3::HF, &phi3::HF, &stablelm::HF, &bert::HF];
 
 /// The families that are read from GGUF.
-pub(super) const GGUF: &[&GgufFamily] = &[&llama::GGUF, &bert::GGUF];
+pub(super) const GGUF: &[&GgufFamily] =
+    &[&llama::GGUF, &qwen::GGUF2, &qwen::GGUF3, &smollm3::GGUF, &phi3::GGUF, &stablelm::GGUF, &bert::GGUF];
 
 /// A family's folders.
 #[derive(Debug)]
@@ -42,7 +49,7 @@ pub(super) struct HfFamily {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum HfReader {
     /// Of a causal language model.
-    Decoder(fn(&Config) -> Result<DecoderArch, CheckpointError>),
+    Decoder(fn(&Config) -> Result<Decoder, CheckpointError>),
     /// Of an encoder.
     Encoder(fn(&Config, &Sentence) -> Result<EncoderArch, CheckpointError>),
 }
@@ -62,16 +69,31 @@ pub(super) struct GgufFamily {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum GgufReader {
     /// Of a causal language model.
-    Decoder(fn(&Keys<'_>, &Tensors) -> Result<GgufDecoder, CheckpointError>),
+    Decoder(fn(&Keys<'_>, &Tensors) -> Result<Decoder, CheckpointError>),
     /// Of an encoder.
     Encoder(fn(&Keys<'_>, &Tensors) -> Result<EncoderArch, CheckpointError>),
 }
 
 /// A decoder, and how its file's weights lie.
 #[derive(Debug)]
-pub(super) struct GgufDecoder {
+pub(super) struct Decoder {
     /// What it computes; its numbers are bounded but not yet checked against each other.
     pub(super) arch: DecoderArch,
-    /// The order of q and k rows.
-    pub(super) order: RowOrder,
+    /// How its weights lie.
+    pub(super) layout: Layout,
+}
+
+impl From<DecoderArch> for Decoder {
+    /// A decoder whose weights lie as the canonical ones do.
+    fn from(arch: DecoderArch) -> Self {
+        Self { layout: Layout::of(&arch), arch }
+    }
+}
+
+impl Decoder {
+    /// With weights of q and k that rotate neighbours against each other.
+    fn of_neighbours(mut self) -> Self {
+        self.layout.pairs = Pairs::Neighbours;
+        self
+    }
 }

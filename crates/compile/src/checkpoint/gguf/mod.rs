@@ -11,7 +11,10 @@ mod vocab;
 
 use std::path::Path;
 
-use super::{Checkpoint, CheckpointError, census, limit, limit::unsupported, map::map, tensors::Tensors};
+use super::{
+    Checkpoint, CheckpointError, census, layout::Layout, limit, limit::unsupported, map::map,
+    tensors::Tensors,
+};
 use meta::Metadata;
 
 /// Opens a GGUF file of version 2 or 3.
@@ -25,10 +28,10 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         maps: vec![file],
         by_name,
         words: family.words,
-        order: super::tensors::RowOrder::Halves,
+        layout: Layout::default(),
     };
-    let config::Config { architecture, order, max_length } = config::read(family, &metadata, &tensors)?;
-    tensors.order = order;
+    let config::Config { architecture, layout, max_length } = config::read(family, &metadata, &tensors)?;
+    tensors.layout = layout;
     limit::check_architecture(path, &architecture)?;
     census::check(&tensors, &architecture)?;
     let vocab::Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;

@@ -5,7 +5,9 @@
 
 use std::path::Path;
 
-use narthex_spec::arch::{Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, Rope, RopeScaling};
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+};
 use serde::{Deserialize, Deserializer};
 
 use super::config::Config;
@@ -18,7 +20,7 @@ use crate::checkpoint::{
 #[derive(Debug, Deserialize)]
 pub(in crate::checkpoint) struct DecoderKeys {
     vocab_size: usize,
-    hidden_size: usize,
+    pub(in crate::checkpoint) hidden_size: usize,
     intermediate_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
@@ -29,9 +31,11 @@ pub(in crate::checkpoint) struct DecoderKeys {
     #[serde(default)]
     max_position_embeddings: Option<usize>,
     #[serde(default)]
-    hidden_act: Option<String>,
+    pub(in crate::checkpoint) hidden_act: Option<String>,
     #[serde(default)]
     rms_norm_eps: Option<f64>,
+    #[serde(default)]
+    layer_norm_eps: Option<f64>,
     #[serde(default)]
     rope_theta: Option<f64>,
     #[serde(default)]
@@ -48,6 +52,21 @@ pub(in crate::checkpoint) struct DecoderKeys {
     tie_word_embeddings: Option<bool>,
     #[serde(default, deserialize_with = "present")]
     pub(in crate::checkpoint) sliding_window: Option<Option<usize>>,
+    #[serde(default)]
+    pub(in crate::checkpoint) use_sliding_window: Option<bool>,
+    #[serde(default)]
+    pub(in crate::checkpoint) layer_types: Option<Vec<LayerType>>,
+}
+
+/// What a layer's attention sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(in crate::checkpoint) enum LayerType {
+    /// Everything before.
+    #[serde(rename = "full_attention")]
+    Full,
+    /// A window.
+    #[serde(rename = "sliding_attention")]
+    Sliding,
 }
 
 /// What a class has where its file is silent.
@@ -57,6 +76,36 @@ pub(in crate::checkpoint) struct Defaults {
     pub(in crate::checkpoint) context: usize,
     /// Key/value heads; `None` where there are as many as query heads.
     pub(in crate::checkpoint) kv_heads: Option<usize>,
+    /// Elements per head; `None` where it is the width divided by the heads.
+    pub(in crate::checkpoint) head_size: Option<usize>,
+    /// Base of rotary frequencies.
+    pub(in crate::checkpoint) theta: f64,
+    /// The share of a head that is rotated; `None` where the class rotates all of it, whatever the file says.
+    pub(in crate::checkpoint) rotated: Option<f64>,
+    /// Epsilon of norms.
+    pub(in crate::checkpoint) epsilon: f64,
+    /// Whether the head's weight is the embedding's.
+    pub(in crate::checkpoint) tied: Tied,
+}
+
+/// Whether the head's weight is the embedding's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::checkpoint) enum Tied {
+    Yes,
+    No,
+}
+
+impl Defaults {
+    /// Those of `LlamaConfig`.
+    pub(in crate::checkpoint) const LLAMA: Self = Self {
+        context: 2048,
+        kv_heads: None,
+        head_size: None,
+        theta: 10_000.0,
+        rotated: None,
+        epsilon: 1e-6,
+        tied: Tied::No,
+    };
 }
 
 /// `rope_scaling`, or `rope_parameters` as newer versions write it.
@@ -96,54 +145,79 @@ impl DecoderKeys {
         let path = config.path();
         let layers = bounded(path, "num_hidden_layers", self.num_hidden_layers, &LAYERS)?;
         let heads = bounded(path, "num_attention_heads", self.num_attention_heads, &HEADS)?;
-        let head_size = self.head_size(path, heads)?;
-        let attention = Attention {
-            heads,
-            kv_heads: self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads),
-            head_size,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-        };
+        let head_size = self.head_size(config, (heads, defaults))?;
+        let kv_heads = self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads);
         let mlp = Mlp {
             inner: self.intermediate_size,
             activation: activation(self.hidden_act.as_deref().unwrap_or("silu"))?,
             gated: true,
             bias: false,
         };
+        let attention = Attention::plain(heads, kv_heads, head_size);
+        let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
         Ok(DecoderArch {
             family: Family::Llama,
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             context: self.max_position_embeddings.unwrap_or(defaults.context),
-            layers: vec![DecoderLayer { attention, mlp }; layers],
-            norm_epsilon: self.rms_norm_eps.unwrap_or(1e-6) as f32,
-            rope: self.rope(head_size, path)?,
-            tied_head: self.tie_word_embeddings.unwrap_or(false),
+            layers: vec![layer; layers],
+            norm: NormKind::Rms,
+            norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
+            rope: Some(self.rope(config, (head_size, defaults))?),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
+            tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == Tied::Yes),
         })
     }
 
-    fn head_size(&self, path: &Path, heads: usize) -> Result<usize, CheckpointError> {
-        match self.head_dim {
+    /// Windows of the layers that have the sliding type.
+    pub(in crate::checkpoint) fn windows(
+        &self,
+        arch: &mut DecoderArch,
+        types: &[LayerType],
+        window: Option<usize>,
+    ) {
+        for (layer, kind) in arch.layers.iter_mut().zip(types) {
+            // A window as long as the context hides nothing.
+            let hides = |window: &usize| *kind == LayerType::Sliding && (1..arch.context).contains(window);
+            layer.attention.window = window.filter(hides);
+        }
+    }
+
+    fn head_size(
+        &self,
+        config: &Config,
+        (heads, defaults): (usize, Defaults),
+    ) -> Result<usize, CheckpointError> {
+        match self.head_dim.or(defaults.head_size) {
             Some(size) => Ok(size),
             None if self.hidden_size.is_multiple_of(heads) => Ok(self.hidden_size / heads),
             None => {
                 let expected =
                     format!("num_attention_heads that divide the hidden_size {}", self.hidden_size);
-                Err(malformed(path, expected, heads))
+                Err(malformed(config.path(), expected, heads))
             }
         }
     }
 
-    fn rope(&self, head_size: usize, path: &Path) -> Result<Rope, CheckpointError> {
+    fn rope(
+        &self,
+        config: &Config,
+        (head_size, defaults): (usize, Defaults),
+    ) -> Result<Rope, CheckpointError> {
         let keys = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
         let partial = keys.and_then(|keys| keys.partial_rotary_factor).or(self.partial_rotary_factor);
-        if let Some(partial) = partial.filter(|&partial| partial != 1.0) {
-            return Err(unsupported("partial_rotary_factor", "1", partial));
-        }
-        let theta = keys.and_then(|keys| keys.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
-        let scaling = keys.map_or(Ok(RopeScaling::None), |keys| keys.scaling(path))?;
-        Ok(Rope { theta, dims: head_size, scaling })
+        let share = match (defaults.rotated, partial) {
+            (Some(usual), stated) => stated.unwrap_or(usual),
+            (None, Some(partial)) if partial != 1.0 => {
+                return Err(unsupported("partial_rotary_factor", "1", partial));
+            }
+            (None, _) => 1.0,
+        };
+        let theta = keys.and_then(|keys| keys.rope_theta).or(self.rope_theta).unwrap_or(defaults.theta);
+        let scaling = keys.map_or(Ok(RopeScaling::None), |keys| keys.scaling(config.path()))?;
+        Ok(Rope { theta, dims: (head_size as f64 * share) as usize, scaling })
     }
 }
 
@@ -203,7 +277,7 @@ mod tests {
     fn decoder(changes: Value) -> Result<DecoderArch, CheckpointError> {
         let config = Config::new("config.json".into(), with(llama(), changes))?;
         match config.family()?.read {
-            HfReader::Decoder(read) => read(&config),
+            HfReader::Decoder(read) => Ok(read(&config)?.arch),
             HfReader::Encoder(_) => panic!("an encoder"),
         }
     }
@@ -216,18 +290,11 @@ mod tests {
     #[test]
     fn absent_keys_have_the_class_s_defaults() {
         let found = decoder(json!({})).unwrap();
-        let attention = Attention {
-            heads: 4,
-            kv_heads: 4,
-            head_size: 16,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-        };
+        let attention = Attention::plain(4, 4, 16);
         let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
-        assert_eq!(found.layers, vec![DecoderLayer { attention, mlp }; 2]);
+        assert_eq!(found.layers, vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 2]);
         assert_eq!((found.context, found.norm_epsilon, found.tied_head), (2048, 1e-6, false));
-        assert_eq!(found.rope, Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None });
+        assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
         let found =
             decoder(json!({"architectures": ["MistralForCausalLM"], "num_attention_heads": 8})).unwrap();
         assert_eq!((found.context, found.layers[0].attention.kv_heads), (131_072, 8));
@@ -242,9 +309,10 @@ mod tests {
         }))
         .unwrap();
         let layer = &found.layers[0];
-        assert_eq!((layer.attention.kv_heads, layer.attention.head_size, found.rope.dims), (2, 32, 32));
+        let rope = found.rope.unwrap();
+        assert_eq!((layer.attention.kv_heads, layer.attention.head_size, rope.dims), (2, 32, 32));
         assert!(layer.attention.qkv_bias && layer.attention.output_bias && layer.mlp.bias && found.tied_head);
-        assert_eq!((found.context, found.norm_epsilon, found.rope.theta), (4096, 1e-5, 5e5));
+        assert_eq!((found.context, found.norm_epsilon, rope.theta), (4096, 1e-5, 5e5));
         assert_eq!(layer.mlp.activation, Activation::Gelu);
     }
 
@@ -263,7 +331,7 @@ mod tests {
     #[test]
     fn rope_is_read_in_the_old_spelling_and_the_new() {
         let check = |changes: Value, theta, scaling| {
-            assert_eq!(decoder(changes).unwrap().rope, Rope { theta, dims: 16, scaling });
+            assert_eq!(decoder(changes).unwrap().rope, Some(Rope { theta, dims: 16, scaling }));
         };
         let llama3 = RopeScaling::Llama3 {
             factor: 8.0,

@@ -15,9 +15,10 @@ use narthex_spec::arch::Architecture;
 
 use super::{
     Checkpoint, CheckpointError, TokenizerSource, census,
-    family::{HfFamily, HfReader},
+    family::{Decoder, HfFamily, HfReader},
+    layout::Layout,
     limit, safetensors,
-    tensors::{RowOrder, Tensors},
+    tensors::Tensors,
 };
 use folder::Folder;
 
@@ -28,45 +29,50 @@ pub(super) const CONFIG: &str = "config.json";
 pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = config::Config::read(&mut folder)?;
-    Ok(settings(&mut folder, &config)?.1)
+    Ok(settings(&mut folder, &config)?.architecture)
 }
 
-/// The settings' family, what they compute, and the longest sequence in tokens.
-fn settings(
-    folder: &mut Folder,
-    config: &config::Config,
-) -> Result<(&'static HfFamily, Architecture, usize), CheckpointError> {
+/// What a folder's settings say.
+struct Settings {
+    family: &'static HfFamily,
+    architecture: Architecture,
+    layout: Layout,
+    /// The longest sequence, in tokens.
+    max_length: usize,
+}
+
+fn settings(folder: &mut Folder, config: &config::Config) -> Result<Settings, CheckpointError> {
     let family = config.family()?;
-    let (architecture, max_length) = match family.read {
+    let (architecture, layout, max_length) = match family.read {
         HfReader::Decoder(read) => {
-            let decoder = read(config)?;
-            let context = decoder.context;
-            (Architecture::Decoder(decoder), context)
+            let Decoder { arch, layout } = read(config)?;
+            let context = arch.context;
+            (Architecture::Decoder(arch), layout, context)
         }
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
             let encoder = read(config, &sentence)?;
             let longest = text::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
-            (Architecture::Encoder(encoder), max_length)
+            (Architecture::Encoder(encoder), Layout::default(), max_length)
         }
     };
     limit::check_architecture(config.path(), &architecture)?;
-    Ok((family, architecture, max_length))
+    Ok(Settings { family, architecture, layout, max_length })
 }
 
 /// Opens a folder that has [`CONFIG`] and safetensors.
 pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = config::Config::read(&mut folder)?;
-    let (family, architecture, max_length) = settings(&mut folder, &config)?;
+    let Settings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;
     let shards = safetensors::open(path)?;
     let tensors = Tensors {
         origin: path.to_owned(),
         maps: shards.maps,
         by_name: shards.by_name,
         words: family.words,
-        order: RowOrder::Halves,
+        layout,
     };
     census::check(&tensors, &architecture)?;
     let text = text::read(&mut folder, &config, &architecture)?;

@@ -1,0 +1,291 @@
+//! How a file's weights lie, and how they are brought to the canonical form.
+//!
+//! Rows are taken out of fused weights and put in order by their places alone; elements are touched only where a file
+//! has them transposed or, for small vectors, permuted or shifted.
+
+use std::{borrow::Cow, ops::Range};
+
+use narthex_spec::arch::{DecoderArch, DecoderLayer};
+
+use super::{CheckpointError, Encoding, Weight, names::Part};
+
+/// How weights lie in a file; by default as in the canonical form.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Layout {
+    /// Which elements of a head are rotated against each other.
+    pub(super) pairs: Pairs,
+    /// How linear weights inside layers lie.
+    pub(super) orientation: Orientation,
+    /// What the gains of norms are counted from.
+    pub(super) gains: Gains,
+    layers: Vec<DecoderLayer>,
+    /// Rotated elements per head; 0 where no head is rotated.
+    dims: usize,
+}
+
+/// Which elements of a head are rotated against each other, of those that are rotated at all: the first ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Pairs {
+    /// An element of the first half against one of the second.
+    #[default]
+    Halves,
+    /// Neighbours.
+    Neighbours,
+}
+
+/// How linear weights lie.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Orientation {
+    /// `[out, in]`.
+    #[default]
+    Rows,
+    /// `[in, out]`.
+    Columns,
+}
+
+/// What the gains of norms are counted from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Gains {
+    /// From zero.
+    #[default]
+    Whole,
+    /// From one: a stored zero changes nothing.
+    LessOne,
+}
+
+impl Layout {
+    /// The canonical layout of a decoder's file, to be changed where the file's is another.
+    pub(super) fn of(arch: &DecoderArch) -> Self {
+        let dims = arch.rope.as_ref().or(arch.local_rope.as_ref()).map_or(0, |rope| rope.dims);
+        Self { layers: arch.layers.clone(), dims, ..Self::default() }
+    }
+
+    fn layer(&self, canonical: &str) -> Option<&DecoderLayer> {
+        let (number, _) = canonical.strip_prefix("layers.")?.split_once('.')?;
+        self.layers.get(number.parse::<usize>().ok()?)
+    }
+
+    /// The heads that a weight of `q` or `k` belongs to.
+    pub(super) fn heads_of(&self, canonical: &str) -> usize {
+        let Some(layer) = self.layer(canonical) else { return 0 };
+        if canonical.contains(".k_") { layer.attention.kv_heads } else { layer.attention.heads }
+    }
+
+    /// A stored weight in the canonical form. `part` says which part of it is meant.
+    pub(super) fn canonical<'a>(
+        &self,
+        mut weight: Weight<'a>,
+        part: Option<Part>,
+    ) -> Result<Weight<'a>, CheckpointError> {
+        if self.orientation == Orientation::Columns && weight.name.ends_with("_proj.weight") {
+            weight = transposed(weight)?;
+        }
+        if let (Some(layer), Some(part)) = (self.layer(&weight.name), part) {
+            weight = match sizes(layer, part) {
+                Some((sizes, index)) => cut(weight, &sizes, index)?,
+                None => weight,
+            };
+        }
+        if self.gains == Gains::LessOne && weight.name.ends_with("norm.weight") {
+            let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
+            weight = whole(weight, &gains)?;
+        }
+        match self.layer(&weight.name) {
+            Some(layer) if is_rotated(&weight.name) => self.in_halves(weight, layer.attention.head_size),
+            _ => Ok(weight),
+        }
+    }
+
+    /// A weight of q or k with the elements of each head in the canonical order.
+    fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>, CheckpointError> {
+        if self.dims == 0 || (self.pairs == Pairs::Halves && self.dims == size) {
+            return Ok(weight);
+        }
+        let by_rows = weight.name.ends_with("_proj.weight");
+        let count = if by_rows { weight.rows_len() } else { weight.rows_len() * weight.cols() };
+        if size == 0 || !count.is_multiple_of(size) {
+            let mut expected = weight.shape.clone();
+            expected.iter_mut().take(1).for_each(|rows| *rows = rows.next_multiple_of(size.max(1)));
+            return Err(CheckpointError::WrongShape { name: weight.name, expected, found: weight.shape });
+        }
+        let order = order(count, size, (self.pairs, self.dims));
+        if by_rows {
+            // A fused weight's rows may have been cut out; they are in the file's order.
+            return weight.with_rows(order);
+        }
+        let values = weight.to_f32();
+        let moved: Vec<f32> =
+            order.iter().map(|&from| values.get(from as usize).copied().unwrap_or(0.0)).collect();
+        whole(weight, &moved)
+    }
+}
+
+/// Whether `name` is a weight or bias of q or k, or a gain of their norm.
+fn is_rotated(name: &str) -> bool {
+    [".attn.q_", ".attn.k_"].iter().any(|part| name.contains(part))
+}
+
+/// The same weight with other values.
+fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>, CheckpointError> {
+    Weight::new(weight.name, weight.shape, Encoding::F32, bytemuck::cast_slice(values).to_vec())
+}
+
+/// The sizes of a fused weight's parts, and which of them is meant.
+fn sizes(layer: &DecoderLayer, part: Part) -> Option<(Vec<usize>, usize)> {
+    let attention = &layer.attention;
+    let (q, kv) = (attention.heads * attention.head_size, attention.kv_heads * attention.head_size);
+    match part {
+        Part::Query => Some((vec![q, kv, kv], 0)),
+        Part::Key => Some((vec![q, kv, kv], 1)),
+        Part::Value => Some((vec![q, kv, kv], 2)),
+        Part::Gate => Some((vec![layer.mlp.inner; 2], 0)),
+        Part::Up => Some((vec![layer.mlp.inner; 2], 1)),
+        Part::PerHead => None,
+    }
+}
+
+/// One part of a weight whose rows, or whose elements where it is a bias, are parts of these sizes.
+fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'a>, CheckpointError> {
+    let Weight { name, mut shape, encoding, bytes, .. } = weight;
+    let all: usize = sizes.iter().sum();
+    if shape.first() != Some(&all) || shape.len() > 2 {
+        let mut expected = shape.clone();
+        expected.iter_mut().take(1).for_each(|rows| *rows = all);
+        return Err(CheckpointError::WrongShape { name, expected, found: shape });
+    }
+    let row: usize = shape[1..].iter().product();
+    let start: usize = sizes[..index].iter().sum();
+    let at = |rows: usize| rows * row / encoding.block_elements() * encoding.block_bytes();
+    let range = at(start)..at(start + sizes[index]);
+    shape[0] = sizes[index];
+    Weight::new(name, shape, encoding, sliced(bytes, range))
+}
+
+fn sliced(bytes: Cow<'_, [u8]>, range: Range<usize>) -> Cow<'_, [u8]> {
+    match bytes {
+        Cow::Borrowed(bytes) => Cow::Borrowed(bytes.get(range).unwrap_or(&[])),
+        Cow::Owned(bytes) => Cow::Owned(bytes.get(range).unwrap_or(&[]).to_vec()),
+    }
+}
+
+/// `[in, out]` as `[out, in]`.
+fn transposed(weight: Weight<'_>) -> Result<Weight<'_>, CheckpointError> {
+    let (&[rows, cols], 1) = (&weight.shape[..], weight.encoding.block_elements()) else {
+        let expected = weight.shape.iter().rev().copied().take(2).collect();
+        return Err(CheckpointError::WrongShape { name: weight.name, expected, found: weight.shape });
+    };
+    let size = weight.encoding.block_bytes();
+    let mut bytes = Vec::with_capacity(weight.bytes.len());
+    for col in 0..cols {
+        for row in 0..rows {
+            bytes.extend_from_slice(&weight.bytes[(row * cols + col) * size..][..size]);
+        }
+    }
+    Weight::new(weight.name, vec![cols, rows], weight.encoding, bytes)
+}
+
+/// For each of `count` elements in the canonical order, its place in the file; heads have `size` elements, of which the
+/// first `dims` are rotated.
+///
+/// In the canonical order the pair of an element lies half a head away, rotated or not. What a product of queries and
+/// keys gives does not depend on the order of those that are not.
+fn order(count: usize, size: usize, (pairs, dims): (Pairs, usize)) -> Vec<u32> {
+    let (half, turned) = (size / 2, dims / 2);
+    let from = |place: usize| {
+        let (second, pair) = (usize::from(place >= half), place % half.max(1));
+        if place >= 2 * half {
+            place
+        } else if pair < turned {
+            match pairs {
+                Pairs::Halves => pair + second * turned,
+                Pairs::Neighbours => 2 * pair + second,
+            }
+        } else {
+            dims + pair - turned + second * (half - turned)
+        }
+    };
+    (0..count).map(|place| (place - place % size + from(place % size)) as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::arch::{Activation, Attention, Mlp, Residual};
+
+    use super::*;
+
+    /// Two heads of four elements, one key/value head, an inner width of two.
+    fn layout() -> Layout {
+        let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true };
+        let attention = Attention::plain(2, 1, 4);
+        let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
+        Layout { layers: vec![layer], dims: 4, ..Layout::default() }
+    }
+
+    /// A weight whose elements count up.
+    fn counting(name: &str, shape: &[usize]) -> Weight<'static> {
+        let count: usize = shape.iter().product();
+        let bytes: Vec<u8> = (0..count).flat_map(|x| (x as f32).to_le_bytes()).collect();
+        Weight::new(name, shape.to_vec(), Encoding::F32, bytes).unwrap()
+    }
+
+    fn check(layout: &Layout, name: &str, shape: &[usize], part: Option<Part>, expect: &[f32]) {
+        let found = layout.canonical(counting(name, shape), part).unwrap();
+        assert_eq!(found.to_f32(), expect, "{name} {part:?}");
+    }
+
+    #[test]
+    fn pairs_are_brought_half_a_head_apart() {
+        let check = |size, pairs, dims, expect: &[u32]| {
+            assert_eq!(order(expect.len(), size, (pairs, dims)), expect, "{pairs:?} {dims} of {size}");
+        };
+        check(4, Pairs::Neighbours, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
+        check(6, Pairs::Neighbours, 4, &[0, 2, 4, 1, 3, 5]);
+        check(6, Pairs::Halves, 4, &[0, 1, 4, 2, 3, 5]);
+        check(8, Pairs::Halves, 2, &[0, 2, 3, 4, 1, 5, 6, 7]);
+        check(3, Pairs::Neighbours, 2, &[0, 1, 2]);
+    }
+
+    #[test]
+    fn weights_biases_and_gains_of_q_and_k_are_permuted_alike() {
+        let layout = Layout { pairs: Pairs::Neighbours, ..layout() };
+        let expect = [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
+        check(&layout, "layers.0.attn.q_proj.weight", &[8, 1], None, &expect);
+        check(&layout, "layers.0.attn.q_proj.bias", &[8], None, &expect);
+        check(&layout, "layers.0.attn.q_norm.weight", &[2, 4], None, &expect);
+        check(&layout, "layers.0.attn.k_norm.weight", &[4], None, &expect[..4]);
+        check(&layout, "layers.0.attn.v_proj.weight", &[4, 1], None, &[0.0, 1.0, 2.0, 3.0]);
+        let odd = layout.canonical(counting("layers.0.attn.q_proj.weight", &[6, 1]), None);
+        let error = odd.unwrap_err().to_string();
+        assert!(error.ends_with("wrong shape: expected [8, 1], found [6, 1]"), "{error}");
+    }
+
+    #[test]
+    fn parts_are_cut_out_of_fused_weights() {
+        let layout = layout();
+        let numbers = |range: Range<usize>| range.map(|x| x as f32).collect::<Vec<_>>();
+        let name = |part: &str| format!("layers.0.{part}.weight");
+        for (part, module, range) in [
+            (Part::Query, "attn.q_proj", 0..16),
+            (Part::Key, "attn.k_proj", 16..24),
+            (Part::Value, "attn.v_proj", 24..32),
+        ] {
+            check(&layout, &name(module), &[16, 2], Some(part), &numbers(range));
+        }
+        check(&layout, "layers.0.attn.k_proj.bias", &[16], Some(Part::Key), &numbers(8..12));
+        check(&layout, &name("mlp.up_proj"), &[4, 3], Some(Part::Up), &numbers(6..12));
+        let neighbours = Layout { pairs: Pairs::Neighbours, ..layout.clone() };
+        check(&neighbours, &name("attn.k_proj"), &[16, 1], Some(Part::Key), &[8.0, 10.0, 9.0, 11.0]);
+        let wrong = layout.canonical(counting(&name("attn.k_proj"), &[15, 2]), Some(Part::Key));
+        let error = wrong.unwrap_err().to_string();
+        assert!(error.ends_with("wrong shape: expected [16, 2], found [15, 2]"), "{error}");
+    }
+
+    #[test]
+    fn columns_become_rows_and_gains_become_whole() {
+        let layout = Layout { orientation: Orientation::Columns, gains: Gains::LessOne, ..layout() };
+        check(&layout, "layers.0.mlp.down_proj.weight", &[2, 3], None, &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        check(&layout, "layers.0.attn_norm.weight", &[3], None, &[1.0, 2.0, 3.0]);
+        check(&layout, "layers.0.mlp.down_proj.bias", &[3], None, &[0.0, 1.0, 2.0]);
+        check(&layout, "embed.weight", &[2, 2], None, &[0.0, 1.0, 2.0, 3.0]);
+    }
+}

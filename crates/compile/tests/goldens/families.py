@@ -1,0 +1,231 @@
+"""Tiny random checkpoints of every decoder family with the logits that the reference implementation gives.
+
+Run with transformers 5.23, torch, numpy, safetensors and gguf:
+
+    python families.py OUT [FAMILY ...]
+
+OUT gets `tokenizer.json`, the same for all, and for each family a folder with `config.json`, `model.safetensors`, `logits.f32` (little-endian, a row for each
+token, from a run over the tokens up to it) and, where llama.cpp has the family, `model.gguf` with the same weights.
+GGUF names come from gguf-py's own tables. Weights are rounded to half precision first, so that both files and the
+reference have the same numbers.
+"""
+
+import json
+import shutil
+import sys
+import zlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, CONTEXT = 80, 64, 32, 4, 2, 16, 64
+TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]
+TEXTS = [f"<{i}>" if i < 3 else chr(45 + i) for i in range(VOCAB)]
+SIZES = dict(vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
+             num_key_value_heads=KV_HEADS, max_position_embeddings=CONTEXT, num_hidden_layers=2,
+             bos_token_id=0, eos_token_id=1, pad_token_id=0, attn_implementation="eager")
+
+
+def randomised(model, name, less_one=False):
+    """Weights that make every part matter: attention is neither flat nor a single token."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    for key, weight in model.named_parameters():
+        noise = rng.standard_normal(tuple(weight.shape))
+        if weight.dim() == 1 and key.endswith("weight"):
+            values = 0.3 * noise + (0.0 if less_one else 1.0)
+        elif weight.dim() == 1:
+            values = 0.3 * noise
+        elif "embed" in key or "wte" in key or "wpe" in key:
+            values = noise
+        else:
+            values = noise / np.sqrt(HIDDEN)
+        weight.data = torch.from_numpy(values).half().float()
+    return model.float().eval()
+
+
+def logits(model):
+    """A row for each token, each from a run of its own, so that what depends on the length is right."""
+    with torch.no_grad():
+        rows = [model(torch.tensor([TOKENS[: end + 1]]), use_cache=False).logits[0, -1] for end in range(len(TOKENS))]
+    return torch.stack(rows).numpy()
+
+
+def write(out, name, config, tensors, rows):
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    save_file({key: np.ascontiguousarray(value).astype(np.float16) for key, value in tensors.items()},
+              folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "logits.f32").write_bytes(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+    return folder
+
+
+def from_transformers(out, name, config, less_one=False):
+    model = randomised(transformers.AutoModelForCausalLM.from_config(config), name, less_one)
+    rows = logits(model)
+    tied = config.tie_word_embeddings
+    tensors = {key: value.detach().numpy() for key, value in model.state_dict().items()
+               if not (tied and key == "lm_head.weight")}
+    settings = config.to_diff_dict()
+    settings["architectures"] = [type(model).__name__]
+    settings["tie_word_embeddings"] = bool(tied)
+    for key in ("transformers_version", "dtype", "attn_implementation", "_attn_implementation"):
+        settings.pop(key, None)
+    return write(out, name, settings, tensors, rows), tensors
+
+
+def permuted(values, heads):
+    """As llama.cpp's converter permutes q and k of Llama: halves become neighbours."""
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(folder, arch, tensors, meta, change=lambda key, value: value, skip=()):
+    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_context_length(CONTEXT)
+    writer.add_block_count(meta.pop("layers", 2))
+    for key, value in meta.items():
+        if key == "tensors":
+            continue
+        getattr(writer, f"add_{key}")(value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TEXTS)
+    writer.add_token_types([3 if i < 3 else 1 for i in range(VOCAB)])
+    writer.add_token_merges([])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = gguf.get_tensor_name_map(arch, 8)
+    for key, value in tensors.items():
+        if key in skip:
+            continue
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert name, key
+        value = np.ascontiguousarray(change(key, value))
+        writer.add_tensor(name, value.astype(np.float16 if value.ndim > 1 else np.float32))
+    for key, value in meta.get("tensors", {}).items():
+        writer.add_tensor(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def llama_meta(**more):
+    return dict(embedding_length=HIDDEN, feed_forward_length=INNER, head_count=HEADS, head_count_kv=KV_HEADS,
+                layer_norm_rms_eps=1e-6, rope_freq_base=10000.0, rope_dimension_count=HEAD) | more
+
+
+def rotated(key, value):
+    """The permutation of files whose graph rotates neighbours."""
+    if ".q_proj." in key:
+        return permuted(value, HEADS)
+    return permuted(value, KV_HEADS) if ".k_proj." in key else value
+
+
+def tokenizer(out):
+    """Single characters; enough to read a text for a calibration."""
+    special = [dict(id=i, content=f"<{i}>", special=True, single_word=False, lstrip=False, rstrip=False,
+                    normalized=False) for i in range(3)]
+    vocab = {text: i for i, text in enumerate(TEXTS)}
+    model = dict(type="BPE", unk_token="<2>", vocab=vocab, merges=[])
+    settings = dict(version="1.0", added_tokens=special, normalizer=None, pre_tokenizer=None, post_processor=None,
+                    decoder=None, model=model)
+    (out / "tokenizer.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def llama(out):
+    scaling = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=16)
+    config = transformers.LlamaConfig(**SIZES, rms_norm_eps=1e-6, attention_bias=True, mlp_bias=True,
+                                      rope_parameters=scaling, tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "llama", config)
+    # The converter's own computation of the divisors.
+    freqs = 1.0 / (10000.0 ** (np.arange(0, HEAD, 2) / HEAD))
+    wavelengths = 2 * np.pi / freqs
+    smooth = np.clip((16 / wavelengths - 1.0) / (4.0 - 1.0), 0, 1)
+    factors = (1.0 / ((1 - smooth) / 4.0 + smooth)).astype(np.float32)
+    write_gguf(folder, gguf.MODEL_ARCH.LLAMA, tensors, llama_meta(tensors={"rope_freqs.weight": factors}), rotated)
+
+
+def mistral(out):
+    config = transformers.MistralConfig(**SIZES, rms_norm_eps=1e-6, sliding_window=9, head_dim=32,
+                                        tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "mistral", config)
+    meta = llama_meta(rope_dimension_count=32, key_length=32, value_length=32, sliding_window=9)
+    write_gguf(folder, gguf.MODEL_ARCH.LLAMA, tensors, meta, rotated)
+
+
+def qwen2(out):
+    config = transformers.Qwen2Config(**SIZES, rms_norm_eps=1e-6, use_sliding_window=True, sliding_window=11,
+                                      max_window_layers=1, tie_word_embeddings=False)
+    from_transformers(out, "qwen2", config)
+
+
+def qwen2_5(out):
+    config = transformers.Qwen2Config(**SIZES, rms_norm_eps=1e-6, tie_word_embeddings=True)
+    folder, tensors = from_transformers(out, "qwen2.5", config)
+    write_gguf(folder, gguf.MODEL_ARCH.QWEN2, tensors, llama_meta())
+
+
+def qwen3(out):
+    config = transformers.Qwen3Config(**SIZES, rms_norm_eps=1e-6, head_dim=32, tie_word_embeddings=True)
+    folder, tensors = from_transformers(out, "qwen3", config)
+    write_gguf(folder, gguf.MODEL_ARCH.QWEN3, tensors,
+               llama_meta(rope_dimension_count=32, key_length=32, value_length=32))
+
+
+def smollm3(out):
+    config = transformers.SmolLM3Config(**SIZES | dict(num_hidden_layers=4), rms_norm_eps=1e-6,
+                                        tie_word_embeddings=True)
+    folder, tensors = from_transformers(out, "smollm3", config)
+    write_gguf(folder, gguf.MODEL_ARCH.SMOLLM3, tensors,
+               llama_meta(layers=4, rope_freq_base=2e6), rotated)
+
+
+def phi3(out):
+    """As the 4k models: fused projections, a window; and a part of each head rotated, as in Phi-4 mini."""
+    config = transformers.Phi3Config(**SIZES | dict(hidden_size=128), rms_norm_eps=1e-6, sliding_window=13,
+                                     rope_parameters=dict(rope_type="default", rope_theta=10000.0,
+                                                          partial_rotary_factor=0.75), tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "phi3", config)
+    write_gguf(folder, gguf.MODEL_ARCH.PHI3, tensors,
+               llama_meta(embedding_length=128, rope_dimension_count=24, sliding_window=13))
+
+
+def stablelm_meta(**more):
+    meta = llama_meta(rope_dimension_count=4, layer_norm_eps=1e-5, **more)
+    meta.pop("layer_norm_rms_eps")
+    return meta
+
+
+def stablelm(out):
+    config = transformers.StableLmConfig(**SIZES, layer_norm_eps=1e-5, use_qkv_bias=True, tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "stablelm", config)
+    write_gguf(folder, gguf.MODEL_ARCH.STABLELM, tensors, stablelm_meta())
+
+
+def stablelm2(out):
+    """As the 12B model: a parallel residual, queries and keys normed head by head."""
+    config = transformers.StableLmConfig(**SIZES, layer_norm_eps=1e-5, qk_layernorm=True, use_parallel_residual=True,
+                                         tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "stablelm2", config)
+    stacked = {key: value for key, value in tensors.items() if ".norms." not in key}
+    for layer in range(2):
+        for part, heads in (("q", HEADS), ("k", KV_HEADS)):
+            name = f"model.layers.{layer}.self_attn.{part}_layernorm"
+            stacked[f"{name}.weight"] = np.stack([tensors[f"{name}.norms.{head}.weight"] for head in range(heads)])
+    write_gguf(folder, gguf.MODEL_ARCH.STABLELM, stacked, stablelm_meta(parallel_residual=True))
+
+
+FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3,
+                stablelm=stablelm, stablelm2=stablelm2)
+
+if __name__ == "__main__":
+    tokenizer(Path(sys.argv[1]))
+    for chosen in sys.argv[2:] or FAMILIES:
+        FAMILIES[chosen](Path(sys.argv[1]))

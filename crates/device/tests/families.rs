@@ -1,0 +1,119 @@
+//! Every decoder family gives the logits of the reference implementation, from either format, in either variant.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::path::Path;
+
+use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
+use narthex_device::{
+    ep::Device,
+    fixed::{FixedExecutor, FixedOptions, Form, Place},
+};
+use narthex_engine::executor::Wanted;
+use narthex_spec::{Calibration, Feed, Fetch, Recipe, Scheme};
+use support::{
+    Package, alone,
+    families::{FAMILIES, Format, TOKENS, comes_in, logits, package, shapes, tokens},
+    relative, runtime, step,
+};
+
+/// The bound between single precision and the reference, as relative L2.
+const SINGLE: f32 = 1e-3;
+
+/// The bound between half and single precision, as relative L2.
+const HALF: f32 = 0.01;
+
+/// The bound between 8 bits and the reference, whose random weights make the most of small errors. What forgets a bias or
+/// divides a wrong channel is far beyond it.
+const EIGHT_BITS: f32 = 0.2;
+
+/// What a package gives, however its tokens are cut into steps and whatever runs beside them.
+fn check(family: &str, package: &Package, way: &str, bound: f32) {
+    let expected = logits(family);
+    let agree = |rows: &[Vec<f32>], first: usize, how: &str| {
+        for (index, row) in rows.iter().enumerate() {
+            let found = relative(row, &expected[first + index]);
+            assert!(found <= bound, "{family} {way}, {how}, token {}: {found}", first + index);
+        }
+    };
+    let tokens = tokens();
+    let mut executor = package.executor();
+    agree(&step(&mut executor, &[(0, 0, &tokens, Wanted::All)]).unwrap(), 0, "whole");
+    agree(&[alone(package, &tokens, 7)], TOKENS - 1, "in chunks");
+    // Two sequences at once, one of which is further on.
+    let starts = [28, 9];
+    for (slot, start) in (1..).zip(starts) {
+        let rows = step(&mut executor, &[(slot, 0, &tokens[..start], Wanted::Last)]).unwrap();
+        agree(&rows, start - 1, "a prefix");
+    }
+    for ahead in 0..TOKENS - starts[0] {
+        let part =
+            |(slot, start): (u32, usize)| (slot, start + ahead, &tokens[start + ahead..][..1], Wanted::Last);
+        let parts: Vec<_> = (1..).zip(starts).map(part).collect();
+        for (row, start) in step(&mut executor, &parts).unwrap().iter().zip(starts) {
+            agree(std::slice::from_ref(row), start + ahead, "a batch of two");
+        }
+    }
+}
+
+#[test]
+fn single_precision_gives_the_reference_s_logits() {
+    for family in FAMILIES {
+        for format in [Format::Safetensors, Format::Gguf] {
+            if comes_in(family, format) {
+                let package = package(family, format, Recipe::new(Scheme::F32), None);
+                check(family, &package, &format!("{format:?}"), SINGLE);
+            }
+        }
+    }
+}
+
+/// Makes up channels of several sizes, so that all kinds of inputs are scaled.
+struct MadeUp;
+
+impl GraphRunner for MadeUp {
+    fn run(&self, _: &Path, _: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+        let sizes = |channels| (0..channels).map(|channel| (1 << (4 * (channel % 2))) as f32).collect();
+        Ok(wanted.iter().map(|fetch| sizes(fetch.shape[0])).collect())
+    }
+}
+
+#[test]
+fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
+    let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
+    for family in FAMILIES {
+        let plain = package(family, Format::Safetensors, recipe.clone(), None);
+        check(family, &plain, "w8", EIGHT_BITS);
+        let scaled = package(family, Format::Safetensors, recipe.clone(), Some(&MadeUp));
+        assert_eq!(scaled.manifest.recipe.calibration, Calibration::Standard);
+        check(family, &scaled, "w8, scaled", EIGHT_BITS);
+    }
+}
+
+#[test]
+fn the_static_variant_gives_what_the_dynamic_one_does() {
+    for family in FAMILIES {
+        for scheme in [Scheme::W8, Scheme::W4] {
+            let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) };
+            let package = package(family, Format::Safetensors, recipe, None);
+            let tokens = tokens();
+            let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
+            let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
+            let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
+            let (folder, manifest) = (package.folder.path(), &package.manifest);
+            let mut fixed = FixedExecutor::open(runtime(), folder, manifest, place, &options).unwrap();
+            let mut at = 0;
+            for length in [8, 8, 5, 1, 1, 8, 7, 1, 1] {
+                let rows = step(&mut fixed, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap();
+                for (index, row) in rows.iter().enumerate() {
+                    let found = relative(row, &expected[at + index]);
+                    assert!(found <= HALF, "{family} {scheme} token {}: {found}", at + index);
+                }
+                at += length;
+            }
+            assert_eq!(at, TOKENS);
+        }
+    }
+}

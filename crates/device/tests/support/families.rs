@@ -1,0 +1,74 @@
+//! The tiny checkpoints of every decoder family, and what the reference implementation makes of their tokens.
+//!
+//! They are made by `crates/compile/tests/goldens/families.py`.
+
+use std::{fs, path::PathBuf};
+
+use narthex_compile::quant::calibrate::GraphRunner;
+use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
+
+use super::Package;
+
+/// The families by folder.
+pub(crate) const FAMILIES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen2.5", "qwen3", "smollm3", "phi3", "stablelm", "stablelm2"];
+
+/// Tokens that were read.
+pub(crate) const TOKENS: usize = 40;
+
+const VOCAB: usize = 80;
+
+/// A checkpoint's format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Safetensors,
+    Gguf,
+}
+
+/// Shapes of the static variant that make it read the tokens in several steps.
+pub(crate) fn shapes() -> FixedShapes {
+    FixedShapes { context: 48, prefill: vec![8], buckets: vec![16] }
+}
+
+/// The tokens that the reference read.
+pub(crate) fn tokens() -> Vec<TokenId> {
+    (0..TOKENS as u32).map(|i| (7 * i * i + 3 * i + 5) % VOCAB as u32).collect()
+}
+
+fn folder(family: &str) -> PathBuf {
+    let goldens = "../compile/tests/goldens/families";
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(goldens).join(family)
+}
+
+/// Whether a family's checkpoint comes in a format.
+pub(crate) fn comes_in(family: &str, format: Format) -> bool {
+    format == Format::Safetensors || folder(family).join("model.gguf").is_file()
+}
+
+/// The reference's logits after each token.
+pub(crate) fn logits(family: &str) -> Vec<Vec<f32>> {
+    let bytes = fs::read(folder(family).join("logits.f32")).unwrap();
+    let values: Vec<f32> =
+        bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
+    assert_eq!(values.len(), TOKENS * VOCAB);
+    values.chunks_exact(VOCAB).map(<[f32]>::to_vec).collect()
+}
+
+/// A family's package, calibrated where there is a runner.
+pub(crate) fn package(
+    family: &str,
+    format: Format,
+    recipe: Recipe,
+    runner: Option<&dyn GraphRunner>,
+) -> Package {
+    let source = folder(family);
+    if format == Format::Gguf {
+        return Package::with_runner(source.join("model.gguf"), recipe, runner);
+    }
+    let checkpoint = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(source.join(name), checkpoint.path().join(name)).unwrap();
+    }
+    fs::copy(folder("tokenizer.json"), checkpoint.path().join("tokenizer.json")).unwrap();
+    Package::with_runner(checkpoint.path().to_owned(), recipe, runner)
+}
