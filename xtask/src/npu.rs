@@ -24,8 +24,11 @@ const FOLDER: &str = "conformance/runs";
 const FINDINGS: [&str; 3] = ["HTP emulation: ", "compiled for ", "OpenVINO's CPU device: "];
 
 /// The tests: package, file, and the beginning of their names.
-const TESTS: [(&str, &str, &str); 2] =
-    [("narthex-gateway", "accuracy", "npu::"), ("narthex-device", "openvino", "")];
+const TESTS: [(&str, &str, &str); 3] = [
+    ("narthex-gateway", "accuracy", "npu::"),
+    ("narthex-device", "qnn", "every_encoder"),
+    ("narthex-device", "openvino", ""),
+];
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

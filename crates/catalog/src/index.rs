@@ -103,22 +103,24 @@ impl Family {
     /// Whether this version compiles the family. The one place to touch when the compiler learns another.
     pub fn support(self) -> Support {
         match self {
-            Self::Llama | Self::Mistral | Self::Bert => Support::Compiled,
-            Self::Chatglm
+            Self::Llama
+            | Self::Mistral
+            | Self::Bert
             | Self::Distilbert
+            | Self::Mobilebert
+            | Self::Roberta
+            | Self::XlmRoberta => Support::Compiled,
+            Self::Chatglm
             | Self::Gemma2
             | Self::Gemma3
             | Self::Gemma3n
             | Self::Gpt2
-            | Self::Mobilebert
             | Self::Openelm
             | Self::Phi3
             | Self::Qwen2
             | Self::Qwen3
-            | Self::Roberta
             | Self::Smollm3
-            | Self::Stablelm
-            | Self::XlmRoberta => Support::NotYet,
+            | Self::Stablelm => Support::NotYet,
         }
     }
 

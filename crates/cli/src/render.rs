@@ -82,6 +82,9 @@ fn kind(kind: ModelKind) -> &'static str {
     match kind {
         ModelKind::Chat => "chat",
         ModelKind::Embedding => "embedding",
+        ModelKind::Rerank => "rerank",
+        ModelKind::Answer => "answer",
+        ModelKind::Masked => "masked",
         ModelKind::Other => "other",
     }
 }
@@ -133,7 +136,7 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
             format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
         }
         Architecture::Encoder(arch) => {
-            format!("encoder, {} layers, vectors of {}, vocabulary {}", arch.layers, arch.hidden, arch.vocab)
+            format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
         }
     };
     let mut lines = vec![

@@ -3,12 +3,12 @@
 use std::{ffi::CString, path::Path};
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput},
+    encoder::{Encoder, EncoderLimits, EncoderOutput, Rows, Text},
     executor::StepError,
 };
 use narthex_spec::{
-    DType, TokenId,
-    arch::{Architecture, EncoderArch},
+    DType,
+    arch::{Architecture, EncoderArch, EncoderHead, Factored},
     manifest::{GraphEntry, Manifest, Slot, TableRole},
 };
 
@@ -35,14 +35,26 @@ pub struct EncoderOptions {
 /// An encoder on one device.
 pub struct DynamicEncoder {
     limits: EncoderLimits,
-    hidden: usize,
     tables: EncoderTables,
-    names: [CString; 3],
+    names: Names,
     embeds: Vec<f32>,
+    /// What positions add; empty where they are in `embeds`.
+    positions: Vec<f32>,
     mask: Vec<i32>,
+    /// Rows asked for, of the batch's padded rows.
+    asked: Vec<i64>,
     binding: Binding,
     // Dropped last: the binding belongs to it.
     session: Session,
+}
+
+/// The graph's names of its inputs and its output.
+struct Names {
+    embeds: CString,
+    positions: Option<CString>,
+    mask: CString,
+    asked: Option<CString>,
+    output: CString,
 }
 
 impl DynamicEncoder {
@@ -60,20 +72,23 @@ impl DynamicEncoder {
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device)?;
-        let Parts { entry, hidden, tables, names } = Parts::read(package, manifest)?;
+        let Parts { entry, arch, tables, names } = Parts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
+        let (rows, width) = gives(arch);
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
                 max_batch_tokens: options.max_batch_tokens.max(manifest.max_length),
-                width: hidden,
+                rows,
+                width,
             },
-            hidden,
             tables,
             names,
             embeds: Vec::new(),
+            positions: Vec::new(),
             mask: Vec::new(),
+            asked: Vec::new(),
             binding: Binding::new(&session).map_err(DeviceError::binding)?,
             session,
         })
@@ -84,29 +99,57 @@ impl DynamicEncoder {
         self.session.placement()
     }
 
-    /// Writes embedded tokens and mask; padding is all zeros.
-    fn fill(&mut self, texts: &[&[TokenId]], longest: usize) {
-        self.embeds.clear();
-        self.embeds.resize(texts.len() * longest * self.hidden, 0.0);
+    /// Writes embedded tokens, mask and the rows asked for; padding is all zeros.
+    fn fill(&mut self, texts: &[Text<'_>], longest: usize) {
+        let (width, apart) = (self.tables.input, self.tables.apart());
+        let rows = texts.len() * longest;
+        let zeros = |values: &mut Vec<f32>, length: usize| {
+            values.clear();
+            values.resize(length, 0.0);
+        };
+        zeros(&mut self.embeds, rows * width);
+        zeros(&mut self.positions, rows * apart);
         self.mask.clear();
-        self.mask.resize(texts.len() * longest, 0);
+        self.mask.resize(rows, 0);
+        self.asked.clear();
         for (row, text) in texts.iter().enumerate() {
-            for (index, &token) in text.iter().enumerate() {
+            for index in 0..text.tokens.len() {
                 let at = row * longest + index;
                 self.mask[at] = 1;
-                let out = &mut self.embeds[at * self.hidden..(at + 1) * self.hidden];
-                self.tables.read(token, index, out);
+                let embeds = &mut self.embeds[at * width..][..width];
+                self.tables.read(text, index, embeds, &mut self.positions[at * apart..][..apart]);
             }
+            self.asked.extend(text.asked.iter().map(|&place| (row * longest + place) as i64));
         }
+    }
+}
+
+/// Which rows an encoder gives, and their width.
+pub(crate) fn gives(arch: &EncoderArch) -> (Rows, usize) {
+    match arch.head {
+        EncoderHead::Embedding { .. } => (Rows::Text, arch.hidden),
+        EncoderHead::Score { labels, .. } => (Rows::Text, labels),
+        EncoderHead::Spans {} => (Rows::Tokens, 2),
+        EncoderHead::MaskedLm { .. } => (Rows::Asked, arch.vocab),
+    }
+}
+
+/// The output that an encoder's rows come out by.
+pub(crate) fn output_slot(arch: &EncoderArch) -> Slot {
+    match arch.head {
+        EncoderHead::Embedding { .. } => Slot::Embedding,
+        EncoderHead::Score { .. } => Slot::Scores,
+        EncoderHead::Spans {} => Slot::Spans,
+        EncoderHead::MaskedLm { .. } => Slot::Logits,
     }
 }
 
 /// What an encoder takes from its package beside the graph.
 pub(crate) struct Parts<'a> {
     entry: &'a GraphEntry,
-    hidden: usize,
+    arch: &'a EncoderArch,
     pub(crate) tables: EncoderTables,
-    names: [CString; 3],
+    names: Names,
 }
 
 impl<'a> Parts<'a> {
@@ -117,46 +160,64 @@ impl<'a> Parts<'a> {
         };
         let entry = package::graph(manifest)?;
         let tables = EncoderTables::open(package, manifest, arch)?;
-        let names = [
-            package::input(entry, Slot::Embeds)?,
-            package::input(entry, Slot::PaddingMask)?,
-            package::output(entry, Slot::Embedding)?,
-        ];
-        Ok(Self { entry, hidden: arch.hidden, tables, names })
+        let only = |wanted: bool, slot| wanted.then(|| package::input(entry, slot)).transpose();
+        let names = Names {
+            embeds: package::input(entry, Slot::Embeds)?,
+            positions: only(arch.factored.is_some(), Slot::PositionEmbeds)?,
+            mask: package::input(entry, Slot::PaddingMask)?,
+            asked: only(matches!(arch.head, EncoderHead::MaskedLm { .. }), Slot::LogitsRows)?,
+            output: package::output(entry, output_slot(arch))?,
+        };
+        Ok(Self { entry, arch, tables, names })
     }
 }
 
 /// The tables that an encoder's tokens are looked up in.
 pub(crate) struct EncoderTables {
     pub(crate) token: Table,
-    /// What a position adds to its token: the position's row and the first segment's.
-    position: Vec<f32>,
+    /// For each segment, what a position adds to its token: the position's row and the segment's.
+    positions: Vec<Vec<f32>>,
+    hidden: usize,
+    factored: Option<Factored>,
+    /// Elements that go into the graph for a token.
+    pub(crate) input: usize,
 }
+
+/// Segments that texts have at most.
+const SEGMENTS: usize = 2;
 
 impl EncoderTables {
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &EncoderArch) -> Result<Self, DeviceError> {
-        let hidden = arch.hidden;
+        let (hidden, width) = (arch.hidden, arch.token_width());
         if manifest.max_length == 0 {
             return Err(DeviceError::package("a length of at least 1 token", 0));
         }
-        let table = |role, rows: usize| {
+        let table = |role, rows: usize, cols: usize| {
             let table = package::table(package, manifest, role)?;
-            if table.cols() != hidden || table.rows() < rows {
+            if table.cols() != cols || table.rows() < rows {
                 let found = format!("{} x {}", table.rows(), table.cols());
-                let expected = format!("a {role:?} table of at least {rows} x {hidden}");
+                let expected = format!("a {role:?} table of at least {rows} x {cols}");
                 return Err(DeviceError::package(expected, found));
             }
             Ok(table)
         };
-        let token = table(TableRole::Token, arch.vocab)?;
-        let positions = table(TableRole::Position, manifest.max_length)?;
-        let types = table(TableRole::TokenType, 1)?;
-        let mut position = vec![0.0; manifest.max_length * hidden];
-        for (row, out) in position.chunks_exact_mut(hidden).enumerate() {
-            positions.read_row(row, out);
-            types.add_row(0, out);
-        }
-        Ok(Self { token, position })
+        let token = table(TableRole::Token, arch.vocab, width)?;
+        let positions = table(TableRole::Position, manifest.max_length, hidden)?;
+        let types = (arch.types > 0).then(|| table(TableRole::TokenType, 1, hidden)).transpose()?;
+        let segments = types.as_ref().map_or(1, |types| types.rows().min(SEGMENTS));
+        let segment = |segment: usize| {
+            let mut rows = vec![0.0; manifest.max_length * hidden];
+            for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
+                positions.read_row(row, out);
+                if let Some(types) = &types {
+                    types.add_row(segment, out);
+                }
+            }
+            rows
+        };
+        let positions = (0..segments).map(segment).collect();
+        let input = arch.factored.as_ref().map_or(hidden, Factored::input);
+        Ok(Self { token, positions, hidden, factored: arch.factored, input })
     }
 
     /// Entries of the vocabulary.
@@ -164,10 +225,31 @@ impl EncoderTables {
         self.token.rows()
     }
 
-    /// Writes a token's row at a position.
-    pub(crate) fn read(&self, token: TokenId, position: usize, out: &mut [f32]) {
-        out.copy_from_slice(&self.position[position * out.len()..][..out.len()]);
-        self.token.add_row(token as usize, out);
+    /// Elements of a position that go into the graph by an input of their own.
+    pub(crate) fn apart(&self) -> usize {
+        if self.factored.is_some() { self.hidden } else { 0 }
+    }
+
+    /// Writes what goes into the graph for the token at a place: [`Self::input`] and [`Self::apart`] elements.
+    pub(crate) fn read(&self, text: &Text<'_>, place: usize, embeds: &mut [f32], apart: &mut [f32]) {
+        // A model that knows one segment takes a pair's second text for the first.
+        let segment = usize::from(place >= text.second).min(self.positions.len() - 1);
+        let position = &self.positions[segment][place * self.hidden..][..self.hidden];
+        let Some(factored) = self.factored else {
+            embeds.copy_from_slice(position);
+            self.token.add_row(text.tokens[place] as usize, embeds);
+            return;
+        };
+        apart.copy_from_slice(position);
+        let places = [place.checked_add(1), Some(place), place.checked_sub(1)];
+        let places = if factored.trigram { &places[..] } else { &places[1..2] };
+        for (at, out) in places.iter().zip(embeds.chunks_exact_mut(factored.width)) {
+            match at.and_then(|at| text.tokens.get(at)) {
+                Some(&token) => self.token.read_row(token as usize, out),
+                // Beyond its ends a text has zeros.
+                None => out.fill(0.0),
+            }
+        }
     }
 }
 
@@ -175,18 +257,23 @@ impl EncoderTables {
 pub(crate) fn check_texts(
     limits: &EncoderLimits,
     vocab: usize,
-    texts: &[&[TokenId]],
+    texts: &[Text<'_>],
 ) -> Result<usize, StepError> {
     let bad = |reason: String| Err(StepError::BadPlan { reason });
-    let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
-    if texts.iter().any(|text| text.is_empty()) || longest == 0 || longest > limits.max_length {
+    let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
+    if texts.iter().any(|text| text.tokens.is_empty()) || longest == 0 || longest > limits.max_length {
         return bad(format!("texts of 1 to {} tokens are expected", limits.max_length));
     }
     if texts.len() * longest > limits.max_batch_tokens {
         let most = limits.max_batch_tokens;
         return bad(format!("{} texts of {longest} tokens are over {most}", texts.len()));
     }
-    match texts.iter().flat_map(|text| text.iter()).find(|&&token| token as usize >= vocab) {
+    for text in texts {
+        if let Some(place) = text.asked.iter().find(|&&place| place >= text.tokens.len()) {
+            return bad(format!("place {place} is asked of a text of {} tokens", text.tokens.len()));
+        }
+    }
+    match texts.iter().flat_map(|text| text.tokens.iter()).find(|&&token| token as usize >= vocab) {
         Some(token) => bad(format!("token {token} is not below {vocab}")),
         None => Ok(longest),
     }
@@ -197,20 +284,46 @@ impl Encoder for DynamicEncoder {
         &self.limits
     }
 
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let longest = check_texts(&self.limits, self.tables.vocab(), texts)?;
+        let (rows, width) = (self.limits.rows, self.limits.width);
+        if rows == Rows::Asked && texts.iter().all(|text| text.asked.is_empty()) {
+            return Ok(EncoderOutput { data: Vec::new(), width });
+        }
         self.fill(texts, longest);
-        let mut data = vec![0.0; texts.len() * self.hidden];
-        let (batch, sequence, hidden) = (texts.len() as i64, longest as i64, self.hidden as i64);
-        let [embeds, mask, embedding] = &self.names;
-        // SAFETY: all three tensors are bound anew for every run and live until it is over.
+        let (batch, sequence) = (texts.len() as i64, longest as i64);
+        let (hidden, asked) = (self.tables.hidden as i64, self.asked.len() as i64);
+        let shape = match rows {
+            Rows::Text => vec![batch, width as i64],
+            Rows::Tokens => vec![batch, sequence, width as i64],
+            Rows::Asked => vec![asked, width as i64],
+        };
+        let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
+        let Names { embeds, positions, mask, asked: rows_asked, output } = &self.names;
+        // SAFETY: every tensor is bound anew for every run and lives until it is over.
         unsafe {
-            let shape = [batch, sequence, hidden];
-            self.binding.input(embeds, Tensor::new(&mut self.embeds, DType::F32, &shape))?;
+            let input = [batch, sequence, self.tables.input as i64];
+            self.binding.input(embeds, Tensor::new(&mut self.embeds, DType::F32, &input))?;
+            if let Some(positions) = positions {
+                let shape = [batch, sequence, hidden];
+                self.binding.input(positions, Tensor::new(&mut self.positions, DType::F32, &shape))?;
+            }
             self.binding.input(mask, Tensor::new(&mut self.mask, DType::I32, &[batch, sequence]))?;
-            self.binding.output(embedding, Tensor::new(&mut data, DType::F32, &[batch, hidden]))?;
+            if let Some(name) = rows_asked {
+                self.binding.input(name, Tensor::new(&mut self.asked, DType::I64, &[asked]))?;
+            }
+            self.binding.output(output, Tensor::new(&mut data, DType::F32, &shape))?;
         }
         self.binding.run(&mut self.session)?;
-        Ok(EncoderOutput { data, width: self.hidden })
+        if rows == Rows::Tokens {
+            data = without_padding(&data, texts, longest * width, width);
+        }
+        Ok(EncoderOutput { data, width })
     }
+}
+
+/// The rows of tokens alone, out of texts of `stride` elements each.
+fn without_padding(data: &[f32], texts: &[Text<'_>], stride: usize, width: usize) -> Vec<f32> {
+    let texts = data.chunks_exact(stride).zip(texts);
+    texts.flat_map(|(rows, text)| &rows[..text.tokens.len() * width]).copied().collect()
 }

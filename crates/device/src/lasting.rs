@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput},
+    encoder::{Encoder, EncoderLimits, EncoderOutput, Text},
     executor::{Executor, KvBlock, Limits, Logits, StepError, StepPlan},
 };
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 /// How the loss of a device reads in ONNX Runtime's messages.
 const LOSSES: [&str; 8] = [
@@ -151,7 +151,7 @@ impl Encoder for LastingEncoder {
         &self.limits
     }
 
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let outcome = self.lasting.held().and_then(|encoder| encoder.run(texts));
         match outcome.map_err(|error| self.lasting.mend(error)) {
             Err(StepError::Lost { .. }) => self.lasting.held()?.run(texts),

@@ -27,10 +27,10 @@ fn a_batch_of_mixed_lengths_equals_each_alone() {
         let mut encoder = encoder(scheme);
         let texts: Vec<Vec<TokenId>> = [3, 40, 1, 17].iter().enumerate().map(|(i, &n)| text(i, n)).collect();
         let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
-        let together = encoder.run(&texts).unwrap();
+        let together = encoder.run_tokens(&texts).unwrap();
         assert_eq!(together.data.len(), texts.len() * together.width);
         for (text, row) in texts.iter().zip(together.data.chunks_exact(together.width)) {
-            let single = encoder.run(&[text]).unwrap();
+            let single = encoder.run_tokens(&[text]).unwrap();
             let found = distance(&single.data, row);
             assert!(found <= 1e-5, "{scheme}, {} tokens: {found}", text.len());
             let length: f32 = row.iter().map(|x| x * x).sum();
@@ -49,7 +49,7 @@ fn wrong_batches_are_refused() {
     assert_eq!((encoder.limits().max_length, encoder.limits().max_batch_tokens), (64, 200));
     let (short, long, longer) = (text(0, 4), text(1, 60), text(2, 65));
     let mut check = |texts: &[&[TokenId]], word: &str| {
-        let error = encoder.run(texts).unwrap_err();
+        let error = encoder.run_tokens(texts).unwrap_err();
         assert!(matches!(&error, StepError::BadPlan { reason } if reason.contains(word)), "{error}");
     };
     check(&[], "texts of 1 to 64 tokens");
@@ -57,7 +57,7 @@ fn wrong_batches_are_refused() {
     check(&[&longer], "texts of 1 to 64 tokens");
     check(&[&long, &short, &short, &short], "4 texts of 60 tokens are over 200");
     check(&[&short, &[9999]], "token 9999");
-    assert!(encoder.run(&[&short]).is_ok());
+    assert!(encoder.run_tokens(&[&short]).is_ok());
 }
 
 #[test]

@@ -120,11 +120,11 @@ fn vectors_are_those_of_variant_a() {
         .map(|&n| prompt(n, n as usize).iter().map(|token| token % 40).collect())
         .collect();
     let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
-    let (found, expected) = (fixed.run(&texts).unwrap(), dynamic.run(&texts).unwrap());
+    let (found, expected) = (fixed.run_tokens(&texts).unwrap(), dynamic.run_tokens(&texts).unwrap());
     for (index, (a, b)) in found.data.chunks(found.width).zip(expected.data.chunks(found.width)).enumerate() {
         let distance = relative(a, b);
         assert!(distance <= HALF, "text {index}: {distance}");
     }
     let long = prompt(1, 65);
-    assert!(matches!(fixed.run(&[&long]), Err(StepError::BadPlan { .. })));
+    assert!(matches!(fixed.run_tokens(&[&long]), Err(StepError::BadPlan { .. })));
 }

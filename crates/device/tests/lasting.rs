@@ -9,7 +9,7 @@ use narthex_device::{
 use narthex_engine::{
     config::EngineConfig,
     core::{Core, Work},
-    encoder::{Encoder, EncoderLimits},
+    encoder::{Encoder, EncoderLimits, Rows},
     executor::{Executor, KvLimits, Limits, StepError, StepPlan, Wanted},
     request::{Finish, Request, Sampling},
 };
@@ -111,10 +111,11 @@ fn other_failures_stay_what_they_are() {
 
 #[test]
 fn a_batch_runs_once_more() {
-    let fresh = || FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 8, width: 3 });
+    let fresh =
+        || FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 8, rows: Rows::Text, width: 3 });
     let mut failing = fresh();
     failing.failures = [Some(lost())].into();
     let mut lasting = LastingEncoder::new(Box::new(failing), Box::new(move || Ok(Box::new(fresh()))));
     let texts: [&[TokenId]; 2] = [&[1, 2], &[3]];
-    assert_eq!(lasting.run(&texts).unwrap().data, fresh().run(&texts).unwrap().data);
+    assert_eq!(lasting.run_tokens(&texts).unwrap().data, fresh().run_tokens(&texts).unwrap().data);
 }

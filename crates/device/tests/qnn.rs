@@ -15,16 +15,19 @@ use narthex_device::{
     precompile::{Job, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
 };
+use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
     Ep, Recipe, Scheme, Target,
     manifest::{Context, PlacementRecord},
+    recipe::FixedShapes,
     target::QnnChip,
 };
 use support::{
     Package,
+    encoders::{FAMILIES as ENCODERS, Golden, Head, Input},
     families::{self, FAMILIES, Format},
     fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
-    prompt, runtime,
+    prompt, relative, runtime,
 };
 
 /// The bound between HTP emulation and the CPU, as relative L2.
@@ -116,6 +119,39 @@ fn an_encoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     assert_eq!(emulated.placements()[0].placement.subgraphs, BTreeMap::from([(Ep::Qnn, 1)]));
     let expected = vectors(&mut open_encoder(&package, &Device::Cpu));
     agree(&vectors(&mut emulated), &expected, EMULATED);
+}
+
+#[test]
+#[ignore = "compiles 25 encoders for the emulation; `cargo xtask npu` runs it"]
+fn every_encoder_family_and_head_runs_whole_under_htp_emulation() {
+    let device = emulation(&[QnnChip::XElite]);
+    for golden in ENCODERS.map(Golden::read) {
+        for head in [Head::Mean, Head::Max, Head::Score, Head::Spans, Head::Masked] {
+            let what = format!("{} {head:?}", golden.family);
+            let checkpoint = golden.checkpoint(head);
+            let fixed = Some(FixedShapes { context: 64, prefill: vec![], buckets: vec![64] });
+            let recipe = Recipe { accuracy_level: 0, fixed, ..Recipe::new(Scheme::W8) };
+            let package = Package::with_runner(checkpoint.path().to_owned(), recipe, None);
+            let (inputs, _) = golden.texts(head);
+            let texts: Vec<Text<'_>> = inputs.iter().map(Input::text).collect();
+            let mut emulated = open_encoder(&package, &device);
+            for GraphPlacement { graph, placement } in emulated.placements() {
+                let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+                assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{what} {graph}");
+            }
+            let (found, expected) =
+                (emulated.run(&texts).unwrap(), open_encoder(&package, &Device::Cpu).run(&texts).unwrap());
+            // Scores are served as probabilities; a logit may lie near zero by itself.
+            let served =
+                |value: &f32| if head == Head::Score { 1.0 / (1.0 + (-value).exp()) } else { *value };
+            let served = |values: Vec<f32>| values.iter().map(served).collect::<Vec<_>>();
+            let distance = relative(&served(found.data), &served(expected.data));
+            println!(
+                "HTP emulation: tiny {what} in w8: every node placed, relative L2 {distance:.4} to the CPU"
+            );
+            assert!(distance <= EMULATED && distance > 0.0, "{what}: {distance}");
+        }
+    }
 }
 
 #[test]

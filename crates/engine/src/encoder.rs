@@ -4,31 +4,79 @@ use narthex_spec::TokenId;
 
 use crate::executor::StepError;
 
-/// What an encoder can take.
+/// What an encoder can take, and what it gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncoderLimits {
     /// The longest text, in tokens.
     pub max_length: usize,
     /// The most padded tokens in one batch: `texts × longest`.
     pub max_batch_tokens: usize,
-    /// Elements of one vector.
+    /// Which rows a text gives.
+    pub rows: Rows,
+    /// Elements of one row.
     pub width: usize,
 }
 
-/// Vectors of one batch, in the order of its texts.
+/// Which rows an encoder gives of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One: a vector, or the numbers of a classifier.
+    Text,
+    /// One for each token: how well an answer begins and ends there.
+    Tokens,
+    /// One for each token that the text asks about: logits over the vocabulary.
+    Asked,
+}
+
+impl Rows {
+    /// How many rows `text` gives.
+    pub fn of(self, text: &Text<'_>) -> usize {
+        match self {
+            Self::Text => 1,
+            Self::Tokens => text.tokens.len(),
+            Self::Asked => text.asked.len(),
+        }
+    }
+}
+
+/// One text of a batch, or a pair of texts in one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Text<'a> {
+    /// Its tokens, special ones included.
+    pub tokens: &'a [TokenId],
+    /// Where the second segment begins; the number of tokens where there is none.
+    pub second: usize,
+    /// The tokens whose rows are asked of a model that gives [`Rows::Asked`], by their places.
+    pub asked: &'a [usize],
+}
+
+impl<'a> Text<'a> {
+    /// A text of one segment that asks nothing.
+    pub fn of(tokens: &'a [TokenId]) -> Self {
+        Self { tokens, second: tokens.len(), asked: &[] }
+    }
+}
+
+/// Rows of one batch, in the order of its texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderOutput {
-    /// `texts × width` values.
+    /// `rows × width` values.
     pub data: Vec<f32>,
-    /// Elements of one vector.
+    /// Elements of one row.
     pub width: usize,
 }
 
-/// One forward pass without a loop: embeddings now; rerankers, question answering and towers later.
+/// One forward pass without a loop: embeddings, rerankers, question answering, masked tokens.
 pub trait Encoder: Send {
     /// What it can take.
     fn limits(&self) -> &EncoderLimits;
 
     /// Runs texts of one or more tokens each, within the limits.
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError>;
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError>;
+
+    /// Runs texts of one segment.
+    fn run_tokens(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+        let texts: Vec<Text<'_>> = texts.iter().map(|tokens| Text::of(tokens)).collect();
+        self.run(&texts)
+    }
 }

@@ -9,10 +9,10 @@ use std::{
 
 use narthex_device::lasting::{LastingEncoder, LastingExecutor};
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput},
+    encoder::{Encoder, EncoderLimits, EncoderOutput, Text},
     executor::{Executor, KvBlock, Limits, Logits, StepError, StepPlan},
 };
-use narthex_spec::{DeviceName, Ep, SlotId, TokenId, provider::DeviceKind};
+use narthex_spec::{DeviceName, Ep, SlotId, provider::DeviceKind};
 
 use crate::{error::Error, start::Model};
 
@@ -146,11 +146,11 @@ impl Encoder for QueuedEncoder {
         self.inner.limits()
     }
 
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let mut all = EncoderOutput { data: Vec::new(), width: self.inner.limits().width };
         for text in texts {
             let _turn = self.queue.wait();
-            all.data.append(&mut self.inner.run(&[text])?.data);
+            all.data.append(&mut self.inner.run(std::slice::from_ref(text))?.data);
         }
         Ok(all)
     }
@@ -160,8 +160,11 @@ impl Encoder for QueuedEncoder {
 mod tests {
     use std::thread;
 
-    use narthex_engine::executor::{KvLimits, Wanted};
-    use narthex_spec::target::OpenVinoDevice;
+    use narthex_engine::{
+        encoder::Rows,
+        executor::{KvLimits, Wanted},
+    };
+    use narthex_spec::{TokenId, target::OpenVinoDevice};
     use narthex_testkit::{
         encoder::FakeEncoder,
         executor::{FakeExecutor, Mishap},
@@ -175,7 +178,7 @@ mod tests {
     }
 
     fn encoder() -> FakeEncoder {
-        FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 1000, width: 3 })
+        FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 1000, rows: Rows::Text, width: 3 })
     }
 
     fn never() -> Result<Model, Error> {
@@ -219,7 +222,7 @@ mod tests {
         };
         let queue = lock(&QUEUES)[&Ep::OpenVino].clone();
         let texts: [&[TokenId]; 3] = [&[1, 2], &[3], &[4, 5, 6]];
-        assert_eq!(queued.run(&texts).unwrap(), encoder().run(&texts).unwrap());
+        assert_eq!(queued.run_tokens(&texts).unwrap(), encoder().run_tokens(&texts).unwrap());
         assert_eq!(lock(&queue.tickets).serving, 3);
         let chat =
             super::queued(Model::Decoder(Box::new(decoder())), DeviceName::OpenVino(OpenVinoDevice::Npu));
@@ -243,6 +246,6 @@ mod tests {
         lost.failures = [Some(StepError::Device { message: "device lost".to_owned() })].into();
         let model = cared_for(Model::Encoder(Box::new(lost)), DeviceName::Cuda, never);
         let Model::Encoder(mut model) = model else { panic!("no encoder") };
-        assert!(model.run(&[&[1]]).unwrap_err().to_string().contains("opening it again failed"));
+        assert!(model.run_tokens(&[&[1]]).unwrap_err().to_string().contains("opening it again failed"));
     }
 }

@@ -3,7 +3,9 @@
 use narthex_engine::encoder::EncoderLimits;
 
 use crate::{
+    encoding::Item,
     error::Error,
+    listing::ModelKind,
     loaded::Loaded,
     request::{EmbedRequest, Embeddings, Overlong, Prompt},
 };
@@ -13,7 +15,7 @@ const MAX_INPUTS: usize = 2048;
 
 /// Embeds every input of a request.
 pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embeddings, Error> {
-    let encoder = loaded.encoder()?;
+    let encoder = loaded.encoder(ModelKind::Embedding)?;
     let invalid = |param, message: String| Error::Invalid { param, message: format!("{param}: {message}") };
     let inputs = request.inputs.len();
     if inputs == 0 || inputs > MAX_INPUTS {
@@ -32,7 +34,7 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embedding
         .map(|(index, input)| tokens(loaded, limits, index, input, request.overlong))
         .collect::<Result<Vec<_>, Error>>()?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let mut vectors = encoder.run(texts)?;
+    let mut vectors = encoder.run(texts.into_iter().map(Item::from).collect())?;
     if let Some(dimensions) = request.dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }

@@ -1,4 +1,4 @@
-//! The queue in front of an embedding model: requests are packed into batches of texts of like length.
+//! The queue in front of an encoder: requests are packed into batches of texts of like length.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
@@ -7,7 +7,7 @@ use std::{
 };
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits},
+    encoder::{Encoder, EncoderLimits, Text},
     executor::StepError,
 };
 use narthex_spec::TokenId;
@@ -17,8 +17,28 @@ use crate::error::Error;
 /// How soon a client should ask again when the queue is full.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// A text of a request, as [`Text`] has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) second: usize,
+    pub(crate) asked: Vec<usize>,
+}
+
+impl Item {
+    fn text(&self) -> Text<'_> {
+        Text { tokens: &self.tokens, second: self.second, asked: &self.asked }
+    }
+}
+
+impl From<Vec<TokenId>> for Item {
+    fn from(tokens: Vec<TokenId>) -> Self {
+        Self { second: tokens.len(), tokens, asked: Vec::new() }
+    }
+}
+
 struct Job {
-    texts: Vec<Vec<TokenId>>,
+    texts: Vec<Item>,
     reply: mpsc::Sender<Result<Vec<Vec<f32>>, StepError>>,
 }
 
@@ -70,8 +90,8 @@ impl EncoderQueue {
         Ok(Self { jobs: Mutex::new(Some(sender)), load, limit, limits, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Waits for the vectors of `texts`, in their order.
-    pub(crate) fn run(&self, texts: Vec<Vec<TokenId>>) -> Result<Vec<Vec<f32>>, Error> {
+    /// Waits for the rows of each of `texts`, in their order.
+    pub(crate) fn run(&self, texts: Vec<Item>) -> Result<Vec<Vec<f32>>, Error> {
         self.enter()?;
         let (reply, answer) = mpsc::channel();
         let sent = match &*lock(&self.jobs) {
@@ -128,9 +148,9 @@ fn take(load: &Mutex<Load>, jobs: usize) {
     load.running = jobs;
 }
 
-/// Runs all texts of all jobs, the longest first; gives all their vectors in order.
+/// Runs all texts of all jobs, the longest first; gives all their rows in order.
 fn run(encoder: &mut dyn Encoder, jobs: &[Job]) -> Result<Vec<Vec<f32>>, StepError> {
-    let texts: Vec<&[TokenId]> = jobs.iter().flat_map(|job| job.texts.iter().map(Vec::as_slice)).collect();
+    let texts: Vec<Text<'_>> = jobs.iter().flat_map(|job| job.texts.iter().map(Item::text)).collect();
     run_batches(encoder, &texts)
 }
 
@@ -147,19 +167,20 @@ fn reply(jobs: Vec<Job>, outcome: Result<Vec<Vec<f32>>, StepError>) {
     }
 }
 
-fn run_batches(encoder: &mut dyn Encoder, texts: &[&[TokenId]]) -> Result<Vec<Vec<f32>>, StepError> {
-    let budget = encoder.limits().max_batch_tokens;
+fn run_batches(encoder: &mut dyn Encoder, texts: &[Text<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
+    let EncoderLimits { max_batch_tokens: budget, rows, .. } = *encoder.limits();
     let mut order: Vec<usize> = (0..texts.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(texts[index].len()));
+    order.sort_by_key(|&index| std::cmp::Reverse(texts[index].tokens.len()));
     let mut vectors = vec![Vec::new(); texts.len()];
     let mut rest = order.as_slice();
     while let Some(&longest) = rest.first() {
-        let fits = (budget / texts[longest].len().max(1)).clamp(1, rest.len());
+        let fits = (budget / texts[longest].tokens.len().max(1)).clamp(1, rest.len());
         let (batch, later) = rest.split_at(fits);
-        let input: Vec<&[TokenId]> = batch.iter().map(|&index| texts[index]).collect();
+        let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index]).collect();
         let output = encoder.run(&input)?;
-        for (&index, vector) in batch.iter().zip(output.data.chunks_exact(output.width)) {
-            vectors[index] = vector.to_vec();
+        let mut data = output.data.into_iter();
+        for &index in batch {
+            vectors[index] = data.by_ref().take(rows.of(&texts[index]) * output.width).collect();
         }
         rest = later;
     }
@@ -168,7 +189,7 @@ fn run_batches(encoder: &mut dyn Encoder, texts: &[&[TokenId]]) -> Result<Vec<Ve
 
 #[cfg(test)]
 mod tests {
-    use narthex_engine::encoder::EncoderOutput;
+    use narthex_engine::encoder::{EncoderOutput, Rows};
 
     use super::*;
 
@@ -180,24 +201,30 @@ mod tests {
             &self.0
         }
 
-        fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
-            let longest = texts.iter().map(|text| text.len()).max().unwrap();
+        fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
+            let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap();
             assert!(texts.len() == 1 || longest * texts.len() <= self.0.max_batch_tokens);
-            let data = texts.iter().flat_map(|text| [text.len() as f32, text[0] as f32]).collect();
+            let row = |text: &Text<'_>| [text.tokens.len() as f32, text.tokens[0] as f32];
+            let data = texts.iter().flat_map(|text| row(text).repeat(self.0.rows.of(text))).collect();
             Ok(EncoderOutput { data, width: 2 })
         }
     }
 
-    fn queue(max_batch_tokens: usize, limit: usize) -> EncoderQueue {
-        let limits = EncoderLimits { max_length: 100, max_batch_tokens, width: 2 };
+    fn queue(max_batch_tokens: usize, limit: usize, rows: Rows) -> EncoderQueue {
+        let limits = EncoderLimits { max_length: 100, max_batch_tokens, rows, width: 2 };
         EncoderQueue::start(Box::new(Lengths(limits)), limit).unwrap()
     }
 
     #[test]
-    fn vectors_come_back_in_the_order_of_the_texts() {
-        let texts: Vec<Vec<u32>> = (1..40u32).map(|n| vec![n; (n as usize * 7) % 23 + 1]).collect();
-        let expected: Vec<Vec<f32>> = texts.iter().map(|t| vec![t.len() as f32, t[0] as f32]).collect();
-        assert_eq!(queue(32, 8).run(texts).unwrap(), expected);
+    fn rows_come_back_in_the_order_of_the_texts() {
+        let text =
+            |n: u32| Item { asked: vec![0; n as usize % 3], ..vec![n; (n as usize * 7) % 23 + 1].into() };
+        let texts: Vec<Item> = (1..40).map(text).collect();
+        for rows in [Rows::Text, Rows::Tokens, Rows::Asked] {
+            let row = |t: &Item| [t.tokens.len() as f32, t.tokens[0] as f32].repeat(rows.of(&t.text()));
+            let expected: Vec<Vec<f32>> = texts.iter().map(row).collect();
+            assert_eq!(queue(32, 8, rows).run(texts.clone()).unwrap(), expected);
+        }
     }
 
     /// Tells when a run has begun, and ends it when it is told to.
@@ -212,7 +239,7 @@ mod tests {
             &self.limits
         }
 
-        fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+        fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
             self.begun.send(()).unwrap();
             self.go_on.recv().unwrap();
             Ok(EncoderOutput { data: vec![1.0; texts.len()], width: 1 })
@@ -222,11 +249,11 @@ mod tests {
     #[test]
     fn as_many_wait_as_the_limit_says_while_one_runs() {
         for limit in [0, 2] {
-            let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, width: 1 };
+            let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, rows: Rows::Text, width: 1 };
             let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
             let queue = EncoderQueue::start(Box::new(Held { limits, begun, go_on }), limit).unwrap();
             std::thread::scope(|scope| {
-                let one = || queue.run(vec![vec![1]]);
+                let one = || queue.run(vec![vec![1].into()]);
                 let mut callers = vec![scope.spawn(one)];
                 has_begun.recv().unwrap();
                 callers.extend((0..limit).map(|_| scope.spawn(one)));
@@ -240,16 +267,16 @@ mod tests {
             });
             // Who has an answer finds the place free.
             release.send(()).unwrap();
-            queue.run(vec![vec![1]]).unwrap();
+            queue.run(vec![vec![1].into()]).unwrap();
             assert_eq!(queue.load(), Load::default());
         }
     }
 
     #[test]
     fn a_closed_queue_says_so() {
-        let queue = queue(32, 4);
+        let queue = queue(32, 4, Rows::Text);
         queue.shutdown();
-        assert!(matches!(queue.run(vec![vec![1]]), Err(Error::ShuttingDown)));
+        assert!(matches!(queue.run(vec![vec![1].into()]), Err(Error::ShuttingDown)));
         assert_eq!(queue.load(), Load::default());
     }
 }

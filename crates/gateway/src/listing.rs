@@ -2,7 +2,10 @@
 
 use std::time::SystemTime;
 
-use narthex_spec::{DeviceName, ModelName, Scheme, arch::Architecture};
+use narthex_spec::{
+    DeviceName, ModelName, Scheme,
+    arch::{Architecture, EncoderHead},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::placement::PlacementReport;
@@ -15,6 +18,12 @@ pub enum ModelKind {
     Chat,
     /// It gives vectors.
     Embedding,
+    /// It says how well a document answers a query.
+    Rerank,
+    /// It finds the answer to a question in a text.
+    Answer,
+    /// It fills masked words.
+    Masked,
     /// Something that this version does not serve.
     Other,
 }
@@ -24,7 +33,13 @@ impl ModelKind {
     pub fn of(architecture: &Architecture) -> Self {
         match architecture {
             Architecture::Decoder(_) => Self::Chat,
-            Architecture::Encoder(_) => Self::Embedding,
+            Architecture::Encoder(arch) => match arch.head {
+                EncoderHead::Embedding { .. } => Self::Embedding,
+                EncoderHead::Score { labels: 1, .. } => Self::Rerank,
+                EncoderHead::Score { .. } => Self::Other,
+                EncoderHead::Spans {} => Self::Answer,
+                EncoderHead::MaskedLm { .. } => Self::Masked,
+            },
         }
     }
 
@@ -33,7 +48,10 @@ impl ModelKind {
         match self {
             Self::Chat => "a chat model",
             Self::Embedding => "an embedding model",
-            Self::Other => "neither a chat nor an embedding model",
+            Self::Rerank => "a reranker",
+            Self::Answer => "a question-answering model",
+            Self::Masked => "a masked language model",
+            Self::Other => "a model of a kind that this version does not serve",
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Loaded {
 pub(crate) enum Worker {
     /// Generates tokens.
     Engine(Engine),
-    /// Gives vectors.
+    /// Reads texts once.
     Encoder(EncoderQueue),
 }
 
@@ -88,11 +88,11 @@ impl Loaded {
         }
     }
 
-    /// The encoder, or an error that says what the model is instead.
-    pub(crate) fn encoder(&self) -> Result<&EncoderQueue, Error> {
+    /// The encoder of a model of this kind, or an error that says what the model is instead.
+    pub(crate) fn encoder(&self, wanted: ModelKind) -> Result<&EncoderQueue, Error> {
         match &self.worker {
-            Worker::Encoder(encoder) => Ok(encoder),
-            Worker::Engine(_) => Err(self.wrong_kind(ModelKind::Embedding)),
+            Worker::Encoder(encoder) if self.kind() == wanted => Ok(encoder),
+            Worker::Encoder(_) | Worker::Engine(_) => Err(self.wrong_kind(wanted)),
         }
     }
 

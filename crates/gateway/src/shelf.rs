@@ -133,7 +133,10 @@ fn from_entry(entry: &Entry, auto_pull_limit: u64) -> ModelListing {
         kind: match entry.kind {
             Kind::Chat => ModelKind::Chat,
             Kind::Embedding => ModelKind::Embedding,
-            _ => ModelKind::Other,
+            Kind::Rerank => ModelKind::Rerank,
+            Kind::Answer => ModelKind::Answer,
+            Kind::Masked => ModelKind::Masked,
+            Kind::Text => ModelKind::Other,
         },
         title: entry.title.clone(),
         parameters: entry.parameters,

@@ -191,6 +191,12 @@ pub enum Slot {
     Hidden,
     /// Input `[1, 1, length]`: how much each row weighs in an encoder's vector.
     PoolWeights,
+    /// Input `[batch, sequence, hidden]`: what a token's position and segment add, where tokens are of another width.
+    PositionEmbeds,
+    /// Output `[batch, labels]`: numbers of a text or of a pair of texts.
+    Scores,
+    /// Output `[batch, sequence, 2]`: how well an answer begins and ends at each token.
+    Spans,
 }
 
 /// A slot's tensor.
@@ -273,7 +279,7 @@ pub enum TableRole {
     Token,
     /// A row per position, added to the token's.
     Position,
-    /// A row per segment; row 0 is added to every token's.
+    /// A row per segment, added to the tokens' of that segment.
     TokenType,
     /// A row per position: cosines of its rotary angles.
     Cos,

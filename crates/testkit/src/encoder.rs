@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput},
+    encoder::{Encoder, EncoderLimits, EncoderOutput, Text},
     executor::StepError,
 };
 use narthex_spec::TokenId;
@@ -24,9 +24,9 @@ impl FakeEncoder {
         Self { limits, failures: VecDeque::new() }
     }
 
-    fn check(&self, texts: &[&[TokenId]]) -> Result<(), String> {
-        let longest = texts.iter().map(|text| text.len()).max().ok_or("no texts")?;
-        if let Some(empty) = texts.iter().position(|text| text.is_empty()) {
+    fn check(&self, texts: &[Text<'_>]) -> Result<(), String> {
+        let longest = texts.iter().map(|text| text.tokens.len()).max().ok_or("no texts")?;
+        if let Some(empty) = texts.iter().position(|text| text.tokens.is_empty()) {
             return Err(format!("text {empty} is empty"));
         }
         if longest > self.limits.max_length {
@@ -46,38 +46,44 @@ impl Encoder for FakeEncoder {
     }
 
     /// Elements lie from -1 to 1.
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         self.check(texts).map_err(|reason| StepError::BadPlan { reason })?;
         if let Some(error) = self.failures.pop_front().flatten() {
             return Err(error);
         }
         let width = self.limits.width;
-        let vector = |text: &&[TokenId]| noise(hash(text)).take(width).map(|x| 2.0 * x - 1.0);
+        let rows = self.limits.rows;
+        let vector = |text: &Text<'_>| {
+            let segment = text.tokens.iter().copied().chain([text.second as TokenId]).collect::<Vec<_>>();
+            noise(hash(&segment)).take(width * rows.of(text)).map(|x| 2.0 * x - 1.0).collect::<Vec<_>>()
+        };
         Ok(EncoderOutput { data: texts.iter().flat_map(vector).collect(), width })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use narthex_engine::encoder::Rows;
+
     use super::*;
 
     fn encoder() -> FakeEncoder {
-        FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 8, width: 3 })
+        FakeEncoder::new(EncoderLimits { max_length: 4, max_batch_tokens: 8, rows: Rows::Text, width: 3 })
     }
 
     #[test]
     fn vectors_depend_on_their_own_text_alone() {
-        let all = encoder().run(&[&[1, 2], &[3]]).unwrap().data;
-        assert_eq!(all[..3], encoder().run(&[&[1, 2]]).unwrap().data);
-        assert_eq!(all[3..], encoder().run(&[&[3], &[9]]).unwrap().data[..3]);
-        assert_ne!(all[..3], encoder().run(&[&[2, 1]]).unwrap().data);
+        let all = encoder().run_tokens(&[&[1, 2], &[3]]).unwrap().data;
+        assert_eq!(all[..3], encoder().run_tokens(&[&[1, 2]]).unwrap().data);
+        assert_eq!(all[3..], encoder().run_tokens(&[&[3], &[9]]).unwrap().data[..3]);
+        assert_ne!(all[..3], encoder().run_tokens(&[&[2, 1]]).unwrap().data);
         assert!(all.iter().all(|x| (-1.0..=1.0).contains(x)));
     }
 
     #[test]
     fn batches_outside_the_limits_are_refused() {
         let check = |texts: &[&[TokenId]], expect: &str| {
-            let error = encoder().run(texts).unwrap_err().to_string();
+            let error = encoder().run_tokens(texts).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
         check(&[], "no texts");
@@ -91,8 +97,8 @@ mod tests {
         let mut encoder = encoder();
         let lost = StepError::Device { message: "lost".to_owned() };
         encoder.failures = [None, Some(lost.clone())].into();
-        assert!(encoder.run(&[&[1]]).is_ok());
-        assert_eq!(encoder.run(&[&[1]]), Err(lost));
-        assert!(encoder.run(&[&[1]]).is_ok());
+        assert!(encoder.run_tokens(&[&[1]]).is_ok());
+        assert_eq!(encoder.run_tokens(&[&[1]]), Err(lost));
+        assert!(encoder.run_tokens(&[&[1]]).is_ok());
     }
 }

@@ -36,8 +36,10 @@ pub fn check_architecture(subject: &str, architecture: &Architecture, options: &
             arch.vocab
         ),
         Architecture::Encoder(arch) => format!(
-            "an encoder that Narthex compiles: {} layers, width {}, vectors of {}",
-            arch.layers, arch.hidden, arch.hidden
+            "an encoder that Narthex compiles: {} layers, width {}, {}",
+            arch.layers,
+            arch.hidden,
+            arch.gives()
         ),
     })];
     let work = match architecture {

@@ -4,13 +4,12 @@
 
 use std::collections::HashSet;
 
-use narthex_spec::arch::{Architecture, Attention, DecoderArch, EncoderArch, NormKind, QkNorm, Residual};
-
-use super::{
-    CheckpointError, WeightSource,
-    limit::{malformed, unsupported},
-    tensors::Tensors,
+use narthex_spec::arch::{
+    Architecture, Attention, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, NormKind, QkNorm,
+    Residual,
 };
+
+use super::{CheckpointError, WeightSource, limit::unsupported, tensors::Tensors};
 
 /// Fails unless every weight of `architecture` is there with the right shape and a known encoding, and no weight of
 /// a layer is left over.
@@ -19,7 +18,9 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),
     };
-    if let Architecture::Encoder(encoder) = architecture {
+    if let Architecture::Encoder(encoder) = architecture
+        && encoder.types > 0
+    {
         needed.push(("embed.type.weight".to_owned(), type_shape(tensors, encoder)?));
     }
     let mut used = HashSet::new();
@@ -41,17 +42,12 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     }
 }
 
-/// The stored shape of the segment embedding, of which only the width is known beforehand.
+/// The stored shape of the segment embedding: a single segment may be stored as a vector.
 fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>, CheckpointError> {
-    let shape = tensors.shape("embed.type.weight")?;
-    match shape {
-        // A single segment may be stored as a vector.
-        [hidden] | [_, hidden] if *hidden == encoder.hidden => Ok(shape.to_vec()),
-        _ => Err(malformed(
-            &tensors.origin,
-            format!("segment embeddings of width {}", encoder.hidden),
-            format!("shape {shape:?}"),
-        )),
+    let whole = vec![encoder.types, encoder.hidden];
+    match tensors.shape("embed.type.weight")? {
+        [hidden] if (encoder.types, *hidden) == (1, encoder.hidden) => Ok(vec![*hidden]),
+        _ => Ok(whole),
     }
 }
 
@@ -132,29 +128,72 @@ fn attention_weights(needed: &mut Needed, module: &str, (hidden, attention): (us
 }
 
 fn encoder_weights(encoder: &EncoderArch) -> Needed {
-    let (hidden, inner) = (encoder.hidden, encoder.inner);
+    let hidden = encoder.hidden;
     let mut needed = vec![
-        ("embed.word.weight".to_owned(), vec![encoder.vocab, hidden]),
-        ("embed.position.weight".to_owned(), vec![encoder.positions, hidden]),
-        ("embed.norm.weight".to_owned(), vec![hidden]),
-        ("embed.norm.bias".to_owned(), vec![hidden]),
+        ("embed.word.weight".to_owned(), vec![encoder.vocab, encoder.token_width()]),
+        ("embed.position.weight".to_owned(), vec![encoder.first_position + encoder.positions, hidden]),
     ];
+    norm(&mut needed, "embed.norm".to_owned(), hidden);
+    if let Some(factored) = &encoder.factored {
+        linear(&mut needed, "embed.project".to_owned(), [hidden, factored.input()], Bias::Present);
+    }
     for i in 0..encoder.layers {
-        for norm in ["attn_norm", "mlp_norm"] {
-            for leaf in ["weight", "bias"] {
-                needed.push((format!("layers.{i}.{norm}.{leaf}"), vec![hidden]));
+        layer_weights(&mut needed, &format!("layers.{i}"), encoder);
+    }
+    head_weights(&mut needed, encoder);
+    needed
+}
+
+/// Pushes the weight and bias of a norm.
+fn norm(needed: &mut Needed, module: String, width: usize) {
+    needed.extend(["weight", "bias"].map(|leaf| (format!("{module}.{leaf}"), vec![width])));
+}
+
+fn layer_weights(needed: &mut Needed, layer: &str, encoder: &EncoderArch) {
+    let (hidden, inside, inner) = (encoder.hidden, encoder.inside(), encoder.inner);
+    let name = |module: &str| format!("{layer}.{module}");
+    let read = encoder.attention_reads();
+    let mut parts = vec![(name("mlp"), name("mlp_norm"))];
+    if let Some(bottleneck) = &encoder.bottleneck {
+        let own = (bottleneck.attention == BottleneckAttention::Shared).then_some(("attn", [inside, hidden]));
+        let narrow = [("input", [inside, hidden]), ("output", [hidden, inside])];
+        for (part, shape) in narrow.into_iter().chain(own) {
+            linear(needed, name(&format!("bottleneck.{part}")), shape, Bias::Present);
+            norm(needed, name(&format!("bottleneck.{part}_norm")), shape[0]);
+        }
+        let part = |j| (name(&format!("ffn.{j}")), name(&format!("ffn.{j}.norm")));
+        parts.extend((0..encoder.early_feed_forwards()).map(part));
+    }
+    for (part, width) in [("q", read[0]), ("k", read[0]), ("v", read[1]), ("o", inside)] {
+        linear(needed, name(&format!("attn.{part}_proj")), [inside, width], Bias::Present);
+    }
+    norm(needed, name("attn_norm"), inside);
+    for (part, behind) in parts {
+        linear(needed, format!("{part}.up_proj"), [inner, inside], Bias::Present);
+        linear(needed, format!("{part}.down_proj"), [inside, inner], Bias::Present);
+        norm(needed, behind, inside);
+    }
+}
+
+fn head_weights(needed: &mut Needed, encoder: &EncoderArch) {
+    let hidden = encoder.hidden;
+    match encoder.head {
+        EncoderHead::Embedding { .. } => {}
+        EncoderHead::Score { labels, dense } => {
+            if dense.is_some() {
+                linear(needed, "score.dense".to_owned(), [hidden; 2], Bias::Present);
+            }
+            linear(needed, "score.out".to_owned(), [labels, hidden], Bias::Present);
+        }
+        EncoderHead::Spans {} => linear(needed, "spans".to_owned(), [2, hidden], Bias::Present),
+        EncoderHead::MaskedLm { .. } => {
+            linear(needed, "mlm.dense".to_owned(), [hidden; 2], Bias::Present);
+            norm(needed, "mlm.norm".to_owned(), hidden);
+            needed.push(("mlm.bias".to_owned(), vec![encoder.vocab]));
+            let rest = hidden - encoder.token_width();
+            if rest > 0 {
+                needed.push(("mlm.rest.weight".to_owned(), vec![rest, encoder.vocab]));
             }
         }
-        for projection in ["q", "k", "v", "o"] {
-            linear(
-                &mut needed,
-                format!("layers.{i}.attn.{projection}_proj"),
-                [hidden, hidden],
-                Bias::Present,
-            );
-        }
-        linear(&mut needed, format!("layers.{i}.mlp.up_proj"), [inner, hidden], Bias::Present);
-        linear(&mut needed, format!("layers.{i}.mlp.down_proj"), [hidden, inner], Bias::Present);
     }
-    needed
 }

@@ -5,7 +5,9 @@
 
 use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
 
-use narthex_spec::arch::{Architecture, Attention, DecoderArch, EncoderArch, RopeScaling, Rotation};
+use narthex_spec::arch::{
+    Architecture, Attention, DecoderArch, EncoderArch, EncoderHead, RopeScaling, Rotation,
+};
 
 use super::CheckpointError;
 
@@ -155,12 +157,21 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<(), CheckpointErr
     bounded(path, "a number of heads", encoder.heads, &HEADS)?;
     bounded(path, "an inner width", encoder.inner, &WIDTH)?;
     check_epsilon(path, encoder.norm_epsilon)?;
-    if !encoder.hidden.is_multiple_of(encoder.heads) {
-        return Err(malformed(
-            path,
-            format!("heads that divide the hidden size {}", encoder.hidden),
-            encoder.heads,
-        ));
+    bounded(path, "positions that are passed over", encoder.first_position, &(0..=*CONTEXT.end()))?;
+    bounded(path, "a number of segments", encoder.types, &(0..=*HEADS.end()))?;
+    bounded(path, "a width inside a layer", encoder.inside(), &WIDTH)?;
+    if !encoder.inside().is_multiple_of(encoder.heads) {
+        let expected = format!("heads that divide the hidden size {}", encoder.inside());
+        return Err(malformed(path, expected, encoder.heads));
+    }
+    if let Some(factored) = &encoder.factored {
+        bounded(path, "a width of tokens", factored.width, &(1..=encoder.hidden))?;
+    }
+    if let Some(bottleneck) = &encoder.bottleneck {
+        bounded(path, "a number of feed-forward parts", bottleneck.feed_forwards, &LAYERS)?;
+    }
+    if let EncoderHead::Score { labels, .. } = encoder.head {
+        bounded(path, "a number of labels", labels, &WIDTH)?;
     }
     Ok(())
 }
@@ -176,7 +187,8 @@ fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, DecoderLayer, Family, Mlp, NormKind, Pooling, Residual, Rope,
+        Activation, Attention, Bottleneck, BottleneckAttention, DecoderLayer, EncoderNorm, Factored, Family,
+        Mlp, NormKind, Pooling, Residual, Rope,
     };
 
     use super::*;
@@ -245,22 +257,42 @@ mod tests {
     }
 
     #[test]
-    fn encoders_whose_heads_do_not_divide_are_refused() {
+    fn encoders_whose_numbers_disagree_are_refused() {
         let encoder = EncoderArch {
             family: Family::Bert,
             vocab: 100,
             hidden: 64,
             positions: 128,
+            first_position: 0,
+            types: 2,
             layers: 2,
-            heads: 5,
+            heads: 4,
             inner: 128,
             activation: Activation::Gelu,
+            norm: EncoderNorm::Layer,
             norm_epsilon: 1e-12,
-            pooling: Pooling::Mean,
-            normalize: true,
+            factored: None,
+            bottleneck: None,
+            head: EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true },
         };
-        let error = check_architecture(Path::new("f"), &Architecture::Encoder(encoder)).unwrap_err();
-        assert!(error.to_string().contains("heads that divide the hidden size 64"));
+        let check = |change: &dyn Fn(&mut EncoderArch), expect: &str| {
+            let mut arch = encoder.clone();
+            change(&mut arch);
+            let error = check_architecture(Path::new("f"), &Architecture::Encoder(arch)).unwrap_err();
+            assert!(error.to_string().contains(expect), "{error} lacks {expect}");
+        };
+        check(&|e| e.heads = 5, "heads that divide the hidden size 64");
+        check(&|e| e.first_position = usize::MAX, "positions that are passed over from 0");
+        check(
+            &|e| e.factored = Some(Factored { width: 65, trigram: true }),
+            "a width of tokens from 1 to 64",
+        );
+        let bottleneck = |width, feed_forwards| {
+            Some(Bottleneck { width, attention: BottleneckAttention::Shared, feed_forwards })
+        };
+        check(&|e| e.bottleneck = bottleneck(6, 1), "heads that divide the hidden size 6");
+        check(&|e| e.bottleneck = bottleneck(32, 0), "feed-forward parts from 1");
+        check(&|e| e.head = EncoderHead::Score { labels: 0, dense: None }, "a number of labels from 1");
     }
 
     #[test]

@@ -71,7 +71,10 @@ impl Words {
         let path = match inside_layer(module) {
             Some((layer, module)) => {
                 let fused = self.parts.iter().find(|(name, ..)| *name == module).map(|(_, file, _)| *file);
-                fused.or_else(|| find(self.inner, module)).map(|file| format!("{}{layer}.{file}", self.layer))
+                // One of several like parts of a layer has a number of its own, for which # stands in the tables.
+                let number = module.split('.').find(|word| word.parse::<usize>().is_ok()).unwrap_or("#");
+                let file = fused.or_else(|| find(self.inner, &module.replacen(number, "#", 1)));
+                file.map(|file| format!("{}{layer}.{}", self.layer, file.replacen('#', number, 1)))
             }
             None => find(self.outer, module).map(str::to_owned),
         };
@@ -146,6 +149,10 @@ mod tests {
         check(llama, "layers.1.attn.q_proj.weight", &[&format!("model.{q}"), q]);
         let up = "encoder.layer.5.intermediate.dense.bias";
         check(bert, "layers.5.mlp.up_proj.bias", &[up, &format!("bert.{up}")]);
+        let up = "encoder.layer.5.ffn.2.intermediate.dense.bias";
+        let mobile = hf("MobileBertModel");
+        check(mobile, "layers.5.ffn.2.up_proj.bias", &[up, &format!("mobilebert.{up}")]);
+        check(mobile, "layers.5.ffn.up_proj.bias", &[]);
         let norm = "embeddings.LayerNorm";
         let spellings =
             ["weight", "gamma"].map(|leaf| [format!("{norm}.{leaf}"), format!("bert.{norm}.{leaf}")]);

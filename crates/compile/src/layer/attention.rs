@@ -103,35 +103,56 @@ fn normed_parts(
     Ok(normed)
 }
 
+/// What bidirectional attention is made of, and how wide it is.
+pub(crate) struct Bidirectional<'a> {
+    /// What queries and keys are made of, and its width.
+    pub(crate) keys: (&'a str, usize),
+    /// What values are made of, and its width.
+    pub(crate) values: (&'a str, usize),
+    /// Width over all heads, and the heads.
+    pub(crate) width: usize,
+    pub(crate) heads: usize,
+}
+
+impl Bidirectional<'_> {
+    /// One of the projections `q_proj`, `k_proj` and `v_proj`.
+    pub(crate) fn project(
+        &self,
+        e: &mut Emitter<'_>,
+        (scope, weights): (&str, &str),
+        part: &str,
+    ) -> Result<String, CompileError> {
+        let (x, cols) = if part == "v_proj" { self.values } else { self.keys };
+        let scope = format!("{scope}/{part}");
+        let parts = [format!("{weights}.{part}")];
+        linear(e, x, &Linear { scope: &scope, parts: &parts, cols, bias: Bias::With })
+    }
+}
+
 /// Attention of every token to every token of its text.
 ///
 /// ```text
-/// x ─┬─ q_proj ─┐
-///    ├─ k_proj ─┼─ MultiHeadAttention(padding mask) ── o_proj
-///    └─ v_proj ─┘
+/// keys ───┬─ q_proj ─┐
+///         ├─ k_proj ─┼─ MultiHeadAttention(padding mask) ── o_proj
+/// values ─┴─ v_proj ─┘
 /// ```
 pub(crate) fn bidirectional(
     e: &mut Emitter<'_>,
-    x: &str,
+    attention: &Bidirectional<'_>,
     (scope, weights): (&str, &str),
-    (width, heads): (usize, usize),
     padding_mask: &str,
 ) -> Result<String, CompileError> {
-    let project = |e: &mut Emitter<'_>, part: &str, x: &str| {
-        let scope = format!("{scope}/{part}");
-        let parts = [format!("{weights}.{part}")];
-        linear(e, x, &Linear { scope: &scope, parts: &parts, cols: width, bias: Bias::With })
-    };
-    let q = project(e, "q_proj", x)?;
-    let k = project(e, "k_proj", x)?;
-    let v = project(e, "v_proj", x)?;
+    let q = attention.project(e, (scope, weights), "q_proj")?;
+    let k = attention.project(e, (scope, weights), "k_proj")?;
+    let v = attention.project(e, (scope, weights), "v_proj")?;
     let name = format!("{scope}/MultiHeadAttention");
     let output = e.graph.node(NodeSpec {
         name: &name,
         op: "MultiHeadAttention",
         domain: MICROSOFT,
         inputs: &[&q, &k, &v, "", padding_mask],
-        attributes: &[("num_heads", heads.into())],
+        attributes: &[("num_heads", attention.heads.into())],
     });
-    project(e, "o_proj", &output)
+    let (scope, parts) = (format!("{scope}/o_proj"), [format!("{weights}.o_proj")]);
+    linear(e, &output, &Linear { scope: &scope, parts: &parts, cols: attention.width, bias: Bias::With })
 }

@@ -1,10 +1,10 @@
-//! Both ends of a model: the tables that the host looks tokens up in, the head, and pooling.
+//! Both ends of a decoder: the tables that the host looks tokens up in, and the head.
 
 use half::f16;
 use narthex_graph::Attribute;
 use narthex_spec::{
     DType, Scheme,
-    arch::{DecoderArch, EncoderArch, Pooling},
+    arch::DecoderArch,
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
@@ -23,11 +23,23 @@ pub(crate) fn table(
     dtype: DType,
 ) -> Result<HostTable, CompileError> {
     let values = e.weight(name, &[rows, cols])?.to_f32();
+    table_of(e, role, &values, cols, dtype)
+}
+
+/// Writes a table of these rows, in the given element type.
+pub(crate) fn table_of(
+    e: &mut Emitter<'_>,
+    role: TableRole,
+    values: &[f32],
+    cols: usize,
+    dtype: DType,
+) -> Result<HostTable, CompileError> {
+    let rows = values.len() / cols.max(1);
     let place = if dtype == DType::F16 {
         let halves: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
         e.write(bytemuck::cast_slice(&halves))?
     } else {
-        e.write(bytemuck::cast_slice(&values))?
+        e.write(bytemuck::cast_slice(values))?
     };
     Ok(HostTable { role, rows, cols, encoding: TableEncoding::Plain { dtype, data: e.range(place) } })
 }
@@ -129,7 +141,7 @@ fn split_head(
     Ok(e.graph.op("/head", "Add", &[&blocks, &exact]))
 }
 
-fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
+pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
     TableEncoding::W8 {
         block: e.recipe.block,
         quants: e.range(weight.quants),
@@ -156,38 +168,4 @@ fn f32_head(
     let out = e.graph.op_with("/head", "Gemm", &[rows, &weight], &[("transB", Attribute::Int(1))]);
     name_logits(e, out, arch, logits);
     Ok(token)
-}
-
-/// One vector per text from `x [batch, sequence, hidden]`.
-///
-/// ```text
-/// mean:  x ── Mul(mask) ── ReduceSum ── Div(ReduceSum(mask)) ── LpNormalization
-/// cls:   x ── Gather(0) ────────────────────────────────────── LpNormalization
-/// ```
-pub(crate) fn pool(e: &mut Emitter<'_>, x: &str, arch: &EncoderArch, padding_mask: &str, output: &str) {
-    let g = &mut e.graph;
-    let pooled = match arch.pooling {
-        Pooling::Cls => {
-            let first = g.ints(&[], &[0]);
-            g.op_with("/pool", "Gather", &[x, &first], &[("axis", Attribute::Int(1))])
-        }
-        Pooling::Mean => {
-            let mask = g.op_with("/pool/mask", "Cast", &[padding_mask], &[("to", Attribute::Int(1))]);
-            let (last, sequence) = (g.ints(&[1], &[-1]), g.ints(&[1], &[1]));
-            let mask = g.op("/pool/mask", "Unsqueeze", &[&mask, &last]);
-            let masked = g.op("/pool", "Mul", &[x, &mask]);
-            let drop_axis = [("keepdims", Attribute::Int(0))];
-            let sum = g.op_with("/pool", "ReduceSum", &[&masked, &sequence], &drop_axis);
-            let count = g.op_with("/pool/mask", "ReduceSum", &[&mask, &sequence], &drop_axis);
-            g.op("/pool", "Div", &[&sum, &count])
-        }
-    };
-    let (op, attributes): (&str, &[(&str, Attribute)]) = if arch.normalize {
-        ("LpNormalization", &[("axis", Attribute::Int(-1)), ("p", Attribute::Int(2))])
-    } else {
-        ("Identity", &[])
-    };
-    let name = format!("/pool/{op}");
-    let spec = narthex_graph::build::NodeSpec { name: &name, op, domain: "", inputs: &[&pooled], attributes };
-    g.node_to(spec, &[output]);
 }

@@ -38,7 +38,7 @@ pub(crate) fn mlp(
 }
 
 /// SiLU is `Sigmoid` and `Mul`, which ONNX Runtime fuses; the others are one node.
-fn activation(e: &mut Emitter<'_>, scope: &str, x: &str, activation: Activation) -> String {
+pub(crate) fn activation(e: &mut Emitter<'_>, scope: &str, x: &str, activation: Activation) -> String {
     let gelu = |approximate: &str| [("approximate", Attribute::String(approximate.to_owned()))];
     match activation {
         Activation::Silu => {
@@ -48,5 +48,6 @@ fn activation(e: &mut Emitter<'_>, scope: &str, x: &str, activation: Activation)
         Activation::Gelu => e.graph.op_with(scope, "Gelu", &[x], &gelu("none")),
         Activation::GeluTanh => e.graph.op_with(scope, "Gelu", &[x], &gelu("tanh")),
         Activation::Relu => e.graph.op(scope, "Relu", &[x]),
+        Activation::Tanh => e.graph.op(scope, "Tanh", &[x]),
     }
 }

@@ -9,3 +9,4 @@ pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod plain;
 pub(crate) mod rope;
+pub(crate) mod task;

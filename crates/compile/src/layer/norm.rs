@@ -186,3 +186,16 @@ pub(crate) fn skip_layer_norm(
         attributes: &[("epsilon", epsilon.into())],
     }))
 }
+
+/// `x · weight + bias`: what MobileBERT has in a norm's place (Sun et al. 2020, arXiv:2004.02984).
+pub(crate) fn affine(
+    e: &mut Emitter<'_>,
+    x: &str,
+    (scope, weight): (&str, &str),
+    width: usize,
+) -> Result<String, CompileError> {
+    let gain = e.vector(&format!("{weight}.weight"), width)?;
+    let bias = e.vector(&format!("{weight}.bias"), width)?;
+    let scaled = e.graph.op(scope, "Mul", &[x, &gain]);
+    Ok(e.graph.op(scope, "Add", &[&scaled, &bias]))
+}

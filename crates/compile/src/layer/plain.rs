@@ -4,6 +4,7 @@ use narthex_graph::{Attribute, build::NodeSpec};
 use narthex_spec::arch::Attention;
 
 use super::{
+    attention::Bidirectional,
     linear::{Bias, Linear, linear},
     norm::{Norm, head_norm},
 };
@@ -51,7 +52,7 @@ pub(crate) fn split<const PARTS: usize>(
     outputs
 }
 
-fn reshape(e: &mut Emitter<'_>, scope: &str, x: &str, shape: &[usize]) -> String {
+pub(crate) fn reshape(e: &mut Emitter<'_>, scope: &str, x: &str, shape: &[usize]) -> String {
     let extents: Vec<i64> = shape.iter().map(|&extent| extent as i64).collect();
     let extents = e.graph.ints(&[shape.len()], &extents);
     e.graph.op(scope, "Reshape", &[x, &extents])
@@ -205,22 +206,20 @@ fn project_out(
 /// Attention of every token to every token of one text of fixed length, padding masked.
 ///
 /// ```text
-/// x ─┬─ q_proj ─ scale ───── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
-///    ├─ k_proj ─ transpose ──┘                                 │
-///    └─ v_proj ────────────────────────────────────────────────┘
+/// keys ───┬─ q_proj ─ scale ───── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
+///         ├─ k_proj ─ transpose ──┘                                 │
+/// values ─┴─ v_proj ────────────────────────────────────────────────┘
 /// ```
 pub(crate) fn bidirectional(
     e: &mut Emitter<'_>,
-    x: &str,
+    attention: &Bidirectional<'_>,
     (scope, weights): (&str, &str),
-    (length, width, count): (usize, usize, usize),
-    mask: &str,
+    (length, mask): (usize, &str),
 ) -> Result<String, CompileError> {
+    let (width, count) = (attention.width, attention.heads);
     let size = width / count;
     let project = |e: &mut Emitter<'_>, part: &str, order: &[i64]| {
-        let at = format!("{scope}/{part}_proj");
-        let parts = [format!("{weights}.{part}_proj")];
-        let rows = linear(e, x, &Linear { scope: &at, parts: &parts, cols: width, bias: Bias::With })?;
+        let rows = attention.project(e, (scope, weights), &format!("{part}_proj"))?;
         let split = format!("{scope}/{part}/heads");
         let rows = reshape(e, &split, &rows, &[1, length, count, size]);
         Ok::<_, CompileError>(transpose(e, &split, &rows, order))

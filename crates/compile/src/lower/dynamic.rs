@@ -6,19 +6,19 @@
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Variant,
-    arch::{DecoderArch, DecoderLayer, EncoderArch, Residual},
+    arch::{DecoderArch, DecoderLayer, EncoderArch, EncoderHead, Pooling, Residual},
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableRole},
 };
 
-use super::{Lowered, io::Io};
+use super::{Lowered, encoder, io::Io};
 use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
         attention, embed, mlp,
-        norm::{self, Norm, Stream},
-        rope,
+        norm::{Norm, Stream},
+        rope, task,
     },
 };
 
@@ -157,49 +157,59 @@ fn finish(
 /// An encoder.
 ///
 /// ```text
-/// embeds ── norm ── layers ── pooling ── embedding
+/// embeds ── norm ── layers ── vector, numbers or spans
+///                         └── Gather(logits_rows) ── logits
 /// ```
 pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered, CompileError> {
     e.compute = DType::F32;
     let mut io = Io::default();
-    let embeds_shape = ["batch".into(), "sequence".into(), arch.hidden.into()];
-    let mask_shape = ["batch".into(), "sequence".into()];
-    let embeds = io.input(e, Slot::Embeds, "embeds", DType::F32, &embeds_shape);
-    let mask = io.input(e, Slot::PaddingMask, "padding_mask", DType::I32, &mask_shape);
-    let epsilon = arch.norm_epsilon;
-    let mut x = norm::layer_norm(e, &embeds, ("/embed/norm", "embed.norm"), arch.hidden, epsilon)?;
-    let feed_forward =
-        narthex_spec::arch::Mlp { inner: arch.inner, activation: arch.activation, gated: false, bias: true };
-    for index in 0..arch.layers {
-        let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
-        let at = (format!("{scope}/attn"), format!("{weights}.attn"));
-        let attended = attention::bidirectional(e, &x, (&at.0, &at.1), (arch.hidden, arch.heads), &mask)?;
-        let at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm"));
-        x = norm::skip_layer_norm(e, (&x, &attended), (&at.0, &at.1), arch.hidden, epsilon)?;
-        let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
-        let fed = mlp::mlp(e, &x, (&at.0, &at.1), arch.hidden, &feed_forward)?;
-        let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm"));
-        x = norm::skip_layer_norm(e, (&x, &fed), (&at.0, &at.1), arch.hidden, epsilon)?;
-    }
-    embed::pool(e, &x, arch, &mask, "embedding");
-    io.output(e, Slot::Embedding, "embedding", DType::F32, &["batch".into(), arch.hidden.into()]);
-    let tables = encoder_tables(e, arch)?;
+    let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
+    let embedded = encoder::embedded(e, &mut io, arch, texts.clone())?;
+    let padding = io.input(e, Slot::PaddingMask, "padding_mask", DType::I32, &texts);
+    let form = encoder::Form::Dynamic { padding: &padding };
+    let x = encoder::Body { e, arch, form }.rows(&embedded)?;
+    let tokens = encoder_head(e, &mut io, arch, (&x, &padding))?;
+    let tables = encoder::tables(e, arch, tokens)?;
     close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new()), tables)
 }
 
-fn encoder_tables(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Vec<HostTable>, CompileError> {
-    let types = e.weights.weight("embed.type.weight")?.rows_len();
-    let word_dtype = embed::table_dtype(e.recipe.scheme);
-    Ok(vec![
-        embed::table(e, (TableRole::Token, "embed.word.weight"), (arch.vocab, arch.hidden), word_dtype)?,
-        embed::table(
-            e,
-            (TableRole::Position, "embed.position.weight"),
-            (arch.positions, arch.hidden),
-            DType::F32,
-        )?,
-        embed::table(e, (TableRole::TokenType, "embed.type.weight"), (types, arch.hidden), DType::F32)?,
-    ])
+/// What the encoder gives of its rows; the token table where the head has written it.
+fn encoder_head(
+    e: &mut Emitter<'_>,
+    io: &mut Io,
+    arch: &EncoderArch,
+    (x, padding): (&str, &str),
+) -> Result<Option<HostTable>, CompileError> {
+    let hidden = arch.hidden;
+    match arch.head {
+        EncoderHead::Embedding { pooling, normalize } => {
+            let pooled = task::pool(e, x, pooling, padding);
+            let unit = if normalize { task::Unit::Length } else { task::Unit::AsIs };
+            task::vector(e, &pooled, unit, "embedding");
+            io.output(e, Slot::Embedding, "embedding", DType::F32, &["batch".into(), hidden.into()]);
+        }
+        EncoderHead::Score { labels, dense } => {
+            let first = task::pool(e, x, Pooling::Cls, padding);
+            task::score(e, &first, hidden, dense, "scores")?;
+            io.output(e, Slot::Scores, "scores", DType::F32, &["batch".into(), labels.into()]);
+        }
+        EncoderHead::Spans {} => {
+            task::spans(e, x, hidden, "spans")?;
+            let shape = ["batch".into(), "sequence".into(), 2.into()];
+            io.output(e, Slot::Spans, "spans", DType::F32, &shape);
+        }
+        EncoderHead::MaskedLm { activation } => {
+            let asked = io.input(e, Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
+            let flat = e.graph.ints(&[2], &[-1, hidden as i64]);
+            let rows = e.graph.op("/rows", "Reshape", &[x, &flat]);
+            let rows = e.graph.op("/rows", "Gather", &[&rows, &asked]);
+            let (weight, table) = task::TokenWeight::write(e, arch)?;
+            task::masked(e, &rows, arch, activation, (&weight, "logits"))?;
+            io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.vocab.into()]);
+            return Ok(Some(table));
+        }
+    }
+    Ok(None)
 }
 
 fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered, CompileError> {

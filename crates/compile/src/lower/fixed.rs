@@ -2,12 +2,15 @@
 //!
 //! One decoder becomes a graph for one new token, a graph for each prefill length, and a graph for the head. Embedding,
 //! rotary angles and masks come from the host; of keys and values only the new ones leave a graph. An encoder becomes a
-//! graph for each length of text. All of them read the weights that variant A wrote.
+//! graph for each length of text, and one for a vocabulary's logits where it gives them. All of them read the weights that variant A wrote.
 
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Scheme, Variant,
-    arch::{Architecture, DecoderArch, DecoderLayer, EncoderArch, Mlp, Residual, Rotation},
+    arch::{
+        Activation, Architecture, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, Pooling, Residual,
+        Rotation,
+    },
     dtype::Dim,
     manifest::{
         GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableEncoding, TableRole,
@@ -15,15 +18,16 @@ use narthex_spec::{
     recipe::FixedShapes,
 };
 
-use super::{Lowered, io::Io};
+use super::{Lowered, encoder, io::Io};
 use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
         embed, mlp,
-        norm::{self, Norm},
+        norm::Norm,
         plain,
         rope::{Angles, TABLES, used},
+        task,
     },
     lower::dynamic::OPSETS,
 };
@@ -45,10 +49,7 @@ pub(crate) fn lower(
     e.compute = F16;
     match architecture {
         Architecture::Decoder(arch) => decoder(e, arch, shapes),
-        Architecture::Encoder(arch) => {
-            let graphs = shapes.buckets.iter().map(|&length| encoder(e, arch, length));
-            Ok(Lowered { graphs: graphs.collect::<Result<_, _>>()?, tables: Vec::new() })
-        }
+        Architecture::Encoder(arch) => encoder(e, arch, shapes),
     }
 }
 
@@ -240,48 +241,82 @@ fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileEr
     Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
 }
 
+/// The graphs of an encoder: one for each length, and the head where it is asked for single rows.
+fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
+    let mut graphs = Vec::new();
+    for &length in &shapes.buckets {
+        let entry = bucket(e, arch, length)?;
+        graphs.push((e.next_graph(Builder::default())?, entry));
+    }
+    if let EncoderHead::MaskedLm { activation } = arch.head {
+        let entry = masked_head(e, arch, activation)?;
+        graphs.push((e.next_graph(Builder::default())?, entry));
+    }
+    Ok(Lowered { graphs, tables: Vec::new() })
+}
+
 /// An encoder for one text of at most `length` tokens.
 ///
 /// ```text
-/// embeds ── norm ── (attention ── Add ── norm ── mlp ── Add ── norm) × layers ── MatMul(pool weights) ── embedding
+/// embeds ── norm ── (attention ── Add ── norm ── mlp ── Add ── norm) × layers ── MatMul(pool weights) ── vector, numbers
+///                                                                            └── spans, or the rows themselves
 /// ```
-fn encoder(
-    e: &mut Emitter<'_>,
-    arch: &EncoderArch,
-    length: usize,
-) -> Result<(narthex_graph::Graph, GraphEntry), CompileError> {
+fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<GraphEntry, CompileError> {
     e.graph = Builder::new(&format!("encoder-{length}"), &OPSETS);
     let mut io = Io::default();
-    let (hidden, epsilon) = (arch.hidden, arch.norm_epsilon);
-    let embeds = io.input(e, Slot::Embeds, "embeds", F16, &[1.into(), length.into(), hidden.into()]);
+    let embedded = encoder::embedded(e, &mut io, arch, [1.into(), length.into()])?;
     let mask_shape = [1.into(), 1.into(), 1.into(), length.into()];
     let mask = io.input(e, Slot::Mask { window: None }, "mask", F16, &mask_shape);
-    let pool = io.input(e, Slot::PoolWeights, "pool", F16, &[1.into(), 1.into(), length.into()]);
-    let mut x = norm::layer_norm(e, &embeds, ("/embed/norm", "embed.norm"), hidden, epsilon)?;
-    let feed_forward = Mlp { inner: arch.inner, activation: arch.activation, gated: false, bias: true };
-    for index in 0..arch.layers {
-        let (scope, weights) = (format!("/layers.{index}"), format!("layers.{index}"));
-        let at = (format!("{scope}/attn"), format!("{weights}.attn"));
-        let attended = plain::bidirectional(e, &x, (&at.0, &at.1), (length, hidden, arch.heads), &mask)?;
-        let sum = e.graph.op(&at.0, "Add", &[&x, &attended]);
-        let at = (format!("{scope}/attn_norm"), format!("{weights}.attn_norm"));
-        x = norm::layer_norm(e, &sum, (&at.0, &at.1), hidden, epsilon)?;
-        let at = (format!("{scope}/mlp"), format!("{weights}.mlp"));
-        let fed = mlp::mlp(e, &x, (&at.0, &at.1), hidden, &feed_forward)?;
-        let sum = e.graph.op(&at.0, "Add", &[&x, &fed]);
-        let at = (format!("{scope}/mlp_norm"), format!("{weights}.mlp_norm"));
-        x = norm::layer_norm(e, &sum, (&at.0, &at.1), hidden, epsilon)?;
+    let pool = pools(arch.head)
+        .then(|| io.input(e, Slot::PoolWeights, "pool", F16, &[1.into(), 1.into(), length.into()]));
+    let form = encoder::Form::Fixed { mask: &mask, length };
+    let x = encoder::Body { e, arch, form }.rows(&embedded)?;
+    let hidden = arch.hidden;
+    let one = |width: usize| [1, 1, width].map(Dim::from);
+    let pooled = pool.map(|pool| e.graph.op("/pool", "MatMul", &[&pool, &x]));
+    match arch.head {
+        EncoderHead::Embedding { .. } => {
+            let pooled = pooled.unwrap_or_else(|| task::pool_max(e, &x, length, &mask));
+            e.graph.rename(&pooled, "embedding");
+            io.output(e, Slot::Embedding, "embedding", F16, &one(hidden));
+        }
+        EncoderHead::Score { labels, dense } => {
+            task::score(e, &pooled.unwrap_or(x), hidden, dense, "scores")?;
+            io.output(e, Slot::Scores, "scores", F16, &one(labels));
+        }
+        EncoderHead::Spans {} => {
+            task::spans(e, &x, hidden, "spans")?;
+            io.output(e, Slot::Spans, "spans", F16, &[1, length, 2].map(Dim::from));
+        }
+        EncoderHead::MaskedLm { .. } => {
+            e.graph.rename(&x, "hidden");
+            io.output(e, Slot::Hidden, "hidden", F16, &[1, length, hidden].map(Dim::from));
+        }
     }
-    let spec = narthex_graph::build::NodeSpec {
-        name: "/pool/MatMul",
-        op: "MatMul",
-        domain: "",
-        inputs: &[&pool, &x],
-        attributes: &[],
-    };
-    e.graph.node_to(spec, &["embedding"]);
-    io.output(e, Slot::Embedding, "embedding", F16, &[1.into(), 1.into(), hidden.into()]);
     let file = format!("encoder-{length}.onnx");
-    let entry = io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new());
-    Ok((e.next_graph(Builder::default())?, entry))
+    Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
+}
+
+/// Whether a head takes a weighted sum of rows.
+fn pools(head: EncoderHead) -> bool {
+    match head {
+        EncoderHead::Embedding { pooling, .. } => pooling != Pooling::Max,
+        EncoderHead::Score { .. } => true,
+        EncoderHead::Spans {} | EncoderHead::MaskedLm { .. } => false,
+    }
+}
+
+/// A vocabulary's logits for one row.
+fn masked_head(
+    e: &mut Emitter<'_>,
+    arch: &EncoderArch,
+    activation: Activation,
+) -> Result<GraphEntry, CompileError> {
+    e.graph = Builder::new("head", &OPSETS);
+    let mut io = Io::default();
+    let rows = 1;
+    let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1, rows, arch.hidden].map(Dim::from));
+    task::masked(e, &hidden, arch, activation, (&task::TokenWeight::Blocks, "logits"))?;
+    io.output(e, Slot::Logits, "logits", F16, &[1, rows, arch.vocab].map(Dim::from));
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
 }

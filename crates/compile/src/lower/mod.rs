@@ -1,6 +1,7 @@
 //! Architecture to graph, one file per target family.
 
 pub mod dynamic;
+mod encoder;
 pub mod fixed;
 mod io;
 

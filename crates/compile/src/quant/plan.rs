@@ -2,7 +2,7 @@
 
 use narthex_spec::{
     Recipe, Scheme,
-    arch::{Architecture, DecoderArch, EncoderArch},
+    arch::{Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead},
 };
 use serde::Serialize;
 
@@ -87,15 +87,54 @@ impl Plan {
     }
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {
+        let (hidden, inside) = (arch.hidden, arch.inside());
+        if let Some(factored) = &arch.factored {
+            self.push("embed.project.weight".to_owned(), hidden, factored.input(), Storage::F32);
+        }
         for index in 0..arch.layers {
             let scope = format!("layers.{index}");
+            let read = arch.attention_reads();
+            if let Some(bottleneck) = &arch.bottleneck {
+                self.push(format!("{scope}.bottleneck.input.weight"), inside, hidden, inner);
+                if bottleneck.attention == BottleneckAttention::Shared {
+                    self.push(format!("{scope}.bottleneck.attn.weight"), inside, hidden, inner);
+                }
+            }
             // Activations are rounded to 8 bits wherever weights are, and errors of the values reach the vector
             // undamped: of all-MiniLM-L6-v2's distance to its reference in `w8`, they make up more than half.
-            for (part, storage) in [("q", inner), ("k", inner), ("v", Storage::F32), ("o", inner)] {
-                self.push(format!("{scope}.attn.{part}_proj.weight"), arch.hidden, arch.hidden, storage);
+            let parts = [("q", read[0], inner), ("k", read[0], inner), ("v", read[1], Storage::F32)];
+            for (part, cols, storage) in parts.into_iter().chain([("o", inside, inner)]) {
+                self.push(format!("{scope}.attn.{part}_proj.weight"), inside, cols, storage);
             }
-            self.push(format!("{scope}.mlp.up_proj.weight"), arch.inner, arch.hidden, inner);
-            self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, arch.inner, inner);
+            let others = (0..arch.early_feed_forwards()).map(|part| format!("ffn.{part}"));
+            for part in others.chain(["mlp".to_owned()]) {
+                self.push(format!("{scope}.{part}.up_proj.weight"), arch.inner, inside, inner);
+                self.push(format!("{scope}.{part}.down_proj.weight"), inside, arch.inner, inner);
+            }
+            if arch.bottleneck.is_some() {
+                self.push(format!("{scope}.bottleneck.output.weight"), hidden, inside, inner);
+            }
+        }
+        self.encoder_head(arch, inner);
+    }
+
+    /// The last layers of a head are small and stay whole; a vocabulary's keeps 8 bits.
+    fn encoder_head(&mut self, arch: &EncoderArch, inner: Storage) {
+        let hidden = arch.hidden;
+        match arch.head {
+            EncoderHead::Embedding { .. } => {}
+            EncoderHead::Score { labels, dense } => {
+                if dense.is_some() {
+                    self.push("score.dense.weight".to_owned(), hidden, hidden, inner);
+                }
+                self.push("score.out.weight".to_owned(), labels, hidden, Storage::F32);
+            }
+            EncoderHead::Spans {} => self.push("spans.weight".to_owned(), 2, hidden, Storage::F32),
+            EncoderHead::MaskedLm { .. } => {
+                self.push("mlm.dense.weight".to_owned(), hidden, hidden, inner);
+                let storage = if inner == Storage::F32 { Storage::F32 } else { Storage::W8 };
+                self.push("embed.word.weight".to_owned(), arch.vocab, arch.token_width(), storage);
+            }
         }
     }
 
@@ -108,7 +147,8 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, DecoderLayer, Family, Mlp, NormKind, Pooling, Residual, Rope, RopeScaling,
+        Activation, Attention, DecoderLayer, EncoderNorm, Family, Mlp, NormKind, Pooling, Residual, Rope,
+        RopeScaling,
     };
 
     use super::*;
@@ -138,13 +178,17 @@ mod tests {
             vocab: 100,
             hidden: 64,
             positions: 32,
+            first_position: 0,
+            types: 2,
             layers: 1,
             heads: 4,
             inner: 96,
             activation: Activation::Gelu,
+            norm: EncoderNorm::Layer,
             norm_epsilon: 1e-12,
-            pooling: Pooling::Mean,
-            normalize: true,
+            factored: None,
+            bottleneck: None,
+            head: EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true },
         })
     }
 
@@ -192,5 +236,21 @@ mod tests {
         };
         check(&encoder(), Scheme::W8, &layer(Storage::W8Zeros));
         check(&encoder(), Scheme::W4, &layer(Storage::W4));
+    }
+    #[test]
+    fn heads_stay_whole_but_for_a_vocabulary() {
+        let check = |head: EncoderHead, expect: &[(&str, Storage)]| {
+            let Architecture::Encoder(arch) = encoder() else { panic!("no encoder") };
+            let plan =
+                Plan::new(&Architecture::Encoder(EncoderArch { head, ..arch }), &Recipe::new(Scheme::W4));
+            let found: Vec<_> = plan.weights[6..].iter().map(|w| (w.name.as_str(), w.storage)).collect();
+            assert_eq!(found, expect);
+        };
+        let dense = ("score.dense.weight", Storage::W4);
+        let out = ("score.out.weight", Storage::F32);
+        check(EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) }, &[dense, out]);
+        check(EncoderHead::Spans {}, &[("spans.weight", Storage::F32)]);
+        let logits = [("mlm.dense.weight", Storage::W4), ("embed.word.weight", Storage::W8)];
+        check(EncoderHead::MaskedLm { activation: Activation::Gelu }, &logits);
     }
 }

@@ -4,18 +4,17 @@ use std::path::Path;
 
 use half::f16;
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput},
+    encoder::{Encoder, EncoderLimits, EncoderOutput, Rows, Text},
     executor::StepError,
 };
 use narthex_spec::{
-    TokenId,
-    arch::{Architecture, Pooling},
+    arch::{Architecture, EncoderHead, Pooling},
     manifest::{Manifest, Part, Slot},
 };
 
 use super::{HIDDEN, Place, graph::FixedGraph, open};
 use crate::{
-    encoder::{EncoderTables, check_texts},
+    encoder::{EncoderTables, check_texts, gives, output_slot},
     error::DeviceError,
     placement::GraphPlacement,
     runtime::Runtime,
@@ -25,10 +24,17 @@ use crate::{
 pub struct FixedEncoder {
     limits: EncoderLimits,
     tables: EncoderTables,
+    output: Slot,
+    /// How rows are weighed into one.
     pooling: Pooling,
     normalize: bool,
     /// By length, rising.
     buckets: Vec<(usize, FixedGraph)>,
+    /// What makes logits of a row, for a model that gives them.
+    head: Option<FixedGraph>,
+    /// The graph's inputs for one token, before they are rounded.
+    row: Vec<f32>,
+    apart: Vec<f32>,
 }
 
 impl FixedEncoder {
@@ -45,57 +51,96 @@ impl FixedEncoder {
         let Architecture::Encoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("an encoder", "a decoder"));
         };
-        let mut buckets = Vec::new();
+        let (mut buckets, mut head) = (Vec::new(), None);
         for entry in &manifest.graphs {
-            if let Part::Bucket { length } = entry.part {
-                let session = open(runtime, folder, manifest, entry, place)?;
-                buckets.push((length, FixedGraph::new(entry, session)?));
+            let load = || FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
+            match entry.part {
+                Part::Bucket { length } => buckets.push((length, load()?)),
+                Part::Head { .. } => head = Some(load()?),
+                Part::Whole | Part::Layers { .. } => {}
             }
         }
         buckets.sort_by_key(|(length, _)| *length);
         let longest = buckets.last().map(|(length, _)| *length);
         let longest = longest.ok_or_else(|| DeviceError::package("an encoder in fixed graphs", "none"))?;
         let max_length = longest.min(manifest.max_length);
-        let limits = EncoderLimits { max_length, max_batch_tokens: usize::MAX, width: arch.hidden };
+        let (rows, width) = gives(arch);
+        if rows == Rows::Asked && head.is_none() {
+            return Err(DeviceError::package("a head in a fixed graph", "none"));
+        }
+        let limits = EncoderLimits { max_length, max_batch_tokens: usize::MAX, rows, width };
         let tables = EncoderTables::open(folder, manifest, arch)?;
-        Ok(Self { limits, tables, pooling: arch.pooling, normalize: arch.normalize, buckets })
+        let (pooling, normalize) = match arch.head {
+            EncoderHead::Embedding { pooling, normalize } => (pooling, normalize),
+            _ => (Pooling::Cls, false),
+        };
+        let (row, apart) = (vec![0.0; tables.input], vec![0.0; tables.apart()]);
+        let output = if rows == Rows::Asked { Slot::Hidden } else { output_slot(arch) };
+        Ok(Self { limits, tables, output, pooling, normalize, buckets, head, row, apart })
     }
 
     /// Where the nodes of each graph run.
     pub fn placements(&self) -> Vec<GraphPlacement> {
-        self.buckets.iter().map(|(_, graph)| graph.placement()).collect()
+        self.buckets.iter().map(|(_, graph)| graph).chain(&self.head).map(FixedGraph::placement).collect()
     }
 
-    fn encode(&mut self, text: &[TokenId], out: &mut [f32]) -> Result<(), StepError> {
-        let Some((_, graph)) = self.buckets.iter_mut().find(|(length, _)| *length >= text.len()) else {
-            return Err(StepError::BadPlan { reason: format!("no graph takes {} tokens", text.len()) });
+    /// Appends a text's rows.
+    fn encode(&mut self, text: &Text<'_>, out: &mut Vec<f32>) -> Result<(), StepError> {
+        let count = text.tokens.len();
+        let Some((_, graph)) = self.buckets.iter_mut().find(|(length, _)| *length >= count) else {
+            return Err(StepError::BadPlan { reason: format!("no graph takes {count} tokens") });
         };
-        let (hidden, count) = (self.limits.width, text.len());
-        let embeds = graph.input(Slot::Embeds);
-        embeds[count * hidden..].fill(f16::ZERO);
-        let mut row = vec![0.0; hidden];
-        for (position, (&token, out)) in text.iter().zip(embeds.chunks_exact_mut(hidden)).enumerate() {
-            self.tables.read(token, position, &mut row);
-            row.iter().zip(out).for_each(|(value, out)| *out = f16::from_f32(*value));
+        let (width, apart) = (self.row.len(), self.apart.len());
+        graph.input(Slot::Embeds)[count * width..].fill(f16::ZERO);
+        graph.input(Slot::PositionEmbeds).fill(f16::ZERO);
+        for place in 0..count {
+            self.tables.read(text, place, &mut self.row, &mut self.apart);
+            round(&self.row, &mut graph.input(Slot::Embeds)[place * width..]);
+            round(&self.apart, &mut graph.input(Slot::PositionEmbeds)[place * apart..]);
         }
         let mask = graph.input(Slot::Mask { window: None });
         mask[..count].fill(f16::ZERO);
         mask[count..].fill(f16::from_f32(HIDDEN));
         let pool = graph.input(Slot::PoolWeights);
-        pool.fill(f16::ZERO);
-        match self.pooling {
-            Pooling::Mean => pool[..count].fill(f16::from_f32(1.0 / count as f32)),
-            Pooling::Cls => pool[..1].fill(f16::ONE),
+        if !pool.is_empty() {
+            pool.fill(f16::ZERO);
+            match self.pooling {
+                Pooling::Mean => pool[..count].fill(f16::from_f32(1.0 / count as f32)),
+                Pooling::Cls => pool[0] = f16::ONE,
+                Pooling::Last => pool[count - 1] = f16::ONE,
+                // The graph compares rows, and weighs none.
+                Pooling::Max => {}
+            }
         }
         graph.run()?;
-        let vector = graph.output(Slot::Embedding);
-        vector.iter().zip(out.iter_mut()).for_each(|(value, out)| *out = value.to_f32());
+        let found = graph.output(self.output);
+        let from = out.len();
+        match (self.limits.rows, &mut self.head) {
+            (Rows::Asked, Some(head)) => {
+                for &place in text.asked {
+                    let row = head.input(Slot::Hidden);
+                    let hidden = row.len();
+                    row.copy_from_slice(&found[place * hidden..][..hidden]);
+                    head.run()?;
+                    out.extend(head.output(Slot::Logits).iter().map(|value| value.to_f32()));
+                }
+            }
+            (rows, _) => {
+                let elements = rows.of(text) * self.limits.width;
+                out.extend(found[..elements].iter().map(|value| value.to_f32()));
+            }
+        }
         if self.normalize {
-            let length = out.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
-            out.iter_mut().for_each(|x| *x /= length);
+            let vector = &mut out[from..];
+            let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+            vector.iter_mut().for_each(|x| *x /= length);
         }
         Ok(())
     }
+}
+
+fn round(values: &[f32], out: &mut [f16]) {
+    values.iter().zip(out).for_each(|(value, out)| *out = f16::from_f32(*value));
 }
 
 impl Encoder for FixedEncoder {
@@ -103,13 +148,12 @@ impl Encoder for FixedEncoder {
         &self.limits
     }
 
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         check_texts(&self.limits, self.tables.vocab(), texts)?;
-        let width = self.limits.width;
-        let mut data = vec![0.0; texts.len() * width];
-        for (text, out) in texts.iter().zip(data.chunks_exact_mut(width)) {
-            self.encode(text, out)?;
+        let mut data = Vec::new();
+        for text in texts {
+            self.encode(text, &mut data)?;
         }
-        Ok(EncoderOutput { data, width })
+        Ok(EncoderOutput { data, width: self.limits.width })
     }
 }

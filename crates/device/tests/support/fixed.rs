@@ -66,7 +66,7 @@ pub(crate) fn vectors(encoder: &mut dyn Encoder) -> Vec<Vec<f32>> {
     let text = |n: u32| prompt(n, n as usize).iter().map(|token| token % 40).collect::<Vec<TokenId>>();
     let texts = [2, 16, 9].map(text);
     let texts: Vec<&[TokenId]> = texts.iter().map(Vec::as_slice).collect();
-    let output = encoder.run(&texts).unwrap();
+    let output = encoder.run_tokens(&texts).unwrap();
     output.data.chunks(output.width).map(<[f32]>::to_vec).collect()
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+pub(crate) mod encoders;
 pub(crate) mod families;
 pub(crate) mod fixed;
 

@@ -78,6 +78,17 @@ pub(super) fn cosine(expected: &[f32], found: &[f32]) -> Option<f64> {
     cosine.is_finite().then_some(cosine)
 }
 
+/// What a cosine can compare: a single number is its probability and the rest to one.
+pub(super) fn spread(values: Vec<f32>) -> Vec<f32> {
+    match values[..] {
+        [logit] => {
+            let probability = 1.0 / (1.0 + (-logit).exp());
+            vec![probability, 1.0 - probability]
+        }
+        _ => values,
+    }
+}
+
 /// Why a decoder's device is not to be trusted.
 pub(super) fn decoder_verdict(positions: &[Position]) -> Option<String> {
     let mut sum = 0.0;
@@ -107,9 +118,9 @@ pub(super) fn decoder_verdict(positions: &[Position]) -> Option<String> {
 /// Why an encoder's device is not to be trusted.
 pub(super) fn encoder_verdict(texts: &[TextMeasure]) -> Option<String> {
     texts.iter().find_map(|measure| match measure.cosine {
-        None => Some(format!("the embedding of text {} is not finite", measure.text)),
+        None => Some(format!("what it gives of text {} is not finite", measure.text)),
         Some(cosine) if cosine < COSINE => Some(format!(
-            "the embedding of text {} has a cosine of {cosine:.5} to the CPU's, under {COSINE}",
+            "what it gives of text {} has a cosine of {cosine:.5} to the CPU's, under {COSINE}",
             measure.text
         )),
         Some(_) => None,
@@ -132,6 +143,9 @@ mod tests {
         assert_eq!(divergence(&row, &[1.0, f32::INFINITY, 0.0]), None);
         assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), Some(1.0));
         assert_eq!(cosine(&[3.0, 4.0], &[0.0, 0.0]), None);
+        assert_eq!((spread(vec![0.0]), spread(vec![1.0, 2.0])), (vec![0.5, 0.5], vec![1.0, 2.0]));
+        assert!(cosine(&spread(vec![1.0]), &spread(vec![1.5])).unwrap() < COSINE);
+        assert_eq!(cosine(&spread(vec![f32::NAN]), &spread(vec![1.5])), None);
     }
 
     #[test]

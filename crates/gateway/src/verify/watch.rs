@@ -10,10 +10,10 @@ use std::{
 };
 
 use narthex_engine::{
-    encoder::{Encoder, EncoderLimits, EncoderOutput},
+    encoder::{Encoder, EncoderLimits, EncoderOutput, Text},
     executor::{Executor, KvBlock, Limits, Logits, StepError, StepPlan},
 };
-use narthex_spec::{SlotId, TokenId};
+use narthex_spec::SlotId;
 
 use crate::start::Model;
 
@@ -94,9 +94,9 @@ impl Encoder for WatchedEncoder {
         self.inner.limits()
     }
 
-    fn run(&mut self, texts: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+    fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let output = self.inner.run(texts)?;
-        self.alarm.check("embeddings", &output.data)?;
+        self.alarm.check("numbers", &output.data)?;
         Ok(output)
     }
 }
@@ -104,6 +104,8 @@ impl Encoder for WatchedEncoder {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+
+    use narthex_engine::encoder::Rows;
 
     use super::*;
 
@@ -114,7 +116,7 @@ mod tests {
             &self.1
         }
 
-        fn run(&mut self, _: &[&[TokenId]]) -> Result<EncoderOutput, StepError> {
+        fn run(&mut self, _: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
             Ok(EncoderOutput { data: self.0.clone(), width: self.1.width })
         }
     }
@@ -124,15 +126,15 @@ mod tests {
         let told = Arc::new(Mutex::new(Vec::new()));
         let heard = told.clone();
         let alarm = Alarm::new(move |reason| heard.lock().unwrap().push(reason));
-        let limits = EncoderLimits { max_length: 4, max_batch_tokens: 4, width: 2 };
+        let limits = EncoderLimits { max_length: 4, max_batch_tokens: 4, rows: Rows::Text, width: 2 };
         let model = |data: &[f32]| {
             let inner = Model::Encoder(Box::new(Vectors(data.to_vec(), limits.clone())));
             let Model::Encoder(encoder) = watched(inner, &alarm) else { panic!("no encoder") };
             encoder
         };
-        assert!(model(&[0.5, -0.5]).run(&[&[1]]).is_ok() && !alarm.is_raised());
-        assert!(model(&[0.5, f32::NAN]).run(&[&[1]]).is_err() && alarm.is_raised());
-        assert!(model(&[f32::INFINITY, 0.0]).run(&[&[1]]).is_err());
+        assert!(model(&[0.5, -0.5]).run_tokens(&[&[1]]).is_ok() && !alarm.is_raised());
+        assert!(model(&[0.5, f32::NAN]).run_tokens(&[&[1]]).is_err() && alarm.is_raised());
+        assert!(model(&[f32::INFINITY, 0.0]).run_tokens(&[&[1]]).is_err());
         let told = told.lock().unwrap();
         assert!(told.len() == 1 && told[0].contains("NaN"), "{told:?}");
     }

@@ -184,7 +184,7 @@ fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     let tokens: Vec<Vec<TokenId>> = tokens.filter(|tokens| tokens.len() <= longest).take(texts).collect();
     assert_eq!(tokens.len(), texts);
     let batch: Vec<&[TokenId]> = tokens.iter().map(Vec::as_slice).collect();
-    let (expected, found) = (cpu.run(&batch).unwrap(), emulated.run(&batch).unwrap());
+    let (expected, found) = (cpu.run_tokens(&batch).unwrap(), emulated.run_tokens(&batch).unwrap());
     let rows = expected.data.chunks(expected.width).zip(found.data.chunks(found.width));
     let least = rows.map(|(a, b)| cosine(a, b)).fold(f64::INFINITY, f64::min);
     println!("HTP emulation: {texts} texts, least cosine {least:.7} to the CPU's");

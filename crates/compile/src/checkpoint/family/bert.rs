@@ -1,21 +1,30 @@
-//! BERT and MiniLM: `BertModel`, and heads on top of it, which are not read.
+//! BERT and what shares its structure: MiniLM, BGE, E5.
 
-use narthex_spec::arch::{Activation, EncoderArch, Family, Pooling};
-use serde::Deserialize;
+use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Family, Pooling};
 
 use super::{GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::checkpoint::{
-    CheckpointError,
+    CheckpointError, WeightSource,
     gguf::decoder::{Keys, rows},
-    hf::{config::Config, decoder::activation, pooling::Sentence},
-    limit::{LAYERS, bounded, unsupported},
+    hf::{
+        config::Config,
+        encoder::{EncoderKeys, Heads, head},
+        pooling::Sentence,
+    },
+    limit::unsupported,
     names::Words,
     tensors::Tensors,
 };
 
 /// `BertModel` (`BertConfig` of `transformers`).
 pub(super) const HF: HfFamily = HfFamily {
-    classes: &["BertModel", "BertForMaskedLM", "BertForPreTraining"],
+    classes: &[
+        "BertModel",
+        "BertForMaskedLM",
+        "BertForPreTraining",
+        "BertForSequenceClassification",
+        "BertForQuestionAnswering",
+    ],
     model_type: "bert",
     words: &HF_WORDS,
     read: HfReader::Encoder(hf),
@@ -33,20 +42,29 @@ const HF_WORDS: Words = Words {
         ("embed.position", "embeddings.position_embeddings"),
         ("embed.type", "embeddings.token_type_embeddings"),
         ("embed.norm", "embeddings.LayerNorm"),
+        ("score.dense", "pooler.dense"),
+        ("score.out", "classifier"),
+        ("spans", "qa_outputs"),
+        ("mlm.dense", "cls.predictions.transform.dense"),
+        ("mlm.norm", "cls.predictions.transform.LayerNorm"),
+        ("mlm", "cls.predictions"),
     ],
-    inner: &[
-        ("attn.q_proj", "attention.self.query"),
-        ("attn.k_proj", "attention.self.key"),
-        ("attn.v_proj", "attention.self.value"),
-        ("attn.o_proj", "attention.output.dense"),
-        ("attn_norm", "attention.output.LayerNorm"),
-        ("mlp.up_proj", "intermediate.dense"),
-        ("mlp.down_proj", "output.dense"),
-        ("mlp_norm", "output.LayerNorm"),
-    ],
+    inner: HF_INNER,
     gamma_and_beta: Some("LayerNorm"),
     ..Words::NONE
 };
+
+/// The names inside a layer, which others share.
+pub(super) const HF_INNER: &[(&str, &str)] = &[
+    ("attn.q_proj", "attention.self.query"),
+    ("attn.k_proj", "attention.self.key"),
+    ("attn.v_proj", "attention.self.value"),
+    ("attn.o_proj", "attention.output.dense"),
+    ("attn_norm", "attention.output.LayerNorm"),
+    ("mlp.up_proj", "intermediate.dense"),
+    ("mlp.down_proj", "output.dense"),
+    ("mlp_norm", "output.LayerNorm"),
+];
 
 const GGUF_WORDS: Words = Words {
     prefixes: &[""],
@@ -70,47 +88,10 @@ const GGUF_WORDS: Words = Words {
     ..Words::NONE
 };
 
-/// The keys of `config.json`.
-#[derive(Debug, Deserialize)]
-struct EncoderKeys {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    #[serde(default)]
-    max_position_embeddings: Option<usize>,
-    #[serde(default)]
-    hidden_act: Option<String>,
-    #[serde(default)]
-    layer_norm_eps: Option<f64>,
-    #[serde(default)]
-    position_embedding_type: Option<String>,
-    #[serde(default)]
-    is_decoder: Option<bool>,
-}
-
 fn hf(config: &Config, sentence: &Sentence) -> Result<EncoderArch, CheckpointError> {
     let keys: EncoderKeys = config.keys()?;
-    if let Some(other) = keys.position_embedding_type.as_deref().filter(|&kind| kind != "absolute") {
-        return Err(unsupported("position_embedding_type", "absolute", other));
-    }
-    if keys.is_decoder == Some(true) {
-        return Err(unsupported("is_decoder", "false: an encoder", true));
-    }
-    Ok(EncoderArch {
-        family: Family::Bert,
-        vocab: keys.vocab_size,
-        hidden: keys.hidden_size,
-        positions: keys.max_position_embeddings.unwrap_or(512),
-        layers: bounded(config.path(), "num_hidden_layers", keys.num_hidden_layers, &LAYERS)?,
-        heads: keys.num_attention_heads,
-        inner: keys.intermediate_size,
-        activation: activation(keys.hidden_act.as_deref().unwrap_or("gelu"))?,
-        norm_epsilon: keys.layer_norm_eps.unwrap_or(1e-12) as f32,
-        pooling: sentence.pooling,
-        normalize: sentence.normalize,
-    })
+    let heads = Heads { score: Some(Activation::Tanh), masked: keys.activation("gelu")? };
+    keys.encoder(config, head(config, sentence, &heads)?)
 }
 
 fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<EncoderArch, CheckpointError> {
@@ -124,15 +105,19 @@ fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<EncoderArch, CheckpointErr
         vocab: rows(tensors, "embed.word.weight")?,
         hidden: keys.need_count("embedding_length")?,
         positions,
+        first_position: 0,
+        types: tensors.weight("embed.type.weight")?.rows_len(),
         layers: keys.layers()?,
         heads: keys.need_count("attention.head_count")?,
         inner: keys.need_count("feed_forward_length")?,
         // The converter takes no other activation, and writes none.
         activation: Activation::Gelu,
+        norm: EncoderNorm::Layer,
         norm_epsilon: epsilon as f32,
-        pooling: pooling(keys)?,
-        // The format has no word for it; llama.cpp scales embeddings unless told otherwise.
-        normalize: true,
+        factored: None,
+        bottleneck: None,
+        // The format has no word for scaling; llama.cpp scales embeddings unless told otherwise.
+        head: EncoderHead::Embedding { pooling: pooling(keys)?, normalize: true },
     })
 }
 
@@ -141,7 +126,11 @@ fn pooling(keys: &Keys<'_>) -> Result<Pooling, CheckpointError> {
     match keys.count("pooling_type")? {
         None | Some(0 | 1) => Ok(Pooling::Mean),
         Some(2) => Ok(Pooling::Cls),
-        Some(other) => Err(unsupported(keys.name("pooling_type"), "0 or 1 (mean) or 2 (first token)", other)),
+        Some(3) => Ok(Pooling::Last),
+        Some(other) => {
+            let expected = "0 or 1 (mean), 2 (first token) or 3 (last token)";
+            Err(unsupported(keys.name("pooling_type"), expected, other))
+        }
     }
 }
 
@@ -159,7 +148,7 @@ mod tests {
         for (key, value) in changes.as_object().unwrap() {
             keys[key] = value.clone();
         }
-        let sentence = Sentence { pooling: Pooling::Cls, normalize: false, max_length: None };
+        let sentence = Sentence { pooling: Pooling::Cls, normalize: false, max_length: None, listed: false };
         hf(&Config::new("config.json".into(), keys)?, &sentence)
     }
 
@@ -171,8 +160,30 @@ mod tests {
             (64, 128, 2, 4, 96)
         );
         assert_eq!((found.activation, found.norm_epsilon), (Activation::Gelu, 1e-12));
-        assert_eq!((found.pooling, found.normalize), (Pooling::Cls, false));
+        assert_eq!(found.head, EncoderHead::Embedding { pooling: Pooling::Cls, normalize: false });
+        assert_eq!((found.types, found.first_position), (2, 0));
         assert_eq!(encoder(json!({"hidden_act": "gelu_new"})).unwrap().activation, Activation::GeluTanh);
+    }
+
+    #[test]
+    fn the_class_names_the_head() {
+        let check = |class: &str, keys: Value, expect: EncoderHead| {
+            let mut changes = keys;
+            changes["architectures"] = json!([class]);
+            assert_eq!(encoder(changes).unwrap().head, expect, "{class}");
+        };
+        let score = |labels| EncoderHead::Score { labels, dense: Some(Activation::Tanh) };
+        check("BertForSequenceClassification", json!({}), score(2));
+        check("BertForSequenceClassification", json!({"id2label": {"0": "a"}}), score(1));
+        check("BertForSequenceClassification", json!({"num_labels": 3}), score(3));
+        check("BertForQuestionAnswering", json!({}), EncoderHead::Spans {});
+        let masked = EncoderHead::MaskedLm { activation: Activation::Relu };
+        check("BertForMaskedLM", json!({"hidden_act": "relu"}), masked);
+        let keys = json!({"architectures": ["BertForMaskedLM"], "num_hidden_layers": 1, "vocab_size": 9, "hidden_size": 8,
+            "intermediate_size": 8, "num_attention_heads": 2});
+        let sentence = Sentence { pooling: Pooling::Mean, normalize: true, max_length: None, listed: true };
+        let found = hf(&Config::new("config.json".into(), keys).unwrap(), &sentence).unwrap();
+        assert_eq!(found.head, EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true });
     }
 
     #[test]
@@ -186,5 +197,9 @@ mod tests {
             "position_embedding_type \"relative_key\"",
         );
         refused(json!({"is_decoder": true}), "is_decoder");
+        let answers = json!({"architectures": ["BertForQuestionAnswering"], "id2label": {"0": "a"}});
+        refused(answers, "question-answering model \"1\"");
+        let masked = json!({"architectures": ["BertForMaskedLM"], "tie_word_embeddings": false});
+        refused(masked, "tie_word_embeddings");
     }
 }

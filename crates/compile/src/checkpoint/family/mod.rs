@@ -6,10 +6,13 @@
 //! To add one: a file here, and its rooms in [`HF`] and [`GGUF`].
 
 mod bert;
+mod distilbert;
 mod llama;
 mod mistral;
+mod mobilebert;
 mod phi3;
 mod qwen;
+mod roberta;
 mod smollm3;
 mod stablelm;
 
@@ -25,8 +28,20 @@ use super::{
 };
 
 /// The families that are read from folders of the `transformers` library.
-pub(super) const HF: &[&HfFamily] =
-    &[&llama::HF, &mistral::HF, &qwen::HF2, &qwen::HF3, &smollm3::HF, &phi3::HF, &stablelm::HF, &bert::HF];
+pub(super) const HF: &[&HfFamily] = &[
+    &llama::HF,
+    &mistral::HF,
+    &qwen::HF2,
+    &qwen::HF3,
+    &smollm3::HF,
+    &phi3::HF,
+    &stablelm::HF,
+    &bert::HF,
+    &roberta::HF,
+    &roberta::HF_XLM,
+    &distilbert::HF,
+    &mobilebert::HF,
+];
 
 /// The families that are read from GGUF.
 pub(super) const GGUF: &[&GgufFamily] =

@@ -65,6 +65,8 @@ mod tests {
     };
     use narthex_testkit::checkpoint::{Gguf, GgufTensor, GgufType, Meta, tiny_bert, tiny_llama};
 
+    use narthex_spec::arch::EncoderHead;
+
     use super::*;
     use crate::checkpoint::Checkpoint;
 
@@ -245,8 +247,8 @@ mod tests {
             (64, 128, 2, 4, 96)
         );
         assert_eq!(
-            (found.activation, found.pooling, found.normalize),
-            (Activation::Gelu, Pooling::Mean, true)
+            (found.activation, found.head),
+            (Activation::Gelu, EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true })
         );
         assert_eq!((found.norm_epsilon, checkpoint.max_length), (1e-12, 64));
         let pooled = |kind| move |f: &mut Gguf| f.set("bert.pooling_type", Meta::U32(kind));
@@ -255,7 +257,7 @@ mod tests {
         let Ok(Architecture::Encoder(found)) = open(&cls).map(|c| c.architecture) else {
             panic!("no encoder")
         };
-        assert_eq!(found.pooling, Pooling::Cls);
+        assert_eq!(found.head, EncoderHead::Embedding { pooling: Pooling::Cls, normalize: true });
         refused(tiny_bert(1), pooled(4), "bert.pooling_type \"4\" is not supported");
         refused(tiny_bert(1), |f| f.set("bert.attention.causal", Meta::Bool(true)), "bert.attention.causal");
         refused(tiny_bert(1), |f| f.set("bert.attention.head_count", Meta::U32(5)), "heads that divide");

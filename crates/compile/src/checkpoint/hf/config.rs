@@ -93,6 +93,11 @@ impl Config {
         &self.class.ids
     }
 
+    /// The model's class, where the file states it.
+    pub(in crate::checkpoint) fn class(&self) -> Option<&str> {
+        self.class.architectures.as_ref()?.first().map(String::as_str)
+    }
+
     /// The keys that a family reads.
     pub(in crate::checkpoint) fn keys<T: DeserializeOwned>(&self) -> Result<T, CheckpointError> {
         T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
@@ -107,8 +112,7 @@ impl Config {
                 "some",
             ));
         }
-        let stated =
-            self.class.architectures.as_ref().and_then(|classes| classes.first()).map(String::as_str);
+        let stated = self.class();
         let kind = self.class.model_type.as_deref();
         let known = |family: &&&HfFamily| match stated {
             Some(stated) => family.classes.contains(&stated),

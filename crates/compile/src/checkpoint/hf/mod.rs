@@ -1,10 +1,12 @@
 //! Folders in the layout of the `transformers` library: `config.json`, safetensors, tokenizer files.
 //!
-//! `config` finds the family, which reads the architecture with `decoder`'s help; `pooling` reads what
+//! `config` finds the family, which reads the architecture with `decoder`'s or
+//! `encoder`'s help; `pooling` reads what
 //! sentence-transformers adds to it, `text` the tokenizer and its special tokens. Weights are `safetensors`' matter.
 
 pub(super) mod config;
 pub(super) mod decoder;
+pub(super) mod encoder;
 mod folder;
 pub(super) mod pooling;
 mod text;

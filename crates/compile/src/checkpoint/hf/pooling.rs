@@ -3,7 +3,7 @@
 //! `modules.json` lists the modules, `1_Pooling/config.json` says how to pool. A folder without them is pooled by
 //! the mean and scaled to unit length: embeddings are compared by cosine, which the length does not change.
 
-use narthex_spec::arch::Pooling;
+use narthex_spec::arch::{EncoderHead, Pooling};
 use serde::Deserialize;
 
 use super::folder::{Folder, inside};
@@ -24,6 +24,15 @@ pub(in crate::checkpoint) struct Sentence {
     pub(in crate::checkpoint) normalize: bool,
     /// The longest text, in tokens.
     pub(in crate::checkpoint) max_length: Option<usize>,
+    /// Whether `modules.json` says so, and not a rule for folders without one.
+    pub(in crate::checkpoint) listed: bool,
+}
+
+impl Sentence {
+    /// The head that it makes of an encoder.
+    pub(in crate::checkpoint) fn embedding(&self) -> EncoderHead {
+        EncoderHead::Embedding { pooling: self.pooling, normalize: self.normalize }
+    }
 }
 
 #[derive(Deserialize)]
@@ -56,9 +65,9 @@ pub(super) fn read(folder: &mut Folder) -> Result<Sentence, CheckpointError> {
         .and_then(|limits| limits.max_seq_length);
     let Some(modules) = folder.json::<Vec<Module>>("modules.json", "a list of modules")? else {
         let pooling = pooling(folder, USUAL_POOLING)?.unwrap_or(Pooling::Mean);
-        return Ok(Sentence { pooling, normalize: true, max_length });
+        return Ok(Sentence { pooling, normalize: true, max_length, listed: false });
     };
-    let mut sentence = Sentence { pooling: Pooling::Mean, normalize: false, max_length };
+    let mut sentence = Sentence { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
     for (at, module) in modules.iter().enumerate() {
         // The list comes from outside and must not lead out of the folder.
         if !inside(&module.path) {
@@ -92,7 +101,7 @@ fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>, Checkpoin
     let Some(keys) = folder.json::<PoolingKeys>(&name, "a pooling configuration")? else { return Ok(None) };
     let modes: Vec<String> = match keys.pooling_mode {
         Some(serde_json::Value::String(mode)) => vec![mode],
-        Some(other) => return Err(unsupported("pooling_mode", "mean or cls", other)),
+        Some(other) => return Err(unsupported("pooling_mode", "mean, cls, max or lasttoken", other)),
         None => {
             let set = keys.rest.into_iter().filter(|(_, value)| *value == serde_json::Value::Bool(true));
             set.filter_map(|(key, _)| key.strip_prefix("pooling_mode_").map(str::to_owned)).collect()
@@ -101,7 +110,9 @@ fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>, Checkpoin
     match modes.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["mean" | "mean_tokens"] => Ok(Some(Pooling::Mean)),
         ["cls" | "cls_token"] => Ok(Some(Pooling::Cls)),
-        _ => Err(unsupported("pooling", "mean or cls, one of them", modes.join("+"))),
+        ["max" | "max_tokens"] => Ok(Some(Pooling::Max)),
+        ["lasttoken"] => Ok(Some(Pooling::Last)),
+        _ => Err(unsupported("pooling", "mean, cls, max or lasttoken, one of them", modes.join("+"))),
     }
 }
 
@@ -127,7 +138,8 @@ mod tests {
     }
 
     fn check(files: &[(&str, Value)], pooling: Pooling, normalize: bool) {
-        assert_eq!(sentence(files).unwrap(), Sentence { pooling, normalize, max_length: None });
+        let listed = files.iter().any(|(name, _)| *name == "modules.json");
+        assert_eq!(sentence(files).unwrap(), Sentence { pooling, normalize, max_length: None, listed });
     }
 
     fn refused(files: &[(&str, Value)], expect: &str) {
@@ -148,10 +160,13 @@ mod tests {
         check(&[two.clone(), (USUAL, json!({"pooling_mode": "cls"}))], Pooling::Cls, false);
         refused(
             &[two.clone(), (USUAL, json!({MEAN: true, CLS: true}))],
-            "is not supported: expected mean or cls",
+            "is not supported: expected mean, cls, max or lasttoken",
         );
-        refused(&[two.clone(), (USUAL, json!({"pooling_mode_lasttoken": true}))], "pooling \"lasttoken\"");
-        refused(&[two.clone(), (USUAL, json!({}))], "mean or cls, one of them");
+        check(&[two.clone(), (USUAL, json!({"pooling_mode_max_tokens": true}))], Pooling::Max, false);
+        check(&[two.clone(), (USUAL, json!({"pooling_mode_lasttoken": true}))], Pooling::Last, false);
+        let other = json!({"pooling_mode_weightedmean_tokens": true});
+        refused(&[two.clone(), (USUAL, other)], "pooling \"weightedmean_tokens\"");
+        refused(&[two.clone(), (USUAL, json!({}))], "one of them");
         refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode \"1\"");
         refused(&[two], "a pooling configuration, found no file");
     }

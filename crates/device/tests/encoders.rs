@@ -1,0 +1,146 @@
+//! Every encoder family and head against what the reference implementation computed (`goldens/encoders.py`), in both
+//! variants.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_device::{
+    encoder::{DynamicEncoder, EncoderOptions},
+    ep::Device,
+    fixed::{FixedEncoder, Form, Place},
+};
+use narthex_engine::encoder::{Encoder, Text};
+use narthex_spec::{Recipe, Scheme, TokenId, recipe::FixedShapes};
+use serde_json::json;
+use support::{
+    Package,
+    encoders::{FAMILIES, Golden, Head},
+    relative, runtime,
+};
+
+/// The bounds as relative L2: single precision, half precision, and weights of 8 bits with exact activations.
+const SINGLE: f32 = 1e-3;
+const HALF: f32 = 0.01;
+
+fn shapes() -> FixedShapes {
+    FixedShapes { context: 64, prefill: vec![], buckets: vec![16, 64] }
+}
+
+fn package(golden: &Golden, head: Head, scheme: Scheme) -> Package {
+    let folder = golden.checkpoint(head);
+    let fixed = (scheme != Scheme::F32).then(shapes);
+    let recipe = Recipe { accuracy_level: 0, fixed, ..Recipe::new(scheme) };
+    Package::with_runner(folder.path().to_owned(), recipe, None)
+}
+
+fn dynamic(package: &Package) -> DynamicEncoder {
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, &Device::Cpu, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn fixed(package: &Package) -> FixedEncoder {
+    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
+    FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Each text's rows, of a run of all of them.
+fn together(encoder: &mut dyn Encoder, texts: &[Text<'_>]) -> Vec<Vec<f32>> {
+    let output = encoder.run(texts).unwrap();
+    let (rows, mut data) = (encoder.limits().rows, output.data.as_slice());
+    let take = |text: &Text<'_>| {
+        let (own, rest) = data.split_at(rows.of(text) * output.width);
+        data = rest;
+        own.to_vec()
+    };
+    let found = texts.iter().map(take).collect();
+    assert!(data.is_empty());
+    found
+}
+
+/// Rows agree one by one; single numbers do together, for one alone may lie near zero.
+fn agree(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>], bound: f32) {
+    if expected.iter().all(|row| row.len() == 1) && expected.len() > 1 {
+        return agree(what, &[found.concat()], &[expected.concat()], bound);
+    }
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let distance = relative(found, expected);
+        assert!(distance <= bound, "{what}, text {index}: {distance}");
+    }
+}
+
+#[test]
+fn every_family_and_head_computes_what_the_reference_does() {
+    for golden in FAMILIES.map(Golden::read) {
+        for head in Head::ALL {
+            let what = format!("{} {head:?}", golden.family);
+            let (inputs, expected) = golden.texts(head);
+            let texts: Vec<Text<'_>> = inputs.iter().map(|input| input.text()).collect();
+            let package = package(&golden, head, Scheme::F32);
+            let mut encoder = dynamic(&package);
+            agree(&what, &together(&mut encoder, &texts), &expected, SINGLE);
+            let alone = |text: &Text<'_>| together(&mut encoder, &[*text]).remove(0);
+            agree(&what, &texts.iter().map(alone).collect::<Vec<_>>(), &expected, SINGLE);
+        }
+    }
+}
+
+#[test]
+fn the_fixed_variant_computes_what_the_dynamic_one_does() {
+    for golden in FAMILIES.map(Golden::read) {
+        for (head, scheme) in Head::ALL.into_iter().flat_map(|head| [(head, Scheme::W8), (head, Scheme::W4)])
+        {
+            let what = format!("{} {head:?} {scheme}", golden.family);
+            let (inputs, reference) = golden.texts(head);
+            let texts: Vec<Text<'_>> = inputs.iter().map(|input| input.text()).collect();
+            let package = package(&golden, head, scheme);
+            let expected = together(&mut dynamic(&package), &texts);
+            agree(&what, &together(&mut fixed(&package), &texts), &expected, HALF);
+            if scheme == Scheme::W8 {
+                // A wrong weight would be far off; rounding to 8 bits is not.
+                agree(&what, &expected, &reference, 0.1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_second_segment_counts_where_the_weights_tell_it_apart() {
+    for (family, differs) in [("bert", true), ("mobilebert", true), ("distilbert", false), ("roberta", false)]
+    {
+        let golden = Golden::read(family);
+        let mut encoder = dynamic(&package(&golden, Head::Score, Scheme::F32));
+        let tokens: Vec<TokenId> = (5..20).collect();
+        let one = encoder.run(&[Text::of(&tokens)]).unwrap().data;
+        let two = encoder.run(&[Text { second: 7, ..Text::of(&tokens) }]).unwrap().data;
+        assert_eq!(one != two, differs, "{family}");
+    }
+}
+
+#[test]
+fn rows_that_are_not_there_cannot_be_asked_for() {
+    let golden = Golden::read("bert");
+    let mut encoder = dynamic(&package(&golden, Head::Masked, Scheme::F32));
+    let error = encoder.run(&[Text { asked: &[2], ..Text::of(&[5, 6]) }]).unwrap_err().to_string();
+    assert!(error.contains("place 2 is asked of a text of 2 tokens"), "{error}");
+    assert!(encoder.run(&[Text::of(&[5, 6])]).unwrap().data.is_empty());
+}
+
+#[test]
+fn files_of_sentence_transformers_make_any_class_an_embedding_model() {
+    let golden = Golden::read("roberta");
+    let folder = golden.checkpoint(Head::Masked);
+    let modules = json!([{"type": "s.models.Transformer", "path": ""}, {"type": "s.models.Pooling", "path": "1_Pooling"}]);
+    std::fs::write(folder.path().join("modules.json"), modules.to_string()).unwrap();
+    std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+    let pooling = json!({"pooling_mode_cls_token": true});
+    std::fs::write(folder.path().join("1_Pooling/config.json"), pooling.to_string()).unwrap();
+    let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::F32), None);
+    let (inputs, _) = golden.texts(Head::Mean);
+    let texts: Vec<Text<'_>> = inputs.iter().map(|input| input.text()).collect();
+    let found = together(&mut dynamic(&package), &texts);
+    agree("cls", &found, &golden.pooled("cls"), SINGLE);
+}

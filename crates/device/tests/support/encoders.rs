@@ -1,0 +1,137 @@
+//! The tiny encoders of `goldens/encoders.py`, and what the reference computed of them.
+
+use std::{fs, path::PathBuf};
+
+use narthex_engine::encoder::Text;
+use narthex_spec::TokenId;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// The families.
+pub(crate) const FAMILIES: [&str; 5] = ["bert", "distilbert", "mobilebert", "roberta", "xlm-roberta"];
+
+/// What stands on a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Head {
+    Mean,
+    Cls,
+    Max,
+    Last,
+    Score,
+    Spans,
+    Masked,
+}
+
+impl Head {
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Mean, Self::Cls, Self::Max, Self::Last, Self::Score, Self::Spans, Self::Masked];
+
+    /// What it is called in `expected.json` and by sentence-transformers, for those that pool.
+    fn pooling(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Mean => Some(("mean", "mean_tokens")),
+            Self::Cls => Some(("cls", "cls_token")),
+            Self::Max => Some(("max", "max_tokens")),
+            Self::Last => Some(("lasttoken", "lasttoken")),
+            Self::Score | Self::Spans | Self::Masked => None,
+        }
+    }
+
+    /// The end of the class's name.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Score => "ForSequenceClassification",
+            Self::Spans => "ForQuestionAnswering",
+            Self::Masked => "ForMaskedLM",
+            Self::Mean | Self::Cls | Self::Max | Self::Last => "Model",
+        }
+    }
+}
+
+/// A text as the reference encoded it.
+pub(crate) struct Input {
+    tokens: Vec<TokenId>,
+    second: usize,
+    asked: Vec<usize>,
+}
+
+impl Input {
+    pub(crate) fn text(&self) -> Text<'_> {
+        Text { tokens: &self.tokens, second: self.second, asked: &self.asked }
+    }
+}
+
+/// A family's checkpoint and its results.
+pub(crate) struct Golden {
+    pub(crate) family: &'static str,
+    folder: PathBuf,
+    pub(crate) expected: Value,
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn whole(value: &Value) -> impl Iterator<Item = usize> {
+    value.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as usize)
+}
+
+impl Golden {
+    pub(crate) fn read(family: &'static str) -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/encoders").join(family);
+        let expected = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        Self { family, folder, expected }
+    }
+
+    /// A copy whose class is the head's.
+    pub(crate) fn checkpoint(&self, head: Head) -> TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            fs::copy(self.folder.join(file), copy.path().join(file)).unwrap();
+        }
+        let mut config: Value =
+            serde_json::from_slice(&fs::read(self.folder.join("config.json")).unwrap()).unwrap();
+        let body = config["architectures"][0].as_str().unwrap().strip_suffix("Model").unwrap().to_owned();
+        config["architectures"] = json!([body + head.class()]);
+        if head == Head::Spans {
+            config.as_object_mut().unwrap().remove("id2label");
+        }
+        fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+        if let Some((_, mode)) = head.pooling() {
+            let module = |kind: &str, path: &str| json!({"type": format!("s.models.{kind}"), "path": path});
+            let modules = json!([module("Transformer", ""), module("Pooling", "1_Pooling")]);
+            fs::write(copy.path().join("modules.json"), modules.to_string()).unwrap();
+            fs::create_dir(copy.path().join("1_Pooling")).unwrap();
+            let key = format!("pooling_mode_{mode}");
+            fs::write(copy.path().join("1_Pooling/config.json"), json!({key: true}).to_string()).unwrap();
+        }
+        copy
+    }
+
+    /// The vectors of one way to pool.
+    pub(crate) fn pooled(&self, name: &str) -> Vec<Vec<f32>> {
+        self.expected["texts"].as_array().unwrap().iter().map(|text| numbers(&text[name])).collect()
+    }
+
+    /// The texts of a head, and each one's rows.
+    pub(crate) fn texts(&self, head: Head) -> (Vec<Input>, Vec<Vec<f32>>) {
+        let list = |name: &str| self.expected[name].as_array().unwrap().iter();
+        let input = |case: &Value| {
+            let tokens: Vec<TokenId> = whole(&case["ids"]).map(|id| id as TokenId).collect();
+            let types: Vec<usize> = case.get("types").map(|types| whole(types).collect()).unwrap_or_default();
+            let second = types.iter().position(|segment| *segment == 1).unwrap_or(tokens.len());
+            let asked = case.get("places").map(|places| whole(places).collect()).unwrap_or_default();
+            Input { tokens, second, asked }
+        };
+        if let Some((name, _)) = head.pooling() {
+            return (list("texts").map(input).collect(), self.pooled(name));
+        }
+        let rows = |case: &Value| match head {
+            Head::Score => vec![case["logit"].as_f64().unwrap() as f32],
+            Head::Spans => numbers(&case["spans"]),
+            _ => case["logits"].as_array().unwrap().iter().flat_map(numbers).collect(),
+        };
+        let name = if head == Head::Masked { "masked" } else { "pairs" };
+        list(name).map(|case| (input(case), rows(case))).unzip()
+    }
+}
