@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::{Calibration, NpuPolicy, Order, Power, Scheme, Split, Target};
+use narthex_spec::{Calibration, NpuPolicy, Order, Places, Power, Scheme, Split, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -332,6 +332,14 @@ pub(crate) struct BenchArgs {
     /// Measured rounds
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) rounds: usize,
+
+    /// Compare these devices and splits, as in cpu,qnn,prefill=qnn,decode=cpu
+    #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place"])]
+    pub(crate) devices: Option<Places>,
+
+    /// Also write the comparison to this file, as a web page that needs nothing else
+    #[arg(long, value_name = "FILE", requires = "devices")]
+    pub(crate) report: Option<PathBuf>,
 
     /// Print JSON
     #[arg(long)]

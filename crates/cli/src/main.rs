@@ -8,6 +8,7 @@ mod cmd;
 mod exit;
 mod interrupt;
 mod output;
+mod page;
 mod render;
 mod settings;
 

@@ -1,7 +1,13 @@
-//! Standard output that survives a closed pipe, and the log on standard error.
+//! Standard output that survives a closed pipe, the log on standard error, and files that are whole or absent.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, IsTerminal, Write},
+    path::Path,
+};
 
+use anyhow::Context;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -40,8 +46,41 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
+/// Writes a file in the place of an older one, whole or not at all.
+pub(crate) fn file(path: &Path, text: &str) -> anyhow::Result<()> {
+    let mut new = OsString::from(path);
+    new.push(".new");
+    let new = Path::new(&new);
+    let written = fs::write(new, text).and_then(|()| fs::rename(new, path));
+    if written.is_err() {
+        // What is left of it is of no use, and it may never have been made.
+        let _ = fs::remove_file(new);
+    }
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// Prints one line for people to standard error.
 pub(crate) fn note(line: impl std::fmt::Display) {
     // Nothing can be told to anyone once standard error is closed.
     let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_whole_or_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.html");
+        file(&path, "old").unwrap();
+        file(&path, "new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        // A folder cannot be replaced by a file; nothing half-written stays beside it.
+        let taken = folder.path().join("taken");
+        fs::create_dir(&taken).unwrap();
+        let error = file(&taken, "text").unwrap_err().to_string();
+        assert!(error.contains("taken"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 }

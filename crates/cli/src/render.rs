@@ -4,7 +4,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use narthex_gateway::{
     PlacementReport, RuntimeListing,
     announce::RunningServer,
-    bench::{BenchReport, Spread},
+    bench::{BenchReport, Comparison, Contender, Figures, Outcome, Spread},
     doctor::{Doctor, Level},
     listing::{ModelKind, ModelListing, ModelState, ModelStatus, Support},
     request::Summary,
@@ -288,12 +288,80 @@ pub(crate) fn bench(report: &BenchReport) -> String {
     )
 }
 
+/// A comparison of devices: medians in a table, then who could not run and why.
+pub(crate) fn comparison(report: &Comparison) -> String {
+    let mut table = table(&[
+        "DEVICE",
+        "FIRST TOKEN MS",
+        "PREFILL T/S",
+        "× CPU",
+        "DECODE T/S",
+        "× CPU",
+        "LOAD MS",
+        "MEMORY",
+        "JOULES",
+    ]);
+    let mut refused = String::new();
+    for Contender { place, outcome } in &report.contenders {
+        match outcome {
+            Outcome::Ran(figures) => {
+                table.add_row([Cell::new(place)].into_iter().chain(figure_cells(figures)));
+            }
+            Outcome::Refused { reason, fix } => {
+                let fix = fix.as_deref().map(|fix| format!(" ({fix})")).unwrap_or_default();
+                refused.push_str(&format!("{place} was not measured: {reason}{fix}\n"));
+            }
+        }
+    }
+    let energy = match &report.energy_counter {
+        Some(counter) => format!("joules are of one prompt and answer, by {counter}"),
+        None => "no energy counter can be read on this machine".to_owned(),
+    };
+    let machine = &report.machine;
+    format!(
+        "{} ({}), {} threads of {}\n{}\n{refused}prompts of {} tokens, answers of {} · medians of {} rounds · {energy} · narthex {} · ONNX \
+         Runtime {}",
+        report.model,
+        report.scheme,
+        machine.threads,
+        machine.cpu,
+        table.trim_fmt(),
+        report.prompt_tokens,
+        report.generate_tokens,
+        report.rounds,
+        machine.narthex,
+        machine.onnxruntime,
+    )
+}
+
+/// The columns after a device's name.
+fn figure_cells(figures: &Figures) -> [Cell; 8] {
+    let figure = |x: f64, digits: usize| format!("{x:.digits$}");
+    let ratio = |spread: Option<Spread>| spread.map_or_else(|| "-".to_owned(), |r| figure(r.median, 2));
+    [
+        figure(figures.first_token_ms.median, 1),
+        figure(figures.prefill_tokens_per_second.median, 1),
+        ratio(figures.to_cpu.map(|ratios| ratios.prefill)),
+        figure(figures.decode_tokens_per_second.median, 1),
+        ratio(figures.to_cpu.map(|ratios| ratios.decode)),
+        figure(figures.load_ms, 0),
+        figures.memory_bytes.map_or_else(|| "?".to_owned(), bytes),
+        figures.energy_joules.map_or_else(|| "-".to_owned(), |joules| figure(joules.median, 1)),
+    ]
+    .map(right)
+}
+
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::bench::{Machine, Overhead};
+    use narthex_gateway::bench::Overhead;
     use narthex_spec::Scheme;
 
     use super::*;
+    use crate::page::tests::{comparison as made_up, machine};
+
+    fn has(text: &str, words: &str) -> bool {
+        text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == words)
+    }
 
     #[test]
     fn what_a_runtime_needs_is_said_when_it_is_installed() {
@@ -307,14 +375,6 @@ mod tests {
     #[test]
     fn a_benchmark_shows_what_the_gateway_adds() {
         let spread = |min, median, max| Spread { min, median, max };
-        let machine = Machine {
-            cpu: "Some CPU".to_owned(),
-            threads: 2,
-            platform: "linux x86_64".to_owned(),
-            memory_bytes: None,
-            narthex: "0.1.0".to_owned(),
-            onnxruntime: "1.31.1".to_owned(),
-        };
         let gateway = Overhead {
             prompt_tokens: 292,
             engine_token_ms: spread(9.0, 10.0, 11.0),
@@ -326,7 +386,7 @@ mod tests {
             model: "tiny".to_owned(),
             scheme: Scheme::W8,
             device: "cpu".to_owned(),
-            machine,
+            machine: machine(),
             prompt_tokens: 256,
             generate_tokens: 64,
             rounds: 5,
@@ -337,9 +397,6 @@ mod tests {
             load_ms: 812.4,
             peak_rss_bytes: None,
         };
-        let has = |text: &str, words: &str| {
-            text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == words)
-        };
         let text = bench(&report);
         let check = |words: &str| assert!(has(&text, words), "{words}\n{text}");
         check("tiny (w8) on cpu, 2 threads of Some CPU");
@@ -349,6 +406,20 @@ mod tests {
         check("load 812 ms · peak memory unknown · 5 rounds · narthex 0.1.0 · ONNX Runtime 1.31.1");
         report.gateway = None;
         assert!(!bench(&report).contains("gateway"));
+    }
+
+    #[test]
+    fn a_comparison_has_a_row_for_each_that_ran_and_a_reason_for_each_that_did_not() {
+        let text = comparison(&made_up());
+        let check = |words: &str| assert!(has(&text, words), "{words}\n{text}");
+        check("cpu 640.0 400.0 1.00 100.0 1.00 812 310 MB 12.0");
+        check("prefill=qnn,decode=cpu 160.0 1600.0 4.00 95.0 0.95 2400 ? -");
+        check(
+            "openvino was not measured: the <openvino> runtime is not installed (narthex runtime install openvino)",
+        );
+        assert!(text.contains("medians of 5 rounds") && text.contains("(RAPL)"), "{text}");
+        let without = Comparison { energy_counter: None, ..made_up() };
+        assert!(comparison(&without).contains("no energy counter"));
     }
 
     #[test]

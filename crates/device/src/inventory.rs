@@ -151,6 +151,14 @@ pub fn memory_bytes() -> Option<u64> {
     Some(limits.fold(machine, u64::min))
 }
 
+/// The operating system's name and version, where it tells.
+pub fn system() -> Option<String> {
+    let release = fs::read_to_string("/etc/os-release").ok()?;
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?.trim_matches('"');
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
+    Some(kernel.map_or_else(|| name.to_owned(), |kernel| format!("{name}, kernel {}", kernel.trim())))
+}
+
 /// The accelerators whose drivers are loaded.
 pub fn accelerators() -> Vec<Accelerator> {
     let mut found = Vec::new();

@@ -6,6 +6,7 @@
 
 pub mod dynamic;
 pub mod encoder;
+pub mod energy;
 pub mod ep;
 mod error;
 pub mod fixed;

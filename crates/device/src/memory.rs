@@ -40,7 +40,12 @@ pub fn rss() -> Option<u64> {
     status("VmRSS:")
 }
 
-/// The most resident bytes that this process ever had, where the system tells.
+/// Makes [`peak_rss`] begin anew from now on, where the system can.
+pub fn reset_peak_rss() -> Option<()> {
+    std::fs::write("/proc/self/clear_refs", "5").ok()
+}
+
+/// The most resident bytes that this process ever had, or had since [`reset_peak_rss`], where the system tells.
 pub fn peak_rss() -> Option<u64> {
     status("VmHWM:")
 }
@@ -93,6 +98,20 @@ mod tests {
         // Each is read by itself while other threads allocate, so the three are not held against each other.
         for size in [rss(), peak_rss(), anonymous_rss()] {
             assert!(size.unwrap() > 1 << 18);
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_peak_can_be_forgotten() {
+        const SIZE: usize = 1 << 26;
+        let mut buffer = Buffer::zeroed(SIZE).unwrap();
+        buffer.as_mut_slice().fill(1.0);
+        let high = peak_rss().unwrap();
+        drop(buffer);
+        if reset_peak_rss().is_some() {
+            let low = peak_rss().unwrap();
+            assert!(low + (SIZE as u64) < high, "{low} after {high}");
         }
     }
 

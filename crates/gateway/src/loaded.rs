@@ -44,12 +44,23 @@ pub(crate) enum Worker {
 }
 
 impl Loaded {
-    /// Loads the package in `folder`.
+    /// Loads the package in `folder` where the settings say.
     pub(crate) fn open(
         key: &PackageKey,
         folder: &Path,
         runtime: &'static Runtime,
         (config, store, facts): (&Config, &Store, &Facts),
+    ) -> Result<Self, Error> {
+        Self::open_by(key, folder, runtime, (config, store), |opening| placing::place(opening, facts))
+    }
+
+    /// Loads the package in `folder` where `place` puts it.
+    pub(crate) fn open_by(
+        key: &PackageKey,
+        folder: &Path,
+        runtime: &'static Runtime,
+        (config, store): (&Config, &Store),
+        place: impl FnOnce(&Opening<'_>) -> Result<Placed, Error>,
     ) -> Result<Self, Error> {
         let manifest = package::read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&package::read(folder, &manifest.tokenizer.file)?)?;
@@ -61,7 +72,7 @@ impl Loaded {
             None => None,
         };
         let opening = Opening { folder, manifest: &manifest, runtime, config, tokenizer: &tokenizer, store };
-        let Placed { worker, report: placement, passed_over, alarms } = placing::place(&opening, facts)?;
+        let Placed { worker, report: placement, passed_over, alarms } = place(&opening)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
         Ok(Self {
             key: key.clone(),
@@ -102,6 +113,11 @@ impl Loaded {
             is: self.kind().describe(),
             wanted: wanted.describe(),
         }
+    }
+
+    /// Where it runs.
+    pub(crate) fn placement(&self) -> &PlacementReport {
+        &self.placement
     }
 
     pub(crate) fn status(&self) -> ModelStatus {

@@ -14,7 +14,7 @@ use narthex_device::{
     split::{SplitExecutor, SplitOptions},
 };
 use narthex_spec::{
-    DeviceName, Ep, ModelName, NpuPolicy, Split, Variant, arch::Architecture, provider::DeviceKind,
+    DeviceName, Ep, ModelName, NpuPolicy, Place, Split, Variant, arch::Architecture, provider::DeviceKind,
 };
 
 use crate::{
@@ -62,27 +62,46 @@ pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
     divided.chain(first.copied()).any(|name| name.variant() == Variant::Static)
 }
 
-/// Loads a package on the first device of the order that takes it.
+/// Loads a package where the settings say: divided, if it is a decoder and that is asked for, else on the first device
+/// of the order that takes it.
 pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Error> {
+    let Config { place, providers, .. } = opening.config;
+    let decoder = matches!(opening.manifest.architecture, Architecture::Decoder(_));
+    let divided = place.filter(|_| decoder).map(Place::Phases);
+    let order = providers.devices().iter().copied().map(Place::One);
+    first(opening, divided.into_iter().chain(order), facts)
+}
+
+/// Loads a package at the first of these places that takes it.
+pub(crate) fn first(
+    opening: &Opening<'_>,
+    places: impl IntoIterator<Item = Place>,
+    facts: &Facts,
+) -> Result<Placed, Error> {
     let config = opening.config;
     let mut turn = Turn { config, passed_over: Vec::new(), failed: Vec::new() };
-    if let (Some(split), Architecture::Decoder(_)) = (config.place, &opening.manifest.architecture) {
-        let (name, outcome) = match divided(opening, split, facts) {
-            Ok(ready) => (split.prefill, Ok(ready)),
+    for place in places {
+        let (name, outcome) = match at(opening, place, facts) {
+            Ok(ready) => (ready.report.device, Ok(ready)),
             Err((name, attempt)) => (name, Err(attempt)),
         };
         if let Some(ready) = turn.hear(name, outcome)? {
             return ready.start(opening, turn.passed_over);
         }
     }
-    for &name in config.providers.devices() {
-        if let Some(reason) = barred(config, name) {
-            turn.pass(name, Refusal { cause: Cause::Absent, reason, fix: None });
-        } else if let Some(ready) = turn.hear(name, attempt(opening, name, facts))? {
-            return ready.start(opening, turn.passed_over);
-        }
-    }
     Err(turn.end(&opening.manifest.name, config.npu))
+}
+
+/// Tries one place; a failure names its device.
+fn at(opening: &Opening<'_>, place: Place, facts: &Facts) -> Result<Ready, (DeviceName, Attempt)> {
+    match place {
+        Place::Phases(split) => divided(opening, split, facts),
+        Place::One(name) => match barred(opening.config, name) {
+            Some(reason) => Err(Attempt::Refused(Refusal { cause: Cause::Absent, reason, fix: None })),
+            None => attempt(opening, name, facts),
+        }
+        .map_err(|attempt| (name, attempt)),
+    }
 }
 
 /// Why the policy keeps a load from a device.

@@ -260,70 +260,6 @@ impl FromStr for Order {
     }
 }
 
-/// Devices for the two phases of a decoder: one reads prompts, the other writes answers.
-///
-/// Written `prefill=qnn,decode=cpu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Split {
-    /// Where prompts are read.
-    pub prefill: DeviceName,
-    /// Where answers are written.
-    pub decode: DeviceName,
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "prefill={},decode={}", self.prefill, self.decode)
-    }
-}
-
-/// A string that does not divide a model between two devices.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UnknownSplit {
-    /// It is not of the form.
-    #[error("expected prefill=DEVICE,decode=DEVICE, found {found:?}")]
-    Form {
-        /// What was given.
-        found: String,
-    },
-    /// Both phases are on one device.
-    #[error(
-        "expected two devices, found {device} for both phases; `--providers {device}` says that in fewer words"
-    )]
-    Same {
-        /// The device.
-        device: DeviceName,
-    },
-    /// A device has no such name.
-    #[error(transparent)]
-    Device(#[from] UnknownDevice),
-}
-
-impl FromStr for Split {
-    type Err = UnknownSplit;
-
-    fn from_str(text: &str) -> Result<Self, UnknownSplit> {
-        let form = || UnknownSplit::Form { found: text.chars().take(80).collect() };
-        let (mut prefill, mut decode) = (None, None);
-        for part in text.split(',') {
-            let (phase, device) = part.split_once('=').ok_or_else(form)?;
-            let place = match phase.trim().to_ascii_lowercase().as_str() {
-                "prefill" => &mut prefill,
-                "decode" => &mut decode,
-                _ => return Err(form()),
-            };
-            if place.replace(device.parse()?).is_some() {
-                return Err(form());
-            }
-        }
-        match (prefill, decode) {
-            (Some(device), Some(decode)) if device == decode => Err(UnknownSplit::Same { device }),
-            (Some(prefill), Some(decode)) => Ok(Self { prefill, decode }),
-            _ => Err(form()),
-        }
-    }
-}
-
 /// What a load does about an NPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -412,22 +348,6 @@ mod tests {
             assert!(devices.iter().all(|device| device.kind() != DeviceKind::StandIn), "{name}");
             assert_eq!(devices.last(), Some(&DeviceName::Cpu), "{name}");
         }
-    }
-
-    #[test]
-    fn splits_read_as_they_are_written() {
-        let check = |text: &str, expected: Result<&str, &str>| match (text.parse::<Split>(), expected) {
-            (Ok(split), Ok(expected)) => assert_eq!(split.to_string(), expected),
-            (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{text}: {error}"),
-            (found, expected) => panic!("{text}: {found:?} instead of {expected:?}"),
-        };
-        check("prefill=qnn,decode=webgpu", Ok("prefill=qnn,decode=webgpu"));
-        check("decode = cpu, Prefill=qnn:emulation", Ok("prefill=qnn:emulation,decode=cpu"));
-        check("prefill=qnn", Err("expected prefill=DEVICE,decode=DEVICE"));
-        check("prefill=qnn,decode=cpu,decode=cpu", Err("found \"prefill=qnn"));
-        check("prefill=tpu,decode=cpu", Err("unknown device \"tpu\""));
-        check("prefill=cpu,decode=cpu", Err("--providers cpu"));
-        check("auto", Err("expected prefill"));
     }
 
     #[test]

@@ -34,11 +34,14 @@ impl Store {
         files::remove_all(&self.of_package(folder)?)
     }
 
-    /// A package is known by its manifest, which holds the digest of each of its files.
     fn of_package(&self, folder: &Path) -> Result<PathBuf, Error> {
+        Ok(self.root().join("machine").join(Self::package_digest(folder)?.to_string()))
+    }
+
+    /// What the package in `folder` is known by: the digest of its manifest, which holds that of each of its files.
+    pub fn package_digest(folder: &Path) -> Result<Sha256, Error> {
         let path = folder.join(MANIFEST_FILE);
-        let digest: Sha256 = files::digest(&fs::read(&path).map_err(Error::io("read", &path))?);
-        Ok(self.root().join("machine").join(digest.to_string()))
+        Ok(files::digest(&fs::read(&path).map_err(Error::io("read", &path))?))
     }
 }
 

@@ -2,15 +2,23 @@
 
 use narthex_gateway::{Gateway, bench::BenchOptions};
 
-use crate::{args::BenchArgs, bars::Bars, interrupt, output, render};
+use crate::{args::BenchArgs, bars::Bars, interrupt, output, page, render};
 
-/// Measures a model on this machine.
+/// Measures a model on this machine, on one device or on several.
 pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
     let options = BenchOptions {
         prompt_tokens: args.prompt_tokens,
         generate_tokens: args.generate_tokens,
         rounds: args.rounds,
     };
-    let report = gateway.bench(&args.model, options, &Bars::new(), interrupt::cancel())?;
-    if args.json { output::json(&report) } else { output::line(render::bench(&report)) }
+    let (bars, cancel) = (Bars::new(), interrupt::cancel());
+    let Some(places) = &args.devices else {
+        let report = gateway.bench(&args.model, options, &bars, cancel)?;
+        return if args.json { output::json(&report) } else { output::line(render::bench(&report)) };
+    };
+    let comparison = gateway.compare(&args.model, places, options, &bars, cancel)?;
+    if let Some(file) = &args.report {
+        output::file(file, &page::page(&comparison))?;
+    }
+    if args.json { output::json(&comparison) } else { output::line(render::comparison(&comparison)) }
 }

@@ -1,12 +1,15 @@
 //! `narthex bench`: how fast a chat model reads, answers and loads on this machine, and what the gateway adds to it.
 //!
 //! Every figure is measured several times and given as minimum, median and maximum; nothing here passes or fails.
+//! [`Gateway::compare`] measures one model on several devices.
 
+mod comparison;
+mod contest;
 mod machine;
 mod overhead;
 mod round;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use narthex_engine::worker::Engine;
 use narthex_spec::{
@@ -15,6 +18,7 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
+pub use comparison::{Comparison, Contender, Figures, Outcome, Ratios};
 pub use machine::Machine;
 pub use overhead::Overhead;
 
@@ -112,8 +116,6 @@ impl Gateway {
         fits(engine, options)?;
         let rounds = measure(engine, options, progress, cancel)?;
         let gateway = overhead::measure(self, model, &loaded, options, cancel)?;
-        let per_second = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
-        let generated = options.generate_tokens;
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
         Ok(BenchReport {
             model: key.name.to_string(),
@@ -121,11 +123,11 @@ impl Gateway {
             device: loaded.ran_on().device,
             machine: Machine::here(runtime, inner.config.threads),
             prompt_tokens: options.prompt_tokens,
-            generate_tokens: generated,
+            generate_tokens: options.generate_tokens,
             rounds: options.rounds,
-            prefill_tokens_per_second: spread(&|r| per_second(options.prompt_tokens, r.first)),
-            decode_tokens_per_second: spread(&|r| per_second(generated - 1, r.rest)),
-            first_token_ms: spread(&|r| r.first.as_secs_f64() * 1e3),
+            prefill_tokens_per_second: spread(&|r| r.prefill_rate(options)),
+            decode_tokens_per_second: spread(&|r| r.decode_rate(options)),
+            first_token_ms: spread(&Round::first_ms),
             gateway,
             load_ms,
             peak_rss_bytes: narthex_device::memory::peak_rss(),

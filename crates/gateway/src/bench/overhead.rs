@@ -47,7 +47,7 @@ const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "ol
 
 /// How long the machine rests before each side, since ONNX Runtime's threads spin for a while after their last work and
 /// would take the processor from whoever comes next.
-const REST: Duration = Duration::from_millis(100);
+pub(super) const REST: Duration = Duration::from_millis(100);
 
 /// What both sides run.
 struct Contest<'a> {

@@ -12,6 +12,7 @@ use narthex_engine::{
 };
 use narthex_spec::TokenId;
 
+use super::BenchOptions;
 use crate::error::Error;
 
 /// Times of one request.
@@ -28,6 +29,21 @@ pub(super) struct Round {
 }
 
 impl Round {
+    /// Milliseconds until the first token.
+    pub(super) fn first_ms(&self) -> f64 {
+        self.first.as_secs_f64() * 1e3
+    }
+
+    /// Tokens of the prompt per second, up to the first generated one.
+    pub(super) fn prefill_rate(&self, options: BenchOptions) -> f64 {
+        options.prompt_tokens as f64 / self.first.as_secs_f64().max(1e-9)
+    }
+
+    /// Generated tokens per second after the first.
+    pub(super) fn decode_rate(&self, options: BenchOptions) -> f64 {
+        (options.generate_tokens - 1) as f64 / self.rest.as_secs_f64().max(1e-9)
+    }
+
     /// Milliseconds of each token after the first; 0 where there is none.
     pub(super) fn token_ms(&self) -> f64 {
         match self.tokens {

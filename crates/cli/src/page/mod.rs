@@ -1,0 +1,238 @@
+//! A comparison of devices as one HTML page, for people to keep or to send: no scripts, nothing from elsewhere, plots as
+//! inline SVG. Everything that comes from the machine or the model is escaped.
+
+mod plot;
+
+use std::fmt::{Display, Write};
+
+use narthex_gateway::bench::{Comparison, Contender, Figures, Outcome, Spread};
+
+use crate::render::bytes;
+use plot::Bar;
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}table{border-collapse:collapse;width:100%}\
+th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #d5dce3;vertical-align:top;\
+overflow-wrap:anywhere}figure{margin:1.5rem 0}figcaption{font-weight:600}svg{width:100%;height:auto}\
+svg text{font:13px system-ui,sans-serif}svg text.name{text-anchor:end}rect{fill:#5b8db8}line{stroke:#1c2733}";
+
+/// The page.
+pub(crate) fn page(report: &Comparison) -> String {
+    let title = format!("{} ({}) on {}", report.model, report.scheme, report.machine.cpu);
+    let mut text = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n\
+         <body>\n<h1>{title}</h1>\n",
+        title = escape(&title)
+    );
+    text.push_str(&method(report));
+    for (title, figure) in PLOTS {
+        text.push_str(&plotted(title, *figure, report));
+    }
+    text.push_str(&section(
+        "Figures",
+        &[
+            "device",
+            "first token ms",
+            "prefill tokens/s",
+            "× CPU",
+            "decode tokens/s",
+            "× CPU",
+            "load ms",
+            "memory",
+            "joules",
+        ],
+        figures(report),
+    ));
+    text.push_str(&section(
+        "Where each node ran",
+        &["device", "graph", "provider", "nodes", "parts", "weights", "share of the graph's work"],
+        placements(report),
+    ));
+    text.push_str(&section("Machine", &["", ""], machine(report)));
+    text.push_str(&section("Devices", &["device", "state", "what to do"], devices(report)));
+    text + "</body>\n</html>\n"
+}
+
+/// What is plotted: a title, and the figure.
+type Plot = (&'static str, fn(&Figures) -> Option<Spread>);
+
+const PLOTS: &[Plot] = &[
+    ("Milliseconds to the first token (less is better)", |figures| Some(figures.first_token_ms)),
+    ("Prompt tokens per second (more is better)", |figures| Some(figures.prefill_tokens_per_second)),
+    ("Generated tokens per second (more is better)", |figures| Some(figures.decode_tokens_per_second)),
+    ("Joules of one prompt and answer (less is better)", |figures| figures.energy_joules),
+];
+
+/// How it was measured.
+fn method(report: &Comparison) -> String {
+    let energy = match &report.energy_counter {
+        Some(counter) => format!("Joules come from {counter}."),
+        None => "No energy counter can be read on this machine.".to_owned(),
+    };
+    let text = format!(
+        "{}, Narthex {}. Prompts of {} tokens, answers of {}, {} rounds after one that is not counted. The devices take turns \
+         within each round; figures are medians, with the smallest and the largest as a line in each bar, and ratios are taken \
+         within a round. {energy}",
+        report.date, report.machine.narthex, report.prompt_tokens, report.generate_tokens, report.rounds
+    );
+    format!("<p>{}</p>\n", escape(&text))
+}
+
+/// The contenders that ran.
+fn ran(report: &Comparison) -> impl Iterator<Item = (String, &Figures)> {
+    report.contenders.iter().filter_map(|Contender { place, outcome }| match outcome {
+        Outcome::Ran(figures) => Some((place.to_string(), figures.as_ref())),
+        Outcome::Refused { .. } => None,
+    })
+}
+
+fn plotted(title: &str, of: fn(&Figures) -> Option<Spread>, report: &Comparison) -> String {
+    let bar = |(name, figures)| {
+        let spread: Spread = of(figures)?;
+        Some(Bar { name, median: spread.median, range: (spread.min, spread.max) })
+    };
+    let bars: Vec<Bar> = ran(report).filter_map(bar).collect();
+    if bars.is_empty() { String::new() } else { plot::bars(title, &bars) }
+}
+
+fn figures(report: &Comparison) -> Vec<Vec<String>> {
+    let row = |Contender { place, outcome }: &Contender| match outcome {
+        Outcome::Ran(figures) => {
+            let ratio = |spread: Option<Spread>| spread.map_or_else(|| "–".to_owned(), ranged);
+            vec![
+                place.to_string(),
+                ranged(figures.first_token_ms),
+                ranged(figures.prefill_tokens_per_second),
+                ratio(figures.to_cpu.map(|ratios| ratios.prefill)),
+                ranged(figures.decode_tokens_per_second),
+                ratio(figures.to_cpu.map(|ratios| ratios.decode)),
+                figure(figures.load_ms),
+                figures.memory_bytes.map_or_else(|| "unknown".to_owned(), bytes),
+                ratio(figures.energy_joules),
+            ]
+        }
+        Outcome::Refused { reason, .. } => vec![place.to_string(), format!("not measured: {reason}")],
+    };
+    report.contenders.iter().map(row).collect()
+}
+
+fn placements(report: &Comparison) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (name, figures) in ran(report) {
+        let placement = &figures.placement;
+        rows.extend(placement.lines.iter().map(|line| {
+            vec![
+                name.clone(),
+                line.graph.clone(),
+                line.ep.to_string(),
+                line.nodes.to_string(),
+                line.subgraphs.to_string(),
+                bytes(line.weight_bytes),
+                percent(line.compute_share),
+            ]
+        }));
+        rows.push(vec![
+            name.clone(),
+            format!("{} of the whole model's work on the NPU", percent(placement.npu_share)),
+        ]);
+        rows.extend(placement.notes.iter().map(|note| vec![name.clone(), note.clone()]));
+    }
+    rows
+}
+
+fn machine(report: &Comparison) -> Vec<Vec<String>> {
+    let machine = &report.machine;
+    let memory = machine.memory_bytes.map_or_else(|| "unknown".to_owned(), bytes);
+    let accelerators =
+        if machine.accelerators.is_empty() { "none".to_owned() } else { machine.accelerators.join("; ") };
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    vec![
+        row(
+            "processor",
+            format!("{}, {} cores, {} threads used", machine.cpu, machine.cores, machine.threads),
+        ),
+        row("memory", memory),
+        row(
+            "system",
+            machine
+                .system
+                .clone()
+                .map_or_else(|| machine.platform.clone(), |system| format!("{system}, {}", machine.platform)),
+        ),
+        row("GPUs and NPUs", accelerators),
+        row("Narthex", machine.narthex.clone()),
+        row("ONNX Runtime", machine.onnxruntime.clone()),
+        row("runtimes", report.runtimes.join("; ")),
+        row("package", format!("{} ({}), {}", report.model, report.scheme, report.package)),
+    ]
+}
+
+fn devices(report: &Comparison) -> Vec<Vec<String>> {
+    let row = |status: &narthex_gateway::devices::DeviceStatus| {
+        let state = match &status.reason {
+            None => "can be used".to_owned(),
+            Some(reason) => reason.clone(),
+        };
+        vec![status.device.to_string(), state, status.fix.clone().unwrap_or_default()]
+    };
+    report.devices.iter().map(row).collect()
+}
+
+/// A heading and a table; the last cell of a short row takes the columns that are left.
+fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut text = format!("<h2>{}</h2>\n<table>\n", escape(title));
+    // Writing to a string cannot fail.
+    if header.iter().any(|cell| !cell.is_empty()) {
+        let cells: String = header.iter().map(|cell| format!("<th>{}</th>", escape(cell))).collect();
+        let _ = writeln!(text, "<tr>{cells}</tr>");
+    }
+    for row in rows {
+        let left = header.len().saturating_sub(row.len());
+        let cells = row.iter().enumerate().map(|(index, cell)| {
+            let last = left > 0 && index + 1 == row.len();
+            let span = if last { format!(" colspan=\"{}\"", left + 1) } else { String::new() };
+            format!("<td{span}>{}</td>", escape(cell))
+        });
+        let _ = writeln!(text, "<tr>{}</tr>", cells.collect::<String>());
+    }
+    text + "</table>\n"
+}
+
+/// A median with its smallest and largest figure.
+fn ranged(spread: Spread) -> String {
+    format!("{} ({}–{})", figure(spread.median), figure(spread.min), figure(spread.max))
+}
+
+/// A figure with three digits that count.
+fn figure(x: f64) -> String {
+    match x.abs() {
+        size if size >= 99.95 => format!("{x:.0}"),
+        size if size >= 9.995 => format!("{x:.1}"),
+        _ => format!("{x:.2}"),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+/// Text that is text wherever it stands in the page; what no page may hold is replaced.
+fn escape(text: impl Display) -> String {
+    let mut escaped = String::new();
+    for c in text.to_string().chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            '\n' | '\t' => escaped.push(' '),
+            c if c.is_control() => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
