@@ -54,7 +54,13 @@ impl Place {
 }
 
 /// Tensors inside layers that carry no weights: tables that old exporters stored.
-const DERIVED: [&str; 3] = ["rotary_emb.inv_freq", "attn_rot_embd.weight", "attention.self.position_ids"];
+const DERIVED: [&str; 5] = [
+    "rotary_emb.inv_freq",
+    "attn_rot_embd.weight",
+    "attention.self.position_ids",
+    ".attn.bias",
+    ".attn.masked_bias",
+];
 
 impl Words {
     /// No words; a table states those that it has.

@@ -189,12 +189,13 @@ def smollm3(out):
 
 def phi3(out):
     """As the 4k models: fused projections, a window; and a part of each head rotated, as in Phi-4 mini."""
-    config = transformers.Phi3Config(**SIZES | dict(hidden_size=128), rms_norm_eps=1e-6, sliding_window=13,
+    config = transformers.Phi3Config(**SIZES | dict(num_attention_heads=2, num_key_value_heads=1), rms_norm_eps=1e-6,
+                                     sliding_window=13,
                                      rope_parameters=dict(rope_type="default", rope_theta=10000.0,
                                                           partial_rotary_factor=0.75), tie_word_embeddings=False)
     folder, tensors = from_transformers(out, "phi3", config)
     write_gguf(folder, gguf.MODEL_ARCH.PHI3, tensors,
-               llama_meta(embedding_length=128, rope_dimension_count=24, sliding_window=13))
+               llama_meta(head_count=2, head_count_kv=1, rope_dimension_count=24, sliding_window=13))
 
 
 def stablelm_meta(**more):
@@ -222,8 +223,51 @@ def stablelm2(out):
     write_gguf(folder, gguf.MODEL_ARCH.STABLELM, stacked, stablelm_meta(parallel_residual=True))
 
 
+def gemma_sizes(layers):
+    return SIZES | dict(num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=layers)
+
+
+def gemma_meta(layers, **more):
+    return llama_meta(layers=layers, head_count=2, head_count_kv=1, key_length=HEAD, value_length=HEAD, **more)
+
+
+def whole_gains(key, value):
+    return value + np.float32(1) if key.endswith("norm.weight") else value
+
+
+def gemma2(out):
+    config = transformers.Gemma2Config(**gemma_sizes(2), head_dim=HEAD, sliding_window=10, query_pre_attn_scalar=HEAD,
+                                       attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+    folder, tensors = from_transformers(out, "gemma2", config, less_one=True)
+    meta = gemma_meta(2, sliding_window=10, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+    write_gguf(folder, gguf.MODEL_ARCH.GEMMA2, tensors, meta, whole_gains)
+
+
+def gemma3(out):
+    ropes = dict(full_attention=dict(rope_type="linear", factor=2.0, rope_theta=1e6),
+                 sliding_attention=dict(rope_type="default", rope_theta=1e4))
+    config = transformers.Gemma3TextConfig(**gemma_sizes(6), head_dim=HEAD, sliding_window=10,
+                                           query_pre_attn_scalar=HEAD, rope_parameters=ropes)
+    folder, tensors = from_transformers(out, "gemma3", config, less_one=True)
+    meta = gemma_meta(6, sliding_window=10, rope_scaling_factors=2.0) | dict(rope_freq_base=1e6)
+    meta["rope_scaling_type"], meta["rope_scaling_factor"] = gguf.RopeScalingType.LINEAR, meta.pop("rope_scaling_factors")
+    write_gguf(folder, gguf.MODEL_ARCH.GEMMA3, tensors, meta, whole_gains)
+
+
+def gpt2(out):
+    config = transformers.GPT2Config(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=2, n_head=HEADS, n_positions=CONTEXT,
+                                     n_inner=INNER, bos_token_id=0, eos_token_id=1, attn_implementation="eager")
+    folder, tensors = from_transformers(out, "gpt2", config)
+    meta = llama_meta(head_count_kv=HEADS, layer_norm_eps=1e-5)
+    for key in ("layer_norm_rms_eps", "rope_freq_base", "rope_dimension_count"):
+        meta.pop(key)
+    linear = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    write_gguf(folder, gguf.MODEL_ARCH.GPT2, tensors, meta,
+               lambda key, value: value.T if key.endswith(linear) else value)
+
+
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3,
-                stablelm=stablelm, stablelm2=stablelm2)
+                stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gpt2=gpt2)
 
 if __name__ == "__main__":
     tokenizer(Path(sys.argv[1]))

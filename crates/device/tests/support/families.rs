@@ -10,8 +10,20 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// The families by folder.
-pub(crate) const FAMILIES: [&str; 9] =
-    ["llama", "mistral", "qwen2", "qwen2.5", "qwen3", "smollm3", "phi3", "stablelm", "stablelm2"];
+pub(crate) const FAMILIES: [&str; 12] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen2.5",
+    "qwen3",
+    "smollm3",
+    "phi3",
+    "stablelm",
+    "stablelm2",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+];
 
 /// Tokens that were read.
 pub(crate) const TOKENS: usize = 40;

@@ -7,6 +7,8 @@
 
 mod bert;
 mod distilbert;
+mod gemma;
+mod gpt2;
 mod llama;
 mod mistral;
 mod mobilebert;
@@ -36,6 +38,9 @@ pub(super) const HF: &[&HfFamily] = &[
     &smollm3::HF,
     &phi3::HF,
     &stablelm::HF,
+    &gemma::HF2,
+    &gemma::HF3,
+    &gpt2::HF,
     &bert::HF,
     &roberta::HF,
     &roberta::HF_XLM,
@@ -44,8 +49,18 @@ pub(super) const HF: &[&HfFamily] = &[
 ];
 
 /// The families that are read from GGUF.
-pub(super) const GGUF: &[&GgufFamily] =
-    &[&llama::GGUF, &qwen::GGUF2, &qwen::GGUF3, &smollm3::GGUF, &phi3::GGUF, &stablelm::GGUF, &bert::GGUF];
+pub(super) const GGUF: &[&GgufFamily] = &[
+    &llama::GGUF,
+    &qwen::GGUF2,
+    &qwen::GGUF3,
+    &smollm3::GGUF,
+    &phi3::GGUF,
+    &stablelm::GGUF,
+    &gemma::GGUF2,
+    &gemma::GGUF3,
+    &gpt2::GGUF,
+    &bert::GGUF,
+];
 
 /// A family's folders.
 #[derive(Debug)]

@@ -103,6 +103,17 @@ impl Config {
         T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
     }
 
+    /// The keys of a part of the file, such as a multimodal model's text part, or of the whole file where it has no such
+    /// part; `defaults` are those that published files leave out.
+    pub(in crate::checkpoint) fn part(&self, name: &str, defaults: Value) -> Result<Self, CheckpointError> {
+        let mut keys = defaults;
+        let stated = self.keys.get(name).unwrap_or(&self.keys);
+        if let (Value::Object(keys), Value::Object(stated)) = (&mut keys, stated) {
+            keys.extend(stated.iter().map(|(key, value)| (key.clone(), value.clone())));
+        }
+        Self::new(self.path.clone(), keys)
+    }
+
     /// The family that reads the model's class.
     pub(in crate::checkpoint) fn family(&self) -> Result<&'static HfFamily, CheckpointError> {
         if self.class.quantization_config.is_some() {

@@ -110,7 +110,7 @@ impl Defaults {
 
 /// `rope_scaling`, or `rope_parameters` as newer versions write it.
 #[derive(Debug, Deserialize)]
-struct RopeKeys {
+pub(in crate::checkpoint) struct RopeKeys {
     #[serde(default)]
     rope_type: Option<String>,
     /// What `rope_type` was called before; many files carry both.
@@ -131,7 +131,9 @@ struct RopeKeys {
 }
 
 /// Tells `null` (`Some(None)`) from an absent key (`None`).
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
+pub(in crate::checkpoint) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
@@ -215,13 +217,24 @@ impl DecoderKeys {
             }
             (None, _) => 1.0,
         };
-        let theta = keys.and_then(|keys| keys.rope_theta).or(self.rope_theta).unwrap_or(defaults.theta);
-        let scaling = keys.map_or(Ok(RopeScaling::None), |keys| keys.scaling(config.path()))?;
-        Ok(Rope { theta, dims: (head_size as f64 * share) as usize, scaling })
+        let (dims, theta) = ((head_size as f64 * share) as usize, self.rope_theta.unwrap_or(defaults.theta));
+        match keys {
+            Some(keys) => keys.rope(config, (dims, theta)),
+            None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
+        }
     }
 }
 
 impl RopeKeys {
+    /// The positions of heads of which `dims` elements are rotated; `theta` is the base where the keys have none.
+    pub(in crate::checkpoint) fn rope(
+        &self,
+        config: &Config,
+        (dims, theta): (usize, f64),
+    ) -> Result<Rope, CheckpointError> {
+        Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
+    }
+
     fn scaling(&self, path: &Path) -> Result<RopeScaling, CheckpointError> {
         let need = |key: &str, value: Option<f64>| {
             value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
