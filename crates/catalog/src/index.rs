@@ -106,21 +106,20 @@ impl Family {
             Self::Llama
             | Self::Mistral
             | Self::Bert
+            | Self::Chatglm
             | Self::Distilbert
             | Self::Mobilebert
             | Self::Roberta
-            | Self::XlmRoberta => Support::Compiled,
-            Self::Chatglm
+            | Self::XlmRoberta
             | Self::Gemma2
             | Self::Gemma3
-            | Self::Gemma3n
             | Self::Gpt2
             | Self::Openelm
-            | Self::Phi3
             | Self::Qwen2
             | Self::Qwen3
             | Self::Smollm3
-            | Self::Stablelm => Support::NotYet,
+            | Self::Stablelm => Support::Compiled,
+            Self::Gemma3n | Self::Phi3 => Support::NotYet,
         }
     }
 
@@ -430,7 +429,8 @@ mod tests {
         check("smollm2:135m", None);
         check("all-minilm-l6-v2", None);
         check("llama3.2:1b", None);
-        check("qwen3:0.6b", Some("this version does not compile the Qwen3 family yet"));
+        check("qwen3:0.6b", None);
+        check("gemma3n:e2b", Some("this version does not compile the Gemma 3n family yet"));
         check("ms-marco-minilm-l6-v2", Some("this version does not serve rerankers yet"));
     }
 

@@ -22,6 +22,8 @@ import torch
 import transformers
 from safetensors.numpy import save_file
 
+import independent
+
 VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, CONTEXT = 80, 64, 32, 4, 2, 16, 64
 TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]
 TEXTS = [f"<{i}>" if i < 3 else chr(45 + i) for i in range(VOCAB)]
@@ -52,6 +54,15 @@ def logits(model):
     with torch.no_grad():
         rows = [model(torch.tensor([TOKENS[: end + 1]]), use_cache=False).logits[0, -1] for end in range(len(TOKENS))]
     return torch.stack(rows).numpy()
+
+
+def random_tensors(name, shapes):
+    """Weights of the shapes, made as those of the reference's own models are."""
+    holder = torch.nn.Module()
+    for key, shape in shapes.items():
+        holder.register_parameter(key.replace(".", "/"), torch.nn.Parameter(torch.zeros(shape)))
+    randomised(holder, name)
+    return {key.replace("/", "."): value.detach().numpy() for key, value in holder.named_parameters()}
 
 
 def write(out, name, config, tensors, rows):
@@ -266,8 +277,67 @@ def gpt2(out):
                lambda key, value: value.T if key.endswith(linear) else value)
 
 
+def openelm(out):
+    """Two layers of different widths and numbers of heads."""
+    config = dict(architectures=["OpenELMForCausalLM"], model_type="openelm", vocab_size=VOCAB, model_dim=HIDDEN,
+                  head_dim=HEAD, num_transformer_layers=2, max_context_length=CONTEXT, num_query_heads=[2, 4],
+                  num_kv_heads=[1, 2], ffn_multipliers=[0.5, 1.5], ffn_dim_divisor=32, ffn_with_glu=True,
+                  activation_fn_name="swish", normalization_layer_name="rms_norm", normalize_qk_projections=True,
+                  share_input_output_layers=True, rope_freq_constant=10000, rope_max_length=2 * CONTEXT,
+                  bos_token_id=0, eos_token_id=1)
+    inner = [32, 96]
+    shapes = {"transformer.token_embeddings.weight": (VOCAB, HIDDEN), "transformer.norm.weight": (HIDDEN,)}
+    for layer, (heads, kv) in enumerate(zip(config["num_query_heads"], config["num_kv_heads"])):
+        at = f"transformer.layers.{layer}."
+        shapes |= {at + "attn.qkv_proj.weight": ((heads + 2 * kv) * HEAD, HIDDEN), at + "attn.q_norm.weight": (HEAD,),
+                   at + "attn.k_norm.weight": (HEAD,), at + "attn.out_proj.weight": (HIDDEN, heads * HEAD),
+                   at + "ffn.proj_1.weight": (2 * inner[layer], HIDDEN),
+                   at + "ffn.proj_2.weight": (HIDDEN, inner[layer]),
+                   at + "attn_norm.weight": (HIDDEN,), at + "ffn_norm.weight": (HIDDEN,)}
+    tensors = random_tensors("openelm", shapes)
+    folder = write(out, "openelm", config, tensors, independent.openelm(config, tensors, TOKENS))
+    split = {}
+    for key, value in tensors.items():
+        if key.endswith("proj_1.weight"):
+            gate, up = np.split(value, 2)
+            bid = key.split(".")[2]
+            split[f"blk.{bid}.ffn_gate.weight"], split[f"blk.{bid}.ffn_up.weight"] = gate, up
+    rest = {key: value for key, value in tensors.items() if not key.endswith("proj_1.weight")}
+    meta = llama_meta(head_count=config["num_query_heads"], head_count_kv=config["num_kv_heads"],
+                      feed_forward_length=inner, key_length=HEAD, value_length=HEAD,
+                      tensors={key: value.astype(np.float16) for key, value in split.items()})
+    write_gguf(folder, gguf.MODEL_ARCH.OPENELM, rest, meta)
+
+
+def chatglm3(out):
+    config = dict(architectures=["ChatGLMModel"], model_type="chatglm", padded_vocab_size=VOCAB, hidden_size=HIDDEN,
+                  ffn_hidden_size=INNER, num_layers=2, num_attention_heads=HEADS, kv_channels=HEAD, seq_length=CONTEXT,
+                  multi_query_attention=True, multi_query_group_num=KV_HEADS, add_qkv_bias=True, add_bias_linear=False,
+                  layernorm_epsilon=1e-5, rmsnorm=True, post_layer_norm=True, rope_ratio=2,
+                  apply_residual_connection_post_layernorm=False, tie_word_embeddings=False, original_rope=True,
+                  bos_token_id=0, eos_token_id=1)
+    shapes = {"transformer.embedding.word_embeddings.weight": (VOCAB, HIDDEN),
+              "transformer.encoder.final_layernorm.weight": (HIDDEN,),
+              "transformer.output_layer.weight": (VOCAB, HIDDEN)}
+    rows = (HEADS + 2 * KV_HEADS) * HEAD
+    for layer in range(2):
+        at = f"transformer.encoder.layers.{layer}."
+        shapes |= {at + "input_layernorm.weight": (HIDDEN,), at + "post_attention_layernorm.weight": (HIDDEN,),
+                   at + "self_attention.query_key_value.weight": (rows, HIDDEN),
+                   at + "self_attention.query_key_value.bias": (rows,),
+                   at + "self_attention.dense.weight": (HIDDEN, HEADS * HEAD),
+                   at + "mlp.dense_h_to_4h.weight": (2 * INNER, HIDDEN),
+                   at + "mlp.dense_4h_to_h.weight": (HIDDEN, INNER)}
+    tensors = random_tensors("chatglm3", shapes)
+    folder = write(out, "chatglm3", config, tensors, independent.chatglm(config, tensors, TOKENS))
+    meta = llama_meta(rope_dimension_count=HEAD // 2, rope_freq_base=20000.0, layer_norm_rms_eps=1e-5)
+    write_gguf(folder, gguf.MODEL_ARCH.CHATGLM,
+               {key.removeprefix("transformer."): value for key, value in tensors.items()}, meta)
+
+
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3,
-                stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gpt2=gpt2)
+                stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gpt2=gpt2,
+                openelm=openelm, chatglm3=chatglm3)
 
 if __name__ == "__main__":
     tokenizer(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// The families by folder.
-pub(crate) const FAMILIES: [&str; 12] = [
+pub(crate) const FAMILIES: [&str; 14] = [
     "llama",
     "mistral",
     "qwen2",
@@ -23,6 +23,8 @@ pub(crate) const FAMILIES: [&str; 12] = [
     "gemma2",
     "gemma3",
     "gpt2",
+    "openelm",
+    "chatglm3",
 ];
 
 /// Tokens that were read.

@@ -6,12 +6,14 @@
 //! To add one: a file here, and its rooms in [`HF`] and [`GGUF`].
 
 mod bert;
+mod chatglm;
 mod distilbert;
 mod gemma;
 mod gpt2;
 mod llama;
 mod mistral;
 mod mobilebert;
+mod openelm;
 mod phi3;
 mod qwen;
 mod roberta;
@@ -41,6 +43,8 @@ pub(super) const HF: &[&HfFamily] = &[
     &gemma::HF2,
     &gemma::HF3,
     &gpt2::HF,
+    &openelm::HF,
+    &chatglm::HF,
     &bert::HF,
     &roberta::HF,
     &roberta::HF_XLM,
@@ -59,6 +63,8 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &gemma::GGUF2,
     &gemma::GGUF3,
     &gpt2::GGUF,
+    &openelm::GGUF,
+    &chatglm::GGUF,
     &bert::GGUF,
 ];
 
