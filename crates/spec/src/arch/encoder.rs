@@ -1,0 +1,222 @@
+//! Encoders: what BERT and its kin compute, and what their heads give.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Activation, Family};
+
+/// A BERT-like encoder with post-norm residual blocks (Devlin et al. 2018, arXiv:1810.04805), and what it gives of its
+/// rows.
+///
+/// Canonical weight names: `embed.word.weight [vocab, hidden]`, `embed.position.weight [first + positions, hidden]`,
+/// `embed.type.weight [types, hidden]`, `embed.norm.{weight,bias}`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`,
+/// `layers.{i}.attn_norm.{weight,bias}`, `layers.{i}.mlp.{up,down}_proj.{weight,bias}`,
+/// `layers.{i}.mlp_norm.{weight,bias}`. Those of heads, bottlenecks and factored embeddings stand with them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EncoderArch {
+    /// The family.
+    pub family: Family,
+    /// Vocabulary entries.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Learned positions: the longest text the weights allow, in tokens.
+    pub positions: usize,
+    /// Rows of the position weight before that of a text's first token.
+    #[serde(default)]
+    pub first_position: usize,
+    /// Segments that the weights tell apart; 0 for families that do not.
+    #[serde(default = "two_segments")]
+    pub types: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Attention heads; divides the width inside a layer.
+    pub heads: usize,
+    /// Inner width of the feed-forward parts.
+    pub inner: usize,
+    /// Activation of the feed-forward parts.
+    pub activation: Activation,
+    /// What stands behind every residual addition.
+    #[serde(default)]
+    pub norm: EncoderNorm,
+    /// Epsilon of every layer norm.
+    pub norm_epsilon: f32,
+    /// Tokens of another width than the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factored: Option<Factored>,
+    /// Layers that are narrower inside than the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bottleneck: Option<Bottleneck>,
+    /// What it gives of its rows.
+    #[serde(flatten)]
+    pub head: EncoderHead,
+}
+
+/// Packages from before segments were counted are BERT's.
+fn two_segments() -> usize {
+    2
+}
+
+impl EncoderArch {
+    /// Width of a token's row.
+    pub fn token_width(&self) -> usize {
+        self.factored.as_ref().map_or(self.hidden, |factored| factored.width)
+    }
+
+    /// Width inside a layer.
+    pub fn inside(&self) -> usize {
+        self.bottleneck.as_ref().map_or(self.hidden, |bottleneck| bottleneck.width)
+    }
+
+    /// What it gives of a text, in words.
+    pub fn gives(&self) -> String {
+        match self.head {
+            EncoderHead::Embedding { .. } => format!("vectors of {}", self.hidden),
+            EncoderHead::Score { labels: 1, .. } => "a score".to_owned(),
+            EncoderHead::Score { labels, .. } => format!("{labels} labels"),
+            EncoderHead::Spans {} => "answers in a text".to_owned(),
+            EncoderHead::MaskedLm { .. } => "masked tokens".to_owned(),
+        }
+    }
+
+    /// Widths of what a layer's queries and keys are made of, and of what its values are made of.
+    pub fn attention_reads(&self) -> [usize; 2] {
+        match self.bottleneck.as_ref().map(|bottleneck| bottleneck.attention) {
+            None | Some(BottleneckAttention::Narrow) => [self.inside(); 2],
+            Some(BottleneckAttention::Shared) => [self.inside(), self.hidden],
+            Some(BottleneckAttention::Wide) => [self.hidden; 2],
+        }
+    }
+
+    /// Feed-forward parts of a layer that stand before the last.
+    pub fn early_feed_forwards(&self) -> usize {
+        self.bottleneck.as_ref().map_or(0, |bottleneck| bottleneck.feed_forwards.saturating_sub(1))
+    }
+}
+
+/// What stands behind an encoder's residual additions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EncoderNorm {
+    /// A layer norm.
+    #[default]
+    Layer,
+    /// `x · weight + bias`, without a norm (Sun et al. 2020, arXiv:2004.02984).
+    Affine,
+}
+
+/// Token rows that a linear layer brings to the width of the residual stream: `embed.word.weight [vocab, width]`,
+/// `embed.project.{weight,bias} [hidden, input]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Factored {
+    /// Width of a token's row.
+    pub width: usize,
+    /// Whether a position takes its neighbours' rows too: those of the next token, its own, and the one before.
+    pub trigram: bool,
+}
+
+impl Factored {
+    /// Inputs of the linear layer.
+    pub fn input(&self) -> usize {
+        self.width.saturating_mul(if self.trigram { 3 } else { 1 })
+    }
+}
+
+/// Layers between two linear layers that narrow and widen (MobileBERT, arXiv:2004.02984).
+///
+/// In each layer: `bottleneck.{input,attn,output}.{weight,bias}`, `bottleneck.{input,attn,output}_norm.{weight,bias}`
+/// (`attn` where queries have their own), `ffn.{j}.{up,down}_proj.{weight,bias}` and `ffn.{j}.norm.{weight,bias}` for the
+/// feed-forward parts before the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bottleneck {
+    /// Width inside a layer.
+    pub width: usize,
+    /// What attention reads.
+    pub attention: BottleneckAttention,
+    /// Feed-forward parts in a row; at least 1.
+    pub feed_forwards: usize,
+}
+
+/// What attention between bottlenecks reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BottleneckAttention {
+    /// Queries and keys read a bottleneck of their own, values the residual stream.
+    Shared,
+    /// All of them read the layer's narrow input.
+    Narrow,
+    /// All of them read the residual stream.
+    Wide,
+}
+
+/// What an encoder gives of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EncoderHead {
+    /// Numbers for a text or a pair of texts, from the first row: `score.dense.{weight,bias} [hidden, hidden]` where there
+    /// is an activation, `score.out.{weight,bias} [labels, hidden]`.
+    Score {
+        /// How many numbers.
+        labels: usize,
+        /// Activation of the dense layer before them.
+        dense: Option<Activation>,
+    },
+    /// How well an answer begins and ends at each token: `spans.{weight,bias} [2, hidden]`.
+    Spans {},
+    /// Logits over the vocabulary at the tokens asked for: `mlm.dense.{weight,bias} [hidden, hidden]`,
+    /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`; the weight is the token embedding's, beside which
+    /// `mlm.rest.weight [hidden - width, vocab]` stands for factored ones.
+    MaskedLm {
+        /// Activation of the dense layer.
+        activation: Activation,
+    },
+    /// One vector for a text.
+    #[serde(untagged)]
+    Embedding {
+        /// How rows become one vector.
+        pooling: Pooling,
+        /// Whether the vector is scaled to unit length.
+        normalize: bool,
+    },
+}
+
+/// How an encoder's rows become one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// The mean over the text's tokens.
+    Mean,
+    /// The first token's row.
+    Cls,
+    /// The greatest of each element.
+    Max,
+    /// The last token's row.
+    Last,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Architecture;
+
+    #[test]
+    fn heads_are_read_as_they_are_written() {
+        let old = r#"{"kind":"encoder","family":"bert","vocab":9,"hidden":8,"positions":4,"layers":1,"heads":2,"inner":8,
+            "activation":"gelu","norm_epsilon":1e-12,"pooling":"cls","normalize":true}"#;
+        let found: Architecture = serde_json::from_str(old).unwrap();
+        let Architecture::Encoder(bert) = &found else { panic!("{found:?}") };
+        assert_eq!(bert.head, EncoderHead::Embedding { pooling: Pooling::Cls, normalize: true });
+        assert_eq!((bert.types, bert.first_position, bert.token_width(), bert.inside()), (2, 0, 8, 8));
+        let heads = [
+            bert.head,
+            EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) },
+            EncoderHead::Spans {},
+            EncoderHead::MaskedLm { activation: Activation::Gelu },
+        ];
+        for head in heads {
+            let written = Architecture::Encoder(EncoderArch { head, ..bert.clone() });
+            let text = serde_json::to_string(&written).unwrap();
+            assert_eq!(serde_json::from_str::<Architecture>(&text).unwrap(), written, "{text}");
+        }
+        assert!(serde_json::from_str::<Architecture>(&old.replace("normalize", "n")).is_err());
+    }
+}
