@@ -115,11 +115,12 @@ impl Family {
             | Self::Gemma3
             | Self::Gpt2
             | Self::Openelm
+            | Self::Phi3
             | Self::Qwen2
             | Self::Qwen3
             | Self::Smollm3
             | Self::Stablelm => Support::Compiled,
-            Self::Gemma3n | Self::Phi3 => Support::NotYet,
+            Self::Gemma3n => Support::NotYet,
         }
     }
 

@@ -132,6 +132,17 @@ impl<'a> Emitter<'a> {
         Ok(self.external(name, dtype, shape, place))
     }
 
+    /// Writes values in single precision, which no graph need declare.
+    pub(crate) fn place(
+        &mut self,
+        name: &str,
+        values: impl FnOnce() -> Vec<f32>,
+    ) -> Result<Place, CompileError> {
+        let place = self.write(bytemuck::cast_slice(&values()))?;
+        self.places.plain.insert((name.to_owned(), DType::F32), place);
+        Ok(place)
+    }
+
     /// A scalar constant in the activations' type.
     pub(crate) fn number(&mut self, value: f64) -> String {
         match self.compute {

@@ -22,6 +22,7 @@ pub mod placement;
 pub mod precompile;
 pub mod runtime;
 pub mod split;
+mod switch;
 mod table;
 
 pub use error::DeviceError;

@@ -76,6 +76,27 @@ impl Embedding {
     }
 }
 
+/// Cosines and sines of rotary angles.
+pub(crate) const SHORT: [TableRole; 2] = [TableRole::Cos, TableRole::Sin];
+
+/// The same for sequences that are longer than those tables.
+pub(crate) const LONG: [TableRole; 2] = [TableRole::LongCos, TableRole::LongSin];
+
+/// Two tables of one shape.
+pub(crate) fn pair(
+    package: &Path,
+    manifest: &Manifest,
+    roles: [TableRole; 2],
+) -> Result<[Table; 2], DeviceError> {
+    let [first, second] = roles.map(|role| package::table(package, manifest, role));
+    let (first, second) = (first?, second?);
+    if (first.rows, first.cols) != (second.rows, second.cols) {
+        let expected = format!("tables {roles:?} of one shape");
+        return Err(DeviceError::package(expected, format!("{} and {} rows", first.rows, second.rows)));
+    }
+    Ok([first, second])
+}
+
 struct Mapped {
     map: Mmap,
     start: usize,

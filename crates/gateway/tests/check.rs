@@ -76,7 +76,7 @@ fn what_a_subject_has_no_use_for_is_refused() {
     let gateway = Tiny::new().gateway();
     let ask = |extents: &[(&str, u64)], fix: Option<&str>| {
         let request = CheckRequest {
-            subject: "qwen3:0.6b".to_owned(),
+            subject: "gemma3n:e2b".to_owned(),
             target: "qnn:x-elite".parse().unwrap(),
             extents: extents.iter().map(|&(name, extent)| (name.to_owned(), extent)).collect(),
             fix: fix.map(Into::into),

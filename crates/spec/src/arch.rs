@@ -222,6 +222,17 @@ impl DecoderArch {
         self.rope.is_none()
     }
 
+    /// The longest sequence whose keys are rotated by the first of two sets of factors, where a longer one needs the
+    /// other.
+    pub fn switch(&self) -> Option<usize> {
+        match &self.rope.as_ref()?.scaling {
+            RopeScaling::LongRope { original_context, .. } if *original_context < self.context => {
+                Some(*original_context)
+            }
+            _ => None,
+        }
+    }
+
     /// The rotary positions of a layer.
     pub fn rope_of(&self, rotation: Rotation) -> Option<&Rope> {
         match rotation {
@@ -293,6 +304,18 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         /// The context the model was first trained on.
         original_context: usize,
+    },
+    /// LongRoPE's (Ding et al. 2024, arXiv:2402.13753): divisors per frequency, one set for sequences up to the original
+    /// context and another for longer ones, whose keys are all rotated by it.
+    LongRope {
+        /// One divisor per pair of rotated elements, for sequences up to `original_context` tokens.
+        short: Vec<f32>,
+        /// The same for longer ones.
+        long: Vec<f32>,
+        /// The context the model was first trained on.
+        original_context: usize,
+        /// What rotated queries and keys are multiplied with.
+        attention_factor: f64,
     },
     /// Divisors per frequency given by the checkpoint (GGUF's `rope_freqs.weight`).
     Factors {

@@ -171,6 +171,11 @@ pub enum Slot {
     LocalCos,
     /// Input, as [`Slot::LocalCos`]: sines.
     LocalSin,
+    /// Input `[positions, head_size / 2]`: cosines of the rotary angles of every position, for models that have two sets
+    /// of them. At least as many positions as the longest sequence of the batch has tokens.
+    CosTable,
+    /// Input, as [`Slot::CosTable`]: sines.
+    SinTable,
     /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: what is added to attention scores,
     /// 0 where a token may be seen.
     Mask {
@@ -285,6 +290,10 @@ pub enum TableRole {
     Cos,
     /// A row per position: sines of its rotary angles.
     Sin,
+    /// As [`TableRole::Cos`], for sequences that are longer than that table.
+    LongCos,
+    /// As [`TableRole::Sin`], for sequences that are longer than that table.
+    LongSin,
     /// As [`TableRole::Cos`], for layers that are rotated locally.
     LocalCos,
     /// As [`TableRole::Sin`], for layers that are rotated locally.

@@ -140,13 +140,22 @@ fn check_rope(path: &Path, (decoder, attention): (&DecoderArch, &Attention)) -> 
             }
             Ok(())
         }
-        RopeScaling::Factors { factors } => {
-            if factors.len() != rope.dims / 2 {
-                return Err(malformed(path, format!("{} rope factors", rope.dims / 2), factors.len()));
-            }
-            factors.iter().try_for_each(|&factor| positive("a rope factor", f64::from(factor)))
+        RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+            bounded(path, "an original context", *original_context, &CONTEXT)?;
+            positive("a rope attention factor", *attention_factor)?;
+            check_factors(path, short, rope.dims)?;
+            check_factors(path, long, rope.dims)
         }
+        RopeScaling::Factors { factors } => check_factors(path, factors, rope.dims),
     }
+}
+
+/// One divisor above zero for each pair.
+fn check_factors(path: &Path, factors: &[f32], dims: usize) -> Result<(), CheckpointError> {
+    if factors.len() != dims / 2 {
+        return Err(malformed(path, format!("{} rope factors", dims / 2), factors.len()));
+    }
+    factors.iter().try_for_each(|&factor| check_positive(path, "a rope factor", Some(factor)))
 }
 
 fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<(), CheckpointError> {

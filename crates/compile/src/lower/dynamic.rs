@@ -6,7 +6,7 @@
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Variant,
-    arch::{DecoderArch, DecoderLayer, EncoderArch, EncoderHead, Pooling, Residual},
+    arch::{DecoderArch, DecoderLayer, EncoderArch, EncoderHead, Pooling, Residual, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableRole},
 };
@@ -42,7 +42,14 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     let seqlens_k = io.input(e, Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total_length = io.input(e, Slot::TotalLength, "total_length", DType::I32, &[]);
     let logits_rows = io.input(e, Slot::LogitsRows, "logits_rows", DType::I64, &rows_dim);
-    let angles = rope::Angles::write(e, arch)?;
+    let mut angles = rope::Angles::write(e, arch)?;
+    if let (Some(_), Some(pairs)) = (arch.switch(), rope::pairs(arch, Rotation::Global)) {
+        // Which of the two sets is meant depends on the length of the sequence.
+        let shape = ["positions".into(), pairs.into()];
+        let cos = io.input(e, Slot::CosTable, "cos", DType::F32, &shape);
+        let sin = io.input(e, Slot::SinTable, "sin", DType::F32, &shape);
+        angles.insert(Rotation::Global, [cos, sin]);
+    }
     let lengths = [seqlens_k, total_length];
     let x = embed::scaled(e, embeds, arch);
     let mut stream = Stream::new(x, Norm::of(arch));
@@ -69,6 +76,9 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     if arch.learned_positions() {
         let shape = (arch.context, arch.hidden);
         tables.push(embed::table(e, (TableRole::Position, "position.weight"), shape, DType::F32)?);
+    }
+    if arch.switch().is_some() {
+        tables.extend(rope::host_tables(e, arch));
     }
     close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kv), tables)
 }

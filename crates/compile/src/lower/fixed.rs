@@ -12,9 +12,7 @@ use narthex_spec::{
         Rotation,
     },
     dtype::Dim,
-    manifest::{
-        GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableEncoding, TableRole,
-    },
+    manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, Part, Slot},
     recipe::FixedShapes,
 };
 
@@ -26,7 +24,7 @@ use crate::{
         embed, mlp,
         norm::Norm,
         plain,
-        rope::{Angles, TABLES, used},
+        rope::{self, Angles},
         task,
     },
     lower::dynamic::OPSETS,
@@ -61,35 +59,22 @@ fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Res
     }
     let entry = head(e, arch)?;
     graphs.push((e.next_graph(Builder::default())?, entry));
-    Ok(Lowered { graphs, tables: rope_tables(e, arch) })
+    // Variant A wrote the angles of every position; where it takes them from the host too, it said so.
+    let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
+    Ok(Lowered { graphs, tables })
 }
 
-/// Slots of cosines and sines, and the roles of the tables that the host reads them from.
-const ANGLES: [(Rotation, [Slot; 2], [TableRole; 2]); 2] = [
-    (Rotation::Global, [Slot::Cos, Slot::Sin], [TableRole::Cos, TableRole::Sin]),
-    (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], [TableRole::LocalCos, TableRole::LocalSin]),
+/// Slots of cosines and sines.
+const ANGLES: [(Rotation, [Slot; 2], &str); 2] = [
+    (Rotation::Global, [Slot::Cos, Slot::Sin], ""),
+    (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], "local."),
 ];
-
-/// Variant A wrote the angles of every position; the host reads their rows.
-fn rope_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable> {
-    let mut tables = Vec::new();
-    for ((rotation, _, roles), (_, names)) in ANGLES.into_iter().zip(TABLES) {
-        let Some((_, pairs)) = used(arch, rotation) else { continue };
-        for (role, name) in roles.into_iter().zip(names) {
-            tables.extend(e.place_of(name, DType::F32).map(|place| {
-                let encoding = TableEncoding::Plain { dtype: DType::F32, data: e.range(place) };
-                HostTable { role, rows: arch.context, cols: pairs, encoding }
-            }));
-        }
-    }
-    tables
-}
 
 /// Declares the angles of the new tokens.
 fn angles(e: &mut Emitter<'_>, io: &mut Io, arch: &DecoderArch, tokens: usize) -> Angles {
     let mut angles = Angles::default();
-    for ((rotation, slots, _), prefix) in ANGLES.into_iter().zip(["", "local."]) {
-        let Some((_, pairs)) = used(arch, rotation) else { continue };
+    for (rotation, slots, prefix) in ANGLES {
+        let Some(pairs) = rope::pairs(arch, rotation) else { continue };
         let shape: [Dim; 4] = [1.into(), 1.into(), tokens.into(), pairs.into()];
         let cos = io.input(e, slots[0], &format!("{prefix}cos"), F16, &shape);
         let sin = io.input(e, slots[1], &format!("{prefix}sin"), F16, &shape);

@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 use narthex_graph::Graph;
 use narthex_spec::{
     Elements, Feed, Fetch, TokenId,
-    arch::DecoderArch,
+    arch::{DecoderArch, Rotation},
     dtype::Dim,
     manifest::{Binding, GraphEntry, Slot},
 };
@@ -19,7 +19,11 @@ use super::{
     probe::{output, probe},
     scaling::Input,
 };
-use crate::{checkpoint::Checkpoint, error::CompileError};
+use crate::{
+    checkpoint::Checkpoint,
+    error::CompileError,
+    layer::rope::{self, Reach, RopeTables},
+};
 
 /// What models read for their calibration: prose, code, lists and dialogue, in several languages.
 const TEXT: &str = include_str!("calibration.txt");
@@ -101,12 +105,21 @@ impl Reader<'_> {
                 Slot::Embeds => Elements::F32(self.embeds(&tokens)?),
                 Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
                 Slot::TotalLength => Elements::I32(vec![count as i32]),
+                Slot::CosTable => Elements::F32(self.angles(count).cos),
+                Slot::SinTable => Elements::F32(self.angles(count).sin),
                 Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
                 _ => Elements::F32(vec![0.0; shape.iter().product()]),
             };
             Ok(Feed { name: binding.name.clone(), shape, elements })
         };
         entry.inputs.iter().map(feed).collect()
+    }
+
+    /// The angles that a sequence of the text's length is rotated by.
+    fn angles(&self, tokens: usize) -> RopeTables {
+        let long = self.arch.switch().is_some_and(|at| tokens > at);
+        let reach = if long { Reach::Long } else { Reach::Short };
+        rope::of(self.arch, (Rotation::Global, reach), tokens)
     }
 
     /// The text's tokens, as many as the model takes.

@@ -209,6 +209,21 @@ def phi3(out):
                llama_meta(head_count=2, head_count_kv=1, rope_dimension_count=24, sliding_window=13))
 
 
+def phi3_long(out):
+    """As the 128k models: other factors, and other keys, past the original context."""
+    rng = np.random.default_rng(35)
+    short, long = (list(map(float, np.float32(1 + scale * rng.random(HEAD // 2)))) for scale in (0.5, 5.0))
+    config = transformers.Phi3Config(**SIZES, rms_norm_eps=1e-6, original_max_position_embeddings=10,
+                                     rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=short,
+                                                          long_factor=long), tie_word_embeddings=False)
+    folder, tensors = from_transformers(out, "phi3.5", config)
+    factor = float(np.sqrt(1 + np.log(CONTEXT / 10) / np.log(10)))
+    meta = llama_meta(rope_scaling_orig_ctx_len=10, rope_scaling_attn_factors=factor,
+                      tensors={"rope_factors_short.weight": np.float32(short),
+                               "rope_factors_long.weight": np.float32(long)})
+    write_gguf(folder, gguf.MODEL_ARCH.PHI3, tensors, meta)
+
+
 def stablelm_meta(**more):
     meta = llama_meta(rope_dimension_count=4, layer_norm_eps=1e-5, **more)
     meta.pop("layer_norm_rms_eps")
@@ -335,7 +350,7 @@ def chatglm3(out):
                {key.removeprefix("transformer."): value for key, value in tensors.items()}, meta)
 
 
-FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3,
+FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3, phi3_long=phi3_long,
                 stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3)
 

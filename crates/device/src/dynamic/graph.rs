@@ -13,6 +13,7 @@ use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
     package,
+    table::Table,
 };
 
 /// The graph's names by role.
@@ -22,6 +23,8 @@ pub(super) struct Names {
     total_length: CString,
     logits_rows: CString,
     logits: CString,
+    /// Cosines and sines, where they are inputs.
+    angles: Option<[CString; 2]>,
     /// Past and present of each layer's keys and values.
     cache: Vec<[[CString; 2]; 2]>,
 }
@@ -47,8 +50,33 @@ impl Names {
             total_length: input(Slot::TotalLength)?,
             logits_rows: input(Slot::LogitsRows)?,
             logits: output(Slot::Logits)?,
+            angles: match entry.input(Slot::CosTable) {
+                Some(_) => Some([input(Slot::CosTable)?, input(Slot::SinTable)?]),
+                None => None,
+            },
             cache,
         })
+    }
+}
+
+/// Rotary angles of every position.
+pub(super) struct Angles {
+    positions: usize,
+    pairs: usize,
+    /// Cosines and sines, each `[positions, pairs]`.
+    parts: [Vec<f32>; 2],
+}
+
+impl Angles {
+    /// Reads the tables of cosines and sines.
+    pub(super) fn read(tables: [&Table; 2]) -> Self {
+        let read = |table: &Table| {
+            let mut rows = vec![0.0; table.rows() * table.cols()];
+            let places = rows.chunks_exact_mut(table.cols());
+            places.enumerate().for_each(|(row, out)| table.read_row(row, out));
+            rows
+        };
+        Self { positions: tables[0].rows(), pairs: tables[0].cols(), parts: tables.map(read) }
     }
 }
 
@@ -64,6 +92,8 @@ pub(super) struct Run<'a> {
     pub(super) first_row: usize,
     /// `[batch, sequence, hidden]`.
     pub(super) embeds: &'a mut [f32],
+    /// Cosines and sines of every position, for graphs that take them.
+    pub(super) angles: Option<&'a mut Angles>,
     /// `[logits_rows, vocab]`.
     pub(super) logits: &'a mut [f32],
     /// Rows of logits.
@@ -78,6 +108,7 @@ struct Key {
     first_row: usize,
     logits_rows: usize,
     embeds: usize,
+    angles: usize,
     logits: usize,
     generation: u64,
 }
@@ -131,6 +162,7 @@ impl Bound {
             first_row: run.first_row,
             logits_rows: run.logits_rows,
             embeds: run.embeds.as_ptr() as usize,
+            angles: run.angles.as_ref().map_or(0, |angles| angles.parts[0].as_ptr() as usize),
             logits: run.logits.as_ptr() as usize,
             generation: cache.generation(),
         };
@@ -148,7 +180,7 @@ impl Bound {
         let (hidden, vocab) = (extent(self.width.hidden), extent(self.width.vocab));
         let capacity = extent(cache.capacity());
         let b = &mut self.binding;
-        // SAFETY: embeds, logits and the cache belong to the executor that owns this binding, lengths, rows and total
+        // SAFETY: embeds, angles, logits and the cache belong to the executor that owns this binding, lengths, rows and total
         // to this value itself. All stay where they are, or their address or generation changes, which the key sees
         // before the next run.
         unsafe {
@@ -159,6 +191,12 @@ impl Bound {
             b.input(&names.seqlens_k, Tensor::new(&mut self.lengths[..run.batch], DType::I32, &[batch]))?;
             b.input(&names.total_length, Tensor::new(&mut self.total, DType::I32, &[]))?;
             b.input(&names.logits_rows, Tensor::new(&mut self.rows[..run.logits_rows], DType::I64, &[rows]))?;
+            if let (Some(names), Some(angles)) = (&names.angles, run.angles) {
+                let shape = [extent(angles.positions), extent(angles.pairs)];
+                for (name, part) in names.iter().zip(&mut angles.parts) {
+                    b.input(name, Tensor::new(part, DType::F32, &shape))?;
+                }
+            }
             b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, vocab]))?;
             for (layer, parts) in names.cache.iter().enumerate() {
                 let (heads, head_size) = cache.shape(layer);

@@ -14,7 +14,7 @@ use narthex_engine::executor::{
 };
 use narthex_spec::{
     SlotId,
-    arch::Architecture,
+    arch::{Architecture, DecoderArch},
     manifest::{GraphEntry, KvLayout, Manifest},
 };
 
@@ -26,11 +26,12 @@ use crate::{
     package,
     placement::Placement,
     runtime::Runtime,
-    table::Embedding,
+    switch::{Factors, Switch},
+    table::{Embedding, LONG, SHORT, pair},
 };
 
 use cache::{Cache, Part};
-use graph::{Bound, Names, Run, Width};
+use graph::{Angles, Bound, Names, Run, Width};
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +53,7 @@ pub struct ExecutorOptions {
 pub struct DynamicExecutor {
     limits: Limits,
     embedding: Embedding,
+    long: Option<Long>,
     cache: Cache,
     kv: Vec<KvLayout>,
     names: Names,
@@ -86,11 +88,44 @@ impl ExecutorOptions {
     }
 }
 
+/// What a model with two sets of rotary factors needs beside others.
+pub(crate) struct Long {
+    switch: Switch,
+    short: Angles,
+    long: Angles,
+}
+
+impl Long {
+    /// The two sets of a package, where its model has two.
+    fn open(
+        package: &Path,
+        manifest: &Manifest,
+        arch: &DecoderArch,
+        limits: &Limits,
+    ) -> Result<Option<Self>, DeviceError> {
+        let Some(at) = arch.switch() else { return Ok(None) };
+        let read = |roles| Ok::<_, DeviceError>(Angles::read(pair(package, manifest, roles)?.each_ref()));
+        Ok(Some(Self {
+            switch: Switch::new(at, limits.slots, limits.chunk),
+            short: read(SHORT)?,
+            long: read(LONG)?,
+        }))
+    }
+
+    fn angles(&mut self, factors: Factors) -> &mut Angles {
+        match factors {
+            Factors::Short => &mut self.short,
+            Factors::Long => &mut self.long,
+        }
+    }
+}
+
 /// What a decoder takes from its package beside the graph.
 pub(crate) struct Parts<'a> {
     entry: &'a GraphEntry,
     pub(crate) embedding: Embedding,
     pub(crate) limits: Limits,
+    long: Option<Long>,
     names: Names,
 }
 
@@ -111,7 +146,8 @@ impl<'a> Parts<'a> {
         let entry = package::graph(manifest)?;
         let embedding = Embedding::open(package, manifest, arch)?;
         let limits = options.limits(manifest.max_length, arch.vocab, &entry.kv)?;
-        Ok(Self { entry, embedding, limits, names: Names::new(entry)? })
+        let long = Long::open(package, manifest, arch, &limits)?;
+        Ok(Self { entry, embedding, limits, long, names: Names::new(entry)? })
     }
 }
 
@@ -135,7 +171,7 @@ impl DynamicExecutor {
         if let Device::WebGpu(_) = device {
             return Err(DeviceError::HostCache { device: device.name().describe() });
         }
-        let Parts { entry, embedding, limits, names } = Parts::read(package, manifest, options)?;
+        let Parts { entry, embedding, limits, long, names } = Parts::read(package, manifest, options)?;
         let (vocab, hidden) = (embedding.vocab(), embedding.width());
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
@@ -150,6 +186,7 @@ impl DynamicExecutor {
             group: Vec::with_capacity(limits.batch),
             limits,
             embedding,
+            long,
             names,
             session,
         })
@@ -166,8 +203,36 @@ impl DynamicExecutor {
         Ok(self.cache.length(slot))
     }
 
+    /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
+    fn run_all(&mut self, plan: &StepPlan, factors: &[Factors]) -> Result<(), StepError> {
+        let factors_of = |span: usize| factors.get(span).copied().unwrap_or(Factors::Short);
+        let (mut at, mut row) = (0, 0);
+        while at < plan.spans.len() {
+            let alike =
+                |(index, span): &(usize, &Span)| is_single(span) && factors_of(at + index) == factors_of(at);
+            let spans = plan.spans[at..].iter().take(self.limits.batch).enumerate();
+            let group = spans.take_while(alike).count();
+            if group > 0 {
+                self.run_batch(plan, (&plan.spans[at..at + group], factors_of(at)), row)?;
+                row += group;
+                at += group;
+            } else {
+                let span = &plan.spans[at];
+                self.run_span(plan, (span, factors_of(at)), row)?;
+                row += span.logits.rows(span.tokens.len());
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// Runs neighbouring single-token spans as one batch; their logits begin at row `row`.
-    fn run_batch(&mut self, plan: &StepPlan, spans: &[Span], row: usize) -> Result<(), StepError> {
+    fn run_batch(
+        &mut self,
+        plan: &StepPlan,
+        (spans, factors): (&[Span], Factors),
+        row: usize,
+    ) -> Result<(), StepError> {
         self.group.clear();
         self.group.extend(spans.iter().map(|span| span.slot));
         let first_row = self.cache.gather(&self.group);
@@ -188,6 +253,7 @@ impl DynamicExecutor {
             total: longest,
             first_row,
             embeds: &mut self.embeds[..spans.len() * width],
+            angles: self.long.as_mut().map(|long| long.angles(factors)),
             logits: &mut self.logits[row * vocab..(row + spans.len()) * vocab],
             logits_rows: spans.len(),
         };
@@ -195,7 +261,12 @@ impl DynamicExecutor {
     }
 
     /// Runs one span; its logits begin at row `row`.
-    fn run_span(&mut self, plan: &StepPlan, span: &Span, row: usize) -> Result<(), StepError> {
+    fn run_span(
+        &mut self,
+        plan: &StepPlan,
+        (span, factors): (&Span, Factors),
+        row: usize,
+    ) -> Result<(), StepError> {
         let width = self.embedding.width();
         let tokens = plan.tokens_of(span);
         for ((position, &token), out) in (span.at..).zip(tokens).zip(self.embeds.chunks_exact_mut(width)) {
@@ -214,6 +285,7 @@ impl DynamicExecutor {
             total: span.at + tokens.len(),
             first_row: self.cache.row(span.slot),
             embeds: &mut self.embeds[..tokens.len() * width],
+            angles: self.long.as_mut().map(|long| long.angles(factors)),
             logits: &mut self.logits[row * vocab..(row + count) * vocab],
             logits_rows: count,
         };
@@ -238,19 +310,13 @@ impl Executor for DynamicExecutor {
         if self.logits.len() < rows * self.limits.vocab {
             self.logits.resize(rows * self.limits.vocab, 0.0);
         }
-        let (mut at, mut row) = (0, 0);
-        while at < plan.spans.len() {
-            let group =
-                plan.spans[at..].iter().take(self.limits.batch).take_while(|span| is_single(span)).count();
-            if group > 0 {
-                self.run_batch(plan, &plan.spans[at..at + group], row)?;
-                row += group;
-                at += group;
-            } else {
-                let span = &plan.spans[at];
-                self.run_span(plan, span, row)?;
-                row += span.logits.rows(span.tokens.len());
-                at += 1;
+        match self.long.as_mut().map(|long| long.switch.rewrite(plan)).transpose()? {
+            None => self.run_all(plan, &[])?,
+            Some(mut rewritten) => {
+                self.run_all(&rewritten.0, &rewritten.1)?;
+                self.long
+                    .iter_mut()
+                    .for_each(|long| long.switch.commit(plan, std::mem::take(&mut rewritten)));
             }
         }
         for span in &plan.spans {
@@ -262,6 +328,7 @@ impl Executor for DynamicExecutor {
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
         self.cache.truncate(slot, len);
+        self.long.iter_mut().for_each(|long| long.switch.truncate(slot, len));
         Ok(())
     }
 
@@ -276,6 +343,7 @@ impl Executor for DynamicExecutor {
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
         block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
         let length = at + block.tokens();
+        self.long.iter_mut().try_for_each(|long| long.switch.hand_over(slot, (at, length)))?;
         self.cache.reserve([(slot, length)].into_iter())?;
         for (index, layer) in block.layers().iter().enumerate() {
             self.cache.write((index, Part::Key), slot, at, layer.keys.f32s());

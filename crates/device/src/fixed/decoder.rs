@@ -17,9 +17,15 @@ use super::{
     cache::{Cache, New},
     graph::FixedGraph,
     open,
-    step::{self, Tables},
+    step::{self, Angles, Tables},
 };
-use crate::{error::DeviceError, package, placement::GraphPlacement, runtime::Runtime, table::Embedding};
+use crate::{
+    error::DeviceError,
+    placement::GraphPlacement,
+    runtime::Runtime,
+    switch::{Factors, Switch},
+    table::{Embedding, LONG, SHORT, pair},
+};
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +41,8 @@ pub struct FixedExecutor {
     limits: Limits,
     past: usize,
     tables: Tables,
+    /// For models with two sets of rotary factors.
+    switch: Option<Switch>,
     /// By new tokens, rising.
     layers: Vec<(usize, FixedGraph)>,
     head: FixedGraph,
@@ -97,7 +105,8 @@ impl FixedExecutor {
             kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
         };
         let cache = Cache::new(&kv, past, options.slots);
-        Ok(Self { limits, past, tables, layers, head, kv, logits: Vec::new(), cache })
+        let switch = arch.switch().map(|at| Switch::new(at, limits.slots, limits.chunk));
+        Ok(Self { limits, past, tables, switch, layers, head, kv, logits: Vec::new(), cache })
     }
 
     /// Where the nodes of each graph run.
@@ -112,13 +121,28 @@ impl FixedExecutor {
         Ok(self.cache.length(slot))
     }
 
+    /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
+    fn run_all(&mut self, plan: &StepPlan, factors: &[Factors]) -> Result<(), StepError> {
+        let mut row = 0;
+        for (index, span) in plan.spans.iter().enumerate() {
+            self.run_span(plan, (span, factors.get(index).copied().unwrap_or(Factors::Short)), row)?;
+            row += span.logits.rows(span.tokens.len());
+        }
+        Ok(())
+    }
+
     /// Runs one span; its logits begin at row `row`.
-    fn run_span(&mut self, plan: &StepPlan, span: &Span, row: usize) -> Result<(), StepError> {
+    fn run_span(
+        &mut self,
+        plan: &StepPlan,
+        (span, factors): (&Span, Factors),
+        row: usize,
+    ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
         let Some((width, graph)) = self.layers.iter_mut().find(|(width, _)| *width >= tokens.len()) else {
             return Err(StepError::BadPlan { reason: format!("no graph takes {} tokens", tokens.len()) });
         };
-        step::write(graph, &self.tables, (span.at, self.past), tokens);
+        step::write(graph, (&self.tables, factors), (span.at, self.past), tokens);
         graph.run_over(&mut self.cache, span.slot)?;
         for layer in 0..self.kv.len() {
             let new = New {
@@ -144,30 +168,34 @@ impl FixedExecutor {
     }
 }
 
-/// The embedding, and the angles of every position for each input that takes some.
+/// The embedding, and the angles of every position for each pair of inputs that takes some.
 fn tables(folder: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Tables, DeviceError> {
     let embedding = Embedding::open(folder, manifest, arch)?;
     let inputs = manifest.graphs.iter().filter(|graph| matches!(graph.part, Part::Layers { .. }));
-    let wanted = |(slot, _): &&(Slot, TableRole)| inputs.clone().any(|graph| graph.input(*slot).is_some());
-    let mut angles = Vec::new();
-    for &(slot, role) in ANGLES.iter().filter(wanted) {
-        let table = package::table(folder, manifest, role)?;
-        if table.rows() < manifest.max_length || table.cols() > embedding.width() {
-            let expected = format!("a table of angles with at least {} rows", manifest.max_length);
-            let found = format!("{} x {}", table.rows(), table.cols());
-            return Err(DeviceError::package(expected, found));
+    let open = |roles, rows: usize| {
+        let tables = pair(folder, manifest, roles)?;
+        if tables[0].rows() < rows || tables[0].cols() > embedding.width() {
+            let found = format!("{} x {}", tables[0].rows(), tables[0].cols());
+            return Err(DeviceError::package(format!("tables of angles with at least {rows} rows"), found));
         }
-        angles.push((slot, table));
+        Ok(tables)
+    };
+    let mut angles = Vec::new();
+    for (slots, roles) in ANGLES {
+        if inputs.clone().any(|graph| graph.input(slots[0]).is_some()) {
+            let switch = arch.switch().filter(|_| roles == SHORT);
+            let rows = switch.unwrap_or(manifest.max_length).min(manifest.max_length);
+            let long = switch.map(|_| open(LONG, manifest.max_length)).transpose()?;
+            angles.push(Angles { slots, short: open(roles, rows)?, long });
+        }
     }
     Ok(Tables { embedding, angles })
 }
 
 /// The tables of the inputs that take angles.
-const ANGLES: [(Slot, TableRole); 4] = [
-    (Slot::Cos, TableRole::Cos),
-    (Slot::Sin, TableRole::Sin),
-    (Slot::LocalCos, TableRole::LocalCos),
-    (Slot::LocalSin, TableRole::LocalSin),
+const ANGLES: [([Slot; 2], [TableRole; 2]); 2] = [
+    ([Slot::Cos, Slot::Sin], SHORT),
+    ([Slot::LocalCos, Slot::LocalSin], [TableRole::LocalCos, TableRole::LocalSin]),
 ];
 
 impl Executor for FixedExecutor {
@@ -182,10 +210,12 @@ impl Executor for FixedExecutor {
         if self.logits.len() < wanted {
             self.logits.resize(wanted, 0.0);
         }
-        let mut row = 0;
-        for span in &plan.spans {
-            self.run_span(plan, span, row)?;
-            row += span.logits.rows(span.tokens.len());
+        match self.switch.as_mut().map(|switch| switch.rewrite(plan)).transpose()? {
+            None => self.run_all(plan, &[])?,
+            Some(mut rewritten) => {
+                self.run_all(&rewritten.0, &rewritten.1)?;
+                self.switch.iter_mut().for_each(|switch| switch.commit(plan, std::mem::take(&mut rewritten)));
+            }
         }
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());
@@ -196,6 +226,7 @@ impl Executor for FixedExecutor {
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
         self.cache.set_length(slot, len);
+        self.switch.iter_mut().for_each(|switch| switch.truncate(slot, len));
         Ok(())
     }
 
@@ -208,12 +239,14 @@ impl Executor for FixedExecutor {
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
         block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
+        let length = at + block.tokens();
+        self.switch.iter_mut().try_for_each(|switch| switch.hand_over(slot, (at, length)))?;
         self.cache.layers(slot)?;
         for (index, layer) in block.layers().iter().enumerate() {
             let (keys, values) = (layer.keys.to_f16()?, layer.values.to_f16()?);
             self.cache.write(slot, index, at, [&keys, &values]);
         }
-        self.cache.set_length(slot, at + block.tokens());
+        self.cache.set_length(slot, length);
         Ok(())
     }
 }

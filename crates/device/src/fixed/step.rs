@@ -9,17 +9,43 @@ use half::f16;
 use narthex_spec::{TokenId, manifest::Slot};
 
 use super::{HIDDEN, graph::FixedGraph};
-use crate::table::{Embedding, Table};
+use crate::{
+    switch::Factors,
+    table::{Embedding, Table},
+};
 
 /// The tables that the host reads.
 pub(super) struct Tables {
     pub(super) embedding: Embedding,
-    /// The inputs that take angles, each with its table.
-    pub(super) angles: Vec<(Slot, Table)>,
+    pub(super) angles: Vec<Angles>,
+}
+
+/// Two inputs that take cosines and sines, and the tables of these.
+pub(super) struct Angles {
+    pub(super) slots: [Slot; 2],
+    pub(super) short: [Table; 2],
+    /// For sequences that are longer than the others.
+    pub(super) long: Option<[Table; 2]>,
+}
+
+impl Angles {
+    /// The inputs, each with its table.
+    fn of(&self, factors: Factors) -> impl Iterator<Item = (Slot, &Table)> {
+        let tables = match &self.long {
+            Some(long) if factors == Factors::Long => long,
+            _ => &self.short,
+        };
+        self.slots.into_iter().zip(tables)
+    }
 }
 
 /// Writes one run's inputs: `tokens` follow on `at` tokens in a past of `past` columns.
-pub(super) fn write(graph: &mut FixedGraph, tables: &Tables, (at, past): (usize, usize), tokens: &[TokenId]) {
+pub(super) fn write(
+    graph: &mut FixedGraph,
+    (tables, factors): (&Tables, Factors),
+    (at, past): (usize, usize),
+    tokens: &[TokenId],
+) {
     let hidden = tables.embedding.width();
     let rows = graph.input(Slot::Embeds).len() / hidden;
     let first = rows - tokens.len();
@@ -31,9 +57,9 @@ pub(super) fn write(graph: &mut FixedGraph, tables: &Tables, (at, past): (usize,
         tables.embedding.write(token, position, &mut row);
         narrow(&row, out);
     }
-    for (slot, table) in &tables.angles {
+    for (slot, table) in tables.angles.iter().flat_map(|angles| angles.of(factors)) {
         let pairs = table.cols();
-        let angles = graph.input(*slot);
+        let angles = graph.input(slot);
         angles[..first * pairs].fill(f16::ZERO);
         for (position, out) in (at..).zip(angles[first * pairs..].chunks_exact_mut(pairs)) {
             table.read_row(position, &mut row[..pairs]);

@@ -10,7 +10,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// The families by folder.
-pub(crate) const FAMILIES: [&str; 14] = [
+pub(crate) const FAMILIES: [&str; 15] = [
     "llama",
     "mistral",
     "qwen2",
@@ -18,6 +18,7 @@ pub(crate) const FAMILIES: [&str; 14] = [
     "qwen3",
     "smollm3",
     "phi3",
+    "phi3.5",
     "stablelm",
     "stablelm2",
     "gemma2",

@@ -1,6 +1,6 @@
-//! Phi-3, Phi-3.5 and Phi-4 mini: Llama's structure with fused projections.
+//! Phi-3, Phi-3.5 and Phi-4 mini: Llama's structure with fused projections; LongRoPE in those with a long context.
 
-use narthex_spec::arch::Family;
+use narthex_spec::arch::{Family, RopeScaling};
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::checkpoint::{
@@ -57,8 +57,20 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(arch.into())
 }
 
+/// LongRoPE's divisors in GGUF.
+const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+
 fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
+    if let (Some(rope), true) = (&mut arch.rope, tensors.by_name.contains_key(FACTORS[0])) {
+        let factors = |name: &str| Ok::<_, CheckpointError>(tensors.stored(name, name)?.to_f32());
+        rope.scaling = RopeScaling::LongRope {
+            short: factors(FACTORS[0])?,
+            long: factors(FACTORS[1])?,
+            original_context: keys.need_count("rope.scaling.original_context_length")?,
+            attention_factor: keys.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
+        };
+    }
     arch.family = Family::Phi3;
     Ok(arch.into())
 }

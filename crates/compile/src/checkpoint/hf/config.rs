@@ -130,9 +130,9 @@ impl Config {
             None => Some(family.model_type) == kind,
         };
         HF.iter().find(known).copied().ok_or_else(|| {
-            let known: Vec<&str> = HF.iter().flat_map(|family| family.classes).copied().collect();
+            let known: Vec<&str> = HF.iter().map(|family| family.model_type).collect();
             unsupported(
-                "architecture",
+                format!("architecture of {}", self.path.display()),
                 format!("one of {}", known.join(", ")),
                 stated.or(kind).unwrap_or("none stated"),
             )

@@ -43,6 +43,8 @@ pub(in crate::checkpoint) struct DecoderKeys {
     #[serde(default)]
     rope_parameters: Option<RopeKeys>,
     #[serde(default)]
+    original_max_position_embeddings: Option<usize>,
+    #[serde(default)]
     partial_rotary_factor: Option<f64>,
     #[serde(default)]
     pub(in crate::checkpoint) attention_bias: Option<bool>,
@@ -128,6 +130,12 @@ pub(in crate::checkpoint) struct RopeKeys {
     original_max_position_embeddings: Option<usize>,
     #[serde(default)]
     partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    short_factor: Option<Vec<f32>>,
+    #[serde(default)]
+    long_factor: Option<Vec<f32>>,
+    #[serde(default)]
+    attention_factor: Option<f64>,
 }
 
 /// Tells `null` (`Some(None)`) from an absent key (`None`).
@@ -219,6 +227,15 @@ impl DecoderKeys {
         };
         let (dims, theta) = ((head_size as f64 * share) as usize, self.rope_theta.unwrap_or(defaults.theta));
         match keys {
+            Some(keys) if keys.is_long() => {
+                let context = self.max_position_embeddings.unwrap_or(defaults.context);
+                let original = self.original_max_position_embeddings;
+                Ok(Rope {
+                    theta: keys.rope_theta.unwrap_or(theta),
+                    dims,
+                    scaling: keys.long(config, context, original)?,
+                })
+            }
             Some(keys) => keys.rope(config, (dims, theta)),
             None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
         }
@@ -233,6 +250,33 @@ impl RopeKeys {
         (dims, theta): (usize, f64),
     ) -> Result<Rope, CheckpointError> {
         Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
+    }
+
+    /// Whether the scaling is LongRoPE's, which files from before it was published call `su`.
+    fn is_long(&self) -> bool {
+        matches!(self.rope_type.as_deref().or(self.old_rope_type.as_deref()), Some("longrope" | "su"))
+    }
+
+    /// LongRoPE's scaling for a context of so many tokens; `original` is what the file says beside the scaling.
+    fn long(
+        &self,
+        config: &Config,
+        context: usize,
+        original: Option<usize>,
+    ) -> Result<RopeScaling, CheckpointError> {
+        let need = |key: &str| malformed(config.path(), format!("a rope scaling with {key}"), "none");
+        let original_context = original
+            .or(self.original_max_position_embeddings)
+            .ok_or_else(|| need("original_max_position_embeddings"))?;
+        let stretch = self.factor.unwrap_or(context as f64 / original_context as f64);
+        let usual =
+            if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original_context as f64).ln()).sqrt() };
+        Ok(RopeScaling::LongRope {
+            short: self.short_factor.clone().ok_or_else(|| need("short_factor"))?,
+            long: self.long_factor.clone().ok_or_else(|| need("long_factor"))?,
+            original_context,
+            attention_factor: self.attention_factor.unwrap_or(usual),
+        })
     }
 
     fn scaling(&self, path: &Path) -> Result<RopeScaling, CheckpointError> {
@@ -250,7 +294,7 @@ impl RopeKeys {
                     malformed(path, "a rope scaling with original_max_position_embeddings", "none")
                 })?,
             }),
-            Some(other) => Err(unsupported("rope scaling", "default, linear or llama3", other)),
+            Some(other) => Err(unsupported("rope scaling", "default, linear, llama3 or longrope", other)),
         }
     }
 }

@@ -1,0 +1,200 @@
+//! Models with two sets of rotary factors (LongRoPE): one for sequences up to a length, another for longer ones.
+//!
+//! Keys are kept as they were rotated. A sequence that grows past the length, or is cut back below it, has keys of the
+//! wrong set; they are made anew from its tokens, which are remembered here. Nothing here runs a graph: a plan is
+//! rewritten into spans that each need one set.
+
+use narthex_engine::executor::{StepError, StepPlan, Wanted};
+use narthex_spec::{SlotId, TokenId};
+
+/// A set of rotary factors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Factors {
+    /// For sequences up to the length.
+    Short,
+    /// For longer ones.
+    Long,
+}
+
+/// What is known of every slot.
+pub(crate) struct Switch {
+    at: usize,
+    chunk: usize,
+    slots: Vec<Held>,
+    plan: StepPlan,
+    factors: Vec<Factors>,
+}
+
+/// A slot.
+#[derive(Default)]
+struct Held {
+    /// Its first tokens: all that it holds, but for keys that were handed over.
+    tokens: Vec<TokenId>,
+    /// The set that its keys were rotated by; `None` where it has none, or where making them anew has failed.
+    factors: Option<Factors>,
+}
+
+impl Switch {
+    /// For sequences that change their factors past `at` tokens; spans have at most `chunk` tokens.
+    pub(crate) fn new(at: usize, slots: usize, chunk: usize) -> Self {
+        let slots = (0..slots).map(|_| Held::default()).collect();
+        Self { at, chunk: chunk.max(1), slots, plan: StepPlan::default(), factors: Vec::new() }
+    }
+
+    /// The set for a sequence of so many tokens.
+    fn of(&self, length: usize) -> Factors {
+        if length > self.at { Factors::Long } else { Factors::Short }
+    }
+
+    /// Rewrites a checked plan so that each span needs one set, and keys of another set are made anew before it. Gives the
+    /// same rows of logits; [`Switch::commit`] follows once the plan has run.
+    pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<(StepPlan, Vec<Factors>), StepError> {
+        let mut to = (std::mem::take(&mut self.plan), std::mem::take(&mut self.factors));
+        to.0.clear();
+        to.1.clear();
+        for span in &plan.spans {
+            let tokens = plan.tokens_of(span);
+            // Each token sees the keys that a sequence ending in it would have.
+            let short = self.at.saturating_sub(span.at).min(tokens.len());
+            for (start, part) in [(0, &tokens[..short]), (short, &tokens[short..])] {
+                if part.is_empty() {
+                    continue;
+                }
+                let last = start + part.len() == tokens.len();
+                let logits = if last || span.logits == Wanted::All { span.logits } else { Wanted::Nothing };
+                self.prepare((span.slot, span.at), (&tokens[..start], part.len()), &mut to)?;
+                to.0.push(span.slot, span.at + start, part, logits);
+                to.1.push(self.of(span.at + start + part.len()));
+            }
+        }
+        Ok(to)
+    }
+
+    /// Adds the spans that make a slot's keys anew, where those before the next `count` tokens are of another set.
+    fn prepare(
+        &mut self,
+        (slot, at): (SlotId, usize),
+        (new, count): (&[TokenId], usize),
+        (plan, factors): &mut (StepPlan, Vec<Factors>),
+    ) -> Result<(), StepError> {
+        let wanted = self.of(at + new.len() + count);
+        let held = &mut self.slots[slot.index()];
+        if held.factors == Some(wanted) || at + new.len() == 0 {
+            held.factors = Some(wanted);
+            return Ok(());
+        }
+        if held.tokens.len() < at {
+            let reason = format!(
+                "slot {} holds keys that were handed over for at most {} tokens and cannot be made anew",
+                slot.0, self.at
+            );
+            return Err(StepError::BadPlan { reason });
+        }
+        // Whatever happens on the way, the keys are no longer those of the set that they were.
+        held.factors = None;
+        let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
+        for (index, part) in before.chunks(self.chunk).enumerate() {
+            plan.push(slot, index * self.chunk, part, Wanted::Nothing);
+            factors.push(wanted);
+        }
+        Ok(())
+    }
+
+    /// A plan has run; `rewritten` is given back for its storage.
+    pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: (StepPlan, Vec<Factors>)) {
+        for span in &plan.spans {
+            let factors = self.of(span.at + span.tokens.len());
+            let held = &mut self.slots[span.slot.index()];
+            if held.tokens.len() == span.at {
+                held.tokens.extend_from_slice(plan.tokens_of(span));
+            }
+            held.factors = Some(factors);
+        }
+        (self.plan, self.factors) = rewritten;
+    }
+
+    /// A slot was cut back.
+    pub(crate) fn truncate(&mut self, slot: SlotId, length: usize) {
+        self.slots[slot.index()].tokens.truncate(length);
+    }
+
+    /// Keys of a slot up to `length` tokens are about to be handed over from token `at` on, by an executor that holds as
+    /// many.
+    pub(crate) fn hand_over(&mut self, slot: SlotId, (at, length): (usize, usize)) -> Result<(), StepError> {
+        let factors = self.of(length);
+        let held = &mut self.slots[slot.index()];
+        if at > 0 && held.factors != Some(factors) {
+            let reason = format!(
+                "slot {} holds keys of at most {} tokens, which those of more cannot follow",
+                slot.0, self.at
+            );
+            return Err(StepError::BadPlan { reason });
+        }
+        held.tokens.truncate(at);
+        held.factors = Some(factors);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Position, tokens, wanted rows and factors of each span.
+    type Shown = Vec<(usize, Vec<TokenId>, Wanted, Factors)>;
+
+    fn step(switch: &mut Switch, at: usize, tokens: &[TokenId], wanted: Wanted) -> Result<Shown, StepError> {
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), at, tokens, wanted);
+        let rewritten = switch.rewrite(&plan)?;
+        let spans = rewritten.0.spans.iter().zip(&rewritten.1);
+        let shown = spans
+            .map(|(span, factors)| (span.at, rewritten.0.tokens_of(span).to_vec(), span.logits, *factors))
+            .collect();
+        assert_eq!(rewritten.0.logits_rows(), plan.logits_rows());
+        switch.commit(&plan, rewritten);
+        Ok(shown)
+    }
+
+    #[test]
+    fn keys_are_made_anew_on_both_sides_of_the_length() {
+        use Factors::{Long, Short};
+        use Wanted::{All, Last, Nothing};
+        let mut switch = Switch::new(4, 1, 3);
+        assert_eq!(step(&mut switch, 0, &[1, 2, 3], Last).unwrap(), [(0, vec![1, 2, 3], Last, Short)]);
+        let across = step(&mut switch, 3, &[4, 5, 6], All).unwrap();
+        let expected = [
+            (3, vec![4], All, Short),
+            (0, vec![1, 2, 3], Nothing, Long),
+            (3, vec![4], Nothing, Long),
+            (4, vec![5, 6], All, Long),
+        ];
+        assert_eq!(across, expected);
+        assert_eq!(step(&mut switch, 6, &[7], Last).unwrap(), [(6, vec![7], Last, Long)]);
+        switch.truncate(SlotId(0), 2);
+        let back = step(&mut switch, 2, &[8], Last).unwrap();
+        assert_eq!(back, [(0, vec![1, 2], Nothing, Short), (2, vec![8], Last, Short)]);
+        switch.truncate(SlotId(0), 0);
+        let whole = step(&mut switch, 0, &[1, 2, 3, 4, 5], Last).unwrap();
+        let expected = [
+            (0, vec![1, 2, 3, 4], Nothing, Short),
+            (0, vec![1, 2, 3], Nothing, Long),
+            (3, vec![4], Nothing, Long),
+            (4, vec![5], Last, Long),
+        ];
+        assert_eq!(whole, expected);
+    }
+
+    #[test]
+    fn keys_that_were_handed_over_last_up_to_the_length() {
+        let mut switch = Switch::new(4, 1, 8);
+        switch.hand_over(SlotId(0), (0, 3)).unwrap();
+        assert_eq!(step(&mut switch, 3, &[4], Wanted::Last).unwrap().len(), 1);
+        let error = step(&mut switch, 4, &[5], Wanted::Last).unwrap_err().to_string();
+        assert!(error.contains("cannot be made anew"), "{error}");
+        let error = switch.hand_over(SlotId(0), (4, 6)).unwrap_err().to_string();
+        assert!(error.contains("cannot follow"), "{error}");
+        switch.hand_over(SlotId(0), (0, 6)).unwrap();
+        assert_eq!(step(&mut switch, 6, &[7], Wanted::Last).unwrap().len(), 1);
+    }
+}
