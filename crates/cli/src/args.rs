@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 use narthex_gateway::Config;
-use narthex_spec::{Calibration, NpuPolicy, Order, Places, Power, Scheme, Split, Target};
+use narthex_spec::{Calibration, Division, NpuPolicy, Order, Places, Power, Scheme, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -83,9 +83,10 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: Order,
 
-    /// Read prompts on one device and write answers on another, as in prefill=qnn,decode=cpu
-    #[arg(long, value_name = "PHASE=DEVICE,...")]
-    pub(crate) place: Option<Split>,
+    /// Read prompts on one device and write answers on another, as in prefill=qnn,decode=cpu; or auto: measure the devices
+    /// once and take the fastest or the fastest pair
+    #[arg(long, value_name = "PHASE=DEVICE,...|auto")]
+    pub(crate) place: Option<Division>,
 
     /// What to do about an NPU: require it, prefer it, or leave it off
     #[arg(long, default_value = "prefer", value_name = "POLICY")]

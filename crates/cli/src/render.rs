@@ -184,13 +184,14 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
     format!("{}\ncompiled files  {size}", table.trim_fmt())
 }
 
-/// A model's device, and which ones should have run it and did not.
+/// A model's device, why it runs there, and which ones should have run it and did not.
 fn device(model: &ModelStatus) -> String {
-    let Some(device) = model.placement.as_ref().map(PlacementReport::name) else { return "-".to_owned() };
+    let Some(report) = &model.placement else { return "-".to_owned() };
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
-    let reasons: Vec<String> =
-        announced.map(|passed| format!("not {}: {}", passed.device, passed.reason)).collect();
-    if reasons.is_empty() { device } else { format!("{device} ({})", reasons.join("; ")) }
+    let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
+    let told: Vec<String> = report.why.iter().cloned().chain(reasons).collect();
+    let name = report.name();
+    if told.is_empty() { name } else { format!("{name} ({})", told.join("; ")) }
 }
 
 /// Running servers.
@@ -353,8 +354,8 @@ fn figure_cells(figures: &Figures) -> [Cell; 8] {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::bench::Overhead;
-    use narthex_spec::Scheme;
+    use narthex_gateway::{bench::Overhead, listing::PassedOver};
+    use narthex_spec::{DeviceName, Scheme};
 
     use super::*;
     use crate::page::tests::{comparison as made_up, machine};
@@ -406,6 +407,33 @@ mod tests {
         check("load 812 ms · peak memory unknown · 5 rounds · narthex 0.1.0 · ONNX Runtime 1.31.1");
         report.gateway = None;
         assert!(!bench(&report).contains("gateway"));
+    }
+
+    #[test]
+    fn a_running_model_says_where_and_why() {
+        let Outcome::Ran(figures) = &made_up().contenders.remove(1).outcome else { panic!("it ran") };
+        let mut status = ModelStatus {
+            name: "tiny".parse().unwrap(),
+            kind: Some(ModelKind::Chat),
+            scheme: Scheme::W8,
+            state: ModelState::Ready,
+            placement: Some(figures.placement.clone()),
+            passed_over: Vec::new(),
+            engine: None,
+            max_length: None,
+        };
+        assert_eq!(device(&status), "prefill=qnn,decode=cpu");
+        let why = Some("measured on this machine, 5 ms".to_owned());
+        status.placement = Some(PlacementReport { why, ..figures.placement.clone() });
+        status.passed_over = vec![PassedOver {
+            device: DeviceName::WebGpu,
+            reason: "it is in quarantine".to_owned(),
+            fix: None,
+            announced: true,
+        }];
+        let expected =
+            "prefill=qnn,decode=cpu (measured on this machine, 5 ms; not webgpu: it is in quarantine)";
+        assert_eq!(device(&status), expected);
     }
 
     #[test]

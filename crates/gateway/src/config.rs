@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use narthex_spec::{NpuPolicy, Order, Power, Scheme, Split};
+use narthex_spec::{Division, NpuPolicy, Order, Power, Scheme};
 
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
@@ -15,8 +15,8 @@ pub struct Config {
     pub scheme: Option<Scheme>,
     /// The devices that a load tries, in turn.
     pub providers: Order,
-    /// Two devices between which a decoder is divided, tried before the order.
-    pub place: Option<Split>,
+    /// How a decoder is divided between two devices, or that measurements decide; tried before the order.
+    pub place: Option<Division>,
     /// What a load does about an NPU.
     pub npu: NpuPolicy,
     /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1.

@@ -3,6 +3,7 @@
 //! Start at [`Gateway`]; what goes in and comes out of a request is in [`request`].
 
 pub mod announce;
+mod auto;
 pub mod bench;
 mod calibration;
 mod cancel;

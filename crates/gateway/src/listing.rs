@@ -8,7 +8,7 @@ use narthex_spec::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::placement::PlacementReport;
+use crate::{error::Error, placement::PlacementReport};
 
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,6 +161,13 @@ pub struct PassedOver {
     pub fix: Option<String>,
     /// Whether it is worth telling: the device is there or was asked for, and did not take the model.
     pub announced: bool,
+}
+
+impl PassedOver {
+    /// A device that was tried and failed.
+    pub(crate) fn failed(device: DeviceName, error: &Error) -> Self {
+        Self { device, reason: error.to_string(), fix: error.hint(), announced: true }
+    }
 }
 
 /// Counters of a chat model's engine.

@@ -34,6 +34,9 @@ pub struct PlacementReport {
     pub npu_share: f64,
     /// One line for each graph and provider.
     pub lines: Vec<PlacementLine>,
+    /// Why it runs there, where measurements on this machine decided it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// What was refused on the way, such as a stale compiled form of a graph.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -78,6 +81,7 @@ impl PlacementReport {
             multiply_accumulates: prefill.multiply_accumulates.saturating_add(decode.multiply_accumulates),
             npu_share: on_npu / all,
             lines: [prefill.lines, decode.lines].concat(),
+            why: None,
             notes: [prefill.notes, decode.notes].concat(),
         }
     }
@@ -119,7 +123,15 @@ pub(crate) fn report(
         lines.extend(new);
     }
     let npu_share = if total > 0 { on_npu / total as f64 } else { 0.0 };
-    Ok(PlacementReport { device, decode: None, multiply_accumulates: total, npu_share, lines, notes })
+    Ok(PlacementReport {
+        device,
+        decode: None,
+        multiply_accumulates: total,
+        npu_share,
+        lines,
+        why: None,
+        notes,
+    })
 }
 
 /// The nodes of a graph file, by path.
@@ -229,6 +241,7 @@ mod tests {
             multiply_accumulates: work,
             npu_share,
             lines: Vec::new(),
+            why: None,
             notes: vec![format!("{device}")],
         };
         let joined =

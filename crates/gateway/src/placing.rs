@@ -13,17 +13,19 @@ use narthex_device::{
     fixed::Form,
     split::{SplitExecutor, SplitOptions},
 };
+use narthex_engine::executor::Executor;
 use narthex_spec::{
-    DeviceName, Ep, ModelName, NpuPolicy, Place, Split, Variant, arch::Architecture, provider::DeviceKind,
+    DeviceName, Division, Ep, ModelName, NpuPolicy, Place, Split, Variant, arch::Architecture,
+    provider::DeviceKind,
 };
 
 use crate::{
-    care,
+    auto, care,
     config::Config,
     contexts,
     error::Error,
     gateway::{Inner, USUAL_CONTEXT},
-    listing::{ModelKind, PassedOver},
+    listing::PassedOver,
     loaded::Worker,
     machine::Circumstances,
     placement::{self, PlacementReport},
@@ -54,22 +56,45 @@ pub(crate) fn facts(inner: &Inner) -> Facts {
     Facts::here(found.collect::<BTreeMap<_, _>>())
 }
 
-/// Whether a device that runs graphs of fixed shape is next in turn on this machine.
+/// Whether a device that runs graphs of fixed shape is next in turn on this machine, or among those to be measured.
 pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
     let usable = |name: &DeviceName| barred(config, *name).is_none() && ep::probe(*name, facts).is_ok();
-    let first = config.providers.devices().iter().find(|name| usable(name));
-    let divided = config.place.iter().flat_map(|split| [split.prefill, split.decode]);
-    divided.chain(first.copied()).any(|name| name.variant() == Variant::Static)
+    let mut order = config.providers.devices().iter().copied().filter(usable);
+    let fixed = |name: DeviceName| name.variant() == Variant::Static;
+    match config.place {
+        Some(Division::Measured) => order.any(fixed),
+        Some(Division::Given(split)) => {
+            [split.prefill, split.decode].into_iter().chain(order.next()).any(fixed)
+        }
+        None => order.next().is_some_and(fixed),
+    }
 }
 
-/// Loads a package where the settings say: divided, if it is a decoder and that is asked for, else on the first device
-/// of the order that takes it.
+/// Loads a package where the settings say: a decoder as it is to be divided, if at all, and everything else on the first
+/// device of the order that takes it.
 pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Error> {
     let Config { place, providers, .. } = opening.config;
     let decoder = matches!(opening.manifest.architecture, Architecture::Decoder(_));
-    let divided = place.filter(|_| decoder).map(Place::Phases);
-    let order = providers.devices().iter().copied().map(Place::One);
-    first(opening, divided.into_iter().chain(order), facts)
+    let (mut wanted, mut chosen) = (None, None);
+    match place.filter(|_| decoder) {
+        None => {}
+        Some(Division::Given(split)) => wanted = Some(Place::Phases(split)),
+        Some(Division::Measured) => {
+            chosen = auto::choose(opening, facts)?;
+            wanted = chosen.as_ref().map(|(choice, _)| choice.place);
+        }
+    }
+    let order = providers.devices().iter().copied().map(Place::One).filter(|place| Some(*place) != wanted);
+    let mut placed = first(opening, wanted.into_iter().chain(order), facts)?;
+    if let Some((choice, refused)) = chosen
+        && choice.place.to_string() == placed.report.name()
+    {
+        let told = std::iter::once(choice.why).chain(placed.report.why.take());
+        placed.report.why = Some(told.collect::<Vec<_>>().join("; "));
+        placed.passed_over.splice(0..0, refused);
+    }
+    placed.announce(&opening.manifest.name);
+    Ok(placed)
 }
 
 /// Loads a package at the first of these places that takes it.
@@ -105,7 +130,7 @@ fn at(opening: &Opening<'_>, place: Place, facts: &Facts) -> Result<Ready, (Devi
 }
 
 /// Why the policy keeps a load from a device.
-fn barred(config: &Config, name: DeviceName) -> Option<String> {
+pub(crate) fn barred(config: &Config, name: DeviceName) -> Option<String> {
     match (config.npu, name.kind()) {
         (NpuPolicy::Off, DeviceKind::Npu) => Some("NPUs are switched off".to_owned()),
         (NpuPolicy::Require, DeviceKind::StandIn) => {
@@ -155,10 +180,33 @@ impl Ready {
     fn start(self, opening: &Opening<'_>, passed_over: Vec<PassedOver>) -> Result<Placed, Error> {
         let Self { model, report, alarms } = self;
         let worker = model.start(opening.config)?;
-        let placed = Placed { worker, report, passed_over, alarms };
-        placed.announce(&opening.manifest.name);
-        Ok(placed)
+        Ok(Placed { worker, report, passed_over, alarms })
     }
+}
+
+/// Loads a decoder on one device, to be measured.
+///
+/// # Errors
+/// [`Error::Cancelled`]; every other failure is the device's.
+pub(crate) fn executor(
+    opening: &Opening<'_>,
+    name: DeviceName,
+    facts: &Facts,
+) -> Result<Result<Box<dyn Executor>, PassedOver>, Error> {
+    let ready = attempt(opening, name, facts);
+    let decoder = ready.and_then(|ready| Ok(ready.model.decoder(&opening.manifest.name)?));
+    match decoder {
+        Ok(executor) => Ok(Ok(executor)),
+        Err(Attempt::Refused(Refusal { reason, fix, .. })) => {
+            Ok(Err(PassedOver { device: name, reason, fix, announced: true }))
+        }
+        Err(Attempt::Failed(error)) if is_interrupt(&error) => Err(Error::Cancelled),
+        Err(Attempt::Failed(error)) => Ok(Err(PassedOver::failed(name, &error))),
+    }
+}
+
+fn is_interrupt(error: &Error) -> bool {
+    matches!(error, Error::Device(DeviceError::Cancelled) | Error::Cancelled)
 }
 
 /// Loads a decoder on two devices: one reads prompts, the other writes answers.
@@ -168,23 +216,20 @@ fn divided(opening: &Opening<'_>, split: Split, facts: &Facts) -> Result<Ready, 
             return Err((name, Attempt::Refused(Refusal { cause: Cause::Refused, reason, fix: None })));
         }
         let ready = attempt(opening, name, facts).map_err(|attempt| (name, attempt))?;
-        match ready.model {
-            Model::Decoder(executor) => Ok((executor, ready.report, ready.alarms)),
-            Model::Encoder(_) => {
-                let model = opening.manifest.name.clone();
-                let (is, wanted) = (ModelKind::Embedding.describe(), ModelKind::Chat.describe());
-                Err((name, Error::WrongKind { name: model, is, wanted }.into()))
-            }
-        }
+        let Ready { model, report, alarms } = ready;
+        let executor = model.decoder(&opening.manifest.name).map_err(|error| (name, error.into()))?;
+        Ok((executor, report, alarms))
     };
     let (prefill, report, mut alarms) = side(split.prefill)?;
     let (decode, decode_report, more) = side(split.decode)?;
     alarms.extend(more);
-    // Nobody has measured yet from which length on the faster prefill is worth its handover.
-    let options = SplitOptions { break_even: 0 };
+    // Where nobody has measured from which length on the faster prefill is worth its handover, it reads everything.
+    let break_even = auto::break_even(opening, facts, split).unwrap_or(0);
+    let options = SplitOptions { break_even };
     let joined =
         SplitExecutor::new(prefill, decode, options).map_err(|error| (split.prefill, error.into()))?;
-    let report = PlacementReport::joined(report, decode_report);
+    let joint = PlacementReport::joined(report, decode_report);
+    let report = PlacementReport { why: auto::below(split, break_even), ..joint };
     Ok(Ready { model: Model::Decoder(Box::new(joined)), report, alarms })
 }
 
@@ -285,7 +330,8 @@ impl Turn<'_> {
         let Refusal { cause, reason, fix } = refusal;
         // A machine without some device is no news, unless a person asked for just that device.
         let Config { place, providers, .. } = self.config;
-        let divided = place.is_some_and(|split| [split.prefill, split.decode].contains(&device));
+        let divided =
+            matches!(place, Some(Division::Given(split)) if [split.prefill, split.decode].contains(&device));
         let announced = cause != Cause::Absent || divided || providers.is_named();
         self.passed_over.push(PassedOver { device, reason, fix, announced });
     }
@@ -298,10 +344,8 @@ impl Turn<'_> {
                 Some(reason) => self.pass(device, Refusal { cause: Cause::Refused, reason, fix: None }),
             },
             Err(Attempt::Refused(refusal)) => self.pass(device, refusal),
-            Err(Attempt::Failed(error)) => match *error {
-                Error::Device(DeviceError::Cancelled) | Error::Cancelled => return Err(Error::Cancelled),
-                error => self.fail(device, error),
-            },
+            Err(Attempt::Failed(error)) if is_interrupt(&error) => return Err(Error::Cancelled),
+            Err(Attempt::Failed(error)) => self.fail(device, *error),
         }
         Ok(None)
     }
@@ -335,6 +379,9 @@ impl Placed {
         }
         for note in &self.report.notes {
             tracing::warn!("{name} on {}: {note}", device.describe());
+        }
+        if let Some(why) = &self.report.why {
+            tracing::info!("{name} on {}: {why}", self.report.name());
         }
         match self.report.decode {
             None => tracing::info!("{name} runs on {}", device.describe()),

@@ -17,10 +17,10 @@ use narthex_engine::{
     executor::Executor,
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{Variant, arch::Architecture, manifest::Manifest};
+use narthex_spec::{ModelName, Variant, arch::Architecture, manifest::Manifest};
 use narthex_text::tokenizer::Tokenizer;
 
-use crate::{config::Config, encoding::EncoderQueue, error::Error, loaded::Worker};
+use crate::{config::Config, encoding::EncoderQueue, error::Error, listing::ModelKind, loaded::Worker};
 
 /// Tokens by which the KV cache grows.
 const KV_STEP: usize = 256;
@@ -148,6 +148,20 @@ impl Opening<'_> {
 }
 
 impl Model {
+    /// The decoder.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for an encoder; `name` is the model's.
+    pub(crate) fn decoder(self, name: &ModelName) -> Result<Box<dyn Executor>, Error> {
+        match self {
+            Self::Decoder(executor) => Ok(executor),
+            Self::Encoder(_) => {
+                let (is, wanted) = (ModelKind::Embedding.describe(), ModelKind::Chat.describe());
+                Err(Error::WrongKind { name: name.clone(), is, wanted })
+            }
+        }
+    }
+
     /// Starts the thread that runs it.
     pub(crate) fn start(self, config: &Config) -> Result<Worker, Error> {
         match self {

@@ -171,10 +171,14 @@ fn decoder(
     Ok(positions)
 }
 
-const SLOT: SlotId = SlotId(0);
+pub(crate) const SLOT: SlotId = SlotId(0);
 
 /// Feeds tokens in chunks; gives the logits after the last.
-fn feed(executor: &mut dyn Executor, at: usize, tokens: &[TokenId]) -> Result<Vec<f32>, StepError> {
+pub(crate) fn feed(
+    executor: &mut dyn Executor,
+    at: usize,
+    tokens: &[TokenId],
+) -> Result<Vec<f32>, StepError> {
     let chunk = executor.limits().chunk.max(1);
     let (mut at, mut row) = (at, Vec::new());
     for part in tokens.chunks(chunk) {

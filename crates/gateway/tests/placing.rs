@@ -217,6 +217,66 @@ fn a_model_that_cannot_be_divided_runs_on_the_order_and_says_so() {
     assert!(passed.announced && passed.device == DeviceName::QnnEmulation, "{passed:?}");
 }
 
+/// Writes a record of made-up times for the emulation and the CPU, as if this machine had measured them under these
+/// circumstances. Spans of eleven tokens on are faster on the emulation.
+fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
+    let cpu = serde_json::json!({
+        "device": "cpu", "runtime": emulation["runtime"], "provider": "onnxruntime", "settings": {},
+    });
+    let phases = |device: &str, chunk, chunk_ms, short_ms| {
+        serde_json::json!({
+            "device": device, "chunk": chunk, "chunk_ms": chunk_ms, "short_ms": short_ms, "token_ms": 1.0,
+        })
+    };
+    let record = serde_json::json!({
+        "edition": 1,
+        "circumstances": [emulation, cpu],
+        "threads": tiny.config().threads,
+        "measured": {
+            "devices": [phases("qnn:emulation", 32, 10.0, 10.0), phases("cpu", 256, 256.0, 2.0)],
+            "handover": {"prefill": "qnn:emulation", "decode": "cpu", "token_ms": 0.0},
+        },
+        "refused": [],
+    });
+    let package = fs::read_dir(tiny.home().join("machine")).unwrap().next().unwrap().unwrap().path();
+    fs::create_dir_all(package.join("auto")).unwrap();
+    fs::write(package.join("auto/placing.json"), record.to_string()).unwrap();
+}
+
+#[test]
+fn a_split_reads_short_prompts_where_it_writes_once_that_was_measured() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let why = || {
+        let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
+        let gateway = Gateway::open(Config { place, ..config(&tiny, "auto") }).unwrap();
+        ask(&gateway, &model, question("the cat", greedy(3)));
+        gateway.status().remove(0).placement.unwrap().why
+    };
+    assert_eq!(why(), None);
+    let mut circumstances = record(&tiny, "verification.json")["circumstances"].clone();
+    write_times(&tiny, &circumstances);
+    let found = why().unwrap();
+    assert!(found.contains("fewer than 11 new tokens are read on cpu"), "{found}");
+    // Times under another driver say nothing.
+    circumstances["provider"] = "onnxruntime-qnn 2.6.0".into();
+    write_times(&tiny, &circumstances);
+    assert_eq!(why(), None);
+}
+
+#[test]
+fn nothing_is_measured_where_a_stand_in_is_the_other_device() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let place = Some("auto".parse().unwrap());
+    let status = load(Config { place, ..config(&tiny, "cpu,qnn:emulation") }, &model).unwrap();
+    let report = status.placement.unwrap();
+    assert_eq!((report.name().as_str(), report.why), ("cpu", None));
+    assert!(!tiny.home().join("machine").exists(), "something was measured or checked");
+}
+
 #[test]
 fn another_target_joins_the_first() {
     let tiny = Tiny::new();

@@ -18,6 +18,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "scheme": model.scheme,
                 "state": model.state,
                 "device": model.placement.as_ref().map(PlacementReport::name),
+                "why": model.placement.as_ref().and_then(|report| report.why.as_deref()),
                 "npu_share": model.placement.as_ref().map(|report| report.npu_share),
                 "placement": model.placement.as_ref().map(|report| &report.lines),
                 "passed_over": model.passed_over,

@@ -78,11 +78,42 @@ impl fmt::Display for Split {
     }
 }
 
+/// How a decoder is divided between devices.
+///
+/// Written as a [`Split`], or as `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Division {
+    /// As measurements on the machine say, which may be not at all.
+    Measured,
+    /// So.
+    Given(Split),
+}
+
+impl FromStr for Division {
+    type Err = UnknownPlace;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPlace> {
+        match text.trim() {
+            "auto" => Ok(Self::Measured),
+            given => given.parse().map(Self::Given),
+        }
+    }
+}
+
+impl fmt::Display for Division {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Measured => f.write_str("auto"),
+            Self::Given(split) => split.fmt(f),
+        }
+    }
+}
+
 /// A string that names no place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownPlace {
     /// It is not of the form.
-    #[error("expected prefill=DEVICE,decode=DEVICE, found {found:?}")]
+    #[error("expected prefill=DEVICE,decode=DEVICE, or auto where measurements may decide; found {found:?}")]
     Form {
         /// What was given.
         found: String,
@@ -187,6 +218,14 @@ mod tests {
         check("prefill=tpu,decode=cpu", Err("unknown device \"tpu\""));
         check("prefill=cpu,decode=cpu", Err("cpu alone"));
         check("auto", Err("expected prefill"));
+    }
+
+    #[test]
+    fn a_division_is_given_or_measured() {
+        let check = check::<Division>;
+        check(" auto", Ok("auto"));
+        check("prefill=qnn,decode=cpu", Ok("prefill=qnn,decode=cpu"));
+        check("cpu", Err("expected prefill=DEVICE,decode=DEVICE, or auto"));
     }
 
     #[test]

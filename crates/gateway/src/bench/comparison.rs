@@ -153,6 +153,7 @@ mod tests {
             multiply_accumulates: 1,
             npu_share: 1.0,
             lines: Vec::new(),
+            why: None,
             notes: Vec::new(),
         };
         let standing = Standing { load_ms: 3.0, memory_bytes: None, placement };

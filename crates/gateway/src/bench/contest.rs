@@ -233,14 +233,13 @@ fn settled<T>(place: Place, outcome: Result<T, Error>) -> Result<Result<T, Passe
         Ok(value) => return Ok(Ok(value)),
         Err(error) => error,
     };
-    let (reason, fix) = (error.to_string(), error.hint());
     match error {
         Error::Cancelled | Error::WrongKind { .. } => Err(error),
         // There was one place to try, and at most one of its devices says why not.
         Error::NoDevice { mut passed_over, .. } if passed_over.len() == 1 => Ok(Err(passed_over.remove(0))),
         _ => {
             let device = place.devices().first().copied().unwrap_or(DeviceName::Cpu);
-            Ok(Err(PassedOver { device, reason, fix, announced: true }))
+            Ok(Err(PassedOver::failed(device, &error)))
         }
     }
 }

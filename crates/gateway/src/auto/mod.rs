@@ -1,0 +1,170 @@
+//! `--place auto`: both phases are measured once, on every device that this machine has, and the fastest device or pair
+//! is taken. What was measured is kept beside the records of the check against the CPU. Start at [`choice`].
+
+mod choice;
+mod measure;
+
+use std::time::Instant;
+
+use narthex_device::ep::{self, Facts};
+use narthex_engine::executor::Executor;
+use narthex_spec::{DeviceName, Split, provider::DeviceKind};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::Config,
+    error::Error,
+    listing::PassedOver,
+    machine::{Circumstances, to_json},
+    placing,
+    start::Opening,
+};
+pub(crate) use choice::below;
+use choice::{Choice, Handover, Measured};
+use measure::Clock;
+
+/// What a record is kept under, in a device's place.
+const FOLDER: &str = "auto";
+
+/// The record of what was measured.
+const RECORD: &str = "placing.json";
+
+/// Changes when what is measured does; records of other editions are made again.
+const EDITION: u32 = 1;
+
+/// What was measured of a package, and under which circumstances.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Record {
+    edition: u32,
+    /// Of every device that seemed usable.
+    circumstances: Vec<Circumstances>,
+    /// Threads on the CPU that were asked for; 0 is as many as it has.
+    threads: usize,
+    #[serde(flatten)]
+    found: Found,
+}
+
+/// What came of measuring.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Found {
+    measured: Measured,
+    /// The devices that did not take the package.
+    refused: Vec<PassedOver>,
+}
+
+/// Where a decoder runs fastest, and the devices that could not be measured. Measures those of the order that this
+/// machine has, unless that was done before under the same circumstances. `None` where fewer than two can be used, so
+/// that there is nothing to choose. A stand-in is never chosen.
+///
+/// # Errors
+/// [`Error::Cancelled`]; a device that fails is one that is refused.
+pub(crate) fn choose(
+    opening: &Opening<'_>,
+    facts: &Facts,
+) -> Result<Option<(Choice, Vec<PassedOver>)>, Error> {
+    let usable = usable(opening.config, facts);
+    if usable.len() < 2 {
+        return Ok(None);
+    }
+    let Found { measured, refused } = found(opening, facts, &usable)?;
+    Ok(measured.choose().map(|choice| (choice, refused)))
+}
+
+/// What was measured of these devices, now or before.
+fn found(opening: &Opening<'_>, facts: &Facts, usable: &[DeviceName]) -> Result<Found, Error> {
+    let now = circumstances(opening, facts, usable);
+    let threads = opening.config.threads;
+    if let Some(record) = kept(opening)
+        && record.holds(&now, threads)
+        && record.circumstances.len() == now.len()
+    {
+        return Ok(record.found);
+    }
+    let names: Vec<&str> = usable.iter().map(|device| device.as_str()).collect();
+    tracing::info!("measuring {} on {}, once", opening.manifest.name, names.join(" and "));
+    let begun = Instant::now();
+    let mut load = |device| placing::executor(opening, device, facts);
+    let found = measure_all(usable, &mut load, &mut || begun.elapsed())?;
+    keep(opening, &Record { edition: EDITION, circumstances: now, threads, found: found.clone() });
+    Ok(found)
+}
+
+/// From how many tokens on a span is read on the prefill device of a split; `None` where that was not measured under
+/// these circumstances, or never pays.
+pub(crate) fn break_even(opening: &Opening<'_>, facts: &Facts, split: Split) -> Option<usize> {
+    let now = circumstances(opening, facts, &[split.prefill, split.decode]);
+    let record = kept(opening).filter(|record| record.holds(&now, opening.config.threads))?;
+    record.found.measured.break_even(split)
+}
+
+/// The devices of the order that may be chosen.
+fn usable(config: &Config, facts: &Facts) -> Vec<DeviceName> {
+    let may = |name: &DeviceName| {
+        name.kind() != DeviceKind::StandIn
+            && placing::barred(config, *name).is_none()
+            && ep::probe(*name, facts).is_ok()
+    };
+    config.providers.devices().iter().copied().filter(may).collect()
+}
+
+/// Those of devices which this machine has.
+fn circumstances(opening: &Opening<'_>, facts: &Facts, devices: &[DeviceName]) -> Vec<Circumstances> {
+    let now =
+        |&name: &DeviceName| Some(Circumstances::now(name, &ep::probe(name, facts).ok()?, opening.runtime));
+    devices.iter().filter_map(now).collect()
+}
+
+/// Loads device after device, so that one at a time is in memory, and then the best two for their handover.
+fn measure_all(
+    devices: &[DeviceName],
+    load: &mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, PassedOver>, Error>,
+    clock: Clock<'_>,
+) -> Result<Found, Error> {
+    let mut found = Found::default();
+    for &device in devices {
+        let timed = load(device)?.and_then(|mut executor| {
+            let phases = measure::phases(device, executor.as_mut(), clock);
+            phases.map_err(|error| PassedOver::failed(device, &error.into()))
+        });
+        match timed {
+            Ok(phases) => found.measured.devices.push(phases),
+            Err(passed) => found.refused.push(passed),
+        }
+    }
+    if let Some(Split { prefill, decode }) = found.measured.best_pair()
+        && let (Ok(mut from), Ok(mut to)) = (load(prefill)?, load(decode)?)
+    {
+        match measure::handover((from.as_mut(), to.as_mut()), clock) {
+            Ok(token_ms) => found.measured.handover = Some(Handover { prefill, decode, token_ms }),
+            Err(error) => tracing::warn!("{prefill} hands nothing over to {decode}: {error}"),
+        }
+    }
+    Ok(found)
+}
+
+impl Record {
+    /// Whether it was made under circumstances that hold still, of all these devices.
+    fn holds(&self, now: &[Circumstances], threads: usize) -> bool {
+        let same = |now: &Circumstances| self.circumstances.iter().any(|made| made.outdated(now).is_none());
+        self.edition == EDITION && self.threads == threads && now.iter().all(same)
+    }
+}
+
+/// The record, if there is one that can be read.
+fn kept(opening: &Opening<'_>) -> Option<Record> {
+    let machine = opening.store.machine(opening.folder, FOLDER).ok()?;
+    serde_json::from_slice(&machine.read(RECORD).ok()??).ok()
+}
+
+fn keep(opening: &Opening<'_>, record: &Record) {
+    let write = || {
+        let machine = opening.store.machine(opening.folder, FOLDER)?;
+        Ok::<(), Error>(machine.write(RECORD, &to_json(record)?)?)
+    };
+    if let Err(error) = write() {
+        tracing::warn!("what was measured is not kept and will be measured again: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests;
