@@ -83,9 +83,9 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: Order,
 
-    /// Read prompts on one device and write answers on another, as in prefill=qnn,decode=cpu; or auto: measure the devices
-    /// once and take the fastest or the fastest pair
-    #[arg(long, value_name = "PHASE=DEVICE,...|auto")]
+    /// Divide a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; or auto: measure the devices
+    /// once and take the fastest, or the fastest to read with the fastest to write
+    #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
     pub(crate) place: Option<Division>,
 
     /// What to do about an NPU: require it, prefer it, or leave it off
@@ -334,7 +334,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) rounds: usize,
 
-    /// Compare these devices and splits, as in cpu,qnn,prefill=qnn,decode=cpu
+    /// Compare these devices and divisions, as in cpu,qnn,prefill=qnn,decode=cpu
     #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place"])]
     pub(crate) devices: Option<Places>,
 

@@ -68,7 +68,7 @@ pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
 /// Where a model runs: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
 fn place(report: &PlacementReport) -> String {
     let count = |own: bool| -> usize {
-        let is_own = |ep| ep == report.device.ep() || report.decode.is_some_and(|decode| ep == decode.ep());
+        let is_own = |ep| report.place().devices().iter().any(|device| device.ep() == ep);
         let lines = report.lines.iter().filter(|line| !own || is_own(line.ep));
         lines.map(|line| line.nodes).sum()
     };

@@ -71,7 +71,15 @@ impl Loaded {
             }
             None => None,
         };
-        let opening = Opening { folder, manifest: &manifest, runtime, config, tokenizer: &tokenizer, store };
+        let opening = Opening {
+            folder,
+            manifest: &manifest,
+            runtime,
+            config,
+            tokenizer: &tokenizer,
+            store,
+            head: None,
+        };
         let Placed { worker, report: placement, passed_over, alarms } = place(&opening)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
         Ok(Self {

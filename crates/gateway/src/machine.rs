@@ -33,6 +33,15 @@ impl Circumstances {
         }
     }
 
+    /// Those of a model whose head runs elsewhere: the head's count as settings.
+    pub(crate) fn with_head(mut self, head: Self) -> Self {
+        let own = [("device", head.device.to_string()), ("provider", head.provider)];
+        let own = own.map(|(key, value)| (key.to_owned(), value));
+        let settings = own.into_iter().chain(head.settings);
+        self.settings.extend(settings.map(|(key, value)| (format!("head.{key}"), value)));
+        self
+    }
+
     /// Why what was made under `self` does not hold under `now`.
     pub(crate) fn outdated(&self, now: &Self) -> Option<String> {
         if self.device != now.device {
@@ -94,6 +103,13 @@ mod tests {
             assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()));
         };
         check(made.clone(), None);
+        let cpu = Circumstances {
+            device: DeviceName::Cpu,
+            provider: "onnxruntime".into(),
+            settings: BTreeMap::new(),
+            ..made.clone()
+        };
+        check(made.clone().with_head(cpu), Some("head.device nothing, and this is cpu"));
         check(Circumstances { provider: "onnxruntime-qnn 2.8.0".into(), ..made.clone() }, Some("2.8.0"));
         check(Circumstances { runtime: "1.32.0".into(), ..made.clone() }, Some("1.32.0"));
         let other = BTreeMap::from([("soc_model".into(), "69".into())]);

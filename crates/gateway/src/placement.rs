@@ -8,10 +8,10 @@ use std::{
 
 use narthex_device::placement::{GraphPlacement, Placement};
 use narthex_graph::{Graph, work::multiply_accumulates};
-use narthex_spec::{DeviceName, Ep, Split, provider::DeviceKind};
+use narthex_spec::{DeviceName, Ep, Parts, Place, Split, provider::DeviceKind};
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, package};
+use crate::{error::Error, package, start::Opening};
 
 /// The operator that stands for a graph which was compiled ahead of time.
 const CONTEXT_OP: &str = "EPContext";
@@ -22,11 +22,14 @@ const NOMINAL: u64 = 64;
 /// Where a model runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacementReport {
-    /// The device that it was loaded on; of two, the one that reads prompts.
+    /// The device that it was loaded on; of two, the one that reads prompts, or has the layers.
     pub device: DeviceName,
     /// The device that writes the answers, where that is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<DeviceName>,
+    /// The device that has the head, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<DeviceName>,
     /// Multiply-accumulates of one run of every graph.
     pub multiply_accumulates: u64,
     /// Share of the whole model's multiply-accumulates that an NPU does, 0 to 1. The host's own work (embedding rows,
@@ -62,12 +65,18 @@ pub struct PlacementLine {
 }
 
 impl PlacementReport {
-    /// The device's name, or both as `prefill=qnn,decode=cpu`.
-    pub fn name(&self) -> String {
-        match self.decode {
-            Some(decode) => Split { prefill: self.device, decode }.to_string(),
-            None => self.device.to_string(),
+    /// Where it runs.
+    pub fn place(&self) -> Place {
+        match (self.decode, self.head) {
+            (Some(decode), _) => Place::Phases(Split { prefill: self.device, decode }),
+            (None, Some(head)) => Place::Parts(Parts { layers: self.device, head }),
+            (None, None) => Place::One(self.device),
         }
+    }
+
+    /// The device's name, or both as `prefill=qnn,decode=cpu` or `layers=qnn,head=cpu`.
+    pub fn name(&self) -> String {
+        self.place().to_string()
     }
 
     /// The report of a model that is divided between two devices.
@@ -78,6 +87,7 @@ impl PlacementReport {
         Self {
             device: prefill.device,
             decode: Some(decode.device),
+            head: None,
             multiply_accumulates: prefill.multiply_accumulates.saturating_add(decode.multiply_accumulates),
             npu_share: on_npu / all,
             lines: [prefill.lines, decode.lines].concat(),
@@ -103,35 +113,30 @@ struct Worth {
     constants: BTreeMap<String, u64>,
 }
 
-/// Reports on a model that was loaded on `device` from the package in `folder`.
+/// Reports on a model that was loaded on `device`, its head perhaps elsewhere.
 pub(crate) fn report(
+    opening: &Opening<'_>,
     device: DeviceName,
-    folder: &Path,
     graphs: &[GraphPlacement],
     notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
     let (mut lines, mut total, mut on_npu) = (Vec::new(), 0u64, 0.0);
     for found in graphs {
-        let worth = worth(folder, &found.graph)?;
+        let worth = worth(opening.folder, &found.graph)?;
         let work: u64 = worth.values().map(|node| node.work).sum();
         let new = graph_lines(&found.graph, &found.placement, &worth);
-        if device.kind() == DeviceKind::Npu {
-            let own = new.iter().filter(|line| line.ep == device.ep());
+        let on = opening.device_of(&found.graph, device);
+        if on.kind() == DeviceKind::Npu {
+            let own = new.iter().filter(|line| line.ep == on.ep());
             on_npu += own.map(|line| line.compute_share * work as f64).sum::<f64>();
         }
         total = total.saturating_add(work);
         lines.extend(new);
     }
     let npu_share = if total > 0 { on_npu / total as f64 } else { 0.0 };
-    Ok(PlacementReport {
-        device,
-        decode: None,
-        multiply_accumulates: total,
-        npu_share,
-        lines,
-        why: None,
-        notes,
-    })
+    let head = opening.head.map(|(head, _)| head);
+    let (decode, why) = (None, None);
+    Ok(PlacementReport { device, decode, head, multiply_accumulates: total, npu_share, lines, why, notes })
 }
 
 /// The nodes of a graph file, by path.
@@ -238,6 +243,7 @@ mod tests {
         let report = |device, work, npu_share| PlacementReport {
             device,
             decode: None,
+            head: None,
             multiply_accumulates: work,
             npu_share,
             lines: Vec::new(),
@@ -248,6 +254,8 @@ mod tests {
             PlacementReport::joined(report(DeviceName::Qnn, 900, 1.0), report(DeviceName::Cpu, 300, 0.0));
         assert_eq!((joined.npu_share, joined.multiply_accumulates), (0.75, 1200));
         assert_eq!((joined.name().as_str(), joined.notes.len()), ("prefill=qnn,decode=cpu", 2));
+        let parts = PlacementReport { decode: None, head: joined.decode, ..joined };
+        assert_eq!(parts.name(), "layers=qnn,head=cpu");
     }
 
     #[test]

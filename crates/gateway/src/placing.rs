@@ -1,6 +1,8 @@
 //! Which device of the order a package is loaded on. Every device that is passed over leaves its reason; none is
 //! replaced by a slower one without a word.
 
+mod divided;
+
 use std::collections::BTreeMap;
 
 use narthex_catalog::{
@@ -11,11 +13,10 @@ use narthex_device::{
     DeviceError,
     ep::{self, Cause, Device, Facts, Refusal},
     fixed::Form,
-    split::{SplitExecutor, SplitOptions},
 };
 use narthex_engine::executor::Executor;
 use narthex_spec::{
-    DeviceName, Division, Ep, ModelName, NpuPolicy, Place, Split, Variant, arch::Architecture,
+    DeviceName, Division, Ep, ModelName, NpuPolicy, Parts, Place, Split, Variant, arch::Architecture,
     provider::DeviceKind,
 };
 
@@ -63,9 +64,8 @@ pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
     let fixed = |name: DeviceName| name.variant() == Variant::Static;
     match config.place {
         Some(Division::Measured) => order.any(fixed),
-        Some(Division::Given(split)) => {
-            [split.prefill, split.decode].into_iter().chain(order.next()).any(fixed)
-        }
+        Some(Division::Given(Place::Parts(_))) => true,
+        Some(Division::Given(place)) => place.devices().into_iter().chain(order.next()).any(fixed),
         None => order.next().is_some_and(fixed),
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
     let (mut wanted, mut chosen) = (None, None);
     match place.filter(|_| decoder) {
         None => {}
-        Some(Division::Given(split)) => wanted = Some(Place::Phases(split)),
+        Some(Division::Given(place)) => wanted = Some(place),
         Some(Division::Measured) => {
             chosen = auto::choose(opening, facts)?;
             wanted = chosen.as_ref().map(|(choice, _)| choice.place);
@@ -87,7 +87,7 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
     let order = providers.devices().iter().copied().map(Place::One).filter(|place| Some(*place) != wanted);
     let mut placed = first(opening, wanted.into_iter().chain(order), facts)?;
     if let Some((choice, refused)) = chosen
-        && choice.place.to_string() == placed.report.name()
+        && choice.place == placed.report.place()
     {
         let told = std::iter::once(choice.why).chain(placed.report.why.take());
         placed.report.why = Some(told.collect::<Vec<_>>().join("; "));
@@ -120,7 +120,8 @@ pub(crate) fn first(
 /// Tries one place; a failure names its device.
 fn at(opening: &Opening<'_>, place: Place, facts: &Facts) -> Result<Ready, (DeviceName, Attempt)> {
     match place {
-        Place::Phases(split) => divided(opening, split, facts),
+        Place::Phases(split) => divided::in_phases(opening, split, facts),
+        Place::Parts(parts) => divided::in_parts(opening, parts, facts),
         Place::One(name) => match barred(opening.config, name) {
             Some(reason) => Err(Attempt::Refused(Refusal { cause: Cause::Absent, reason, fix: None })),
             None => attempt(opening, name, facts),
@@ -209,28 +210,13 @@ fn is_interrupt(error: &Error) -> bool {
     matches!(error, Error::Device(DeviceError::Cancelled) | Error::Cancelled)
 }
 
-/// Loads a decoder on two devices: one reads prompts, the other writes answers.
-fn divided(opening: &Opening<'_>, split: Split, facts: &Facts) -> Result<Ready, (DeviceName, Attempt)> {
-    let side = |name| {
-        if let Some(reason) = barred(opening.config, name).filter(|_| opening.config.npu == NpuPolicy::Off) {
-            return Err((name, Attempt::Refused(Refusal { cause: Cause::Refused, reason, fix: None })));
-        }
-        let ready = attempt(opening, name, facts).map_err(|attempt| (name, attempt))?;
-        let Ready { model, report, alarms } = ready;
-        let executor = model.decoder(&opening.manifest.name).map_err(|error| (name, error.into()))?;
-        Ok((executor, report, alarms))
-    };
-    let (prefill, report, mut alarms) = side(split.prefill)?;
-    let (decode, decode_report, more) = side(split.decode)?;
-    alarms.extend(more);
-    // Where nobody has measured from which length on the faster prefill is worth its handover, it reads everything.
-    let break_even = auto::break_even(opening, facts, split).unwrap_or(0);
-    let options = SplitOptions { break_even };
-    let joined =
-        SplitExecutor::new(prefill, decode, options).map_err(|error| (split.prefill, error.into()))?;
-    let joint = PlacementReport::joined(report, decode_report);
-    let report = PlacementReport { why: auto::below(split, break_even), ..joint };
-    Ok(Ready { model: Model::Decoder(Box::new(joined)), report, alarms })
+/// A device that is there, with its provider loaded.
+fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Device, Attempt> {
+    let device = ep::probe(name, facts).map_err(Attempt::Refused)?.with_power(opening.config.power);
+    if let Some(library) = facts.libraries.get(&name.ep()) {
+        opening.runtime.register(name.ep(), library)?;
+    }
+    Ok(device)
 }
 
 /// A device that is there, on trial for a package.
@@ -248,7 +234,7 @@ impl Candidate<'_> {
     fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
         match &self.device {
             Device::Qnn(_) => contexts::open(self, notes),
-            device => self.opening.open(device, self.name.variant(), Form::Graph),
+            device => self.opening.open(device, self.opening.variant(self.name), Form::Graph),
         }
     }
 
@@ -273,25 +259,29 @@ impl Candidate<'_> {
 }
 
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
-    let device = ep::probe(name, facts).map_err(Attempt::Refused)?.with_power(opening.config.power);
-    let variant = name.variant();
+    let variant = opening.variant(name);
     if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
+        ep::probe(name, facts).map_err(Attempt::Refused)?;
         return Err(Attempt::Refused(lacking(opening, variant)));
     }
-    if let Some(library) = facts.libraries.get(&name.ep()) {
-        opening.runtime.register(name.ep(), library)?;
+    let device = ready_device(opening, name, facts)?;
+    let (mut kept_as, mut now) = (name.to_string(), Circumstances::now(name, &device, opening.runtime));
+    if let Some((head, device)) = opening.head {
+        kept_as = Parts { layers: name, head }.to_string();
+        now = now.with_head(Circumstances::now(head, device, opening.runtime));
     }
-    let machine = opening.store.machine(opening.folder, name.as_str())?;
-    let now = Circumstances::now(name, &device, opening.runtime);
+    let machine = opening.store.machine(opening.folder, &kept_as)?;
     let candidate = Candidate { opening, name, device, machine, now };
     let mut notes = Vec::new();
     let mut opened = candidate.open(&mut notes)?;
-    let report = placement::report(name, opening.folder, &opened.graphs, notes)?;
-    if name.kind() == DeviceKind::Cpu {
+    let report = placement::report(opening, name, &opened.graphs, notes)?;
+    if name.kind() == DeviceKind::Cpu && opening.head.is_none() {
         // It is the reference itself.
         return Ok(Ready { model: opened.model, report, alarms: Vec::new() });
     }
-    opened.model = care::cared_for(opened.model, name, candidate.again());
+    // Of two devices the NPU is the one to take turns on.
+    let shared = opening.head.map(|(head, _)| head).filter(|head| head.kind() == DeviceKind::Npu);
+    opened.model = care::cared_for(opened.model, shared.unwrap_or(name), candidate.again());
     if let Some(refusal) = verify::check(&candidate, &mut opened)? {
         return Err(Attempt::Refused(refusal));
     }
@@ -330,8 +320,7 @@ impl Turn<'_> {
         let Refusal { cause, reason, fix } = refusal;
         // A machine without some device is no news, unless a person asked for just that device.
         let Config { place, providers, .. } = self.config;
-        let divided =
-            matches!(place, Some(Division::Given(split)) if [split.prefill, split.decode].contains(&device));
+        let divided = matches!(place, Some(Division::Given(place)) if place.devices().contains(&device));
         let announced = cause != Cause::Absent || divided || providers.is_named();
         self.passed_over.push(PassedOver { device, reason, fix, announced });
     }
@@ -383,10 +372,13 @@ impl Placed {
         if let Some(why) = &self.report.why {
             tracing::info!("{name} on {}: {why}", self.report.name());
         }
-        match self.report.decode {
-            None => tracing::info!("{name} runs on {}", device.describe()),
-            Some(decode) => {
-                tracing::info!("{name} reads on {} and writes on {}", device.describe(), decode.describe());
+        match self.report.place() {
+            Place::One(device) => tracing::info!("{name} runs on {}", device.describe()),
+            Place::Phases(Split { prefill, decode }) => {
+                tracing::info!("{name} reads on {} and writes on {}", prefill.describe(), decode.describe());
+            }
+            Place::Parts(Parts { layers, head }) => {
+                tracing::info!("{name} runs on {}, its head on {}", layers.describe(), head.describe());
             }
         }
     }

@@ -8,7 +8,7 @@ use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
-    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    fixed::{Apart, FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
     placement::{GraphPlacement, Placement},
     runtime::Runtime,
 };
@@ -17,7 +17,11 @@ use narthex_engine::{
     executor::Executor,
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{ModelName, Variant, arch::Architecture, manifest::Manifest};
+use narthex_spec::{
+    DeviceName, ModelName, Variant,
+    arch::Architecture,
+    manifest::{GraphEntry, Manifest, Part},
+};
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{config::Config, encoding::EncoderQueue, error::Error, listing::ModelKind, loaded::Worker};
@@ -42,6 +46,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) config: &'a Config,
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) store: &'a Store,
+    /// Where a decoder's head runs, if not with its layers.
+    pub(crate) head: Option<(DeviceName, &'a Device)>,
 }
 
 /// What it takes to load a package again, long after its first load.
@@ -52,6 +58,7 @@ pub(crate) struct Kept {
     config: Config,
     tokenizer: Tokenizer,
     store: Store,
+    head: Option<(DeviceName, Device)>,
 }
 
 impl Kept {
@@ -63,6 +70,7 @@ impl Kept {
             config: &self.config,
             tokenizer: &self.tokenizer,
             store: &self.store,
+            head: self.head.as_ref().map(|(name, device)| (*name, device)),
         }
     }
 }
@@ -89,7 +97,20 @@ impl Opening<'_> {
             config: self.config.clone(),
             tokenizer: self.tokenizer.clone(),
             store: self.store.clone(),
+            head: self.head.map(|(name, device)| (name, device.clone())),
         }
+    }
+
+    /// The graphs that a device runs: only those of fixed shape have parts.
+    pub(crate) fn variant(&self, name: DeviceName) -> Variant {
+        if self.head.is_some() { Variant::Static } else { name.variant() }
+    }
+
+    /// The device that a graph of the package was loaded on, where `name` has the layers.
+    pub(crate) fn device_of(&self, graph: &str, name: DeviceName) -> DeviceName {
+        let is_head = |entry: &&GraphEntry| entry.file == graph && matches!(entry.part, Part::Head { .. });
+        let head = self.manifest.graphs.iter().find(is_head).and(self.head);
+        head.map_or(name, |(head, _)| head)
     }
 
     /// Loads the variant of the package that `variant` names on a device.
@@ -100,9 +121,11 @@ impl Opening<'_> {
             (Variant::Static, Architecture::Decoder(_)) => {
                 let Config { slots, kv_budget, .. } = *self.config;
                 let options = FixedOptions { slots, kv_budget };
-                let place = self.place(device, form);
+                let layers = self.place(device, form);
+                let head = self.head.map_or(layers, |(_, device)| self.place(device, Form::Graph));
+                let places = Apart { layers, head };
                 let executor =
-                    FixedExecutor::open(self.runtime, self.folder, self.manifest, place, &options)?;
+                    FixedExecutor::open(self.runtime, self.folder, self.manifest, places, &options)?;
                 let graphs = executor.placements();
                 Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
             }

@@ -76,8 +76,8 @@ pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Op
     }
     tracing::info!("checking {} on {} against the CPU, once", opening.manifest.name, name.describe());
     let config = Config { slots: 1, ..opening.config.clone() };
-    let reference = Opening { config: &config, ..**opening };
-    let mut reference = reference.open(&Device::Cpu, name.variant(), Form::Graph)?;
+    let reference = Opening { config: &config, head: None, ..**opening };
+    let mut reference = reference.open(&Device::Cpu, opening.variant(*name), Form::Graph)?;
     let mut found = Verification {
         edition: EDITION,
         circumstances: now.clone(),

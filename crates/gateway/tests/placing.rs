@@ -207,6 +207,45 @@ fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
 }
 
 #[test]
+fn layers_and_head_run_where_each_is_put() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let model = fixed(&tiny);
+    let check = |name: &str, expected: &[Ep]| {
+        let place = Some(name.parse().unwrap());
+        let gateway = Gateway::open(Config { place, ..config(&tiny, "auto") }).unwrap();
+        let answer = ask(&gateway, &model, question("the cat sat on the mat and slept", greedy(4)));
+        assert_eq!(answer.summary.completion_tokens, 4);
+        let status = gateway.status().remove(0);
+        let report = status.placement.unwrap();
+        assert_eq!(report.name(), name);
+        let (heads, layers): (Vec<_>, Vec<_>) =
+            report.lines.iter().partition(|line| line.graph.contains("head"));
+        assert!(layers.len() == 2 && layers.iter().all(|line| line.ep == expected[0]), "{layers:?}");
+        assert!(heads.len() == 1 && heads[0].ep == expected[1], "{heads:?}");
+        assert!(status.passed_over.is_empty() && report.npu_share == 0.0);
+    };
+    check("layers=qnn:emulation,head=cpu", &[Ep::Qnn, Ep::Cpu]);
+    check("layers=cpu,head=qnn:emulation", &[Ep::Cpu, Ep::Qnn]);
+    // Each pair was checked against the CPU by itself.
+    let package = fs::read_dir(tiny.home().join("machine")).unwrap().next().unwrap().unwrap().path();
+    let checked = fs::read_dir(package).unwrap().flatten();
+    assert_eq!(checked.filter(|device| device.path().join("verification.json").is_file()).count(), 2);
+}
+
+#[test]
+fn a_device_without_parts_refuses_them() {
+    let tiny = Tiny::new();
+    let model = fixed(&tiny);
+    let place = Some("layers=cpu,head=webgpu".parse().unwrap());
+    let status = load(Config { place, ..config(&tiny, "cpu") }, &model).unwrap();
+    assert_eq!(status.placement.unwrap().name(), "cpu");
+    let passed = only(&status.passed_over);
+    assert!(passed.announced && passed.device == DeviceName::WebGpu, "{passed:?}");
+    assert!(passed.reason.contains("only graphs of fixed shape have parts"), "{passed:?}");
+}
+
+#[test]
 fn a_model_that_cannot_be_divided_runs_on_the_order_and_says_so() {
     let tiny = Tiny::new();
     let model = fixed(&tiny);

@@ -18,7 +18,7 @@ pub mod target;
 pub use dtype::DType;
 pub use feed::{Elements, Feed, Fetch};
 pub use id::{ModelName, Sha256, SlotId, TokenId};
-pub use place::{Division, Place, Places, Split};
+pub use place::{Division, Parts, Place, Places, Split};
 pub use power::Power;
 pub use progress::{Progress, Sink as ProgressSink};
 pub use provider::{DeviceName, NpuPolicy, Order};

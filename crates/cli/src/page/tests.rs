@@ -42,6 +42,7 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
     PlacementReport {
         device,
         decode,
+        head: None,
         multiply_accumulates: 1000,
         npu_share,
         lines: vec![line(device.ep(), 0.9999), line(Ep::Cpu, 0.0001)],

@@ -13,7 +13,7 @@ use narthex_spec::{
 };
 
 use super::{
-    Place,
+    Apart, Place,
     cache::{Cache, New},
     graph::FixedGraph,
     open,
@@ -36,7 +36,7 @@ pub struct FixedOptions {
     pub kv_budget: usize,
 }
 
-/// A decoder in fixed graphs on one device.
+/// A decoder in fixed graphs, on one device or with its head on another.
 pub struct FixedExecutor {
     limits: Limits,
     past: usize,
@@ -53,16 +53,16 @@ pub struct FixedExecutor {
 }
 
 impl FixedExecutor {
-    /// Loads a package's fixed decoder on a device.
+    /// Loads a package's fixed decoder on a device, or its parts on two.
     ///
     /// # Errors
     /// [`DeviceError::Package`] and [`DeviceError::Read`] for a package without one, [`DeviceError::NotWhole`] for a
     /// graph that does not run on the device as a whole, [`DeviceError::Ort`] for one that is refused.
-    pub fn open(
+    pub fn open<'a>(
         runtime: &Runtime,
         folder: &Path,
         manifest: &Manifest,
-        place: Place<'_>,
+        places: impl Into<Apart<'a>>,
         options: &FixedOptions,
     ) -> Result<Self, DeviceError> {
         let Architecture::Decoder(arch) = &manifest.architecture else {
@@ -72,18 +72,20 @@ impl FixedExecutor {
             return Err(DeviceError::Option { what: "slots" });
         }
         let tables = tables(folder, manifest, arch)?;
-        let load =
-            |entry: &GraphEntry| FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
+        let places = places.into();
+        let load = |entry: &GraphEntry, place: Place<'_>| {
+            FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
+        };
         let (mut layers, mut widths, mut kv) = (Vec::new(), Vec::new(), Vec::new());
         let mut head = None;
         for entry in &manifest.graphs {
             match entry.part {
                 Part::Layers { tokens, past } => {
-                    layers.push((tokens, load(entry)?));
+                    layers.push((tokens, load(entry, places.layers)?));
                     widths.push(past);
                     kv.clone_from(&entry.kv);
                 }
-                Part::Head { .. } => head = Some(load(entry)?),
+                Part::Head { .. } => head = Some(load(entry, places.head)?),
                 Part::Whole | Part::Bucket { .. } => {}
             }
         }

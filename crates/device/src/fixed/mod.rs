@@ -39,6 +39,21 @@ pub struct Place<'a> {
     pub form: Form<'a>,
 }
 
+/// Where a decoder's parts are loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct Apart<'a> {
+    /// The layers.
+    pub layers: Place<'a>,
+    /// The head.
+    pub head: Place<'a>,
+}
+
+impl<'a> From<Place<'a>> for Apart<'a> {
+    fn from(place: Place<'a>) -> Self {
+        Self { layers: place, head: place }
+    }
+}
+
 /// The form in which a graph is loaded.
 #[derive(Debug, Clone, Copy)]
 pub enum Form<'a> {

@@ -39,7 +39,7 @@ pub struct Comparison {
 /// One device or split, and what came of it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Contender {
-    /// The device, or both as `prefill=qnn,decode=cpu`.
+    /// The device, or both as `prefill=qnn,decode=cpu` or `layers=qnn,head=cpu`.
     pub place: Place,
     /// What came of it.
     #[serde(flatten)]
@@ -150,6 +150,7 @@ mod tests {
         let placement = PlacementReport {
             device: DeviceName::Qnn,
             decode: None,
+            head: None,
             multiply_accumulates: 1,
             npu_share: 1.0,
             lines: Vec::new(),
