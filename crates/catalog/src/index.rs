@@ -167,18 +167,6 @@ pub enum Kind {
     Masked,
 }
 
-impl Kind {
-    /// What this version does not serve yet, in the plural; nothing for what it serves.
-    fn unserved(self) -> Option<&'static str> {
-        match self {
-            Self::Chat | Self::Text | Self::Embedding => None,
-            Self::Rerank => Some("rerankers"),
-            Self::Answer => Some("question-answering models"),
-            Self::Masked => Some("masked language models"),
-        }
-    }
-}
-
 /// Whether a model's publisher lets everybody download it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -254,9 +242,6 @@ impl fmt::Display for Source {
 impl Entry {
     /// Why this version cannot serve the model; nothing if it can.
     pub fn unsupported(&self) -> Option<String> {
-        if let Some(what) = self.kind.unserved() {
-            return Some(format!("this version does not serve {what} yet"));
-        }
         match self.family.support() {
             Support::Compiled => None,
             Support::NotYet => {
@@ -421,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn support_is_stated_by_family_and_kind() {
+    fn support_is_stated_by_family() {
         let catalog = catalog();
         let check = |name: &str, expect: Option<&str>| {
             let entry = catalog.get(&name.parse().unwrap()).unwrap();
@@ -432,7 +417,8 @@ mod tests {
         check("llama3.2:1b", None);
         check("qwen3:0.6b", None);
         check("gemma3n:e2b", Some("this version does not compile the Gemma 3n family yet"));
-        check("ms-marco-minilm-l6-v2", Some("this version does not serve rerankers yet"));
+        check("ms-marco-minilm-l6-v2", None);
+        check("bge-reranker-base", None);
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! What can be typed. Parsing only; nothing here opens a file or a model.
 
+mod encoders;
+
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
+pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
 use narthex_gateway::Config;
 use narthex_spec::{Calibration, Division, NpuPolicy, Order, Places, Power, Scheme, Target};
 
@@ -43,6 +46,10 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Turn texts into vectors
     Embed(EmbedArgs),
+    /// Sort documents by how well they answer a query
+    Rerank(RerankArgs),
+    /// Find the answer to a question in a text
+    Answer(AnswerArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
     /// Fetch a model and compile it
@@ -150,32 +157,6 @@ pub(crate) struct ChatArgs {
     /// Print only the answer
     #[arg(short, long)]
     pub(crate) quiet: bool,
-
-    #[command(flatten)]
-    pub(crate) load: LoadArgs,
-}
-
-/// `narthex embed`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct EmbedArgs {
-    /// The texts; one per line from standard input when none are given
-    pub(crate) texts: Vec<String>,
-
-    /// The model: a name, hf:owner/repo, or a path
-    #[arg(short, long, default_value = "all-minilm-l6-v2")]
-    pub(crate) model: String,
-
-    /// Keep only this many leading elements
-    #[arg(long, value_name = "N")]
-    pub(crate) dimensions: Option<usize>,
-
-    /// Cut texts that are too long instead of refusing them
-    #[arg(long)]
-    pub(crate) truncate: bool,
-
-    /// Print one JSON object with texts, vectors and token counts
-    #[arg(long)]
-    pub(crate) json: bool,
 
     #[command(flatten)]
     pub(crate) load: LoadArgs,

@@ -193,6 +193,7 @@ fn manifest(
             bos: special.bos,
             stop: special.stop.clone(),
             pad: special.pad,
+            mask: special.texts.get("mask_token").cloned(),
         },
         chat: checkpoint
             .chat_template

@@ -16,7 +16,7 @@ use serde_json::json;
 use support::{
     Package,
     encoders::{FAMILIES, Golden, Head},
-    relative, runtime,
+    relative, runtime, texts,
 };
 
 /// The bounds as relative L2: single precision, half precision, and weights of 8 bits with exact activations.
@@ -78,7 +78,7 @@ fn every_family_and_head_computes_what_the_reference_does() {
         for head in Head::ALL {
             let what = format!("{} {head:?}", golden.family);
             let (inputs, expected) = golden.texts(head);
-            let texts: Vec<Text<'_>> = inputs.iter().map(|input| input.text()).collect();
+            let texts = texts(&inputs);
             let package = package(&golden, head, Scheme::F32);
             let mut encoder = dynamic(&package);
             agree(&what, &together(&mut encoder, &texts), &expected, SINGLE);
@@ -95,7 +95,7 @@ fn the_fixed_variant_computes_what_the_dynamic_one_does() {
         {
             let what = format!("{} {head:?} {scheme}", golden.family);
             let (inputs, reference) = golden.texts(head);
-            let texts: Vec<Text<'_>> = inputs.iter().map(|input| input.text()).collect();
+            let texts = texts(&inputs);
             let package = package(&golden, head, scheme);
             let expected = together(&mut dynamic(&package), &texts);
             agree(&what, &together(&mut fixed(&package), &texts), &expected, HALF);
@@ -140,7 +140,7 @@ fn files_of_sentence_transformers_make_any_class_an_embedding_model() {
     std::fs::write(folder.path().join("1_Pooling/config.json"), pooling.to_string()).unwrap();
     let package = Package::with_runner(folder.path().to_owned(), Recipe::new(Scheme::F32), None);
     let (inputs, _) = golden.texts(Head::Mean);
-    let texts: Vec<Text<'_>> = inputs.iter().map(|input| input.text()).collect();
+    let texts = texts(&inputs);
     let found = together(&mut dynamic(&package), &texts);
     agree("cls", &found, &golden.pooled("cls"), SINGLE);
 }

@@ -15,7 +15,7 @@ use narthex_device::{
     precompile::{Job, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
 };
-use narthex_engine::encoder::{Encoder, Text};
+use narthex_engine::encoder::Encoder;
 use narthex_spec::{
     Ep, Recipe, Scheme, Target,
     manifest::{Context, PlacementRecord},
@@ -24,10 +24,10 @@ use narthex_spec::{
 };
 use support::{
     Package,
-    encoders::{FAMILIES as ENCODERS, Golden, Head, Input},
+    encoders::{FAMILIES as ENCODERS, Golden, Head},
     families::{self, FAMILIES, Format},
     fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
-    prompt, relative, runtime,
+    prompt, relative, runtime, texts,
 };
 
 /// The bound between HTP emulation and the CPU, as relative L2.
@@ -133,7 +133,7 @@ fn every_encoder_family_and_head_runs_whole_under_htp_emulation() {
             let recipe = Recipe { accuracy_level: 0, fixed, ..Recipe::new(Scheme::W8) };
             let package = Package::with_runner(checkpoint.path().to_owned(), recipe, None);
             let (inputs, _) = golden.texts(head);
-            let texts: Vec<Text<'_>> = inputs.iter().map(Input::text).collect();
+            let texts = texts(&inputs);
             let mut emulated = open_encoder(&package, &device);
             for GraphPlacement { graph, placement } in emulated.placements() {
                 let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();

@@ -15,6 +15,7 @@ use narthex_spec::{
 
 use crate::{
     announce::{self, Announcement, RunningServer},
+    answer,
     cancel::Cancel,
     chat,
     config::Config,
@@ -23,9 +24,14 @@ use crate::{
     job::{self, Graphs},
     listing::{InstalledPackage, ModelListing, ModelStatus},
     loaded::Loaded,
+    mask,
     names::{PackageKey, split_scheme},
     placing,
-    request::{ChatRequest, CompletionRequest, EmbedRequest, Embeddings, TurnSink},
+    request::{
+        AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
+        MaskRequest, Ranking, RerankRequest, TurnSink,
+    },
+    rerank,
     residency::{Claim, Residents},
     shelf, today,
     turn::Turn,
@@ -147,6 +153,21 @@ impl Gateway {
     pub fn embed(&self, model: &str, request: &EmbedRequest) -> Result<Embeddings, Error> {
         let loaded = self.ready(model)?;
         embed::embed(&loaded, request)
+    }
+
+    /// Sorts documents by how well they answer a query.
+    pub fn rerank(&self, model: &str, request: &RerankRequest) -> Result<Ranking, Error> {
+        rerank::rerank(self.ready(model)?.as_ref(), request)
+    }
+
+    /// Finds the parts of a text that answer a question.
+    pub fn answer(&self, model: &str, request: &AnswerRequest) -> Result<Answers, Error> {
+        answer::answer(self.ready(model)?.as_ref(), request)
+    }
+
+    /// Says what fits in a text's masks.
+    pub fn fill(&self, model: &str, request: &MaskRequest) -> Result<Fillings, Error> {
+        mask::fill(self.ready(model)?.as_ref(), request)
     }
 
     /// Fetches, compiles and loads a model in the foreground, whatever its size.

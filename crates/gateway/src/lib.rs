@@ -3,6 +3,7 @@
 //! Start at [`Gateway`]; what goes in and comes out of a request is in [`request`].
 
 pub mod announce;
+mod answer;
 mod auto;
 pub mod bench;
 mod calibration;
@@ -24,11 +25,13 @@ mod job;
 pub mod listing;
 mod loaded;
 mod machine;
+mod mask;
 mod names;
 mod package;
 mod placement;
 mod placing;
 pub mod request;
+mod rerank;
 mod residency;
 mod runtime;
 mod shelf;

@@ -227,3 +227,131 @@ pub struct Embeddings {
     /// Where they were computed.
     pub ran_on: RanOn,
 }
+
+/// Documents to sort by how well they answer a query.
+#[derive(Debug, Clone)]
+pub struct RerankRequest {
+    /// What is looked for.
+    pub query: String,
+    /// The documents; at least one.
+    pub documents: Vec<String>,
+    /// How many results are wanted; `None` wants all.
+    pub top_n: Option<usize>,
+    /// What happens to a document that is too long together with the query.
+    pub overlong: Overlong,
+}
+
+/// Documents, the best first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranking {
+    /// The results.
+    pub results: Vec<Ranked>,
+    /// Tokens over all pairs, special tokens included.
+    pub prompt_tokens: usize,
+    /// Where they were computed.
+    pub ran_on: RanOn,
+}
+
+/// One document's place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ranked {
+    /// Which document of the request.
+    pub index: usize,
+    /// How well it answers, 0 to 1.
+    pub score: f32,
+}
+
+/// A question about a text.
+#[derive(Debug, Clone)]
+pub struct AnswerRequest {
+    /// The question.
+    pub question: String,
+    /// The text that answers are parts of.
+    pub context: String,
+    /// How many answers are wanted, 1 to 100.
+    pub top_k: usize,
+    /// The longest answer, in tokens.
+    pub longest: usize,
+    /// The most tokens that are read at once, question and special tokens included.
+    pub window: usize,
+    /// Tokens of the context that neighbouring windows share; at most half of a window's.
+    pub stride: usize,
+}
+
+impl AnswerRequest {
+    /// A question with the usual settings: one answer of up to 30 tokens, windows of 384 that share 128.
+    pub fn new(question: impl Into<String>, context: impl Into<String>) -> Self {
+        Self {
+            question: question.into(),
+            context: context.into(),
+            top_k: 1,
+            longest: 30,
+            window: 384,
+            stride: 128,
+        }
+    }
+}
+
+/// Answers, the best first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answers {
+    /// Parts of the context; different ones, which may overlap.
+    pub answers: Vec<Answer>,
+    /// How likely the context holds no answer, 0 to 1: the least over its windows.
+    pub no_answer: f64,
+    /// Tokens over all windows, special tokens included.
+    pub prompt_tokens: usize,
+    /// Where they were computed.
+    pub ran_on: RanOn,
+}
+
+impl Answers {
+    /// The best answer, unless that there is none is likelier.
+    pub fn best(&self) -> Option<&Answer> {
+        self.answers.first().filter(|answer| answer.score >= self.no_answer)
+    }
+}
+
+/// One part of a context.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Its bytes in the context, which is UTF-8.
+    pub bytes: std::ops::Range<usize>,
+    /// Its characters in the context: Unicode scalar values.
+    pub chars: std::ops::Range<usize>,
+    /// How likely it is the answer, 0 to 1.
+    pub score: f64,
+}
+
+/// A text with masks to fill.
+#[derive(Debug, Clone)]
+pub struct MaskRequest {
+    /// The text, with the model's own mask (`[MASK]`, `<mask>`) at least once.
+    pub text: String,
+    /// How many tokens are wanted for each mask.
+    pub top_k: usize,
+}
+
+/// What fits in each mask, in the order of the masks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fillings {
+    /// For each mask, the likeliest tokens in falling order.
+    pub masks: Vec<Vec<Filling>>,
+    /// Tokens of the text, special tokens included.
+    pub prompt_tokens: usize,
+    /// Where they were computed.
+    pub ran_on: RanOn,
+}
+
+/// A token that fits in a mask.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Filling {
+    /// Its id.
+    pub token: u32,
+    /// Its text.
+    pub text: String,
+    /// Its probability.
+    pub score: f64,
+}

@@ -18,7 +18,7 @@ use crate::{
     guard::{self, Guard},
     health,
     metrics::Metrics,
-    openai::{chat, completions, embeddings, models},
+    openai::{answer, chat, completions, embeddings, models, rerank},
     serve::ServeOptions,
 };
 
@@ -40,6 +40,8 @@ pub(crate) fn router(gateway: Gateway, options: &ServeOptions) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/v1/answer", post(answer::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/health", get(health))

@@ -344,6 +344,9 @@ pub struct TokenizerEntry {
     pub stop: Vec<TokenId>,
     /// The token that fills a batch.
     pub pad: Option<TokenId>,
+    /// How the token is spelt that stands for a masked one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask: Option<String>,
 }
 
 /// The chat side of a package.

@@ -1,5 +1,6 @@
 //! One file per command; each takes its arguments and a gateway.
 
+mod answer;
 mod bench;
 mod chat;
 mod check;
@@ -9,6 +10,7 @@ mod doctor;
 mod embed;
 mod models;
 mod ps;
+mod rerank;
 mod runtime;
 mod serve;
 
@@ -26,6 +28,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     match command {
         Command::Chat(chat) => chat::run(&Gateway::open(config(home, Some(&chat.load)))?, &chat),
         Command::Embed(embed) => embed::run(&Gateway::open(config(home, Some(&embed.load)))?, &embed),
+        Command::Rerank(rerank) => rerank::run(&Gateway::open(config(home, Some(&rerank.load)))?, &rerank),
+        Command::Answer(answer) => answer::run(&Gateway::open(config(home, Some(&answer.load)))?, &answer),
         Command::Serve(serve) => serve::run(&Gateway::open(serve_config(home, &serve))?, serve),
         Command::Pull(pull) => models::pull(&plain(home)?, &pull),
         Command::List(list) => models::list(&plain(home)?, &list),

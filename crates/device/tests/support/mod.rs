@@ -19,7 +19,10 @@ use narthex_device::{
     ep::Device,
     runtime::{Runtime, disable_telemetry},
 };
-use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
+use narthex_engine::{
+    encoder::Text,
+    executor::{Executor, StepError, StepPlan, Wanted},
+};
 use narthex_spec::{
     Recipe, Scheme, SlotId, TokenId,
     manifest::{Manifest, Provenance},
@@ -28,6 +31,15 @@ use narthex_spec::{
 };
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 use tempfile::TempDir;
+
+/// A golden's texts as an encoder takes them.
+pub(crate) fn texts(inputs: &[encoders::Input]) -> Vec<Text<'_>> {
+    inputs.iter().map(text).collect()
+}
+
+fn text(input: &encoders::Input) -> Text<'_> {
+    Text { tokens: &input.tokens, second: input.second, asked: &input.asked }
+}
 
 /// ONNX Runtime's library, found as the product finds it.
 pub(crate) fn library() -> PathBuf {

@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../../device/tests/support/encoders.rs"]
+pub(crate) mod encoders;
+
 use std::{fs, ops::ControlFlow, path::PathBuf, sync::mpsc, time::Duration};
 
 use narthex_catalog::{runtimes, store::Store};
@@ -16,6 +19,8 @@ use narthex_gateway::{
 use narthex_spec::{Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::{self, LLAMA_CONTEXT, Meta};
 use tempfile::TempDir;
+
+use encoders::{Golden, Head};
 
 /// The seed of every tiny model's weights.
 const SEED: u64 = 7;
@@ -85,6 +90,13 @@ impl Tiny {
         let folder = self.folder.path().join("tiny-bert");
         fs::create_dir_all(&folder).unwrap();
         checkpoint::tiny_bert_safetensors(&folder, SEED).unwrap();
+        self.compile(folder)
+    }
+
+    /// Compiles a tiny encoder of a family with a head; gives its name.
+    pub(crate) fn encoder(&self, family: &'static str, head: Head) -> String {
+        let folder = self.folder.path().join(format!("tiny-{family}-{head:?}").to_lowercase());
+        fs::rename(Golden::read(family).checkpoint(head).keep(), &folder).unwrap();
         self.compile(folder)
     }
 

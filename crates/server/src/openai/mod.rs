@@ -1,11 +1,13 @@
 //! OpenAI's JSON, both ways: one file per endpoint, and what they share.
 
+pub(crate) mod answer;
 pub(crate) mod body;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod models;
 pub(crate) mod options;
+pub(crate) mod rerank;
 pub(crate) mod stream;
 
 use std::{

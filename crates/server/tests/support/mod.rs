@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 mod tiny;
 
 #[allow(unused_imports, reason = "every test file uses a part of this")]
-pub(crate) use tiny::{LONG_CONTEXT, PATIENCE, SPECIAL, Tiny, eventually};
+pub(crate) use tiny::{LONG_CONTEXT, PATIENCE, SPECIAL, Tiny, encoders::Head, eventually};
 
 /// A server that ends when it is dropped.
 pub(crate) struct Live {

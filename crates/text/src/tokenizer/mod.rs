@@ -7,6 +7,7 @@
 mod bytes;
 mod gguf;
 mod outline;
+mod pair;
 mod pre;
 mod special;
 
@@ -16,6 +17,7 @@ use narthex_spec::TokenId;
 use serde_json::{Value, json};
 
 pub use gguf::GgufVocab;
+pub use pair::Pair;
 pub use special::SpecialToken;
 
 pub(crate) use bytes::Leading;
@@ -150,6 +152,12 @@ impl Tokenizer {
         self.run(&self.shield(text), true)
     }
 
+    /// As [`Self::encode_document`], but `kept`, the spelling of one special token, is that token.
+    pub fn encode_document_with(&self, text: &str, kept: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        let parts: Vec<Cow<'_, str>> = text.split(kept).map(|part| self.shield(part)).collect();
+        self.run(&parts.join(kept), true)
+    }
+
     fn run(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
         let failed = |reason: String| TokenizerError::Encode { reason };
         contain(|| self.inner.tokenizer.encode_fast(text, add_special_tokens))
@@ -281,6 +289,22 @@ mod tests {
         let mut expected = vec![end];
         expected.extend(t.encode("a<|end|>b", Specials::AsText).unwrap());
         assert_eq!(t.encode(&shielded, Specials::Parse).unwrap(), expected);
+    }
+
+    #[test]
+    fn one_special_token_of_a_document_may_be_kept() {
+        let json = r#"{
+            "added_tokens": [
+                {"id": 3, "content": "<m>", "special": true, "normalized": false, "single_word": false, "lstrip": false,
+                    "rstrip": false},
+                {"id": 4, "content": "<s>", "special": true, "normalized": false, "single_word": false, "lstrip": false,
+                    "rstrip": false}
+            ],
+            "model": {"type": "BPE", "vocab": {"<": 0, "s": 1, ">": 2, "<m>": 3, "<s>": 4, "m": 5}, "merges": []}
+        }"#;
+        let t = Tokenizer::from_json(json.as_bytes()).unwrap();
+        assert_eq!(t.encode_document_with("s<m><s>", "<m>").unwrap(), [1, 3, 0, 1, 2]);
+        assert_eq!(t.encode_document("<m>").unwrap(), [0, 5, 2]);
     }
 
     #[test]

@@ -1,0 +1,77 @@
+//! `narthex answer`: the part of a text that answers a question.
+
+use std::{
+    fs,
+    io::{Read, stdin},
+};
+
+use anyhow::Context;
+use narthex_gateway::{
+    Gateway,
+    request::{AnswerRequest, Answers},
+};
+use serde::Serialize;
+
+use crate::{args::AnswerArgs, bars::Bars, interrupt, output};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    question: &'a str,
+    answer: Option<&'a str>,
+    no_answer_score: f64,
+    answers: Vec<Span<'a>>,
+}
+
+/// Offsets are in characters.
+#[derive(Serialize)]
+struct Span<'a> {
+    text: &'a str,
+    start: usize,
+    end: usize,
+    score: f64,
+}
+
+/// Answers the question from the context.
+pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
+    let context = if args.context.as_os_str() == "-" {
+        let mut text = String::new();
+        stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
+        text
+    } else {
+        fs::read_to_string(&args.context)
+            .with_context(|| format!("cannot read the context {}", args.context.display()))?
+    };
+    gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
+    let found = gateway.answer(&args.model, &request)?;
+    if args.json { report(args, &found) } else { lines(args, &found) }
+}
+
+fn report(args: &AnswerArgs, found: &Answers) -> anyhow::Result<()> {
+    let spans = found.answers.iter().map(|answer| Span {
+        text: &answer.text,
+        start: answer.chars.start,
+        end: answer.chars.end,
+        score: answer.score,
+    });
+    output::json(&Report {
+        model: &args.model,
+        question: &args.question,
+        answer: found.best().map(|answer| answer.text.as_str()),
+        no_answer_score: found.no_answer,
+        answers: spans.collect(),
+    })
+}
+
+fn lines(args: &AnswerArgs, found: &Answers) -> anyhow::Result<()> {
+    if args.top_k == 1 {
+        let answer = found.best().map_or("no answer", |answer| answer.text.as_str());
+        return output::line(answer);
+    }
+    for answer in &found.answers {
+        let (start, end) = (answer.chars.start, answer.chars.end);
+        output::line(format!("{:.4}\t{start}..{end}\t{}", answer.score, answer.text))?;
+    }
+    output::line(format!("{:.4}\t\tno answer", found.no_answer))
+}

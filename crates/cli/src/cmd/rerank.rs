@@ -1,0 +1,55 @@
+//! `narthex rerank`: documents by how well they answer a query, the best first.
+
+use std::io::{BufRead, stdin};
+
+use anyhow::Context;
+use narthex_gateway::{
+    Gateway,
+    request::{Overlong, RerankRequest},
+};
+use serde::Serialize;
+
+use crate::{args::RerankArgs, bars::Bars, interrupt, output};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    query: &'a str,
+    results: Vec<Line<'a>>,
+    prompt_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    index: usize,
+    score: f32,
+    document: &'a str,
+}
+
+/// Sorts the given documents, or the lines of standard input.
+pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
+    let documents = if args.documents.is_empty() {
+        stdin().lock().lines().collect::<Result<Vec<_>, _>>().context("cannot read standard input")?
+    } else {
+        args.documents.clone()
+    };
+    gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let request = RerankRequest {
+        query: args.query.clone(),
+        documents,
+        top_n: args.top_n,
+        overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
+    };
+    let ranking = gateway.rerank(&args.model, &request)?;
+    let lines = ranking.results.iter().map(|ranked| Line {
+        index: ranked.index,
+        score: ranked.score,
+        document: request.documents.get(ranked.index).map(String::as_str).unwrap_or_default(),
+    });
+    if args.json {
+        let (model, query) = (args.model.as_str(), args.query.as_str());
+        let results = lines.collect();
+        return output::json(&Report { model, query, results, prompt_tokens: ranking.prompt_tokens });
+    }
+    lines.map(|line| format!("{:.4}\t{}", line.score, line.document)).try_for_each(output::line)
+}

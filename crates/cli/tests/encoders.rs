@@ -1,0 +1,84 @@
+//! `rerank` and `answer` over tiny models in a store of their own.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+#[path = "../../device/tests/support/encoders.rs"]
+mod encoders;
+
+use encoders::{Golden, Head};
+use narthex_catalog::{runtimes, store::Store};
+use serde_json::Value;
+
+/// Runs `narthex` over `home` with the runtime of the prepared store; gives its standard output.
+fn narthex(home: &Path, args: &[&str], stdin: &str) -> String {
+    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
+    let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
+        .args(args)
+        .env("NARTHEX_HOME", home)
+        .env(
+            "ORT_DYLIB_PATH",
+            library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test` once")),
+        )
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A child that has failed already reads nothing.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{args:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Compiles a tiny encoder into the store at `home`; gives the path that names it.
+fn compiled(home: &Path, family: &'static str, head: Head) -> String {
+    let checkpoint = home.join(family);
+    std::fs::rename(Golden::read(family).checkpoint(head).keep(), &checkpoint).unwrap();
+    let path = checkpoint.to_str().unwrap().to_owned();
+    narthex(home, &["compile", "--scheme", "f32", &path], "");
+    path
+}
+
+#[test]
+fn documents_come_as_arguments_or_lines() {
+    let home = tempfile::tempdir().unwrap();
+    let model = compiled(home.path(), "bert", Head::Score);
+    let rerank = ["rerank", "--scheme", "f32", "-m", &model, "what sleeps?"];
+    let lines = narthex(home.path(), &rerank, "the cat sleeps\na dog runs\n");
+    let ask = |more: &[&str]| narthex(home.path(), &[&rerank[..], more].concat(), "");
+    assert_eq!(ask(&["the cat sleeps", "a dog runs"]), lines);
+    let mut documents: Vec<&str> = lines.lines().map(|line| line.split_once('\t').unwrap().1).collect();
+    documents.sort_unstable();
+    assert_eq!(documents, ["a dog runs", "the cat sleeps"]);
+    let report: Value = serde_json::from_str(&ask(&["--json", "--top-n", "1", "a dog runs", "it"])).unwrap();
+    let best = &report["results"][0];
+    assert_eq!(best["document"], ["a dog runs", "it"][best["index"].as_u64().unwrap() as usize]);
+    assert_eq!(report["results"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_context_is_a_file_or_standard_input() {
+    let home = tempfile::tempdir().unwrap();
+    let model = compiled(home.path(), "distilbert", Head::Spans);
+    let context = "the cat sleeps in the house. a dog runs to the river.";
+    let file = home.path().join("context.txt");
+    std::fs::write(&file, context).unwrap();
+    let answer = ["answer", "--scheme", "f32", "-m", &model, "where does it run?"];
+    let ask = |more: &[&str], stdin: &str| narthex(home.path(), &[&answer[..], more].concat(), stdin);
+    let from_file = ask(&["--context", file.to_str().unwrap()], "");
+    assert_eq!(ask(&["--context", "-"], context), from_file);
+    assert!(context.contains(from_file.trim()) || from_file.trim() == "no answer", "{from_file}");
+    assert_eq!(ask(&["--context", "-", "--top-k", "3"], context).lines().count(), 4);
+    let report: Value = serde_json::from_str(&ask(&["--context", "-", "--json"], context)).unwrap();
+    let span = &report["answers"][0];
+    let place = ["start", "end"].map(|end| span[end].as_u64().unwrap() as usize);
+    assert_eq!(&context[place[0]..place[1]], span["text"].as_str().unwrap());
+}

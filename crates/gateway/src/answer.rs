@@ -1,0 +1,186 @@
+//! Extractive question answering: the parts of a context that answer a question best.
+//!
+//! A context that is longer than the model takes is read in windows that overlap. In each, the beginnings and ends that
+//! the model sees become probabilities over the context and the first token, which stands for "no answer here"; a span's
+//! score is the product of its ends', and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
+
+use std::{collections::HashMap, ops::Range};
+
+use narthex_text::tokenizer::Pair;
+
+use crate::{
+    encoding::Item,
+    error::Error,
+    listing::ModelKind,
+    loaded::Loaded,
+    request::{Answer, AnswerRequest, Answers},
+};
+
+/// The most answers of one request.
+const MAX_ANSWERS: usize = 100;
+
+/// A span in the context, in bytes.
+type Place = (usize, usize);
+
+/// Finds the answers, the best first.
+pub(crate) fn answer(loaded: &Loaded, request: &AnswerRequest) -> Result<Answers, Error> {
+    let encoder = loaded.encoder(ModelKind::Answer)?;
+    check(request)?;
+    let pair = loaded.tokenizer.encode_pair(&request.question, &request.context)?;
+    let limit = encoder.limits().max_length.min(loaded.manifest.max_length).min(request.window.max(1));
+    let room = limit.saturating_sub(pair.overhead());
+    if room == 0 {
+        let found = pair.overhead();
+        return invalid("question", format!("it has {found} tokens, but a window has {limit}; shorten it"));
+    }
+    let windows: Vec<Pair> =
+        windows(pair.second.len(), room, request.stride).map(|part| pair.part(part)).collect();
+    let items = windows.iter().map(|pair| Item {
+        tokens: pair.tokens.clone(),
+        second: pair.segment,
+        asked: Vec::new(),
+    });
+    let items: Vec<Item> = items.collect();
+    let prompt_tokens = items.iter().map(|item| item.tokens.len()).sum();
+    let mut no_answer = 1.0_f64;
+    let mut best: HashMap<Place, f64> = HashMap::new();
+    for (window, rows) in windows.iter().zip(encoder.run(items)?) {
+        let scores = Scores::new(window, &rows);
+        no_answer = no_answer.min(scores.none);
+        for (place, score) in scores.spans(window, &request.context, request.longest) {
+            let known = best.entry(place).or_insert(score);
+            *known = known.max(score);
+        }
+    }
+    let mut best: Vec<(Place, f64)> = best.into_iter().collect();
+    best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let context = request.context.as_str();
+    let answers = best.into_iter().take(request.top_k).map(|(place, score)| found(context, place, score));
+    Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: loaded.ran_on() })
+}
+
+fn invalid<T>(param: &'static str, message: String) -> Result<T, Error> {
+    Err(Error::Invalid { param, message: format!("{param}: {message}") })
+}
+
+fn check(request: &AnswerRequest) -> Result<(), Error> {
+    if !(1..=MAX_ANSWERS).contains(&request.top_k) {
+        return invalid("top_k", format!("expected 1 to {MAX_ANSWERS}, found {}", request.top_k));
+    }
+    if request.longest == 0 {
+        return invalid("max_answer_tokens", "expected a number above zero, found 0".to_owned());
+    }
+    for (param, text) in [("question", &request.question), ("context", &request.context)] {
+        if text.trim().is_empty() {
+            return invalid(param, "expected some text, found none".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn found(context: &str, (start, end): Place, score: f64) -> Answer {
+    let chars = context[..start].chars().count();
+    let text = context[start..end].to_owned();
+    let chars = chars..chars + text.chars().count();
+    Answer { text, bytes: start..end, chars, score }
+}
+
+/// Parts of `length` tokens that are `room` long and share `stride`; at least one.
+fn windows(length: usize, room: usize, stride: usize) -> impl Iterator<Item = Range<usize>> {
+    // Windows that share all but nothing of their tokens would have no end.
+    let step = room - stride.min(room / 2);
+    let count = 1 + length.saturating_sub(room).div_ceil(step);
+    (0..count).map(move |index| index * step..(index * step + room).min(length))
+}
+
+/// What the model sees in a window.
+struct Scores {
+    /// For each token of the context, the probabilities that an answer begins and ends there.
+    ends: Vec<[f64; 2]>,
+    /// The probability that both are at the first token.
+    none: f64,
+}
+
+impl Scores {
+    /// Reads `rows`, two logits for each token.
+    fn new(window: &Pair, rows: &[f32]) -> Self {
+        let logit =
+            |token: usize, end: usize| f64::from(rows.get(2 * token + end).copied().unwrap_or(f32::MIN));
+        let softmax = |end: usize| {
+            let seen: Vec<f64> =
+                [0].into_iter().chain(window.second.clone()).map(|t| logit(t, end)).collect();
+            let most = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = seen.iter().map(|x| (x - most).exp()).sum();
+            seen.into_iter().map(|x| (x - most).exp() / sum).collect::<Vec<_>>()
+        };
+        let (begins, ends) = (softmax(0), softmax(1));
+        let none = begins[0] * ends[0];
+        Self { ends: begins[1..].iter().zip(&ends[1..]).map(|(a, b)| [*a, *b]).collect(), none }
+    }
+
+    /// Every span of at most `longest` tokens with its score; blanks around it are not part of it.
+    fn spans<'a>(
+        &'a self,
+        window: &'a Pair,
+        context: &'a str,
+        longest: usize,
+    ) -> impl Iterator<Item = (Place, f64)> + 'a {
+        (0..self.ends.len()).flat_map(move |first| {
+            let last = first.saturating_add(longest).min(self.ends.len());
+            (first..last).filter_map(move |last| {
+                let place = trimmed(context, window.bytes[first].start, window.bytes[last].end)?;
+                Some((place, self.ends[first][0] * self.ends[last][1]))
+            })
+        })
+    }
+}
+
+/// Whole characters of a part of `context`, without blanks at its ends; nothing where that leaves none.
+fn trimmed(context: &str, start: usize, end: usize) -> Option<Place> {
+    let (start, end) = (context.floor_char_boundary(start), context.ceil_char_boundary(end));
+    let text = context.get(start..end)?;
+    let kept = text.trim();
+    let start = start + (text.len() - text.trim_start().len());
+    (!kept.is_empty()).then_some((start, start + kept.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_overlap_and_cover_all() {
+        let check = |length, room, stride, expect: &[(usize, usize)]| {
+            let found = windows(length, room, stride).map(|part| (part.start, part.end));
+            assert_eq!(found.collect::<Vec<_>>(), expect);
+        };
+        check(5, 8, 2, &[(0, 5)]);
+        check(8, 8, 2, &[(0, 8)]);
+        check(9, 8, 2, &[(0, 8), (6, 9)]);
+        check(14, 8, 2, &[(0, 8), (6, 14)]);
+        check(15, 8, 2, &[(0, 8), (6, 14), (12, 15)]);
+        check(3, 1, 100, &[(0, 1), (1, 2), (2, 3)]);
+        check(6, 4, usize::MAX, &[(0, 4), (2, 6)]);
+    }
+
+    #[test]
+    fn spans_are_scored_by_both_ends() {
+        let window = Pair { tokens: vec![0; 5], segment: 2, second: 2..4, bytes: vec![0..2, 2..5] };
+        // The question's logits count for nothing, however large.
+        let rows = [0.0, 0.0, 99.0, 99.0, 3f32.ln(), 0.0, 0.0, 2f32.ln(), 99.0, 99.0];
+        let scores = Scores::new(&window, &rows);
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-6;
+        assert!(close(scores.none, 0.2 * 0.25));
+        let spans: HashMap<Place, f64> = scores.spans(&window, "ab cd", 15).collect();
+        assert!(close(spans[&(0, 2)], 0.6 * 0.25) && close(spans[&(0, 5)], 0.6 * 0.5));
+        assert!(close(spans[&(3, 5)], 0.2 * 0.5) && spans.len() == 3);
+        assert_eq!(scores.spans(&window, "ab cd", 1).count(), 2);
+    }
+
+    #[test]
+    fn spans_are_whole_characters_without_blanks() {
+        assert_eq!(trimmed(" é x ", 0, 5), Some((1, 5)));
+        assert_eq!(trimmed(" é x ", 2, 3), Some((1, 3)));
+        assert_eq!(trimmed("a  b", 1, 3), None);
+    }
+}

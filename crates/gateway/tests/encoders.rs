@@ -1,0 +1,157 @@
+//! Reranking, answers and masked tokens of tiny models are those that the reference gives (`goldens/encoders.py`).
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_gateway::{
+    Error,
+    request::{AnswerRequest, EmbedRequest, MaskRequest, Overlong, Prompt, RerankRequest},
+};
+use support::{
+    Tiny,
+    encoders::{FAMILIES, Golden, Head},
+};
+
+fn near(found: f64, expected: f64, what: &str) {
+    assert!((found - expected).abs() <= 1e-3 * expected.abs() + 1e-5, "{what}: {found}, not {expected}");
+}
+
+#[test]
+fn scores_are_those_of_the_reference() {
+    let tiny = Tiny::new();
+    for golden in FAMILIES.map(Golden::read) {
+        let model = tiny.encoder(golden.family, Head::Score);
+        let gateway = tiny.gateway();
+        let pairs = golden.expected["pairs"].as_array().unwrap();
+        let text = |pair: usize, part: usize| pairs[pair]["pair"][part].as_str().unwrap().to_owned();
+        for (pair, expected) in pairs.iter().enumerate() {
+            let request = RerankRequest {
+                query: text(pair, 0),
+                documents: vec![text(pair, 1)],
+                top_n: None,
+                overlong: Overlong::Refuse,
+            };
+            let found = gateway.rerank(&model, &request).unwrap();
+            assert_eq!(found.prompt_tokens, expected["ids"].as_array().unwrap().len(), "{}", golden.family);
+            let logit = expected["logit"].as_f64().unwrap();
+            near(f64::from(found.results[0].score), 1.0 / (1.0 + (-logit).exp()), golden.family);
+        }
+        // Together they are what they are alone, the best first.
+        let documents: Vec<String> = (0..3).map(|pair| text(pair, 1)).collect();
+        let ask = |documents: Vec<String>, top_n| {
+            let request = RerankRequest { query: text(0, 0), documents, top_n, overlong: Overlong::Refuse };
+            gateway.rerank(&model, &request).unwrap().results
+        };
+        let all = ask(documents.clone(), None);
+        assert!(all.is_sorted_by(|a, b| a.score >= b.score) && all.len() == 3);
+        for ranked in &all {
+            let alone = ask(vec![documents[ranked.index].clone()], None)[0].score;
+            near(f64::from(ranked.score), f64::from(alone), golden.family);
+        }
+        assert_eq!(ask(documents, Some(2)).len(), 2);
+    }
+}
+
+#[test]
+fn answers_are_those_of_the_reference() {
+    let tiny = Tiny::new();
+    for golden in FAMILIES.map(Golden::read) {
+        let model = tiny.encoder(golden.family, Head::Spans);
+        let expected = &golden.expected["answer"];
+        let text = |key: &str| expected[key].as_str().unwrap();
+        let number = |key: &str| expected[key].as_u64().unwrap() as usize;
+        let request = AnswerRequest {
+            top_k: 3,
+            longest: number("longest"),
+            window: number("window"),
+            stride: number("stride"),
+            ..AnswerRequest::new(text("question"), text("context"))
+        };
+        let found = tiny.gateway().answer(&model, &request).unwrap();
+        near(found.no_answer, expected["null"].as_f64().unwrap(), golden.family);
+        let spans = expected["answers"].as_array().unwrap();
+        assert_eq!(found.answers.len(), spans.len());
+        for (found, span) in found.answers.iter().zip(spans) {
+            let what = format!("{} {}", golden.family, found.text);
+            let place = ["start", "end"].map(|end| span[end].as_u64().unwrap() as usize);
+            assert_eq!([found.chars.start, found.chars.end], place, "{what}");
+            assert_eq!(found.text, span["text"].as_str().unwrap(), "{what}");
+            assert_eq!(&request.context[found.bytes.clone()], found.text, "{what}");
+            near(found.score, span["score"].as_f64().unwrap(), &what);
+        }
+        assert_eq!(found.best().is_some(), found.answers[0].score >= found.no_answer);
+    }
+}
+
+#[test]
+fn masks_are_filled_as_the_reference_does() {
+    let tiny = Tiny::new();
+    for golden in FAMILIES.map(Golden::read) {
+        let model = tiny.encoder(golden.family, Head::Masked);
+        let gateway = tiny.gateway();
+        for case in golden.expected["masked"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap().to_owned();
+            let found = gateway.fill(&model, &MaskRequest { text, top_k: 3 }).unwrap();
+            let rows = case["logits"].as_array().unwrap();
+            assert_eq!(found.masks.len(), rows.len());
+            for (mask, row) in found.masks.iter().zip(rows) {
+                let row: Vec<f64> = row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+                let sum: f64 = row.iter().map(|x| x.exp()).sum();
+                assert!(mask.is_sorted_by(|a, b| a.score >= b.score) && mask.len() == 3);
+                let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                near(mask[0].score, most.exp() / sum, golden.family);
+                for one in mask {
+                    near(one.score, row[one.token as usize].exp() / sum, golden.family);
+                }
+            }
+        }
+        let error = gateway.fill(&model, &MaskRequest { text: "the cat".to_owned(), top_k: 3 }).unwrap_err();
+        assert!(error.to_string().contains("at least once"), "{error}");
+    }
+}
+
+#[test]
+fn texts_that_are_too_long_are_refused_or_cut() {
+    let tiny = Tiny::new();
+    let (ranker, reader) = (tiny.encoder("bert", Head::Score), tiny.encoder("bert", Head::Spans));
+    let gateway = tiny.gateway();
+    let long = "the cat ".repeat(40);
+    let ask = |query: &str, overlong| {
+        let documents = vec!["the dog".to_owned(), long.clone()];
+        gateway.rerank(&ranker, &RerankRequest { query: query.to_owned(), documents, top_n: None, overlong })
+    };
+    let error = ask("a cat", Overlong::Refuse).unwrap_err().to_string();
+    assert!(error.contains("document 1 have 85 tokens") && error.contains("at most 64"), "{error}");
+    assert_eq!(ask("a cat", Overlong::Truncate).unwrap().prompt_tokens, 7 + 64);
+    let error = ask(&long, Overlong::Truncate).unwrap_err();
+    assert!(matches!(&error, Error::Invalid { param: "query", .. }), "{error}");
+    // A context of any length is read in windows.
+    let found = gateway.answer(&reader, &AnswerRequest::new("a cat?", long.clone())).unwrap();
+    assert!(found.prompt_tokens > 85 && !found.answers.is_empty());
+    let error = gateway.answer(&reader, &AnswerRequest::new(long, "a cat")).unwrap_err();
+    assert!(matches!(&error, Error::Invalid { param: "question", .. }), "{error}");
+}
+
+#[test]
+fn a_model_does_its_own_job_alone() {
+    let tiny = Tiny::new();
+    let (ranker, reader) = (tiny.encoder("bert", Head::Score), tiny.encoder("bert", Head::Spans));
+    let gateway = tiny.gateway();
+    let says = |error: Error, expect: &str| {
+        assert!(matches!(error, Error::WrongKind { .. }) && error.to_string().ends_with(expect), "{error}");
+    };
+    let question = AnswerRequest::new("a?", "a");
+    says(gateway.answer(&ranker, &question).unwrap_err(), "is a reranker, not a question-answering model");
+    let embed = EmbedRequest {
+        inputs: vec![Prompt::Text("a".to_owned())],
+        overlong: Overlong::Refuse,
+        dimensions: None,
+    };
+    says(
+        gateway.embed(&reader, &embed).unwrap_err(),
+        "is a question-answering model, not an embedding model",
+    );
+    let mask = MaskRequest { text: "a".to_owned(), top_k: 1 };
+    says(gateway.fill(&reader, &mask).unwrap_err(), "not a masked language model");
+}

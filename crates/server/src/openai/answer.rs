@@ -1,0 +1,64 @@
+//! `POST /v1/answer`: the parts of a text that answer a question.
+
+use axum::{Json, extract::State, response::Response};
+use narthex_gateway::request::{Answer, AnswerRequest};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{body::Body, refuse_path};
+use crate::{
+    error::ApiError,
+    ran_on::marked,
+    routes::{App, blocking},
+};
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Request {
+    model: String,
+    question: String,
+    context: String,
+    top_k: Option<usize>,
+    max_answer_tokens: Option<usize>,
+}
+
+impl Request {
+    /// What the gateway makes of it.
+    pub(crate) fn answer(&self) -> AnswerRequest {
+        let mut request = AnswerRequest::new(&self.question, &self.context);
+        request.top_k = self.top_k.unwrap_or(request.top_k);
+        request.longest = self.max_answer_tokens.unwrap_or(request.longest);
+        request
+    }
+}
+
+/// Answers a question.
+pub(crate) async fn create(
+    State(app): State<App>,
+    Body(request): Body<Request>,
+) -> Result<Response, ApiError> {
+    refuse_path(&request.model)?;
+    let answer = request.answer();
+    let (gateway, model) = (app.gateway.clone(), request.model.clone());
+    let found = blocking(move || gateway.answer(&model, &answer)).await?;
+    let tokens = found.prompt_tokens;
+    let body = json!({
+        "object": "answer",
+        "model": request.model,
+        "answer": found.best().map(|answer| &answer.text),
+        "no_answer_score": found.no_answer,
+        "answers": found.answers.iter().map(span).collect::<Vec<_>>(),
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    });
+    Ok(marked(&found.ran_on, Json(body)))
+}
+
+fn span(answer: &Answer) -> Value {
+    json!({
+        "text": answer.text,
+        "start": answer.chars.start,
+        "end": answer.chars.end,
+        "start_byte": answer.bytes.start,
+        "end_byte": answer.bytes.end,
+        "score": answer.score,
+    })
+}

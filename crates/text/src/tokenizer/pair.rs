@@ -1,0 +1,155 @@
+//! Two texts in one sequence, as cross-encoders read them: the tokenizer's own separators and segments, and where in the
+//! second text each of its tokens lies.
+
+use std::ops::Range;
+
+use narthex_spec::TokenId;
+
+use super::{SHIELD, Tokenizer, TokenizerError};
+use crate::barrier::contain;
+
+/// A pair of texts as tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pair {
+    /// All tokens, special ones included.
+    pub tokens: Vec<TokenId>,
+    /// Where the second segment begins; the number of tokens for tokenizers that have one segment.
+    pub segment: usize,
+    /// The second text's tokens.
+    pub second: Range<usize>,
+    /// For each of them, its bytes in the second text.
+    pub bytes: Vec<Range<usize>>,
+}
+
+impl Pair {
+    /// The pair with no more of the second text than these of its tokens.
+    pub fn part(&self, kept: Range<usize>) -> Self {
+        let kept = kept.start.min(self.second.len())..kept.end.min(self.second.len());
+        let at = |token: usize| self.second.start + token;
+        let body = &self.tokens[at(kept.start)..at(kept.end)];
+        let tokens = [&self.tokens[..self.second.start], body, &self.tokens[self.second.end..]].concat();
+        // Of one segment, there is as much less.
+        let cut = self.second.len() - kept.len();
+        let segment = if self.segment >= self.second.end { self.segment - cut } else { self.segment };
+        let second = self.second.start..self.second.start + kept.len();
+        Self { tokens, segment, second, bytes: self.bytes[kept].to_vec() }
+    }
+
+    /// Tokens around the second text.
+    pub fn overhead(&self) -> usize {
+        self.tokens.len() - self.second.len()
+    }
+}
+
+impl Tokenizer {
+    /// Tokens of two texts, with those that the post-processor puts around and between them (`[CLS] … [SEP] … [SEP]`);
+    /// special tokens in the texts are text.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] for texts that the tokenizer refuses, and for a post-processor that does not write
+    /// the second text in one piece in a second or the first segment.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Pair, TokenizerError> {
+        let failed = |reason: String| TokenizerError::Encode { reason };
+        let (shielded_first, shielded) = (self.shield(first), self.shield(second));
+        let input = (shielded_first.as_ref(), shielded.as_ref());
+        let encoding = contain(|| self.inner.tokenizer.encode(input, true))
+            .map_err(|_| failed("the tokenizers crate panicked on it".to_owned()))?
+            .map_err(|error| failed(error.to_string()))?;
+        let tokens = encoding.get_ids().to_vec();
+        let types = encoding.get_type_ids();
+        let segment = types.iter().position(|&segment| segment != 0).unwrap_or(tokens.len());
+        if types[segment..].iter().any(|&segment| segment != 1) {
+            return Err(failed(format!("expected segments 0 and then 1, found {types:?}")));
+        }
+        let owners = encoding.get_sequence_ids();
+        let owned = |owner: &Option<usize>| *owner == Some(1);
+        let start = owners.iter().position(owned).unwrap_or(tokens.len());
+        let end = owners.iter().rposition(owned).map_or(start, |last| last + 1);
+        if !owners[start..end].iter().all(owned) {
+            return Err(failed("expected the second text in one piece".to_owned()));
+        }
+        let unshielded = Unshield::new(second, &shielded);
+        let bytes = encoding.get_offsets()[start..end]
+            .iter()
+            .map(|&(start, end)| unshielded.place(start)..unshielded.place(end))
+            .collect();
+        Ok(Pair { tokens, segment, second: start..end, bytes })
+    }
+}
+
+/// Places in a text, from those in its shielded form.
+struct Unshield {
+    /// Where the shield stands in the shielded text.
+    inserted: Vec<usize>,
+}
+
+impl Unshield {
+    fn new(text: &str, shielded: &str) -> Self {
+        let mut rest = text.chars().peekable();
+        let inserted = shielded.char_indices().filter(|(_, char)| rest.next_if_eq(char).is_none());
+        Self { inserted: inserted.map(|(at, _)| at).collect() }
+    }
+
+    fn place(&self, shielded: usize) -> usize {
+        let before = self.inserted.partition_point(|&at| at < shielded);
+        shielded.saturating_sub(before * SHIELD.len_utf8())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer(special: (&str, u8)) -> Tokenizer {
+        let json = format!(
+            r#"{{"added_tokens": [{{"id": 1, "content": "[SEP]", "special": true, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false}}],
+            "pre_tokenizer": {{"type": "Whitespace"}},
+            "post_processor": {{"type": "TemplateProcessing",
+                "single": [{{"Sequence": {{"id": "A", "type_id": 0}}}}],
+                "pair": [{{"Sequence": {{"id": "A", "type_id": 0}}}}, {{"SpecialToken": {{"id": "[SEP]", "type_id": 0}}}},
+                    {{"Sequence": {{"id": "B", "type_id": {1}}}}}, {{"SpecialToken": {{"id": "[SEP]", "type_id": {1}}}}}{0}],
+                "special_tokens": {{"[SEP]": {{"id": "[SEP]", "ids": [1], "tokens": ["[SEP]"]}}}}}},
+            "model": {{"type": "WordLevel", "unk_token": "?", "vocab": {{"?": 0, "[SEP]": 1, "a": 2, "né": 3, "SEP": 4, "[": 5, "]": 6}}}}}}"#,
+            special.0, special.1
+        );
+        Tokenizer::from_json(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn pairs_have_separators_segments_and_places() {
+        let pair = tokenizer(("", 1)).encode_pair("a né", "né  a").unwrap();
+        assert_eq!((pair.tokens, pair.segment, pair.second), (vec![2, 3, 1, 3, 2, 1], 3, 3..5));
+        assert_eq!(pair.bytes, [0..3, 5..6]);
+        let one = tokenizer(("", 0)).encode_pair("a", "").unwrap();
+        assert_eq!((one.tokens, one.segment, one.second, one.bytes), (vec![2, 1, 1], 3, 3..3, vec![]));
+    }
+
+    #[test]
+    fn typed_special_tokens_stay_text_and_move_no_place() {
+        let text = "a [SEP] né";
+        let pair = tokenizer(("", 1)).encode_pair("[SEP]", text).unwrap();
+        assert_eq!(pair.tokens.iter().filter(|&&token| token == 1).count(), 2);
+        let words: Vec<&str> = pair.bytes.iter().map(|bytes| &text[bytes.clone()]).collect();
+        assert_eq!((words.first(), words.last()), (Some(&"a"), Some(&"né")));
+        assert_eq!(words.concat(), "a[SEP]né");
+    }
+
+    #[test]
+    fn a_part_keeps_what_stands_around_it() {
+        let pair = tokenizer(("", 1)).encode_pair("a", "a né a né").unwrap();
+        let part = pair.part(1..3);
+        assert_eq!((part.tokens, part.segment, part.second), (vec![2, 1, 3, 2, 1], 2, 2..4));
+        assert_eq!((part.bytes, pair.overhead()), (vec![2..5, 6..7], 3));
+        assert_eq!(pair.part(0..9), pair);
+        let one = tokenizer(("", 0)).encode_pair("a", "a né a né").unwrap().part(0..1);
+        assert_eq!((one.tokens.len(), one.segment), (4, 4));
+    }
+
+    #[test]
+    fn other_segments_are_refused() {
+        let back = r#", {"SpecialToken": {"id": "[SEP]", "type_id": 0}}"#;
+        let error = tokenizer((back, 1)).encode_pair("a", "a").unwrap_err().to_string();
+        assert!(error.contains("expected segments 0 and then 1, found [0, 0, 1, 1, 0]"), "{error}");
+    }
+}
