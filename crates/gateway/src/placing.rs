@@ -59,7 +59,7 @@ pub(crate) fn facts(inner: &Inner) -> Facts {
 
 /// Whether a device that runs graphs of fixed shape is next in turn on this machine, or among those to be measured.
 pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
-    let usable = |name: &DeviceName| barred(config, *name).is_none() && ep::probe(*name, facts).is_ok();
+    let usable = |name: &DeviceName| refusal(config, *name, facts).is_none();
     let mut order = config.providers.devices().iter().copied().filter(usable);
     let fixed = |name: DeviceName| name.variant() == Variant::Static;
     match config.place {
@@ -131,7 +131,7 @@ fn at(opening: &Opening<'_>, place: Place, facts: &Facts) -> Result<Ready, (Devi
 }
 
 /// Why the policy keeps a load from a device.
-pub(crate) fn barred(config: &Config, name: DeviceName) -> Option<String> {
+fn barred(config: &Config, name: DeviceName) -> Option<String> {
     match (config.npu, name.kind()) {
         (NpuPolicy::Off, DeviceKind::Npu) => Some("NPUs are switched off".to_owned()),
         (NpuPolicy::Require, DeviceKind::StandIn) => {
@@ -142,6 +142,24 @@ pub(crate) fn barred(config: &Config, name: DeviceName) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Why a load does not even try a device.
+pub(crate) fn refusal(config: &Config, name: DeviceName, facts: &Facts) -> Option<Refusal> {
+    match barred(config, name) {
+        Some(reason) => Some(Refusal { cause: Cause::Absent, reason, fix: None }),
+        None => ep::probe(name, facts).err(),
+    }
+}
+
+/// A device that is not taken, and whether that is news.
+pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal) -> PassedOver {
+    let Refusal { cause, reason, fix } = refusal;
+    // A machine without some device is no news, unless a person asked for just that device.
+    let Config { place, providers, .. } = config;
+    let divided = matches!(place, Some(Division::Given(place)) if place.devices().contains(&device));
+    let announced = cause != Cause::Absent || divided || providers.is_named();
+    PassedOver { device, reason, fix, announced }
 }
 
 /// Why a placement is not enough for the policy.
@@ -198,9 +216,7 @@ pub(crate) fn executor(
     let decoder = ready.and_then(|ready| Ok(ready.model.decoder(&opening.manifest.name)?));
     match decoder {
         Ok(executor) => Ok(Ok(executor)),
-        Err(Attempt::Refused(Refusal { reason, fix, .. })) => {
-            Ok(Err(PassedOver { device: name, reason, fix, announced: true }))
-        }
+        Err(Attempt::Refused(refusal)) => Ok(Err(passed_over(opening.config, name, refusal))),
         Err(Attempt::Failed(error)) if is_interrupt(&error) => Err(Error::Cancelled),
         Err(Attempt::Failed(error)) => Ok(Err(PassedOver::failed(name, &error))),
     }
@@ -317,12 +333,7 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn pass(&mut self, device: DeviceName, refusal: Refusal) {
-        let Refusal { cause, reason, fix } = refusal;
-        // A machine without some device is no news, unless a person asked for just that device.
-        let Config { place, providers, .. } = self.config;
-        let divided = matches!(place, Some(Division::Given(place)) if place.devices().contains(&device));
-        let announced = cause != Cause::Absent || divided || providers.is_named();
-        self.passed_over.push(PassedOver { device, reason, fix, announced });
+        self.passed_over.push(passed_over(self.config, device, refusal));
     }
 
     /// Gives the model where a device took it and the policy agrees, else notes why not; an interrupt ends it all.

@@ -6,7 +6,7 @@ mod measure;
 
 use std::time::Instant;
 
-use narthex_device::ep::{self, Facts};
+use narthex_device::ep::{self, Cause, Facts, Refusal};
 use narthex_engine::executor::Executor;
 use narthex_spec::{DeviceName, Split, provider::DeviceKind};
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ struct Found {
     refused: Vec<PassedOver>,
 }
 
-/// Where a decoder runs fastest, and the devices that could not be measured. Measures those of the order that this
+/// Where a decoder runs fastest, and the devices of the order that were not measured. Measures those of the order that this
 /// machine has, unless that was done before under the same circumstances. `None` where fewer than two can be used, so
 /// that there is nothing to choose. A stand-in is never chosen.
 ///
@@ -62,12 +62,13 @@ pub(crate) fn choose(
     opening: &Opening<'_>,
     facts: &Facts,
 ) -> Result<Option<(Choice, Vec<PassedOver>)>, Error> {
-    let usable = usable(opening.config, facts);
+    let (usable, mut passed_over) = usable(opening.config, facts);
     if usable.len() < 2 {
         return Ok(None);
     }
     let Found { measured, refused } = found(opening, facts, &usable)?;
-    Ok(measured.choose().map(|choice| (choice, refused)))
+    passed_over.extend(refused);
+    Ok(measured.choose().map(|choice| (choice, passed_over)))
 }
 
 /// What was measured of these devices, now or before.
@@ -97,14 +98,24 @@ pub(crate) fn break_even(opening: &Opening<'_>, facts: &Facts, split: Split) -> 
     record.found.measured.break_even(split)
 }
 
-/// The devices of the order that may be chosen.
-fn usable(config: &Config, facts: &Facts) -> Vec<DeviceName> {
-    let may = |name: &DeviceName| {
-        name.kind() != DeviceKind::StandIn
-            && placing::barred(config, *name).is_none()
-            && ep::probe(*name, facts).is_ok()
-    };
-    config.providers.devices().iter().copied().filter(may).collect()
+/// The devices of the order that may be chosen, and those that may not.
+fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<PassedOver>) {
+    let (mut usable, mut passed_over) = (Vec::new(), Vec::new());
+    for &name in config.providers.devices() {
+        let refusal = match name.kind() {
+            DeviceKind::StandIn => {
+                let reason =
+                    "it is software in an NPU's place, and measurements never choose that".to_owned();
+                Some(Refusal { cause: Cause::Absent, reason, fix: None })
+            }
+            _ => placing::refusal(config, name, facts),
+        };
+        match refusal {
+            None => usable.push(name),
+            Some(refusal) => passed_over.push(placing::passed_over(config, name, refusal)),
+        }
+    }
+    (usable, passed_over)
 }
 
 /// Those of devices which this machine has.

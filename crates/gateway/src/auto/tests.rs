@@ -164,10 +164,19 @@ fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
     };
     let check = |providers: &str, npu, expected: &[DeviceName]| {
         let config = Config { providers: providers.parse().unwrap(), npu, ..Config::standard() };
-        assert_eq!(usable(&config, &facts), expected, "{providers}, {npu}");
+        let (found, passed_over) = usable(&config, &facts);
+        assert_eq!(found, expected, "{providers}, {npu}");
+        passed_over
     };
     check("auto", NpuPolicy::Prefer, &[NPU, CPU]);
     check("auto", NpuPolicy::Off, &[CPU]);
     check("auto", NpuPolicy::Require, &[NPU]);
-    check("cpu,openvino:cpu,qnn:emulation,qnn", NpuPolicy::Prefer, &[CPU, NPU]);
+    let named = check("cpu,openvino:cpu,qnn:emulation,qnn", NpuPolicy::Prefer, &[CPU, NPU]);
+    assert!(named.len() == 2 && named.iter().all(|passed| passed.announced), "{named:?}");
+    // An NPU that lacks its runtime is news; GPUs that the machine does not have are none.
+    let facts = Facts { libraries: BTreeMap::new(), ..facts.clone() };
+    let (_, passed_over) = usable(&Config::standard(), &facts);
+    let told: Vec<DeviceName> =
+        passed_over.iter().filter(|passed| passed.announced).map(|passed| passed.device).collect();
+    assert_eq!(told, [NPU]);
 }
