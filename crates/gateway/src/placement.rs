@@ -8,7 +8,11 @@ use std::{
 
 use narthex_device::placement::{GraphPlacement, Placement};
 use narthex_graph::{Graph, work::multiply_accumulates};
-use narthex_spec::{DeviceName, Ep, Parts, Place, Split, provider::DeviceKind};
+use narthex_spec::{
+    DeviceName, Ep, Parts, Place, Split,
+    manifest::{GraphEntry, Part},
+    provider::DeviceKind,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, package, start::Opening};
@@ -120,12 +124,13 @@ pub(crate) fn report(
     graphs: &[GraphPlacement],
     notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
+    let head = opening.head.map(|(head, _)| head);
     let (mut lines, mut total, mut on_npu) = (Vec::new(), 0u64, 0.0);
     for found in graphs {
         let worth = worth(opening.folder, &found.graph)?;
         let work: u64 = worth.values().map(|node| node.work).sum();
         let new = graph_lines(&found.graph, &found.placement, &worth);
-        let on = opening.device_of(&found.graph, device);
+        let on = device_of(&opening.manifest.graphs, &found.graph, (device, head));
         if on.kind() == DeviceKind::Npu {
             let own = new.iter().filter(|line| line.ep == on.ep());
             on_npu += own.map(|line| line.compute_share * work as f64).sum::<f64>();
@@ -134,9 +139,18 @@ pub(crate) fn report(
         lines.extend(new);
     }
     let npu_share = if total > 0 { on_npu / total as f64 } else { 0.0 };
-    let head = opening.head.map(|(head, _)| head);
     let (decode, why) = (None, None);
     Ok(PlacementReport { device, decode, head, multiply_accumulates: total, npu_share, lines, why, notes })
+}
+
+/// The device that a graph was loaded on: the head's own, if it has one.
+fn device_of(
+    entries: &[GraphEntry],
+    graph: &str,
+    (device, head): (DeviceName, Option<DeviceName>),
+) -> DeviceName {
+    let is_head = |entry: &&GraphEntry| entry.file == graph && matches!(entry.part, Part::Head { .. });
+    entries.iter().find(is_head).and(head).unwrap_or(device)
 }
 
 /// The nodes of a graph file, by path.
@@ -201,6 +215,7 @@ fn graph_lines(graph: &str, placement: &Placement, worth: &BTreeMap<String, Wort
 #[cfg(test)]
 mod tests {
     use narthex_device::placement::PlacedNode;
+    use narthex_spec::Variant;
 
     use super::*;
 
@@ -256,6 +271,28 @@ mod tests {
         assert_eq!((joined.name().as_str(), joined.notes.len()), ("prefill=qnn,decode=cpu", 2));
         let parts = PlacementReport { decode: None, head: joined.decode, ..joined };
         assert_eq!(parts.name(), "layers=qnn,head=cpu");
+    }
+
+    #[test]
+    fn a_head_may_have_a_device_of_its_own() {
+        let entry = |file: &str, part| GraphEntry {
+            file: file.to_owned(),
+            variant: Variant::Static,
+            part,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            kv: Vec::new(),
+        };
+        let entries = [
+            entry("layers.onnx", Part::Layers { tokens: 1, past: 63 }),
+            entry("head.onnx", Part::Head { rows: 1 }),
+        ];
+        let check = |graph, head, expected| {
+            assert_eq!(device_of(&entries, graph, (DeviceName::Qnn, head)), expected, "{graph}, {head:?}");
+        };
+        check("layers.onnx", Some(DeviceName::Cpu), DeviceName::Qnn);
+        check("head.onnx", Some(DeviceName::Cpu), DeviceName::Cpu);
+        check("head.onnx", None, DeviceName::Qnn);
     }
 
     #[test]

@@ -17,11 +17,7 @@ use narthex_engine::{
     executor::Executor,
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{
-    DeviceName, ModelName, Variant,
-    arch::Architecture,
-    manifest::{GraphEntry, Manifest, Part},
-};
+use narthex_spec::{DeviceName, ModelName, Variant, arch::Architecture, manifest::Manifest};
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{config::Config, encoding::EncoderQueue, error::Error, listing::ModelKind, loaded::Worker};
@@ -104,13 +100,6 @@ impl Opening<'_> {
     /// The graphs that a device runs: only those of fixed shape have parts.
     pub(crate) fn variant(&self, name: DeviceName) -> Variant {
         if self.head.is_some() { Variant::Static } else { name.variant() }
-    }
-
-    /// The device that a graph of the package was loaded on, where `name` has the layers.
-    pub(crate) fn device_of(&self, graph: &str, name: DeviceName) -> DeviceName {
-        let is_head = |entry: &&GraphEntry| entry.file == graph && matches!(entry.part, Part::Head { .. });
-        let head = self.manifest.graphs.iter().find(is_head).and(self.head);
-        head.map_or(name, |(head, _)| head)
     }
 
     /// Loads the variant of the package that `variant` names on a device.

@@ -34,3 +34,38 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
         "models": models,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::listing::ModelKind;
+    use narthex_spec::{DeviceName, Scheme};
+
+    use super::*;
+
+    #[test]
+    fn a_measured_choice_is_told_with_its_reason() {
+        let placement = PlacementReport {
+            device: DeviceName::Qnn,
+            decode: Some(DeviceName::Cpu),
+            head: None,
+            multiply_accumulates: 8,
+            npu_share: 0.5,
+            lines: Vec::new(),
+            why: Some("measured on this machine".to_owned()),
+            notes: Vec::new(),
+        };
+        let model = ModelStatus {
+            name: "tiny".parse().unwrap(),
+            kind: Some(ModelKind::Chat),
+            scheme: Scheme::W8,
+            state: ModelState::Ready,
+            placement: Some(placement),
+            passed_over: Vec::new(),
+            engine: None,
+            max_length: None,
+        };
+        let found = &report(&[model], &[])["models"][0];
+        assert_eq!(found["device"], "prefill=qnn,decode=cpu");
+        assert_eq!(found["why"], "measured on this machine");
+    }
+}
