@@ -4,7 +4,7 @@
     python perplexity.py PACKAGE LOGITS --threads 2
 
 LOGITS is what `llama-perplexity --save-all-logits` wrote; only its tokens are read. As there, each window begins with
-an empty cache, and the second half of it is predicted.
+an empty cache and, where the model wants it, with BOS in place of its first token; the second half of it is predicted.
 """
 
 import argparse
@@ -40,7 +40,10 @@ def main():
     parser.add_argument("logits", type=Path)
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
-    every = windows(options.logits)
+    every = windows(options.logits).copy()
+    bos = json.loads((options.package / "manifest.json").read_text())["tokenizer"]["bos"]
+    if bos is not None:
+        every[:, 0] = bos
     length = every.shape[1]
     first = length // 2
     loop = Loop(options.package, options.threads, length)

@@ -1,0 +1,150 @@
+//! Every family's checkpoint: both formats say the same, and what is wrong with one is said by name, with nothing written.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
+
+use narthex_compile::{
+    checkpoint::{CheckpointError, open},
+    pipeline::{CompileJob, compile},
+};
+use narthex_spec::{Recipe, Scheme, arch::Architecture, manifest::Provenance, progress::Quiet};
+use serde_json::{Value, json};
+
+const FAMILIES: [&str; 15] = [
+    "chatglm3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "llama",
+    "mistral",
+    "openelm",
+    "phi3",
+    "phi3.5",
+    "qwen2",
+    "qwen2.5",
+    "qwen3",
+    "smollm3",
+    "stablelm",
+    "stablelm2",
+];
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name)
+}
+
+/// A copy of a family's folder with changed settings.
+fn copy(family: &str, changes: &Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(golden(family).join("config.json")).unwrap()).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let files = [golden(family).join("model.safetensors"), golden("tokenizer.json")];
+    for file in files {
+        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn every_folder_of_goldens_is_a_family_that_is_read() {
+    let mut folders: Vec<String> = fs::read_dir(golden(""))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    folders.sort_unstable();
+    assert_eq!(folders, FAMILIES);
+}
+
+#[test]
+fn both_formats_say_the_same_of_the_layers() {
+    let layers = |path: &std::path::Path| match open(path).map(|checkpoint| checkpoint.architecture) {
+        Ok(Architecture::Decoder(arch)) => arch,
+        Ok(Architecture::Encoder(_)) => panic!("an encoder"),
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    for family in FAMILIES {
+        let file = golden(family).join("model.gguf");
+        // Mistral's files call themselves llama; divisors of frequencies are rounded, and stand for another scaling.
+        if !file.is_file() || ["llama", "mistral"].contains(&family) {
+            continue;
+        }
+        let (folder, gguf) = (layers(copy(family, &json!({})).path()), layers(&file));
+        assert_eq!(folder.family, gguf.family, "{family}");
+        assert_eq!(folder.layers, gguf.layers, "{family}");
+        assert_eq!(
+            (folder.norm, folder.switch(), folder.tied_head),
+            (gguf.norm, gguf.switch(), gguf.tied_head)
+        );
+        assert_eq!((folder.embed_scale, folder.logit_cap), (gguf.embed_scale, gguf.logit_cap), "{family}");
+    }
+}
+
+/// A compile of a broken copy fails with a message that has all of the words, and writes no package.
+fn refused(folder: &tempfile::TempDir, words: &[&str]) {
+    let out = tempfile::tempdir().unwrap();
+    let provenance =
+        Provenance { source: "test".into(), checkpoint: [].into(), license: None, compiler: "0".into() };
+    let job = CompileJob {
+        checkpoint: folder.path(),
+        name: "tiny".parse().unwrap(),
+        recipe: Recipe::new(Scheme::W8),
+        runner: None,
+        out: out.path(),
+        keep_stages: None,
+        provenance,
+    };
+    let error = compile(job, &Quiet, &AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(words.iter().all(|word| error.contains(word)), "{error} lacks one of {words:?}");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "{error}");
+}
+
+#[test]
+fn settings_that_contradict_the_weights_are_named() {
+    let check = |family: &str, changes: Value, words: &[&str]| refused(&copy(family, &changes), words);
+    let wrong = "wrong shape: expected";
+    check("qwen3", json!({"head_dim": 16}), &["layers.0.attn.q_proj.weight", wrong, "[64, 64]", "[128, 64]"]);
+    check(
+        "phi3",
+        json!({"intermediate_size": 64}),
+        &["mlp.gate_proj.weight", wrong, "[128, 64]", "[64, 64]"],
+    );
+    check("gpt2", json!({"n_inner": 64}), &["layers.0.mlp.up_proj", wrong, "[64]", "[32]"]);
+    check("chatglm3", json!({"multi_query_group_num": 1}), &["layers.0.attn.q_proj", wrong]);
+    check("openelm", json!({"num_query_heads": [2]}), &["config.json", "2 num_query_heads", "[1, 2, 2]"]);
+    check(
+        "stablelm2",
+        json!({"use_parallel_residual": false}),
+        &["layers.0.mlp_norm", "post_attention_layernorm"],
+    );
+    check("gemma2", json!({"num_hidden_layers": 3}), &["no tensor for layers.2."]);
+    check("qwen2", json!({"num_hidden_layers": 1}), &["\"model.layers.1.", "not supported"]);
+    check("gpt2", json!({"activation_function": "xielu"}), &["hidden_act \"xielu\""]);
+    check("gemma3", json!({"hidden_activation": "xielu"}), &["hidden_act \"xielu\""]);
+    check("phi3.5", json!({"rope_parameters": {"rope_type": "longrope"}}), &["config.json", "short_factor"]);
+    check("smollm3", json!({"no_rope_layers": [1]}), &["no_rope_layers for 4 layers", "found 1"]);
+    check(
+        "smollm3",
+        json!({"architectures": ["SmolLM4ForCausalLM"]}),
+        &["architecture \"SmolLM4ForCausalLM\""],
+    );
+}
+
+#[test]
+fn truncated_weights_are_refused() {
+    for family in FAMILIES {
+        let folder = copy(family, &json!({}));
+        let path = folder.path().join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes.truncate(bytes.len() - 1000);
+        fs::write(&path, bytes).unwrap();
+        let error = open(folder.path()).err().unwrap();
+        assert!(matches!(error, CheckpointError::Malformed { .. }), "{family}: {error}");
+        refused(&folder, &["model.safetensors"]);
+    }
+}
