@@ -149,6 +149,10 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
     ];
+    for (name, text) in &manifest.prompts.named {
+        let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
+        lines.push(format!("prompt       {name}{default}: {text:?}"));
+    }
     let dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
     let kv: usize = dynamic.flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
     if kv > 0 {

@@ -199,6 +199,7 @@ fn manifest(
             .chat_template
             .as_ref()
             .map(|_| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() }),
+        prompts: checkpoint.prompts.clone(),
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

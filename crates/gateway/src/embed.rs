@@ -1,6 +1,6 @@
 //! Embeddings: texts to tokens to vectors.
 
-use narthex_engine::encoder::EncoderLimits;
+use narthex_spec::manifest::Prompts;
 
 use crate::{
     encoding::Item,
@@ -27,11 +27,13 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embedding
     {
         return Err(invalid("dimensions", format!("expected 1 to {}, found {dimensions}", limits.width)));
     }
+    let prompt = prompt(&loaded.manifest.prompts, request)?;
+    let limit = limits.max_length.min(loaded.manifest.max_length);
     let texts = request
         .inputs
         .iter()
         .enumerate()
-        .map(|(index, input)| tokens(loaded, limits, index, input, request.overlong))
+        .map(|(index, input)| tokens(loaded, (index, input), prompt, (limit, request.overlong)))
         .collect::<Result<Vec<_>, Error>>()?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
     let mut vectors = encoder.run(texts.into_iter().map(Item::from).collect())?;
@@ -41,15 +43,36 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embedding
     Ok(Embeddings { vectors, prompt_tokens, ran_on: loaded.ran_on() })
 }
 
+/// The text that is put before each input.
+fn prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, Error> {
+    let invalid = |message: String| {
+        Err(Error::Invalid { param: "prompt_name", message: format!("prompt_name: {message}") })
+    };
+    let Some(name) = request.prompt.as_ref().or(prompts.default.as_ref()) else { return Ok("") };
+    if request.prompt.is_some() && request.inputs.iter().any(|input| matches!(input, Prompt::Tokens(_))) {
+        return invalid("expected texts to put a prompt before, found tokens".to_owned());
+    }
+    match prompts.named.get(name) {
+        Some(text) => Ok(text),
+        None if prompts.is_empty() => {
+            invalid(format!("this model has no prompts, found {name:?}; leave it out"))
+        }
+        None => {
+            let names: Vec<&str> = prompts.named.keys().map(String::as_str).collect();
+            invalid(format!("expected one of {}, found {name:?}", names.join(", ")))
+        }
+    }
+}
+
 fn tokens(
     loaded: &Loaded,
-    limits: &EncoderLimits,
-    index: usize,
-    input: &Prompt,
-    overlong: Overlong,
+    (index, input): (usize, &Prompt),
+    prompt: &str,
+    (limit, overlong): (usize, Overlong),
 ) -> Result<Vec<u32>, Error> {
     let mut tokens = match input {
-        Prompt::Text(text) => loaded.tokenizer.encode_document(text)?,
+        Prompt::Text(text) if prompt.is_empty() => loaded.tokenizer.encode_document(text)?,
+        Prompt::Text(text) => loaded.tokenizer.encode_document(&format!("{prompt}{text}"))?,
         Prompt::Tokens(tokens) => tokens.clone(),
     };
     if tokens.is_empty() {
@@ -61,7 +84,6 @@ fn tokens(
         let message = format!("input: token {bad} of input {index} is not below the vocabulary size {vocab}");
         return Err(Error::Invalid { param: "input", message });
     }
-    let limit = limits.max_length.min(loaded.manifest.max_length);
     if tokens.len() > limit {
         if overlong == Overlong::Refuse {
             return Err(Error::InputTooLong { index, found: tokens.len(), limit });

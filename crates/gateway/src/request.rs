@@ -206,6 +206,8 @@ pub struct EmbedRequest {
     pub overlong: Overlong,
     /// Keep only this many leading elements, rescaled to unit length.
     pub dimensions: Option<usize>,
+    /// The name of the model's prompt that is put before each text; `None` takes the model's default, if it has one.
+    pub prompt: Option<String>,
 }
 
 /// What happens to an input that is too long.

@@ -171,7 +171,7 @@ fn without_a_queue_one_request_runs_and_the_next_is_refused() {
 
 fn embed(gateway: &Gateway, model: &str, texts: &[&str]) -> Vec<Vec<f32>> {
     let inputs = texts.iter().map(|text| Prompt::Text((*text).to_owned())).collect();
-    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None };
+    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None };
     gateway.embed(model, &request).unwrap_or_else(|error| panic!("{error}")).vectors
 }
 
@@ -197,7 +197,7 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
     let (model, gateway) = (tiny.embedding(), tiny.gateway());
     let run = |words: usize, overlong| {
         let inputs = vec![Prompt::Text("a".to_owned()), Prompt::Text("cat ".repeat(words))];
-        gateway.embed(&model, &EmbedRequest { inputs, overlong, dimensions: None })
+        gateway.embed(&model, &EmbedRequest { inputs, overlong, dimensions: None, prompt: None })
     };
     let error = run(100, Overlong::Refuse).unwrap_err();
     assert!(matches!(error, Error::InputTooLong { index: 1, found: 102, limit: BERT_MAX_LENGTH }), "{error}");

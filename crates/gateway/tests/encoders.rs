@@ -147,6 +147,7 @@ fn a_model_does_its_own_job_alone() {
         inputs: vec![Prompt::Text("a".to_owned())],
         overlong: Overlong::Refuse,
         dimensions: None,
+        prompt: None,
     };
     says(
         gateway.embed(&reader, &embed).unwrap_err(),
@@ -154,4 +155,44 @@ fn a_model_does_its_own_job_alone() {
     );
     let mask = MaskRequest { text: "a".to_owned(), top_k: 1 };
     says(gateway.fill(&reader, &mask).unwrap_err(), "not a masked language model");
+}
+
+#[test]
+fn a_prompt_stands_before_every_text() {
+    let tiny = Tiny::new();
+    let model = tiny.prompted_embedding();
+    let gateway = tiny.gateway();
+    let ask = |input: Prompt, prompt: Option<&str>| {
+        let request = EmbedRequest {
+            inputs: vec![input],
+            overlong: Overlong::Refuse,
+            dimensions: None,
+            prompt: prompt.map(str::to_owned),
+        };
+        gateway.embed(&model, &request).map(|found| found.vectors)
+    };
+    let text = |text: &str| Prompt::Text(text.to_owned());
+    let (query, none) =
+        (ask(text("the cat"), Some("query")).unwrap(), ask(text("the cat"), Some("none")).unwrap());
+    assert_eq!(query, ask(text("what is the cat"), Some("none")).unwrap());
+    assert_ne!(query, none);
+    // The default stands where none is asked for, and never before tokens.
+    assert_eq!(ask(text("the cat"), None).unwrap(), query);
+    assert!(ask(Prompt::Tokens(vec![2, 9, 3]), None).is_ok());
+    let refused = |input: Prompt, prompt: &str, expect: &str| {
+        let error = ask(input, Some(prompt)).unwrap_err();
+        assert!(matches!(error, Error::Invalid { param: "prompt_name", .. }), "{error}");
+        assert!(error.to_string().contains(expect), "{error}");
+    };
+    refused(text("a"), "passage", "expected one of none, query, found \"passage\"");
+    refused(Prompt::Tokens(vec![2, 9, 3]), "query", "expected texts");
+    let plain = tiny.embedding();
+    let request = EmbedRequest {
+        inputs: vec![text("a")],
+        overlong: Overlong::Refuse,
+        dimensions: None,
+        prompt: Some("query".to_owned()),
+    };
+    let error = tiny.gateway().embed(&plain, &request).unwrap_err().to_string();
+    assert!(error.contains("this model has no prompts"), "{error}");
 }

@@ -72,7 +72,7 @@ fn two_models_answer_at_once() {
     let turn = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
     heard.recv_timeout(PATIENCE).unwrap();
     let inputs = vec![Prompt::Text("the cat".to_owned())];
-    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: Some(8) };
+    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: Some(8), prompt: None };
     assert_eq!(gateway.embed(&embedding, &request).unwrap().vectors[0].len(), 8);
     assert_eq!(
         gateway.status().iter().filter_map(|status| status.engine).map(|e| e.running).sum::<usize>(),

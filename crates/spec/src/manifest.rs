@@ -38,6 +38,9 @@ pub struct Manifest {
     pub tokenizer: TokenizerEntry,
     /// The chat template, for models that chat.
     pub chat: Option<ChatEntry>,
+    /// Texts that are put before inputs, for models that embed.
+    #[serde(default, skip_serializing_if = "Prompts::is_empty")]
+    pub prompts: Prompts,
     /// Every file of the package but the manifest, by path relative to the package.
     pub files: BTreeMap<String, FileEntry>,
     /// Where the weights came from.
@@ -356,6 +359,23 @@ pub struct ChatEntry {
     pub template: String,
     /// Text of the special tokens that templates name: `bos_token`, `eos_token`, ….
     pub special_tokens: BTreeMap<String, String>,
+}
+
+/// Texts that an embedding model wants before its inputs, by what the input is for: `query`, `passage`, ….
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prompts {
+    /// Each text by its name.
+    pub named: BTreeMap<String, String>,
+    /// The name of the one that is used where none is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default: Option<String>,
+}
+
+impl Prompts {
+    /// Whether the model wants none.
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
 }
 
 /// Size and digest of a package file.

@@ -20,6 +20,10 @@ pub(crate) struct EmbedArgs {
     #[arg(long, value_name = "N")]
     pub(crate) dimensions: Option<usize>,
 
+    /// Put this prompt of the model before each text, such as query or passage; `narthex show` lists them
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prompt: Option<String>,
+
     /// Cut texts that are too long instead of refusing them
     #[arg(long)]
     pub(crate) truncate: bool,

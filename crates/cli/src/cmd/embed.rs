@@ -41,6 +41,7 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
             inputs: batch.iter().cloned().map(Prompt::Text).collect(),
             overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
             dimensions: args.dimensions,
+            prompt: args.prompt.clone(),
         };
         let answer = gateway.embed(&args.model, &request)?;
         report.prompt_tokens += answer.prompt_tokens;

@@ -27,7 +27,7 @@ pub use open::{architecture, open};
 
 use std::{borrow::Cow, path::PathBuf};
 
-use narthex_spec::arch::Architecture;
+use narthex_spec::{arch::Architecture, manifest::Prompts};
 
 /// How a weight's elements are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +102,8 @@ pub struct Checkpoint {
     pub special: SpecialTokens,
     /// The chat template's text, where there is one.
     pub chat_template: Option<String>,
+    /// Texts that are put before inputs, for models that embed.
+    pub prompts: Prompts,
     /// The longest sequence its publisher serves, in tokens.
     pub max_length: usize,
     /// The files it was read from.

@@ -13,7 +13,7 @@ const BATCH: f32 = 1e-5;
 fn embed(scheme: Scheme, texts: &[&str]) -> Vec<Vec<f32>> {
     package(MODEL, scheme);
     let inputs = texts.iter().map(|&text| Prompt::Text(text.to_owned())).collect();
-    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None };
+    let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None };
     GATEWAY.lock().unwrap().embed(&format!("{MODEL}@{scheme}"), &request).unwrap().vectors
 }
 

@@ -93,6 +93,16 @@ impl Tiny {
         self.compile(folder)
     }
 
+    /// Compiles the tiny BERT with prompts: `query`, the default, and `none`; gives its name.
+    pub(crate) fn prompted_embedding(&self) -> String {
+        let folder = self.folder.path().join("tiny-prompted");
+        fs::create_dir_all(&folder).unwrap();
+        checkpoint::tiny_bert_safetensors(&folder, SEED).unwrap();
+        let settings = r#"{"prompts": {"query": "what is ", "none": ""}, "default_prompt_name": "query"}"#;
+        fs::write(folder.join("config_sentence_transformers.json"), settings).unwrap();
+        self.compile(folder)
+    }
+
     /// Compiles a tiny encoder of a family with a head; gives its name.
     pub(crate) fn encoder(&self, family: &'static str, head: Head) -> String {
         let folder = self.folder.path().join(format!("tiny-{family}-{head:?}").to_lowercase());

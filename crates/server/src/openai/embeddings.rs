@@ -20,6 +20,7 @@ pub(crate) struct Request {
     encoding_format: Option<Format>,
     dimensions: Option<usize>,
     truncate: Option<Truncate>,
+    prompt_name: Option<String>,
 }
 
 /// Every form that `input` may have.
@@ -69,7 +70,7 @@ impl Request {
             Some(Truncate::Flag(true) | Truncate::End(End::End)) => Overlong::Truncate,
             Some(Truncate::Flag(false) | Truncate::End(End::None)) | None => Overlong::Refuse,
         };
-        EmbedRequest { inputs, overlong, dimensions: self.dimensions }
+        EmbedRequest { inputs, overlong, dimensions: self.dimensions, prompt: self.prompt_name.clone() }
     }
 }
 

@@ -11,6 +11,8 @@ mod vocab;
 
 use std::path::Path;
 
+use narthex_spec::manifest::Prompts;
+
 use super::{
     Checkpoint, CheckpointError, census, layout::Layout, limit, limit::unsupported, map::map,
     tensors::Tensors,
@@ -41,6 +43,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         tokenizer: super::TokenizerSource::Gguf(Box::new(vocab)),
         special,
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        prompts: Prompts::default(),
         max_length,
         files: vec![path.to_owned()],
         license: metadata.text("general.license")?.map(str::to_owned),

@@ -1,14 +1,15 @@
 //! Folders in the layout of the `transformers` library: `config.json`, safetensors, tokenizer files.
 //!
 //! `config` finds the family, which reads the architecture with `decoder`'s or
-//! `encoder`'s help; `pooling` reads what
-//! sentence-transformers adds to it, `text` the tokenizer and its special tokens. Weights are `safetensors`' matter.
+//! `encoder`'s help; `pooling` and `prompts` read
+//! what sentence-transformers adds to it, `text` the tokenizer and its special tokens. Weights are `safetensors`' matter.
 
 pub(super) mod config;
 pub(super) mod decoder;
 pub(super) mod encoder;
 mod folder;
 pub(super) mod pooling;
+mod prompts;
 mod text;
 
 use std::path::Path;
@@ -68,6 +69,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = config::Config::read(&mut folder)?;
     let Settings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;
+    let prompts = prompts::read(&mut folder, &architecture)?;
     let shards = safetensors::open(path)?;
     let tensors = Tensors {
         origin: path.to_owned(),
@@ -86,6 +88,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         tokenizer: TokenizerSource::Json(text.tokenizer),
         special: text.special,
         chat_template: text.chat_template,
+        prompts,
         max_length,
         files: folder.files,
         license,

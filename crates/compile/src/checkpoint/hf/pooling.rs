@@ -54,6 +54,8 @@ struct Limits {
 struct PoolingKeys {
     #[serde(default)]
     pooling_mode: Option<serde_json::Value>,
+    #[serde(default)]
+    include_prompt: Option<bool>,
     #[serde(flatten)]
     rest: std::collections::BTreeMap<String, serde_json::Value>,
 }
@@ -99,6 +101,13 @@ pub(super) fn read(folder: &mut Folder) -> Result<Sentence, CheckpointError> {
 fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>, CheckpointError> {
     let name = format!("{path}/config.json");
     let Some(keys) = folder.json::<PoolingKeys>(&name, "a pooling configuration")? else { return Ok(None) };
+    if keys.include_prompt == Some(false) {
+        return Err(unsupported(
+            "include_prompt of the pooling",
+            "true: a prompt counts like any text",
+            false,
+        ));
+    }
     let modes: Vec<String> = match keys.pooling_mode {
         Some(serde_json::Value::String(mode)) => vec![mode],
         Some(other) => return Err(unsupported("pooling_mode", "mean, cls, max or lasttoken", other)),
@@ -167,6 +176,7 @@ mod tests {
         let other = json!({"pooling_mode_weightedmean_tokens": true});
         refused(&[two.clone(), (USUAL, other)], "pooling \"weightedmean_tokens\"");
         refused(&[two.clone(), (USUAL, json!({}))], "one of them");
+        refused(&[two.clone(), (USUAL, json!({MEAN: true, "include_prompt": false}))], "include_prompt");
         refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode \"1\"");
         refused(&[two], "a pooling configuration, found no file");
     }
