@@ -83,8 +83,10 @@ pub(crate) fn head(
 }
 
 /// Embedded tokens as the first layer takes them.
-pub(crate) fn scaled(e: &mut Emitter<'_>, embeds: String, arch: &DecoderArch) -> String {
-    let Some(scale) = arch.embed_scale else { return embeds };
+pub(crate) fn scaled(e: &mut Emitter<'_>, embeds: String, scale: f32) -> String {
+    if scale == 1.0 {
+        return embeds;
+    }
     let scale = e.number(f64::from(scale));
     e.graph.op("/embed", "Mul", &[&embeds, &scale])
 }

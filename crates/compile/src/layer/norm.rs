@@ -49,6 +49,29 @@ impl Norm {
     }
 }
 
+impl Norm {
+    /// A norm of a branch; where there is a factor, it is an RMS norm, and its gain is multiplied with it.
+    pub(crate) fn of_branch(
+        self,
+        e: &mut Emitter<'_>,
+        x: &str,
+        (scope, weights): (&str, &str),
+        factor: f32,
+    ) -> Result<String, CompileError> {
+        if factor == 1.0 {
+            return self.of_rows(e, x, (scope, weights));
+        }
+        let name = format!("{weights}.weight");
+        let values = |e: &Emitter<'_>| {
+            let gain = e.weight(&name, &[self.width])?.to_f32();
+            Ok(gain.into_iter().map(|gain| gain * factor).collect())
+        };
+        let gain = e.tensor(&format!("{scope}/gain"), &[self.width], values)?;
+        let attributes = [("axis", Attribute::Int(-1)), ("epsilon", self.epsilon.into())];
+        Ok(e.graph.op_with(scope, "SimplifiedLayerNormalization", &[x, &gain], &attributes))
+    }
+}
+
 /// The residual stream of variant A. What a part adds to it waits as a branch, so that the addition and the next norm
 /// are one operator.
 pub(crate) struct Stream {

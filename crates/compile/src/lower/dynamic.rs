@@ -51,7 +51,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
         angles.insert(Rotation::Global, [cos, sin]);
     }
     let lengths = [seqlens_k, total_length];
-    let x = embed::scaled(e, embeds, arch);
+    let x = embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0));
     let mut stream = Stream::new(x, Norm::of(arch));
     let mut kv = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {

@@ -8,7 +8,7 @@ use narthex_graph::Builder;
 use narthex_spec::{
     DType, Scheme, Variant,
     arch::{
-        Activation, Architecture, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, Pooling, Residual,
+        Activation, Architecture, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, NormKind, Pooling, Residual,
         Rotation,
     },
     dtype::Dim,
@@ -83,6 +83,34 @@ fn angles(e: &mut Emitter<'_>, io: &mut Io, arch: &DecoderArch, tokens: usize) -
     angles
 }
 
+/// How variant B carries the residual stream.
+///
+/// Where every part is normed before it joins the stream, as in Gemma, nothing keeps the stream small: Gemma 3's goes
+/// past what half precision holds within a few layers. There it is carried smaller by a power of two, which the norms over
+/// it take back: gains of what joins it are smaller, and so is the epsilon of what reads it. No digit changes.
+#[derive(Clone, Copy)]
+struct Stream {
+    /// Norms of the stream.
+    norm: Norm,
+    /// Norms of everything else.
+    branch: Norm,
+    /// What the stream is multiplied with.
+    shrink: f32,
+}
+
+/// A stream of 64 times what half precision holds: 4 million.
+const SHRINK: f32 = 1.0 / 64.0;
+
+impl Stream {
+    fn of(arch: &DecoderArch) -> Self {
+        let branch = Norm::of(arch);
+        let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
+        let shrink = if sandwiched && arch.norm == NormKind::Rms { SHRINK } else { 1.0 };
+        let norm = Norm { epsilon: branch.epsilon * shrink * shrink, ..branch };
+        Self { norm, branch, shrink }
+    }
+}
+
 /// The layers for `tokens` new tokens.
 ///
 /// ```text
@@ -99,7 +127,8 @@ fn layers(
     let width: [Dim; 3] = [1.into(), tokens.into(), arch.hidden.into()];
     let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width);
     let angles = angles(e, &mut io, arch, tokens);
-    let mut x = embed::scaled(e, embeds, arch);
+    let stream = Stream::of(arch);
+    let mut x = embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0) * stream.shrink);
     let mut kv = Vec::new();
     let mut masks = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
@@ -109,7 +138,7 @@ fn layers(
         let step = plain::Step { tokens, past, angles: angles.of(attention.rotation), mask: &mask };
         let held = plain::Past { key: &names[0], value: &names[1], new_key: &names[2], new_value: &names[3] };
         let last = (index + 1 == arch.layers.len()).then_some("hidden");
-        x = decoder_layer(e, (&x, last), (Norm::of(arch), index, layer), (&step, &held))?;
+        x = decoder_layer(e, (&x, last), (stream, index, layer), (&step, &held))?;
         let shapes =
             [(Slot::NewKey { layer: index }, &names[2]), (Slot::NewValue { layer: index }, &names[3])];
         for ((slot, name), order) in shapes.into_iter().zip([[1, 0], [0, 1]]) {
@@ -142,27 +171,32 @@ fn layers(
 fn decoder_layer(
     e: &mut Emitter<'_>,
     (x, last): (&str, Option<&str>),
-    (norm, index, layer): (Norm, usize, &DecoderLayer),
+    (stream, index, layer): (Stream, usize, &DecoderLayer),
     (step, held): (&plain::Step<'_>, &plain::Past<'_>),
 ) -> Result<String, CompileError> {
     let at = |part: &str| (format!("/layers.{index}/{part}"), format!("layers.{index}.{part}"));
     let normed = |e: &mut Emitter<'_>, part: &str, x: &str| {
         let (scope, weights) = at(part);
-        norm.of_rows(e, x, (&scope, &weights))
+        stream.norm.of_rows(e, x, (&scope, &weights))
+    };
+    let joining = |e: &mut Emitter<'_>, part: &str, x: &str| {
+        let (scope, weights) = at(part);
+        stream.branch.of_branch(e, x, (&scope, &weights), stream.shrink)
     };
     let sandwich = layer.residual == Residual::Sandwich;
     let first = normed(e, "attn_norm", x)?;
     let (scope, weights) = at("attn");
-    let mut attended = plain::cached(e, &first, (&scope, &weights), (norm, &layer.attention), (step, held))?;
+    let mut attended =
+        plain::cached(e, &first, (&scope, &weights), (stream.branch, &layer.attention), (step, held))?;
     if sandwich {
-        attended = normed(e, "attn_post_norm", &attended)?;
+        attended = joining(e, "attn_post_norm", &attended)?;
     }
     let x = e.graph.op(&scope, "Add", &[x, &attended]);
     let mlp_input = if layer.residual == Residual::Parallel { first } else { normed(e, "mlp_norm", &x)? };
     let (scope, weights) = at("mlp");
-    let mut fed = mlp::mlp(e, &mlp_input, (&scope, &weights), norm.width, &layer.mlp)?;
+    let mut fed = mlp::mlp(e, &mlp_input, (&scope, &weights), stream.norm.width, &layer.mlp)?;
     if sandwich {
-        fed = normed(e, "mlp_post_norm", &fed)?;
+        fed = joining(e, "mlp_post_norm", &fed)?;
     }
     Ok(match last {
         Some(output) => sum_to(e, &scope, &x, &fed, output),
@@ -220,7 +254,7 @@ fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileEr
     let mut io = Io::default();
     let rows = 1;
     let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1.into(), rows.into(), arch.hidden.into()]);
-    let normed = Norm::of(arch).of_rows(e, &hidden, ("/norm", "norm"))?;
+    let normed = Stream::of(arch).norm.of_rows(e, &hidden, ("/norm", "norm"))?;
     embed::head_only(e, &normed, arch, "logits")?;
     io.output(e, Slot::Logits, "logits", F16, &[1.into(), rows.into(), arch.vocab.into()]);
     Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
