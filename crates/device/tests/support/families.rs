@@ -80,10 +80,32 @@ pub(crate) fn package(
     if format == Format::Gguf {
         return Package::with_runner(source.join("model.gguf"), recipe, runner);
     }
+    let checkpoint = copy(family);
+    Package::with_runner(checkpoint.path().to_owned(), recipe, runner)
+}
+
+/// A copy of a family's folder.
+fn copy(family: &str) -> tempfile::TempDir {
     let checkpoint = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
-        fs::copy(source.join(name), checkpoint.path().join(name)).unwrap();
+        fs::copy(folder(family).join(name), checkpoint.path().join(name)).unwrap();
     }
     fs::copy(folder("tokenizer.json"), checkpoint.path().join("tokenizer.json")).unwrap();
-    Package::with_runner(checkpoint.path().to_owned(), recipe, runner)
+    checkpoint
+}
+
+/// A family's package whose tensors with this in their name have all elements at `value`.
+pub(crate) fn with_values(family: &str, recipe: Recipe, (name, value): (&str, f32)) -> Package {
+    let checkpoint = copy(family);
+    let path = checkpoint.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    for (_, tensor) in tensors.as_object().unwrap().iter().filter(|(key, _)| key.contains(name)) {
+        let at = |end: usize| header + tensor["data_offsets"][end].as_u64().unwrap() as usize;
+        let half = half::f16::from_f32(value).to_le_bytes();
+        bytes[at(0)..at(1)].chunks_exact_mut(2).for_each(|element| element.copy_from_slice(&half));
+    }
+    fs::write(&path, bytes).unwrap();
+    Package::with_runner(checkpoint.path().to_owned(), recipe, None)
 }
