@@ -183,6 +183,9 @@ pub(crate) struct EncoderTables {
     pub(crate) input: usize,
 }
 
+/// Labels of a classifier at most; a table vouches for every other width.
+const MAX_LABELS: usize = 1 << 20;
+
 /// Segments that texts have at most.
 const SEGMENTS: usize = 2;
 
@@ -191,6 +194,11 @@ impl EncoderTables {
         let (hidden, width) = (arch.hidden, arch.token_width());
         if manifest.max_length == 0 {
             return Err(DeviceError::package("a length of at least 1 token", 0));
+        }
+        if let EncoderHead::Score { labels, .. } = arch.head
+            && !(1..=MAX_LABELS).contains(&labels)
+        {
+            return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));
         }
         let table = |role, rows: usize, cols: usize| {
             let table = package::table(package, manifest, role)?;

@@ -11,7 +11,11 @@ use narthex_device::{
     fixed::{FixedEncoder, Form, Place},
 };
 use narthex_engine::encoder::{Encoder, Text};
-use narthex_spec::{Recipe, Scheme, TokenId, recipe::FixedShapes};
+use narthex_spec::{
+    Recipe, Scheme, TokenId,
+    arch::{Architecture, EncoderHead},
+    recipe::FixedShapes,
+};
 use serde_json::json;
 use support::{
     Package,
@@ -127,6 +131,19 @@ fn rows_that_are_not_there_cannot_be_asked_for() {
     let error = encoder.run(&[Text { asked: &[2], ..Text::of(&[5, 6]) }]).unwrap_err().to_string();
     assert!(error.contains("place 2 is asked of a text of 2 tokens"), "{error}");
     assert!(encoder.run(&[Text::of(&[5, 6])]).unwrap().data.is_empty());
+}
+
+#[test]
+fn a_package_s_number_of_labels_is_not_believed() {
+    let golden = Golden::read("bert");
+    let mut package = package(&golden, Head::Score, Scheme::F32);
+    let Architecture::Encoder(arch) = &mut package.manifest.architecture else { panic!("no encoder") };
+    arch.head = EncoderHead::Score { labels: usize::MAX, dense: None };
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let folder = package.folder.path();
+    let opened = DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options);
+    let error = opened.err().expect("it was opened").to_string();
+    assert!(error.contains("1 to 1048576 labels"), "{error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     error::ApiError,
-    openai::{body::parse, chat, completions, embeddings},
+    openai::{answer, body::parse, chat, completions, embeddings, rerank},
 };
 
 /// What a body is sent to.
@@ -16,11 +16,15 @@ pub enum Endpoint {
     Completions,
     /// `/v1/embeddings`.
     Embeddings,
+    /// `/v1/rerank`.
+    Rerank,
+    /// `/v1/answer`.
+    Answer,
 }
 
 impl Endpoint {
     /// Every endpoint that has a body.
-    pub const ALL: [Self; 3] = [Self::Chat, Self::Completions, Self::Embeddings];
+    pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Rerank, Self::Answer];
 }
 
 /// Reads a body up to where the gateway is asked; a refusal is given as the error object that is sent.
@@ -33,6 +37,8 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::Chat => chat::interpret(&parse(body)?).map(drop),
             Endpoint::Completions => completions::interpret(&parse(body)?).map(drop),
             Endpoint::Embeddings => parse::<embeddings::Request>(body).map(|request| drop(request.embed())),
+            Endpoint::Rerank => parse::<rerank::Request>(body)?.rerank().map(drop),
+            Endpoint::Answer => parse::<answer::Request>(body).map(|request| drop(request.answer())),
         }
     };
     read().map_err(|error| error.body())
@@ -59,5 +65,9 @@ mod tests {
         check(Endpoint::Embeddings, r#"{"model": "m", "input": [[1, 2], [3]]}"#, None);
         check(Endpoint::Embeddings, r#"{"model": "m"}"#, Some("input"));
         check(Endpoint::Embeddings, "{", Some("none"));
+        check(Endpoint::Rerank, r#"{"model": "m", "query": "a", "documents": ["b", {"text": "c"}]}"#, None);
+        check(Endpoint::Rerank, r#"{"model": "m", "query": "a"}"#, Some("documents"));
+        check(Endpoint::Answer, r#"{"model": "m", "question": "a", "context": "b"}"#, None);
+        check(Endpoint::Answer, r#"{"model": "m", "question": "a"}"#, Some("context"));
     }
 }

@@ -71,5 +71,13 @@ fn valid() -> Vec<(&'static str, Value)> {
             }),
         ),
         ("embedding-tokens", json!({"model": "m", "input": [[1, 2], [3]], "truncate": true})),
+        (
+            "rerank",
+            json!({"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": true}),
+        ),
+        (
+            "answer",
+            json!({"model": "m", "question": "q", "context": "c", "top_k": 2, "max_answer_tokens": 9}),
+        ),
     ]
 }
