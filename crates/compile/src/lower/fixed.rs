@@ -8,8 +8,8 @@ use narthex_graph::Builder;
 use narthex_spec::{
     DType, Scheme, Variant,
     arch::{
-        Activation, Architecture, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, NormKind, Pooling, Residual,
-        Rotation,
+        Activation, Architecture, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, NormKind, Pooling,
+        Residual, Rotation,
     },
     dtype::Dim,
     manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, Part, Slot},
