@@ -65,7 +65,8 @@ pub fn files(data: &[u8]) -> Vec<(&str, &[u8])> {
         .collect();
     starts.push(data.len());
     let file = |range: &[usize]| {
-        let part = &data[range[0] + MARK.len()..range[1]];
+        // Two marks may overlap; the first of them begins no file.
+        let part = data.get(range[0] + MARK.len()..range[1])?;
         let end = part.iter().position(|&byte| byte == b'\n')?;
         Some((std::str::from_utf8(&part[..end]).ok()?, &part[end + 1..]))
     };
