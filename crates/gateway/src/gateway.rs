@@ -181,7 +181,7 @@ impl Gateway {
         loop {
             match self.inner.residents.claim(&key)? {
                 Claim::Ready(loaded) => return Ok(loaded.status()),
-                Claim::Load => self.inner.load(&key, job::Pull::Anything, progress, cancel)?,
+                Claim::Load => self.inner.load(&key, job::named(model), progress, cancel)?,
                 Claim::Wait => {
                     self.inner.residents.wait(&key, Instant::now() + self.inner.config.load_wait)?;
                 }
@@ -296,7 +296,8 @@ impl Gateway {
         let (inner, wanted) = (self.inner.clone(), key.clone());
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
             // The outcome is settled inside; requests read it from there.
-            let _ = inner.load(&wanted, inner.pull_limit(), &Quiet, &inner.cancel);
+            let from = (wanted.name.as_str(), inner.pull_limit());
+            let _ = inner.load(&wanted, from, &Quiet, &inner.cancel);
         });
         if let Err(source) = thread {
             let error = Error::Io { what: "cannot start the loading thread".to_owned(), source };
@@ -325,16 +326,17 @@ impl Inner {
         job::Pull::UpTo(self.config.auto_pull_limit)
     }
 
-    /// Does the work of [`Claim::Load`] and settles it.
+    /// Does the work of [`Claim::Load`] and settles it. A package that is missing comes `from` what a user's text names,
+    /// where the policy allows.
     fn load(
         &self,
         key: &PackageKey,
-        pull: job::Pull,
+        from: (&str, job::Pull),
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            self.open_model(key, pull, progress, cancel)
+            self.open_model(key, from, progress, cancel)
         }));
         let outcome = outcome.unwrap_or_else(|_| {
             Err(Error::BadPackage {
@@ -357,13 +359,13 @@ impl Inner {
     fn open_model(
         &self,
         key: &PackageKey,
-        pull: job::Pull,
+        from: (&str, job::Pull),
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<Loaded, Error> {
         let facts = placing::facts(self);
         let graphs = if placing::wants_fixed(&self.config, &facts) { Graphs::Both } else { Graphs::Any };
-        let folder = job::package_for_load(self, key, (pull, graphs), progress, cancel)?;
+        let folder = job::package_for_load(self, (key, graphs), from, progress, cancel)?;
         let runtime = self.runtime(progress, cancel)?;
         Loaded::open(key, &folder, runtime, (&self.config, &self.store, &facts))
     }

@@ -136,6 +136,11 @@ fn compile(
     Ok(staging.commit()?)
 }
 
+/// Where a model comes from that a person named: what the text says, a path too, of any size.
+pub(crate) fn named(model: &str) -> (&str, Pull) {
+    (split_scheme(model).0, Pull::Anything)
+}
+
 /// Refuses a model that is neither installed nor one that `pull` lets be fetched.
 pub(crate) fn check_obtainable(inner: &Inner, key: &PackageKey, pull: Pull) -> Result<(), Error> {
     let Pull::UpTo(limit) = pull else { return Ok(()) };
@@ -155,12 +160,12 @@ pub(crate) enum Graphs {
     Both,
 }
 
-/// The package for a load: an installed one, or a new one where the policy allows. One that lacks the graphs for this
+/// The package for a load: an installed one, or a new one from what `source` names, where the policy allows. One that lacks the graphs for this
 /// machine's NPU is made again, if its checkpoint is in the catalogue.
 pub(crate) fn package_for_load(
     inner: &Inner,
-    key: &PackageKey,
-    (pull, graphs): (Pull, Graphs),
+    (key, graphs): (&PackageKey, Graphs),
+    (source, pull): (&str, Pull),
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
@@ -174,7 +179,7 @@ pub(crate) fn package_for_load(
     check_obtainable(inner, key, pull)?;
     let context = (graphs == Graphs::Both).then_some(USUAL_CONTEXT);
     let request = CompileRequest { context, ..CompileRequest::new(key.scheme) };
-    ensure_package(inner, &Wanted::new(key, key.name.as_str(), &request), progress, cancel)
+    ensure_package(inner, &Wanted::new(key, source, &request), progress, cancel)
 }
 
 /// ONNX Runtime's library, if there is one: what the settings name, else what the environment or the store has.

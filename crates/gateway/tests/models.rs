@@ -13,7 +13,7 @@ use narthex_gateway::{
     request::{EmbedRequest, Overlong, Prompt},
 };
 use narthex_spec::{DeviceName, Ep, Scheme, progress::Quiet};
-use narthex_testkit::checkpoint::LLAMA_CONTEXT;
+use narthex_testkit::checkpoint::{LLAMA_CONTEXT, tiny_llama_gguf};
 use support::{LONG_CONTEXT, PATIENCE, Tiny, ask, events, eventually, greedy, question, whole};
 
 fn refused(gateway: &Gateway, model: &str) -> Error {
@@ -48,6 +48,20 @@ fn a_model_is_loaded_on_first_use() {
         let engine = gateway.status()[0].engine.unwrap();
         (engine.running, engine.waiting, engine.generated_tokens) == (0, 0, 8)
     });
+}
+
+#[test]
+fn a_checkpoint_is_compiled_when_it_is_loaded_by_its_path() {
+    let tiny = Tiny::new();
+    let gateway = tiny.gateway();
+    let file = tiny.home().with_file_name("mine.gguf");
+    fs::write(&file, tiny_llama_gguf(7)).unwrap();
+    let path = file.to_str().unwrap();
+    // A request may not read whatever lies on the server's disk.
+    assert_eq!(refused(&gateway, path).kind(), ErrorKind::NotFound);
+    let status = gateway.load(path, &Quiet, &Cancel::new()).unwrap();
+    assert!(status.name.as_str().starts_with("local/mine-"), "{status:?}");
+    assert_eq!(ask(&gateway, path, question("the cat", greedy(4))).summary.completion_tokens, 4);
 }
 
 #[test]

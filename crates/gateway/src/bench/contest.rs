@@ -56,7 +56,7 @@ impl Gateway {
         let (key, inner) = (self.key_of(model)?, self.inner());
         let facts = placing::facts(inner);
         let graphs = if wants_fixed(places, &facts) { Graphs::Both } else { Graphs::Any };
-        let folder = job::package_for_load(inner, &key, (job::Pull::Anything, graphs), progress, cancel)?;
+        let folder = job::package_for_load(inner, (&key, graphs), job::named(model), progress, cancel)?;
         let runtime = inner.runtime(progress, cancel)?;
         let contest = Contest { inner, key, folder, runtime, facts, options };
         let meter = Meter::here();

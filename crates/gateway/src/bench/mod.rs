@@ -106,7 +106,7 @@ impl Gateway {
         check(options)?;
         let key = self.key_of(model)?;
         let inner = self.inner();
-        job::package_for_load(inner, &key, (job::Pull::Anything, job::Graphs::Any), progress, cancel)?;
+        job::package_for_load(inner, (&key, job::Graphs::Any), job::named(model), progress, cancel)?;
         let runtime = inner.runtime(progress, cancel)?;
         let begun = Instant::now();
         self.load(model, progress, cancel)?;

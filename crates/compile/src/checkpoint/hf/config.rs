@@ -160,9 +160,15 @@ mod tests {
             let error = class(keys).unwrap_err().to_string();
             assert!(error.contains(expect), "{error} lacks {expect}");
         };
-        refused(json!({"architectures": ["MambaForCausalLM"]}), "architecture \"MambaForCausalLM\"");
+        refused(
+            json!({"architectures": ["MambaForCausalLM"]}),
+            "architecture of config.json \"MambaForCausalLM\"",
+        );
         refused(json!({"architectures": []}), "\"none stated\"");
-        refused(json!({"architectures": null, "model_type": "mamba"}), "architecture \"mamba\"");
+        refused(
+            json!({"architectures": null, "model_type": "mamba"}),
+            "architecture of config.json \"mamba\"",
+        );
         refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
         let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});
         refused(quantized, "take the checkpoint in f32, f16 or bf16");
