@@ -351,8 +351,7 @@ impl Turn<'_> {
     }
 
     fn fail(&mut self, device: DeviceName, error: Error) {
-        let (reason, fix) = (error.to_string(), error.hint());
-        self.pass(device, Refusal { cause: Cause::Refused, reason, fix });
+        self.passed_over.push(PassedOver::failed(device, &error));
         self.failed.push(error);
     }
 

@@ -5,7 +5,7 @@ use narthex_gateway::request::{Answer, AnswerRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, refuse_path};
+use super::{body::Body, refuse_path, usage_of_prompt};
 use crate::{
     error::ApiError,
     ran_on::marked,
@@ -40,14 +40,13 @@ pub(crate) async fn create(
     let answer = request.answer();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     let found = blocking(move || gateway.answer(&model, &answer)).await?;
-    let tokens = found.prompt_tokens;
     let body = json!({
         "object": "answer",
         "model": request.model,
         "answer": found.best().map(|answer| &answer.text),
         "no_answer_score": found.no_answer,
         "answers": found.answers.iter().map(span).collect::<Vec<_>>(),
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "usage": usage_of_prompt(found.prompt_tokens),
     });
     Ok(marked(&found.ran_on, Json(body)))
 }

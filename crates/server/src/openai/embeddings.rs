@@ -6,7 +6,7 @@ use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, refuse_path};
+use super::{body::Body, refuse_path, usage_of_prompt};
 use crate::{
     error::ApiError,
     ran_on::marked,
@@ -90,12 +90,11 @@ pub(crate) async fn create(
         .enumerate()
         .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": encode(vector, format)}))
         .collect();
-    let tokens = answer.prompt_tokens;
     let body = json!({
         "object": "list",
         "data": data,
         "model": request.model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "usage": usage_of_prompt(answer.prompt_tokens),
     });
     Ok(marked(&answer.ran_on, Json(body)))
 }

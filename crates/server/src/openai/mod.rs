@@ -65,6 +65,11 @@ pub(crate) fn usage(summary: &Summary) -> Value {
     })
 }
 
+/// `usage` of a request that only reads.
+pub(crate) fn usage_of_prompt(tokens: usize) -> Value {
+    json!({"prompt_tokens": tokens, "total_tokens": tokens})
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

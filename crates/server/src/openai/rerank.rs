@@ -5,7 +5,7 @@ use narthex_gateway::request::{Overlong, RerankRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, fresh_id, refuse_path};
+use super::{body::Body, fresh_id, refuse_path, usage_of_prompt};
 use crate::{
     error::ApiError,
     ran_on::marked,
@@ -79,12 +79,11 @@ pub(crate) async fn create(
         }
         result
     };
-    let tokens = answer.prompt_tokens;
     let body = json!({
         "id": fresh_id("rerank"),
         "model": request.model,
         "results": answer.results.iter().map(result).collect::<Vec<_>>(),
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "usage": usage_of_prompt(answer.prompt_tokens),
     });
     Ok(marked(&answer.ran_on, Json(body)))
 }

@@ -51,11 +51,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
             ("norm", "output_norm"),
             ("head", "output"),
         ],
-        parts: &[
-            ("attn.q_proj", "attn_qkv", Part::Query),
-            ("attn.k_proj", "attn_qkv", Part::Key),
-            ("attn.v_proj", "attn_qkv", Part::Value),
-        ],
+        parts: llama::GGUF_FUSED_QKV,
         ..llama::GGUF_WORDS
     },
     read: GgufReader::Decoder(gguf),

@@ -9,7 +9,7 @@ use crate::checkpoint::{
         decoder::{DecoderKeys, Defaults},
     },
     limit::unsupported,
-    names::Words,
+    names::{Part, Words},
     tensors::Tensors,
 };
 
@@ -66,6 +66,19 @@ pub(super) const GGUF_WORDS: Words = Words {
     ],
     ..Words::NONE
 };
+
+/// Parts of projections that some converters leave fused: queries, keys and values, and the gate before the up
+/// projection.
+pub(super) const GGUF_FUSED: &[(&str, &str, Part)] = &[
+    ("attn.q_proj", "attn_qkv", Part::Query),
+    ("attn.k_proj", "attn_qkv", Part::Key),
+    ("attn.v_proj", "attn_qkv", Part::Value),
+    ("mlp.gate_proj", "ffn_up", Part::Gate),
+    ("mlp.up_proj", "ffn_up", Part::Up),
+];
+
+/// The same where only attention is fused.
+pub(super) const GGUF_FUSED_QKV: &[(&str, &str, Part)] = GGUF_FUSED.split_at(3).0;
 
 fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     let keys: DecoderKeys = config.keys()?;

@@ -146,15 +146,12 @@ mod tests {
     use super::*;
 
     fn encoder(changes: Value) -> Result<EncoderArch, CheckpointError> {
-        let mut keys = json!({
+        let keys = json!({
             "architectures": ["MobileBertForSequenceClassification"], "vocab_size": 300, "hidden_size": 512,
             "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
         });
-        for (key, value) in changes.as_object().unwrap() {
-            keys[key] = value.clone();
-        }
         let sentence = Sentence { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
-        hf(&Config::new("config.json".into(), keys)?, &sentence)
+        hf(&Config::changed(keys, &changes)?, &sentence)
     }
 
     #[test]

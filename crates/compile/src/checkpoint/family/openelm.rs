@@ -47,14 +47,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `openelm` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "openelm",
-    words: &Words {
-        parts: &[
-            ("attn.q_proj", "attn_qkv", Part::Query),
-            ("attn.k_proj", "attn_qkv", Part::Key),
-            ("attn.v_proj", "attn_qkv", Part::Value),
-        ],
-        ..llama::GGUF_WORDS
-    },
+    words: &Words { parts: llama::GGUF_FUSED_QKV, ..llama::GGUF_WORDS },
     read: GgufReader::Decoder(gguf),
 };
 

@@ -34,16 +34,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `phi3` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "phi3",
-    words: &Words {
-        parts: &[
-            ("attn.q_proj", "attn_qkv", Part::Query),
-            ("attn.k_proj", "attn_qkv", Part::Key),
-            ("attn.v_proj", "attn_qkv", Part::Value),
-            ("mlp.gate_proj", "ffn_up", Part::Gate),
-            ("mlp.up_proj", "ffn_up", Part::Up),
-        ],
-        ..llama::GGUF_WORDS
-    },
+    words: &Words { parts: llama::GGUF_FUSED, ..llama::GGUF_WORDS },
     read: GgufReader::Decoder(gguf),
 };
 

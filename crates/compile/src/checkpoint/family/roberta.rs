@@ -87,15 +87,12 @@ mod tests {
     use super::*;
 
     fn encoder(changes: Value) -> Result<EncoderArch, CheckpointError> {
-        let mut keys = json!({
+        let keys = json!({
             "architectures": ["XLMRobertaModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 514, "type_vocab_size": 1,
         });
-        for (key, value) in changes.as_object().unwrap() {
-            keys[key] = value.clone();
-        }
         let sentence = Sentence { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
-        hf(&Config::new("config.json".into(), keys)?, &sentence)
+        hf(&Config::changed(keys, &changes)?, &sentence)
     }
 
     #[test]

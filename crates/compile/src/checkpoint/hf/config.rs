@@ -140,6 +140,17 @@ impl Config {
     }
 }
 
+#[cfg(test)]
+impl Config {
+    /// Keys of which some are changed.
+    pub(in crate::checkpoint) fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
+        if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
+            keys.extend(changes.clone());
+        }
+        Self::new("config.json".into(), keys)
+    }
+}
+
 /// What `config.json` holds, for errors about one that does not.
 const EXPECTED: &str = "the configuration of a language model or encoder";
 
