@@ -145,10 +145,30 @@ pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;
-    // The second version of control groups, and the first.
-    let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = groups.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
-    Some(limits.fold(machine, u64::min))
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Some(group_limits(&groups, Path::new("/sys/fs/cgroup")).fold(machine, u64::min))
+}
+
+/// The memory limits of this process's control groups and of those that these are in, of the second version and of the
+/// first, where `groups` is what the kernel says of the process; cgroups(7).
+fn group_limits<'a>(groups: &'a str, root: &'a Path) -> impl Iterator<Item = u64> + 'a {
+    let files = groups.lines().flat_map(move |line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let place = match controllers {
+            "" => Some((root.to_owned(), "memory.max")),
+            _ if controllers.split(',').any(|controller| controller == "memory") => {
+                Some((root.join("memory"), "memory.limit_in_bytes"))
+            }
+            _ => None,
+        };
+        // In a container the path may be that of the machine outside, which is not there; its root is.
+        let nested = Path::new(path.trim_start_matches('/'));
+        place.into_iter().flat_map(move |(mount, file)| {
+            nested.ancestors().map(move |group| mount.join(group).join(file)).collect::<Vec<_>>()
+        })
+    });
+    files.filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
 /// The operating system's name and version, where it tells.
@@ -225,6 +245,26 @@ mod tests {
         check("", None);
         check("0-", None);
         check("0-99999999999", None);
+    }
+
+    #[test]
+    fn a_limit_holds_for_the_groups_below_it() {
+        let root = tempfile::tempdir().unwrap();
+        let limit = |group: &str, file: &str, limit: &str| {
+            let group = root.path().join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join(file), limit).unwrap();
+        };
+        limit("user.slice", "memory.max", "5000\n");
+        limit("user.slice/shell.scope", "memory.max", "max\n");
+        limit("user.slice/other.scope", "memory.max", "7\n");
+        limit("memory", "memory.limit_in_bytes", "9223372036854771712\n");
+        limit("memory/jobs", "memory.limit_in_bytes", "3000\n");
+        let limits = |groups: &str| group_limits(groups, root.path()).collect::<Vec<_>>();
+        assert_eq!(limits("0::/user.slice/shell.scope\n"), [5000]);
+        assert_eq!(limits("5:cpu:/\n4:cpuset,memory:/jobs\n0::/\n"), [3000, 9223372036854771712]);
+        assert_eq!(limits("4:memory:/of/the/machine/outside\n"), [9223372036854771712]);
+        assert!(limits("nonsense\n\n7:memory\n::").len() <= 1);
     }
 
     #[test]
