@@ -8,7 +8,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
 use narthex_gateway::Config;
-use narthex_spec::{Calibration, Division, NpuPolicy, Order, Places, Power, Scheme, Target};
+use narthex_spec::{Calibration, Division, NpuPolicy, Order, Pass, Places, Power, Scheme, Target};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -248,6 +248,11 @@ pub(crate) struct CompileArgs {
     /// Scale channels by what the layers of a chat model in w8 see in a text: standard or none
     #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
     pub(crate) calibrate: Calibration,
+
+    /// Change the graphs for compilers that run the changed form better, and measure what that costs:
+    /// grouped-projections, split-heads, linear-as-conv
+    #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]
+    pub(crate) passes: Vec<Pass>,
 
     /// Write the stages between checkpoint and package to this folder
     #[arg(long, value_name = "DIR")]

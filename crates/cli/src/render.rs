@@ -9,7 +9,11 @@ use narthex_gateway::{
     listing::{ModelKind, ModelListing, ModelState, ModelStatus, Support},
     request::Summary,
 };
-use narthex_spec::{Variant, arch::Architecture, manifest::Manifest};
+use narthex_spec::{
+    Variant,
+    arch::Architecture,
+    manifest::{Manifest, Quality},
+};
 
 /// `98.4 MB`: decimal units, as disks and downloads are counted.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -158,10 +162,33 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
     if kv > 0 {
         lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
     }
+    if !manifest.recipe.passes.is_empty() {
+        let passes: Vec<&str> = manifest.recipe.passes.iter().map(|pass| pass.as_str()).collect();
+        lines.push(format!("passes       {}", passes.join(", ")));
+    }
+    if let Some(found) = &manifest.quality {
+        lines.push(format!("quality      {}", quality(found)));
+    }
     if !manifest.contexts.is_empty() {
         lines.push(contexts(manifest));
     }
     lines.join("\n")
+}
+
+/// What a model's passes cost.
+pub(crate) fn quality(quality: &Quality) -> String {
+    match quality {
+        Quality::Decoder { positions, divergence, agreement } => format!(
+            "with its passes the best token is the same {:.1} % of the time, and distributions differ by {divergence:.6} \
+             nats ({positions} positions, on the CPU)",
+            agreement * 100.0
+        ),
+        Quality::Encoder { texts, cosine } => {
+            format!(
+                "with its passes the least cosine to the model without is {cosine:.6} ({texts} texts, on the CPU)"
+            )
+        }
+    }
 }
 
 /// What a package holds for NPUs: where each graph's nodes went, and what the compiled files weigh.

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use narthex_graph::check::GraphError;
+use narthex_graph::{check::GraphError, patch::PatchError};
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::{checkpoint::CheckpointError, quant::calibrate::RunnerError};
@@ -27,6 +27,9 @@ pub enum CompileError {
     /// The lowered graph breaks a rule; a defect of Narthex.
     #[error("the compiled graph is not well-formed: {0}; please report this")]
     Graph(#[from] GraphError),
+    /// A pass does not fit its graph; a defect of Narthex.
+    #[error("{0}; please report this")]
+    Pass(#[from] PatchError),
     /// The architecture asks for something that the target's lowering lacks.
     #[error("{what} cannot be lowered for this target: {reason}")]
     Unsupported {

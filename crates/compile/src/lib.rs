@@ -9,6 +9,7 @@ mod error;
 mod layer;
 pub mod lower;
 pub mod package;
+pub mod pass;
 pub mod pipeline;
 pub mod quant;
 

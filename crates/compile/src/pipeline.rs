@@ -1,6 +1,7 @@
 //! The stages of a compile, in order: checkpoint → plan → graph → package.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
@@ -8,11 +9,10 @@ use std::{
 
 use narthex_graph::{Builder, onnx::external::ExternalWriter};
 use narthex_spec::{
-    Calibration, DType, ModelName, ProgressSink, Recipe, Scheme,
+    Calibration, DType, ModelName, ProgressSink, Recipe, Scheme, Variant,
     arch::Architecture,
     manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Stage, Unit},
-    recipe::FixedShapes,
 };
 use narthex_text::tokenizer::Tokenizer;
 
@@ -26,6 +26,7 @@ use crate::{
         fixed,
     },
     package::PackageWriter,
+    pass,
     quant::{
         Plan, Scaling,
         calibrate::{GraphRunner, Reader, calibrate},
@@ -86,7 +87,11 @@ pub fn compile(
         recipe.calibration = Calibration::Standard;
     }
     let title = format!("Compiling {}", job.name);
-    let lowered = pass.lower(title, &scaling.unwrap_or_default(), job.recipe.fixed.as_ref())?;
+    let mut lowered = pass.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
+    let changes = change(&mut lowered, &job.recipe)?;
+    if !changes.is_empty() {
+        keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
+    }
     for (graph, entry) in &lowered.graphs {
         let text = if entry.file == GRAPH_FILE { "graph.txt".into() } else { format!("{}.txt", entry.file) };
         keep(job.keep_stages, &text, || graph.dump().into_bytes())?;
@@ -109,19 +114,14 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     /// Writes the weights, over those of the pass before, and gives the graphs over them.
-    fn lower(
-        &self,
-        title: String,
-        scaling: &Scaling,
-        fixed: Option<&FixedShapes>,
-    ) -> Result<Lowered, CompileError> {
+    fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered, CompileError> {
         let stage = Stage::start(self.progress, title, Unit::Items, None);
         let mut emitter = Emitter {
             graph: Builder::new(self.job.name.as_str(), &dynamic::OPSETS),
             weights: self.checkpoint.weights.as_ref(),
             plan: self.plan,
             scaling,
-            recipe: &self.job.recipe,
+            recipe,
             data_file: DATA_FILE,
             data: ExternalWriter::new(self.package.create(DATA_FILE)?),
             stage: &stage,
@@ -134,7 +134,7 @@ impl Pass<'_> {
             Architecture::Decoder(arch) => dynamic::decoder(&mut emitter, arch)?,
             Architecture::Encoder(arch) => dynamic::encoder(&mut emitter, arch)?,
         };
-        if let Some(shapes) = fixed {
+        if let Some(shapes) = &recipe.fixed {
             let fixed = fixed::lower(&mut emitter, &self.checkpoint.architecture, shapes)?;
             lowered.graphs.extend(fixed.graphs);
             lowered.tables.extend(fixed.tables);
@@ -158,7 +158,9 @@ impl Pass<'_> {
             return Ok(None);
         }
         let title = format!("Compiling {} to calibrate it", self.job.name);
-        let lowered = self.lower(title, &Scaling::default(), None)?;
+        // Layers are measured one by one.
+        let alone = Recipe { fixed: None, passes: BTreeSet::new(), ..self.job.recipe.clone() };
+        let lowered = self.lower(title, &Scaling::default(), &alone)?;
         let Some(whole) = lowered.graphs.into_iter().next() else { return Ok(None) };
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);
@@ -168,6 +170,17 @@ impl Pass<'_> {
         let model = Reader { checkpoint: self.checkpoint, arch, tokenizer };
         calibrate(runner, &model, inputs, whole, self.job.out).map(Some)
     }
+}
+
+/// Applies the recipe's passes to the graphs of fixed shape; gives what was changed, for people.
+fn change(lowered: &mut Lowered, recipe: &Recipe) -> Result<String, CompileError> {
+    let mut changes = String::new();
+    for (graph, entry) in lowered.graphs.iter_mut().filter(|(_, entry)| entry.variant == Variant::Static) {
+        let labels = pass::apply(graph, &recipe.passes)?;
+        graph.check()?;
+        changes.extend(labels.into_iter().map(|label| format!("{}: {label}\n", entry.file)));
+    }
+    Ok(changes)
 }
 
 fn manifest(
@@ -200,6 +213,7 @@ fn manifest(
             .as_ref()
             .map(|_| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() }),
         prompts: checkpoint.prompts.clone(),
+        quality: None,
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

@@ -325,6 +325,6 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         | Compile::Tokenizer(_)
         | Compile::Calibration(_)
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
-        Compile::Graph(_) => ErrorKind::Internal,
+        Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }

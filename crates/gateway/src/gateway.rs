@@ -1,6 +1,7 @@
 //! The door: one [`Gateway`] per process holds the store, the catalogue and the models in memory.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Instant,
@@ -10,7 +11,7 @@ use narthex_catalog::{index::Catalog, store::Store};
 use narthex_device::runtime::Runtime;
 use narthex_engine::worker::Drain;
 use narthex_spec::{
-    Calibration, ModelName, ProgressSink, Scheme, Target, manifest::Manifest, progress::Quiet,
+    Calibration, ModelName, Pass, ProgressSink, Scheme, Target, manifest::Manifest, progress::Quiet,
 };
 
 use crate::{
@@ -82,6 +83,9 @@ pub struct CompileRequest {
     /// The longest sequence of the NPU's graphs, in tokens; `None` takes 2048 or the model's, whichever is
     /// less.
     pub context: Option<usize>,
+    /// The changes of its graphs; `None` takes those of the package that is installed, if there is one. Any makes
+    /// graphs of fixed shape too.
+    pub passes: Option<BTreeSet<Pass>>,
 }
 
 /// The longest sequence that graphs of fixed shape are made for where nothing else is asked, in tokens.
@@ -97,6 +101,7 @@ impl CompileRequest {
             rebuild: Rebuild::IfMissing,
             target: None,
             context: None,
+            passes: None,
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Long jobs: a model's files become a package, a runtime's wheel becomes a library.
 
-use std::path::PathBuf;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
@@ -8,11 +11,15 @@ use narthex_catalog::{
     runtimes::{self, RuntimeKind, RuntimeSource},
 };
 use narthex_compile::{
+    package::adopt,
     pipeline::{self, CompileJob},
     quant::calibrate::GraphRunner,
 };
 use narthex_spec::{
-    Calibration, ProgressSink, Recipe, Scheme, manifest::Provenance, progress::Progress, recipe::FixedShapes,
+    Calibration, ProgressSink, Recipe, Scheme,
+    manifest::{Manifest, Provenance, Quality},
+    progress::Progress,
+    recipe::FixedShapes,
 };
 
 use crate::{
@@ -22,6 +29,7 @@ use crate::{
     gateway::{CompileRequest, Inner, Rebuild, USUAL_CONTEXT},
     names::{PackageKey, split_scheme},
     package, vendor,
+    verify::quality,
 };
 
 /// Which downloads a load may set off.
@@ -65,19 +73,20 @@ impl<'a> Wanted<'a> {
 
     /// What is made. Another target joins those that the installed package is compiled for.
     fn recipe(&self, inner: &Inner) -> Recipe {
-        let CompileRequest { scheme, target, context, .. } = self.request;
-        let earlier = target.as_ref().and_then(|_| {
-            let folder = inner.store.package(&self.key.name, self.key.scheme)?;
-            Some(package::read_manifest(&folder, self.key).ok()?.recipe)
-        });
+        let CompileRequest { scheme, target, context, passes, .. } = self.request;
+        let installed = inner.store.package(&self.key.name, self.key.scheme);
+        let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
+        let kept = installed.as_ref().map(|manifest| manifest.recipe.passes.clone());
+        let passes = passes.clone().or(kept).unwrap_or_default();
+        let earlier = target.as_ref().and(installed).map(|manifest| manifest.recipe);
         let mut targets = earlier.as_ref().map(|recipe| recipe.targets.clone()).unwrap_or_default();
         targets.extend(target.clone());
         targets.sort();
         targets.dedup();
         let before = earlier.and_then(|recipe| Some(recipe.fixed?.context));
         let shapes = || FixedShapes::new(context.or(before).unwrap_or(USUAL_CONTEXT));
-        let fixed = (target.is_some() || context.is_some()).then(shapes);
-        Recipe { fixed, targets, ..Recipe::new(*scheme) }
+        let fixed = (target.is_some() || context.is_some() || !passes.is_empty()).then(shapes);
+        Recipe { fixed, targets, passes, ..Recipe::new(*scheme) }
     }
 }
 
@@ -112,28 +121,62 @@ fn compile(
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
     let key = wanted.key;
+    let recipe = wanted.recipe(inner);
+    let license = files.license.clone().or_else(|| resolved.license.clone());
+    let work = Work { inner, wanted, files: &files, license, progress, cancel };
     let staging = inner.store.stage_package(&key.name, key.scheme)?;
-    let runner = CpuRunner { inner, progress, cancel };
-    let calibrated = wanted.request.calibration == Calibration::Standard;
-    let job = CompileJob {
-        checkpoint: &files.path,
-        name: key.name.clone(),
-        recipe: wanted.recipe(inner),
-        runner: calibrated.then_some(&runner as &dyn GraphRunner),
-        out: staging.path(),
-        keep_stages: wanted.request.keep_stages.as_deref(),
-        provenance: Provenance {
-            source: files.source,
-            checkpoint: files.digests,
-            license: files.license.or_else(|| resolved.license.clone()),
-            compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
-        },
-    };
-    let mut manifest = pipeline::compile(job, progress, cancel.flag())?;
-    for target in &manifest.recipe.targets.clone() {
+    let mut manifest = work.run(&recipe, staging.path(), wanted.request.keep_stages.as_deref())?;
+    if !recipe.passes.is_empty() {
+        let quality = work.quality(&recipe, (staging.path(), &manifest))?;
+        manifest.quality = Some(quality);
+        adopt(staging.path(), &mut manifest, &[])?;
+    }
+    for target in &recipe.targets {
         vendor::compile_for(inner, target, (staging.path(), &mut manifest), progress, cancel)?;
     }
     Ok(staging.commit()?)
+}
+
+/// A checkpoint that is there, and what is asked of it.
+struct Work<'a> {
+    inner: &'a Inner,
+    wanted: &'a Wanted<'a>,
+    files: &'a CheckpointFiles,
+    license: Option<String>,
+    progress: &'a dyn ProgressSink,
+    cancel: &'a Cancel,
+}
+
+impl Work<'_> {
+    /// Compiles it into a folder.
+    fn run(&self, recipe: &Recipe, out: &Path, keep_stages: Option<&Path>) -> Result<Manifest, Error> {
+        let runner = CpuRunner { inner: self.inner, progress: self.progress, cancel: self.cancel };
+        let calibrated = self.wanted.request.calibration == Calibration::Standard;
+        let job = CompileJob {
+            checkpoint: &self.files.path,
+            name: self.wanted.key.name.clone(),
+            recipe: recipe.clone(),
+            runner: calibrated.then_some(&runner as &dyn GraphRunner),
+            out,
+            keep_stages,
+            provenance: Provenance {
+                source: self.files.source.clone(),
+                checkpoint: self.files.digests.clone(),
+                license: self.license.clone(),
+                compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
+            },
+        };
+        Ok(pipeline::compile(job, self.progress, self.cancel.flag())?)
+    }
+
+    /// What the recipe's passes cost the package that they are in.
+    fn quality(&self, recipe: &Recipe, changed: quality::Package<'_>) -> Result<Quality, Error> {
+        let PackageKey { name, scheme } = self.wanted.key;
+        self.progress.event(Progress::Note(format!("Compiling {name} without its passes, to compare.")));
+        let twin = self.inner.store.stage_package(name, *scheme)?;
+        let plain = self.run(&Recipe { passes: BTreeSet::new(), ..recipe.clone() }, twin.path(), None)?;
+        quality::measure(self.inner, changed, (twin.path(), &plain), self.progress, self.cancel)
+    }
 }
 
 /// Where a model comes from that a person named: what the text says, a path too, of any size.

@@ -2,6 +2,7 @@
 //! CPU, and what comes out must agree. The outcome is kept; a device that fails is in quarantine for that package.
 
 mod compare;
+pub(crate) mod quality;
 mod watch;
 
 use narthex_catalog::store::MachineFolder;

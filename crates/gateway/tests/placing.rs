@@ -13,9 +13,11 @@ use narthex_catalog::{
     runtimes::{self, RuntimeKind},
     store::Store,
 };
-use narthex_gateway::{Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, listing::PassedOver};
+use narthex_gateway::{
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver,
+};
 use narthex_graph::Graph;
-use narthex_spec::{DeviceName, Ep, NpuPolicy, Scheme, progress::Quiet};
+use narthex_spec::{DeviceName, Ep, NpuPolicy, Pass, Scheme, manifest::Quality, progress::Quiet};
 use support::{Tiny, ask, greedy, question};
 
 /// Lets a tiny store find the QNN runtime that the tests' own store has.
@@ -342,6 +344,30 @@ fn another_target_joins_the_first() {
     for context in &both.contexts {
         assert_eq!(context.placement.subgraphs, [(Ep::Qnn, 1)].into(), "{context:?}");
     }
+}
+
+#[test]
+fn passes_are_measured_and_stay_when_a_package_is_made_again() {
+    let tiny = Tiny::new();
+    let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
+    let compile = |context, passes: Option<&[Pass]>| {
+        let passes = passes.map(|passes| passes.iter().copied().collect());
+        let request = CompileRequest { context, passes, ..CompileRequest::new(Scheme::W8) };
+        gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1
+    };
+    assert_eq!(compile(None, None).quality, None);
+    let request = CompileRequest { rebuild: Rebuild::Always, ..CompileRequest::new(Scheme::W8) };
+    let passes = Some([Pass::GroupedProjections, Pass::SplitHeads].into());
+    let request = CompileRequest { passes, ..request };
+    let changed = gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1;
+    assert!(changed.recipe.fixed.is_some(), "passes are for graphs of fixed shape");
+    let Some(Quality::Decoder { positions, divergence, .. }) = changed.quality else {
+        panic!("{:?}", changed.quality)
+    };
+    assert!(positions > 0 && divergence.abs() < 0.01, "{:?}", changed.quality);
+    let again = compile(Some(48), None);
+    assert_eq!((again.recipe.fixed.unwrap().context, again.recipe.passes), (48, changed.recipe.passes));
+    assert!(again.quality.is_some());
 }
 
 /// Rewrites a graph of an installed package, as another exporter might have written it.

@@ -10,6 +10,7 @@ pub mod graph;
 pub mod infer;
 pub mod onnx;
 pub mod patch;
+pub mod replacement;
 pub mod work;
 
 pub use build::Builder;

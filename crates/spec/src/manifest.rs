@@ -3,6 +3,7 @@
 //! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: each stands here.
 
 mod kv;
+mod quality;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch::Architecture, dtype::Dim};
 
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
+pub use quality::Quality;
 
 /// The version that this build writes and the only one it reads.
 pub const FORMAT: u32 = 1;
@@ -45,6 +47,9 @@ pub struct Manifest {
     /// Texts that are put before inputs, for models that embed.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     pub prompts: Prompts,
+    /// What its passes cost, where it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
     /// Every file of the package but the manifest, by path relative to the package.
     pub files: BTreeMap<String, FileEntry>,
     /// Where the weights came from.

@@ -1,10 +1,10 @@
 //! How weights are stored.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Target;
+use crate::{Pass, Target};
 
 /// The weight scheme of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -126,6 +126,9 @@ pub struct Recipe {
     /// The NPUs it is compiled for ahead of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Target>,
+    /// The changes of its graphs.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub passes: BTreeSet<Pass>,
 }
 
 /// The shapes of variant B.
@@ -165,7 +168,8 @@ impl Recipe {
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
         let calibration = Calibration::None;
-        Self { scheme, block: 32, accuracy_level, calibration, fixed: None, targets: Vec::new() }
+        let passes = BTreeSet::new();
+        Self { scheme, block: 32, accuracy_level, calibration, fixed: None, targets: Vec::new(), passes }
     }
 }
 

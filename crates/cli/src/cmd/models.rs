@@ -59,6 +59,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         rebuild: Rebuild::Always,
         target: args.target.clone(),
         context: args.context,
+        passes: Some(args.passes.iter().copied().collect()),
     };
     let (folder, manifest) = gateway.compile(&args.model, &request, &Bars::new(), interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();
@@ -75,6 +76,9 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
             "The model's own context is {} tokens; that is what was taken.",
             shapes.context
         ));
+    }
+    if let Some(quality) = &manifest.quality {
+        output::note(render::quality(quality));
     }
     if !manifest.contexts.is_empty() {
         output::note(render::contexts(&manifest));

@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 
 use narthex_graph::{
-    Attribute, Element, Graph, Initializer, InitializerData, Node,
+    Attribute, Graph, Node,
     graph::MICROSOFT,
     patch::{Edit, Patch, PatchError},
+    replacement::Replacement,
 };
 use narthex_spec::DType;
 
@@ -111,62 +112,6 @@ fn rewrite(view: &View<'_>, node: &Node, outcome: &Outcome) -> Option<Patch> {
     }
 }
 
-/// Collects the nodes that stand for one; their names and values continue the old node's path.
-struct Rewrite<'a> {
-    node: &'a Node,
-    /// A text that no other value begins with.
-    stem: String,
-    nodes: Vec<Node>,
-    edits: Vec<Edit>,
-}
-
-impl<'a> Rewrite<'a> {
-    fn new(node: &'a Node) -> Self {
-        let value = node.outputs.iter().find(|output| !output.is_empty()).cloned().unwrap_or_default();
-        let stem = if node.name.is_empty() { value } else { node.name.clone() };
-        Self { node, stem, nodes: Vec::new(), edits: Vec::new() }
-    }
-
-    /// Adds a node that makes a new value, and gives the value.
-    fn op(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)]) -> String {
-        let output = format!("{}/{}{}/out", self.stem, op, self.nodes.len());
-        self.op_to(op, inputs, attributes, &output);
-        output
-    }
-
-    /// Adds a node that makes a value whose name is given.
-    fn op_to(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)], output: &str) {
-        let (domain, op) = op.split_once('/').unwrap_or(("", op));
-        self.nodes.push(Node {
-            name: format!("{}/{}{}", self.stem, op, self.nodes.len()),
-            op: op.to_owned(),
-            domain: domain.to_owned(),
-            inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
-            outputs: vec![output.to_owned()],
-            attributes: attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
-        });
-    }
-
-    fn constant(&mut self, name: &str, dtype: Element, shape: &[usize], bytes: Vec<u8>) -> String {
-        let name = format!("{}/{name}", self.stem);
-        let (shape, data) = (shape.to_vec(), InitializerData::Inline(bytes.into()));
-        self.edits.push(Edit::AddConstant(Initializer { name: name.clone(), dtype, shape, data }));
-        name
-    }
-
-    fn shape(&mut self, name: &str, extents: &[i64]) -> String {
-        let bytes = extents.iter().flat_map(|extent| extent.to_le_bytes()).collect();
-        self.constant(name, DType::I64.into(), &[extents.len()], bytes)
-    }
-
-    fn patch(self, kind: &str) -> Option<Patch> {
-        let making = self.node.outputs.iter().find(|output| !output.is_empty())?.clone();
-        let mut edits = self.edits;
-        edits.push(Edit::Replace { making, nodes: self.nodes });
-        Some(Patch { label: format!("{kind}: {}", self.node.path()), edits })
-    }
-}
-
 #[derive(Clone, Copy, PartialEq)]
 enum Norm {
     Rms,
@@ -178,27 +123,27 @@ enum Norm {
 ///                               └── output 3
 /// ```
 fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
-    let mut new = Rewrite::new(node);
+    let mut new = Replacement::of(node);
     let (x, skip, gain) = (node.input(0)?, node.input(1)?, node.input(2)?);
     let (beta, bias) = match norm {
         Norm::Rms => (None, node.input(3)),
         Norm::Layer => (node.input(3), node.input(4)),
     };
     let out = |index: usize| node.outputs.get(index).filter(|name| !name.is_empty());
-    let sum = out(3).cloned().unwrap_or_else(|| format!("{}/sum", new.stem));
+    let sum = out(3).cloned().unwrap_or_else(|| format!("{}/sum", new.stem()));
     match bias {
         Some(bias) => {
             let plain = new.op("Add", &[x, skip], &[]);
-            new.op_to("Add", &[&plain, bias], &[], &sum);
+            new.op_to("Add", &[&plain, bias], &[], &[&sum]);
         }
-        None => new.op_to("Add", &[x, skip], &[], &sum),
+        None => new.op_to("Add", &[x, skip], &[], &[&sum]),
     }
     let epsilon = node.attribute("epsilon").cloned().unwrap_or(Attribute::Float(1e-12));
     let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon)];
     if let Some(normed) = out(0) {
         let inputs: Vec<&str> = [Some(sum.as_str()), Some(gain), beta].into_iter().flatten().collect();
         let op = if norm == Norm::Rms { "SimplifiedLayerNormalization" } else { "LayerNormalization" };
-        new.op_to(op, &inputs, &attributes, normed);
+        new.op_to(op, &inputs, &attributes, &[normed]);
     }
     let kind = if norm == Norm::Rms {
         "write SkipSimplifiedLayerNormalization as Add and SimplifiedLayerNormalization"
@@ -219,7 +164,7 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Patch> {
     }
     let shape = view.input(node, 0)?.shape.clone()?;
     let (output, bias) = (node.outputs.first()?, node.input(5));
-    let mut new = Rewrite::new(node);
+    let mut new = Replacement::of(node);
     let is_3d = shape.len() == 3;
     let mut inputs: Vec<String> = node.inputs.iter().take(4).cloned().collect();
     while inputs.last().is_some_and(String::is_empty) {
@@ -242,11 +187,11 @@ fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Patch> {
         let back = new.shape("back", &back);
         match bias {
             Some(_) => value = new.op("Reshape", &[&value, &back], &[]),
-            None => new.op_to("Reshape", &[&value, &back], &[], output),
+            None => new.op_to("Reshape", &[&value, &back], &[], &[output]),
         }
     }
     if let Some(bias) = bias {
-        new.op_to("Add", &[&value, bias], &[], output);
+        new.op_to("Add", &[&value, bias], &[], &[output]);
     }
     new.patch(if is_3d { "add MatMulNBits's bias with Add" } else { "reshape around MatMulNBits" })
 }
@@ -272,13 +217,13 @@ fn float_mask(view: &View<'_>, node: &Node) -> Option<Patch> {
         DType::F16 => Some(half::f16::from_f32(value).to_le_bytes().to_vec()),
         _ => None,
     };
-    let mut new = Rewrite::new(node);
+    let mut new = Replacement::of(node);
     let seen = new.constant("seen", element, &[], number(0.0)?);
     let hidden = new.constant("hidden", element, &[], number(MASKED)?);
     let mask = new.op("Where", &[node.input(3)?, &seen, &hidden], &[]);
     let mut attention = node.clone();
     *attention.inputs.get_mut(3)? = mask;
-    new.nodes.push(attention);
+    new.push(attention);
     new.patch("turn a boolean mask into numbers")
 }
 
@@ -286,8 +231,8 @@ fn float_mask(view: &View<'_>, node: &Node) -> Option<Patch> {
 fn weight_second(node: &Node) -> Option<Patch> {
     let mut swapped = node.clone();
     swapped.inputs.reverse();
-    let mut new = Rewrite::new(node);
-    new.nodes.push(swapped);
+    let mut new = Replacement::of(node);
+    new.push(swapped);
     new.patch("put a norm's weight second")
 }
 
@@ -306,14 +251,14 @@ fn pick(view: &View<'_>, node: &Node) -> Option<Patch> {
         strides.insert(0, stride);
         stride = stride.checked_mul(*extent)?;
     }
-    let mut new = Rewrite::new(node);
+    let mut new = Replacement::of(node);
     let one_axis = new.shape("one_axis", &[-1]);
     let (extents, strides) = (new.shape("extents", &extents), new.shape("strides", &strides));
     let wrapped = new.op("Mod", &[node.input(1)?, &extents], &[]);
     let steps = new.op("Mul", &[&wrapped, &strides], &[]);
     let place = new.op("ReduceSum", &[&steps, &one_axis], &[("keepdims", Attribute::Int(0))]);
     let row = new.op("Reshape", &[node.input(0)?, &one_axis], &[]);
-    new.op_to("Gather", &[&row, &place], &[("axis", Attribute::Int(0))], node.outputs.first()?);
+    new.op_to("Gather", &[&row, &place], &[("axis", Attribute::Int(0))], &[node.outputs.first()?]);
     new.patch("pick elements with Gather instead of GatherND")
 }
 
@@ -321,16 +266,16 @@ fn pick(view: &View<'_>, node: &Node) -> Option<Patch> {
 /// x ── Add(bias) ── Gelu
 /// ```
 fn gelu(node: &Node) -> Option<Patch> {
-    let mut new = Rewrite::new(node);
+    let mut new = Replacement::of(node);
     let mut x = node.input(0)?.to_owned();
     if let Some(bias) = node.input(1) {
         x = new.op("Add", &[&x, bias], &[]);
     }
     let output = node.outputs.first()?;
     if node.op == "BiasGelu" {
-        new.op_to(&format!("{MICROSOFT}/Gelu"), &[&x], &[], output);
+        new.op_to(&format!("{MICROSOFT}/Gelu"), &[&x], &[], &[output]);
         return new.patch("write BiasGelu as Add and Gelu");
     }
-    new.op_to("Gelu", &[&x], &[("approximate", Attribute::String("tanh".to_owned()))], output);
+    new.op_to("Gelu", &[&x], &[("approximate", Attribute::String("tanh".to_owned()))], &[output]);
     new.patch("write FastGelu as Gelu")
 }

@@ -1,17 +1,25 @@
 //! Feed-forward parts.
 
 use narthex_graph::Attribute;
-use narthex_spec::arch::{Activation, Mlp};
+use narthex_spec::{
+    Pass,
+    arch::{Activation, Mlp},
+};
 
-use super::linear::{Linear, linear};
+use super::{
+    linear::{Linear, linear},
+    plain,
+};
 use crate::{emit::Emitter, error::CompileError};
 
 /// A feed-forward part.
 ///
 /// ```text
-/// gated:  x ─┬─ gate_proj ── act ─┐
-///            └─ up_proj ──────────┴─ Mul ── down_proj
-/// plain:  x ─── up_proj ── act ─── down_proj
+/// gated:    x ─┬─ gate_proj ── act ─┐
+///              └─ up_proj ──────────┴─ Mul ── down_proj
+/// grouped:  x ─── gate_up_proj ─┬─ act ─┐
+///                               └───────┴─ Mul ── down_proj
+/// plain:    x ─── up_proj ── act ─── down_proj
 /// ```
 pub(crate) fn mlp(
     e: &mut Emitter<'_>,
@@ -26,8 +34,15 @@ pub(crate) fn mlp(
         linear(e, x, &Linear { scope: &scope, parts: &parts, cols, bias: mlp.bias.into() })
     };
     let hidden = if mlp.gated {
-        let gate = project(e, "gate_proj", x, width)?;
-        let up = project(e, "up_proj", x, width)?;
+        let [gate, up] = if e.recipe.passes.contains(&Pass::GroupedProjections) {
+            let scope = format!("{scope}/gate_up_proj");
+            let parts = ["gate_proj", "up_proj"].map(|part| format!("{weights}.{part}"));
+            let both =
+                linear(e, x, &Linear { scope: &scope, parts: &parts, cols: width, bias: mlp.bias.into() })?;
+            plain::split(e, &scope, &both, 2, &[mlp.inner; 2])
+        } else {
+            [project(e, "gate_proj", x, width)?, project(e, "up_proj", x, width)?]
+        };
         let gate = activation(e, &format!("{scope}/act"), &gate, mlp.activation);
         e.graph.op(scope, "Mul", &[&gate, &up])
     } else {

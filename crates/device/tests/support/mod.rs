@@ -100,7 +100,7 @@ impl Package {
         Self::make(checkpoint, Recipe::new(scheme))
     }
 
-    fn make(checkpoint: PathBuf, recipe: Recipe) -> Self {
+    pub(crate) fn make(checkpoint: PathBuf, recipe: Recipe) -> Self {
         Self::with_runner(checkpoint, recipe, None)
     }
 

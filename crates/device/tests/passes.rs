@@ -1,0 +1,116 @@
+//! Each pass keeps its graphs' outputs: on the CPU, where a changed order of sums is all that differs, and under HTP
+//! emulation, where every node has its place as before.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{collections::BTreeSet, fs};
+
+use narthex_catalog::runtimes::RuntimeKind;
+use narthex_device::{
+    ep::{Device, QnnOptions},
+    fixed::Form,
+    placement::GraphPlacement,
+};
+use narthex_engine::encoder::Encoder;
+use narthex_spec::{Ep, Pass, Recipe, Scheme, target::QnnChip};
+use narthex_testkit::checkpoint::tiny_bert_safetensors;
+use support::{
+    Package,
+    families::{self, FAMILIES, Format},
+    fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
+    relative, runtime,
+};
+
+/// What a pass may change, as relative L2: the rounding of half precision in another order of sums.
+const REORDERED: f32 = 2e-3;
+
+/// The bound between HTP emulation and the CPU, as relative L2.
+const EMULATED: f32 = 0.01;
+
+fn recipe(passes: &[Pass]) -> Recipe {
+    let passes = BTreeSet::from_iter(passes.iter().copied());
+    Recipe { accuracy_level: 0, fixed: Some(shapes()), passes, ..Recipe::new(Scheme::W8) }
+}
+
+fn bert(passes: &[Pass]) -> Package {
+    let checkpoint = tempfile::tempdir().unwrap();
+    tiny_bert_safetensors(checkpoint.path(), 7).unwrap();
+    Package::make(checkpoint.path().to_owned(), recipe(passes))
+}
+
+/// How often operators occur in a package's last graph of layers.
+fn count(package: &Package, op: &str) -> usize {
+    let graph = package.manifest.graphs.iter().rfind(|graph| !graph.file.starts_with("head")).unwrap();
+    let bytes = fs::read(package.folder.path().join(&graph.file)).unwrap();
+    let graph = narthex_graph::Graph::decode(&bytes).unwrap();
+    graph.nodes.iter().filter(|node| node.op == op).count()
+}
+
+fn near(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let distance = relative(found, expected);
+        assert!(distance <= REORDERED, "{what}: {distance}");
+    }
+}
+
+#[test]
+fn every_pass_keeps_what_decoders_compute() {
+    let tokens = families::tokens();
+    for family in FAMILIES {
+        let compiled = |passes: &[Pass]| families::package(family, Format::Safetensors, recipe(passes), None);
+        let run = |package: &Package| logits(&mut open(package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+        let plain = compiled(&[]);
+        let expected = run(&plain);
+        for pass in [Pass::GroupedProjections, Pass::SplitHeads] {
+            near(&run(&compiled(&[pass])), &expected, &format!("{family} {pass}"));
+        }
+    }
+}
+
+#[test]
+fn every_pass_changes_the_form_that_it_is_for() {
+    let compiled = |passes: &[Pass]| families::package("llama", Format::Safetensors, recipe(passes), None);
+    let (plain, grouped) = (compiled(&[]), compiled(&[Pass::GroupedProjections]));
+    assert!(count(&grouped, "MatMulNBits") < count(&plain, "MatMulNBits"));
+    let split = compiled(&[Pass::SplitHeads]);
+    assert!(count(&split, "Softmax") > count(&plain, "Softmax"));
+    let (plain, conv) = (bert(&[]), bert(&[Pass::LinearAsConv]));
+    assert_eq!((count(&plain, "Conv"), count(&conv, "Conv")), (0, 2), "the values of two layers");
+}
+
+#[test]
+fn every_pass_keeps_what_encoders_compute() {
+    let run = |passes: &[Pass]| vectors(&mut open_encoder(&bert(passes), &Device::Cpu));
+    let expected = run(&[]);
+    for pass in [Pass::SplitHeads, Pass::LinearAsConv] {
+        near(&run(&[pass]), &expected, pass.as_str());
+    }
+}
+
+#[test]
+fn changed_graphs_run_whole_under_htp_emulation() {
+    let library = plugin(RuntimeKind::Qnn);
+    runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
+    let device = Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]));
+    let whole = |placements: &[GraphPlacement]| {
+        for GraphPlacement { graph, placement } in placements {
+            let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+            assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
+        }
+    };
+    let tokens = families::tokens();
+    let package = families::package("llama", Format::Safetensors, recipe(&Pass::ALL), None);
+    let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+    let mut emulated = open(&package, &device, Form::Graph).unwrap();
+    whole(&emulated.placements());
+    agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
+    let package = bert(&Pass::ALL);
+    let expected = vectors(&mut open_encoder(&package, &Device::Cpu));
+    let mut emulated = open_encoder(&package, &device);
+    whole(&emulated.placements());
+    assert!(emulated.limits().max_length > 0);
+    agree(&vectors(&mut emulated), &expected, EMULATED);
+}

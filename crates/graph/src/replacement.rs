@@ -1,0 +1,88 @@
+//! The nodes that stand for one node, under construction; they become a patch.
+
+use narthex_spec::DType;
+
+use crate::{
+    element::Element,
+    graph::{Attribute, Initializer, InitializerData, Node},
+    patch::{Edit, Patch},
+};
+
+/// Collects the nodes that stand for one; their names and values continue the old node's path.
+#[derive(Debug)]
+pub struct Replacement<'a> {
+    node: &'a Node,
+    /// A text that no other value begins with.
+    stem: String,
+    nodes: Vec<Node>,
+    edits: Vec<Edit>,
+}
+
+impl<'a> Replacement<'a> {
+    /// Nothing yet, for a node.
+    pub fn of(node: &'a Node) -> Self {
+        let value = node.outputs.iter().find(|output| !output.is_empty()).cloned().unwrap_or_default();
+        let stem = if node.name.is_empty() { value } else { node.name.clone() };
+        Self { node, stem, nodes: Vec::new(), edits: Vec::new() }
+    }
+
+    /// The path that new values continue.
+    pub fn stem(&self) -> &str {
+        &self.stem
+    }
+
+    /// Adds a node that makes a new value, and gives the value. `op` may be led by a domain, as `com.microsoft/Gelu`.
+    pub fn op(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)]) -> String {
+        let output = format!("{}/{}{}/out", self.stem, op, self.nodes.len());
+        self.op_to(op, inputs, attributes, &[&output]);
+        output
+    }
+
+    /// Adds a node that makes values whose names are given.
+    pub fn op_to(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)], outputs: &[&str]) {
+        let (domain, op) = op.split_once('/').unwrap_or(("", op));
+        let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        self.nodes.push(Node {
+            name: format!("{}/{}{}", self.stem, op, self.nodes.len()),
+            op: op.to_owned(),
+            domain: domain.to_owned(),
+            inputs: own(inputs),
+            outputs: own(outputs),
+            attributes: attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        });
+    }
+
+    /// Adds a node as it is.
+    pub fn push(&mut self, node: Node) {
+        self.nodes.push(node);
+    }
+
+    /// Takes another node away, whose work the new ones do too.
+    pub fn takes_over(&mut self, other: &Node) {
+        if let Some(making) = other.outputs.first() {
+            self.edits.push(Edit::Replace { making: making.clone(), nodes: Vec::new() });
+        }
+    }
+
+    /// Adds a constant of little-endian elements.
+    pub fn constant(&mut self, name: &str, dtype: Element, shape: &[usize], bytes: Vec<u8>) -> String {
+        let name = format!("{}/{name}", self.stem);
+        let (shape, data) = (shape.to_vec(), InitializerData::Inline(bytes.into()));
+        self.edits.push(Edit::AddConstant(Initializer { name: name.clone(), dtype, shape, data }));
+        name
+    }
+
+    /// Adds a constant list of 64-bit integers, such as a shape.
+    pub fn shape(&mut self, name: &str, extents: &[i64]) -> String {
+        let bytes = extents.iter().flat_map(|extent| extent.to_le_bytes()).collect();
+        self.constant(name, DType::I64.into(), &[extents.len()], bytes)
+    }
+
+    /// The patch, called `kind: path of the node`; `None` for a node that makes nothing.
+    pub fn patch(self, kind: &str) -> Option<Patch> {
+        let making = self.node.outputs.iter().find(|output| !output.is_empty())?.clone();
+        let mut edits = self.edits;
+        edits.push(Edit::Replace { making, nodes: self.nodes });
+        Some(Patch { label: format!("{kind}: {}", self.node.path()), edits })
+    }
+}
