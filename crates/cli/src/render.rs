@@ -220,7 +220,8 @@ fn device(model: &ModelStatus) -> String {
     let Some(report) = &model.placement else { return "-".to_owned() };
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
     let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
-    let told: Vec<String> = report.why.iter().cloned().chain(reasons).collect();
+    let fallen = (!report.fallen.is_empty()).then(|| format!("elsewhere: {}", report.fallen));
+    let told: Vec<String> = report.why.iter().cloned().chain(fallen).chain(reasons).collect();
     let name = report.name();
     if told.is_empty() { name } else { format!("{name} ({})", told.join("; ")) }
 }
@@ -385,7 +386,7 @@ fn figure_cells(figures: &Figures) -> [Cell; 8] {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::{bench::Overhead, listing::PassedOver};
+    use narthex_gateway::{Fallen, bench::Overhead, listing::PassedOver};
     use narthex_spec::{DeviceName, Scheme};
 
     use super::*;
@@ -461,6 +462,7 @@ mod tests {
             reason: "it is in quarantine".to_owned(),
             fix: None,
             announced: true,
+            fallen: Fallen::default(),
         }];
         let expected =
             "prefill=qnn,decode=cpu (measured on this machine, 5 ms; not webgpu: it is in quarantine)";

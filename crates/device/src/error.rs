@@ -66,7 +66,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// A graph that must run on a device as a whole does not.
-    #[error("{graph}: {elsewhere} of {nodes} nodes cannot run on {ep}: {examples}")]
+    #[error("{graph}: {} of {nodes} nodes cannot run on {ep}: {}", refused.len(), examples(refused))]
     NotWhole {
         /// The graph's file.
         graph: String,
@@ -74,10 +74,8 @@ pub enum DeviceError {
         ep: Ep,
         /// All nodes.
         nodes: usize,
-        /// Nodes that the provider refused.
-        elsewhere: usize,
-        /// The first of them, by path and operator.
-        examples: String,
+        /// Those that the provider refused.
+        refused: Vec<RefusedNode>,
     },
     /// The caller broke off.
     #[error("interrupted")]
@@ -104,6 +102,24 @@ pub enum DeviceError {
         /// The system's reason.
         reason: String,
     },
+}
+
+/// A node that a provider refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedNode {
+    /// The node's path.
+    pub name: String,
+    /// Operator type.
+    pub op: String,
+    /// Why, in the provider's own words; `None` where it gives none.
+    pub reason: Option<String>,
+}
+
+/// The first of some nodes, by path and operator.
+fn examples(refused: &[RefusedNode]) -> String {
+    let examples: Vec<String> =
+        refused.iter().take(3).map(|node| format!("{} ({})", node.name, node.op)).collect();
+    examples.join(", ")
 }
 
 impl DeviceError {

@@ -24,5 +24,6 @@ pub mod runtime;
 pub mod split;
 mod switch;
 mod table;
+mod trace;
 
-pub use error::DeviceError;
+pub use error::{DeviceError, RefusedNode};

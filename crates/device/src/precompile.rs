@@ -6,10 +6,11 @@ use std::{ops::ControlFlow, path::Path};
 
 use crate::{
     ep::Device,
-    error::DeviceError,
+    error::{DeviceError, RefusedNode},
     ort::{ContextFile, Session, SessionOptions, Sharing},
     placement::Placement,
     runtime::Runtime,
+    trace,
 };
 
 /// One graph to compile.
@@ -54,7 +55,7 @@ pub fn precompile(
         let context = ContextFile { path: job.context, sharing };
         let options = SessionOptions { context: Some(context), ..SessionOptions::on(device, 1) };
         let session = Session::open(runtime, job.graph, options)?;
-        whole(job.graph, device, session.placement())?;
+        whole(runtime, job.graph, device, session.placement())?;
         open.push(session);
         if done(index + 1).is_break() {
             return Err(DeviceError::Cancelled);
@@ -63,19 +64,27 @@ pub fn precompile(
     Ok(open.iter().map(|session| session.placement().clone()).collect())
 }
 
-/// Refuses a placement that is not wholly on its device.
-pub(crate) fn whole(graph: &Path, device: &Device, placement: &Placement) -> Result<(), DeviceError> {
-    let elsewhere: Vec<_> = placement.nodes.iter().filter(|node| node.ep != device.ep()).collect();
-    if elsewhere.is_empty() {
+/// Refuses a placement that is not wholly on its device; each node with the provider's reason, where it gives one.
+pub(crate) fn whole(
+    runtime: &Runtime,
+    graph: &Path,
+    device: &Device,
+    placement: &Placement,
+) -> Result<(), DeviceError> {
+    let ep = device.ep();
+    if placement.nodes.iter().all(|node| node.ep == ep) {
         return Ok(());
     }
-    let examples: Vec<String> =
-        elsewhere.iter().take(3).map(|node| format!("{} ({})", node.name, node.op)).collect();
+    let reasons = trace::reasons(runtime, device, graph);
+    let refused = placement.nodes.iter().filter(|node| node.ep != ep).map(|node| RefusedNode {
+        name: node.name.clone(),
+        op: node.op.clone(),
+        reason: reasons.get(&node.name).cloned(),
+    });
     Err(DeviceError::NotWhole {
         graph: graph.file_name().unwrap_or(graph.as_os_str()).to_string_lossy().into_owned(),
-        ep: device.ep(),
+        ep,
         nodes: placement.nodes.len(),
-        elsewhere: elsewhere.len(),
-        examples: examples.join(", "),
+        refused: refused.collect(),
     })
 }

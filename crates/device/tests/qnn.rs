@@ -218,8 +218,11 @@ fn a_graph_that_the_npu_refuses_names_its_nodes() {
     let device = emulation(&[QnnChip::XElite]);
     let mut done = |_| ControlFlow::Continue(());
     let error = precompile(runtime(), &device, &jobs, Weights::Apart, &mut done).unwrap_err();
-    let DeviceError::NotWhole { nodes, elsewhere, examples, .. } = &error else { panic!("{error}") };
-    assert!(*elsewhere > 0 && elsewhere <= nodes && examples.contains("/layers.0/"), "{error}");
+    let DeviceError::NotWhole { nodes, refused, .. } = &error else { panic!("{error}") };
+    assert!(!refused.is_empty() && refused.len() <= *nodes, "{error}");
+    // The provider's own trace says why.
+    let attention = refused.iter().find(|node| node.op == "GroupQueryAttention").unwrap();
+    assert!(attention.name.starts_with("/layers.0/") && attention.reason.is_some(), "{attention:?}");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use narthex_device::DeviceError;
-use narthex_spec::{ModelName, NpuPolicy};
+use narthex_spec::{Ep, ModelName, NpuPolicy};
 
-use crate::listing::PassedOver;
+use crate::{fallen::Fallen, listing::PassedOver};
 
 /// What kind of failure it is; the server maps it to a status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +125,18 @@ pub enum Error {
         /// Every device, with its reason.
         passed_over: Vec<PassedOver>,
     },
+    /// A graph that must run on a device as a whole does not.
+    #[error("{graph}: {} of {nodes} nodes cannot run on {ep}: {fallen}", fallen.count)]
+    NotWhole {
+        /// The graph's file.
+        graph: String,
+        /// The device's provider.
+        ep: Ep,
+        /// All nodes.
+        nodes: usize,
+        /// Those that the provider refused.
+        fallen: Fallen,
+    },
     /// The gateway is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -207,6 +219,7 @@ impl Error {
             Self::LoadFailed { .. }
             | Self::ShuttingDown
             | Self::NoDevice { .. }
+            | Self::NotWhole { .. }
             | Self::BadPackage { .. }
             | Self::Device(_)
             | Self::Step(_) => ErrorKind::Unavailable,
@@ -249,6 +262,7 @@ impl Error {
                 let fix = passed_over.iter().find_map(|passed| passed.fix.clone());
                 Some(fix.unwrap_or_else(|| "`narthex doctor` says what this machine has".to_owned()))
             }
+            Self::NotWhole { fallen, .. } => fallen.fix(),
             Self::BadPackage { name, .. } => {
                 Some(format!("make it again: `narthex rm {name}`, then `narthex pull {name}`"))
             }

@@ -18,6 +18,7 @@ pub mod doctor;
 mod embed;
 mod encoding;
 mod error;
+mod fallen;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod gateway;
@@ -44,6 +45,7 @@ mod verify;
 pub use cancel::Cancel;
 pub use config::Config;
 pub use error::{Error, ErrorKind};
+pub use fallen::{Fallen, FallenNode};
 pub use gateway::{Announced, CompileRequest, Gateway, Rebuild};
 pub use narthex_catalog::runtimes::RuntimeSource;
 pub use narthex_device::runtime::disable_telemetry;

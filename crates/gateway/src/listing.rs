@@ -8,7 +8,7 @@ use narthex_spec::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, placement::PlacementReport};
+use crate::{error::Error, fallen::Fallen, placement::PlacementReport};
 
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,12 +161,19 @@ pub struct PassedOver {
     pub fix: Option<String>,
     /// Whether it is worth telling: the device is there or was asked for, and did not take the model.
     pub announced: bool,
+    /// The nodes that it did not take, where it was tried.
+    #[serde(default, skip_serializing_if = "Fallen::is_empty")]
+    pub fallen: Fallen,
 }
 
 impl PassedOver {
     /// A device that was tried and failed.
     pub(crate) fn failed(device: DeviceName, error: &Error) -> Self {
-        Self { device, reason: error.to_string(), fix: error.hint(), announced: true }
+        let fallen = match error {
+            Error::NotWhole { fallen, .. } => fallen.clone(),
+            _ => Fallen::default(),
+        };
+        Self { device, reason: error.to_string(), fix: error.hint(), announced: true, fallen }
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
     path::Path,
 };
 
-use narthex_device::placement::{GraphPlacement, Placement};
+use narthex_device::{
+    RefusedNode,
+    placement::{GraphPlacement, Placement},
+};
 use narthex_graph::{Graph, work::multiply_accumulates};
 use narthex_spec::{
     DeviceName, Ep, Parts, Place, Split,
@@ -15,7 +18,12 @@ use narthex_spec::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, package, start::Opening};
+use crate::{
+    error::Error,
+    fallen::{self, Fallen},
+    package,
+    start::Opening,
+};
 
 /// The operator that stands for a graph which was compiled ahead of time.
 const CONTEXT_OP: &str = "EPContext";
@@ -41,6 +49,9 @@ pub struct PlacementReport {
     pub npu_share: f64,
     /// One line for each graph and provider.
     pub lines: Vec<PlacementLine>,
+    /// The nodes that do not run on the device that their graph was loaded on.
+    #[serde(default, skip_serializing_if = "Fallen::is_empty")]
+    pub fallen: Fallen,
     /// Why it runs there, where measurements on this machine decided it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -95,6 +106,7 @@ impl PlacementReport {
             multiply_accumulates: prefill.multiply_accumulates.saturating_add(decode.multiply_accumulates),
             npu_share: on_npu / all,
             lines: [prefill.lines, decode.lines].concat(),
+            fallen: prefill.fallen.and(decode.fallen),
             why: None,
             notes: [prefill.notes, decode.notes].concat(),
         }
@@ -126,6 +138,7 @@ pub(crate) fn report(
 ) -> Result<PlacementReport, Error> {
     let head = opening.head.map(|(head, _)| head);
     let (mut lines, mut total, mut on_npu) = (Vec::new(), 0u64, 0.0);
+    let mut fallen = Fallen::default();
     for found in graphs {
         let worth = worth(opening.folder, &found.graph)?;
         let work: u64 = worth.values().map(|node| node.work).sum();
@@ -137,10 +150,31 @@ pub(crate) fn report(
         }
         total = total.saturating_add(work);
         lines.extend(new);
+        fallen = fallen.and(left(opening.folder, found, on.ep()));
     }
     let npu_share = if total > 0 { on_npu / total as f64 } else { 0.0 };
     let (decode, why) = (None, None);
-    Ok(PlacementReport { device, decode, head, multiply_accumulates: total, npu_share, lines, why, notes })
+    Ok(PlacementReport {
+        device,
+        decode,
+        head,
+        multiply_accumulates: total,
+        npu_share,
+        lines,
+        fallen,
+        why,
+        notes,
+    })
+}
+
+/// The nodes of a graph that its device's provider left to another one. Graphs that NPUs run are loaded whole or not at
+/// all, so there are no rules to ask here.
+fn left(folder: &Path, found: &GraphPlacement, ep: Ep) -> Fallen {
+    let nodes = found.placement.nodes.iter().filter(|node| node.ep != ep);
+    let refused: Vec<RefusedNode> = nodes
+        .map(|node| RefusedNode { name: node.name.clone(), op: node.op.clone(), reason: None })
+        .collect();
+    fallen::fallen(folder, &found.graph, (ep, None), &refused)
 }
 
 /// The device that a graph was loaded on: the head's own, if it has one.
@@ -262,6 +296,7 @@ mod tests {
             multiply_accumulates: work,
             npu_share,
             lines: Vec::new(),
+            fallen: Fallen::default(),
             why: None,
             notes: vec![format!("{device}")],
         };

@@ -1,18 +1,15 @@
 //! Which device of the order a package is loaded on. Every device that is passed over leaves its reason; none is
 //! replaced by a slower one without a word.
 
+mod candidate;
 mod divided;
 
 use std::collections::BTreeMap;
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::MachineFolder,
-};
+use narthex_catalog::runtimes::{self, RuntimeKind};
 use narthex_device::{
     DeviceError,
     ep::{self, Cause, Device, Facts, Refusal},
-    fixed::Form,
 };
 use narthex_engine::executor::Executor;
 use narthex_spec::{
@@ -23,16 +20,18 @@ use narthex_spec::{
 use crate::{
     auto, care,
     config::Config,
-    contexts,
     error::Error,
+    fallen::Fallen,
     gateway::{Inner, USUAL_CONTEXT},
     listing::PassedOver,
     loaded::Worker,
     machine::Circumstances,
     placement::{self, PlacementReport},
-    start::{Model, Opened, Opening},
+    start::{Model, Opening},
     verify::{self, Alarm, watched},
 };
+
+pub(crate) use candidate::Candidate;
 
 /// A model on its device.
 pub(crate) struct Placed {
@@ -159,18 +158,21 @@ pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal)
     let Config { place, providers, .. } = config;
     let divided = matches!(place, Some(Division::Given(place)) if place.devices().contains(&device));
     let announced = cause != Cause::Absent || divided || providers.is_named();
-    PassedOver { device, reason, fix, announced }
+    PassedOver { device, reason, fix, announced, fallen: Fallen::default() }
 }
 
-/// Why a placement is not enough for the policy.
-fn short_of(config: &Config, report: &PlacementReport) -> Option<String> {
+/// A device on which a placement is not enough for the policy.
+fn short_of(config: &Config, device: DeviceName, report: &PlacementReport) -> Option<PassedOver> {
     let short = config.npu == NpuPolicy::Require && report.npu_share < config.npu_share;
     short.then(|| {
-        format!(
-            "{:.2} % of the multiply-accumulates run on the NPU, and {:.2} % are required",
+        let fallen = report.fallen.clone();
+        let nodes = if fallen.is_empty() { String::new() } else { format!(": {fallen}") };
+        let reason = format!(
+            "{:.2} % of the multiply-accumulates run on the NPU, and {:.2} % are required{nodes}",
             report.npu_share * 100.0,
             config.npu_share * 100.0
-        )
+        );
+        PassedOver { device, reason, fix: fallen.fix(), announced: true, fallen }
     })
 }
 
@@ -235,45 +237,6 @@ fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Resul
     Ok(device)
 }
 
-/// A device that is there, on trial for a package.
-pub(crate) struct Candidate<'a> {
-    pub(crate) opening: &'a Opening<'a>,
-    pub(crate) name: DeviceName,
-    pub(crate) device: Device,
-    /// What this machine made for the two before.
-    pub(crate) machine: MachineFolder,
-    pub(crate) now: Circumstances,
-}
-
-impl Candidate<'_> {
-    /// Loads the package on the device. What was refused on the way is added to `notes`.
-    fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
-        match &self.device {
-            Device::Qnn(_) => contexts::open(self, notes),
-            device => self.opening.open(device, self.opening.variant(self.name), Form::Graph),
-        }
-    }
-
-    /// Loads the same again, however often that is asked for.
-    fn again(&self) -> impl FnMut() -> Result<Model, Error> + Send + use<> {
-        let (kept, name, device) = (self.opening.keep(), self.name, self.device.clone());
-        let (machine, now) = (self.machine.clone(), self.now.clone());
-        move || {
-            tracing::warn!(
-                "{} was lost; {} is loaded there again",
-                name.describe(),
-                kept.opening().manifest.name
-            );
-            let (opening, device) = (kept.opening(), device.clone());
-            let (machine, now) = (machine.clone(), now.clone());
-            let mut notes = Vec::new();
-            let opened = Candidate { opening: &opening, name, device, machine, now }.open(&mut notes)?;
-            notes.iter().for_each(|note| tracing::warn!("{note}"));
-            Ok(opened.model)
-        }
-    }
-}
-
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
     let variant = opening.variant(name);
     if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
@@ -332,18 +295,16 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    fn pass(&mut self, device: DeviceName, refusal: Refusal) {
-        self.passed_over.push(passed_over(self.config, device, refusal));
-    }
-
     /// Gives the model where a device took it and the policy agrees, else notes why not; an interrupt ends it all.
     fn hear(&mut self, device: DeviceName, outcome: Result<Ready, Attempt>) -> Result<Option<Ready>, Error> {
         match outcome {
-            Ok(ready) => match short_of(self.config, &ready.report) {
+            Ok(ready) => match short_of(self.config, device, &ready.report) {
                 None => return Ok(Some(ready)),
-                Some(reason) => self.pass(device, Refusal { cause: Cause::Refused, reason, fix: None }),
+                Some(short) => self.passed_over.push(short),
             },
-            Err(Attempt::Refused(refusal)) => self.pass(device, refusal),
+            Err(Attempt::Refused(refusal)) => {
+                self.passed_over.push(passed_over(self.config, device, refusal));
+            }
             Err(Attempt::Failed(error)) if is_interrupt(&error) => return Err(Error::Cancelled),
             Err(Attempt::Failed(error)) => self.fail(device, *error),
         }
@@ -379,6 +340,9 @@ impl Placed {
         for note in &self.report.notes {
             tracing::warn!("{name} on {}: {note}", device.describe());
         }
+        if !self.report.fallen.is_empty() {
+            tracing::info!("{name} on {} leaves nodes to the CPU: {}", device.describe(), self.report.fallen);
+        }
         if let Some(why) = &self.report.why {
             tracing::info!("{name} on {}: {why}", self.report.name());
         }
@@ -393,3 +357,6 @@ impl Placed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,7 @@ use narthex_spec::{
     progress::{Progress, Stage, Unit},
 };
 
-use crate::{cancel::Cancel, error::Error, gateway::Inner, machine};
+use crate::{cancel::Cancel, error::Error, fallen, gateway::Inner, machine};
 
 /// The operator that stands for a compiled graph.
 const CONTEXT_OP: &str = "EPContext";
@@ -56,7 +56,8 @@ pub(crate) fn compile_for(
         stage.advance(count as u64);
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let placements = precompile(runtime, &device, &jobs, weights(target), &mut done)?;
+    let placements = precompile(runtime, &device, &jobs, weights(target), &mut done)
+        .map_err(|error| fallen::explained(folder, &device, error.into()))?;
     for (graph, placement) in graphs.iter().zip(&placements) {
         let file = format!("{stem}/{graph}");
         one_context(&folder.join(&file), &manifest.name)?;

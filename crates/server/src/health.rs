@@ -21,6 +21,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "why": model.placement.as_ref().and_then(|report| report.why.as_deref()),
                 "npu_share": model.placement.as_ref().map(|report| report.npu_share),
                 "placement": model.placement.as_ref().map(|report| &report.lines),
+                "fallen": model.placement.as_ref().map(|report| &report.fallen),
                 "passed_over": model.passed_over,
                 "max_length": model.max_length,
                 "engine": model.engine,
@@ -37,7 +38,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::listing::ModelKind;
+    use narthex_gateway::{Fallen, listing::ModelKind};
     use narthex_spec::{DeviceName, Scheme};
 
     use super::*;
@@ -51,6 +52,7 @@ mod tests {
             multiply_accumulates: 8,
             npu_share: 0.5,
             lines: Vec::new(),
+            fallen: Fallen::default(),
             why: Some("measured on this machine".to_owned()),
             notes: Vec::new(),
         };

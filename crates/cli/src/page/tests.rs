@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use narthex_gateway::{
-    PlacementLine, PlacementReport,
+    Fallen, PlacementLine, PlacementReport,
     bench::{Machine, Ratios},
     devices::DeviceStatus,
 };
@@ -46,6 +46,7 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
         multiply_accumulates: 1000,
         npu_share,
         lines: vec![line(device.ep(), 0.9999), line(Ep::Cpu, 0.0001)],
+        fallen: Fallen::default(),
         why: None,
         notes: vec!["the kept contexts were refused & made anew".to_owned()],
     }

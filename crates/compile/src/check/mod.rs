@@ -13,6 +13,7 @@ mod forms;
 pub mod open;
 mod operators;
 pub mod qnn_errors;
+mod reasons;
 mod record;
 mod report;
 mod score;
@@ -28,6 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use narthex_spec::Target;
 
 pub use open::CheckError;
+pub use reasons::{Reason, reasons};
 pub use record::Compiled;
 pub use report::{
     AfterFix, Component, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,

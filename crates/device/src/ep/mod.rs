@@ -114,6 +114,15 @@ impl Device {
         }
     }
 
+    /// What the provider is told besides, to have it write into `folder` which nodes it refuses and why; nothing for a
+    /// provider that writes no such trace.
+    pub(crate) fn trace_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Qnn(_) => qnn::trace_to(folder),
+            _ => Vec::new(),
+        }
+    }
+
     /// Which of the devices that ONNX Runtime offers it is: one of its provider, and of the hardware that it stands for
     /// where the provider drives several kinds. Only ever one, since most providers refuse more.
     pub(crate) fn choose(&self, offered: &[OrtDevice]) -> Option<usize> {

@@ -103,6 +103,12 @@ impl QnnOptions {
     }
 }
 
+/// The options of a trace of every node, `qnn_op_trace.json`.
+pub(super) fn trace_to(folder: &Path) -> Vec<(&'static str, String)> {
+    let folder = folder.to_string_lossy().into_owned();
+    vec![("enable_framework_op_trace", "1".to_owned()), ("framework_op_trace_dir", folder)]
+}
+
 /// The chip of a processor with this name; `None` for one that this version does not know.
 pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
     let name = processor.to_ascii_lowercase();

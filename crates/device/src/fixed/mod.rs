@@ -79,7 +79,7 @@ fn open(
     };
     let threads = crate::inventory::threads(place.threads);
     let session = Session::open(runtime, &path, SessionOptions::on(place.device, threads))?;
-    precompile::whole(&path, place.device, session.placement())?;
+    precompile::whole(runtime, &path, place.device, session.placement())?;
     Ok(session)
 }
 

@@ -32,12 +32,14 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) device: &'a Device,
     /// Where the provider's compiled form of the graph is written, if it is wanted.
     pub(crate) context: Option<ContextFile<'a>>,
+    /// The folder for the provider's trace of the nodes that it takes and refuses, if it is wanted.
+    pub(crate) trace: Option<&'a Path>,
 }
 
 impl<'a> SessionOptions<'a> {
     /// A graph on a device, compiled on the spot where the provider compiles.
     pub(crate) fn on(device: &'a Device, threads: usize) -> Self {
-        Self { threads, device, context: None }
+        Self { threads, device, context: None, trace: None }
     }
 }
 
@@ -83,14 +85,20 @@ impl ContextFile<'_> {
 }
 
 /// Binds a session to a device.
-fn on(builder: SessionBuilder, runtime: &Runtime, device: &Device) -> Result<SessionBuilder, DeviceError> {
-    let what = "choose the device";
+fn on(
+    builder: SessionBuilder,
+    runtime: &Runtime,
+    options: &SessionOptions<'_>,
+) -> Result<SessionBuilder, DeviceError> {
+    let (what, device) = ("choose the device", options.device);
+    let trace = options.trace.map(|folder| device.trace_to(folder)).unwrap_or_default();
     match (runtime.device(device), device.by_name()) {
         // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
         (Ok(offered), _) => {
             let name = ep::ort_name(device.ep());
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
-            let entries: Vec<(String, String)> = device.options().into_iter().map(prefixed).collect();
+            let entries: Vec<(String, String)> =
+                device.options().into_iter().chain(trace).map(prefixed).collect();
             let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
             // DirectML demands it.
             let pattern = device.ep() != Ep::DirectMl;
@@ -140,7 +148,7 @@ impl Session {
     ) -> Result<Self, DeviceError> {
         let builder =
             ort::session::Session::builder(runtime.environment()).map_err(failed("make a session"))?;
-        let mut builder = on(builder, runtime, options.device)?
+        let mut builder = on(builder, runtime, &options)?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
             .with_inter_threads(1)

@@ -16,6 +16,7 @@ use narthex_spec::{Ep, NpuPolicy, Place, SlotId};
 use narthex_testkit::executor::{FakeExecutor, Mishap};
 
 use super::*;
+use crate::fallen::Fallen;
 
 const NPU: DeviceName = DeviceName::Qnn;
 const GPU: DeviceName = DeviceName::WebGpu;
@@ -119,7 +120,8 @@ fn a_device_that_refuses_or_fails_is_not_chosen_and_says_why() {
             let lost = StepError::Device { message: "lost".to_owned() };
             executor.inner.mishaps = [Mishap::Error(lost)].into();
         }
-        let refused = PassedOver { device, reason: "in quarantine".to_owned(), fix: None, announced: true };
+        let reason = "in quarantine".to_owned();
+        let refused = PassedOver { device, reason, fix: None, announced: true, fallen: Fallen::default() };
         (device == NPU).then_some(refused)
     });
     assert_eq!(loads, [NPU, GPU, CPU]);

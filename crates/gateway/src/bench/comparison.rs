@@ -138,6 +138,8 @@ mod tests {
 
     use narthex_spec::DeviceName;
 
+    use crate::Fallen;
+
     use super::*;
 
     #[test]
@@ -154,6 +156,7 @@ mod tests {
             multiply_accumulates: 1,
             npu_share: 1.0,
             lines: Vec::new(),
+            fallen: Fallen::default(),
             why: None,
             notes: Vec::new(),
         };

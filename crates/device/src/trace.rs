@@ -1,0 +1,99 @@
+//! What a provider itself says of the nodes that it refuses, where it keeps a trace. Only asked once a graph turned out
+//! not to run as a whole, since it costs another compile.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use serde_json::Value;
+
+use crate::{
+    ep::Device,
+    ort::{Session, SessionOptions},
+    runtime::Runtime,
+};
+
+/// The file that QNN's provider writes.
+const FILE: &str = "qnn_op_trace.json";
+
+/// The most bytes of a trace that are read; that of a thousand nodes has less than one megabyte.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// The most characters of a reason that are kept.
+const LONGEST: usize = 200;
+
+/// The provider's reason for each node of a graph that it refuses, by the node's path; none from a provider that keeps no
+/// trace, or where it cannot be had.
+pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTreeMap<String, String> {
+    let Some(scratch) = Scratch::new() else { return BTreeMap::new() };
+    if device.trace_to(&scratch.0).is_empty() {
+        return BTreeMap::new();
+    }
+    let options = SessionOptions { trace: Some(&scratch.0), ..SessionOptions::on(device, 1) };
+    // Whether the graph compiles was told before; the trace is written on the way.
+    drop(Session::open(runtime, graph, options));
+    let mut bytes = Vec::new();
+    let read =
+        fs::File::open(scratch.0.join(FILE)).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
+    if read.is_err() { BTreeMap::new() } else { parse(&bytes) }
+}
+
+/// The reasons in a trace.
+fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
+    let trace: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    let nodes = trace["unsupported_nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let reason = |node: &Value| {
+        let (name, reason) = (node["node_name"].as_str()?, node["reason"].as_str()?);
+        // What follows is that the node is not assigned, which is known.
+        let own = reason.split_once(&format!("{} node `", node["op_type"].as_str().unwrap_or("?")));
+        let text = own.map_or(reason, |(before, _)| before).trim().trim_end_matches('.');
+        Some((name.to_owned(), text.chars().take(LONGEST).collect()))
+    };
+    nodes.iter().filter_map(reason).filter(|(_, reason): &(_, String)| !reason.is_empty()).collect()
+}
+
+/// A folder that goes when it is dropped.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Option<Self> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("narthex-trace-{}-{number}", std::process::id()));
+        // One that is there already is somebody else's.
+        fs::create_dir(&path).ok().map(|()| Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left behind in the system's folder for such things does no harm.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_provider_s_reasons_are_read_without_what_is_known_anyway() {
+        let trace = r#"{"unsupported_nodes": [
+            {"node_name": "/e", "op_type": "Erf", "reason": "Operators of type `Erf` are not supported by QNN EP.Erf node `/e` will not be assigned to QNN EP."},
+            {"node_name": "/f", "op_type": "Relu", "reason": "Cannot get shape"},
+            {"node_name": "/g", "op_type": "Relu", "reason": ""},
+            {"node_name": 7}
+        ]}"#;
+        let found = parse(trace.as_bytes());
+        let expected =
+            [("/e", "Operators of type `Erf` are not supported by QNN EP"), ("/f", "Cannot get shape")];
+        assert_eq!(found, expected.map(|(name, reason)| (name.to_owned(), reason.to_owned())).into());
+        for odd in ["", "{", "[]", r#"{"unsupported_nodes": 3}"#] {
+            assert!(parse(odd.as_bytes()).is_empty(), "{odd}");
+        }
+    }
+}

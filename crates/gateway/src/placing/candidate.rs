@@ -1,0 +1,64 @@
+//! A device on trial for a package: how the package is loaded there, once and again.
+
+use narthex_catalog::store::MachineFolder;
+use narthex_device::{DeviceError, ep::Device, fixed::Form};
+use narthex_spec::{DeviceName, Ep};
+
+use crate::{
+    contexts,
+    error::Error,
+    fallen,
+    machine::Circumstances,
+    start::{Model, Opened, Opening},
+};
+
+/// A device that is there, on trial for a package.
+pub(crate) struct Candidate<'a> {
+    pub(crate) opening: &'a Opening<'a>,
+    pub(crate) name: DeviceName,
+    pub(crate) device: Device,
+    /// What this machine made for the two before.
+    pub(crate) machine: MachineFolder,
+    pub(crate) now: Circumstances,
+}
+
+impl Candidate<'_> {
+    /// Loads the package on the device. What was refused on the way is added to `notes`.
+    pub(super) fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
+        let opened = match &self.device {
+            Device::Qnn(_) => contexts::open(self, notes),
+            device => self.opening.open(device, self.opening.variant(self.name), Form::Graph),
+        };
+        opened.map_err(|error| self.explained(error))
+    }
+
+    /// An error with the reasons of the nodes that one of the devices refused.
+    fn explained(&self, error: Error) -> Error {
+        let head = self.opening.head.map(|(_, device)| device);
+        let refusing = |ep: Ep| head.filter(|head| head.ep() == ep && self.device.ep() != ep);
+        let device = match &error {
+            Error::Device(DeviceError::NotWhole { ep, .. }) => refusing(*ep).unwrap_or(&self.device),
+            _ => &self.device,
+        };
+        fallen::explained(self.opening.folder, device, error)
+    }
+
+    /// Loads the same again, however often that is asked for.
+    pub(super) fn again(&self) -> impl FnMut() -> Result<Model, Error> + Send + use<> {
+        let (kept, name, device) = (self.opening.keep(), self.name, self.device.clone());
+        let (machine, now) = (self.machine.clone(), self.now.clone());
+        move || {
+            tracing::warn!(
+                "{} was lost; {} is loaded there again",
+                name.describe(),
+                kept.opening().manifest.name
+            );
+            let (opening, device) = (kept.opening(), device.clone());
+            let (machine, now) = (machine.clone(), now.clone());
+            let mut notes = Vec::new();
+            let opened = Candidate { opening: &opening, name, device, machine, now }.open(&mut notes)?;
+            notes.iter().for_each(|note| tracing::warn!("{note}"));
+            Ok(opened.model)
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What becomes of graphs that an NPU does not take. The machine's facts are those of a Snapdragon, and Qualcomm's emulation
+//! answers in the NPU's place, as it would for a graph that is compiled there.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use narthex_catalog::store::Store;
+use narthex_device::inventory::{Accelerator, AcceleratorKind};
+use narthex_graph::{Attribute, Graph, Node, graph::MICROSOFT};
+use narthex_spec::{
+    Scheme,
+    dtype::Dim,
+    manifest::{FileEntry, MANIFEST_FILE},
+    progress::Quiet,
+    target::{QnnChip, Target},
+};
+use narthex_testkit::checkpoint;
+
+use super::*;
+use crate::{
+    Cancel, CompileRequest, Gateway,
+    check::{CheckRequest, Verdict},
+    loaded::Loaded,
+    names::PackageKey,
+    package,
+};
+
+/// A package of the tiny Llama with graphs of fixed shape, in a store of its own.
+struct Package {
+    home: tempfile::TempDir,
+    key: PackageKey,
+    folder: PathBuf,
+}
+
+impl Package {
+    fn new() -> Self {
+        narthex_device::runtime::disable_telemetry();
+        let home = tempfile::tempdir().unwrap();
+        let checkpoint = home.path().join("tiny.gguf");
+        fs::write(&checkpoint, checkpoint::tiny_llama_gguf(7)).unwrap();
+        let gateway = gateway(&home, NpuPolicy::Prefer);
+        let request = CompileRequest { context: Some(64), ..CompileRequest::new(Scheme::W8) };
+        let compiled = gateway.compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
+        let (folder, manifest) = compiled.unwrap();
+        Self { home, key: PackageKey { name: manifest.name, scheme: Scheme::W8 }, folder }
+    }
+
+    /// The package with its decode graph as another exporter might have written it.
+    fn with(change: impl FnOnce(&mut Graph)) -> Self {
+        let package = Self::new();
+        let mut manifest = package::read_manifest(&package.folder, &package.key).unwrap();
+        let decode = |(file, _): &(&String, &mut FileEntry)| file.starts_with("layers-1x");
+        let (file, entry) = manifest.files.iter_mut().find(decode).unwrap();
+        let path = package.folder.join(file);
+        let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+        change(&mut graph);
+        graph.check_values().unwrap();
+        let bytes = graph.encode();
+        entry.bytes = bytes.len() as u64;
+        fs::write(path, bytes).unwrap();
+        fs::write(package.folder.join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        package
+    }
+
+    fn load(&self, npu: NpuPolicy) -> Result<Loaded, Error> {
+        let gateway = gateway(&self.home, npu);
+        let inner = gateway.inner();
+        let runtime = inner.runtime(&Quiet, &Cancel::new()).unwrap();
+        Loaded::open(&self.key, &self.folder, runtime, (&inner.config, &inner.store, &snapdragon()))
+    }
+}
+
+fn gateway(home: &tempfile::TempDir, npu: NpuPolicy) -> Gateway {
+    let runtime = runtimes::core_library(&Store::open(None).unwrap()).unwrap();
+    let runtime = Some(runtime.expect("no ONNX Runtime: run `cargo xtask test --only store` once"));
+    let providers = "qnn,cpu".parse().unwrap();
+    let home = Some(home.path().join("home"));
+    Gateway::open(Config { home, runtime, providers, npu, threads: 1, ..Config::standard() }).unwrap()
+}
+
+fn snapdragon() -> Facts {
+    let info = runtimes::locate(&Store::open(None).unwrap(), RuntimeKind::Qnn);
+    let library = info.expect("no QNN runtime: run `cargo xtask test --only store` once").library;
+    Facts {
+        os: "linux".into(),
+        arch: "aarch64".into(),
+        processor: "Snapdragon X Elite".into(),
+        accelerators: vec![Accelerator {
+            kind: AcceleratorKind::Npu,
+            driver: "fastrpc".into(),
+            text: "Hexagon".into(),
+        }],
+        libraries: BTreeMap::from([(Ep::Qnn, library)]),
+    }
+}
+
+/// What is logged while `work` runs.
+fn logged<T>(work: impl FnOnce() -> T) -> (T, String) {
+    struct Log(Arc<Mutex<String>>);
+    impl tracing::field::Visit for Log {
+        fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+            if field.name() == "message" {
+                self.0.lock().unwrap().push_str(&format!("{value:?}\n"));
+            }
+        }
+    }
+    impl tracing::Subscriber for Log {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            metadata.level() <= &tracing::Level::INFO
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut Log(self.0.clone()));
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+    let text = Arc::new(Mutex::new(String::new()));
+    let found = tracing::subscriber::with_default(Log(text.clone()), work);
+    let text = text.lock().unwrap().clone();
+    (found, text)
+}
+
+fn node<'a>(graph: &'a mut Graph, name: &str) -> &'a mut Node {
+    graph.nodes.iter_mut().find(|node| node.name == name).unwrap()
+}
+
+fn constant(graph: &mut Graph, values: &[i64]) -> String {
+    let mut builder = narthex_graph::Builder::new("c", &[]);
+    let name = builder.ints(&[values.len()], values);
+    graph.initializers.extend(builder.finish().initializers);
+    name
+}
+
+fn open_dimension(graph: &mut Graph) {
+    let embeds = graph.inputs.iter_mut().find(|input| input.name == "embeds").unwrap();
+    embeds.shape[1] = Dim::symbol("tokens");
+}
+
+/// Attention as one operator, whose mask says yes or no.
+fn boolean_mask(graph: &mut Graph) {
+    graph.opsets.iter_mut().filter(|(domain, _)| domain.is_empty()).for_each(|(_, version)| *version = 23);
+    let query = node(graph, "/layers.0/attn/scores/MatMul").inputs[0].clone();
+    let mix = node(graph, "/layers.0/attn/mix/MatMul");
+    let values = mix.inputs[1].clone();
+    mix.op = "Attention".to_owned();
+    mix.inputs = [query.as_str(), &values, &values, "seen"].map(str::to_owned).into();
+    let cast = Node {
+        name: "/seen/Cast".to_owned(),
+        op: "Cast".to_owned(),
+        domain: String::new(),
+        inputs: vec!["mask".to_owned()],
+        outputs: vec!["seen".to_owned()],
+        attributes: vec![("to".to_owned(), Attribute::Int(9))],
+    };
+    graph.nodes.insert(0, cast);
+}
+
+/// A product over two axes, with a Reshape on either side.
+fn flat_product(graph: &mut Graph) {
+    let at = graph.nodes.iter().position(|node| node.op == "MatMulNBits").unwrap();
+    let (rows, cols) = (graph.nodes[at].int("N").unwrap(), graph.nodes[at].int("K").unwrap());
+    let (flat, back) = (constant(graph, &[1, cols]), constant(graph, &[1, 1, rows]));
+    let reshape = |name: &str, inputs: [&str; 2], output: &str| Node {
+        name: name.to_owned(),
+        op: "Reshape".to_owned(),
+        domain: String::new(),
+        inputs: inputs.map(str::to_owned).into(),
+        outputs: vec![output.to_owned()],
+        attributes: Vec::new(),
+    };
+    let product = &mut graph.nodes[at];
+    let before = reshape("/flat/Reshape", [&product.inputs[0], &flat], "flat");
+    let after = reshape("/back/Reshape", ["product", &back], &product.outputs[0]);
+    product.inputs[0] = "flat".to_owned();
+    product.outputs[0] = "product".to_owned();
+    graph.nodes.insert(at + 1, after);
+    graph.nodes.insert(at, before);
+}
+
+/// The sum of a row with itself has the same direction.
+fn skip_norm(graph: &mut Graph) {
+    let norm = graph.nodes.iter_mut().find(|node| node.op == "SimplifiedLayerNormalization").unwrap();
+    norm.op = "SkipSimplifiedLayerNormalization".to_owned();
+    norm.domain = MICROSOFT.to_owned();
+    norm.attributes.retain(|(name, _)| name == "epsilon");
+    norm.inputs.insert(1, norm.inputs[0].clone());
+}
+
+#[test]
+fn a_graph_that_an_npu_takes_whole_counts_as_the_npu_s() {
+    let loaded = Package::new().load(NpuPolicy::Require).unwrap_or_else(|error| panic!("{error}"));
+    let report = loaded.placement();
+    assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0));
+    assert!(report.fallen.is_empty() && loaded.ran_on().fallback.is_none());
+}
+
+/// What a node that falls back is called, why it does, and what helps, told by every part that has a say.
+fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) {
+    let package = Package::with(change);
+    let named = |text: &str| text.contains(path) && text.contains(why);
+
+    let request = CheckRequest {
+        subject: package.key.name.to_string(),
+        target: Target::Qnn(vec![QnnChip::XElite]),
+        extents: BTreeMap::new(),
+        fix: None,
+    };
+    let report = gateway(&package.home, NpuPolicy::Prefer).check(&request, &Cancel::new()).unwrap();
+    assert_ne!(*report.verdict(), Verdict::Whole);
+    let at = |places: &[String]| places.iter().any(|place| place == path);
+    let finding = report.report.findings.iter().find(|finding| at(&finding.places)).unwrap();
+    assert!(finding.fix.as_ref().is_some_and(|found| found.text.contains(fix)), "{finding:?}");
+
+    // Required, the NPU is not replaced, and the refusal names the node.
+    let error = package.load(NpuPolicy::Require).err().expect("it was loaded elsewhere");
+    assert!(named(&error.to_string()) && error.hint().is_some_and(|hint| hint.contains(fix)), "{error}");
+
+    // Preferred, the next device takes over, and everyone says so.
+    let (loaded, log) = logged(|| package.load(NpuPolicy::Prefer));
+    let loaded = loaded.unwrap();
+    assert_eq!(loaded.placement().device, DeviceName::Cpu);
+    let status = loaded.status();
+    let passed = &status.passed_over[0];
+    assert!(passed.announced && passed.device == DeviceName::Qnn && named(&passed.reason), "{passed:?}");
+    let fallen = passed.fallen.nodes.iter().find(|node| node.path == path).unwrap();
+    assert!(fallen.why.contains("the qnn provider says: "), "{fallen:?}");
+    assert!(fallen.fix.as_ref().is_some_and(|found| found.contains(fix)), "{fallen:?}");
+    assert!(named(&log) && log.contains(fix), "{log}");
+    assert!(loaded.ran_on().fallback.is_some_and(|told| named(&told)));
+}
+
+#[test]
+fn a_dynamic_dimension_is_told_everywhere() {
+    let told = ("/layers.0/attn_norm/SimplifiedLayerNormalization", "(\"tokens\")", "--set tokens=64");
+    check(open_dimension, told);
+}
+
+#[test]
+fn a_boolean_mask_is_told_everywhere() {
+    check(boolean_mask, ("/layers.0/attn/mix/MatMul", "its mask is boolean", "turn the mask into numbers"));
+}
+
+#[test]
+fn a_flat_product_is_told_everywhere() {
+    let path = "/layers.0/attn/qkv_proj/MatMulNBits";
+    check(flat_product, (path, "its activations have 2 axes", "a Reshape to [1, rows, K] before it"));
+}
+
+#[test]
+fn a_skip_norm_is_told_everywhere() {
+    let path = "/layers.0/attn_norm/SimplifiedLayerNormalization";
+    check(skip_norm, (path, "contributed operators", "write it as Add and SimplifiedLayerNormalization"));
+}
