@@ -9,7 +9,10 @@ use narthex_device::{
     fixed::Form,
     precompile::{Job, Weights, precompile},
 };
-use narthex_spec::{DeviceName, Sha256, Target, Variant, manifest::Context};
+use narthex_spec::{
+    DeviceName, Sha256, Target, Variant,
+    manifest::{Context, GraphEntry, Part},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -32,10 +35,19 @@ struct Record {
     files: BTreeMap<String, Sha256>,
 }
 
-/// Loads the fixed graphs in a compiled form. What was refused on the way is added to `notes`.
-pub(crate) fn open(candidate: &Candidate<'_>, notes: &mut Vec<String>) -> Result<Opened, Error> {
-    let Candidate { opening, name, device, machine, now } = candidate;
-    if let (DeviceName::Qnn, Device::Qnn(options)) = (name, device) {
+/// Whether a device's provider compiles graphs into contexts that can be kept.
+pub(crate) fn compiles(device: &Device) -> bool {
+    matches!(device, Device::Qnn(_))
+}
+
+/// Loads the fixed graphs, those of `compiler` in a compiled form. What was refused on the way is added to `notes`.
+pub(crate) fn open(
+    candidate: &Candidate<'_>,
+    compiler: (DeviceName, &Device),
+    notes: &mut Vec<String>,
+) -> Result<Opened, Error> {
+    let Candidate { opening, device, machine, now, .. } = candidate;
+    if let (DeviceName::Qnn, Device::Qnn(options)) = compiler {
         match from_package(opening, options) {
             Ok(Some(target)) => match opening.open(device, Variant::Static, Form::Context(&target)) {
                 Ok(opened) => return Ok(opened),
@@ -53,7 +65,7 @@ pub(crate) fn open(candidate: &Candidate<'_>, notes: &mut Vec<String>) -> Result
         Ok(None) => {}
         Err(reason) => notes.push(format!("the kept contexts were refused and made anew: {reason}")),
     }
-    match make(candidate) {
+    match make(candidate, compiler) {
         Ok(folder) => opening.open(device, Variant::Static, Form::Folder(&folder)),
         // Nothing can be kept here, but the provider compiles on the spot all the same.
         Err(Error::Catalog(error)) => {
@@ -108,11 +120,15 @@ fn kept(machine: &MachineFolder, now: &Circumstances) -> Result<Option<PathBuf>,
     }
 }
 
-/// Compiles every fixed graph and keeps the contexts; gives their folder.
-fn make(candidate: &Candidate<'_>) -> Result<PathBuf, Error> {
-    let Candidate { opening, device, machine, now, .. } = candidate;
+/// Compiles the fixed graphs that run on a device and keeps the contexts; gives their folder.
+fn make(candidate: &Candidate<'_>, (name, device): (DeviceName, &Device)) -> Result<PathBuf, Error> {
+    let Candidate { opening, machine, now, .. } = candidate;
     let staging = machine.stage(FOLDER)?;
-    let fixed = opening.manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
+    let runs_here = |graph: &&GraphEntry| {
+        let head = opening.head.filter(|_| matches!(graph.part, Part::Head { .. }));
+        graph.variant == Variant::Static && head.map_or(candidate.name, |(head, _)| head) == name
+    };
+    let fixed = opening.manifest.graphs.iter().filter(runs_here);
     let paths: Vec<(PathBuf, PathBuf)> =
         fixed.map(|graph| (opening.folder.join(&graph.file), staging.path().join(&graph.file))).collect();
     let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();

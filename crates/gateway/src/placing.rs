@@ -56,17 +56,29 @@ pub(crate) fn facts(inner: &Inner) -> Facts {
     Facts::here(found.collect::<BTreeMap<_, _>>())
 }
 
-/// Whether a device that runs graphs of fixed shape is next in turn on this machine, or among those to be measured.
+/// Whether a load on this machine would use graphs of fixed shape: on the device that is next in turn, on one of those to
+/// be measured, or where the settings put it.
 pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
-    let usable = |name: &DeviceName| refusal(config, *name, facts).is_none();
-    let mut order = config.providers.devices().iter().copied().filter(usable);
-    let fixed = |name: DeviceName| name.variant() == Variant::Static;
+    let usable = |place: &Place| is_usable(config, *place, facts);
+    let mut order = config.providers.devices().iter().copied().map(Place::One).filter(usable);
     match config.place {
-        Some(Division::Measured) => order.any(fixed),
-        Some(Division::Given(Place::Parts(_))) => true,
-        Some(Division::Given(place)) => place.devices().into_iter().chain(order.next()).any(fixed),
-        None => order.next().is_some_and(fixed),
+        Some(Division::Measured) => run_fixed(config, order, facts),
+        Some(Division::Given(place)) => run_fixed(config, [place].into_iter().chain(order.next()), facts),
+        None => run_fixed(config, order.next(), facts),
     }
+}
+
+/// Whether one of these places can be used on this machine and runs graphs of fixed shape.
+pub(crate) fn run_fixed(config: &Config, places: impl IntoIterator<Item = Place>, facts: &Facts) -> bool {
+    let fixed = |place: Place| {
+        matches!(place, Place::Parts(_))
+            || place.devices().iter().any(|device| device.variant() == Variant::Static)
+    };
+    places.into_iter().any(|place| fixed(place) && is_usable(config, place, facts))
+}
+
+fn is_usable(config: &Config, place: Place, facts: &Facts) -> bool {
+    place.devices().into_iter().all(|name| refusal(config, name, facts).is_none())
 }
 
 /// Loads a package where the settings say: a decoder as it is to be divided, if at all, and everything else on the first

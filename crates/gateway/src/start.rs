@@ -20,7 +20,9 @@ use narthex_engine::{
 use narthex_spec::{DeviceName, ModelName, Variant, arch::Architecture, manifest::Manifest};
 use narthex_text::tokenizer::Tokenizer;
 
-use crate::{config::Config, encoding::EncoderQueue, error::Error, listing::ModelKind, loaded::Worker};
+use crate::{
+    config::Config, contexts, encoding::EncoderQueue, error::Error, listing::ModelKind, loaded::Worker,
+};
 
 /// Tokens by which the KV cache grows.
 const KV_STEP: usize = 256;
@@ -102,7 +104,8 @@ impl Opening<'_> {
         if self.head.is_some() { Variant::Static } else { name.variant() }
     }
 
-    /// Loads the variant of the package that `variant` names on a device.
+    /// Loads the variant of the package that `variant` names on a device. Of a decoder whose head has a device of its own,
+    /// `form` is that of the graphs on the one that compiles ahead of time.
     pub(crate) fn open(&self, device: &Device, variant: Variant, form: Form<'_>) -> Result<Opened, Error> {
         match (variant, &self.manifest.architecture) {
             (Variant::Dynamic, Architecture::Decoder(_)) => self.dynamic_decoder(device),
@@ -110,9 +113,17 @@ impl Opening<'_> {
             (Variant::Static, Architecture::Decoder(_)) => {
                 let Config { slots, kv_budget, .. } = *self.config;
                 let options = FixedOptions { slots, kv_budget };
-                let layers = self.place(device, form);
-                let head = self.head.map_or(layers, |(_, device)| self.place(device, Form::Graph));
-                let places = Apart { layers, head };
+                let places = match self.head {
+                    None => self.place(device, form).into(),
+                    Some((_, head)) => {
+                        let form_on =
+                            |device: &Device| if contexts::compiles(device) { form } else { Form::Graph };
+                        Apart {
+                            layers: self.place(device, form_on(device)),
+                            head: self.place(head, form_on(head)),
+                        }
+                    }
+                };
                 let executor =
                     FixedExecutor::open(self.runtime, self.folder, self.manifest, places, &options)?;
                 let graphs = executor.placements();

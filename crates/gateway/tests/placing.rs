@@ -17,7 +17,7 @@ use narthex_gateway::{
     Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver,
 };
 use narthex_graph::Graph;
-use narthex_spec::{DeviceName, Ep, NpuPolicy, Pass, Scheme, manifest::Quality, progress::Quiet};
+use narthex_spec::{DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, manifest::Quality, progress::Quiet};
 use support::{Tiny, ask, greedy, question};
 
 /// Lets a tiny store find the QNN runtime that the tests' own store has.
@@ -236,6 +236,53 @@ fn layers_and_head_run_where_each_is_put() {
 }
 
 #[test]
+fn a_head_that_was_compiled_at_a_load_is_kept_for_the_next() {
+    let check = |name: &str, expected: &[&str]| {
+        let tiny = Tiny::new();
+        with_qnn(&tiny);
+        let (model, place) = (fixed(&tiny), Some(name.parse().unwrap()));
+        let load = || {
+            let status = load(Config { place, ..config(&tiny, "cpu") }, &model).unwrap();
+            let report = status.placement.unwrap();
+            assert_eq!(report.name(), name);
+            report.notes
+        };
+        assert_eq!(load(), Vec::<String>::new());
+        let machine = kept(&tiny);
+        let contexts = machine.join("contexts");
+        let made = || {
+            let files = fs::read_dir(&contexts).unwrap().flatten();
+            let mut files: Vec<_> = files
+                .map(|file| {
+                    let time = file.metadata().unwrap().modified().unwrap();
+                    (file.file_name().into_string().unwrap(), time)
+                })
+                .filter(|(name, _)| name.ends_with(".onnx"))
+                .collect();
+            files.sort();
+            files
+        };
+        let first = made();
+        let names: Vec<&str> = first.iter().map(|(name, _)| name.as_str()).collect();
+        // What the other device runs is not compiled.
+        assert_eq!(names, expected);
+        assert_eq!(load(), Vec::<String>::new());
+        assert_eq!(made(), first, "they were made again without need");
+        let record = fs::read_to_string(machine.join("contexts.json")).unwrap();
+        fs::write(
+            machine.join("contexts.json"),
+            record.replace("onnxruntime-qnn 2.7.0", "onnxruntime-qnn 2.6.0"),
+        )
+        .unwrap();
+        let notes = load();
+        assert!(notes.len() == 1 && notes[0].contains("onnxruntime-qnn 2.6.0"), "{notes:?}");
+        assert_ne!(made(), first);
+    };
+    check("layers=cpu,head=qnn:emulation", &["head.onnx"]);
+    check("layers=qnn:emulation,head=cpu", &["layers-1x64.onnx", "layers-64x64.onnx"]);
+}
+
+#[test]
 fn a_device_without_parts_refuses_them() {
     let tiny = Tiny::new();
     let model = fixed(&tiny);
@@ -281,7 +328,7 @@ fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
     });
     let package = fs::read_dir(tiny.home().join("machine")).unwrap().next().unwrap().unwrap().path();
     fs::create_dir_all(package.join("auto")).unwrap();
-    fs::write(package.join("auto/placing.json"), record.to_string()).unwrap();
+    fs::write(package.join("auto/placing-burst.json"), record.to_string()).unwrap();
 }
 
 #[test]
@@ -289,18 +336,20 @@ fn a_split_reads_short_prompts_where_it_writes_once_that_was_measured() {
     let tiny = Tiny::new();
     with_qnn(&tiny);
     let model = fixed(&tiny);
-    let why = || {
+    let why_at = |power| {
         let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
-        let gateway = Gateway::open(Config { place, ..config(&tiny, "auto") }).unwrap();
+        let gateway = Gateway::open(Config { place, power, ..config(&tiny, "auto") }).unwrap();
         ask(&gateway, &model, question("the cat", greedy(3)));
         gateway.status().remove(0).placement.unwrap().why
     };
+    let why = || why_at(Power::Burst);
     assert_eq!(why(), None);
     let mut circumstances = record(&tiny, "verification.json")["circumstances"].clone();
     write_times(&tiny, &circumstances);
     let found = why().unwrap();
     assert!(found.contains("fewer than 11 new tokens are read on cpu"), "{found}");
-    // Times under another driver say nothing.
+    // Times at other clocks, or under another driver, say nothing.
+    assert_eq!(why_at(Power::Saver), None);
     circumstances["provider"] = "onnxruntime-qnn 2.6.0".into();
     write_times(&tiny, &circumstances);
     assert_eq!(why(), None);

@@ -6,14 +6,9 @@ use narthex_catalog::{
     runtimes::{self, RuntimeKind},
     store::Store,
 };
-use narthex_device::{
-    energy::Meter,
-    ep::{self, Facts},
-    memory,
-    runtime::Runtime,
-};
+use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
 use narthex_spec::{
-    DeviceName, Place, Places, ProgressSink, Variant,
+    DeviceName, Place, Places, ProgressSink,
     progress::{Stage, Unit},
     provider::DeviceKind,
 };
@@ -55,7 +50,8 @@ impl Gateway {
         no_stand_ins(places)?;
         let (key, inner) = (self.key_of(model)?, self.inner());
         let facts = placing::facts(inner);
-        let graphs = if wants_fixed(places, &facts) { Graphs::Both } else { Graphs::Any };
+        let fixed = placing::run_fixed(&inner.config, places.as_slice().iter().copied(), &facts);
+        let graphs = if fixed { Graphs::Both } else { Graphs::Any };
         let folder = job::package_for_load(inner, (&key, graphs), job::named(model), progress, cancel)?;
         let runtime = inner.runtime(progress, cancel)?;
         let contest = Contest { inner, key, folder, runtime, facts, options };
@@ -256,9 +252,4 @@ fn no_stand_ins(places: &Places) -> Result<(), Error> {
             ),
         }),
     }
-}
-
-/// Whether a device among them that this machine seems to have runs graphs of fixed shape.
-fn wants_fixed(places: &Places, facts: &Facts) -> bool {
-    places.devices().any(|name| name.variant() == Variant::Static && ep::probe(name, facts).is_ok())
 }

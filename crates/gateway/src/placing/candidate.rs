@@ -25,11 +25,17 @@ pub(crate) struct Candidate<'a> {
 impl Candidate<'_> {
     /// Loads the package on the device. What was refused on the way is added to `notes`.
     pub(super) fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
-        let opened = match &self.device {
-            Device::Qnn(_) => contexts::open(self, notes),
-            device => self.opening.open(device, self.opening.variant(self.name), Form::Graph),
+        let opened = match self.compiler() {
+            Some(compiler) => contexts::open(self, compiler, notes),
+            None => self.opening.open(&self.device, self.opening.variant(self.name), Form::Graph),
         };
         opened.map_err(|error| self.explained(error))
+    }
+
+    /// Of its devices, the one that compiles graphs ahead of time.
+    fn compiler(&self) -> Option<(DeviceName, &Device)> {
+        let devices = [Some((self.name, &self.device)), self.opening.head];
+        devices.into_iter().flatten().find(|(_, device)| contexts::compiles(device))
     }
 
     /// An error with the reasons of the nodes that one of the devices refused.

@@ -259,3 +259,24 @@ fn a_skip_norm_is_told_everywhere() {
     let path = "/layers.0/attn_norm/SimplifiedLayerNormalization";
     check(skip_norm, (path, "contributed operators", "write it as Add and SimplifiedLayerNormalization"));
 }
+
+#[test]
+fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
+    let check = |providers: &str, place: Option<&str>, npu, expected| {
+        let place = place.map(|place| place.parse().unwrap());
+        let config = Config { providers: providers.parse().unwrap(), place, npu, ..Config::standard() };
+        assert_eq!(wants_fixed(&config, &snapdragon()), expected, "{providers}, {place:?}, {npu}");
+    };
+    let prefer = NpuPolicy::Prefer;
+    check("qnn,cpu", None, prefer, true);
+    check("cpu,qnn", None, prefer, false);
+    check("qnn,cpu", None, NpuPolicy::Off, false);
+    check("openvino,cpu", None, prefer, false);
+    check("cpu,qnn", Some("auto"), prefer, true);
+    check("cpu", Some("auto"), prefer, false);
+    check("cpu", Some("prefill=qnn,decode=cpu"), prefer, true);
+    // A place that cannot be had here needs no graphs.
+    check("cpu", Some("prefill=openvino,decode=cpu"), prefer, false);
+    check("cpu", Some("layers=cpu,head=qnn"), prefer, true);
+    check("cpu", Some("layers=cpu,head=openvino"), prefer, false);
+}
