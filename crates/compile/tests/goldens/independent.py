@@ -1,6 +1,6 @@
 """OpenELM and ChatGLM3 in NumPy, written from the paper, the published settings and the names of the published weights.
 
-transformers has neither. Both models take `config.json` as a dictionary, the file's tensors by name, and tokens; they
+transformers has neither; llama.cpp, asked by llama_logits.c, agrees. Both models take `config.json` as a dictionary, the file's tensors by name, and tokens; they
 give a row of logits for each token. Nothing is shared with the Rust code: rows of q, k and v are cut out of the fused
 weights here, and neighbours are rotated as complex numbers.
 """
