@@ -1,8 +1,9 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
-//! parser; `npu` checks real models under HTP emulation; `peers` measures Narthex beside other runtimes. Nothing of the product lives here. Start at [`tidy`] for the
-//! house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
+//! parser; `npu` checks real models under HTP emulation, `vocabularies` tokenizers with real vocabularies; `peers` measures
+//! Narthex beside other runtimes. Nothing of the product lives here. Start at [`tidy`] for the house rules, at [`test`] for
+//! the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
 
 mod fuzz;
 mod npu;
@@ -11,6 +12,7 @@ mod stamp;
 mod terminal;
 mod test;
 mod tidy;
+mod vocabularies;
 mod workspace;
 
 use std::process::ExitCode;
@@ -41,6 +43,7 @@ Commands:
   peers --only S,S     measure some sides
   peers --rounds N     visit every side N times
   peers --record       keep the figures in bench/runs
+  vocabularies         check tokenizers against real vocabularies and what others make of them
   help                 print this";
 
 /// What was asked for.
@@ -53,6 +56,7 @@ enum Command {
     Fuzz(fuzz::Options),
     Npu(npu::Keep),
     Peers(peers::Options),
+    Vocabularies,
 }
 
 fn main() -> ExitCode {
@@ -77,6 +81,7 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["fuzz", rest @ ..] => Command::Fuzz(fuzz::Options::parse(rest)?),
         ["npu"] => Command::Npu(npu::Keep::Nothing),
         ["npu", "--record"] => Command::Npu(npu::Keep::Record),
+        ["vocabularies"] => Command::Vocabularies,
         ["peers", rest @ ..] => Command::Peers(peers::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
@@ -95,6 +100,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
         Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
         Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
+        Command::Vocabularies => vocabularies::run(&Workspace::read()?)?,
     }
     Ok(())
 }
@@ -124,6 +130,7 @@ mod tests {
         check("fuzz --target onnx --seconds 5", Ok(Command::Fuzz(fuzz::Options::parse(&onnx).unwrap())));
         let once = peers::Options::parse(&["--rounds", "1"]).unwrap();
         check("peers --rounds 1", Ok(Command::Peers(once)));
+        check("vocabularies", Ok(Command::Vocabularies));
         check("npu --record", Ok(Command::Npu(npu::Keep::Record)));
         check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));

@@ -202,10 +202,31 @@ fn position(tokens: &[String], text: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use narthex_testkit::checkpoint::{Gguf, Meta, tiny_bert, tiny_llama};
+    use narthex_text::tokenizer::{Specials, Tokenizer};
 
     use super::*;
     use crate::checkpoint::{Checkpoint, TokenizerSource};
+
+    /// The vocabularies in llama.cpp's source that come with what it makes of texts; not Gemma 4's, a kind of its own.
+    const VOCABULARIES: [&str; 14] = [
+        "bert-bge",
+        "command-r",
+        "deepseek-coder",
+        "deepseek-llm",
+        "falcon",
+        "gpt-2",
+        "llama-bpe",
+        "llama-spm",
+        "mpt",
+        "phi-3",
+        "qwen2",
+        "qwen35",
+        "refact",
+        "starcoder",
+    ];
 
     fn open(mut file: Gguf, change: impl FnOnce(&mut Gguf)) -> Result<Checkpoint, CheckpointError> {
         change(&mut file);
@@ -292,6 +313,59 @@ mod tests {
         refused(set("token_type", Meta::I32s(vec![1; 299])), "300 values of tokenizer.ggml.token_type");
         refused(set("scores", Meta::F32s(vec![0.0; 301])), "300 values of tokenizer.ggml.scores");
         refused(set("merges", Meta::U32(1)), "tokenizer.ggml.merges as an array of strings");
+    }
+
+    /// What llama.cpp makes of hard texts: `FILE.inp` has the texts, `FILE.out` a line of ids for each.
+    fn cases(folder: &Path, name: &str) -> Vec<(String, Vec<u32>)> {
+        let text = |end: &str| {
+            let path = folder.join(format!("{name}.{end}"));
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        };
+        let (texts, ids) = (text("inp"), text("out"));
+        let ids = ids.lines().map(|line| line.split_whitespace().map(|id| id.parse().unwrap()).collect());
+        texts.split("\n__ggml_vocab_test__\n").map(str::to_owned).zip(ids).collect()
+    }
+
+    /// Texts of which the tokenizer of this file makes other tokens than `cases`.
+    fn differing(file: &Path, specials: Specials, cases: &[(String, Vec<u32>)]) -> Vec<String> {
+        let bytes = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let contents = super::super::read::read(file, &bytes).unwrap();
+        let Ok(Checkpoint { mut architecture, .. }) = open(tiny_llama(1), |_| ()) else { panic!("refused") };
+        if let Architecture::Decoder(decoder) = &mut architecture {
+            decoder.vocab = usize::MAX;
+        }
+        let vocab = read(&contents.metadata, &architecture).unwrap().vocab;
+        let t = Tokenizer::from_gguf(&vocab).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let found = cases.iter().filter_map(|(text, expect)| {
+            let found = t.encode(text, specials).unwrap();
+            (found != *expect).then(|| format!("{text:?}: {expect:?}, found {found:?}"))
+        });
+        found.collect()
+    }
+
+    #[test]
+    #[ignore = "needs llama.cpp's vocabularies; `cargo xtask vocabularies` fetches them and runs this"]
+    fn vocabularies_cut_text_as_llama_cpp_does() {
+        let folder = PathBuf::from(std::env::var_os("NARTHEX_VOCABULARIES").expect("NARTHEX_VOCABULARIES"));
+        for name in VOCABULARIES {
+            let name = format!("ggml-vocab-{name}.gguf");
+            let mut cases = cases(&folder, &name);
+            // The publisher's normaliser composes letters and marks, which llama.cpp leaves out.
+            let marked = |text: &str| text.contains(|c: char| ('\u{300}'..'\u{370}').contains(&c));
+            cases.retain(|(text, _)| name != "ggml-vocab-qwen35.gguf" || !marked(text));
+            assert!(cases.len() > 40, "{name}");
+            assert_eq!(differing(&folder.join(&name), Specials::Parse, &cases), [""; 0], "{name}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs Gemma 3's GGUF file; `narthex pull gemma3:270m-base`, then `cargo xtask vocabularies`"]
+    fn gemma_cuts_text_as_sentencepiece_does() {
+        let file = PathBuf::from(std::env::var_os("NARTHEX_GEMMA3").expect("NARTHEX_GEMMA3"));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/vocabularies");
+        let cases = cases(&folder, "gemma3");
+        assert!(cases.len() > 20);
+        assert_eq!(differing(&file, Specials::AsText, &cases), [""; 0]);
     }
 
     #[test]
