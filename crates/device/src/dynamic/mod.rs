@@ -5,6 +5,8 @@
 
 mod cache;
 mod graph;
+mod memory;
+mod resident;
 
 use std::{ops::Range, path::Path};
 
@@ -22,7 +24,7 @@ use crate::{
     ep::Device,
     error::DeviceError,
     inventory,
-    ort::{Session, SessionOptions},
+    ort::{DeviceMemory, Session, SessionOptions},
     package,
     placement::Placement,
     runtime::Runtime,
@@ -32,6 +34,8 @@ use crate::{
 
 use cache::{Cache, Part};
 use graph::{Angles, Bound, Names, Run, Width};
+use memory::Memory;
+use resident::Resident;
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -48,13 +52,12 @@ pub struct ExecutorOptions {
     pub chunk: usize,
 }
 
-/// A decoder on one device. Its cache lies in the host's memory: on a GPU, ONNX Runtime copies it there and back for each
-/// run.
+/// A decoder on one device. Its cache lies where the device's attention reads it: on a GPU in the GPU's own memory.
 pub struct DynamicExecutor {
     limits: Limits,
     embedding: Embedding,
     long: Option<Long>,
-    cache: Cache,
+    cache: Memory,
     kv: Vec<KvLayout>,
     names: Names,
     decode: Bound,
@@ -155,29 +158,28 @@ impl DynamicExecutor {
     /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU; the placement tells of them.
     ///
     /// # Errors
-    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::HostCache`] for WebGPU,
-    /// [`DeviceError::NoDevice`] for a device that is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
+    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::NoDevice`] for a device that is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
     /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
     pub fn open(
-        runtime: &Runtime,
+        runtime: &'static Runtime,
         package: &Path,
         manifest: &Manifest,
         device: &Device,
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device)?;
-        // Where past and present are not one buffer of the device, its attention takes the past's whole capacity for
-        // tokens: logits are wrong without a word (seen with 1.27.0).
-        if let Device::WebGpu(_) = device {
-            return Err(DeviceError::HostCache { device: device.name().describe() });
-        }
         let Parts { entry, embedding, limits, long, names } = Parts::read(package, manifest, options)?;
         let (vocab, hidden) = (embedding.vocab(), embedding.width());
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
+        let own = names.cache.first().map(|[[past, _], _]| DeviceMemory::of_input(runtime, &session, past));
+        let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
+            Some(memory) => Memory::Device(Resident::new(&entry.kv, &limits, memory)),
+            None => Memory::Host(Cache::new(&entry.kv, &limits)),
+        };
         let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
         Ok(Self {
-            cache: Cache::new(&entry.kv, &limits),
+            cache,
             kv: entry.kv.clone(),
             decode: bound(limits.batch)?,
             prefill: bound(limits.chunk)?,
@@ -210,7 +212,8 @@ impl DynamicExecutor {
         while at < plan.spans.len() {
             let alike =
                 |(index, span): &(usize, &Span)| is_single(span) && factors_of(at + index) == factors_of(at);
-            let spans = plan.spans[at..].iter().take(self.limits.batch).enumerate();
+            let most = self.cache.most_rows(self.limits.batch);
+            let spans = plan.spans[at..].iter().take(most).enumerate();
             let group = spans.take_while(alike).count();
             if group > 0 {
                 self.run_batch(plan, (&plan.spans[at..at + group], factors_of(at)), row)?;
@@ -335,8 +338,8 @@ impl Executor for DynamicExecutor {
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |layer| {
-            [Part::Key, Part::Value]
-                .map(|part| KvRows::F32(self.cache.read(layer, part, slot, range.clone())))
+            let rows = |part| Ok(KvRows::F32(self.cache.read((layer, part), slot, range.clone())?));
+            Ok([rows(Part::Key)?, rows(Part::Value)?])
         })
     }
 
@@ -346,8 +349,8 @@ impl Executor for DynamicExecutor {
         self.long.iter_mut().try_for_each(|long| long.switch.hand_over(slot, (at, length)))?;
         self.cache.reserve([(slot, length)].into_iter())?;
         for (index, layer) in block.layers().iter().enumerate() {
-            self.cache.write((index, Part::Key), slot, at, layer.keys.f32s());
-            self.cache.write((index, Part::Value), slot, at, layer.values.f32s());
+            self.cache.write((index, Part::Key), slot, at, layer.keys.f32s())?;
+            self.cache.write((index, Part::Value), slot, at, layer.values.f32s())?;
         }
         self.cache.set_length(slot, length);
         Ok(())

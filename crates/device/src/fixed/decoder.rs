@@ -235,7 +235,7 @@ impl Executor for FixedExecutor {
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |layer| {
-            self.cache.read(slot, layer, range.clone()).map(KvRows::F16)
+            Ok(self.cache.read(slot, layer, range.clone()).map(KvRows::F16))
         })
     }
 

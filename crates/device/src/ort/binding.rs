@@ -11,7 +11,7 @@ use narthex_engine::executor::StepError;
 use narthex_spec::DType;
 use ort_sys::{ONNXTensorElementDataType as Element, OrtStatusPtr};
 
-use super::Session;
+use super::{Session, resident::DeviceTensor};
 
 /// A view of a tensor in memory that somebody else owns.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,7 @@ impl<'a> Tensor<'a> {
 /// Names bound to memory, for one session.
 pub(crate) struct Binding {
     raw: *mut ort_sys::OrtIoBinding,
-    memory: *mut ort_sys::OrtMemoryInfo,
+    memory: HostMemory,
     /// Every input, where the session's device has memory of its own: ONNX Runtime copies an input there when it is
     /// bound, and not again when it is run.
     copied: Option<Vec<(CString, OwnedValue)>>,
@@ -48,13 +48,13 @@ pub(crate) struct Binding {
 // SAFETY: ONNX Runtime's bindings have no thread of their own; they may be moved, and `&mut self` keeps use exclusive.
 unsafe impl Send for Binding {}
 
-fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), StepError> {
+pub(super) fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), StepError> {
     // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
     unsafe { ort::Error::result_from_status(status) }
         .map_err(|error| StepError::Device { message: format!("{what}: {}", error.message()) })
 }
 
-fn element(dtype: DType) -> Element {
+pub(super) fn element(dtype: DType) -> Element {
     match dtype {
         DType::F32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
         DType::F16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
@@ -71,19 +71,11 @@ impl Binding {
     /// An empty binding.
     pub(crate) fn new(session: &Session) -> Result<Self, StepError> {
         let copied = session.copies_inputs().then(Vec::new);
-        let (raw, memory) = (ptr::null_mut(), ptr::null_mut());
-        let mut binding = Self { raw, memory, copied, _not_shared: PhantomData };
-        let api = ort::api();
-        // SAFETY: the session is alive and both out-pointers are valid; what they receive is released on drop.
-        unsafe {
-            check("make a binding", (api.CreateIoBinding)(session.ptr(), &raw mut binding.raw))?;
-            let status = (api.CreateCpuMemoryInfo)(
-                ort_sys::OrtAllocatorType::OrtDeviceAllocator,
-                ort_sys::OrtMemType::OrtMemTypeDefault,
-                &raw mut binding.memory,
-            );
-            check("describe memory", status)?;
-        }
+        let memory = HostMemory::new()?;
+        let mut binding = Self { raw: ptr::null_mut(), memory, copied, _not_shared: PhantomData };
+        // SAFETY: the session is alive and the out-pointer is valid; what it receives is released on drop.
+        let status = unsafe { (ort::api().CreateIoBinding)(session.ptr(), &raw mut binding.raw) };
+        check("make a binding", status)?;
         Ok(binding)
     }
 
@@ -93,7 +85,7 @@ impl Binding {
     /// The tensor's memory must stay valid, and be written only between runs, until the name is bound anew or the
     /// binding is dropped.
     pub(crate) unsafe fn input(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
-        let value = self.value(tensor)?;
+        let value = self.memory.value(tensor)?;
         // SAFETY: binding, name and value are alive; the binding keeps a reference of its own to the value.
         let status = unsafe { (ort::api().BindInput)(self.raw, name.as_ptr(), value.0) };
         check("bind an input", status)?;
@@ -111,28 +103,29 @@ impl Binding {
     /// # Safety
     /// As for [`Self::input`]; the memory is written by every run.
     pub(crate) unsafe fn output(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
-        let value = self.value(tensor)?;
+        let value = self.memory.value(tensor)?;
         // SAFETY: as in `input`.
         let status = unsafe { (ort::api().BindOutput)(self.raw, name.as_ptr(), value.0) };
         check("bind an output", status)
     }
 
-    fn value(&self, tensor: Tensor<'_>) -> Result<OwnedValue, StepError> {
-        let mut value = OwnedValue(ptr::null_mut());
-        // SAFETY: the tensor describes valid memory of that length, by the promise of `input` and `output`.
-        let status = unsafe {
-            (ort::api().CreateTensorWithDataAsOrtValue)(
-                self.memory,
-                tensor.data,
-                tensor.bytes,
-                tensor.shape.as_ptr(),
-                tensor.shape.len(),
-                element(tensor.dtype),
-                &raw mut value.0,
-            )
+    /// Binds one tensor of the device to an input and an output: runs read it and write it in place.
+    pub(crate) fn in_place(
+        &mut self,
+        [input, output]: [&CStr; 2],
+        tensor: &DeviceTensor,
+    ) -> Result<(), StepError> {
+        let value = tensor.value.0;
+        // SAFETY: binding, names and value are alive; the binding keeps references of its own to the value.
+        let statuses = unsafe {
+            let api = ort::api();
+            [
+                (api.BindInput)(self.raw, input.as_ptr(), value),
+                (api.BindOutput)(self.raw, output.as_ptr(), value),
+            ]
         };
-        check("describe a tensor", status)?;
-        Ok(value)
+        let [input, output] = statuses.map(|status| check("bind a tensor of the device", status));
+        input.and(output)
     }
 
     /// Runs the session on what is bound.
@@ -150,19 +143,66 @@ impl Binding {
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        // SAFETY: both are null or ours, and released once.
+        // SAFETY: it is null or ours, and released once.
         unsafe {
             if !self.raw.is_null() {
                 (ort::api().ReleaseIoBinding)(self.raw);
-            }
-            if !self.memory.is_null() {
-                (ort::api().ReleaseMemoryInfo)(self.memory);
             }
         }
     }
 }
 
-struct OwnedValue(*mut ort_sys::OrtValue);
+/// The host's memory, as ONNX Runtime describes it.
+pub(super) struct HostMemory(*mut ort_sys::OrtMemoryInfo);
+
+// SAFETY: a description has no thread of its own and never changes.
+unsafe impl Send for HostMemory {}
+
+impl HostMemory {
+    pub(super) fn new() -> Result<Self, StepError> {
+        let mut memory = Self(ptr::null_mut());
+        // SAFETY: the out-pointer is valid; what it receives is released on drop.
+        let status = unsafe {
+            (ort::api().CreateCpuMemoryInfo)(
+                ort_sys::OrtAllocatorType::OrtDeviceAllocator,
+                ort_sys::OrtMemType::OrtMemTypeDefault,
+                &raw mut memory.0,
+            )
+        };
+        check("describe memory", status)?;
+        Ok(memory)
+    }
+
+    /// A value over a tensor's memory, which must stay valid while the value is used.
+    pub(super) fn value(&self, tensor: Tensor<'_>) -> Result<OwnedValue, StepError> {
+        let mut value = OwnedValue(ptr::null_mut());
+        // SAFETY: the tensor describes valid memory of that length; using it later is what callers promise.
+        let status = unsafe {
+            (ort::api().CreateTensorWithDataAsOrtValue)(
+                self.0,
+                tensor.data,
+                tensor.bytes,
+                tensor.shape.as_ptr(),
+                tensor.shape.len(),
+                element(tensor.dtype),
+                &raw mut value.0,
+            )
+        };
+        check("describe a tensor", status)?;
+        Ok(value)
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: the description is ours and released once.
+            unsafe { (ort::api().ReleaseMemoryInfo)(self.0) };
+        }
+    }
+}
+
+pub(super) struct OwnedValue(pub(super) *mut ort_sys::OrtValue);
 
 impl Drop for OwnedValue {
     fn drop(&mut self) {

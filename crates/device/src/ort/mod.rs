@@ -2,7 +2,9 @@
 
 mod aside;
 mod binding;
+mod resident;
 mod session;
 
 pub(crate) use binding::{Binding, Tensor};
+pub(crate) use resident::{DeviceMemory, DeviceTensor};
 pub(crate) use session::{ContextFile, Session, SessionOptions, Sharing};

@@ -182,6 +182,11 @@ impl Session {
         self.copies_inputs
     }
 
+    /// The names of its inputs, in order.
+    pub(super) fn input_names(&self) -> Vec<&str> {
+        self.inner.inputs().iter().map(|input| input.name()).collect()
+    }
+
     pub(super) fn ptr(&self) -> *mut ort_sys::OrtSession {
         self.inner.ptr().cast_mut()
     }

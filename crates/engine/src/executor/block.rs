@@ -104,17 +104,18 @@ impl KvBlock {
     /// A block of `tokens` tokens out of a cache of these layers: `read` gives one layer's keys and values.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As [`Self::new`], and what `read` fails with.
     pub fn read(
         tokens: usize,
         layouts: &[KvLayout],
-        read: impl Fn(usize) -> [KvRows; 2],
+        read: impl Fn(usize) -> Result<[KvRows; 2], StepError>,
     ) -> Result<Self, StepError> {
         let layer = |(index, layout): (usize, &KvLayout)| {
-            let [keys, values] = read(index);
-            KvLayer { heads: layout.heads, head_size: layout.head_size, rotation: layout.keys, keys, values }
+            let [keys, values] = read(index)?;
+            let (heads, head_size, rotation) = (layout.heads, layout.head_size, layout.keys);
+            Ok(KvLayer { heads, head_size, rotation, keys, values })
         };
-        Self::new(tokens, layouts.iter().enumerate().map(layer).collect())
+        Self::new(tokens, layouts.iter().enumerate().map(layer).collect::<Result<_, StepError>>()?)
     }
 
     /// Number of tokens.

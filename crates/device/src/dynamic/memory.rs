@@ -1,0 +1,153 @@
+//! Where a KV cache lies: in the host's memory, or in its device's own.
+
+use std::ops::Range;
+
+use narthex_engine::executor::StepError;
+use narthex_spec::{DType, SlotId};
+
+use super::{
+    cache::{Cache, Part},
+    graph::Names,
+    resident::Resident,
+};
+use crate::ort::{Binding, Tensor};
+
+/// The KV cache of one executor.
+pub(super) enum Memory {
+    /// Rows in the host's memory, which a batch of neighbours reads together.
+    Host(Cache),
+    /// Tensors in the device's memory, each of one slot.
+    Device(Resident),
+}
+
+impl Memory {
+    /// The most slots that one run can take.
+    pub(super) fn most_rows(&self, batch: usize) -> usize {
+        match self {
+            Self::Host(_) => batch,
+            Self::Device(_) => 1,
+        }
+    }
+
+    /// Tokens in a slot.
+    pub(super) fn length(&self, slot: SlotId) -> usize {
+        match self {
+            Self::Host(cache) => cache.length(slot),
+            Self::Device(cache) => cache.length(slot),
+        }
+    }
+
+    /// Notes how many tokens a slot holds.
+    pub(super) fn set_length(&mut self, slot: SlotId, length: usize) {
+        match self {
+            Self::Host(cache) => cache.set_length(slot, length),
+            Self::Device(cache) => cache.set_length(slot, length),
+        }
+    }
+
+    /// The row of a slot that was reserved.
+    pub(super) fn row(&self, slot: SlotId) -> usize {
+        match self {
+            Self::Host(cache) => cache.row(slot),
+            Self::Device(_) => slot.index(),
+        }
+    }
+
+    /// Brings the rows of these slots next to each other; gives the first of them.
+    pub(super) fn gather(&mut self, slots: &[SlotId]) -> usize {
+        match self {
+            Self::Host(cache) => cache.gather(slots),
+            Self::Device(_) => slots.first().map_or(0, |slot| slot.index()),
+        }
+    }
+
+    /// Changes whenever rows lie elsewhere.
+    pub(super) fn generation(&self) -> u64 {
+        match self {
+            Self::Host(cache) => cache.generation(),
+            Self::Device(cache) => cache.generation(),
+        }
+    }
+
+    /// Keeps the first `length` tokens of a slot.
+    pub(super) fn truncate(&mut self, slot: SlotId, length: usize) {
+        match self {
+            Self::Host(cache) => cache.truncate(slot, length),
+            Self::Device(cache) => cache.truncate(slot, length),
+        }
+    }
+
+    /// Gives each slot room for its length.
+    pub(super) fn reserve(
+        &mut self,
+        wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
+    ) -> Result<(), StepError> {
+        match self {
+            Self::Host(cache) => cache.reserve(wanted),
+            Self::Device(cache) => cache.reserve(wanted),
+        }
+    }
+
+    /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
+    pub(super) fn read(
+        &self,
+        (layer, part): (usize, Part),
+        slot: SlotId,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, StepError> {
+        match self {
+            Self::Host(cache) => Ok(cache.read(layer, part, slot, range)),
+            Self::Device(cache) => cache.read((layer, part), slot, range),
+        }
+    }
+
+    /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
+    pub(super) fn write(
+        &mut self,
+        place: (usize, Part),
+        slot: SlotId,
+        at: usize,
+        values: impl Iterator<Item = f32>,
+    ) -> Result<(), StepError> {
+        match self {
+            Self::Host(cache) => {
+                cache.write(place, slot, at, values);
+                Ok(())
+            }
+            Self::Device(cache) => cache.write(place, slot, at, values),
+        }
+    }
+
+    /// Binds `batch` rows from `first` on, past and present at once.
+    ///
+    /// # Safety
+    /// The binding must be bound anew, before its next run, once [`Self::generation`] has changed.
+    pub(super) unsafe fn bind(
+        &mut self,
+        binding: &mut Binding,
+        names: &Names,
+        (first, batch): (usize, usize),
+    ) -> Result<(), StepError> {
+        for (layer, parts) in names.cache.iter().enumerate() {
+            for (part, [past, present]) in [Part::Key, Part::Value].into_iter().zip(parts) {
+                match self {
+                    Self::Host(cache) => {
+                        let (heads, head_size) = cache.shape(layer);
+                        let shape = [batch, heads, cache.capacity(), head_size].map(|extent| extent as i64);
+                        let memory = cache.rows_mut(layer, part, first, batch);
+                        let tensor = Tensor::new(memory, DType::F32, &shape);
+                        // SAFETY: the memory stays where it is until the generation changes.
+                        unsafe {
+                            binding.input(past, tensor)?;
+                            binding.output(present, tensor)?;
+                        }
+                    }
+                    Self::Device(cache) => {
+                        binding.in_place([past, present], &cache.tensors(first, layer)[part as usize])?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Tensors in the memory of a session's device, for what is both read and written by every run.
+
+use std::{ffi::CStr, ptr};
+
+use narthex_engine::executor::StepError;
+use narthex_spec::DType;
+use ort::AsPointer;
+
+use super::{
+    Session, Tensor,
+    binding::{HostMemory, OwnedValue, check, element},
+};
+use crate::runtime::Runtime;
+
+/// The memory where a session expects one of its inputs, if that is not the host's.
+pub(crate) struct DeviceMemory {
+    allocator: *mut ort_sys::OrtAllocator,
+    host: HostMemory,
+    runtime: &'static Runtime,
+}
+
+// SAFETY: ONNX Runtime's allocators may be used from any thread; `&mut` or ownership keeps use of each tensor exclusive.
+unsafe impl Send for DeviceMemory {}
+
+/// A tensor in a device's memory.
+pub(crate) struct DeviceTensor {
+    pub(super) value: OwnedValue,
+    shape: Vec<i64>,
+}
+
+// SAFETY: a value has no thread of its own.
+unsafe impl Send for DeviceTensor {}
+
+impl DeviceMemory {
+    /// The memory of the input called `name`; `None` where the host's is as good.
+    pub(crate) fn of_input(
+        runtime: &'static Runtime,
+        session: &Session,
+        name: &CStr,
+    ) -> Result<Option<Self>, StepError> {
+        let names = session.input_names();
+        let place = names.iter().position(|own| own.as_bytes() == name.to_bytes());
+        let mut infos = vec![ptr::null::<ort_sys::OrtMemoryInfo>(); names.len()];
+        let api = ort::api();
+        // SAFETY: the session is alive and the list has a place for each of its inputs; what it receives belongs to the
+        // session.
+        let status =
+            unsafe { (api.SessionGetMemoryInfoForInputs)(session.ptr(), infos.as_mut_ptr(), infos.len()) };
+        check("find a device's memory", status)?;
+        let Some(&info) = place.and_then(|place| infos.get(place)).filter(|info| !info.is_null()) else {
+            return Ok(None);
+        };
+        let mut kind = ort_sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU;
+        // SAFETY: the session, to which the description belongs, is alive.
+        unsafe { (api.MemoryInfoGetDeviceType)(info, &raw mut kind) };
+        if kind == ort_sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU {
+            return Ok(None);
+        }
+        let mut memory = Self { allocator: ptr::null_mut(), host: HostMemory::new()?, runtime };
+        // SAFETY: session and description are alive; the allocator is released on drop.
+        let status = unsafe { (api.CreateAllocator)(session.ptr(), info, &raw mut memory.allocator) };
+        check("use a device's memory", status)?;
+        Ok(Some(memory))
+    }
+
+    /// A tensor of single precision, whose elements are whatever was there.
+    pub(crate) fn tensor(&self, shape: &[i64]) -> Result<DeviceTensor, StepError> {
+        let mut value = OwnedValue(ptr::null_mut());
+        // SAFETY: the allocator is alive, and its session outlives what it gives, by the promise of whoever holds both.
+        let status = unsafe {
+            (ort::api().CreateTensorAsOrtValue)(
+                self.allocator,
+                shape.as_ptr(),
+                shape.len(),
+                element(DType::F32),
+                &raw mut value.0,
+            )
+        };
+        check("allocate on the device", status)?;
+        Ok(DeviceTensor { value, shape: shape.to_vec() })
+    }
+
+    /// Copies a whole tensor out of the device.
+    pub(crate) fn read(&self, tensor: &DeviceTensor) -> Result<Vec<f32>, StepError> {
+        let mut elements = vec![0.0; tensor.elements()];
+        let host = self.host.value(Tensor::new(&mut elements, DType::F32, &tensor.shape))?;
+        self.copy(&tensor.value, &host)?;
+        Ok(elements)
+    }
+
+    /// Fills a whole tensor on the device.
+    pub(crate) fn write(&self, tensor: &mut DeviceTensor, elements: &mut [f32]) -> Result<(), StepError> {
+        let host = self.host.value(Tensor::new(elements, DType::F32, &tensor.shape))?;
+        self.copy(&host, &tensor.value)
+    }
+
+    fn copy(&self, from: &OwnedValue, to: &OwnedValue) -> Result<(), StepError> {
+        let (from, mut to) = (from.0.cast_const(), to.0.cast_const());
+        // SAFETY: both values are alive, of one type and shape, and the call returns once the copy is done, since no
+        // stream is given.
+        let status = unsafe {
+            (ort::api().CopyTensors)(
+                self.runtime.environment().ptr().cast_mut(),
+                &raw const from,
+                &raw mut to,
+                ptr::null_mut(),
+                1,
+            )
+        };
+        check("copy to or from the device", status)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if !self.allocator.is_null() {
+            // SAFETY: the allocator is ours and released once.
+            unsafe { (ort::api().ReleaseAllocator)(self.allocator) };
+        }
+    }
+}
+
+impl DeviceTensor {
+    fn elements(&self) -> usize {
+        self.shape.iter().product::<i64>() as usize
+    }
+}

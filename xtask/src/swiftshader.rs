@@ -1,0 +1,79 @@
+//! A GPU made of software, for `cargo xtask npu`: SwiftShader, as Debian's Chromium brings it, under the ONNX Runtime that
+//! has WebGPU inside. Both stay under `target/swiftshader`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context;
+
+use crate::test::{
+    session::{self, Session, works},
+    tools::Python,
+};
+
+/// The runtime, and its digest.
+const RUNTIME: &str = "onnxruntime-webgpu==1.27.0 \
+    --hash=sha256:fe5e49e00ad71bc667316d57670bfbf525438783d4a3468e0d337314ec985cbe";
+
+/// The interpreter that its file is for; none runs it here.
+const TAGS: [&str; 4] = ["--python-version", "3.12", "--abi", "cp312"];
+
+/// Debian's packages: the driver, and the library that loads drivers.
+const DEBIAN: [&str; 2] = ["chromium", "libvulkan1"];
+
+/// What a test's process needs to run on it, as its environment.
+pub(crate) type Environment = Vec<(&'static str, PathBuf)>;
+
+/// Fetches what is missing. `None` where this machine has no way to it; the reason is printed.
+pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Option<Environment>> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) || !works(session.command("apt-get").arg("-v"))
+    {
+        return Ok(None);
+    }
+    let folder = session.workspace.target.join("swiftshader");
+    if !folder.is_dir() {
+        fetch(session, &folder)?;
+    }
+    let driver = folder.join("usr/lib/chromium/vk_swiftshader_icd.json");
+    Ok(Some(vec![
+        ("LD_LIBRARY_PATH", folder.join("usr/lib/x86_64-linux-gnu")),
+        ("ORT_DYLIB_PATH", folder.join("onnxruntime/capi/libonnxruntime.so.1.27.0")),
+        ("NARTHEX_SWIFTSHADER", driver.clone()),
+        ("VK_DRIVER_FILES", driver),
+    ]))
+}
+
+fn fetch(session: &Session<'_>, folder: &Path) -> anyhow::Result<()> {
+    let python = Python::find(session).context("no Python was found; see `cargo xtask test --only tools`")?;
+    let made = tempfile::tempdir_in(&session.workspace.target)?;
+    let whole = made.path().join("whole");
+    fs::create_dir(&whole)?;
+    let wanted = made.path().join("wanted.txt");
+    fs::write(&wanted, RUNTIME)?;
+    let mut pip = python.command(session);
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+    pip.args(["--only-binary=:all:", "--platform", "manylinux_2_28_x86_64"]).args(TAGS);
+    session::run(
+        pip.args(["--require-hashes", "--requirement"]).arg(&wanted).arg("--dest").arg(made.path()),
+    )?;
+    let mut apt = session.command("apt-get");
+    session::run(apt.args(["download", "--quiet"]).args(DEBIAN).current_dir(made.path()))?;
+    for entry in fs::read_dir(made.path())?.flatten() {
+        let path = entry.path();
+        let mut unpack: Command = match path.extension().and_then(|ending| ending.to_str()) {
+            Some("whl") => python.command(session),
+            Some("deb") => session.command("dpkg-deb"),
+            _ => continue,
+        };
+        if path.extension().is_some_and(|ending| ending == "whl") {
+            unpack.args(["-m", "zipfile", "-e"]);
+        } else {
+            unpack.arg("-x");
+        }
+        session::run(unpack.arg(&path).arg(&whole))?;
+    }
+    fs::rename(&whole, folder).with_context(|| folder.display().to_string())
+}
