@@ -22,7 +22,7 @@ const RUNTIME: &str = "onnxruntime-webgpu==1.27.0 \
 const TAGS: [&str; 4] = ["--python-version", "3.12", "--abi", "cp312"];
 
 /// Debian's packages: the driver, and the library that loads drivers.
-const DEBIAN: [&str; 2] = ["chromium", "libvulkan1"];
+const DEBIAN: [&str; 2] = ["chromium-common", "libvulkan1"];
 
 /// What a test's process needs to run on it, as its environment.
 pub(crate) type Environment = Vec<(&'static str, PathBuf)>;
