@@ -16,7 +16,10 @@
 
 mod support;
 
-use std::{env, fs};
+use std::{
+    env, fs,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
@@ -31,11 +34,14 @@ use support::{OPTIONS, Package, library, prompt, relative, runtime, step};
 /// The bound between a GPU's kernels and the CPU's, as relative L2.
 const GPU: f32 = 1e-4;
 
-fn webgpu() -> Device {
+/// WebGPU for one test at a time: sessions side by side disturb each other, which `gateway::care` keeps from happening.
+fn webgpu() -> (Device, MutexGuard<'static, ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = env::var_os("NARTHEX_SWIFTSHADER").expect("NARTHEX_SWIFTSHADER names no Vulkan driver");
     assert_eq!(env::var_os("VK_DRIVER_FILES"), Some(driver), "VK_DRIVER_FILES must name the same driver");
     runtime().register(Ep::WebGpu, &library()).unwrap_or_else(|error| panic!("{error}"));
-    Device::WebGpu(WebGpuOptions::default())
+    (Device::WebGpu(WebGpuOptions::default()), turn)
 }
 
 /// The tiny Llama, computing with exact activations, as the GPU does.
@@ -80,7 +86,7 @@ fn agree(found: &[Vec<f32>], expected: &[Vec<f32>], scheme: Scheme) -> f32 {
 #[test]
 #[ignore = "needs an ONNX Runtime of its own; `cargo xtask npu` runs it"]
 fn a_cache_on_the_gpu_holds_what_the_cpu_holds() {
-    let device = webgpu();
+    let (device, _turn) = webgpu();
     for scheme in [Scheme::F32, Scheme::W8, Scheme::W4] {
         let package = llama(scheme);
         let (mut gpu, mut cpu) = (executor(&package, &device), executor(&package, &Device::Cpu));
@@ -97,7 +103,7 @@ fn a_cache_on_the_gpu_holds_what_the_cpu_holds() {
 #[test]
 #[ignore = "needs an ONNX Runtime of its own; `cargo xtask npu` runs it"]
 fn prefill_on_the_cpu_and_decode_on_the_gpu_agree_with_the_cpu() {
-    let device = webgpu();
+    let (device, _turn) = webgpu();
     for scheme in [Scheme::F32, Scheme::W8, Scheme::W4] {
         let package = llama(scheme);
         let tokens = prompt(6, 30);

@@ -1,5 +1,5 @@
-//! Care for devices that several models share and that may be lost: an NPU is used by one model at a time, in the order
-//! in which they asked, and a model whose device was lost is opened again.
+//! Care for devices that several models share and that may be lost: an NPU or GPU is used by one model at a time, in the
+//! order in which they asked, and a model whose device was lost is opened again.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use narthex_spec::{DeviceName, Ep, SlotId, provider::DeviceKind};
 
 use crate::{error::Error, start::Model};
 
-/// The queues of this process, one for each provider: an NPU belongs to the process, whichever gateway asks.
+/// The queues of this process, one for each provider: a device belongs to the process, whichever gateway asks.
 static QUEUES: Mutex<BTreeMap<Ep, Arc<DeviceQueue>>> = Mutex::new(BTreeMap::new());
 
 /// Puts a model on `device` under care; `open` opens the same once more.
@@ -49,15 +49,19 @@ fn lasting(model: Model, mut open: impl FnMut() -> Result<Model, Error> + Send +
     }
 }
 
-/// A model that takes its turns on an NPU, or on what stands in for one.
+/// A model that takes its turns on an NPU, on what stands in for one, or on a GPU: two models side by side on WebGPU give
+/// wrong answers or end the process (seen with 1.27.0).
 fn queued(model: Model, device: DeviceName) -> Model {
-    if !matches!(device.kind(), DeviceKind::Npu | DeviceKind::StandIn) {
-        return model;
-    }
+    let texts = match device.kind() {
+        DeviceKind::Cpu => return model,
+        // A batch may hold hundreds of texts, and an NPU runs them one by one.
+        DeviceKind::Npu | DeviceKind::StandIn => 1,
+        DeviceKind::Gpu => usize::MAX,
+    };
     let queue = lock(&QUEUES).entry(device.ep()).or_default().clone();
     match model {
         Model::Decoder(inner) => Model::Decoder(Box::new(QueuedExecutor { inner, queue })),
-        Model::Encoder(inner) => Model::Encoder(Box::new(QueuedEncoder { inner, queue })),
+        Model::Encoder(inner) => Model::Encoder(Box::new(QueuedEncoder { inner, queue, texts })),
     }
 }
 
@@ -120,25 +124,29 @@ impl Executor for QueuedExecutor {
         self.inner.step(plan)
     }
 
-    // The host keeps the cache, so that what follows leaves the device alone.
+    // A GPU keeps the cache.
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        let _turn = self.queue.wait();
         self.inner.truncate(slot, len)
     }
 
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        let _turn = self.queue.wait();
         self.inner.read_kv(slot, range)
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        let _turn = self.queue.wait();
         self.inner.write_kv(slot, at, block)
     }
 }
 
-/// An encoder that takes a turn for each text, since a batch may hold hundreds and they run one by one.
+/// An encoder that takes a turn for so many texts.
 struct QueuedEncoder {
     inner: Box<dyn Encoder>,
     queue: Arc<DeviceQueue>,
+    texts: usize,
 }
 
 impl Encoder for QueuedEncoder {
@@ -148,9 +156,9 @@ impl Encoder for QueuedEncoder {
 
     fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
         let mut all = EncoderOutput { data: Vec::new(), width: self.inner.limits().width };
-        for text in texts {
+        for part in texts.chunks(self.texts) {
             let _turn = self.queue.wait();
-            all.data.append(&mut self.inner.run(std::slice::from_ref(text))?.data);
+            all.data.append(&mut self.inner.run(part)?.data);
         }
         Ok(all)
     }
@@ -229,6 +237,21 @@ mod tests {
         let Model::Decoder(mut chat) = chat else { panic!("no decoder") };
         chat.step(&plan()).unwrap();
         assert_eq!(lock(&queue.tickets).serving, 4);
+    }
+
+    #[test]
+    fn a_gpu_takes_a_batch_in_one_turn_and_the_cpu_takes_none() {
+        let run = |device| {
+            let Model::Encoder(mut model) = queued(Model::Encoder(Box::new(encoder())), device) else {
+                panic!("no encoder")
+            };
+            model.run_tokens(&[&[1, 2], &[3]]).unwrap();
+        };
+        run(DeviceName::DirectMl);
+        run(DeviceName::Cpu);
+        let queues = lock(&QUEUES);
+        assert_eq!(lock(&queues[&Ep::DirectMl].tickets).serving, 1);
+        assert!(!queues.contains_key(&Ep::Cpu));
     }
 
     #[test]
