@@ -15,7 +15,7 @@ use narthex_engine::{
     encoder::Encoder,
     executor::{Executor, StepError, StepPlan, Wanted},
 };
-use narthex_spec::{Ep, Scheme, SlotId, TokenId, recipe::FixedShapes};
+use narthex_spec::{Ep, Scheme, SlotId, TokenId, manifest::GraphEntry, recipe::FixedShapes};
 use support::{
     Package,
     fixed::{open, open_encoder},
@@ -24,6 +24,10 @@ use support::{
 
 /// The bound between half and single precision, as relative L2.
 const HALF: f32 = 0.01;
+
+/// The bound between layers in one graph and in several, as relative L2. ONNX Runtime's CPU kernels add and norm in one
+/// operator, in single precision; between graphs, the sum is rounded to half precision.
+const PARTED: f32 = 0.002;
 
 fn shapes() -> FixedShapes {
     FixedShapes { context: 48, prefill: vec![4, 16], buckets: vec![8, 64] }
@@ -77,6 +81,63 @@ fn logits_are_those_of_variant_a_however_tokens_are_cut() {
             assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Cpu], "{graph}");
         }
     }
+}
+
+#[test]
+fn layers_in_parts_compute_what_they_do_in_one() {
+    for scheme in [Scheme::W8, Scheme::W4] {
+        let whole = Package::fixed_llama(scheme, shapes());
+        let divided = Package::divided_llama(scheme, shapes());
+        let files: Vec<&str> = divided.manifest.graphs.iter().map(|graph| graph.file.as_str()).collect();
+        let expected = ["layers-1x48.0-0.onnx", "layers-1x48.1-1.onnx", "layers-4x48.0-0.onnx"];
+        assert_eq!(files[1..4], expected, "{files:?}");
+        let tokens = prompt(3, 40);
+        let (mut whole, mut divided) = (executor(&whole), executor(&divided));
+        assert_eq!(divided.placements().len(), 7, "two parts for each of three lengths, and a head");
+        let mut at = 0;
+        let near = |found: Vec<Vec<f32>>, expected: Vec<Vec<f32>>| {
+            for (found, expected) in found.iter().zip(&expected) {
+                let distance = relative(found, expected);
+                assert!(distance <= PARTED, "{scheme}: {distance}");
+            }
+        };
+        for length in [16, 1, 3, 13, 4, 1] {
+            let next = &tokens[at..at + length];
+            // Two slots, so that parts are bound to one after the other.
+            let expected = run(&mut whole, 0, at, next, Wanted::All);
+            let found = run(&mut divided, 0, at, next, Wanted::All);
+            assert_eq!(run(&mut divided, 1, at, next, Wanted::All), found);
+            near(found, expected);
+            at += length;
+        }
+        let block = divided.read_kv(SlotId(1), 0..at).unwrap();
+        // The first part's keys and values are the whole's, to the bit; the others' go by its rounded states.
+        assert_eq!(whole.read_kv(SlotId(0), 0..at).unwrap().layers()[0], block.layers()[0]);
+        // What one hands over, the other goes on from.
+        let rest = &tokens[at..];
+        let expected = run(&mut divided, 1, at, rest, Wanted::Last);
+        divided.write_kv(SlotId(0), 0, &block).unwrap();
+        assert_eq!(run(&mut divided, 0, at, rest, Wanted::Last), expected);
+    }
+}
+
+#[test]
+fn parts_that_do_not_make_up_the_model_are_refused() {
+    let mut package = Package::divided_llama(Scheme::W8, shapes());
+    let graphs = package.manifest.graphs.clone();
+    let mut check = |change: &dyn Fn(&mut Vec<GraphEntry>), expected: &str| {
+        package.manifest.graphs.clone_from(&graphs);
+        change(&mut package.manifest.graphs);
+        let error = open(&package, &Device::Cpu, Form::Graph).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(
+        &|graphs| graphs.retain(|graph| !graph.file.contains("4x48.1-1")),
+        "graphs of 2 layers in all, found 1",
+    );
+    check(&|graphs| graphs.retain(|graph| !graph.file.contains("4x48.0-0")), "a graph with layer 0");
+    check(&|graphs| graphs.push(graphs[2].clone()), "a graph with layer 2, found none, or two");
+    check(&|graphs| graphs.retain(|graph| !graph.file.contains("layers-1x")), "a graph for one token");
 }
 
 #[test]

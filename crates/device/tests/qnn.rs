@@ -83,6 +83,22 @@ fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
 }
 
 #[test]
+fn every_part_of_a_divided_decoder_runs_whole_under_htp_emulation() {
+    let package = Package::divided_llama(Scheme::W8, shapes());
+    let tokens = prompt(6, 13);
+    let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+    let mut emulated = open(&package, &emulation(&[QnnChip::XElite]), Form::Graph).unwrap();
+    // One more rounding, where one part ends and the other begins.
+    agree(&logits(&mut emulated, &tokens), &expected, 2.0 * EMULATED);
+    let placements = emulated.placements();
+    assert_eq!(placements.len(), 5, "two parts for one token, two for eight, and the head");
+    for GraphPlacement { graph, placement } in placements {
+        let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
+        assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{graph}");
+    }
+}
+
+#[test]
 fn every_family_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     let device = emulation(&[QnnChip::XElite]);
     for family in FAMILIES {

@@ -86,6 +86,9 @@ pub struct CompileRequest {
     /// The changes of its graphs; `None` takes those of the package that is installed, if there is one. Any makes
     /// graphs of fixed shape too.
     pub passes: Option<BTreeSet<Pass>>,
+    /// The most bytes of weights in one of the NPU's graphs, beyond which the layers are divided; `None` takes what the
+    /// NPU holds.
+    pub part_bytes: Option<u64>,
 }
 
 /// The longest sequence that graphs of fixed shape are made for where nothing else is asked, in tokens.
@@ -102,6 +105,7 @@ impl CompileRequest {
             target: None,
             context: None,
             passes: None,
+            part_bytes: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use narthex_compile::{
     quant::calibrate::GraphRunner,
 };
 use narthex_spec::{
-    Calibration, ProgressSink, Recipe, Scheme,
+    Calibration, ProgressSink, Recipe, Scheme, Target,
     manifest::{Manifest, Provenance, Quality},
     progress::Progress,
     recipe::FixedShapes,
@@ -60,20 +60,21 @@ impl<'a> Wanted<'a> {
             return None;
         }
         let folder = inner.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, context, .. } = self.request;
-        if target.is_none() && context.is_none() {
+        let CompileRequest { target, context, part_bytes, .. } = self.request;
+        if target.is_none() && context.is_none() && part_bytes.is_none() {
             return Some(folder);
         }
         let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
         let found = recipe.fixed.as_ref().map(|shapes| shapes.context);
         let long_enough = context.is_none_or(|wanted| found == Some(wanted));
         let compiled = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
-        (compiled && long_enough).then_some(folder)
+        let divided = part_bytes.is_none_or(|wanted| recipe.part_bytes == wanted);
+        (compiled && long_enough && divided).then_some(folder)
     }
 
     /// What is made. Another target joins those that the installed package is compiled for.
     fn recipe(&self, inner: &Inner) -> Recipe {
-        let CompileRequest { scheme, target, context, passes, .. } = self.request;
+        let CompileRequest { scheme, target, context, passes, part_bytes, .. } = self.request;
         let installed = inner.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
         let kept = installed.as_ref().map(|manifest| manifest.recipe.passes.clone());
@@ -86,7 +87,10 @@ impl<'a> Wanted<'a> {
         let before = earlier.and_then(|recipe| Some(recipe.fixed?.context));
         let shapes = || FixedShapes::new(context.or(before).unwrap_or(USUAL_CONTEXT));
         let fixed = (target.is_some() || context.is_some() || !passes.is_empty()).then(shapes);
-        Recipe { fixed, targets, passes, ..Recipe::new(*scheme) }
+        let usual = Recipe::new(*scheme);
+        let held = targets.iter().map(Target::part_bytes).min();
+        let part_bytes = part_bytes.or(held).unwrap_or(usual.part_bytes);
+        Recipe { fixed, part_bytes, targets, passes, ..usual }
     }
 }
 

@@ -319,7 +319,7 @@ mod tests {
             kv: Vec::new(),
         };
         let entries = [
-            entry("layers.onnx", Part::Layers { tokens: 1, past: 63 }),
+            entry("layers.onnx", Part::Layers { tokens: 1, past: 63, range: None }),
             entry("head.onnx", Part::Head { rows: 1 }),
         ];
         let check = |graph, head, expected| {

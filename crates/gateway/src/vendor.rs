@@ -17,8 +17,8 @@ use narthex_device::{
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    ProgressSink, Target, Variant,
-    manifest::{Context, Manifest, PlacementRecord},
+    ModelName, ProgressSink, Target, Variant,
+    manifest::{Context, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
 };
 
@@ -37,41 +37,79 @@ pub(crate) fn compile_for(
 ) -> Result<(), Error> {
     let (device, compiler) = device(inner, target, progress, cancel)?;
     let runtime = inner.runtime(progress, cancel)?;
-    let graphs: Vec<String> = manifest
-        .graphs
-        .iter()
-        .filter(|graph| graph.variant == Variant::Static)
-        .map(|graph| graph.file.clone())
-        .collect();
+    let groups = groups(folder, manifest)?;
     let stem = format!("contexts/{}", target.file_stem());
     let place = folder.join(&stem);
     fs::create_dir_all(&place)
         .map_err(|source| Error::Io { what: format!("cannot create {}", place.display()), source })?;
-    let paths: Vec<(PathBuf, PathBuf)> =
-        graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
-    let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
-    let stage =
-        Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(jobs.len() as u64));
-    let mut done = |count: usize| {
-        stage.advance(count as u64);
-        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let placements = precompile(runtime, &device, &jobs, weights(target), &mut done)
-        .map_err(|error| fallen::explained(folder, &device, error.into()))?;
-    for (graph, placement) in graphs.iter().zip(&placements) {
-        let file = format!("{stem}/{graph}");
-        one_context(&folder.join(&file), &manifest.name)?;
-        let (target, compiler) = (target.clone(), compiler.clone());
-        let placement = record(placement);
-        manifest.contexts.push(Context { target, graph: graph.clone(), file, compiler, placement });
+    let all = groups.iter().map(Vec::len).sum::<usize>() as u64;
+    let stage = Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(all));
+    let mut compiled = 0;
+    for graphs in groups {
+        let paths: Vec<(PathBuf, PathBuf)> =
+            graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
+        let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
+        let mut done = |count: usize| {
+            stage.advance((compiled + count) as u64);
+            if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let placements = precompile(runtime, &device, &jobs, weights(target, &jobs), &mut done)
+            .map_err(|error| fallen::explained(folder, &device, error.into()))?;
+        compiled += graphs.len();
+        for (graph, placement) in graphs.into_iter().zip(&placements) {
+            let file = format!("{stem}/{graph}");
+            one_context(&folder.join(&file), &manifest.name)?;
+            let (target, compiler) = (target.clone(), compiler.clone());
+            let placement = record(placement);
+            manifest.contexts.push(Context { target, graph, file, compiler, placement });
+        }
     }
     Ok(package::adopt(folder, manifest, &files(&place, &stem)?)?)
 }
 
+/// The graphs of each context: those of one part of the layers, or an encoder's, which read the same weights. A head joins
+/// them where there is one part, and room for it.
+fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
+    let (mut parts, mut head) = (BTreeMap::<usize, Vec<String>>::new(), None);
+    for entry in manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static) {
+        let first = match entry.part {
+            Part::Head { .. } => {
+                head = Some(entry.file.clone());
+                continue;
+            }
+            Part::Layers { range, .. } => range.map_or(0, |range| range.first),
+            Part::Whole | Part::Bucket { .. } => 0,
+        };
+        parts.entry(first).or_default().push(entry.file.clone());
+    }
+    let mut groups: Vec<Vec<String>> = parts.into_values().collect();
+    if let Some(head) = head {
+        let room = match groups.as_slice() {
+            [only] => {
+                let bytes =
+                    only.iter().take(1).chain([&head]).map(|graph| weight_bytes(folder, graph, manifest));
+                bytes.sum::<Result<u64, Error>>()? <= manifest.recipe.part_bytes
+            }
+            _ => false,
+        };
+        match groups.last_mut().filter(|_| room) {
+            Some(only) => only.push(head),
+            None => groups.push(vec![head]),
+        }
+    }
+    Ok(groups)
+}
+
+/// Bytes of a graph's weights.
+fn weight_bytes(folder: &Path, file: &str, manifest: &Manifest) -> Result<u64, Error> {
+    let graph = decode(&folder.join(file), &manifest.name)?;
+    Ok(graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum())
+}
+
 /// One chip's graphs share their weights. Qualcomm's compiler cannot share them among several chips.
-fn weights(target: &Target) -> Weights {
+fn weights(target: &Target, jobs: &[Job<'_>]) -> Weights {
     match target {
-        Target::Qnn(chips) if chips.len() == 1 => Weights::Shared,
+        Target::Qnn(chips) if chips.len() == 1 && jobs.len() > 1 => Weights::Shared,
         Target::Qnn(_) | Target::OpenVino(_) => Weights::Apart,
     }
 }
@@ -123,16 +161,23 @@ fn record(placement: &Placement) -> PlacementRecord {
 }
 
 /// Makes sure that nothing of the graph was left outside of its context.
-fn one_context(path: &Path, name: &narthex_spec::ModelName) -> Result<(), Error> {
-    let bytes = fs::read(path)
-        .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
-    let bad = |reason: String| Error::BadPackage { name: name.clone(), reason };
-    let graph = Graph::decode(&bytes).map_err(|error| bad(format!("{}: {error}", path.display())))?;
+fn one_context(path: &Path, name: &ModelName) -> Result<(), Error> {
+    let graph = decode(path, name)?;
     let ops: Vec<&str> = graph.nodes.iter().map(|node| node.op.as_str()).collect();
     if ops == [CONTEXT_OP] {
         return Ok(());
     }
-    Err(bad(format!("{}: expected one {CONTEXT_OP} node, found {ops:?}", path.display())))
+    let reason = format!("{}: expected one {CONTEXT_OP} node, found {ops:?}", path.display());
+    Err(Error::BadPackage { name: name.clone(), reason })
+}
+
+fn decode(path: &Path, name: &ModelName) -> Result<Graph, Error> {
+    let bytes = fs::read(path)
+        .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
+    Graph::decode(&bytes).map_err(|error| Error::BadPackage {
+        name: name.clone(),
+        reason: format!("{}: {error}", path.display()),
+    })
 }
 
 /// Every file in a folder, relative to the package.

@@ -5,6 +5,7 @@
 mod support;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -417,6 +418,46 @@ fn passes_are_measured_and_stay_when_a_package_is_made_again() {
     let again = compile(Some(48), None);
     assert_eq!((again.recipe.fixed.unwrap().context, again.recipe.passes), (48, changed.recipe.passes));
     assert!(again.quality.is_some());
+}
+
+#[test]
+fn a_divided_model_has_a_context_for_each_part() {
+    let tiny = Tiny::new();
+    with_qnn(&tiny);
+    let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
+    let target = Some("qnn:x-elite".parse().unwrap());
+    let request =
+        CompileRequest { target, context: Some(64), part_bytes: Some(1), ..CompileRequest::new(Scheme::W8) };
+    let (folder, manifest) = gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap();
+    assert_eq!(manifest.recipe.part_bytes, 1);
+    assert_eq!(manifest.contexts.len(), 5, "prefill and decode of two parts, and the head");
+    // Which binary a context names, by part.
+    let mut binaries: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for context in &manifest.contexts {
+        let graph = Graph::decode(&fs::read(folder.join(&context.file)).unwrap()).unwrap();
+        let binary = graph.nodes[0].text("ep_cache_context").unwrap().to_owned();
+        let part = context.graph.rsplit_once("x64.").map_or("head", |(_, part)| part).to_owned();
+        binaries.entry(part).or_default().insert(binary);
+        assert_eq!(context.placement.subgraphs, [(Ep::Qnn, 1)].into(), "{context:?}");
+    }
+    let parts: Vec<&str> = binaries.keys().map(String::as_str).collect();
+    assert_eq!(parts, ["0-0.onnx", "1-1.onnx", "head"]);
+    let all: BTreeSet<&String> = binaries.values().flatten().collect();
+    assert!(all.len() == 3 && binaries.values().all(|part| part.len() == 1), "{binaries:?}");
+    // It answers in parts, each of which is placed as a whole.
+    let gateway = Gateway::open(config(&tiny, "qnn:emulation")).unwrap();
+    ask(&gateway, manifest.name.as_str(), question("the cat", greedy(2)));
+    let report = gateway.status().remove(0).placement.unwrap();
+    assert!(
+        report.lines.len() == 5 && report.lines.iter().all(|line| line.compute_share == 1.0),
+        "{report:?}"
+    );
+    // Asked for as it is, it is found; in one piece, it is made again.
+    let again = |part_bytes| {
+        let request = CompileRequest { part_bytes, ..request.clone() };
+        gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1.contexts.len()
+    };
+    assert_eq!((again(None), again(Some(1 << 30))), (5, 3));
 }
 
 /// Rewrites a graph of an installed package, as another exporter might have written it.

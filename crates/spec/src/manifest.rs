@@ -124,6 +124,9 @@ pub enum Part {
         tokens: usize,
         /// Columns of the past.
         past: usize,
+        /// Which of the model's layers; `None` for all of them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        range: Option<LayerRange>,
     },
     /// A decoder's last norm and head.
     Head {
@@ -135,6 +138,15 @@ pub enum Part {
         /// Tokens, padding included.
         length: usize,
     },
+}
+
+/// Some of a model's layers in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LayerRange {
+    /// The first.
+    pub first: usize,
+    /// The one behind the last.
+    pub end: usize,
 }
 
 /// A typed role of a graph input or output.
@@ -204,7 +216,8 @@ pub enum Slot {
         /// Layer number.
         layer: usize,
     },
-    /// `[1, tokens, hidden]`: hidden states after the last layer; what the layers give and the head takes.
+    /// `[1, tokens, hidden]`: hidden states after a graph's last layer; what layers give, and further layers or the head
+    /// take.
     Hidden,
     /// Input `[1, 1, length]`: how much each row weighs in an encoder's vector.
     PoolWeights,

@@ -123,12 +123,21 @@ pub struct Recipe {
     /// Shapes of variant B, where it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
+    /// The most bytes of weights that a decoder's fixed layers hold in one graph; a larger model has several, one after
+    /// another.
+    #[serde(default = "usual_part_bytes")]
+    pub part_bytes: u64,
     /// The NPUs it is compiled for ahead of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Target>,
     /// The changes of its graphs.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub passes: BTreeSet<Pass>,
+}
+
+/// What every NPU holds in one part.
+fn usual_part_bytes() -> u64 {
+    1 << 30
 }
 
 /// The shapes of variant B.
@@ -168,8 +177,9 @@ impl Recipe {
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
         let calibration = Calibration::None;
-        let passes = BTreeSet::new();
-        Self { scheme, block: 32, accuracy_level, calibration, fixed: None, targets: Vec::new(), passes }
+        let part_bytes = usual_part_bytes();
+        let (targets, passes) = (Vec::new(), BTreeSet::new());
+        Self { scheme, block: 32, accuracy_level, calibration, fixed: None, part_bytes, targets, passes }
     }
 }
 

@@ -110,6 +110,9 @@ pub struct QnnFacts {
     pub htp_arch: u32,
     /// Vector memory close to the NPU, in MiB.
     pub vtcm_mb: u32,
+    /// Bytes of weights from which on one compiled context is a risk: the NPU addresses 32 bits, which weights share with
+    /// activations and spills.
+    pub part_bytes: u64,
 }
 
 impl QnnChip {
@@ -125,7 +128,7 @@ impl QnnChip {
             Self::Elite => ("8-elite", "Snapdragon 8 Elite", 69, 79),
             Self::EliteGen5 => ("8-elite-gen-5", "Snapdragon 8 Elite Gen 5", 87, 81),
         };
-        QnnFacts { id, title, soc_model, htp_arch, vtcm_mb: 8 }
+        QnnFacts { id, title, soc_model, htp_arch, vtcm_mb: 8, part_bytes: 1 << 30 }
     }
 }
 
@@ -160,6 +163,14 @@ impl Target {
         match self {
             Self::Qnn(_) => Ep::Qnn,
             Self::OpenVino(_) => Ep::OpenVino,
+        }
+    }
+
+    /// The most bytes of weights that one compiled context should hold; the least of several chips.
+    pub fn part_bytes(&self) -> u64 {
+        match self {
+            Self::Qnn(chips) => chips.iter().map(|chip| chip.facts().part_bytes).min().unwrap_or(1 << 30),
+            Self::OpenVino(_) => 4 << 30,
         }
     }
 

@@ -60,6 +60,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         target: args.target.clone(),
         context: args.context,
         passes: Some(args.passes.iter().copied().collect()),
+        part_bytes: args.part_bytes,
     };
     let (folder, manifest) = gateway.compile(&args.model, &request, &Bars::new(), interrupt::cancel())?;
     let bytes = manifest.files.values().map(|file| file.bytes).sum();

@@ -17,7 +17,7 @@ use super::{
     report::{Component, Finding, Fix, Report, Rule, Score, Severity, Verdict},
     score::{count, plural},
 };
-use crate::quant::{Plan, Storage};
+use crate::quant::Plan;
 
 /// Columns of the past that memory is told for.
 const CONTEXT: usize = 4096;
@@ -161,18 +161,7 @@ fn note(message: String) -> Finding {
 /// Bytes of the linear weights with their scales and zero points; norms and biases are small beside them.
 fn weight_bytes(architecture: &Architecture, scheme: Scheme) -> u64 {
     let recipe = Recipe::new(scheme);
-    let bytes = |rows: usize, cols: usize, storage: Storage| {
-        let (rows, cols) = (rows as u64, cols as u64);
-        let blocks = cols.div_ceil(recipe.block.max(1) as u64);
-        rows * match storage {
-            Storage::F32 => cols * 4,
-            Storage::W8 => cols + blocks * 2,
-            Storage::W8Zeros => cols + blocks * 3,
-            Storage::W4 => cols.div_ceil(2) + blocks * 2 + blocks.div_ceil(2),
-        }
-    };
-    let plan = Plan::new(architecture, &recipe);
-    plan.weights.iter().map(|weight| bytes(weight.rows, weight.cols, weight.storage)).sum()
+    Plan::new(architecture, &recipe).weights.iter().map(|weight| weight.bytes(recipe.block)).sum()
 }
 
 /// Scores and their product with the values, for one new token after a past.

@@ -12,11 +12,11 @@ use narthex_spec::{
         Residual, Rotation,
     },
     dtype::Dim,
-    manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, Part, Slot},
+    manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, LayerRange, Part, Slot},
     recipe::FixedShapes,
 };
 
-use super::{Lowered, encoder, io::Io};
+use super::{Lowered, encoder, io::Io, parts};
 use crate::{
     emit::Emitter,
     error::CompileError,
@@ -53,9 +53,12 @@ pub(crate) fn lower(
 
 fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
     let mut graphs = Vec::new();
+    let parts = parts::parts(arch, e.plan, e.recipe);
     for &tokens in std::iter::once(&1).chain(&shapes.prefill) {
-        let entry = layers(e, arch, tokens, shapes.context)?;
-        graphs.push((e.next_graph(Builder::default())?, entry));
+        for &range in &parts {
+            let entry = layers(e, arch, (tokens, shapes.context), range)?;
+            graphs.push((e.next_graph(Builder::default())?, entry));
+        }
     }
     let entry = head(e, arch)?;
     graphs.push((e.next_graph(Builder::default())?, entry));
@@ -70,11 +73,17 @@ const ANGLES: [(Rotation, [Slot; 2], &str); 2] = [
     (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], "local."),
 ];
 
-/// Declares the angles of the new tokens.
-fn angles(e: &mut Emitter<'_>, io: &mut Io, arch: &DecoderArch, tokens: usize) -> Angles {
+/// Declares the angles of the new tokens that some layers turn by.
+fn angles(
+    e: &mut Emitter<'_>,
+    io: &mut Io,
+    arch: &DecoderArch,
+    (tokens, layers): (usize, &[DecoderLayer]),
+) -> Angles {
     let mut angles = Angles::default();
     for (rotation, slots, prefix) in ANGLES {
-        let Some(pairs) = rope::pairs(arch, rotation) else { continue };
+        let turned = layers.iter().any(|layer| layer.attention.rotation == rotation);
+        let Some(pairs) = rope::pairs(arch, rotation).filter(|_| turned) else { continue };
         let shape: [Dim; 4] = [1.into(), 1.into(), tokens.into(), pairs.into()];
         let cos = io.input(e, slots[0], &format!("{prefix}cos"), F16, &shape);
         let sin = io.input(e, slots[1], &format!("{prefix}sin"), F16, &shape);
@@ -111,33 +120,40 @@ impl Stream {
     }
 }
 
-/// The layers for `tokens` new tokens.
+/// The layers of a range for `tokens` new tokens.
 ///
 /// ```text
-/// embeds ── Mul(scale) ── layers ── hidden
+/// first part:  embeds ── Mul(scale) ── layers ── hidden
+/// others:      states ── layers ── hidden
 /// ```
 fn layers(
     e: &mut Emitter<'_>,
     arch: &DecoderArch,
-    tokens: usize,
-    past: usize,
+    (tokens, past): (usize, usize),
+    range: Option<LayerRange>,
 ) -> Result<GraphEntry, CompileError> {
-    e.graph = Builder::new(&format!("layers-{tokens}"), &OPSETS);
+    let LayerRange { first, end } = range.unwrap_or(LayerRange { first: 0, end: arch.layers.len() });
+    let part = range.map_or(String::new(), |_| format!(".{first}-{}", end - 1));
+    e.graph = Builder::new(&format!("layers-{tokens}{part}"), &OPSETS);
     let mut io = Io::default();
     let width: [Dim; 3] = [1.into(), tokens.into(), arch.hidden.into()];
-    let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width);
-    let angles = angles(e, &mut io, arch, tokens);
     let stream = Stream::of(arch);
-    let mut x = embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0) * stream.shrink);
+    let mut x = if first == 0 {
+        let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width);
+        embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0) * stream.shrink)
+    } else {
+        io.input(e, Slot::Hidden, "states", F16, &width)
+    };
+    let angles = angles(e, &mut io, arch, (tokens, &arch.layers[first..end]));
     let mut kv = Vec::new();
     let mut masks = Vec::new();
-    for (index, layer) in arch.layers.iter().enumerate() {
+    for (index, layer) in arch.layers.iter().enumerate().take(end).skip(first) {
         let attention = &layer.attention;
         let mask = mask(e, &mut io, &mut masks, (attention.window, tokens, past));
         let names = past_names(e, &mut io, index, (attention.kv_heads, attention.head_size, past));
         let step = plain::Step { tokens, past, angles: angles.of(attention.rotation), mask: &mask };
         let held = plain::Past { key: &names[0], value: &names[1], new_key: &names[2], new_value: &names[3] };
-        let last = (index + 1 == arch.layers.len()).then_some("hidden");
+        let last = (index + 1 == end).then_some("hidden");
         x = decoder_layer(e, (&x, last), (stream, index, layer), (&step, &held))?;
         let shapes =
             [(Slot::NewKey { layer: index }, &names[2]), (Slot::NewValue { layer: index }, &names[3])];
@@ -156,8 +172,8 @@ fn layers(
         });
     }
     io.output(e, Slot::Hidden, "hidden", F16, &width);
-    let file = format!("layers-{tokens}x{past}.onnx");
-    Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past }, kv))
+    let file = format!("layers-{tokens}x{past}{part}.onnx");
+    Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, kv))
 }
 
 /// One layer; its output is called `last` where it is the last.

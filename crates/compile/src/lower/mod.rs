@@ -4,6 +4,7 @@ pub mod dynamic;
 mod encoder;
 pub mod fixed;
 mod io;
+mod parts;
 
 use narthex_graph::Graph;
 use narthex_spec::manifest::{GraphEntry, HostTable};

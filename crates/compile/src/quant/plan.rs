@@ -40,6 +40,20 @@ pub struct Planned {
     pub storage: Storage,
 }
 
+impl Planned {
+    /// Bytes of the weight with its scales and zero points, in blocks of so many columns.
+    pub fn bytes(&self, block: usize) -> u64 {
+        let (rows, cols) = (self.rows as u64, self.cols as u64);
+        let blocks = cols.div_ceil(block.max(1) as u64);
+        rows * match self.storage {
+            Storage::F32 => cols * 4,
+            Storage::W8 => cols + blocks * 2,
+            Storage::W8Zeros => cols + blocks * 3,
+            Storage::W4 => cols.div_ceil(2) + blocks * 2 + blocks.div_ceil(2),
+        }
+    }
+}
+
 impl Plan {
     /// The plan that a recipe gives for an architecture. The head keeps 8 bits in `w4`, because its errors reach the
     /// logits unattenuated; one that shares its weight with the token table has no zero points, so that the host can

@@ -1,7 +1,8 @@
 //! A decoder of fixed graphs: implements the engine's [`Executor`], one span after another.
 
-use std::{ops::Range, path::Path};
+use std::{collections::BTreeMap, ops::Range, path::Path};
 
+use half::f16;
 use narthex_engine::executor::{
     Executor, KvBlock, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
     check_truncate,
@@ -17,7 +18,7 @@ use super::{
     cache::{Cache, New},
     graph::FixedGraph,
     open,
-    step::{self, Angles, Tables},
+    step::{self, Angles, Run, Tables},
 };
 use crate::{
     error::DeviceError,
@@ -43,8 +44,8 @@ pub struct FixedExecutor {
     tables: Tables,
     /// For models with two sets of rotary factors.
     switch: Option<Switch>,
-    /// By new tokens, rising.
-    layers: Vec<(usize, FixedGraph)>,
+    /// By new tokens, rising; the parts of each in the order of their layers.
+    layers: BTreeMap<usize, Vec<FixedGraph>>,
     head: FixedGraph,
     kv: Vec<KvLayout>,
     logits: Vec<f32>,
@@ -76,32 +77,36 @@ impl FixedExecutor {
         let load = |entry: &GraphEntry, place: Place<'_>| {
             FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
         };
-        let (mut layers, mut widths, mut kv) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut layers, mut widths) = (BTreeMap::<usize, Vec<FixedGraph>>::new(), Vec::new());
+        let mut kv = BTreeMap::new();
         let mut head = None;
         for entry in &manifest.graphs {
             match entry.part {
-                Part::Layers { tokens, past } => {
-                    layers.push((tokens, load(entry, places.layers)?));
+                Part::Layers { tokens, past, .. } => {
+                    let graph = load(entry, places.layers)?;
+                    kv.extend(graph.layers().zip(entry.kv.iter().cloned()));
+                    layers.entry(tokens).or_default().push(graph);
                     widths.push(past);
-                    kv.clone_from(&entry.kv);
                 }
                 Part::Head { .. } => head = Some(load(entry, places.head)?),
                 Part::Whole | Part::Bucket { .. } => {}
             }
         }
-        layers.sort_by_key(|(tokens, _)| *tokens);
         let (Some(&past), Some(head)) = (widths.first(), head) else {
             return Err(DeviceError::package("a decoder in fixed graphs", "none"));
         };
-        let single = layers.first().is_some_and(|(tokens, _)| *tokens == 1);
-        if !single || widths.iter().any(|&width| width != past) {
+        if !layers.contains_key(&1) || widths.iter().any(|&width| width != past) {
             return Err(DeviceError::package("a graph for one token, and one past", "others"));
         }
+        for (tokens, parts) in &mut layers {
+            in_order(parts, arch.layers.len(), tokens.saturating_mul(arch.hidden))?;
+        }
+        let kv: Vec<KvLayout> = kv.into_values().collect();
         let bytes_per_token = kv.iter().map(KvLayout::bytes_per_token).sum();
         let limits = Limits {
             slots: options.slots,
             context: past.min(manifest.max_length),
-            chunk: layers.last().map_or(1, |(tokens, _)| *tokens),
+            chunk: layers.keys().next_back().copied().unwrap_or(1),
             batch: options.slots,
             vocab: arch.vocab,
             kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
@@ -113,7 +118,7 @@ impl FixedExecutor {
 
     /// Where the nodes of each graph run.
     pub fn placements(&self) -> Vec<GraphPlacement> {
-        let graphs = self.layers.iter().map(|(_, graph)| graph).chain([&self.head]);
+        let graphs = self.layers.values().flatten().chain([&self.head]);
         graphs.map(FixedGraph::placement).collect()
     }
 
@@ -141,24 +146,14 @@ impl FixedExecutor {
         row: usize,
     ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
-        let Some((width, graph)) = self.layers.iter_mut().find(|(width, _)| *width >= tokens.len()) else {
+        let Some((&rows, parts)) = self.layers.range_mut(tokens.len()..).next() else {
             return Err(StepError::BadPlan { reason: format!("no graph takes {} tokens", tokens.len()) });
         };
-        step::write(graph, (&self.tables, factors), (span.at, self.past), tokens);
-        graph.run_over(&mut self.cache, span.slot)?;
-        for layer in 0..self.kv.len() {
-            let new = New {
-                keys: graph.output(Slot::NewKey { layer }),
-                values: graph.output(Slot::NewValue { layer }),
-                tokens: *width,
-                count: tokens.len(),
-            };
-            self.cache.put(span.slot, layer, span.at, new);
-        }
+        let run = Run { at: span.at, past: self.past, rows, tokens };
+        let states = run_parts(parts, (&self.tables, factors), run, (&mut self.cache, span.slot))?;
         let (hidden, vocab) = (self.tables.embedding.width(), self.limits.vocab);
         let count = span.logits.rows(tokens.len());
-        let states = graph.output(Slot::Hidden);
-        let wanted = states[(*width - count) * hidden..].chunks_exact(hidden);
+        let wanted = states[(rows - count) * hidden..].chunks_exact(hidden);
         for (state, out) in wanted.zip(self.logits[row * vocab..].chunks_exact_mut(vocab)) {
             self.head.input(Slot::Hidden).copy_from_slice(state);
             self.head.run()?;
@@ -168,6 +163,59 @@ impl FixedExecutor {
         }
         Ok(())
     }
+}
+
+/// Sorts the parts for one number of tokens, which must have each of the model's layers once, and take and give so many
+/// elements.
+fn in_order(parts: &mut [FixedGraph], layers: usize, elements: usize) -> Result<(), DeviceError> {
+    parts.sort_by_key(|part| part.layers().start);
+    let mut next = 0;
+    for part in parts {
+        if part.layers().start != next {
+            return Err(DeviceError::package(format!("a graph with layer {next}"), "none, or two"));
+        }
+        let taken = part.input(if next == 0 { Slot::Embeds } else { Slot::Hidden }).len();
+        let given = part.output(Slot::Hidden).len();
+        if [taken, given] != [elements; 2] {
+            let found = format!("{taken} and {given}");
+            return Err(DeviceError::package(
+                format!("layers that take and give {elements} elements"),
+                found,
+            ));
+        }
+        next = part.layers().end;
+    }
+    let expected = || format!("graphs of {layers} layers in all");
+    if next == layers { Ok(()) } else { Err(DeviceError::package(expected(), next)) }
+}
+
+/// Runs the layers, part after part, and places the new keys and values; gives the hidden states of every row.
+fn run_parts<'a>(
+    parts: &'a mut [FixedGraph],
+    tables: (&Tables, Factors),
+    run: Run<'_>,
+    (cache, slot): (&mut Cache, SlotId),
+) -> Result<&'a [f16], StepError> {
+    for index in 0..parts.len() {
+        let (before, rest) = parts.split_at_mut(index);
+        let Some(part) = rest.first_mut() else { break };
+        match before.last() {
+            None => step::embed(part, tables.0, run),
+            Some(before) => part.input(Slot::Hidden).copy_from_slice(before.output(Slot::Hidden)),
+        }
+        step::write(part, tables, run);
+        part.run_over(cache, slot)?;
+        for layer in part.layers() {
+            let new = New {
+                keys: part.output(Slot::NewKey { layer }),
+                values: part.output(Slot::NewValue { layer }),
+                tokens: run.rows,
+                count: run.tokens.len(),
+            };
+            cache.put(slot, layer, run.at, new);
+        }
+    }
+    Ok(parts.last().map_or(&[], |last| last.output(Slot::Hidden)))
 }
 
 /// The embedding, and the angles of every position for each pair of inputs that takes some.

@@ -1,13 +1,13 @@
 //! A fixed graph with its inputs and outputs bound to memory of its own, and to one slot's cache at a time.
 
-use std::ffi::CString;
+use std::{ffi::CString, ops::Range};
 
 use half::f16;
 use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType, SlotId,
     dtype::Dim,
-    manifest::{Binding as Bound, GraphEntry, Slot},
+    manifest::{Binding as Bound, GraphEntry, Part, Slot},
 };
 
 use super::cache::Cache;
@@ -25,6 +25,8 @@ pub(super) struct FixedGraph {
     session: Session,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
+    /// Its first layer; the cache has those of the whole model.
+    first: usize,
     past: Vec<[(CString, Vec<i64>); 2]>,
     slot: Option<SlotId>,
     file: String,
@@ -74,15 +76,24 @@ impl FixedGraph {
             let bound = entry.input(slot);
             Ok::<_, DeviceError>((package::input(entry, slot)?, bound.map_or(Ok(Vec::new()), extents)?))
         };
-        let past = (0..entry.kv.len())
+        let first = match entry.part {
+            Part::Layers { range, .. } => range.map_or(0, |range| range.first),
+            Part::Whole | Part::Head { .. } | Part::Bucket { .. } => 0,
+        };
+        let past = (first..first.saturating_add(entry.kv.len()))
             .map(|layer| Ok([named(Slot::PastKey { layer })?, named(Slot::PastValue { layer })?]))
             .collect::<Result<_, DeviceError>>()?;
-        Ok(Self { inputs, outputs, past, slot: None, file: entry.file.clone(), binding, session })
+        Ok(Self { inputs, outputs, first, past, slot: None, file: entry.file.clone(), binding, session })
     }
 
     /// Where its nodes run.
     pub(super) fn placement(&self) -> GraphPlacement {
         GraphPlacement { graph: self.file.clone(), placement: self.session.placement().clone() }
+    }
+
+    /// Its layers, in the model's count.
+    pub(super) fn layers(&self) -> Range<usize> {
+        self.first..self.first + self.past.len()
     }
 
     /// The roles of its inputs, but for the past.
@@ -104,7 +115,7 @@ impl FixedGraph {
     pub(super) fn run_over(&mut self, cache: &mut Cache, slot: SlotId) -> Result<(), StepError> {
         if self.slot != Some(slot) {
             self.slot = None;
-            for (layer, names) in cache.layers(slot)?.iter_mut().zip(&self.past) {
+            for (layer, names) in cache.layers(slot)?.iter_mut().skip(self.first).zip(&self.past) {
                 for (part, (name, shape)) in layer.iter_mut().zip(names) {
                     // SAFETY: a slot's memory stays where it is as long as the cache, which its executor drops after
                     // its graphs; it is written between runs only.

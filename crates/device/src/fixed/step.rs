@@ -39,15 +39,23 @@ impl Angles {
     }
 }
 
-/// Writes one run's inputs: `tokens` follow on `at` tokens in a past of `past` columns.
-pub(super) fn write(
-    graph: &mut FixedGraph,
-    (tables, factors): (&Tables, Factors),
-    (at, past): (usize, usize),
-    tokens: &[TokenId],
-) {
+/// One run's tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Run<'a> {
+    /// Tokens before them.
+    pub(super) at: usize,
+    /// Columns of the past.
+    pub(super) past: usize,
+    /// Rows of the graph.
+    pub(super) rows: usize,
+    /// The tokens; at most as many as rows.
+    pub(super) tokens: &'a [TokenId],
+}
+
+/// Writes the embedded tokens.
+pub(super) fn embed(graph: &mut FixedGraph, tables: &Tables, run: Run<'_>) {
     let hidden = tables.embedding.width();
-    let rows = graph.input(Slot::Embeds).len() / hidden;
+    let Run { at, rows, tokens, .. } = run;
     let first = rows - tokens.len();
     let mut row = vec![0.0; hidden];
     let embeds = graph.input(Slot::Embeds);
@@ -57,9 +65,19 @@ pub(super) fn write(
         tables.embedding.write(token, position, &mut row);
         narrow(&row, out);
     }
+}
+
+/// Writes rotary angles and masks.
+pub(super) fn write(graph: &mut FixedGraph, (tables, factors): (&Tables, Factors), run: Run<'_>) {
+    let Run { at, past, rows, tokens } = run;
+    let first = rows - tokens.len();
+    let mut row = vec![0.0; tables.embedding.width()];
     for (slot, table) in tables.angles.iter().flat_map(|angles| angles.of(factors)) {
         let pairs = table.cols();
         let angles = graph.input(slot);
+        if angles.is_empty() {
+            continue;
+        }
         angles[..first * pairs].fill(f16::ZERO);
         for (position, out) in (at..).zip(angles[first * pairs..].chunks_exact_mut(pairs)) {
             table.read_row(position, &mut row[..pairs]);

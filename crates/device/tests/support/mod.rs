@@ -88,6 +88,15 @@ impl Package {
         Self::make(file, Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) })
     }
 
+    /// The tiny Llama in both variants, the layers of the fixed one divided into a graph each.
+    pub(crate) fn divided_llama(scheme: Scheme, shapes: FixedShapes) -> Self {
+        let checkpoint = tempfile::tempdir().unwrap();
+        let file = checkpoint.path().join("tiny.gguf");
+        fs::write(&file, tiny_llama_gguf(7)).unwrap();
+        let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes), ..Recipe::new(scheme) };
+        Self::make(file, Recipe { part_bytes: 1, ..recipe })
+    }
+
     /// The tiny BERT in both variants, computing with exact activations.
     pub(crate) fn fixed_bert(scheme: Scheme, shapes: FixedShapes) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();

@@ -63,8 +63,7 @@ impl Facts {
                 Self {
                     compiler: Compiler::Htp,
                     brain_floats: wide,
-                    // Up to v79 the NPU addresses 32 bits, and weights share them with activations and spills.
-                    part_caution: 1 << 30,
+                    part_caution: target.part_bytes(),
                     part_limit: if wide { 3_750_000_000 } else { 2 << 30 },
                     near_memory: near,
                 }
@@ -72,7 +71,7 @@ impl Facts {
             Target::OpenVino(_) => Self {
                 compiler: Compiler::OpenVino,
                 brain_floats: false,
-                part_caution: 4 << 30,
+                part_caution: target.part_bytes(),
                 part_limit: 8 << 30,
                 near_memory: None,
             },

@@ -1,0 +1,96 @@
+//! What can be typed behind `compile` and `check`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use narthex_spec::{Calibration, Pass, Scheme, Target};
+
+/// `narthex compile`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CompileArgs {
+    /// The model: a name, hf:owner/repo, or a path
+    pub(crate) model: String,
+
+    /// Weight scheme: w8, w4 or f32
+    #[arg(long, default_value = "w8")]
+    pub(crate) scheme: Scheme,
+
+    /// Scale channels by what the layers of a chat model in w8 see in a text: standard or none
+    #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
+    pub(crate) calibrate: Calibration,
+
+    /// Change the graphs for compilers that run the changed form better, and measure what that costs:
+    /// grouped-projections, split-heads, linear-as-conv
+    #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]
+    pub(crate) passes: Vec<Pass>,
+
+    /// Write the stages between checkpoint and package to this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) keep_stages: Option<PathBuf>,
+
+    /// Also compile for an NPU: qnn:x-elite, or several chips as in qnn:x-elite,8-elite
+    #[arg(long, value_name = "PROVIDER:CHIP")]
+    pub(crate) target: Option<Target>,
+
+    /// The longest sequence on the NPU, in tokens [default: 2048, or the model's own]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
+    pub(crate) context: Option<usize>,
+
+    /// The most bytes of weights in one of the NPU's graphs, beyond which the layers are divided [default: what the NPU
+    /// holds]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) part_bytes: Option<u64>,
+}
+
+/// `narthex check`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CheckArgs {
+    /// An ONNX file, a folder with some, a checkpoint, or a model's name
+    pub(crate) model: String,
+
+    /// The NPU: qnn:x-elite, several chips as in qnn:x-elite,8-elite, or openvino:npu
+    #[arg(long, default_value = "qnn:x-elite", value_name = "PROVIDER:CHIP")]
+    pub(crate) target: Target,
+
+    /// Give an open dimension an extent, as in batch=1; may be given several times
+    #[arg(long, value_name = "DIMENSION=N", value_parser = extent)]
+    pub(crate) set: Vec<(String, u64)>,
+
+    /// Write the model with Narthex's own fixes to this folder; the exit code is then for what was written
+    #[arg(long, value_name = "DIR")]
+    pub(crate) fix: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `batch=1` as a dimension's name and its extent.
+fn extent(text: &str) -> Result<(String, u64), String> {
+    let parts = text.rsplit_once('=').map(|(name, extent)| (name.trim(), extent.trim().parse()));
+    match parts {
+        Some((name, Ok(extent))) if !name.is_empty() && (1..=i64::MAX as u64).contains(&extent) => {
+            Ok((name.to_owned(), extent))
+        }
+        _ => Err("expected a dimension's name and a whole number above zero, as in batch=1".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_have_a_name_and_a_number() {
+        let check = |text: &str, expect: Option<(&str, u64)>| {
+            let found = extent(text).ok();
+            assert_eq!(found, expect.map(|(name, extent)| (name.to_owned(), extent)), "{text}");
+        };
+        check("batch=1", Some(("batch", 1)));
+        check(" past_length = 448 ", Some(("past_length", 448)));
+        check("a=b=2", Some(("a=b", 2)));
+        for wrong in ["batch", "batch=", "=1", "batch=0", "batch=-1", "batch=99999999999999999999"] {
+            check(wrong, None);
+        }
+    }
+}
