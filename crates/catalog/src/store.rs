@@ -45,6 +45,11 @@ pub struct Store {
 }
 
 impl Store {
+    /// A new, empty folder for files that nobody keeps; it goes when it is dropped.
+    pub fn scratch(&self) -> Result<Staging, Error> {
+        Staging::scratch(self)
+    }
+
     /// Opens the store at `root`, else at `NARTHEX_HOME`, else in the platform's data folder, and clears away what
     /// dead processes left.
     ///

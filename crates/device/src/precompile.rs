@@ -64,6 +64,16 @@ pub fn precompile(
     Ok(open.iter().map(|session| session.placement().clone()).collect())
 }
 
+/// Lets a device's compiler have a graph, and keeps nothing of it; gives the number of its nodes, all of which it took.
+///
+/// # Errors
+/// As for [`precompile`].
+pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize, DeviceError> {
+    let session = Session::open(runtime, graph, SessionOptions::on(device, 1))?;
+    whole(runtime, graph, device, session.placement())?;
+    Ok(session.placement().nodes.len())
+}
+
 /// Refuses a placement that is not wholly on its device; each node with the provider's reason, where it gives one.
 pub(crate) fn whole(
     runtime: &Runtime,

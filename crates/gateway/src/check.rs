@@ -1,7 +1,10 @@
 //! `narthex check`: whether a model would run on an NPU, what keeps it from that, and what can be done about it.
 //!
 //! Here a file, folder or name becomes graphs, or an architecture where there are none yet; the rules are the compiler's.
-//! No weight is read and no model is run. What a vendor's compiler made of a graph is joined with [`Report::record`].
+//! By themselves they read no weight and run no model; [`compiler`] asks the vendor's compiler, where it is installed, and
+//! joins what it made of a graph with [`Report::record`].
+
+mod compiler;
 
 use std::{
     collections::BTreeMap,
@@ -10,13 +13,15 @@ use std::{
 
 use narthex_catalog::{fetch, index::Entry, resolve::ModelRef};
 use narthex_compile::{
-    check::{self, Compiled, Finding, Fix, Options, Part, Rule, Severity, architecture, fix, open, write},
+    check::{
+        self, Compiled, Finding, Fix, Left, Options, Part, Rule, Severity, architecture, fix, open, write,
+    },
     checkpoint,
 };
 use narthex_spec::{
     Target, Variant,
     arch::Architecture,
-    manifest::{Manifest, PlacementRecord},
+    manifest::{Context, Manifest, PlacementRecord},
 };
 use serde::Serialize;
 
@@ -41,6 +46,17 @@ pub struct CheckRequest {
     pub extents: BTreeMap<String, u64>,
     /// A folder for the model with the fixes that Narthex makes itself.
     pub fix: Option<PathBuf>,
+    /// Whether the vendor's compiler is asked too.
+    pub compiler: Asked,
+}
+
+/// Whether a check asks a vendor's compiler, which takes as long as a compile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Where it is installed.
+    IfInstalled,
+    /// Never; the rules are enough.
+    Never,
 }
 
 /// What a check found.
@@ -78,8 +94,10 @@ impl Gateway {
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = Options { target: request.target.clone(), extents: request.extents.clone() };
         let report = match find(self.inner(), &request.subject, cancel)? {
-            Subject::Graphs(files) => return graphs(request, &files, &options),
-            Subject::Package(manifest, folder) => package(request, &manifest, &folder, &options)?,
+            Subject::Graphs(files) => return graphs((self.inner(), cancel), request, &files, &options),
+            Subject::Package(manifest, folder) => {
+                package((self.inner(), cancel), request, &manifest, &folder, &options)?
+            }
             Subject::Checkpoint(found) => {
                 architecture::check_architecture(&request.subject, &found, &options)
             }
@@ -165,10 +183,17 @@ fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel)
 }
 
 /// Checks ONNX files, and writes them fixed where that is wanted.
-fn graphs(request: &CheckRequest, files: &[PathBuf], options: &Options) -> Result<CheckReport, Error> {
+fn graphs(
+    (inner, cancel): (&Inner, &Cancel),
+    request: &CheckRequest,
+    files: &[PathBuf],
+    options: &Options,
+) -> Result<CheckReport, Error> {
     let parts = open::open_files(files)?;
     refuse_unknown(&parts, options)?;
-    let report = check::check(&request.subject, &parts, options);
+    let compiler = compiler::of(inner, request, cancel)?;
+    let mut report = check::check(&request.subject, &parts, options);
+    compiler::finalize(&compiler, &mut report, parts.iter())?;
     let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
     let cannot =
         |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
@@ -178,13 +203,16 @@ fn graphs(request: &CheckRequest, files: &[PathBuf], options: &Options) -> Resul
     }
     let files = write::write(&fixed, folder)?;
     let written: Vec<PathBuf> = fixed.iter().map(|part| folder.join(&part.name)).collect();
-    let after = check::check(&folder.display().to_string(), &open::open_files(&written)?, options);
+    let parts = open::open_files(&written)?;
+    let mut after = check::check(&folder.display().to_string(), &parts, options);
+    compiler::finalize(&compiler, &mut after, parts.iter())?;
     Ok(CheckReport { report, fixed: Some(Fixed { files, report: after }) })
 }
 
 /// Checks the fixed graphs of a package, and enters what the vendor's compiler made of them; without such graphs, what
 /// they would be.
 fn package(
+    (inner, cancel): (&Inner, &Cancel),
     request: &CheckRequest,
     manifest: &Manifest,
     folder: &Path,
@@ -201,10 +229,15 @@ fn package(
         ));
         return Ok(report);
     }
-    let mut report = check::check(&request.subject, &open::open_files(&files)?, options);
-    for context in manifest.contexts.iter().filter(|context| context.target == request.target) {
+    let parts = open::open_files(&files)?;
+    let mut report = check::check(&request.subject, &parts, options);
+    let own = |context: &&Context| context.target == request.target;
+    for context in manifest.contexts.iter().filter(own) {
         report.record(&context.graph, &compiled(&context.placement, &request.target));
     }
+    let known = |part: &&Part| manifest.contexts.iter().filter(own).any(|context| context.graph == part.name);
+    let compiler = compiler::of(inner, request, cancel)?;
+    compiler::finalize(&compiler, &mut report, parts.iter().filter(|part| !known(part)))?;
     Ok(report)
 }
 
@@ -212,8 +245,10 @@ fn package(
 fn compiled(placement: &PlacementRecord, target: &Target) -> Compiled {
     let nodes = placement.nodes.values().flat_map(|operators| operators.values()).sum();
     let others = placement.nodes.iter().filter(|(ep, _)| **ep != target.ep());
-    let elsewhere: Vec<String> = others
+    let left = |path| Left { path, why: None };
+    let elsewhere: Vec<Left> = others
         .flat_map(|(ep, operators)| operators.iter().map(move |(op, count)| format!("{count} {op} on {ep}")))
+        .map(left)
         .collect();
     if elsewhere.is_empty() { Compiled::Whole { nodes } } else { Compiled::Partly { elsewhere, nodes } }
 }

@@ -4,13 +4,15 @@
 
 mod support;
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, path::Path};
 
+use narthex_compile::check::{Finding, Rule, Severity};
 use narthex_gateway::{
     Cancel, CompileRequest, Error, ErrorKind, Gateway,
-    check::{CheckReport, CheckRequest, Verdict},
+    check::{Asked, CheckReport, CheckRequest, Verdict},
 };
-use narthex_spec::{Scheme, progress::Quiet};
+use narthex_graph::{Builder, build::External};
+use narthex_spec::{DType, Scheme, dtype::Dim, progress::Quiet};
 use narthex_testkit::checkpoint;
 use support::Tiny;
 
@@ -20,6 +22,7 @@ fn check(gateway: &Gateway, subject: &str) -> Result<CheckReport, Error> {
         target: "qnn:x-elite".parse().unwrap(),
         extents: BTreeMap::new(),
         fix: None,
+        compiler: Asked::IfInstalled,
     };
     gateway.check(&request, &Cancel::new())
 }
@@ -80,10 +83,92 @@ fn what_a_subject_has_no_use_for_is_refused() {
             target: "qnn:x-elite".parse().unwrap(),
             extents: extents.iter().map(|&(name, extent)| (name.to_owned(), extent)).collect(),
             fix: fix.map(Into::into),
+            compiler: Asked::IfInstalled,
         };
         gateway.check(&request, &Cancel::new())
     };
     assert!(matches!(ask(&[], None).unwrap().verdict(), Verdict::Refused { .. }));
     assert_eq!(ask(&[("batch", 1)], None).unwrap_err().param(), Some("set"));
     assert_eq!(ask(&[], Some("out")).unwrap_err().param(), Some("fix"));
+}
+
+/// Products and their rectifiers, between which `inner` may put something of its own.
+fn chain(folder: &Path, inner: impl Fn(&mut Builder, &str) -> String) -> String {
+    let mut b = Builder::new("chain", &[("", 20)]);
+    let mut x = b.input("x", DType::F32, &[1, 4, 8].map(Dim::from));
+    let weight = |length| External { file: "w.data", offset: 0, length };
+    let square = b.external("square", DType::F32, &[8, 8], weight(256));
+    for layer in 0..6 {
+        x = b.op(&format!("/layers.{layer}"), "MatMul", &[&x, &square]);
+        x = b.op(&format!("/layers.{layer}"), "Relu", &[&x]);
+        if layer == 3 {
+            b.external("gain", DType::F32, &[8], weight(32));
+            x = inner(&mut b, &x);
+        }
+    }
+    b.output(&x, DType::F32, &[1, 4, 8].map(Dim::from));
+    let file = folder.join("chain.onnx");
+    fs::write(folder.join("w.data"), [0x3c; 256]).unwrap();
+    fs::write(&file, b.finish().encode()).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+/// A norm as PyTorch's exporter writes it, on which Qualcomm's compiler fails in spite of taking each of its operators.
+fn written_out_norm(b: &mut Builder, x: &str) -> String {
+    let (two, tiny, axis) = (b.scalar(2.0), b.scalar(1e-6), b.ints(&[1], &[-1]));
+    let square = b.op("/norm", "Pow", &[x, &two]);
+    let mean = b.op("/norm", "ReduceMean", &[&square, &axis]);
+    let shifted = b.op("/norm", "Add", &[&mean, &tiny]);
+    let root = b.op("/norm", "Sqrt", &[&shifted]);
+    let scale = b.op("/norm", "Reciprocal", &[&root]);
+    let scaled = b.op("/norm", "Mul", &[x, &scale]);
+    b.op("/norm/gain", "Mul", &["gain", &scaled])
+}
+
+fn compiled(report: &CheckReport, severity: Severity) -> Option<&Finding> {
+    let own = |finding: &&Finding| finding.rule == Rule::CompilerFails && finding.severity == severity;
+    report
+        .report
+        .findings
+        .iter()
+        .find(|finding| own(finding) && finding.message.starts_with("the vendor's compiler"))
+}
+
+#[test]
+fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
+    let tiny = Tiny::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = chain(folder.path(), |_, x| x.to_owned());
+    let report = check(&tiny.gateway(), &file).unwrap();
+    assert!(compiled(&report, Severity::Notes).is_none(), "{}", report.report);
+    tiny.with_qnn();
+    let report = check(&tiny.gateway(), &file).unwrap();
+    let told = compiled(&report, Severity::Notes).unwrap();
+    assert_eq!(told.message, "the vendor's compiler took all 12 nodes");
+    assert_eq!(*report.verdict(), Verdict::Whole);
+    // An operator that it leaves to the CPU, in its own words.
+    let file = chain(folder.path(), |b, x| b.op("/alone", "Erf", &[x]));
+    let report = check(&tiny.gateway(), &file).unwrap();
+    let told = compiled(&report, Severity::Falls).unwrap();
+    assert_eq!(told.places, ["/alone/Erf"]);
+    assert!(told.message.contains("not supported by QNN EP"), "{}", told.message);
+    assert!(matches!(report.verdict(), Verdict::Partly { .. }));
+}
+
+#[test]
+fn the_nodes_on_which_the_vendor_s_compiler_fails_are_found() {
+    let tiny = Tiny::new();
+    tiny.with_qnn();
+    let folder = tempfile::tempdir().unwrap();
+    let file = chain(folder.path(), written_out_norm);
+    let report = check(&tiny.gateway(), &file).unwrap();
+    let told = compiled(&report, Severity::Refuses).unwrap();
+    for words in ["1002", "the graph could not be prepared", "takes them as soon as one is left out"] {
+        assert!(told.message.contains(words), "{}", told.message);
+    }
+    let parts = ["Pow", "ReduceMean", "Add", "Sqrt", "Reciprocal", "Mul"].map(|op| format!("/norm/{op}"));
+    let nodes: Vec<String> = parts.into_iter().chain(["/norm/gain/Mul".to_owned()]).collect();
+    assert_eq!(told.places, nodes);
+    assert!(told.fix.as_ref().is_some_and(|fix| fix.text.contains("put the weight second")), "{told:?}");
+    assert!(matches!(report.verdict(), Verdict::Refused { .. }));
 }

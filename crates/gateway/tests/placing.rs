@@ -10,26 +10,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::store::Store;
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver,
 };
 use narthex_graph::Graph;
 use narthex_spec::{DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, manifest::Quality, progress::Quiet};
 use support::{Tiny, ask, greedy, question};
-
-/// Lets a tiny store find the QNN runtime that the tests' own store has.
-fn with_qnn(tiny: &Tiny) {
-    let store = Store::open(None).unwrap();
-    let info = runtimes::locate(&store, RuntimeKind::Qnn);
-    let dir = info.expect("no QNN runtime: run `cargo xtask test --only store` once, which installs it").dir;
-    let own = tiny.home().join("runtimes");
-    fs::create_dir_all(&own).unwrap();
-    std::os::unix::fs::symlink(&dir, own.join(dir.file_name().unwrap())).unwrap();
-}
 
 fn config(tiny: &Tiny, providers: &str) -> Config {
     Config { providers: providers.parse().unwrap(), scheme: Some(Scheme::W8), ..tiny.config() }
@@ -87,7 +74,7 @@ fn an_order_that_ends_without_the_cpu_fails_closed() {
 #[test]
 fn an_npu_that_is_required_is_not_replaced() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let config = Config { npu: NpuPolicy::Require, ..config(&tiny, "qnn:emulation,cpu") };
     let error = load(config, &model).unwrap_err().to_string();
@@ -99,7 +86,7 @@ fn an_npu_that_is_required_is_not_replaced() {
 #[test]
 fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let gateway = Gateway::open(config(&tiny, "qnn:emulation")).unwrap();
     let answer = ask(&gateway, &model, question("the cat", greedy(3)));
@@ -131,7 +118,7 @@ fn record(tiny: &Tiny, name: &str) -> serde_json::Value {
 #[test]
 fn contexts_are_kept_and_refused_once_they_are_stale_or_damaged() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let notes = || {
         let status = load(config(&tiny, "qnn:emulation"), &model).unwrap();
@@ -172,7 +159,7 @@ fn contexts_are_kept_and_refused_once_they_are_stale_or_damaged() {
 #[test]
 fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     load(config(&tiny, "qnn:emulation"), &model).unwrap();
     let mut found = record(&tiny, "verification.json");
@@ -195,7 +182,7 @@ fn a_device_is_checked_against_the_cpu_once_and_stays_in_quarantine() {
 #[test]
 fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
     let gateway = Gateway::open(Config { place, ..config(&tiny, "auto") }).unwrap();
@@ -212,7 +199,7 @@ fn prompts_are_read_under_htp_emulation_and_answers_written_on_the_cpu() {
 #[test]
 fn layers_and_head_run_where_each_is_put() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let check = |name: &str, expected: &[Ep]| {
         let place = Some(name.parse().unwrap());
@@ -240,7 +227,7 @@ fn layers_and_head_run_where_each_is_put() {
 fn a_head_that_was_compiled_at_a_load_is_kept_for_the_next() {
     let check = |name: &str, expected: &[&str]| {
         let tiny = Tiny::new();
-        with_qnn(&tiny);
+        tiny.with_qnn();
         let (model, place) = (fixed(&tiny), Some(name.parse().unwrap()));
         let load = || {
             let status = load(Config { place, ..config(&tiny, "cpu") }, &model).unwrap();
@@ -335,7 +322,7 @@ fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
 #[test]
 fn a_split_reads_short_prompts_where_it_writes_once_that_was_measured() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let why_at = |power| {
         let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
@@ -359,7 +346,7 @@ fn a_split_reads_short_prompts_where_it_writes_once_that_was_measured() {
 #[test]
 fn nothing_is_measured_where_a_stand_in_is_the_other_device() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let place = Some("auto".parse().unwrap());
     let status = load(Config { place, ..config(&tiny, "cpu,qnn:emulation") }, &model).unwrap();
@@ -371,7 +358,7 @@ fn nothing_is_measured_where_a_stand_in_is_the_other_device() {
 #[test]
 fn another_target_joins_the_first() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
     let compile = |target: &str, context| {
         let target = Some(target.parse().unwrap());
@@ -423,7 +410,7 @@ fn passes_are_measured_and_stay_when_a_package_is_made_again() {
 #[test]
 fn a_divided_model_has_a_context_for_each_part() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
     let target = Some("qnn:x-elite".parse().unwrap());
     let request =
@@ -475,7 +462,7 @@ fn rewrite(folder: &Path, file: &str, change: impl FnOnce(&mut Graph)) {
 #[test]
 fn a_graph_that_the_npu_refuses_is_named_and_the_next_device_takes_over() {
     let tiny = Tiny::new();
-    with_qnn(&tiny);
+    tiny.with_qnn();
     let model = fixed(&tiny);
     let folder =
         Store::open(Some(tiny.home())).unwrap().package(&model.parse().unwrap(), Scheme::W8).unwrap();

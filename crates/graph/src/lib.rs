@@ -6,6 +6,7 @@ pub mod build;
 pub mod check;
 pub mod dump;
 pub mod element;
+mod extract;
 pub mod graph;
 pub mod infer;
 pub mod onnx;

@@ -60,6 +60,10 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) fix: Option<PathBuf>,
 
+    /// Go by the rules alone, even where the vendor's compiler is installed
+    #[arg(long)]
+    pub(crate) rules_only: bool,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
-    check::{CheckRequest, Verdict},
+    check::{Asked, CheckRequest, Verdict},
 };
 
 use crate::{args::CheckArgs, exit::Judged, interrupt, output};
@@ -15,6 +15,7 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
         target: args.target,
         extents: args.set.into_iter().collect(),
         fix: args.fix,
+        compiler: if args.rules_only { Asked::Never } else { Asked::IfInstalled },
     };
     let found = gateway.check(&request, interrupt::cancel())?;
     if args.json {

@@ -5,6 +5,7 @@
 //! vendor's compiler says of a graph is joined to a report with [`Report::record`].
 
 pub mod architecture;
+pub mod bisect;
 mod decoder_loop;
 mod extents;
 mod facts;
@@ -30,7 +31,7 @@ use narthex_spec::Target;
 
 pub use open::CheckError;
 pub use reasons::{Reason, reasons};
-pub use record::Compiled;
+pub use record::{Compiled, Fault, Left};
 pub use report::{
     AfterFix, Component, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,
 };

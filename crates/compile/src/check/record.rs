@@ -18,8 +18,8 @@ pub enum Compiled {
     },
     /// It left some nodes to other devices.
     Partly {
-        /// Paths of those nodes.
-        elsewhere: Vec<String>,
+        /// Those nodes.
+        elsewhere: Vec<Left>,
         /// All nodes.
         nodes: usize,
     },
@@ -27,51 +27,107 @@ pub enum Compiled {
     Failed {
         /// Its message.
         message: String,
-        /// The node that fails alone, where it was found.
-        node: Option<String>,
+        /// The nodes at fault.
+        fault: Fault,
+    },
+}
+
+/// A node that a compiler left to other devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// The node's path.
+    pub path: String,
+    /// Why, in the compiler's own words, where it gives any.
+    pub why: Option<String>,
+}
+
+/// What is known of the nodes on which a compiler fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// Nobody looked for them.
+    NotSought,
+    /// It fails on these, and takes them as soon as any one is left out.
+    Nodes {
+        /// Their paths, in order.
+        paths: Vec<String>,
+        /// How to mend one of them, where a rule knows that.
+        fix: Option<Fix>,
+    },
+    /// They could not be found, for this reason.
+    NotFound {
+        /// Why.
+        reason: String,
     },
 }
 
 impl Report {
     /// Records what a compiler made of a part; it overrules the prediction where it is worse.
     pub fn record(&mut self, part: &str, compiled: &Compiled) {
-        let finding = |severity, places, message: String, fix| Finding {
-            rule: Rule::CompilerFails,
-            severity,
-            part: Some(part.to_owned()),
-            places,
-            message,
-            fix,
-        };
-        match compiled {
+        let found = match compiled {
             Compiled::Whole { nodes } => {
                 let message = format!("the vendor's compiler took all {nodes} nodes");
-                self.findings.push(finding(Severity::Notes, Vec::new(), message, None));
+                vec![finding(Severity::Notes, Vec::new(), message, None)]
             }
             Compiled::Partly { elsewhere, nodes } => {
-                let message = format!(
-                    "the vendor's compiler left {} of {nodes} nodes to other devices",
-                    elsewhere.len()
-                );
-                self.findings.push(finding(Severity::Falls, elsewhere.clone(), message, None));
                 if self.verdict == Verdict::Whole {
                     let elsewhere_percent = 100.0 * elsewhere.len() as f64 / (*nodes).max(1) as f64;
-                    self.verdict =
-                        Verdict::Partly { elsewhere_percent, elsewhere_nodes: elsewhere.len() as u64 };
+                    let elsewhere_nodes = elsewhere.len() as u64;
+                    self.verdict = Verdict::Partly { elsewhere_percent, elsewhere_nodes };
                 }
+                left(elsewhere, *nodes)
             }
-            Compiled::Failed { message, node } => {
-                let (message, fix) = in_words(message);
+            Compiled::Failed { message, fault } => {
+                let (message, fix, places) = failed(message, fault);
                 self.verdict = Verdict::Refused { reason: message.clone() };
-                self.findings.push(finding(
-                    Severity::Refuses,
-                    node.iter().cloned().collect(),
-                    message,
-                    Some(fix),
-                ));
+                vec![finding(Severity::Refuses, places, message, Some(fix))]
             }
-        }
+        };
+        self.findings.extend(found.into_iter().map(|found| Finding { part: Some(part.to_owned()), ..found }));
         self.findings.sort_by_key(|finding| finding.severity);
+    }
+}
+
+fn finding(severity: Severity, places: Vec<String>, message: String, fix: Option<Fix>) -> Finding {
+    Finding { rule: Rule::CompilerFails, severity, part: None, places, message, fix }
+}
+
+/// The nodes that went elsewhere, gathered by the compiler's reason.
+fn left(elsewhere: &[Left], nodes: usize) -> Vec<Finding> {
+    let mut groups: Vec<(Option<&str>, Vec<String>)> = Vec::new();
+    for Left { path, why } in elsewhere {
+        match groups.iter_mut().find(|(other, _)| *other == why.as_deref()) {
+            Some((_, paths)) => paths.push(path.clone()),
+            None => groups.push((why.as_deref(), vec![path.clone()])),
+        }
+    }
+    let told = |(why, paths): (Option<&str>, Vec<String>)| {
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let message =
+            format!("the vendor's compiler left {} of {nodes} nodes to other devices{why}", paths.len());
+        finding(Severity::Falls, paths, message, None)
+    };
+    groups.into_iter().map(told).collect()
+}
+
+/// A failure in words, with the next step and the nodes at fault.
+fn failed(message: &str, fault: &Fault) -> (String, Fix, Vec<String>) {
+    let (message, usual) = in_words(message);
+    match fault {
+        Fault::NotSought => (message, usual, Vec::new()),
+        Fault::NotFound { reason } => {
+            (format!("{message}. The nodes at fault were not found: {reason}"), usual, Vec::new())
+        }
+        Fault::Nodes { paths, fix } => {
+            let message = match paths.as_slice() {
+                [only] => format!("{message}. It fails on {only} alone"),
+                several => format!(
+                    "{message}. It fails on these {} nodes, and takes them as soon as one is left out",
+                    several.len()
+                ),
+            };
+            let rewrite = || Fix::you("write these nodes with other operators, or in another order");
+            (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
+        }
     }
 }
 

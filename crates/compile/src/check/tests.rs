@@ -565,17 +565,33 @@ fn openvino_has_facts_of_its_own() {
 #[test]
 fn a_compiler_has_the_last_word() {
     let mut report = report_on(one("Relu", F32, &["1 4"], &[]));
+    let partly = |left: &[(&str, Option<&str>)]| {
+        let left =
+            left.iter().map(|(path, why)| Left { path: path.to_string(), why: why.map(str::to_owned) });
+        Compiled::Partly { elsewhere: left.collect(), nodes: 4 }
+    };
     report.record("model.onnx", &Compiled::Whole { nodes: 1 });
     assert_eq!(report.verdict, Verdict::Whole);
-    report.record("model.onnx", &Compiled::Partly { elsewhere: vec!["/a".into()], nodes: 4 });
+    report.record("model.onnx", &partly(&[("/a", None)]));
     assert_eq!(report.verdict, Verdict::Partly { elsewhere_percent: 25.0, elsewhere_nodes: 1 });
+    let why = Some("Cannot get shape");
+    report.record("model.onnx", &partly(&[("/c", why), ("/d", None), ("/e", why)]));
+    let told =
+        report.findings.iter().find(|finding| finding.message.ends_with(": Cannot get shape")).unwrap();
+    assert_eq!(told.places, ["/c", "/e"]);
     let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
-    report.record("model.onnx", &Compiled::Failed { message, node: Some("/b".into()) });
+    report.record("model.onnx", &Compiled::Failed { message: message.clone(), fault: Fault::NotSought });
     let found = &report.findings[0];
-    assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("qnn_op_trace.json")));
     assert!(matches!(report.verdict, Verdict::Refused { .. }));
+    let mut report = report_on(one("Relu", F32, &["1 4"], &[]));
+    let fault = Fault::Nodes { paths: vec!["/b".into()], fix: None };
+    report.record("model.onnx", &Compiled::Failed { message, fault });
+    let found = &report.findings[0];
+    assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
+    assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);
+    assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
 }
 
 #[test]

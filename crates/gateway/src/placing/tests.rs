@@ -22,7 +22,7 @@ use narthex_testkit::checkpoint;
 use super::*;
 use crate::{
     Cancel, CompileRequest, Gateway,
-    check::{CheckRequest, Verdict},
+    check::{Asked, CheckRequest, Verdict},
     loaded::Loaded,
     names::PackageKey,
     package,
@@ -212,6 +212,7 @@ fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) 
         target: Target::Qnn(vec![QnnChip::XElite]),
         extents: BTreeMap::new(),
         fix: None,
+        compiler: Asked::Never,
     };
     let report = gateway(&package.home, NpuPolicy::Prefer).check(&request, &Cancel::new()).unwrap();
     assert_ne!(*report.verdict(), Verdict::Whole);

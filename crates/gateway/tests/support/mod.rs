@@ -8,7 +8,10 @@ pub(crate) mod encoders;
 
 use std::{fs, ops::ControlFlow, path::PathBuf, sync::mpsc, time::Duration};
 
-use narthex_catalog::{runtimes, store::Store};
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    store::Store,
+};
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, disable_telemetry,
     request::{
@@ -63,6 +66,17 @@ impl Tiny {
     /// The store's folder.
     pub(crate) fn home(&self) -> PathBuf {
         self.folder.path().join("home")
+    }
+
+    /// Lets the store find the QNN runtime that the tests' own store has.
+    #[cfg(unix)]
+    pub(crate) fn with_qnn(&self) {
+        let info = runtimes::locate(&Store::open(None).unwrap(), RuntimeKind::Qnn);
+        let dir =
+            info.expect("no QNN runtime: run `cargo xtask test --only store` once, which installs it").dir;
+        let own = self.home().join("runtimes");
+        fs::create_dir_all(&own).unwrap();
+        std::os::unix::fs::symlink(&dir, own.join(dir.file_name().unwrap())).unwrap();
     }
 
     /// Settings for a gateway over this store.
