@@ -1,7 +1,7 @@
 //! Attention in plain operators and fixed shapes, for the static variant: rank 4 at most, additive masks, no positions.
 
 use narthex_graph::{Attribute, build::NodeSpec};
-use narthex_spec::arch::Attention;
+use narthex_spec::arch::{Attention, QkNorm};
 
 use super::{
     attention::Bidirectional,
@@ -83,6 +83,9 @@ fn rotate(e: &mut Emitter<'_>, scope: &str, x: &str, size: usize, [cos, sin]: &[
 /// Causal attention of a fixed number of new tokens to a past of fixed width and to themselves. Grouped queries
 /// (Ainslie et al. 2023, arXiv:2305.13245) share keys by a reshape: `[1, kv_heads, group · tokens, size]`.
 ///
+/// One token has the same elements in the same order whichever of heads and tokens comes first, so its graph goes without
+/// the transposes, and without the reshapes between heads and groups.
+///
 /// ```text
 /// x ── qkv_proj ─┬─ q ─ rotate ─ scale ────────────── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
 ///                ├─ k ─ rotate ─ transpose ─┬─ Concat(past) ┘                           │
@@ -107,14 +110,7 @@ pub(crate) fn cached(
         attributes: &[("perm", Attribute::Ints(vec![0, 1, 3, 2]))],
     };
     e.graph.node_to(new_key, &[past.new_key]);
-    let new_value = NodeSpec {
-        name: &format!("{scope}/v/heads/Transpose"),
-        op: "Transpose",
-        domain: "",
-        inputs: &[&v],
-        attributes: &[("perm", Attribute::Ints(vec![0, 2, 1, 3]))],
-    };
-    e.graph.node_to(new_value, &[past.new_value]);
+    heads_to(e, &format!("{scope}/v/heads"), &v, (tokens, kv, size), past.new_value);
     let joined = |e: &mut Emitter<'_>, scope: &str, parts: [&str; 2], axis| {
         e.graph.op_with(scope, "Concat", &parts, &[("axis", Attribute::Int(axis))])
     };
@@ -122,23 +118,48 @@ pub(crate) fn cached(
     let values = joined(e, &format!("{scope}/values"), [past.value, past.new_value], 2);
     let seen = step.past + tokens;
     let grouped = attention.heads / kv * tokens;
-    let q = reshape(e, &format!("{scope}/q/groups"), &q, &[1, kv, grouped, size]);
+    let between = |e: &mut Emitter<'_>, part: &str, x: String, shape: [usize; 4]| {
+        if tokens == 1 { x } else { reshape(e, &format!("{scope}/{part}"), &x, &shape) }
+    };
+    let q = between(e, "q/groups", q, [1, kv, grouped, size]);
     let scores = e.graph.op(&format!("{scope}/scores"), "MatMul", &[&q, &keys]);
-    let scores = reshape(e, &format!("{scope}/scores"), &scores, &[1, attention.heads, tokens, seen]);
+    let scores = between(e, "scores", scores, [1, attention.heads, tokens, seen]);
     let scores = match attention.score_cap {
         Some(cap) => capped(e, &format!("{scope}/cap"), &scores, cap),
         None => scores,
     };
     let weighed = weigh(e, scope, &scores, step.mask);
-    let weighed = reshape(e, &format!("{scope}/groups"), &weighed, &[1, kv, grouped, seen]);
+    let weighed = between(e, "groups", weighed, [1, kv, grouped, seen]);
     let mixed = e.graph.op(&format!("{scope}/mix"), "MatMul", &[&weighed, &values]);
-    let mixed = reshape(e, &format!("{scope}/mix/heads"), &mixed, &[1, attention.heads, tokens, size]);
+    let mixed = between(e, "mix/heads", mixed, [1, attention.heads, tokens, size]);
     let flat = [1, tokens, attention.heads * size];
     project_out(e, &mixed, (scope, weights), flat, attention.output_bias.into())
 }
 
-/// Queries, rotated and scaled, `[1, heads, tokens, size]`; keys, rotated, `[1, kv_heads, tokens, size]`; and values,
-/// `[1, tokens, kv_heads, size]`.
+/// `[1, tokens, heads · size]` as `output` of `[1, heads, tokens, size]`.
+fn heads_to(
+    e: &mut Emitter<'_>,
+    scope: &str,
+    x: &str,
+    (tokens, heads, size): (usize, usize, usize),
+    output: &str,
+) {
+    let (op, x, parameter, attributes) = if tokens == 1 {
+        let shape = [1, heads, 1, size].map(|extent| extent as i64);
+        ("Reshape", x.to_owned(), Some(e.graph.ints(&[4], &shape)), Vec::new())
+    } else {
+        let rows = reshape(e, scope, x, &[1, tokens, heads, size]);
+        ("Transpose", rows, None, vec![("perm", Attribute::Ints(vec![0, 2, 1, 3]))])
+    };
+    let name = format!("{scope}/{op}");
+    let inputs: Vec<&str> = [x.as_str()].into_iter().chain(parameter.as_deref()).collect();
+    let spec = NodeSpec { name: &name, op, domain: "", inputs: &inputs, attributes: &attributes };
+    e.graph.node_to(spec, &[output]);
+}
+
+/// Queries, rotated and scaled, `[1, heads, tokens, size]`, or those of one token by groups,
+/// `[1, kv_heads, heads / kv_heads, size]`; keys, rotated, `[1, kv_heads, tokens, size]`; and values,
+/// `[1, tokens, kv_heads · size]`.
 fn rotated(
     e: &mut Emitter<'_>,
     x: &str,
@@ -154,10 +175,18 @@ fn rotated(
     let [q, k, v] = split(e, &qkv_scope, &qkv, 2, &[attention.heads * size, kv * size, kv * size]);
     let turned = |e: &mut Emitter<'_>, part: &str, x: &str, heads: usize| {
         let at = format!("{scope}/{part}");
-        let x = reshape(e, &format!("{at}/heads"), x, &[1, tokens, heads, size]);
+        let groups = [1, kv, heads / kv, size];
+        // A norm with a gain for each head wants the heads in a row.
+        let direct = tokens == 1 && attention.qk_norm != QkNorm::LayerPerHead;
+        let rows = if direct { groups } else { [1, tokens, heads, size] };
+        let x = reshape(e, &format!("{at}/heads"), x, &rows);
         let (named, weight) = (format!("{at}_norm"), format!("{weights}.{part}_norm.weight"));
         let x = head_norm(e, &x, (&named, &weight), (heads, size), (attention.qk_norm, norm.epsilon))?;
-        let x = transpose(e, &format!("{at}/heads"), &x, &[0, 2, 1, 3]);
+        let x = match (tokens, direct) {
+            (1, true) => x,
+            (1, false) => reshape(e, &format!("{at}/groups"), &x, &groups),
+            _ => transpose(e, &format!("{at}/heads"), &x, &[0, 2, 1, 3]),
+        };
         Ok::<_, CompileError>(match step.angles {
             Some(angles) => rotate(e, &format!("{at}/rotate"), &x, size, angles),
             None => x,
@@ -167,7 +196,6 @@ fn rotated(
     // Scaled before the product, which half precision might not hold otherwise.
     let q = scale(e, &format!("{scope}/q/scale"), &q, attention.scale());
     let k = turned(e, "k", &k, kv)?;
-    let v = reshape(e, &format!("{scope}/v/heads"), &v, &[1, tokens, kv, size]);
     Ok([q, k, v])
 }
 
@@ -196,7 +224,11 @@ fn project_out(
     flat: [usize; 3],
     bias: Bias,
 ) -> Result<String, CompileError> {
-    let rows = transpose(e, &format!("{scope}/mix"), mixed, &[0, 2, 1, 3]);
+    let rows = if flat[1] == 1 {
+        mixed.to_owned()
+    } else {
+        transpose(e, &format!("{scope}/mix"), mixed, &[0, 2, 1, 3])
+    };
     let rows = reshape(e, &format!("{scope}/mix/flat"), &rows, &flat);
     let parts = [format!("{weights}.o_proj")];
     let o_scope = format!("{scope}/o_proj");
