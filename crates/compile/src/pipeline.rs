@@ -23,7 +23,7 @@ use crate::{
     lower::{
         Lowered,
         dynamic::{self, GRAPH_FILE},
-        fixed,
+        fixed, parts,
     },
     package::PackageWriter,
     pass,
@@ -64,8 +64,13 @@ pub fn compile(
     cancel: &AtomicBool,
 ) -> Result<Manifest, CompileError> {
     let checkpoint = checkpoint::open(job.checkpoint)?;
-    job.recipe.fixed = job.recipe.fixed.map(|shapes| shapes.within(checkpoint.max_length));
     let plan = Plan::new(&checkpoint.architecture, &job.recipe);
+    let lengths = match &checkpoint.architecture {
+        Architecture::Decoder(arch) => parts::prefill(arch, &plan, &job.recipe),
+        Architecture::Encoder(_) => &[],
+    };
+    let within = |shapes: FixedShapes| shapes.or_prefill(lengths).within(checkpoint.max_length);
+    job.recipe.fixed = job.recipe.fixed.take().map(within);
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;
 

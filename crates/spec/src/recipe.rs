@@ -145,16 +145,25 @@ fn usual_part_bytes() -> u64 {
 pub struct FixedShapes {
     /// Columns of a decoder's past: the longest sequence, in tokens.
     pub context: usize,
-    /// New tokens of each prefill graph, rising, each above 1. The decode graph takes one.
+    /// New tokens of each prefill graph, rising, each above 1. The decode graph takes one. Of a recipe, none leaves them to
+    /// the compiler, which goes by the model's size.
     pub prefill: Vec<usize>,
     /// Lengths of an encoder's graphs in tokens, rising.
     pub buckets: Vec<usize>,
 }
 
 impl FixedShapes {
-    /// The shapes for sequences of up to `context` tokens: prefill 64 tokens at a time, texts in buckets of 64 to 512.
+    /// The shapes for sequences of up to `context` tokens: prefill as suits the model, texts in buckets of 64 to 512.
     pub fn new(context: usize) -> Self {
-        Self { context, prefill: vec![64], buckets: vec![64, 128, 256, 512] }.within(context)
+        Self { context, prefill: Vec::new(), buckets: vec![64, 128, 256, 512] }.within(context)
+    }
+
+    /// The same shapes with these lengths of prefill, where none were given.
+    pub fn or_prefill(mut self, lengths: &[usize]) -> Self {
+        if self.prefill.is_empty() {
+            self.prefill = lengths.to_vec();
+        }
+        self
     }
 
     /// The same shapes for a model whose sequences have at most `longest` tokens.
@@ -208,7 +217,7 @@ mod tests {
     #[test]
     fn shapes_fit_the_model() {
         let check = |context, longest, expected: (usize, &[usize], &[usize])| {
-            let shapes = FixedShapes::new(context).within(longest);
+            let shapes = FixedShapes::new(context).or_prefill(&[64]).within(longest);
             assert_eq!((shapes.context, &*shapes.prefill, &*shapes.buckets), expected);
         };
         check(2048, 8192, (2048, &[64], &[64, 128, 256, 512]));
@@ -217,5 +226,7 @@ mod tests {
         check(2048, 300, (300, &[64], &[64, 128, 256, 300]));
         check(40, 8192, (40, &[40], &[40]));
         check(2048, 64, (64, &[64], &[64]));
+        let given = FixedShapes { prefill: vec![8], ..FixedShapes::new(48) };
+        assert_eq!(given.or_prefill(&[64]).prefill, [8]);
     }
 }

@@ -4,7 +4,7 @@ pub mod dynamic;
 mod encoder;
 pub mod fixed;
 mod io;
-mod parts;
+pub(crate) mod parts;
 
 use narthex_graph::Graph;
 use narthex_spec::manifest::{GraphEntry, HostTable};

@@ -4,9 +4,35 @@ use narthex_spec::{Recipe, arch::DecoderArch, manifest::LayerRange};
 
 use crate::quant::Plan;
 
+/// Lengths of prefill graphs: a prompt's last tokens go through the shortest that takes them.
+const LENGTHS: [usize; 2] = [32, 128];
+
+/// The one length where a second graph costs too much.
+const ONE_LENGTH: [usize; 1] = [64];
+
+/// Bytes of a layer's weights from which on a second prefill graph is worth having. In a context that shares its weights,
+/// Qualcomm's compiler (2.51) was seen to add a third of a megabyte for each layer of each further graph: beside these,
+/// less than three percent.
+const LARGE_LAYER: u64 = 12 << 20;
+
+/// How many new tokens each prefill graph takes, for a decoder of such weights.
+pub(crate) fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize] {
+    let bytes = layer_bytes(arch, plan, recipe);
+    let mean = bytes.iter().sum::<u64>().checked_div(bytes.len() as u64).unwrap_or(0);
+    if mean >= LARGE_LAYER { &LENGTHS } else { &ONE_LENGTH }
+}
+
 /// Which layers a graph has; all of them where they are not many. Where a model has to be divided, its head, which is a
 /// graph of its own, is not counted.
 pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
+    match even(&layer_bytes(arch, plan, recipe), recipe.part_bytes).as_slice() {
+        [] | [_] => vec![None],
+        several => several.iter().copied().map(Some).collect(),
+    }
+}
+
+/// Bytes of each layer's linear weights; norms and biases are small beside them.
+fn layer_bytes(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
     let mut bytes = vec![0u64; arch.layers.len()];
     for weight in &plan.weights {
         let layer = weight.name.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -14,10 +40,7 @@ pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Opt
             *sum += weight.bytes(recipe.block);
         }
     }
-    match even(&bytes, recipe.part_bytes).as_slice() {
-        [] | [_] => vec![None],
-        several => several.iter().copied().map(Some).collect(),
-    }
+    bytes
 }
 
 /// As few runs of layers as hold at most `limit` bytes each, or one layer, and those as even as they can be.
@@ -52,6 +75,11 @@ fn runs(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::{
+        Scheme,
+        arch::{Activation, Architecture, Attention, DecoderLayer, Family, Mlp, NormKind, Residual},
+    };
+
     use super::*;
 
     #[test]
@@ -70,5 +98,34 @@ mod tests {
         check(&[10, 99, 10], 20, &[(0, 1), (1, 2), (2, 3)]);
         check(&[10; 2], 0, &[(0, 1), (1, 2)]);
         check(&[], 10, &[]);
+    }
+
+    #[test]
+    fn large_layers_have_two_lengths_of_prefill() {
+        let check = |heads: [usize; 3], inner, scheme, expected: &[usize]| {
+            let [heads, kv, size] = heads;
+            let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: false };
+            let attention = Attention::plain(heads, kv, size);
+            let arch = DecoderArch {
+                family: Family::Llama,
+                vocab: 100,
+                hidden: inner / 3 / 64 * 64,
+                context: 32,
+                layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 4],
+                norm_epsilon: 1e-5,
+                norm: NormKind::Rms,
+                rope: None,
+                local_rope: None,
+                embed_scale: None,
+                logit_cap: None,
+                tied_head: true,
+            };
+            let recipe = Recipe::new(scheme);
+            let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);
+            assert_eq!(prefill(&arch, &plan, &recipe), expected, "{heads} heads in {scheme}");
+        };
+        check([9, 3, 64], 1536, Scheme::W8, &[64]);
+        check([16, 8, 128], 3072, Scheme::W8, &[32, 128]);
+        check([16, 8, 128], 3072, Scheme::W4, &[64]);
     }
 }
