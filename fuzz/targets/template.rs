@@ -25,8 +25,8 @@ fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
     let specials: BTreeMap<String, String> = names.map(|name| (name.to_owned(), format!("<{name}>"))).into();
     let Ok(template) = ChatTemplate::new(source, specials) else { return };
     let conversation = conversation();
-    let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7) };
+    let options = RenderOptions::answer((2026, 3, 7));
     let _ = template.render(&conversation, &options);
-    let options = RenderOptions { generation_prompt: GenerationPrompt::Leave, date: (2024, 2, 29) };
+    let options = RenderOptions { generation_prompt: GenerationPrompt::Leave, ..RenderOptions::answer((2024, 2, 29)) };
     let _ = template.render(&conversation[2..3], &options);
 });

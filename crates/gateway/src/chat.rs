@@ -11,11 +11,7 @@ use narthex_engine::{
     worker::{SequenceHandle, SubmitError},
 };
 use narthex_spec::TokenId;
-use narthex_text::{
-    prompt,
-    template::{GenerationPrompt, RenderOptions},
-    tokenizer::Specials,
-};
+use narthex_text::{prompt, template::RenderOptions, tokenizer::Specials};
 
 use crate::{
     error::Error,
@@ -51,7 +47,7 @@ pub(crate) fn chat(
             "this model has no chat template; use /v1/completions, or a chat-tuned model",
         ));
     };
-    let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date };
+    let options = RenderOptions::answer(date);
     let bos = loaded.manifest.tokenizer.bos;
     let tokens = prompt::tokens(&loaded.tokenizer, template, &request.messages, &options, bos)?;
     submit(loaded, &Asked { tokens, param: "messages", echo: EchoText::None }, &request.options, sink)

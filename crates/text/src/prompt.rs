@@ -30,7 +30,7 @@ pub fn tokens(
 ) -> Result<Vec<TokenId>, PromptError> {
     let shielded: Vec<Message> =
         messages.iter().map(|message| message.map_text(|text| tokenizer.shield(text))).collect();
-    let text = template.render(&shielded, options)?;
+    let text = template.render(&shielded, &options.map_text(|text| tokenizer.shield(text)))?;
     Ok(with_bos(tokenizer.encode(&text, Specials::Parse)?, bos))
 }
 

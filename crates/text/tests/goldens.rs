@@ -6,14 +6,14 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use narthex_text::{
     detokenize::Detokenizer,
     prompt,
-    template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role},
+    template::{ChatTemplate, FunctionCall, GenerationPrompt, Message, RenderOptions, Role, ToolCall},
     tokenizer::{GgufVocab, Specials, Tokenizer},
 };
 use proptest::prelude::*;
 use serde_json::Value;
 
 const OPTIONS: RenderOptions =
-    RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 11, 21) };
+    RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 11, 21), tools: Vec::new() };
 
 fn fixture(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -160,6 +160,22 @@ fn typed_special_tokens_change_no_structure() {
     ] {
         assert_eq!(structure(text), plain, "{text:?}");
     }
+}
+
+#[test]
+fn special_tokens_in_tools_and_calls_are_text() {
+    let source =
+        "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=true) }}{{ messages[0].tool_calls | tojson }}";
+    let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
+    let end = "<|im_end|>";
+    let function =
+        FunctionCall { name: end.to_owned(), arguments: serde_json::json!({end: [end, {"deep": end}]}) };
+    let mut message = Message::new(Role::Assistant, String::new());
+    message.tool_calls = vec![ToolCall { id: Some(end.to_owned()), function }];
+    let options = RenderOptions { tools: vec![serde_json::json!({"name": end, end: end})], ..OPTIONS };
+    let tokens = prompt::tokens(&BYTE_LEVEL, &template, &[message], &options, None).unwrap();
+    assert!(tokens.iter().all(|&token| !BYTE_LEVEL.is_special(token)));
+    assert_eq!(BYTE_LEVEL.decode(&tokens).matches(end).count(), 3 + 3 + 5);
 }
 
 /// A small file with something of everything.

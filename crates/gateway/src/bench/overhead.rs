@@ -10,7 +10,7 @@ use narthex_engine::executor::StepError;
 use narthex_spec::TokenId;
 use narthex_text::{
     prompt,
-    template::{ChatTemplate, GenerationPrompt, RenderOptions},
+    template::{ChatTemplate, RenderOptions},
 };
 use serde::Serialize;
 
@@ -127,7 +127,7 @@ impl Contest<'_> {
     }
 
     fn tokens(&self, number: usize) -> Result<Vec<TokenId>, Error> {
-        let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date: today::today() };
+        let options = RenderOptions::answer(today::today());
         let bos = self.loaded.manifest.tokenizer.bos;
         let messages = self.messages(number);
         Ok(prompt::tokens(&self.loaded.tokenizer, self.template, &messages, &options, bos)?)

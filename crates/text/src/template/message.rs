@@ -1,8 +1,9 @@
-//! Messages, and the two ways in which a conversation is adapted to a template that refuses it.
+//! Messages with the calls of tools in them, and the ways in which a conversation is adapted to a template that refuses it.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,23 +34,68 @@ pub struct Message {
     /// Which call a tool's result answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
+    /// The tools that the assistant calls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// One call of a tool, as templates see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "function")]
+pub struct ToolCall {
+    /// What the tool's result names; some templates want nine letters and digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// What is called.
+    pub function: FunctionCall,
+}
+
+/// A function and its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionCall {
+    /// The function's name.
+    pub name: String,
+    /// The arguments by name: an object, where OpenAI's API has its text.
+    pub arguments: Value,
 }
 
 impl Message {
     /// A message without a name.
     pub fn new(role: Role, content: String) -> Self {
-        Self { role, content, name: None, tool_call_id: None }
+        Self { role, content, name: None, tool_call_id: None, tool_calls: Vec::new() }
     }
 
     /// The message with each of its texts changed.
     pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
         let own = |text: &'a Option<String>| text.as_deref().map(|text| change(text).into_owned());
+        let call = |call: &'a ToolCall| ToolCall {
+            id: own(&call.id),
+            function: FunctionCall {
+                name: change(&call.function.name).into_owned(),
+                arguments: map_json(&call.function.arguments, &change),
+            },
+        };
         Self {
             role: self.role,
             content: change(&self.content).into_owned(),
             name: own(&self.name),
             tool_call_id: own(&self.tool_call_id),
+            tool_calls: self.tool_calls.iter().map(call).collect(),
         }
+    }
+}
+
+/// The value with each of its texts changed, names of fields among them. Values are as deep as `serde_json` reads them.
+pub(super) fn map_json<'a>(value: &'a Value, change: &impl Fn(&'a str) -> Cow<'a, str>) -> Value {
+    match value {
+        Value::String(text) => Value::String(change(text).into_owned()),
+        Value::Array(items) => items.iter().map(|item| map_json(item, change)).collect(),
+        Value::Object(fields) => {
+            let field =
+                |(name, value): (&'a String, &'a Value)| (change(name).into_owned(), map_json(value, change));
+            fields.iter().map(field).collect()
+        }
+        other => other.clone(),
     }
 }
 
@@ -79,6 +125,7 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
         match joined.last_mut() {
             Some(last) if last.role == message.role && message.role != Role::Tool => {
                 last.content = join(&last.content, &message.content);
+                last.tool_calls.extend(message.tool_calls.iter().cloned());
             }
             _ => joined.push(message.clone()),
         }

@@ -5,19 +5,21 @@
 
 mod bounded;
 mod budget;
+#[cfg(test)]
+mod goldens;
 mod guard;
 mod message;
 mod python;
 mod renderer;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use minijinja::{Environment, ErrorKind, syntax::SyntaxConfig};
 
 use budget::Budget;
 use renderer::Renderer;
 
-pub use message::{Message, Role};
+pub use message::{FunctionCall, Message, Role, ToolCall};
 
 /// Steps that one rendering may take; a conversation takes some hundred a message.
 const FUEL: u64 = 500_000;
@@ -58,12 +60,27 @@ pub enum GenerationPrompt {
 }
 
 /// What a template may ask for besides the messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderOptions {
     /// Whether the assistant is to speak next.
     pub generation_prompt: GenerationPrompt,
     /// The day that `strftime_now` prints: year, month from 1, day from 1.
     pub date: (i64, u8, u8),
+    /// The tools that the assistant may call, each an object of OpenAI's `tools`.
+    pub tools: Vec<serde_json::Value>,
+}
+
+impl RenderOptions {
+    /// An answer is wanted on that day; there are no tools.
+    pub fn answer(date: (i64, u8, u8)) -> Self {
+        Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new() }
+    }
+
+    /// The options with each text of the tools changed.
+    pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
+        let tools = self.tools.iter().map(|tool| message::map_json(tool, &change)).collect();
+        Self { tools, ..*self }
+    }
 }
 
 /// A parsed chat template. Cloning is cheap.
@@ -107,7 +124,7 @@ impl ChatTemplate {
     }
 
     fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        self.renderer.render(messages.to_vec(), *options)
+        self.renderer.render(messages.to_vec(), options.clone())
     }
 }
 
@@ -165,7 +182,7 @@ mod tests {
     use super::*;
 
     const OPTIONS: RenderOptions =
-        RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7) };
+        RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7), tools: Vec::new() };
 
     fn render(source: &str, messages: &[(Role, &str)]) -> Result<String, TemplateError> {
         let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
 use super::{REFUSAL, bounded::check_method};
+use crate::tokenizer::SHIELD;
 
 /// Marks errors that a template raised itself.
 const RAISED: &str = "raised: ";
@@ -169,7 +170,8 @@ impl Formatter for Python {
         for c in text.chars() {
             let mut units = [0; 2];
             match c {
-                '\0'..='\x7e' => write!(writer, "{c}")?,
+                // What breaks the spelling of a special token has to reach the tokenizer.
+                '\0'..='\x7e' | SHIELD => write!(writer, "{c}")?,
                 _ => {
                     c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?
                 }
@@ -319,5 +321,7 @@ mod tests {
             vec![("ensure_ascii", Value::from(true))],
             "\"<\\u00e9\\ud83d\\ude42\\u007f\\n\"",
         );
+        let ascii = vec![("ensure_ascii", Value::from(true))];
+        check("\"\u{fdd0}\u{fdd1}\"", ascii, "\"\u{fdd0}\\ufdd1\"");
     }
 }

@@ -116,7 +116,7 @@ fn render(
         messages => Value::from(Serde(messages)),
         add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
         // Templates ask whether these are none, which what is not there is not.
-        tools => Value::from(()),
+        tools => (!options.tools.is_empty()).then(|| Value::from(Serde(&options.tools))),
         documents => Value::from(()),
         ..special_tokens.clone(),
     };

@@ -28,7 +28,7 @@ use special::SpecialTable;
 use crate::barrier::contain;
 
 /// Breaks special tokens in user text; a Unicode noncharacter, which text for interchange never holds.
-const SHIELD: char = '\u{FDD0}';
+pub(crate) const SHIELD: char = '\u{FDD0}';
 
 /// Why a tokenizer was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
