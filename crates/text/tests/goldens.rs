@@ -1,7 +1,7 @@
 //! Whole tokenizers against reference implementations; `goldens/make.py` recorded what those make of hard texts.
 #![allow(clippy::unwrap_used, reason = "a fixture that is not as it should be fails the test")]
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::{collections::BTreeMap, path::Path, sync::LazyLock};
 
 use narthex_text::{
     detokenize::Detokenizer,
@@ -81,6 +81,24 @@ fn sentence_pieces_are_those_of_the_reference() {
             let tokens = t.encode(text, Specials::AsText).unwrap();
             assert_eq!(tokens, ids(&case["ids"]), "{text:?}");
             assert_eq!(t.decode(&tokens), case["decoded"].as_str().unwrap(), "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn sentencepiece_models_cut_text_as_sentencepiece_does() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pieces");
+    for name in ["llama", "gemma", "unigram", "plain"] {
+        let file = |end: &str| std::fs::read(folder.join(format!("{name}.{end}"))).unwrap();
+        let cases: Value = serde_json::from_slice(&file("json")).unwrap();
+        let t = Tokenizer::from_sentencepiece(&file("model"), &[]).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let tokens = t.encode(text, Specials::AsText).unwrap();
+            assert_eq!(tokens, ids(&case["ids"]), "{name}: {text:?}");
+            if let Some(decoded) = case["decoded"].as_str() {
+                assert_eq!(t.decode(&tokens), decoded, "{name}: {text:?}");
+            }
         }
     }
 }

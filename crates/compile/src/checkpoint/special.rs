@@ -1,9 +1,11 @@
-//! Which tokens end an answer, by the texts that chat formats use.
+//! Which tokens end an answer, by the texts that chat formats use, and what ChatGLM3's files leave to its program.
 //!
 //! Both readers add these to what a checkpoint states: conversions often name only one of a model's end tokens.
 
+use narthex_spec::arch::{Architecture, Family};
+
 /// Texts that end a turn in the chat formats in use. None of them is ordinary text.
-pub(super) const END_OF_TURN: [&str; 12] = [
+const END_OF_TURN: [&str; 12] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -17,6 +19,38 @@ pub(super) const END_OF_TURN: [&str; 12] = [
     "<EOT>",
     "_<EOT>",
 ];
+
+/// The tokens that ChatGLM3's own program puts behind the pieces of its tokenizer, in this order.
+pub(super) const CHATGLM3_TOKENS: [&str; 9] = [
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "sop",
+    "eop",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+];
+
+/// ChatGLM3's format of a conversation, which only later revisions of its files have.
+const CHATGLM3_TEMPLATE: &str = "\
+    {% for message in messages %}{% if loop.first %}[gMASK]sop{% endif %}<|{{ message['role'] }}|>\n \
+    {{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+/// Texts that end an answer of a family. ChatGLM ends by naming who speaks next.
+pub(super) fn ends_of(family: Family) -> impl Iterator<Item = &'static str> {
+    let next: &[&str] = if family == Family::ChatGlm { &["<|user|>", "<|observation|>"] } else { &[] };
+    END_OF_TURN.iter().chain(next).copied()
+}
+
+/// The chat template of a model whose files have none, where its family has one.
+pub(super) fn template_of(architecture: &Architecture) -> Option<String> {
+    match architecture {
+        Architecture::Decoder(arch) if arch.family == Family::ChatGlm => Some(CHATGLM3_TEMPLATE.to_owned()),
+        _ => None,
+    }
+}
 
 /// `tokens` in ascending order, each once.
 pub(super) fn sorted(tokens: impl IntoIterator<Item = u32>) -> Vec<u32> {

@@ -41,6 +41,18 @@ pub struct GgufVocab {
     pub pad: Option<u32>,
 }
 
+/// What SentencePiece makes of a character that is no piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fallback {
+    /// A piece for each of its bytes.
+    Bytes,
+    /// The unknown piece.
+    Unknown,
+}
+
+/// The most merges that are derived; Gemma's pieces give half a million.
+const MAX_MERGES: usize = 1 << 22;
+
 /// The longest SentencePiece piece that merges are derived for, in characters.
 const LONGEST_PIECE: usize = 256;
 
@@ -57,7 +69,7 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
     }
     let mut json = match vocab.model.as_str() {
         "gpt2" => byte_level(vocab)?,
-        "llama" => sentence(vocab)?,
+        "llama" => sentence(vocab, Fallback::Bytes)?,
         "bert" => word_piece(vocab),
         other => {
             let known = "gpt2, llama, bert".to_owned();
@@ -69,7 +81,7 @@ pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError>
     Ok(json)
 }
 
-fn ids(tokens: &[String]) -> Value {
+pub(super) fn ids(tokens: &[String]) -> Value {
     // Where a spelling occurs twice the first id is the one that text maps to.
     let mut map = serde_json::Map::with_capacity(tokens.len());
     for (id, token) in tokens.iter().enumerate() {
@@ -79,7 +91,7 @@ fn ids(tokens: &[String]) -> Value {
 }
 
 /// Unknown and control tokens are special; some converters call the end of an answer user-defined.
-fn added_tokens(vocab: &GgufVocab, ids: &Value) -> Value {
+pub(super) fn added_tokens(vocab: &GgufVocab, ids: &Value) -> Value {
     let types = vocab.types.iter().flatten().enumerate();
     let texts = ids.as_object().into_iter().flatten();
     let texts: HashMap<usize, &str> =
@@ -131,8 +143,8 @@ fn byte_level(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
     }))
 }
 
-/// SentencePiece BPE: pieces are merged by falling score, which is a list of merges in that order.
-fn sentence(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
+/// Pieces are merged by falling score, which is a list of merges in that order.
+fn merges(vocab: &GgufVocab) -> Result<Vec<Value>, TokenizerError> {
     let scores = vocab.scores.as_ref().ok_or_else(|| bad("scores for a `llama` vocabulary", "none"))?;
     let by_text: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().rev().map(|(id, token)| (token.as_str(), id)).collect();
@@ -145,9 +157,17 @@ fn sentence(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
                 merges.push((scores[id], l, r, left, right));
             }
         }
+        if merges.len() > MAX_MERGES {
+            return Err(bad(format!("pieces that give at most {MAX_MERGES} merges"), "more"));
+        }
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    let merges: Vec<Value> = merges.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect();
+    Ok(merges.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect())
+}
+
+/// SentencePiece BPE, with what becomes of characters that are no pieces.
+pub(super) fn sentence(vocab: &GgufVocab, fallback: Fallback) -> Result<Value, TokenizerError> {
+    let merges = merges(vocab)?;
     let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let prefixed = vocab.add_space_prefix.unwrap_or(true);
     let normalizers =
@@ -164,8 +184,8 @@ fn sentence(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
     Ok(json!({
         "model": {
             "type": "BPE", "vocab": ids(&vocab.tokens), "merges": merges, "dropout": null, "unk_token": unk,
-            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
-            "ignore_merges": false,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+            "byte_fallback": fallback == Fallback::Bytes, "ignore_merges": false,
         },
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": null,

@@ -9,7 +9,9 @@ mod gguf;
 mod outline;
 mod pair;
 mod pre;
+mod sentencepiece;
 mod special;
+mod wire;
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -18,6 +20,7 @@ use serde_json::{Value, json};
 
 pub use gguf::GgufVocab;
 pub use pair::Pair;
+pub use sentencepiece::Addition;
 pub use special::SpecialToken;
 
 pub(crate) use bytes::Leading;
@@ -53,6 +56,14 @@ pub enum TokenizerError {
     #[error("the tokenizer in the GGUF file is malformed: expected {expected}, found {found}")]
     BadVocabulary {
         /// What the format says.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// Not a SentencePiece model that Narthex reads.
+    #[error("tokenizer.model is not usable: expected {expected}, found {found}")]
+    BadModel {
+        /// What is read.
         expected: String,
         /// What stands there.
         found: String,
@@ -130,6 +141,12 @@ impl Tokenizer {
     /// Builds a tokenizer from GGUF metadata.
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, TokenizerError> {
         Self::from_json(&serde_json::to_vec(&gguf::tokenizer_json(vocab)?).map_err(malformed)?)
+    }
+
+    /// Builds a tokenizer from a SentencePiece model, `tokenizer.model`, and the tokens that other files add to it.
+    pub fn from_sentencepiece(model: &[u8], additions: &[Addition]) -> Result<Self, TokenizerError> {
+        let json = sentencepiece::tokenizer_json(model, additions)?;
+        Self::from_json(&serde_json::to_vec(&json).map_err(malformed)?)
     }
 
     /// A `tokenizer.json` that [`Self::from_json`] reads back.
@@ -235,14 +252,25 @@ pub(crate) enum Place {
     Inside,
 }
 
-/// Puts the removal of [`SHIELD`] in front of the normaliser, and undoes two settings: special tokens that are looked
-/// for after normalising would be found in shielded text, and dropout gives a text other tokens each time.
+/// Puts the removal of [`SHIELD`] in front of the normaliser, or a split in front of the other splits, and undoes two
+/// settings: special tokens that are looked for after normalising would be found in shielded text, and dropout gives a text
+/// other tokens each time.
 fn add_shield(json: &mut Value) {
-    let remove = json!({"type": "Replace", "pattern": {"String": SHIELD.to_string()}, "content": ""});
-    json["normalizer"] = match json["normalizer"].take() {
-        Value::Null => remove,
-        other => json!({"type": "Sequence", "normalizers": [remove, other]}),
-    };
+    let pattern = json!({"String": SHIELD.to_string()});
+    // A unigram model takes the longest match of the text, special tokens among its pieces: its text stays broken.
+    if json["model"]["type"] == "Unigram" {
+        let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
+        json["pre_tokenizer"] = match json["pre_tokenizer"].take() {
+            Value::Null => split,
+            other => json!({"type": "Sequence", "pretokenizers": [split, other]}),
+        };
+    } else {
+        let remove = json!({"type": "Replace", "pattern": pattern, "content": ""});
+        json["normalizer"] = match json["normalizer"].take() {
+            Value::Null => remove,
+            other => json!({"type": "Sequence", "normalizers": [remove, other]}),
+        };
+    }
     for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
         if token["special"] == true {
             token["normalized"] = Value::Bool(false);

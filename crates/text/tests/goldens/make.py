@@ -237,4 +237,5 @@ def main():
         (out / f"{name}.json").write_text(json.dumps(fixture, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

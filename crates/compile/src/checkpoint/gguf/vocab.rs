@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::Architecture;
+use narthex_spec::arch::{Architecture, Family};
 use narthex_text::tokenizer::GgufVocab;
 
 use super::meta::Metadata;
 use crate::checkpoint::{
     CheckpointError, SpecialTokens,
     limit::{malformed, unsupported},
-    special::{END_OF_TURN, sorted},
+    special::{ends_of, sorted},
 };
 
 /// Pre-tokenizers of BPE vocabularies that begin with BOS where the file does not say.
@@ -49,9 +49,9 @@ pub(super) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<V
     let pre = metadata.text("tokenizer.ggml.pre")?;
     let adds_bos = wants_bos(metadata.flag("tokenizer.ggml.add_bos_token")?, model, pre);
     let special = match architecture {
-        Architecture::Decoder(_) => SpecialTokens {
+        Architecture::Decoder(arch) => SpecialTokens {
             bos: ids.bos.filter(|_| adds_bos),
-            stop: ids.stop(metadata, &tokens)?,
+            stop: ids.stop(metadata, &tokens, arch.family)?,
             pad: ids.pad,
             texts: ids.texts(&tokens),
         },
@@ -115,7 +115,8 @@ fn same_length<'a, T>(
 /// Whether a sequence begins with BOS: as the file says, else by the convention of its tokenizer.
 fn wants_bos(stated: Option<bool>, model: &str, pre: Option<&str>) -> bool {
     stated.unwrap_or_else(|| match model {
-        "llama" => true,
+        // ChatGLM3's template begins with tokens of its own.
+        "llama" => pre != Some("chatglm-spm"),
         "gpt2" => pre.is_some_and(|pre| PRE_WITH_BOS.contains(&pre)),
         _ => false,
     })
@@ -167,14 +168,19 @@ impl Ids {
     }
 
     /// Every token that ends an answer.
-    fn stop(&self, metadata: &Metadata, tokens: &[String]) -> Result<Vec<u32>, CheckpointError> {
+    fn stop(
+        &self,
+        metadata: &Metadata,
+        tokens: &[String],
+        family: Family,
+    ) -> Result<Vec<u32>, CheckpointError> {
         let mut stop: Vec<u32> = self.eos.into_iter().collect();
         for role in ["eot", "eom"] {
             let id = metadata.token(&format!("tokenizer.ggml.{role}_token_id"))?;
             stop.extend(id.filter(|&id| (id as usize) < tokens.len()));
         }
         let named = |(id, text): (usize, &String)| {
-            END_OF_TURN.contains(&text.as_str()).then(|| u32::try_from(id).ok()).flatten()
+            ends_of(family).any(|end| end == text).then(|| u32::try_from(id).ok()).flatten()
         };
         stop.extend(tokens.iter().enumerate().filter_map(named));
         Ok(sorted(stop))

@@ -10,6 +10,7 @@ pub(super) mod encoder;
 mod folder;
 pub(super) mod pooling;
 mod prompts;
+mod sentencepiece;
 mod text;
 
 use std::path::Path;

@@ -1,11 +1,12 @@
-//! The tokenizer files of a folder: `tokenizer.json` and the rules of its special tokens.
+//! The tokenizer files of a folder: `tokenizer.json`, or what `sentencepiece` makes one of, and the rules of its special
+//! tokens.
 //!
 //! Follows the order of `transformers`: `tokenizer_config.json` before `special_tokens_map.json`,
 //! `generation_config.json` before `config.json`. How text is cut into tokens is `narthex-text`'s matter.
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::Architecture;
+use narthex_spec::arch::{Architecture, DecoderArch};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -13,11 +14,12 @@ use super::{
     config::{Config, TokenIds},
     folder::Folder,
     pooling::Sentence,
+    sentencepiece,
 };
 use crate::checkpoint::{
     CheckpointError, SpecialTokens,
     limit::{malformed, unsupported},
-    special::{END_OF_TURN, sorted},
+    special::{ends_of, sorted, template_of},
 };
 
 /// The roles of special tokens that templates name.
@@ -82,6 +84,7 @@ struct AddedToken {
 
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_MAP: &str = "special_tokens_map.json";
 
 /// Reads the tokenizer, its special tokens and the chat template.
 ///
@@ -91,21 +94,23 @@ pub(super) fn read(
     config: &Config,
     architecture: &Architecture,
 ) -> Result<Text, CheckpointError> {
-    let tokenizer = tokenizer_bytes(folder)?;
+    let stated = tokenizer_config(folder)?;
+    let map: BTreeMap<String, Value> =
+        folder.json(SPECIAL_MAP, "special tokens by role")?.unwrap_or_default();
+    let texts = texts(&stated, &map);
+    let tokenizer = tokenizer_bytes(folder, (&stated, &map), architecture)?;
     let json: TokenizerJson = match serde_json::from_slice(&tokenizer) {
         Ok(json) => json,
         Err(error) => return Err(malformed(&folder.file(TOKENIZER), "a tokenizer", error)),
     };
-    let stated = tokenizer_config(folder)?;
-    let texts = texts(folder, &stated)?;
     let generation: TokenIds =
         folder.json("generation_config.json", "a generation configuration")?.unwrap_or_default();
     let rules = Rules { json, stated, texts, generation, fallback: config.ids().clone() };
     let special = match architecture {
-        Architecture::Decoder(decoder) => rules.decoder(decoder.vocab),
+        Architecture::Decoder(decoder) => rules.decoder(decoder),
         Architecture::Encoder(encoder) => rules.encoder(encoder.vocab),
     };
-    let chat_template = chat_template(folder, rules.stated)?;
+    let chat_template = chat_template(folder, rules.stated)?.or_else(|| template_of(architecture));
     Ok(Text { tokenizer, special, chat_template })
 }
 
@@ -122,11 +127,20 @@ pub(super) fn max_length(folder: &mut Folder, sentence: &Sentence) -> Result<Opt
     }
 }
 
-fn tokenizer_bytes(folder: &mut Folder) -> Result<Vec<u8>, CheckpointError> {
+/// `tokenizer.json`, or what `tokenizer.model` makes one.
+fn tokenizer_bytes(
+    folder: &mut Folder,
+    (stated, map): (&TokenizerConfig, &BTreeMap<String, Value>),
+    architecture: &Architecture,
+) -> Result<Vec<u8>, CheckpointError> {
     if let Some(bytes) = folder.bytes(TOKENIZER)? {
         return Ok(bytes);
     }
-    let found = ["tokenizer.model", "vocab.txt", "vocab.json"].into_iter().find(|name| folder.has(name));
+    let special: Vec<&str> = stated.rest.values().chain(map.values()).flat_map(token_texts).collect();
+    if let Some(json) = sentencepiece::tokenizer_json(folder, &stated.rest, &special, architecture)? {
+        return Ok(json);
+    }
+    let found = ["vocab.txt", "vocab.json"].into_iter().find(|name| folder.has(name));
     let expected =
         "tokenizer.json; load the tokenizer with transformers' AutoTokenizer and save_pretrained it";
     Err(unsupported(format!("tokenizer of {}", folder.path().display()), expected, found.unwrap_or("none")))
@@ -137,13 +151,21 @@ fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig, CheckpointEr
 }
 
 /// The texts of the special tokens by role.
-fn texts(folder: &mut Folder, stated: &TokenizerConfig) -> Result<BTreeMap<String, String>, CheckpointError> {
-    let map: BTreeMap<String, Value> =
-        folder.json("special_tokens_map.json", "special tokens by role")?.unwrap_or_default();
-    // A token is its text or an object that has the text.
-    let text = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
+fn texts(stated: &TokenizerConfig, map: &BTreeMap<String, Value>) -> BTreeMap<String, String> {
+    let text = |value: &Value| token_text(value).map(str::to_owned);
     let find = |role: &str| stated.rest.get(role).and_then(text).or_else(|| map.get(role).and_then(text));
-    Ok(ROLES.into_iter().filter_map(|role| Some((role.to_owned(), find(role)?))).collect())
+    ROLES.into_iter().filter_map(|role| Some((role.to_owned(), find(role)?))).collect()
+}
+
+/// A token is its text or an object that has the text.
+fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+/// The texts of one token or of several.
+fn token_texts(value: &Value) -> Vec<&str> {
+    let several = value.as_array().into_iter().flatten().filter_map(token_text);
+    several.chain(token_text(value)).collect()
 }
 
 /// The template file goes before the tokenizer's; of several the one called `default`, else the first.
@@ -191,13 +213,14 @@ impl Rules {
         SpecialTokens { bos: None, stop: Vec::new(), pad: self.pad(vocab), texts: self.texts.clone() }
     }
 
-    fn decoder(&self, vocab: usize) -> SpecialTokens {
+    fn decoder(&self, arch: &DecoderArch) -> SpecialTokens {
+        let vocab = arch.vocab;
         let stated = self.generation.bos_token_id.as_ref().or(self.fallback.bos_token_id.as_ref());
         let bos = self.role("bos_token").or_else(|| stated?.ids().next());
         // The stop set of `generation_config.json` replaces that of `config.json`, as `generate` has it.
         let eos = self.generation.eos_token_id.as_ref().or(self.fallback.eos_token_id.as_ref());
         let stop = eos.iter().flat_map(|eos| eos.ids()).collect::<Vec<_>>();
-        let named = END_OF_TURN.iter().filter_map(|text| self.id(text));
+        let named = ends_of(arch.family).filter_map(|text| self.id(text));
         let stop = stop.into_iter().chain(self.role("eos_token")).chain(named);
         // Tokens without a row in the embedding can neither be given nor come out.
         let known = |id: &u32| (*id as usize) < vocab;
@@ -357,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_folder_without_tokenizer_json_gets_the_next_step() {
-        for (name, expect) in [(None, "\"none\""), (Some("tokenizer.model"), "\"tokenizer.model\"")] {
+        for (name, expect) in [(None, "\"none\""), (Some("vocab.txt"), "\"vocab.txt\"")] {
             let folder = tempfile::tempdir().unwrap();
             tiny_llama_safetensors(folder.path(), 1).unwrap();
             std::fs::remove_file(folder.path().join(TOKENIZER)).unwrap();
