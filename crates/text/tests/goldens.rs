@@ -1,7 +1,11 @@
 //! Whole tokenizers against reference implementations; `goldens/make.py` recorded what those make of hard texts.
 #![allow(clippy::unwrap_used, reason = "a fixture that is not as it should be fails the test")]
 
-use std::{collections::BTreeMap, path::Path, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use narthex_text::{
     detokenize::Detokenizer,
@@ -85,21 +89,34 @@ fn sentence_pieces_are_those_of_the_reference() {
     }
 }
 
+/// A SentencePiece model against the texts in a file of `fixtures/pieces`.
+fn check_pieces(model: &Path, cases: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pieces");
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join(cases)).unwrap()).unwrap();
+    let t = Tokenizer::from_sentencepiece(&std::fs::read(folder.join(model)).unwrap(), &[]).unwrap();
+    for case in cases.as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let tokens = t.encode(text, Specials::AsText).unwrap();
+        assert_eq!(tokens, ids(&case["ids"]), "{}: {text:?}", model.display());
+        if let Some(decoded) = case["decoded"].as_str() {
+            assert_eq!(t.decode(&tokens), decoded, "{}: {text:?}", model.display());
+        }
+    }
+}
+
 #[test]
 fn sentencepiece_models_cut_text_as_sentencepiece_does() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pieces");
     for name in ["llama", "gemma", "unigram", "plain"] {
-        let file = |end: &str| std::fs::read(folder.join(format!("{name}.{end}"))).unwrap();
-        let cases: Value = serde_json::from_slice(&file("json")).unwrap();
-        let t = Tokenizer::from_sentencepiece(&file("model"), &[]).unwrap();
-        for case in cases.as_array().unwrap() {
-            let text = case["text"].as_str().unwrap();
-            let tokens = t.encode(text, Specials::AsText).unwrap();
-            assert_eq!(tokens, ids(&case["ids"]), "{name}: {text:?}");
-            if let Some(decoded) = case["decoded"].as_str() {
-                assert_eq!(t.decode(&tokens), decoded, "{name}: {text:?}");
-            }
-        }
+        check_pieces(&PathBuf::from(format!("{name}.model")), &format!("{name}.json"));
+    }
+}
+
+#[test]
+#[ignore = "needs Mistral's models; `cargo xtask vocabularies` fetches them and runs this"]
+fn mistral_s_models_cut_text_as_sentencepiece_does() {
+    let folder = PathBuf::from(std::env::var_os("NARTHEX_MISTRAL").expect("NARTHEX_MISTRAL"));
+    for name in ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"] {
+        check_pieces(&folder.join(name), &format!("{name}.json"));
     }
 }
 

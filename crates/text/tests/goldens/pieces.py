@@ -4,6 +4,10 @@
 
 writes NAME.model and NAME.json (texts with their ids and the text of those again) for three kinds of models: as Llama's
 and ChatGLM3's, as Gemma's, and as those of XLM-R and T5. Needs what make.py needs.
+
+    python pieces.py OUT_FOLDER MODEL...
+
+writes MODEL.json alone for models that there are.
 """
 
 import io
@@ -50,20 +54,28 @@ def trained(out, settings):
     return model.getvalue()
 
 
+def record(path, model):
+    reference = sentencepiece.SentencePieceProcessor(model_proto=model)
+    cases = []
+    for text in [*CASES, *MORE, *CORPUS.strip().splitlines()]:
+        ids = reference.encode(text)
+        # sentencepiece writes ⁇ for what is unknown, Narthex nothing.
+        known = reference.unk_id() not in ids
+        cases.append({"text": text, "ids": ids, "decoded": reference.decode(ids) if known else None})
+    path.write_text(json.dumps(cases, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
 def main():
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
+    if len(sys.argv) > 2:
+        for path in map(Path, sys.argv[2:]):
+            record(out / f"{path.name}.json", path.read_bytes())
+        return
     for name, settings in KINDS.items():
         model = trained(out, settings)
         (out / f"{name}.model").write_bytes(model)
-        reference = sentencepiece.SentencePieceProcessor(model_proto=model)
-        cases = []
-        for text in [*CASES, *MORE, *CORPUS.strip().splitlines()]:
-            ids = reference.encode(text)
-            # sentencepiece writes ⁇ for what is unknown, Narthex nothing.
-            known = reference.unk_id() not in ids
-            cases.append({"text": text, "ids": ids, "decoded": reference.decode(ids) if known else None})
-        (out / f"{name}.json").write_text(json.dumps(cases, ensure_ascii=False, separators=(",", ":")) + "\n")
+        record(out / f"{name}.json", model)
 
 
 main()

@@ -5,7 +5,7 @@ use std::fs;
 use narthex_compile::checkpoint;
 use narthex_graph::Graph;
 use narthex_server::fuzzing::{Endpoint, read_body};
-use narthex_text::template::{ChatTemplate, GenerationPrompt, Message, RenderOptions, Role};
+use narthex_text::template::{ChatTemplate, Message, RenderOptions, Role};
 
 use super::*;
 
@@ -110,7 +110,7 @@ fn graphs() {
 
 #[test]
 fn templates() {
-    let options = RenderOptions { generation_prompt: GenerationPrompt::Add, date: (2026, 3, 7) };
+    let options = RenderOptions::answer((2026, 3, 7));
     let message = Message::new(Role::User, "a;b".to_owned());
     check(Target::Template, |bytes| {
         let source = std::str::from_utf8(bytes).unwrap();
