@@ -1,9 +1,11 @@
 //! Where a lowering writes: a graph under construction and the file of its weights, filled together tensor by tensor.
+//!
+//! Large weights go through in pieces, so that no whole one is ever held decoded: see `stream`. On paper the graph and
+//! every place in the file come out the same, but no weight is read and none is written.
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicBool, Ordering},
-};
+mod stream;
+
+use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
 use half::f16;
 use narthex_graph::{
@@ -12,16 +14,12 @@ use narthex_graph::{
     onnx::external::{ExternalWriter, Place},
 };
 use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
-use rayon::prelude::*;
 
+pub(crate) use self::stream::{Data, pieces};
 use crate::{
-    checkpoint::{Encoding, Weight, WeightSource},
+    checkpoint::{Weight, WeightSource},
     error::CompileError,
-    package::HashedFile,
-    quant::{
-        Plan, Scaling, Storage,
-        block::{Factors, QuantRow, quantize_w4, quantize_w8, quantize_w8_zeros},
-    },
+    quant::{Plan, Scaling, Storage},
 };
 
 /// A lowering under way.
@@ -39,13 +37,11 @@ pub(crate) struct Emitter<'a> {
     /// The weights' file name, relative to the package.
     pub(crate) data_file: &'a str,
     /// The weights' file.
-    pub(crate) data: ExternalWriter<HashedFile>,
-    /// Counts written tensors.
+    pub(crate) data: ExternalWriter<Data>,
+    /// Counts written bytes.
     pub(crate) stage: &'a Stage<'a>,
     /// Set when the job is to stop.
     pub(crate) cancel: &'a AtomicBool,
-    /// Tensors written so far.
-    pub(crate) written: u64,
     /// What was written, by role; graphs of one package share it.
     pub(crate) places: Places,
     /// Element type of activations.
@@ -68,6 +64,11 @@ pub(crate) struct Quantized {
     pub(crate) zeros: Option<Place>,
 }
 
+/// Bytes of a tensor.
+fn size(shape: &[usize], dtype: DType) -> u64 {
+    shape.iter().map(|&extent| extent as u64).product::<u64>() * dtype.size() as u64
+}
+
 /// Values as the bytes of `f32` or `f16` elements.
 fn encoded(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
@@ -84,11 +85,14 @@ impl<'a> Emitter<'a> {
         Ok(graph)
     }
 
-    /// Completes the data file.
-    pub(crate) fn close(self) -> Result<(), CompileError> {
-        let path = self.data_file.into();
-        let file = self.data.finish().map_err(|source| CompileError::Write { path, source })?;
-        file.sync()
+    /// Completes the data file, and gives its length in bytes.
+    pub(crate) fn close(self) -> Result<u64, CompileError> {
+        let (path, length) = (self.data_file.into(), self.data.length());
+        match self.data.finish().map_err(|source| CompileError::Write { path, source })? {
+            Data::File(file) => file.sync()?,
+            Data::Paper => {}
+        }
+        Ok(length)
     }
 
     /// A weight that must have this shape.
@@ -98,48 +102,33 @@ impl<'a> Emitter<'a> {
         Ok(weight)
     }
 
-    /// Writes bytes to the data file.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Place, CompileError> {
-        if self.cancel.load(Ordering::Relaxed) {
-            return Err(CompileError::Cancelled);
-        }
-        let place = self
-            .data
-            .write(bytes)
-            .map_err(|source| CompileError::Write { path: self.data_file.into(), source })?;
-        self.written += 1;
-        self.stage.advance(self.written);
-        Ok(place)
-    }
-
-    /// Declares a tensor in the activations' type, and writes it unless an earlier graph did.
+    /// Declares a small tensor in the activations' type, and writes it unless an earlier graph did.
     pub(crate) fn tensor(
         &mut self,
         name: &str,
         shape: &[usize],
         values: impl FnOnce(&Self) -> Result<Vec<f32>, CompileError>,
     ) -> Result<String, CompileError> {
-        let (dtype, key) = (self.compute, (name.to_owned(), self.compute));
-        let place = match self.places.plain.get(&key) {
-            Some(place) => *place,
-            None => {
-                let values = values(self)?;
-                let place = self.write(&encoded(&values, dtype))?;
-                self.places.plain.insert(key, place);
-                place
-            }
-        };
+        let dtype = self.compute;
+        let place = self.once(name, dtype, |e| {
+            let bytes = if e.on_paper() { Vec::new() } else { encoded(&values(e)?, dtype) };
+            e.stream(size(shape, dtype), |append| append(&bytes))
+        })?;
         Ok(self.external(name, dtype, shape, place))
     }
 
-    /// Writes values in single precision, which no graph need declare.
-    pub(crate) fn place(
+    /// The place of what an earlier graph wrote under this name, or of what is written now.
+    pub(crate) fn once(
         &mut self,
         name: &str,
-        values: impl FnOnce() -> Vec<f32>,
+        dtype: DType,
+        write: impl FnOnce(&mut Self) -> Result<Place, CompileError>,
     ) -> Result<Place, CompileError> {
-        let place = self.write(bytemuck::cast_slice(&values()))?;
-        self.places.plain.insert((name.to_owned(), DType::F32), place);
+        if let Some(place) = self.place_of(name, dtype) {
+            return Ok(place);
+        }
+        let place = write(self)?;
+        self.places.plain.insert((name.to_owned(), dtype), place);
         Ok(place)
     }
 
@@ -193,80 +182,5 @@ impl<'a> Emitter<'a> {
     /// A place in the data file, as the manifest writes it.
     pub(crate) fn range(&self, place: Place) -> FileRange {
         FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
-    }
-
-    /// Weights of one width, stacked row upon row, quantised and written unless an earlier graph did.
-    pub(crate) fn quantize(
-        &mut self,
-        names: &[String],
-        cols: usize,
-        storage: Storage,
-    ) -> Result<Quantized, CompileError> {
-        let key = names.join("+");
-        if let Some(known) = self.places.quantized.get(&key) {
-            return Ok(*known);
-        }
-        let quantized = self.write_quantized(names, cols, storage)?;
-        self.places.quantized.insert(key, quantized);
-        Ok(quantized)
-    }
-
-    fn write_quantized(
-        &mut self,
-        names: &[String],
-        cols: usize,
-        storage: Storage,
-    ) -> Result<Quantized, CompileError> {
-        let mut all = QuantRow::default();
-        for name in names {
-            for row in self.quantized_rows(name, cols, storage)? {
-                all.quants.extend_from_slice(&row.quants);
-                all.scales.extend_from_slice(&row.scales);
-                all.zeros.extend_from_slice(&row.zeros);
-            }
-        }
-        let quants = self.write(&all.quants)?;
-        let scales = self.write(bytemuck::cast_slice(&all.scales))?;
-        let zeros = if all.zeros.is_empty() { None } else { Some(self.write(&all.zeros)?) };
-        Ok(Quantized { storage, quants, scales, zeros })
-    }
-
-    /// A weight's rows, scaled and quantised.
-    fn quantized_rows(
-        &self,
-        name: &str,
-        cols: usize,
-        storage: Storage,
-    ) -> Result<Vec<QuantRow>, CompileError> {
-        let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
-        let weight = self.weight(name, &[rows, cols])?;
-        let (block, steps) = (self.recipe.block, steps(weight.encoding));
-        let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, block));
-        let divisors = self.scaling.divisors(name);
-        let quantized = |buffer: &mut Vec<f32>, row| {
-            weight.read_row(row, buffer);
-            if let Some(factors) = &factors {
-                factors.multiply(buffer);
-            }
-            if let Some(divisor) = divisors.and_then(|all| all.get(row)) {
-                buffer.iter_mut().for_each(|x| *x /= divisor);
-            }
-            match storage {
-                Storage::W4 => quantize_w4(buffer, block),
-                Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
-                Storage::W8 | Storage::F32 => quantize_w8(buffer, block),
-            }
-        };
-        Ok((0..rows).into_par_iter().map_init(|| vec![0.0; cols], quantized).collect())
-    }
-}
-
-/// Steps over a block's range in the encodings that have fewer than 8 bits.
-fn steps(encoding: Encoding) -> Option<u8> {
-    match encoding {
-        Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K => Some(15),
-        Encoding::Q5_0 | Encoding::Q5_1 | Encoding::Q5K => Some(31),
-        Encoding::Q6K => Some(63),
-        Encoding::F32 | Encoding::F16 | Encoding::Bf16 | Encoding::Q8_0 => None,
     }
 }

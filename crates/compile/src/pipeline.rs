@@ -18,15 +18,15 @@ use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
     checkpoint::{self, Checkpoint, TokenizerSource},
-    emit::{Emitter, Places},
+    emit::{Data, Emitter, Places},
     error::CompileError,
     lower::{
-        Lowered,
+        self, Lowered,
         dynamic::{self, GRAPH_FILE},
-        fixed, parts,
+        parts,
     },
     package::PackageWriter,
-    pass,
+    paper, pass,
     quant::{
         Plan, Scaling,
         calibrate::{GraphRunner, Reader, calibrate},
@@ -34,7 +34,8 @@ use crate::{
     },
 };
 
-const DATA_FILE: &str = "model.onnx.data";
+/// The weights of every graph of a package.
+pub(crate) const DATA_FILE: &str = "model.onnx.data";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 
@@ -64,13 +65,8 @@ pub fn compile(
     cancel: &AtomicBool,
 ) -> Result<Manifest, CompileError> {
     let checkpoint = checkpoint::open(job.checkpoint)?;
+    job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
     let plan = Plan::new(&checkpoint.architecture, &job.recipe);
-    let lengths = match &checkpoint.architecture {
-        Architecture::Decoder(arch) => parts::prefill(arch, &plan, &job.recipe),
-        Architecture::Encoder(_) => &[],
-    };
-    let within = |shapes: FixedShapes| shapes.or_prefill(lengths).within(checkpoint.max_length);
-    job.recipe.fixed = job.recipe.fixed.take().map(within);
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
     keep(job.keep_stages, "plan.json", || json(&plan))?;
 
@@ -120,7 +116,9 @@ struct Pass<'a> {
 impl Pass<'_> {
     /// Writes the weights, over those of the pass before, and gives the graphs over them.
     fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered, CompileError> {
-        let stage = Stage::start(self.progress, title, Unit::Items, None);
+        let architecture = &self.checkpoint.architecture;
+        let total = paper::scaled(self.job.name.as_str(), architecture, recipe, scaling)?.data_bytes;
+        let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
         let mut emitter = Emitter {
             graph: Builder::new(self.job.name.as_str(), &dynamic::OPSETS),
             weights: self.checkpoint.weights.as_ref(),
@@ -128,22 +126,13 @@ impl Pass<'_> {
             scaling,
             recipe,
             data_file: DATA_FILE,
-            data: ExternalWriter::new(self.package.create(DATA_FILE)?),
+            data: ExternalWriter::new(Data::File(self.package.create(DATA_FILE)?)),
             stage: &stage,
             cancel: self.cancel,
-            written: 0,
             places: Places::default(),
             compute: DType::F32,
         };
-        let mut lowered = match &self.checkpoint.architecture {
-            Architecture::Decoder(arch) => dynamic::decoder(&mut emitter, arch)?,
-            Architecture::Encoder(arch) => dynamic::encoder(&mut emitter, arch)?,
-        };
-        if let Some(shapes) = &recipe.fixed {
-            let fixed = fixed::lower(&mut emitter, &self.checkpoint.architecture, shapes)?;
-            lowered.graphs.extend(fixed.graphs);
-            lowered.tables.extend(fixed.tables);
-        }
+        let lowered = lower::lower(&mut emitter, architecture)?;
         emitter.close()?;
         Ok(lowered)
     }

@@ -91,9 +91,6 @@ pub struct CompileRequest {
     pub part_bytes: Option<u64>,
 }
 
-/// The longest sequence that graphs of fixed shape are made for where nothing else is asked, in tokens.
-pub(crate) const USUAL_CONTEXT: usize = 2048;
-
 impl CompileRequest {
     /// A scheme, and everything else as usual: calibrated, no stages, no NPU, and nothing that exists is made again.
     pub fn new(scheme: Scheme) -> Self {

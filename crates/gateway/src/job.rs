@@ -26,7 +26,7 @@ use crate::{
     calibration::CpuRunner,
     cancel::Cancel,
     error::Error,
-    gateway::{CompileRequest, Inner, Rebuild, USUAL_CONTEXT},
+    gateway::{CompileRequest, Inner, Rebuild},
     names::{PackageKey, split_scheme},
     package, vendor,
     verify::quality,
@@ -85,7 +85,7 @@ impl<'a> Wanted<'a> {
         targets.sort();
         targets.dedup();
         let before = earlier.and_then(|recipe| Some(recipe.fixed?.context));
-        let shapes = || FixedShapes::new(context.or(before).unwrap_or(USUAL_CONTEXT));
+        let shapes = || FixedShapes::new(context.or(before).unwrap_or(FixedShapes::USUAL_CONTEXT));
         let fixed = (target.is_some() || context.is_some() || !passes.is_empty()).then(shapes);
         let usual = Recipe::new(*scheme);
         let held = targets.iter().map(Target::part_bytes).min();
@@ -224,7 +224,7 @@ pub(crate) fn package_for_load(
         progress.event(Progress::Note(format!("Compiling {} again, with graphs for the NPU.", key.name)));
     }
     check_obtainable(inner, key, pull)?;
-    let context = (graphs == Graphs::Both).then_some(USUAL_CONTEXT);
+    let context = (graphs == Graphs::Both).then_some(FixedShapes::USUAL_CONTEXT);
     let request = CompileRequest { context, ..CompileRequest::new(key.scheme) };
     ensure_package(inner, &Wanted::new(key, source, &request), progress, cancel)
 }

@@ -14,7 +14,7 @@ use narthex_device::{
 use narthex_engine::executor::Executor;
 use narthex_spec::{
     DeviceName, Division, Ep, ModelName, NpuPolicy, Parts, Place, Split, Variant, arch::Architecture,
-    provider::DeviceKind,
+    provider::DeviceKind, recipe::FixedShapes,
 };
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     config::Config,
     error::Error,
     fallen::Fallen,
-    gateway::{Inner, USUAL_CONTEXT},
+    gateway::Inner,
     listing::PassedOver,
     loaded::Worker,
     machine::Circumstances,
@@ -295,7 +295,8 @@ fn lacking(opening: &Opening<'_>, variant: Variant) -> Refusal {
         Variant::Dynamic => "the package has only graphs of fixed shape",
     };
     let (name, scheme) = (&opening.manifest.name, opening.manifest.recipe.scheme);
-    let fix = format!("narthex compile {name} --scheme {scheme} --context {USUAL_CONTEXT}");
+    let context = FixedShapes::USUAL_CONTEXT;
+    let fix = format!("narthex compile {name} --scheme {scheme} --context {context}");
     Refusal { cause: Cause::Refused, reason: reason.to_owned(), fix: Some(fix) }
 }
 

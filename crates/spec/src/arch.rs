@@ -21,6 +21,28 @@ pub enum Architecture {
     Encoder(EncoderArch),
 }
 
+impl Architecture {
+    /// The longest sequence that its weights allow, in tokens.
+    pub fn longest(&self) -> usize {
+        match self {
+            Self::Decoder(arch) => arch.context,
+            Self::Encoder(arch) => arch.positions,
+        }
+    }
+
+    /// Its structure in words: `28 layers, width 3072, vocabulary 128256`.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Decoder(arch) => {
+                format!("{} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
+            }
+            Self::Encoder(arch) => {
+                format!("{} layers, width {}, {}", arch.layers, arch.hidden, arch.gives())
+            }
+        }
+    }
+}
+
 /// The model family, as named by its publisher's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

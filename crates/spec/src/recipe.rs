@@ -153,6 +153,9 @@ pub struct FixedShapes {
 }
 
 impl FixedShapes {
+    /// The longest sequence that graphs of fixed shape are made for where nothing else is asked, in tokens.
+    pub const USUAL_CONTEXT: usize = 2048;
+
     /// The shapes for sequences of up to `context` tokens: prefill as suits the model, texts in buckets of 64 to 512.
     pub fn new(context: usize) -> Self {
         Self { context, prefill: Vec::new(), buckets: vec![64, 128, 256, 512] }.within(context)

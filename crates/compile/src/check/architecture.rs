@@ -1,183 +1,116 @@
-//! What is known of a model before it is compiled: from its architecture, or from its number of parameters alone.
-//!
-//! Nothing is downloaded for it. What Narthex compiles itself has fixed shapes and operators that NPUs take, so what
-//! remains to be told is whether the family is known, how much a token costs, and how much memory the model needs.
+//! What is known of a model before it is compiled, or even downloaded: its architecture is compiled on paper, and the
+//! graphs that come out are checked like any others.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
-use narthex_spec::{
-    Recipe, Scheme,
-    arch::{Architecture, DecoderArch},
-};
+use narthex_spec::{Recipe, Scheme, Variant, arch::Architecture, manifest::KvLayout, recipe::FixedShapes};
 
 use super::{
-    Options,
+    Options, check,
     facts::Facts,
     finding,
-    report::{Component, Finding, Fix, Report, Rule, Score, Severity, Verdict},
-    score::{count, plural},
+    report::{Finding, Fix, Report, Rule, Score, Severity, Verdict},
+    view::Part,
 };
-use crate::quant::Plan;
+use crate::{
+    lower::parts,
+    paper::{self, Paper},
+    pipeline::DATA_FILE,
+};
 
-/// Columns of the past that memory is told for.
-const CONTEXT: usize = 4096;
-
-/// Checks an architecture for a target: what `narthex compile` would make of it.
-pub fn check_architecture(subject: &str, architecture: &Architecture, options: &Options) -> Report {
-    let weights: BTreeMap<Scheme, u64> =
-        Scheme::ALL.into_iter().map(|scheme| (scheme, weight_bytes(architecture, scheme))).collect();
-    let plan = Plan::new(architecture, &Recipe::new(Scheme::W8));
-    let linear: u64 = plan.weights.iter().map(|weight| weight.rows as u64 * weight.cols as u64).sum();
-    let mut findings = vec![note(match architecture {
-        Architecture::Decoder(arch) => format!(
-            "a decoder that Narthex compiles: {} layers, width {}, vocabulary {}",
-            arch.layers.len(),
-            arch.hidden,
-            arch.vocab
-        ),
-        Architecture::Encoder(arch) => format!(
-            "an encoder that Narthex compiles: {} layers, width {}, {}",
-            arch.layers,
-            arch.hidden,
-            arch.gives()
-        ),
-    })];
-    let work = match architecture {
-        Architecture::Decoder(arch) => {
-            let context = arch.context.min(CONTEXT);
-            let attention = attention_work(arch, context);
-            findings.push(cache(arch, context));
-            findings.push(note(format!(
-                "{} multiply-accumulates a token in linear layers, and {} in attention over {context} tokens",
-                count(linear),
-                count(attention)
-            )));
-            linear.saturating_add(attention)
-        }
-        Architecture::Encoder(_) => {
-            findings.push(note(format!("{} multiply-accumulates a token in linear layers", count(linear))));
-            linear
-        }
+/// Checks what `narthex compile` would make of an architecture for NPUs, with its usual shapes.
+pub fn check_architecture(
+    subject: &str,
+    architecture: &Architecture,
+    scheme: Scheme,
+    options: &Options,
+) -> Report {
+    let paper = match fixed(architecture, scheme) {
+        Ok(paper) => paper,
+        Err(error) => return refused(subject, error.to_string(), options),
     };
-    let detail = format!("{0} of {0} multiply-accumulates a token", count(work));
-    predicted(subject, options, weights, findings, detail)
+    let mut report = check_paper(subject, &paper, options);
+    report.findings.push(note(match architecture {
+        Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
+        Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
+    }));
+    if let Some((_, entry)) = paper.fixed().find(|(_, entry)| !entry.kv.is_empty()) {
+        report.findings.push(cache(&entry.kv, architecture.longest()));
+    }
+    if scheme == Scheme::W8
+        && matches!(report.verdict, Verdict::Refused { .. })
+        && let Ok(small) = fixed(architecture, Scheme::W4)
+        && !matches!(check_paper(subject, &small, options).verdict, Verdict::Refused { .. })
+    {
+        let message = "in w4 the target takes it".to_owned();
+        let fix = Fix::you(format!("narthex compile --scheme w4 --target {}", options.target));
+        report.findings.push(finding(Rule::PartSize, Severity::Notes, Vec::new(), message, Some(fix)));
+    }
+    report
 }
 
-/// Checks a model of which the catalogue knows the number of parameters alone.
-pub fn check_parameters(
-    subject: &str,
-    parameters: Option<u64>,
-    unsupported: Option<&str>,
-    options: &Options,
-) -> Report {
-    if let Some(reason) = unsupported {
-        let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
-        let refusal =
-            finding(Rule::Architecture, Severity::Refuses, Vec::new(), reason.to_owned(), Some(fix));
-        return Report {
-            subject: subject.to_owned(),
-            target: options.target.clone(),
-            verdict: Verdict::Refused { reason: reason.to_owned() },
-            score: Score { total: 0.0, components: Vec::new() },
-            assumed: BTreeMap::new(),
-            parts: Vec::new(),
-            findings: vec![refusal],
-            after_fix: None,
-        };
-    }
-    let count_of = parameters.unwrap_or(0);
-    // 8 and 4 bits, and half a byte to three bytes a block of 32 for scales and zero points.
-    let weights = BTreeMap::from([
-        (Scheme::W8, count_of.saturating_mul(35) / 32),
-        (Scheme::W4, count_of.saturating_mul(37) / 64),
-        (Scheme::F32, count_of.saturating_mul(4)),
-    ]);
-    let text = "a family that Narthex compiles; the figures are from the catalogue's number of parameters, to a few percent";
-    let detail = format!("about {0} of {0} multiply-accumulates a token", count(count_of));
-    predicted(subject, options, weights, vec![note(text.to_owned())], detail)
+/// An architecture compiled on paper, with the usual shapes for NPUs.
+///
+/// # Errors
+/// As [`paper::compile`].
+pub(crate) fn fixed(architecture: &Architecture, scheme: Scheme) -> Result<Paper, crate::CompileError> {
+    let shapes = FixedShapes::new(FixedShapes::USUAL_CONTEXT);
+    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
+    let fixed = parts::shapes(architecture, &recipe, architecture.longest());
+    paper::compile("model", architecture, &Recipe { fixed, ..recipe })
 }
 
-/// The report on a model that Narthex would compile.
-fn predicted(
-    subject: &str,
-    options: &Options,
-    weights: BTreeMap<Scheme, u64>,
-    mut findings: Vec<Finding>,
-    compute: String,
-) -> Report {
-    let facts = Facts::of(&options.target);
-    let sizes: Vec<String> =
-        weights.iter().map(|(scheme, bytes)| format!("{scheme} {:.1} MB", *bytes as f64 / 1e6)).collect();
-    findings.push(finding(
-        Rule::Quantisation,
-        Severity::Notes,
-        Vec::new(),
-        format!("weights: {}", sizes.join(", ")),
-        None,
-    ));
-    let usual = weights.get(&Scheme::W8).copied().unwrap_or(0);
-    let parts = usual.div_ceil(facts.part_caution).max(1);
-    if parts > 1 {
-        let small = weights.get(&Scheme::W4).copied().unwrap_or(0);
-        let message = format!(
-            "in w8 its weights need {parts} parts of {:.0} MB, in w4 {}",
-            facts.part_caution as f64 / 1e6,
-            small.div_ceil(facts.part_caution).max(1)
-        );
-        let fix = (small <= facts.part_caution).then(|| Fix::you("compile it with --scheme w4"));
-        findings.push(finding(Rule::PartSize, Severity::Costs, Vec::new(), message, fix));
+/// Checks the graphs of fixed shape of a compile on paper.
+pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &Options) -> Report {
+    let part = |(graph, entry): &(narthex_graph::Graph, narthex_spec::manifest::GraphEntry)| Part {
+        name: entry.file.clone(),
+        folder: PathBuf::new(),
+        graph: graph.clone(),
+        files: BTreeMap::from([(DATA_FILE.to_owned(), Some(paper.data_bytes))]),
+    };
+    let parts: Vec<Part> = paper.fixed().map(part).collect();
+    check(subject, &parts, options)
+}
+
+/// Bytes of weights that one graph may have on the target's NPU.
+pub(crate) fn npu_limit(options: &Options) -> u64 {
+    Facts::of(&options.target).part_limit
+}
+
+impl Paper {
+    /// The graphs of fixed shape.
+    pub(crate) fn fixed(
+        &self,
+    ) -> impl Iterator<Item = &(narthex_graph::Graph, narthex_spec::manifest::GraphEntry)> {
+        self.graphs.iter().filter(|(_, entry)| entry.variant == Variant::Static)
     }
-    findings.sort_by_key(|finding| finding.severity);
-    let score = predicted_score(&facts, usual, parts, compute);
+}
+
+/// The report on a model that Narthex cannot compile.
+pub fn refused(subject: &str, reason: String, options: &Options) -> Report {
+    let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
+    let refusal = finding(Rule::Architecture, Severity::Refuses, Vec::new(), reason.clone(), Some(fix));
     Report {
         subject: subject.to_owned(),
         target: options.target.clone(),
-        verdict: Verdict::Whole,
-        score,
+        verdict: Verdict::Refused { reason },
+        score: Score { total: 0.0, components: Vec::new() },
         assumed: BTreeMap::new(),
         parts: Vec::new(),
-        findings,
+        findings: vec![refusal],
         after_fix: None,
     }
-}
-
-/// The score of what Narthex would write: every product on the NPU, every shape fixed, as its packages are tested to be.
-fn predicted_score(facts: &Facts, usual: u64, parts: u64, compute: String) -> Score {
-    let fits = if usual == 0 { 1.0 } else { (facts.part_caution as f64 / usual as f64).min(1.0) };
-    let component = |name, value, weight, detail| Component { name, value, weight, detail };
-    let components = vec![
-        component("compute on the NPU", 1.0, 65.0, compute),
-        component("in one piece", 1.0 / parts as f64, 15.0, plural(parts, "part")),
-        component("fixed shapes", 1.0, 10.0, "Narthex fixes them when it compiles".to_owned()),
-        component("fits in memory", fits, 10.0, format!("{:.1} MB of weights in w8", usual as f64 / 1e6)),
-    ];
-    Score { total: components.iter().map(|part| part.value * part.weight).sum(), components }
 }
 
 fn note(message: String) -> Finding {
     finding(Rule::Architecture, Severity::Notes, Vec::new(), message, None)
 }
 
-/// Bytes of the linear weights with their scales and zero points; norms and biases are small beside them.
-fn weight_bytes(architecture: &Architecture, scheme: Scheme) -> u64 {
-    let recipe = Recipe::new(scheme);
-    Plan::new(architecture, &recipe).weights.iter().map(|weight| weight.bytes(recipe.block)).sum()
-}
-
-/// Scores and their product with the values, for one new token after a past.
-fn attention_work(arch: &DecoderArch, context: usize) -> u64 {
-    let seen = |window: Option<usize>| window.map_or(context, |window| window.min(context)) as u64;
-    let layers = arch.layers.iter().map(|layer| &layer.attention);
-    layers.map(|a| 2 * (a.heads * a.head_size) as u64 * seen(a.window)).sum()
-}
-
-fn cache(arch: &DecoderArch, context: usize) -> Finding {
-    let layers = arch.layers.iter().map(|layer| &layer.attention);
-    let per_token: u64 = layers.map(|a| 2 * 2 * (a.kv_heads * a.head_size) as u64).sum();
+fn cache(layers: &[KvLayout], longest: usize) -> Finding {
+    let per_token: usize = layers.iter().map(KvLayout::bytes_per_token).sum();
     let message = format!(
-        "its cache takes {:.1} MB for a context of {context} tokens in half precision (longest: {} tokens)",
-        (per_token * context as u64) as f64 / 1e6,
-        arch.context
+        "its cache takes {:.1} MB for 1000 tokens in half precision (longest: {longest} tokens)",
+        per_token as f64 / 1e3,
     );
     finding(Rule::DecoderLoop, Severity::Notes, Vec::new(), message, None)
 }

@@ -10,8 +10,10 @@ use super::{
     view::{Outcome, View},
 };
 
-/// What one graph comes to.
+/// What one graph comes to. Of a graph whose weights are more than the NPU can hold, nothing runs there.
 pub(super) fn summary(view: &View<'_>) -> PartSummary {
+    let npu_weight_bytes = npu_weight_bytes(view);
+    let loads = npu_weight_bytes <= view.facts.part_limit;
     let mut summary = PartSummary {
         name: view.part.name.clone(),
         nodes: 0,
@@ -21,9 +23,9 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
         npu_multiply_accumulates: 0,
         uncounted_nodes: 0,
         weight_bytes: view.graph().initializers.iter().map(|constant| constant.bytes()).sum(),
-        npu_weight_bytes: npu_weight_bytes(view),
+        npu_weight_bytes,
         io_bytes: io_bytes(view),
-        npu_pieces: pieces(view),
+        npu_pieces: if loads { pieces(view) } else { 0 },
         scheme: types::scheme(view),
     };
     for (index, _, outcome) in view.placed() {
@@ -36,7 +38,7 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
         summary.uncounted_nodes += usize::from(work.is_none());
         let work = work.unwrap_or(0);
         summary.multiply_accumulates = summary.multiply_accumulates.saturating_add(work);
-        if *outcome == Outcome::Npu {
+        if loads && *outcome == Outcome::Npu {
             summary.npu_nodes += 1;
             summary.npu_multiply_accumulates = summary.npu_multiply_accumulates.saturating_add(work);
         }

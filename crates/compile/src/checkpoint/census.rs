@@ -14,10 +14,7 @@ use super::{CheckpointError, WeightSource, limit::unsupported, tensors::Tensors}
 /// Fails unless every weight of `architecture` is there with the right shape and a known encoding, and no weight of
 /// a layer is left over.
 pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<(), CheckpointError> {
-    let mut needed = match architecture {
-        Architecture::Decoder(decoder) => decoder_weights(decoder),
-        Architecture::Encoder(encoder) => encoder_weights(encoder),
-    };
+    let mut needed = needed(architecture);
     if let Architecture::Encoder(encoder) = architecture
         && encoder.types > 0
     {
@@ -39,6 +36,24 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
             Err(unsupported("tensor", "only the weights that the architecture names in a layer", name))
         }
         None => Ok(()),
+    }
+}
+
+/// The elements of every weight that an architecture needs.
+pub fn parameters(architecture: &Architecture) -> u64 {
+    let elements = |shape: &[usize]| shape.iter().map(|&extent| extent as u64).product::<u64>();
+    let segments = match architecture {
+        Architecture::Encoder(encoder) => elements(&[encoder.types, encoder.hidden]),
+        Architecture::Decoder(_) => 0,
+    };
+    needed(architecture).iter().map(|(_, shape)| elements(shape)).sum::<u64>() + segments
+}
+
+/// Every weight but the segment embedding, whose stored shape is not certain.
+fn needed(architecture: &Architecture) -> Needed {
+    match architecture {
+        Architecture::Decoder(decoder) => decoder_weights(decoder),
+        Architecture::Encoder(encoder) => encoder_weights(encoder),
     }
 }
 

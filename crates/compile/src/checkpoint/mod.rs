@@ -23,6 +23,7 @@ mod special;
 mod tensors;
 mod weight;
 
+pub use census::parameters;
 pub use open::{architecture, open};
 
 use std::{borrow::Cow, path::PathBuf};

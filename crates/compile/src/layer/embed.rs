@@ -1,6 +1,5 @@
 //! Both ends of a decoder: the tables that the host looks tokens up in, and the head.
 
-use half::f16;
 use narthex_graph::Attribute;
 use narthex_spec::{
     DType, Scheme,
@@ -22,25 +21,18 @@ pub(crate) fn table(
     (rows, cols): (usize, usize),
     dtype: DType,
 ) -> Result<HostTable, CompileError> {
-    let values = e.weight(name, &[rows, cols])?.to_f32();
-    table_of(e, role, &values, cols, dtype)
+    table_from(e, (role, name), (0, rows, cols), dtype)
 }
 
-/// Writes a table of these rows, in the given element type.
-pub(crate) fn table_of(
+/// Writes `rows` rows of a weight as a table, without those before `first`.
+pub(crate) fn table_from(
     e: &mut Emitter<'_>,
-    role: TableRole,
-    values: &[f32],
-    cols: usize,
+    (role, name): (TableRole, &str),
+    (first, rows, cols): (usize, usize, usize),
     dtype: DType,
 ) -> Result<HostTable, CompileError> {
-    let rows = values.len() / cols.max(1);
-    let place = if dtype == DType::F16 {
-        let halves: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
-        e.write(bytemuck::cast_slice(&halves))?
-    } else {
-        e.write(bytemuck::cast_slice(values))?
-    };
+    let all = first + rows;
+    let place = e.rows(name, (all, first..all, cols), dtype)?;
     Ok(HostTable { role, rows, cols, encoding: TableEncoding::Plain { dtype, data: e.range(place) } })
 }
 
@@ -164,8 +156,8 @@ fn f32_head(
         let place = narthex_graph::onnx::external::Place { offset: data.offset, length: data.length };
         e.external("/head/weight", DType::F32, &[arch.vocab, arch.hidden], place)
     } else {
-        let shape = [arch.vocab, arch.hidden];
-        e.tensor("/head/weight", &shape, |e| Ok(e.weight("head.weight", &shape)?.to_f32()))?
+        let place = e.rows("head.weight", (arch.vocab, 0..arch.vocab, arch.hidden), DType::F32)?;
+        e.external("/head/weight", DType::F32, &[arch.vocab, arch.hidden], place)
     };
     let out = e.graph.op_with("/head", "Gemm", &[rows, &weight], &[("transB", Attribute::Int(1))]);
     name_logits(e, out, arch, logits);

@@ -43,9 +43,9 @@ impl From<bool> for Bias {
 /// ```
 pub(crate) fn linear(e: &mut Emitter<'_>, x: &str, spec: &Linear<'_>) -> Result<String, CompileError> {
     let names: Vec<String> = spec.parts.iter().map(|part| format!("{part}.weight")).collect();
-    let planned: Vec<_> = names.iter().filter_map(|name| e.plan.get(name)).collect();
-    let rows: usize = planned.iter().map(|planned| planned.rows).sum();
-    let storage = planned.first().map_or(Storage::F32, |planned| planned.storage);
+    let rows = e.stacked_rows(&names);
+    let first = names.first().and_then(|name| e.plan.get(name));
+    let storage = first.map_or(Storage::F32, |planned| planned.storage);
     let bias = match spec.bias {
         Bias::With => Some(stacked_bias(e, spec)?),
         Bias::Without => None,
@@ -79,24 +79,16 @@ fn plain_linear(
     names: &[String],
     bias: Option<String>,
 ) -> Result<String, CompileError> {
-    let rows = |e: &Emitter<'_>, name: &String| e.plan.get(name).map_or(0, |planned| planned.rows);
-    let all = names.iter().map(|name| rows(e, name)).sum();
-    let weight = e.tensor(&format!("{}/weight", spec.scope), &[spec.cols, all], |e| {
-        let mut stacked = Vec::with_capacity(all * spec.cols);
-        for name in names {
-            stacked.extend(e.weight(name, &[rows(e, name), spec.cols])?.to_f32());
-        }
-        Ok(transpose(&stacked, all, spec.cols))
-    })?;
+    let name = format!("{}/weight", spec.scope);
+    let dtype = e.compute;
+    let place = e.once(&name, dtype, |e| e.transposed(names, spec.cols, dtype))?;
+    let shape = [spec.cols, e.stacked_rows(names)];
+    let weight = e.external(&name, dtype, &shape, place);
     let product = e.graph.op(spec.scope, "MatMul", &[x, &weight]);
     Ok(match bias {
         Some(bias) => e.graph.op(spec.scope, "Add", &[&product, &bias]),
         None => product,
     })
-}
-
-fn transpose(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    (0..cols).flat_map(|col| (0..rows).map(move |row| values[row * cols + col])).collect()
 }
 
 /// Adds a linear layer whose weight `[rows, cols]` is quantised already.
@@ -146,13 +138,5 @@ pub(crate) fn quantized_linear(
     match bias {
         Some(bias) => add(e, &[x, &quants, &scales, &zeros, "", bias], &attributes),
         None => add(e, &[x, &quants, &scales, &zeros], &attributes),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn transposes() {
-        assert_eq!(super::transpose(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
     }
 }

@@ -1,14 +1,18 @@
 //! Rotary tables: the cosine and sine of every position and frequency, computed in double precision.
 
-use std::f64::consts::TAU;
+use std::{f64::consts::TAU, ops::Range};
 
+use narthex_graph::onnx::external::Place;
 use narthex_spec::{
     DType,
     arch::{DecoderArch, Rope, RopeScaling, Rotation},
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
-use crate::{emit::Emitter, error::CompileError};
+use crate::{
+    emit::{Emitter, pieces},
+    error::CompileError,
+};
 
 /// One set of rotary angles: its kind, the names of its cosines and sines in the data file, and their roles.
 type Set = (Rotation, Reach, [&'static str; 2], [TableRole; 2]);
@@ -51,8 +55,11 @@ impl Angles {
         let mut angles = Self::default();
         for (rotation, reach, names, _) in SETS {
             let Some((rows, pairs)) = extents(arch, rotation, reach) else { continue };
-            let tables = of(arch, (rotation, reach), rows);
-            let places = [e.place(names[0], || tables.cos)?, e.place(names[1], || tables.sin)?];
+            let set = (rotation, reach);
+            let places = [
+                write(e, names[0], (arch, set, Wave::Cos), (rows, pairs))?,
+                write(e, names[1], (arch, set, Wave::Sin), (rows, pairs))?,
+            ];
             if rotation != Rotation::Global || arch.switch().is_none() {
                 let declared = |e: &mut Emitter<'_>, i: usize| {
                     e.external(names[i], DType::F32, &[rows, pairs], places[i])
@@ -106,22 +113,43 @@ pub(crate) fn host_tables(e: &Emitter<'_>, arch: &DecoderArch) -> Vec<HostTable>
     tables
 }
 
-/// Cosines and sines, each `[positions, pairs]`.
-pub(crate) struct RopeTables {
-    pub(crate) cos: Vec<f32>,
-    pub(crate) sin: Vec<f32>,
+/// What is taken of an angle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wave {
+    Cos,
+    Sin,
 }
 
-/// A decoder's angles for positions `0..positions`; empty for a rotation that it has not.
-pub(crate) fn of(arch: &DecoderArch, (rotation, reach): (Rotation, Reach), positions: usize) -> RopeTables {
+/// Writes a decoder's cosines or sines `[positions, pairs]`, a piece of the positions at a time.
+fn write(
+    e: &mut Emitter<'_>,
+    name: &str,
+    (arch, set, wave): (&DecoderArch, (Rotation, Reach), Wave),
+    (positions, pairs): (usize, usize),
+) -> Result<Place, CompileError> {
+    let length = (positions as u64) * (pairs * DType::F32.size()) as u64;
+    e.once(name, DType::F32, |e| {
+        e.stream(length, |append| {
+            pieces(0..positions, pairs)
+                .try_for_each(|piece| append(bytemuck::cast_slice(&of(arch, (set, wave), piece))))
+        })
+    })
+}
+
+/// A decoder's cosines or sines for some positions, `[positions, pairs]`; empty for a rotation that it has not.
+pub(crate) fn of(
+    arch: &DecoderArch,
+    ((rotation, reach), wave): ((Rotation, Reach), Wave),
+    positions: Range<usize>,
+) -> Vec<f32> {
     match (arch.rope_of(rotation), pairs(arch, rotation)) {
-        (Some(rope), Some(pairs)) => tables((rope, reach), positions, pairs),
-        _ => RopeTables { cos: Vec::new(), sin: Vec::new() },
+        (Some(rope), Some(pairs)) => table((rope, reach, wave), positions, pairs),
+        _ => Vec::new(),
     }
 }
 
-/// The tables for positions `0..positions` and heads of as many pairs.
-fn tables((rope, reach): (&Rope, Reach), positions: usize, pairs: usize) -> RopeTables {
+/// The table for heads of as many pairs.
+fn table((rope, reach, wave): (&Rope, Reach, Wave), positions: Range<usize>, pairs: usize) -> Vec<f32> {
     let mut frequencies = frequencies(rope, reach);
     // Pairs beyond the rotated ones stay where they are.
     frequencies.resize(pairs, 0.0);
@@ -130,15 +158,16 @@ fn tables((rope, reach): (&Rope, Reach), positions: usize, pairs: usize) -> Rope
         _ => 1.0,
     };
     let turned = rope.dims / 2;
-    let angles = || {
-        let of = |p: usize| frequencies.iter().enumerate().map(move |(i, f)| (i < turned, p as f64 * f));
-        (0..positions).flat_map(of)
+    let of = |angle: f64| if wave == Wave::Cos { angle.cos() } else { angle.sin() };
+    let element = |position: usize, pair: usize, frequency: f64| {
+        let value = of(position as f64 * frequency);
+        (if pair < turned { value * factor } else { value }) as f32
     };
-    let scaled = |(turned, value): (bool, f64)| (if turned { value * factor } else { value }) as f32;
-    RopeTables {
-        cos: angles().map(|(turned, angle)| scaled((turned, angle.cos()))).collect(),
-        sin: angles().map(|(turned, angle)| scaled((turned, angle.sin()))).collect(),
-    }
+    positions
+        .flat_map(|position| {
+            frequencies.iter().enumerate().map(move |(pair, frequency)| element(position, pair, *frequency))
+        })
+        .collect()
 }
 
 /// Radians per position of each rotated pair.
@@ -194,9 +223,9 @@ mod tests {
     #[test]
     fn pairs_beyond_the_rotated_ones_stay() {
         let rope = Rope { theta: 1e4, dims: 2, scaling: RopeScaling::None };
-        let tables = tables((&rope, Reach::Short), 2, 4);
-        assert_eq!(tables.cos[4..], [1.0f32.cos(), 1.0, 1.0, 1.0]);
-        assert_eq!(tables.sin[4..], [1.0f32.sin(), 0.0, 0.0, 0.0]);
+        let at_one = |wave| table((&rope, Reach::Short, wave), 1..2, 4);
+        assert_eq!(at_one(Wave::Cos), [1.0f32.cos(), 1.0, 1.0, 1.0]);
+        assert_eq!(at_one(Wave::Sin), [1.0f32.sin(), 0.0, 0.0, 0.0]);
     }
 
     #[test]
@@ -211,15 +240,15 @@ mod tests {
         assert_eq!(frequencies(&rope, Reach::Short), [1.0, 0.5]);
         assert_eq!(frequencies(&rope, Reach::Long), [0.25, 0.125]);
         // What is not rotated is not multiplied.
-        assert_eq!(tables((&rope, Reach::Long), 1, 3).cos, [1.5, 1.5, 1.0]);
+        assert_eq!(table((&rope, Reach::Long, Wave::Cos), 0..1, 3), [1.5, 1.5, 1.0]);
     }
 
     #[test]
     fn position_zero_is_not_rotated() {
         let rope = Rope { theta: 1e4, dims: 8, scaling: RopeScaling::Linear { factor: 2.0 } };
-        let tables = tables((&rope, Reach::Short), 3, 4);
-        assert_eq!(tables.cos[..4], [1.0; 4]);
-        assert_eq!(tables.sin[..4], [0.0; 4]);
-        assert_eq!(tables.sin[4], 0.5f32.sin());
+        let of = |wave| table((&rope, Reach::Short, wave), 0..3, 4);
+        assert_eq!(of(Wave::Cos)[..4], [1.0; 4]);
+        assert_eq!(of(Wave::Sin)[..4], [0.0; 4]);
+        assert_eq!(of(Wave::Sin)[4], 0.5f32.sin());
     }
 }

@@ -185,12 +185,12 @@ pub(super) fn tables(
         }
     };
     let (hidden, first) = (arch.hidden, arch.first_position);
-    let positions = e.weight("embed.position.weight", &[first + arch.positions, hidden])?.to_f32();
-    let positions = &positions[first * hidden..];
-    let mut tables = vec![tokens, embed::table_of(e, TableRole::Position, positions, hidden, DType::F32)?];
+    let positions = (TableRole::Position, "embed.position.weight");
+    let mut tables =
+        vec![tokens, embed::table_from(e, positions, (first, arch.positions, hidden), DType::F32)?];
     if arch.types > 0 {
-        let types = e.weights.weight("embed.type.weight")?.to_f32();
-        tables.push(embed::table_of(e, TableRole::TokenType, &types, hidden, DType::F32)?);
+        let types = (TableRole::TokenType, "embed.type.weight");
+        tables.push(embed::table(e, types, (arch.types, hidden), DType::F32)?);
     }
     Ok(tables)
 }

@@ -1,6 +1,11 @@
 //! Into which parts a decoder's layers are divided, so that each fits into one compiled context of an NPU.
 
-use narthex_spec::{Recipe, arch::DecoderArch, manifest::LayerRange};
+use narthex_spec::{
+    Recipe,
+    arch::{Architecture, DecoderArch},
+    manifest::LayerRange,
+    recipe::FixedShapes,
+};
 
 use crate::quant::Plan;
 
@@ -15,8 +20,18 @@ const ONE_LENGTH: [usize; 1] = [64];
 /// less than three percent.
 const LARGE_LAYER: u64 = 12 << 20;
 
+/// The shapes that a recipe asks for, for a model whose sequences have at most `longest` tokens: with lengths of prefill
+/// that suit it where none were given.
+pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usize) -> Option<FixedShapes> {
+    let lengths = match architecture {
+        Architecture::Decoder(arch) => prefill(arch, &Plan::new(architecture, recipe), recipe),
+        Architecture::Encoder(_) => &[],
+    };
+    Some(recipe.fixed.clone()?.or_prefill(lengths).within(longest))
+}
+
 /// How many new tokens each prefill graph takes, for a decoder of such weights.
-pub(crate) fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize] {
+fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize] {
     let bytes = layer_bytes(arch, plan, recipe);
     let mean = bytes.iter().sum::<u64>().checked_div(bytes.len() as u64).unwrap_or(0);
     if mean >= LARGE_LAYER { &LENGTHS } else { &ONE_LENGTH }

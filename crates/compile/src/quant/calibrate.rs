@@ -22,7 +22,7 @@ use super::{
 use crate::{
     checkpoint::Checkpoint,
     error::CompileError,
-    layer::rope::{self, Reach, RopeTables},
+    layer::rope::{self, Reach, Wave},
 };
 
 /// What models read for their calibration: prose, code, lists and dialogue, in several languages.
@@ -105,8 +105,8 @@ impl Reader<'_> {
                 Slot::Embeds => Elements::F32(self.embeds(&tokens)?),
                 Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
                 Slot::TotalLength => Elements::I32(vec![count as i32]),
-                Slot::CosTable => Elements::F32(self.angles(count).cos),
-                Slot::SinTable => Elements::F32(self.angles(count).sin),
+                Slot::CosTable => Elements::F32(self.angles(count, Wave::Cos)),
+                Slot::SinTable => Elements::F32(self.angles(count, Wave::Sin)),
                 Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
                 _ => Elements::F32(vec![0.0; shape.iter().product()]),
             };
@@ -116,10 +116,10 @@ impl Reader<'_> {
     }
 
     /// The angles that a sequence of the text's length is rotated by.
-    fn angles(&self, tokens: usize) -> RopeTables {
+    fn angles(&self, tokens: usize, wave: Wave) -> Vec<f32> {
         let long = self.arch.switch().is_some_and(|at| tokens > at);
         let reach = if long { Reach::Long } else { Reach::Short };
-        rope::of(self.arch, (Rotation::Global, reach), tokens)
+        rope::of(self.arch, ((Rotation::Global, reach), wave), 0..tokens)
     }
 
     /// The text's tokens, as many as the model takes.

@@ -29,12 +29,33 @@ impl<W: Write> ExternalWriter<W> {
 
     /// Appends one tensor.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<Place> {
+        let place = self.begin(bytes.len() as u64)?;
+        self.append(bytes)?;
+        Ok(place)
+    }
+
+    /// Begins a tensor of `length` bytes, which [`Self::append`] then gives piece by piece.
+    pub fn begin(&mut self, length: u64) -> io::Result<Place> {
         let padding = self.offset.next_multiple_of(ALIGNMENT) - self.offset;
         self.file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;
-        self.file.write_all(bytes)?;
-        let place = Place { offset: self.offset + padding, length: bytes.len() as u64 };
-        self.offset = place.offset + place.length;
+        let place = Place { offset: self.offset + padding, length };
+        self.offset = place.offset + length;
         Ok(place)
+    }
+
+    /// Appends the next bytes of the tensor that was begun last.
+    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    /// Bytes of the file up to the end of the tensor that was begun last.
+    pub fn length(&self) -> u64 {
+        self.offset
+    }
+
+    /// What is written to.
+    pub fn file(&self) -> &W {
+        &self.file
     }
 
     /// Flushes, and gives the file back.
@@ -54,7 +75,13 @@ mod tests {
         assert_eq!(writer.write(&[1; 3]).unwrap(), Place { offset: 0, length: 3 });
         assert_eq!(writer.write(&[2; 64]).unwrap(), Place { offset: 64, length: 64 });
         assert_eq!(writer.write(&[3; 1]).unwrap(), Place { offset: 128, length: 1 });
+        assert_eq!(writer.begin(2).unwrap(), Place { offset: 192, length: 2 });
+        for piece in [[4], [5]] {
+            writer.append(&piece).unwrap();
+        }
+        assert_eq!(writer.length(), 194);
         let bytes = writer.finish().unwrap();
-        assert_eq!((bytes.len(), bytes[2], bytes[3], bytes[64], bytes[128]), (129, 1, 0, 2, 3));
+        assert_eq!((bytes.len(), bytes[2], bytes[3], bytes[64], bytes[128]), (194, 1, 0, 2, 3));
+        assert_eq!(bytes[192..], [4, 5]);
     }
 }

@@ -1,0 +1,296 @@
+//! Weights on their way from the checkpoint to the data file, a piece of their rows at a time.
+//!
+//! Of a weight, one piece is held decoded; of a quantised one also its scales and zero points, which take a twentieth of
+//! what the checkpoint stores. Nothing here knows of graphs.
+
+use std::{
+    io::{self, Write},
+    ops::Range,
+    sync::atomic::Ordering,
+};
+
+use narthex_graph::onnx::external::Place;
+use narthex_spec::DType;
+use rayon::prelude::*;
+
+use super::{Emitter, Quantized, encoded, size};
+use crate::{
+    checkpoint::{Encoding, Weight, WeightSource},
+    error::CompileError,
+    package::HashedFile,
+    quant::{
+        Plan, Scaling, Storage,
+        block::{Factors, QuantRow, quantize_w4, quantize_w8, quantize_w8_zeros},
+    },
+};
+
+/// Elements of a piece: 16 MiB decoded. A longer row is a piece by itself.
+const PIECE: usize = 4 << 20;
+
+/// Elements that are held of a weight that is transposed: 64 MiB. A larger one is read once for every so many.
+const TRANSPOSED: usize = 16 << 20;
+
+/// Where weights are written.
+pub(crate) enum Data {
+    /// To a file of the package.
+    File(HashedFile),
+    /// Nowhere: only their places are counted.
+    Paper,
+}
+
+impl Write for Data {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.write(bytes),
+            Self::Paper => Ok(bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.flush(),
+            Self::Paper => Ok(()),
+        }
+    }
+}
+
+/// Takes the next bytes of a tensor.
+type Append<'a> = dyn FnMut(&[u8]) -> Result<(), CompileError> + 'a;
+
+/// A range in pieces of at most as many elements, where each number of it stands for `width` of them.
+pub(crate) fn pieces(range: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
+    cut(range, PIECE / width.max(1))
+}
+
+fn cut(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    let (end, step) = (range.end, step.max(1));
+    range.step_by(step).map(move |start| start..(start + step).min(end))
+}
+
+impl Emitter<'_> {
+    /// Whether weights are neither read nor written.
+    pub(crate) fn on_paper(&self) -> bool {
+        matches!(self.data.file(), Data::Paper)
+    }
+
+    /// Writes a tensor of `length` bytes, which come one piece after the other; on paper they are not asked for.
+    pub(crate) fn stream(
+        &mut self,
+        length: u64,
+        pieces: impl FnOnce(&mut Append<'_>) -> Result<(), CompileError>,
+    ) -> Result<Place, CompileError> {
+        let (file, cancel, paper, data) = (self.data_file, self.cancel, self.on_paper(), &mut self.data);
+        let failed = |source| CompileError::Write { path: file.into(), source };
+        let place = data.begin(length).map_err(failed)?;
+        if !paper {
+            pieces(&mut |bytes| {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(CompileError::Cancelled);
+                }
+                data.append(bytes).map_err(failed)
+            })?;
+            self.stage.advance(self.data.length());
+        }
+        Ok(place)
+    }
+
+    /// Writes some rows of a weight `[all, cols]` as they are, in the given element type.
+    pub(crate) fn rows(
+        &mut self,
+        name: &str,
+        (all, rows, cols): (usize, Range<usize>, usize),
+        dtype: DType,
+    ) -> Result<Place, CompileError> {
+        let weights = self.weights;
+        self.stream(size(&[rows.len(), cols], dtype), |append| {
+            let weight = weights.weight(name)?;
+            // A single row may be stored as a vector.
+            if all != 1 || weight.shape != [cols] {
+                weight.expect_shape(&[all, cols])?;
+            }
+            pieces(rows, cols).try_for_each(|piece| append(&encoded(&decoded(&weight, piece), dtype)))
+        })
+    }
+
+    /// Writes weights `[rows, cols]`, stacked row upon row and transposed: `[cols, all rows]`.
+    pub(crate) fn transposed(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        dtype: DType,
+    ) -> Result<Place, CompileError> {
+        let (plan, weights, all) = (self.plan, self.weights, self.stacked_rows(names));
+        self.stream(size(&[all, cols], dtype), |append| {
+            let mut parts = Vec::new();
+            for name in names {
+                let weight = weights.weight(name)?;
+                weight.expect_shape(&[plan.get(name).map_or(0, |planned| planned.rows), cols])?;
+                parts.push(weight);
+            }
+            cut(0..cols, TRANSPOSED / all.max(1))
+                .try_for_each(|columns| append(&encoded(&transposed(&parts, columns), dtype)))
+        })
+    }
+
+    /// Rows of linear weights together.
+    pub(crate) fn stacked_rows(&self, names: &[String]) -> usize {
+        names.iter().filter_map(|name| self.plan.get(name)).map(|planned| planned.rows).sum()
+    }
+
+    /// Weights of one width, stacked row upon row, quantised and written unless an earlier graph did.
+    pub(crate) fn quantize(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        storage: Storage,
+    ) -> Result<Quantized, CompileError> {
+        let key = names.join("+");
+        if let Some(known) = self.places.quantized.get(&key) {
+            return Ok(*known);
+        }
+        let quantized = self.write_quantized(names, cols, storage)?;
+        self.places.quantized.insert(key, quantized);
+        Ok(quantized)
+    }
+
+    fn write_quantized(
+        &mut self,
+        names: &[String],
+        cols: usize,
+        storage: Storage,
+    ) -> Result<Quantized, CompileError> {
+        let (block, rows) = (self.recipe.block, self.stacked_rows(names) as u64);
+        let blocks = cols.div_ceil(block) as u64;
+        let (quants_length, zeros_length) = match storage {
+            Storage::W4 => (blocks * block as u64 / 2, blocks.div_ceil(2)),
+            Storage::W8Zeros => (blocks * block as u64, blocks),
+            Storage::W8 | Storage::F32 => (blocks * block as u64, 0),
+        };
+        let quantizer =
+            Quantizer { weights: self.weights, plan: self.plan, scaling: self.scaling, block, cols, storage };
+        let (mut scales, mut zeros) = (Vec::new(), Vec::new());
+        let quants = self.stream(rows * quants_length, |append| {
+            names.iter().try_for_each(|name| {
+                quantizer.each_row(name, &mut |row| {
+                    scales.extend_from_slice(&row.scales);
+                    zeros.extend_from_slice(&row.zeros);
+                    append(&row.quants)
+                })
+            })
+        })?;
+        let scales = self.stream(rows * blocks * 2, |append| append(bytemuck::cast_slice(&scales)))?;
+        let zeros = match zeros_length {
+            0 => None,
+            length => Some(self.stream(rows * length, |append| append(&zeros))?),
+        };
+        Ok(Quantized { storage, quants, scales, zeros })
+    }
+}
+
+/// How the rows of linear weights of one width become integers.
+struct Quantizer<'a> {
+    weights: &'a dyn WeightSource,
+    plan: &'a Plan,
+    scaling: &'a Scaling,
+    block: usize,
+    cols: usize,
+    storage: Storage,
+}
+
+impl Quantizer<'_> {
+    /// Gives a weight's rows in order, scaled and quantised.
+    fn each_row(
+        &self,
+        name: &str,
+        take: &mut dyn FnMut(&QuantRow) -> Result<(), CompileError>,
+    ) -> Result<(), CompileError> {
+        let (cols, block) = (self.cols, self.block);
+        let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
+        let weight = self.weights.weight(name)?;
+        weight.expect_shape(&[rows, cols])?;
+        let steps = steps(weight.encoding);
+        let factors = self.scaling.factors(name).map(|columns| Factors::new(columns, block));
+        let divisors = self.scaling.divisors(name);
+        let quantized = |buffer: &mut Vec<f32>, row| {
+            weight.read_row(row, buffer);
+            if let Some(factors) = &factors {
+                factors.multiply(buffer);
+            }
+            if let Some(divisor) = divisors.and_then(|all| all.get(row)) {
+                buffer.iter_mut().for_each(|x| *x /= divisor);
+            }
+            match self.storage {
+                Storage::W4 => quantize_w4(buffer, block),
+                Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
+                Storage::W8 | Storage::F32 => quantize_w8(buffer, block),
+            }
+        };
+        pieces(0..rows, cols).try_for_each(|piece| {
+            let quantized: Vec<QuantRow> =
+                piece.into_par_iter().map_init(|| vec![0.0; cols], quantized).collect();
+            quantized.iter().try_for_each(&mut *take)
+        })
+    }
+}
+
+/// Some rows, decoded in parallel.
+fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
+    let cols = weight.cols();
+    let mut out = vec![0.0; rows.len() * cols];
+    out.par_chunks_mut(cols.max(1)).zip(rows).for_each(|(out, row)| weight.read_row(row, out));
+    out
+}
+
+/// Some columns of weights that are stacked row upon row, each column's elements side by side.
+fn transposed(parts: &[Weight<'_>], columns: Range<usize>) -> Vec<f32> {
+    let all: usize = parts.iter().map(Weight::rows_len).sum();
+    let mut out = vec![0.0; columns.len() * all];
+    let mut buffer = vec![0.0; parts.iter().map(Weight::cols).max().unwrap_or(0)];
+    let rows = parts.iter().flat_map(|part| (0..part.rows_len()).map(move |row| (part, row)));
+    for (at, (part, row)) in rows.enumerate() {
+        part.read_row(row, &mut buffer);
+        let values = buffer.get(columns.clone()).unwrap_or_default();
+        out.iter_mut().skip(at).step_by(all).zip(values).for_each(|(out, x)| *out = *x);
+    }
+    out
+}
+
+/// Steps over a block's range in the encodings that have fewer than 8 bits.
+fn steps(encoding: Encoding) -> Option<u8> {
+    match encoding {
+        Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K => Some(15),
+        Encoding::Q5_0 | Encoding::Q5_1 | Encoding::Q5K => Some(31),
+        Encoding::Q6K => Some(63),
+        Encoding::F32 | Encoding::F16 | Encoding::Bf16 | Encoding::Q8_0 => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_range() {
+        let check = |range, step, expect: &[Range<usize>]| {
+            assert_eq!(cut(range, step).collect::<Vec<_>>(), expect);
+        };
+        check(0..5, 2, &[0..2, 2..4, 4..5]);
+        check(3..4, 9, std::slice::from_ref(&(3..4)));
+        check(2..4, 0, &[2..3, 3..4]);
+        check(2..2, 3, &[]);
+    }
+
+    #[test]
+    fn stacked_weights_are_transposed_by_columns() {
+        let weight = |values: [f32; 4]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            Weight::new("w", vec![2, 2], Encoding::F32, bytes).unwrap()
+        };
+        let parts = [weight([1.0, 2.0, 3.0, 4.0]), weight([5.0, 6.0, 7.0, 8.0])];
+        assert_eq!(transposed(&parts, 0..2), [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0]);
+        assert_eq!(transposed(&parts, 1..2), [2.0, 4.0, 6.0, 8.0]);
+        let mut rows = decoded(&parts[1], 1..2);
+        rows.extend(decoded(&parts[0], 0..1));
+        assert_eq!(rows, [7.0, 8.0, 1.0, 2.0]);
+    }
+}

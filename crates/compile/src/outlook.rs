@@ -1,0 +1,175 @@
+//! What can be said of a model before anything of it is downloaded but its settings: sizes, cache, and what NPUs make of
+//! it. Every figure is taken from a compile on paper; nothing here is estimated.
+
+use std::collections::BTreeMap;
+
+use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::KvLayout};
+use serde::Serialize;
+
+use crate::{
+    check::{Options, Report, Score, Verdict, architecture},
+    checkpoint,
+    error::CompileError,
+    paper,
+};
+
+/// A model as it would be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outlook {
+    /// Its structure in words.
+    pub structure: String,
+    /// Parameters: the elements of every weight that is compiled.
+    pub parameters: u64,
+    /// The longest sequence that its weights allow, in tokens.
+    pub longest: usize,
+    /// What each scheme makes of it.
+    pub schemes: Vec<SchemeOutlook>,
+    /// Its KV cache on CPUs and GPUs; empty for encoders.
+    pub cache: Vec<CacheOutlook>,
+    /// Bytes that a token takes in the KV cache of an NPU's graphs.
+    pub npu_token_bytes: u64,
+}
+
+/// A model in one scheme.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SchemeOutlook {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// Bytes of the weights' file, for CPUs and GPUs.
+    pub bytes: u64,
+    /// Bytes of the weights' file with what graphs for NPUs need besides; nothing where there are none in this scheme.
+    pub fixed_bytes: Option<u64>,
+    /// What each NPU makes of it.
+    pub targets: Vec<TargetOutlook>,
+}
+
+/// A model in one scheme on one NPU.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TargetOutlook {
+    /// The NPU.
+    pub target: Target,
+    /// Bytes of weights of the largest graph, which the NPU must hold.
+    pub graph_bytes: u64,
+    /// Bytes of weights that a graph may have there.
+    pub limit: u64,
+    /// Whether it runs there, as `narthex check` says.
+    pub verdict: Verdict,
+    /// How well it suits the NPU, as `narthex check` says.
+    pub score: Score,
+}
+
+/// The layers whose cache is alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CacheOutlook {
+    /// How many.
+    pub layers: usize,
+    /// The tokens that they look back at most, where there is a bound.
+    pub window: Option<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Bytes that a token takes in all of them.
+    pub token_bytes: u64,
+}
+
+impl Outlook {
+    /// Compiles an architecture on paper in every scheme, and checks what comes out for each target.
+    ///
+    /// # Errors
+    /// As [`paper::compile`], for an architecture that no scheme can be had of.
+    pub fn new(architecture: &Architecture, targets: &[Target]) -> Result<Self, CompileError> {
+        let mut schemes = Vec::new();
+        let (mut layers, mut npu_token_bytes) = (Vec::new(), 0);
+        for scheme in Scheme::ALL {
+            let paper = paper::compile("model", architecture, &Recipe::new(scheme))?;
+            if let Some((_, entry)) = paper.graphs.into_iter().next() {
+                layers = entry.kv;
+            }
+            let fixed = architecture::fixed(architecture, scheme);
+            if let Ok(fixed) = &fixed {
+                let graphs = fixed.fixed().map(|(_, entry)| token_bytes(&entry.kv));
+                npu_token_bytes = npu_token_bytes.max(graphs.max().unwrap_or(0));
+            }
+            let outlook = |target: &Target| {
+                let options = Options { target: target.clone(), extents: BTreeMap::new() };
+                let report = match &fixed {
+                    Ok(fixed) => architecture::check_paper("model", fixed, &options),
+                    Err(error) => architecture::refused("model", error.to_string(), &options),
+                };
+                TargetOutlook::new(report, &options)
+            };
+            schemes.push(SchemeOutlook {
+                scheme,
+                bytes: paper.data_bytes,
+                targets: targets.iter().map(outlook).collect(),
+                fixed_bytes: fixed.ok().map(|fixed| fixed.data_bytes),
+            });
+        }
+        Ok(Self {
+            structure: architecture.describe(),
+            parameters: checkpoint::parameters(architecture),
+            longest: architecture.longest(),
+            schemes,
+            cache: alike(&layers),
+            npu_token_bytes,
+        })
+    }
+
+    /// One scheme's part.
+    pub fn scheme(&self, scheme: Scheme) -> Option<&SchemeOutlook> {
+        self.schemes.iter().find(|outlook| outlook.scheme == scheme)
+    }
+
+    /// Bytes that a token takes in the KV cache on CPUs and GPUs.
+    pub fn token_bytes(&self) -> u64 {
+        self.cache.iter().map(|cache| cache.token_bytes).sum()
+    }
+
+    /// The scheme in which the model suits a target best, and what the target makes of it.
+    pub fn best(&self, target: &Target) -> Option<(Scheme, &TargetOutlook)> {
+        let all = self
+            .schemes
+            .iter()
+            .flat_map(|outlook| outlook.targets.iter().map(move |found| (outlook.scheme, found)));
+        let score = |found: &TargetOutlook| found.score.total;
+        // Of equals the first: 8 bits before 4.
+        all.filter(|(_, found)| found.target == *target)
+            .reduce(|best, next| if score(next.1) > score(best.1) { next } else { best })
+    }
+}
+
+impl TargetOutlook {
+    fn new(report: Report, options: &Options) -> Self {
+        Self {
+            target: report.target,
+            graph_bytes: report.parts.iter().map(|part| part.npu_weight_bytes).max().unwrap_or(0),
+            limit: architecture::npu_limit(options),
+            verdict: report.verdict,
+            score: report.score,
+        }
+    }
+
+    /// Whether the NPU takes it.
+    pub fn runs(&self) -> bool {
+        !matches!(self.verdict, Verdict::Refused { .. })
+    }
+}
+
+fn token_bytes(layers: &[KvLayout]) -> u64 {
+    layers.iter().map(|layer| layer.bytes_per_token() as u64).sum()
+}
+
+/// Layers gathered by their windows, those without one first.
+fn alike(layers: &[KvLayout]) -> Vec<CacheOutlook> {
+    let mut found: BTreeMap<Option<usize>, CacheOutlook> = BTreeMap::new();
+    for layer in layers {
+        let cache = found.entry(layer.window).or_insert(CacheOutlook {
+            layers: 0,
+            window: layer.window,
+            dtype: layer.dtype,
+            token_bytes: 0,
+        });
+        cache.layers += 1;
+        cache.token_bytes += layer.bytes_per_token() as u64;
+    }
+    found.into_values().collect()
+}
