@@ -3,13 +3,15 @@
 //! Entries are the TOML files under `entries/`, built into the program and checked by tests. Nothing here reads the
 //! disk or the network.
 
+mod figures;
 mod near;
 
 use std::{collections::BTreeMap, fmt};
 
-use narthex_spec::{ModelName, Sha256};
-use serde::Deserialize;
+use narthex_spec::{DType, ModelName, Sha256, arch::Pooling};
+use serde::{Deserialize, Deserializer, de};
 
+pub use self::figures::Figures;
 use crate::error::Error;
 
 /// Every file of `entries/`, by name.
@@ -35,6 +37,7 @@ const FILES: &[(&str, &str)] = &[
 pub struct Catalog {
     entries: Vec<Entry>,
     by_name: BTreeMap<ModelName, usize>,
+    figures: BTreeMap<ModelName, Figures>,
 }
 
 /// One model of the catalogue.
@@ -52,17 +55,32 @@ pub struct Entry {
     pub family: Family,
     /// What it is for.
     pub kind: Kind,
-    /// Number of parameters, where known; rounded for most models.
-    pub parameters: Option<u64>,
+    /// Elements of every weight that is compiled.
+    pub parameters: u64,
     /// The licence its publisher states: an SPDX expression, or the publisher's name for it as `LicenseRef-…`.
     pub license: Option<String>,
     /// Whether its publisher lets everybody download it.
     #[serde(default)]
     pub access: Access,
+    /// The keys of its publisher's `config.json` that decide its shapes; written as JSON.
+    #[serde(deserialize_with = "json")]
+    pub config: serde_json::Value,
+    /// How an embedding model's rows become one vector.
+    pub pooling: Option<Pooling>,
+    /// The element type of its checkpoint, where that has one.
+    pub dtype: Option<DType>,
+    /// Elements of its checkpoint that are not compiled: image parts, poolers, copies of a tied head.
+    #[serde(default)]
+    pub others: u64,
     /// Where its checkpoint comes from.
     pub source: Source,
     /// What a user should know before using it.
     pub notes: Option<String>,
+}
+
+/// A text of JSON as what it says.
+fn json<'de, D: Deserializer<'de>>(from: D) -> Result<serde_json::Value, D::Error> {
+    serde_json::from_str(&String::deserialize(from)?).map_err(de::Error::custom)
 }
 
 /// A model's structure, as its publisher's configuration names it.
@@ -268,8 +286,14 @@ impl Entry {
         }
     }
 
-    /// Bytes that fetching it takes, where known beforehand.
-    pub fn download_bytes(&self) -> Option<u64> {
+    /// Bytes that fetching it takes: of a wheel the file's own, else those of its checkpoint's tensors.
+    pub fn checkpoint_bytes(&self) -> Option<u64> {
+        let elements = self.parameters.saturating_add(self.others);
+        self.pinned_bytes().or_else(|| elements.checked_mul(self.dtype?.size() as u64))
+    }
+
+    /// Bytes of the wheels that it is pinned to.
+    pub fn pinned_bytes(&self) -> Option<u64> {
         match &self.source {
             Source::Wheel(wheel) => {
                 Some(wheel.bytes + wheel.parts.iter().map(|part| part.bytes).sum::<u64>())
@@ -292,11 +316,12 @@ impl Catalog {
     /// # Errors
     /// [`Error::BadEntry`] if a file is malformed or a name occurs twice; the tests rule that out.
     pub fn builtin() -> Result<Self, Error> {
-        Self::from_files(FILES)
+        let bad = |reason| Error::BadEntry { file: "figures.toml", reason };
+        Ok(Self { figures: figures::read().map_err(bad)?, ..Self::from_files(FILES)? })
     }
 
     fn from_files(files: &[(&'static str, &str)]) -> Result<Self, Error> {
-        let mut catalog = Self { entries: Vec::new(), by_name: BTreeMap::new() };
+        let mut catalog = Self { entries: Vec::new(), by_name: BTreeMap::new(), figures: BTreeMap::new() };
         for &(file, text) in files {
             let bad = |reason: String| Error::BadEntry { file, reason };
             let parsed: EntryFile = toml::from_str(text).map_err(|error| bad(error.to_string()))?;
@@ -321,6 +346,11 @@ impl Catalog {
     /// The entry with this name or alias.
     pub fn get(&self, name: &ModelName) -> Option<&Entry> {
         self.entries.get(*self.by_name.get(name)?)
+    }
+
+    /// What an entry's model comes to; nothing for one that this version does not compile.
+    pub fn figures(&self, entry: &Entry) -> Option<&Figures> {
+        self.figures.get(&entry.name)
     }
 
     /// The entry whose checkpoint lies in the wheel with this digest.
@@ -378,9 +408,12 @@ mod tests {
             assert!(!entry.title.is_empty() && entry.title.is_ascii(), "{name}");
             assert!(entry.license.is_some(), "{name} states a licence");
             assert!(
-                entry.parameters.is_some_and(|count| (1_000_000..100_000_000_000).contains(&count)),
+                (1_000_000..100_000_000_000).contains(&entry.parameters)
+                    && entry.checkpoint_bytes().is_some(),
                 "{name}"
             );
+            assert_eq!(entry.pooling.is_some(), entry.kind == Kind::Embedding, "{name}");
+            assert_eq!(entry.dtype.is_some(), matches!(entry.source, Source::Hub(_)), "{name}");
             assert!(
                 entry.notes.as_ref().is_none_or(|text| text.ends_with('.')),
                 "{name}: notes are sentences"
@@ -403,7 +436,7 @@ mod tests {
         for entry in catalog().entries() {
             let Some((_, tag)) = entry.name.as_str().split_once(':') else { continue };
             let Some(size) = size_of_tag(tag) else { continue };
-            let count = entry.parameters.unwrap() as f64;
+            let count = (entry.parameters + entry.others) as f64;
             assert!((0.6..1.8).contains(&(count / size)), "{}: {count} parameters", entry.name);
         }
     }
@@ -463,9 +496,11 @@ mod tests {
             assert!(error.contains("x.toml") && error.contains(expect), "{error}");
         };
         check("model = 3", "invalid type");
-        let entry = "[[model]]\nname='a'\ntitle='A'\nfamily='llama'\nkind='chat'\n[model.source]\ntype='hub'\nrepo='a/a'\n";
+        let entry = "[[model]]\nname='a'\ntitle='A'\nfamily='llama'\nkind='chat'\nparameters=1\nconfig='{}'\n\
+                     [model.source]\ntype='hub'\nrepo='a/a'\n";
         check(&format!("{entry}{entry}"), "the name a occurs twice");
         check(&entry.replace("llama", "lama"), "unknown variant");
+        check(&entry.replace("{}", "{"), "EOF while parsing");
         check(&format!("{entry}colour='red'"), "colour");
     }
 }

@@ -1,10 +1,12 @@
 //! What can be typed. Parsing only; nothing here opens a file or a model.
 
+mod catalogue;
 mod compile;
 mod encoders;
 
 use std::path::PathBuf;
 
+pub(crate) use catalogue::{ListArgs, PlanArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs};
@@ -66,6 +68,8 @@ pub(crate) enum Command {
     Ps(JsonArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
+    /// Say what a model would be before it is downloaded: sizes, cache, NPUs, and what fits this machine
+    Plan(PlanArgs),
     /// Say whether a model would run on an NPU, what keeps it from that, and what can be done
     Check(CheckArgs),
     /// Say what this machine has and what is missing
@@ -209,18 +213,6 @@ pub(crate) struct ModelArgs {
 /// A command that may print JSON.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct JsonArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `narthex list`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct ListArgs {
-    /// Show the whole catalogue
-    #[arg(long)]
-    pub(crate) available: bool,
-
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,18 +1,22 @@
 //! Values as text for people.
 
+mod package;
+mod plan;
+
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use narthex_gateway::{
     PlacementReport, RuntimeListing,
     announce::RunningServer,
-    bench::{BenchReport, Comparison, Contender, Figures, Outcome, Spread},
+    bench::{self, BenchReport, Comparison, Contender, Outcome, Spread},
     doctor::{Doctor, Level},
-    listing::{ModelKind, ModelListing, ModelState, ModelStatus, Support},
+    listing::{Figures, ModelListing, ModelState, ModelStatus, Support},
     request::Summary,
 };
-use narthex_spec::{
-    Variant,
-    arch::Architecture,
-    manifest::{Manifest, Quality},
+use narthex_spec::Scheme;
+
+pub(crate) use self::{
+    package::{contexts, manifest, quality},
+    plan::plan,
 };
 
 /// `98.4 MB`: decimal units, as disks and downloads are counted.
@@ -82,17 +86,6 @@ fn place(report: &PlacementReport) -> String {
     }
 }
 
-fn kind(kind: ModelKind) -> &'static str {
-    match kind {
-        ModelKind::Chat => "chat",
-        ModelKind::Embedding => "embedding",
-        ModelKind::Rerank => "rerank",
-        ModelKind::Answer => "answer",
-        ModelKind::Masked => "masked",
-        ModelKind::Other => "other",
-    }
-}
-
 /// Installed models.
 pub(crate) fn installed(models: &[ModelListing]) -> String {
     let mut table = table(&["MODEL", "KIND", "SCHEME", "SIZE", "CONTEXT"]);
@@ -100,7 +93,7 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
         for package in &model.installed {
             table.add_row([
                 Cell::new(&model.name),
-                Cell::new(kind(model.kind)),
+                Cell::new(model.kind.as_str()),
                 Cell::new(package.scheme),
                 right(bytes(package.bytes)),
                 right(package.max_length),
@@ -110,21 +103,36 @@ pub(crate) fn installed(models: &[ModelListing]) -> String {
     table.trim_fmt()
 }
 
-/// The catalogue: what this version compiles first.
+/// Sorts models by how well they suit an NPU, those that it refuses last; of equals, the smaller goes first.
+pub(crate) fn rank(models: &mut [ModelListing]) {
+    models.sort_by(|a, b| {
+        let runs = |model: &ModelListing| model.figures.is_some_and(|figures| figures.runs);
+        let score = |model: &ModelListing| model.figures.map_or(-1.0, |figures| figures.score);
+        let size = |model: &ModelListing| (model.parameters, model.name.clone());
+        (runs(b).cmp(&runs(a))).then(score(b).total_cmp(&score(a))).then_with(|| size(a).cmp(&size(b)))
+    });
+}
+
+/// The catalogue, in the order given.
 pub(crate) fn catalogue(models: &[ModelListing]) -> String {
-    let mut table = table(&["MODEL", "KIND", "PARAMETERS", "LICENCE", "STATE"]);
-    let mut sorted: Vec<&ModelListing> = models.iter().collect();
-    sorted.sort_by_key(|model| (model.support != Support::Ready, model.parameters, model.name.clone()));
-    for model in sorted {
+    let columns = ["MODEL", "KIND", "NPU", "PARAMETERS", "DOWNLOAD", "W8", "W4", "LICENCE", "STATE"];
+    let mut table = table(&columns);
+    for model in models {
         let state = match &model.support {
             _ if !model.installed.is_empty() => "installed".to_owned(),
             Support::Ready => "available".to_owned(),
             Support::NotYet { reason } => format!("not yet: {reason}"),
         };
+        let size = |size: Option<u64>| right(size.map_or_else(|| "-".to_owned(), bytes));
+        let figures = model.figures;
         table.add_row([
             Cell::new(&model.name),
-            Cell::new(kind(model.kind)),
+            Cell::new(model.kind.as_str()),
+            right(figures.map_or_else(|| "-".to_owned(), suits)),
             right(model.parameters.map_or_else(|| "?".to_owned(), count)),
+            size(model.download_bytes),
+            size(figures.map(|figures| figures.w8)),
+            size(figures.map(|figures| figures.w4)),
             Cell::new(model.license.as_deref().unwrap_or("?")),
             Cell::new(state),
         ]);
@@ -132,87 +140,13 @@ pub(crate) fn catalogue(models: &[ModelListing]) -> String {
     table.trim_fmt()
 }
 
-/// A package in words.
-pub(crate) fn manifest(manifest: &Manifest) -> String {
-    let size = manifest.files.values().map(|file| file.bytes).sum();
-    let shape = match &manifest.architecture {
-        Architecture::Decoder(arch) => {
-            format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
-        }
-        Architecture::Encoder(arch) => {
-            format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
-        }
-    };
-    let mut lines = vec![
-        format!("model        {}", manifest.name),
-        format!("structure    {shape}"),
-        format!("scheme       {} (block {})", manifest.recipe.scheme, manifest.recipe.block),
-        format!("context      {} tokens", manifest.max_length),
-        format!("size         {}", bytes(size)),
-        format!("source       {}", manifest.provenance.source),
-        format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
-        format!("compiled by  {}", manifest.provenance.compiler),
-    ];
-    for (name, text) in &manifest.prompts.named {
-        let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
-        lines.push(format!("prompt       {name}{default}: {text:?}"));
+/// A score, with the scheme that it needs where that is not the usual one.
+fn suits(figures: Figures) -> String {
+    match (figures.runs, figures.scheme) {
+        (false, _) => format!("{:.1} refused", figures.score),
+        (true, Scheme::W8) => format!("{:.1}", figures.score),
+        (true, scheme) => format!("{:.1} in {scheme}", figures.score),
     }
-    let dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
-    let kv: usize = dynamic.flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
-    if kv > 0 {
-        lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
-    }
-    if !manifest.recipe.passes.is_empty() {
-        let passes: Vec<&str> = manifest.recipe.passes.iter().map(|pass| pass.as_str()).collect();
-        lines.push(format!("passes       {}", passes.join(", ")));
-    }
-    if let Some(found) = &manifest.quality {
-        lines.push(format!("quality      {}", quality(found)));
-    }
-    if !manifest.contexts.is_empty() {
-        lines.push(contexts(manifest));
-    }
-    lines.join("\n")
-}
-
-/// What a model's passes cost.
-pub(crate) fn quality(quality: &Quality) -> String {
-    match quality {
-        Quality::Decoder { positions, divergence, agreement } => format!(
-            "with its passes the best token is the same {:.1} % of the time, and distributions differ by {divergence:.6} \
-             nats ({positions} positions, on the CPU)",
-            agreement * 100.0
-        ),
-        Quality::Encoder { texts, cosine } => {
-            format!(
-                "with its passes the least cosine to the model without is {cosine:.6} ({texts} texts, on the CPU)"
-            )
-        }
-    }
-}
-
-/// What a package holds for NPUs: where each graph's nodes went, and what the compiled files weigh.
-pub(crate) fn contexts(manifest: &Manifest) -> String {
-    let mut table = table(&["TARGET", "GRAPH", "NODES", "COMPILER"]);
-    for context in &manifest.contexts {
-        let nodes = context.placement.nodes.iter().map(|(ep, ops)| {
-            let parts = context.placement.subgraphs.get(ep).copied().unwrap_or(0);
-            format!(
-                "{ep} {} in {parts} part{}",
-                ops.values().sum::<usize>(),
-                if parts == 1 { "" } else { "s" }
-            )
-        });
-        table.add_row([
-            Cell::new(&context.target),
-            Cell::new(&context.graph),
-            Cell::new(nodes.collect::<Vec<_>>().join(", ")),
-            Cell::new(&context.compiler),
-        ]);
-    }
-    let compiled = manifest.files.iter().filter(|(name, _)| name.starts_with("contexts/"));
-    let size = bytes(compiled.map(|(_, file)| file.bytes).sum());
-    format!("{}\ncompiled files  {size}", table.trim_fmt())
 }
 
 /// A model's device, why it runs there, and which ones should have run it and did not.
@@ -368,7 +302,7 @@ pub(crate) fn comparison(report: &Comparison) -> String {
 }
 
 /// The columns after a device's name.
-fn figure_cells(figures: &Figures) -> [Cell; 8] {
+fn figure_cells(figures: &bench::Figures) -> [Cell; 8] {
     let figure = |x: f64, digits: usize| format!("{x:.digits$}");
     let ratio = |spread: Option<Spread>| spread.map_or_else(|| "-".to_owned(), |r| figure(r.median, 2));
     [
@@ -386,8 +320,12 @@ fn figure_cells(figures: &Figures) -> [Cell; 8] {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::{Fallen, bench::Overhead, listing::PassedOver};
-    use narthex_spec::{DeviceName, Scheme};
+    use narthex_gateway::{
+        Fallen,
+        bench::Overhead,
+        listing::{ModelKind, PassedOver},
+    };
+    use narthex_spec::DeviceName;
 
     use super::*;
     use crate::page::tests::{comparison as made_up, machine};

@@ -92,12 +92,44 @@ fn check_ends_with_a_code_for_its_verdict() {
 
 #[test]
 fn check_knows_the_catalogue() {
-    check(&["check", "llama3.2:1b"], 0, "catalogue's number of parameters", "");
-    check(&["check", "llama3.2:1b"], 0, "its settings could not be read", "");
+    check(&["check", "llama3.2:1b"], 0, "a decoder that Narthex compiles: 16 layers", "");
+    check(&["check", "llama3.2:3b"], 8, "narthex compile --scheme w4", "");
+    check(&["check", "llama3.2:3b@w4"], 0, "runs whole", "");
     check(&["check", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["check", "gemma3n:e2b"], 8, "does not compile the Gemma 3n family yet", "");
     check(&["check", "smollm2:135m", "--fix", "out"], 2, "", "narthex compile --target qnn:x-elite");
     check(&["check", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
+}
+
+#[test]
+fn plan_needs_nothing_but_settings() {
+    check(&["plan", "llama3.3:70b"], 0, "parameters  70 553 706 496", "");
+    check(&["plan", "llama3.3:70b", "--target", "qnn:x-elite"], 0, "refused: its weights take", "");
+    check(&["plan", "gemma3:1b"], 0, "that look back 512 tokens", "");
+    check(&["plan", "gemma3n:e2b"], 2, "", "does not compile the Gemma 3n family yet");
+    check(&["plan", "hf:owner/repo"], 4, "", "owner/repo");
+    check(&["plan", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
+    let folder = models();
+    let onnx = folder.path().join("whole.onnx").display().to_string();
+    check(&["plan", &onnx], 2, "", "`narthex check` looks at ONNX files");
+    std::fs::remove_file(folder.path().join("whole.onnx")).unwrap();
+}
+
+#[test]
+fn the_catalogue_is_a_ranking() {
+    let home = tempfile::tempdir().unwrap();
+    let output = narthex(home.path(), &["list", "--available", "--kind", "chat", "--json"]);
+    let models: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(models.len() > 40 && models.iter().all(|model| model["kind"] == "chat"));
+    let runs = |model: &serde_json::Value| model["figures"]["runs"] == true;
+    let score = |model: &serde_json::Value| model["figures"]["score"].as_f64().unwrap_or(-1.0);
+    for pair in models.windows(2) {
+        let ordered = (runs(&pair[0]), score(&pair[0])) >= (runs(&pair[1]), score(&pair[1]));
+        assert!(ordered, "{} before {}", pair[0]["name"], pair[1]["name"]);
+    }
+    // What is not compiled has no score, and what an NPU cannot hold stands behind what it can.
+    assert!(score(models.last().unwrap()) < 0.0 && runs(&models[0]));
+    check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, embedding");
 }
 
 #[test]

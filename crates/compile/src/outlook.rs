@@ -7,10 +7,10 @@ use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::
 use serde::Serialize;
 
 use crate::{
-    check::{Options, Report, Score, Verdict, architecture},
+    check::{Options, Score, Verdict, architecture},
     checkpoint,
     error::CompileError,
-    paper,
+    paper::{self, Paper},
 };
 
 /// A model as it would be.
@@ -89,18 +89,19 @@ impl Outlook {
                 let graphs = fixed.fixed().map(|(_, entry)| token_bytes(&entry.kv));
                 npu_token_bytes = npu_token_bytes.max(graphs.max().unwrap_or(0));
             }
-            let outlook = |target: &Target| {
-                let options = Options { target: target.clone(), extents: BTreeMap::new() };
-                let report = match &fixed {
-                    Ok(fixed) => architecture::check_paper("model", fixed, &options),
-                    Err(error) => architecture::refused("model", error.to_string(), &options),
+            let mut seen: Vec<TargetOutlook> = Vec::new();
+            for target in targets {
+                let known = seen.iter().find(|known| architecture::alike(&known.target, target));
+                let outlook = match known {
+                    Some(known) => TargetOutlook { target: target.clone(), ..known.clone() },
+                    None => TargetOutlook::new(&fixed, target),
                 };
-                TargetOutlook::new(report, &options)
-            };
+                seen.push(outlook);
+            }
             schemes.push(SchemeOutlook {
                 scheme,
                 bytes: paper.data_bytes,
-                targets: targets.iter().map(outlook).collect(),
+                targets: seen,
                 fixed_bytes: fixed.ok().map(|fixed| fixed.data_bytes),
             });
         }
@@ -138,11 +139,16 @@ impl Outlook {
 }
 
 impl TargetOutlook {
-    fn new(report: Report, options: &Options) -> Self {
+    fn new(fixed: &Result<Paper, CompileError>, target: &Target) -> Self {
+        let options = Options { target: target.clone(), extents: BTreeMap::new() };
+        let report = match fixed {
+            Ok(fixed) => architecture::check_paper("model", fixed, &options),
+            Err(error) => architecture::refused("model", error.to_string(), &options),
+        };
         Self {
             target: report.target,
             graph_bytes: report.parts.iter().map(|part| part.npu_weight_bytes).max().unwrap_or(0),
-            limit: architecture::npu_limit(options),
+            limit: architecture::limit(target),
             verdict: report.verdict,
             score: report.score,
         }

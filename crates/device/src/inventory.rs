@@ -45,6 +45,8 @@ pub struct Accelerator {
     pub driver: String,
     /// What it is called, in plain words.
     pub text: String,
+    /// Bytes of its own memory, where its driver tells.
+    pub memory: Option<u64>,
 }
 
 /// The processor of this machine.
@@ -188,23 +190,39 @@ pub fn accelerators() -> Vec<Accelerator> {
             "amdxdna" => format!("AMD XDNA NPU ({text})"),
             _ => format!("accelerator with driver {driver} ({text})"),
         };
-        found.push(Accelerator { kind: AcceleratorKind::Npu, driver, text });
+        found.push(Accelerator { kind: AcceleratorKind::Npu, driver, text, memory: None });
     }
     if ["/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure"].iter().any(|path| Path::new(path).exists()) {
         let text = "Qualcomm Hexagon NPU (/dev/fastrpc-cdsp)".to_owned();
-        found.push(Accelerator { kind: AcceleratorKind::Npu, driver: "fastrpc".to_owned(), text });
+        found.push(Accelerator {
+            kind: AcceleratorKind::Npu,
+            driver: "fastrpc".to_owned(),
+            text,
+            memory: None,
+        });
     }
     for (driver, text) in in_class(Path::new("/sys/class/drm"), "renderD") {
+        let memory = own_memory(&Path::new("/sys/class/drm").join(&text));
         let text = format!("GPU with driver {driver} ({text})");
-        found.push(Accelerator { kind: AcceleratorKind::Gpu, driver, text });
+        found.push(Accelerator { kind: AcceleratorKind::Gpu, driver, text, memory });
     }
     // In a container NVIDIA's devices are there without a render node.
     let seen = found.iter().any(|accelerator| accelerator.driver == "nvidia");
     if !seen && Path::new("/dev/nvidiactl").exists() {
         let text = "NVIDIA GPU (/dev/nvidiactl)".to_owned();
-        found.push(Accelerator { kind: AcceleratorKind::Gpu, driver: "nvidia".to_owned(), text });
+        found.push(Accelerator {
+            kind: AcceleratorKind::Gpu,
+            driver: "nvidia".to_owned(),
+            text,
+            memory: None,
+        });
     }
     found
+}
+
+/// Bytes of a graphics card's own memory, as AMD's driver tells them.
+fn own_memory(card: &Path) -> Option<u64> {
+    fs::read_to_string(card.join("device/mem_info_vram_total")).ok()?.trim().parse().ok()
 }
 
 /// Devices of a class whose names begin with `prefix`: driver and device path.
@@ -275,5 +293,10 @@ mod tests {
         }
         assert_eq!(in_class(class.path(), "renderD"), [("?".to_owned(), "renderD128".to_owned())]);
         assert!(in_class(Path::new("/nonexistent"), "x").is_empty());
+        let card = class.path().join("renderD128");
+        assert_eq!(own_memory(&card), None);
+        fs::create_dir(card.join("device")).unwrap();
+        fs::write(card.join("device/mem_info_vram_total"), "17163091968\n").unwrap();
+        assert_eq!(own_memory(&card), Some(17_163_091_968));
     }
 }

@@ -60,6 +60,7 @@ fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -
         kind,
         driver: driver.to_owned(),
         text: driver.to_owned(),
+        memory: None,
     };
     Facts {
         os: (*os).to_owned(),

@@ -11,16 +11,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_catalog::{fetch, index::Entry, resolve::ModelRef};
-use narthex_compile::{
-    check::{
-        self, Compiled, Finding, Fix, Left, Options, Part, Rule, Severity, architecture, fix, open, write,
-    },
-    checkpoint,
+use narthex_compile::check::{
+    self, Compiled, Finding, Fix, Left, Options, Part, Rule, Severity, architecture, fix, open, write,
 };
 use narthex_spec::{
     Target, Variant,
-    arch::Architecture,
     manifest::{Context, Manifest, PlacementRecord},
 };
 use serde::Serialize;
@@ -29,10 +24,9 @@ pub use narthex_compile::check::{CheckError, Report, Verdict};
 
 use crate::{
     cancel::Cancel,
-    error::{Error, ErrorKind},
+    error::Error,
     gateway::{Gateway, Inner},
-    names::{PackageKey, split_scheme},
-    shelf,
+    subject::{self, Subject},
 };
 
 /// What is checked, and for what.
@@ -86,99 +80,28 @@ impl CheckReport {
 }
 
 impl Gateway {
-    /// Checks a model for an NPU, from files that are here, or from a hub model's settings alone; with [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
+    /// Checks a model for an NPU, from files that are here, from what the catalogue knows of a model, or from a hub model's settings alone; with [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
     ///
     /// # Errors
     /// [`Error::Check`] for files that are not to be read, or whose fixes cannot be written; [`Error::Invalid`] for
     /// extents and fixes that the subject has no use for; [`Error::UnknownModel`].
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = Options { target: request.target.clone(), extents: request.extents.clone() };
-        let report = match find(self.inner(), &request.subject, cancel)? {
+        let report = match subject::find(self.inner(), &request.subject, cancel)? {
             Subject::Graphs(files) => return graphs((self.inner(), cancel), request, &files, &options),
             Subject::Package(manifest, folder) => {
                 package((self.inner(), cancel), request, &manifest, &folder, &options)?
             }
-            Subject::Checkpoint(found) => {
-                architecture::check_architecture(&request.subject, &found, &options)
-            }
-            Subject::Entry(entry, reason) => entry_report(&request.subject, &entry, reason, &options),
+            Subject::Checkpoint(found) => architecture::check_architecture(
+                &request.subject,
+                &found.architecture,
+                found.scheme,
+                &options,
+            ),
+            Subject::Unknown(reason) => architecture::refused(&request.subject, reason, &options),
         };
         refuse_unused(request)?;
         Ok(CheckReport { report, fixed: None })
-    }
-}
-
-/// What a user's text turned out to name.
-enum Subject {
-    /// ONNX files.
-    Graphs(Vec<PathBuf>),
-    /// An installed package and its folder.
-    Package(Box<Manifest>, PathBuf),
-    /// A checkpoint of which the settings are here.
-    Checkpoint(Box<Architecture>),
-    /// A model of the catalogue, and why its settings cannot be had without its weights.
-    Entry(Box<Entry>, Option<String>),
-}
-
-fn find(inner: &Inner, text: &str, cancel: &Cancel) -> Result<Subject, Error> {
-    let path = Path::new(text);
-    let is_onnx = text.to_ascii_lowercase().ends_with(".onnx");
-    let reference = ModelRef::parse(split_scheme(text).0);
-    if let Ok(ModelRef::Local(local)) = &reference {
-        return from_path(local);
-    }
-    match shelf::key(inner, text) {
-        Ok(key) if !is_onnx => named(inner, &key, &reference?, cancel),
-        // Names go first, as everywhere else; what is no name may still lie in the folder where the user stands.
-        Err(error) if !is_onnx && !path.exists() => Err(error),
-        _ => from_path(path),
-    }
-}
-
-fn from_path(path: &Path) -> Result<Subject, Error> {
-    let is_checkpoint =
-        |ending: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
-    if is_checkpoint("gguf") {
-        return settings(path);
-    }
-    let files = open::graph_files(path)?;
-    if !files.is_empty() {
-        return Ok(Subject::Graphs(files));
-    }
-    match settings(path) {
-        Ok(found) => Ok(found),
-        // A folder with neither: say what was looked for first.
-        Err(_) if !path.join("config.json").exists() => {
-            Err(CheckError::NoModel { path: path.to_owned() }.into())
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn settings(path: &Path) -> Result<Subject, Error> {
-    let found = checkpoint::architecture(path).map_err(narthex_compile::CompileError::from)?;
-    Ok(Subject::Checkpoint(Box::new(found)))
-}
-
-/// An installed package, else the settings of a model that is not here, else its entry.
-fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel) -> Result<Subject, Error> {
-    if let Some(folder) = inner.store.package(&key.name, key.scheme) {
-        return Ok(Subject::Package(Box::new(shelf::manifest(inner, key)?), folder));
-    }
-    let entry = inner.catalog.get(&key.name);
-    if let Some(entry) = entry.filter(|entry| entry.unsupported().is_some()) {
-        return Ok(Subject::Entry(Box::new(entry.clone()), None));
-    }
-    let found = fetch::settings(&reference.resolve(&inner.catalog)?, cancel.flag());
-    let found = found.map_err(Error::from).and_then(|folder| folder.as_deref().map(settings).transpose());
-    match (found, entry) {
-        (Ok(Some(subject)), _) => Ok(subject),
-        (Ok(None), Some(entry)) => Ok(Subject::Entry(Box::new(entry.clone()), None)),
-        (Ok(None), None) => Err(Error::NotInstalled { name: key.name.clone() }),
-        (Err(error), Some(entry)) if error.kind() != ErrorKind::Cancelled => {
-            Ok(Subject::Entry(Box::new(entry.clone()), Some(error.to_string())))
-        }
-        (Err(error), _) => Err(error),
     }
 }
 
@@ -221,7 +144,12 @@ fn package(
     let fixed = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
     let files: Vec<PathBuf> = fixed.map(|graph| folder.join(&graph.file)).collect();
     if files.is_empty() {
-        let mut report = architecture::check_architecture(&request.subject, &manifest.architecture, options);
+        let mut report = architecture::check_architecture(
+            &request.subject,
+            &manifest.architecture,
+            manifest.recipe.scheme,
+            options,
+        );
         report.findings.push(note(
             Rule::Architecture,
             "the installed package has only the graph that CPUs and GPUs run".to_owned(),
@@ -251,18 +179,6 @@ fn compiled(placement: &PlacementRecord, target: &Target) -> Compiled {
         .map(left)
         .collect();
     if elsewhere.is_empty() { Compiled::Whole { nodes } } else { Compiled::Partly { elsewhere, nodes } }
-}
-
-/// What the catalogue knows of a model that is not here.
-fn entry_report(subject: &str, entry: &Entry, reason: Option<String>, options: &Options) -> Report {
-    let unsupported = entry.unsupported();
-    let mut report =
-        architecture::check_parameters(subject, entry.parameters, unsupported.as_deref(), options);
-    if let Some(reason) = reason {
-        let message = format!("its settings could not be read, so the figures are rough: {reason}");
-        report.findings.push(note(Rule::Architecture, message, None));
-    }
-    report
 }
 
 fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {

@@ -58,8 +58,12 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_told_with_its_command() {
-        let npu =
-            Accelerator { kind: AcceleratorKind::Npu, driver: "fastrpc".into(), text: "Hexagon".into() };
+        let npu = Accelerator {
+            kind: AcceleratorKind::Npu,
+            driver: "fastrpc".into(),
+            text: "Hexagon".into(),
+            memory: None,
+        };
         let mut facts = Facts {
             os: "linux".into(),
             arch: "aarch64".into(),

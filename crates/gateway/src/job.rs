@@ -191,7 +191,7 @@ pub(crate) fn named(model: &str) -> (&str, Pull) {
 /// Refuses a model that is neither installed nor one that `pull` lets be fetched.
 pub(crate) fn check_obtainable(inner: &Inner, key: &PackageKey, pull: Pull) -> Result<(), Error> {
     let Pull::UpTo(limit) = pull else { return Ok(()) };
-    let small = || inner.catalog.get(&key.name).and_then(|entry| entry.download_bytes());
+    let small = || inner.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
     if inner.store.package(&key.name, key.scheme).is_some() || small().is_some_and(|bytes| bytes <= limit) {
         return Ok(());
     }

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+pub use narthex_catalog::index::Figures;
 use narthex_spec::{
     DeviceName, ModelName, Scheme,
     arch::{Architecture, EncoderHead},
@@ -29,6 +30,22 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
+    /// Every kind.
+    pub const ALL: [Self; 6] =
+        [Self::Chat, Self::Embedding, Self::Rerank, Self::Answer, Self::Masked, Self::Other];
+
+    /// The name used on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Embedding => "embedding",
+            Self::Rerank => "rerank",
+            Self::Answer => "answer",
+            Self::Masked => "masked",
+            Self::Other => "other",
+        }
+    }
+
     /// The kind that an architecture gives.
     pub fn of(architecture: &Architecture) -> Self {
         match architecture {
@@ -67,6 +84,10 @@ pub struct ModelListing {
     pub title: String,
     /// Parameters, where known.
     pub parameters: Option<u64>,
+    /// Bytes to download, of a model in the catalogue.
+    pub download_bytes: Option<u64>,
+    /// What it comes to, of a model in the catalogue that this version compiles.
+    pub figures: Option<Figures>,
     /// Licence, where known.
     pub license: Option<String>,
     /// Where it comes from.

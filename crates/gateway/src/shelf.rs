@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The scheme of a model that is named without one.
-const USUAL_SCHEME: Scheme = Scheme::W8;
+pub(crate) const USUAL_SCHEME: Scheme = Scheme::W8;
 
 /// The package that a user's text names, whether installed or not.
 ///
@@ -101,12 +101,8 @@ pub(crate) fn model(inner: &Inner, text: &str) -> Result<ModelListing, Error> {
 
 /// Every installed model and every catalogue entry, by name.
 pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
-    let mut listings: BTreeMap<ModelName, ModelListing> = inner
-        .catalog
-        .entries()
-        .iter()
-        .map(|entry| (entry.name.clone(), from_entry(entry, inner.config.auto_pull_limit)))
-        .collect();
+    let mut listings: BTreeMap<ModelName, ModelListing> =
+        inner.catalog.entries().iter().map(|entry| (entry.name.clone(), from_entry(entry, inner))).collect();
     for info in inner.store.packages()? {
         let key = PackageKey { name: info.name.clone(), scheme: info.scheme };
         let manifest = match package::read_manifest(&info.dir, &key) {
@@ -127,7 +123,7 @@ pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
     Ok(listings.into_values().collect())
 }
 
-fn from_entry(entry: &Entry, auto_pull_limit: u64) -> ModelListing {
+fn from_entry(entry: &Entry, inner: &Inner) -> ModelListing {
     ModelListing {
         name: entry.name.clone(),
         kind: match entry.kind {
@@ -139,7 +135,9 @@ fn from_entry(entry: &Entry, auto_pull_limit: u64) -> ModelListing {
             Kind::Text => ModelKind::Other,
         },
         title: entry.title.clone(),
-        parameters: entry.parameters,
+        parameters: Some(entry.parameters),
+        download_bytes: entry.checkpoint_bytes(),
+        figures: inner.catalog.figures(entry).copied(),
         license: entry.license.clone(),
         source: entry.source.describe(),
         installed: Vec::new(),
@@ -147,7 +145,7 @@ fn from_entry(entry: &Entry, auto_pull_limit: u64) -> ModelListing {
             None => Support::Ready,
             Some(reason) => Support::NotYet { reason },
         },
-        auto_pull: entry.download_bytes().is_some_and(|bytes| bytes <= auto_pull_limit),
+        auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= inner.config.auto_pull_limit),
     }
 }
 
@@ -157,6 +155,8 @@ fn from_manifest(manifest: &Manifest) -> ModelListing {
         kind: ModelKind::of(&manifest.architecture),
         title: manifest.name.to_string(),
         parameters: None,
+        download_bytes: None,
+        figures: None,
         license: manifest.provenance.license.clone(),
         source: manifest.provenance.source.clone(),
         installed: Vec::new(),

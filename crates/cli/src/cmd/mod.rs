@@ -9,6 +9,7 @@ mod converse;
 mod doctor;
 mod embed;
 mod models;
+mod plan;
 mod ps;
 mod rerank;
 mod runtime;
@@ -37,6 +38,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Rm(rm) => models::rm(&plain(home)?, &rm),
         Command::Ps(ps) => ps::run(&plain(home)?, &ps),
         Command::Compile(compile) => models::compile(&plain(home)?, &compile),
+        Command::Plan(plan) => plan::run(&plain(home)?, plan),
         Command::Check(check) => check::run(&plain(home)?, check),
         Command::Doctor(doctor) => doctor::run(&plain(home)?, &doctor),
         Command::Bench(bench) => bench::run(&Gateway::open(config(home, Some(&bench.load)))?, &bench),

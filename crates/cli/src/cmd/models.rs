@@ -27,10 +27,16 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
     if !args.available {
         models.retain(|model| !model.installed.is_empty());
     }
+    if let Some(kind) = args.kind {
+        models.retain(|model| model.kind == kind);
+    }
+    if args.available {
+        render::rank(&mut models);
+    }
     if args.json {
         return output::json(&models);
     }
-    if models.is_empty() {
+    if models.is_empty() && !args.available {
         output::note("No model is installed; `narthex list --available` shows what can be.");
         return Ok(());
     }

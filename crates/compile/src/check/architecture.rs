@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use narthex_spec::{Recipe, Scheme, Variant, arch::Architecture, manifest::KvLayout, recipe::FixedShapes};
+use narthex_spec::{
+    Recipe, Scheme, Target, Variant, arch::Architecture, manifest::KvLayout, recipe::FixedShapes,
+};
 
 use super::{
     Options, check,
@@ -72,9 +74,14 @@ pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &Options) -> Re
     check(subject, &parts, options)
 }
 
-/// Bytes of weights that one graph may have on the target's NPU.
-pub(crate) fn npu_limit(options: &Options) -> u64 {
-    Facts::of(&options.target).part_limit
+/// Bytes of weights that one graph may have on a target's NPU.
+pub fn limit(target: &Target) -> u64 {
+    Facts::of(target).part_limit
+}
+
+/// Whether all that is known of two targets is the same, so that a check says the same of both.
+pub(crate) fn alike(one: &Target, other: &Target) -> bool {
+    Facts::of(one) == Facts::of(other)
 }
 
 impl Paper {

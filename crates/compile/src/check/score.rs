@@ -134,7 +134,7 @@ impl Tally {
         let (nodes, npu_nodes) = (sum(|s| s.nodes as u64), sum(|s| s.npu_nodes as u64));
         let (work, npu_work) = (sum(|s| s.multiply_accumulates), sum(|s| s.npu_multiply_accumulates));
         let uncounted = sum(|s| s.uncounted_nodes as u64);
-        let pieces = sum(|s| s.npu_pieces as u64);
+        let (pieces, graphs) = (sum(|s| s.npu_pieces as u64), summaries.len() as u64);
         let largest = summaries.iter().map(|s| s.npu_weight_bytes).max().unwrap_or(0);
         let computing = if work == 0 { share(npu_nodes, nodes) } else { share(npu_work, work) };
         let mut compute = format!("{} of {} multiply-accumulates", count(npu_work), count(work));
@@ -151,13 +151,10 @@ impl Tally {
             },
             Component {
                 name: "in one piece",
-                value: if pieces == 0 {
-                    0.0
-                } else {
-                    summaries.len().min(pieces as usize) as f64 / pieces as f64
-                },
+                // More pieces than graphs cost handovers; fewer leave a graph without any.
+                value: share(pieces.min(graphs), pieces.max(graphs)),
                 weight: 15.0,
-                detail: format!("{} in {}", plural(pieces, "piece"), plural(summaries.len() as u64, "graph")),
+                detail: format!("{} in {}", plural(pieces, "piece"), plural(graphs, "graph")),
             },
             Component {
                 name: "fixed shapes",

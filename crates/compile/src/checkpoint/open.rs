@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_spec::arch::Architecture;
+use narthex_spec::arch::{Architecture, Pooling};
 
 use super::{
     Checkpoint, CheckpointError, gguf, hf,
@@ -68,6 +68,15 @@ pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
         return hf::architecture(path);
     }
     Ok(open(path)?.architecture)
+}
+
+/// What a model computes by its publisher's settings, which no folder holds: the keys of a `config.json`, and how an
+/// embedding model pools.
+///
+/// # Errors
+/// As [`open`], for keys that contradict each other or that are not compiled.
+pub fn stated(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
+    hf::stated(config, pooling)
 }
 
 fn open_file(path: &Path) -> Result<Checkpoint, CheckpointError> {

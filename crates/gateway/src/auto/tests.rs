@@ -161,6 +161,7 @@ fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
             kind: AcceleratorKind::Npu,
             driver: "fastrpc".into(),
             text: "Hexagon".into(),
+            memory: None,
         }],
         libraries: [(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())].into(),
     };

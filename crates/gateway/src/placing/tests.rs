@@ -92,6 +92,7 @@ fn snapdragon() -> Facts {
             kind: AcceleratorKind::Npu,
             driver: "fastrpc".into(),
             text: "Hexagon".into(),
+            memory: None,
         }],
         libraries: BTreeMap::from([(Ep::Qnn, library)]),
     }

@@ -12,7 +12,7 @@ use narthex_spec::{DType, Target};
 const HTP_OPERATORS: &str = include_str!("htp_operators.tsv");
 
 /// What is known of a target.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The compiler that is asked.
     pub(super) compiler: Compiler,

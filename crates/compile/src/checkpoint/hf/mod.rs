@@ -15,7 +15,8 @@ mod text;
 
 use std::path::Path;
 
-use narthex_spec::arch::Architecture;
+use narthex_spec::arch::{Architecture, Pooling};
+use serde_json::Value;
 
 use super::{
     Checkpoint, CheckpointError, TokenizerSource, census,
@@ -43,6 +44,22 @@ struct Settings {
     layout: Layout,
     /// The longest sequence, in tokens.
     max_length: usize,
+}
+
+/// What a model's published settings say that it computes: the keys of its [`CONFIG`], and how an encoder pools.
+pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
+    let config = config::Config::new(CONFIG.into(), keys)?;
+    let architecture = match config.family()?.read {
+        HfReader::Decoder(read) => Architecture::Decoder(read(&config)?.arch),
+        HfReader::Encoder(read) => {
+            let listed = pooling.is_some();
+            let pooling = pooling.unwrap_or(Pooling::Mean);
+            let sentence = pooling::Sentence { pooling, normalize: true, max_length: None, listed };
+            Architecture::Encoder(read(&config, &sentence)?)
+        }
+    };
+    limit::check_architecture(config.path(), &architecture)?;
+    Ok(architecture)
 }
 
 fn settings(folder: &mut Folder, config: &config::Config) -> Result<Settings, CheckpointError> {

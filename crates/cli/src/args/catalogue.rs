@@ -1,0 +1,42 @@
+//! Arguments of the commands that look at models which need not be here.
+
+use clap::Args as ClapArgs;
+use narthex_gateway::listing::ModelKind;
+use narthex_spec::Target;
+
+/// `narthex list`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ListArgs {
+    /// Show the whole catalogue, ranked by how well the models suit an NPU
+    #[arg(long)]
+    pub(crate) available: bool,
+
+    /// Only models of this kind: chat, embedding, rerank, answer, masked or other
+    #[arg(long, value_parser = kind)]
+    pub(crate) kind: Option<ModelKind>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `narthex plan`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PlanArgs {
+    /// The model: a name, hf:owner/repo, a folder with config.json, or a GGUF file
+    pub(crate) model: String,
+
+    /// Look at this NPU; may be given several times [default: every one that is known]
+    #[arg(long, value_name = "PROVIDER:CHIP")]
+    pub(crate) target: Vec<Target>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Reads a kind of models.
+fn kind(text: &str) -> Result<ModelKind, String> {
+    let found = ModelKind::ALL.into_iter().find(|kind| kind.as_str() == text);
+    found.ok_or_else(|| format!("expected chat, embedding, rerank, answer, masked or other, found {text:?}"))
+}

@@ -1,0 +1,12 @@
+//! `narthex plan`.
+
+use narthex_gateway::{Gateway, plan::PlanRequest};
+
+use crate::{args::PlanArgs, interrupt, output, render};
+
+/// Says what a model would be, by its settings alone.
+pub(crate) fn run(gateway: &Gateway, args: PlanArgs) -> anyhow::Result<()> {
+    let request = PlanRequest { subject: args.model, targets: args.target };
+    let report = gateway.plan(&request, interrupt::cancel())?;
+    if args.json { output::json(&report) } else { output::text(&render::plan(&report)) }
+}

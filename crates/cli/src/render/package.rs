@@ -1,0 +1,93 @@
+//! What a package holds.
+
+use comfy_table::Cell;
+use narthex_spec::{
+    Variant,
+    arch::Architecture,
+    manifest::{Manifest, Quality},
+};
+
+use super::{bytes, table};
+
+/// A package in words.
+pub(crate) fn manifest(manifest: &Manifest) -> String {
+    let size = manifest.files.values().map(|file| file.bytes).sum();
+    let shape = match &manifest.architecture {
+        Architecture::Decoder(arch) => {
+            format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
+        }
+        Architecture::Encoder(arch) => {
+            format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
+        }
+    };
+    let mut lines = vec![
+        format!("model        {}", manifest.name),
+        format!("structure    {shape}"),
+        format!("scheme       {} (block {})", manifest.recipe.scheme, manifest.recipe.block),
+        format!("context      {} tokens", manifest.max_length),
+        format!("size         {}", bytes(size)),
+        format!("source       {}", manifest.provenance.source),
+        format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
+        format!("compiled by  {}", manifest.provenance.compiler),
+    ];
+    for (name, text) in &manifest.prompts.named {
+        let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
+        lines.push(format!("prompt       {name}{default}: {text:?}"));
+    }
+    let dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
+    let kv: usize = dynamic.flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
+    if kv > 0 {
+        lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
+    }
+    if !manifest.recipe.passes.is_empty() {
+        let passes: Vec<&str> = manifest.recipe.passes.iter().map(|pass| pass.as_str()).collect();
+        lines.push(format!("passes       {}", passes.join(", ")));
+    }
+    if let Some(found) = &manifest.quality {
+        lines.push(format!("quality      {}", quality(found)));
+    }
+    if !manifest.contexts.is_empty() {
+        lines.push(contexts(manifest));
+    }
+    lines.join("\n")
+}
+
+/// What a model's passes cost.
+pub(crate) fn quality(quality: &Quality) -> String {
+    match quality {
+        Quality::Decoder { positions, divergence, agreement } => format!(
+            "with its passes the best token is the same {:.1} % of the time, and distributions differ by {divergence:.6} \
+             nats ({positions} positions, on the CPU)",
+            agreement * 100.0
+        ),
+        Quality::Encoder { texts, cosine } => {
+            format!(
+                "with its passes the least cosine to the model without is {cosine:.6} ({texts} texts, on the CPU)"
+            )
+        }
+    }
+}
+
+/// What a package holds for NPUs: where each graph's nodes went, and what the compiled files weigh.
+pub(crate) fn contexts(manifest: &Manifest) -> String {
+    let mut table = table(&["TARGET", "GRAPH", "NODES", "COMPILER"]);
+    for context in &manifest.contexts {
+        let nodes = context.placement.nodes.iter().map(|(ep, ops)| {
+            let parts = context.placement.subgraphs.get(ep).copied().unwrap_or(0);
+            format!(
+                "{ep} {} in {parts} part{}",
+                ops.values().sum::<usize>(),
+                if parts == 1 { "" } else { "s" }
+            )
+        });
+        table.add_row([
+            Cell::new(&context.target),
+            Cell::new(&context.graph),
+            Cell::new(nodes.collect::<Vec<_>>().join(", ")),
+            Cell::new(&context.compiler),
+        ]);
+    }
+    let compiled = manifest.files.iter().filter(|(name, _)| name.starts_with("contexts/"));
+    let size = bytes(compiled.map(|(_, file)| file.bytes).sum());
+    format!("{}\ncompiled files  {size}", table.trim_fmt())
+}

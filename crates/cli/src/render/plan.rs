@@ -1,0 +1,146 @@
+//! What a model would be, as text for people.
+
+use comfy_table::Cell;
+use narthex_gateway::plan::{CacheOutlook, DeviceFit, PlanReport, SchemeFit, SchemeOutlook, TargetOutlook};
+
+use super::{bytes, right, table};
+
+/// A plan.
+pub(crate) fn plan(report: &PlanReport) -> String {
+    let outlook = &report.outlook;
+    let mut text = format!("{}\n", report.subject);
+    let mut fact = |name: &str, value: String| text.push_str(&format!("  {name:<11} {value}\n"));
+    fact("structure", outlook.structure.clone());
+    fact("parameters", thousands(outlook.parameters));
+    fact("context", format!("{} tokens at most", outlook.longest));
+    report.source.iter().for_each(|source| fact("source", source.clone()));
+    report.license.iter().for_each(|license| fact("licence", license.clone()));
+    report.download_bytes.iter().for_each(|size| fact("download", bytes(*size)));
+    for cache in &outlook.cache {
+        fact("KV cache", cached(cache));
+    }
+    if outlook.npu_token_bytes > 0 {
+        fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(outlook.npu_token_bytes * 1000)));
+    }
+    text.push_str(&format!("\n{}\n\n{}\n", schemes(&outlook.schemes), targets(&outlook.schemes)));
+    if let Some(best) = best(&outlook.schemes) {
+        text.push_str(&format!("\n{best}"));
+    }
+    text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
+    if let Some(room) = &report.least {
+        text.push_str(&format!(
+            "\nNothing here has room for it. The least that has: {} in {} on a CPU, for {} tokens.\n",
+            bytes(room.memory),
+            room.scheme,
+            room.context
+        ));
+    }
+    text
+}
+
+/// `1 235 814 400`.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn cached(cache: &CacheOutlook) -> String {
+    let layers = if cache.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", cache.layers) };
+    let window = cache.window.map_or_else(String::new, |window| format!(" that look back {window} tokens"));
+    format!("{} per 1000 tokens in {layers}{window}", bytes(cache.token_bytes * 1000))
+}
+
+fn schemes(schemes: &[SchemeOutlook]) -> String {
+    let mut table = table(&["SCHEME", "WEIGHTS", "BYTES", "WITH GRAPHS FOR NPUS"]);
+    for found in schemes {
+        table.add_row([
+            Cell::new(found.scheme),
+            right(bytes(found.bytes)),
+            right(thousands(found.bytes)),
+            right(found.fixed_bytes.map_or_else(|| "-".to_owned(), bytes)),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+fn targets(schemes: &[SchemeOutlook]) -> String {
+    let mut table = table(&["NPU", "SCHEME", "SCORE", "VERDICT"]);
+    let rows = schemes.iter().flat_map(|found| found.targets.iter().map(move |target| (found, target)));
+    let mut rows: Vec<(&SchemeOutlook, &TargetOutlook)> =
+        rows.filter(|(found, _)| found.fixed_bytes.is_some()).collect();
+    rows.sort_by_key(|(_, target)| schemes.first().map_or(0, |first| place(first, target)));
+    for (found, target) in rows {
+        table.add_row([
+            Cell::new(&target.target),
+            Cell::new(found.scheme),
+            right(format!("{:.1}", target.score.total)),
+            Cell::new(match &target.verdict {
+                narthex_gateway::check::Verdict::Refused { reason } => format!("refused: {reason}"),
+                other => other.to_string(),
+            }),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// Where a target stands in the list.
+fn place(scheme: &SchemeOutlook, target: &TargetOutlook) -> usize {
+    scheme.targets.iter().position(|known| known.target == target.target).unwrap_or(0)
+}
+
+/// The parts of the best score.
+fn best(schemes: &[SchemeOutlook]) -> Option<String> {
+    let all = schemes.iter().flat_map(|found| found.targets.iter().map(move |target| (found.scheme, target)));
+    let (scheme, target) =
+        all.reduce(|best, next| if next.1.score.total > best.1.score.total { next } else { best })?;
+    let mut text = format!("score {:.1} of 100 ({} in {scheme})\n", target.score.total, target.target);
+    for part in &target.score.components {
+        let points = part.value * part.weight;
+        text.push_str(&format!(
+            "  {points:>5.1} of {:>2.0}  {:<18} {}\n",
+            part.weight, part.name, part.detail
+        ));
+    }
+    Some(text)
+}
+
+fn machine(devices: &[DeviceFit]) -> String {
+    let mut text = String::new();
+    for device in devices {
+        let memory = device.memory.map_or_else(|| "its memory is not known".to_owned(), bytes);
+        text.push_str(&format!("  {} {} ({memory})\n", device.device, device.text));
+        for fit in &device.schemes {
+            text.push_str(&format!("    {:<4} {}\n", fit.scheme.as_str(), room(fit)));
+        }
+    }
+    text
+}
+
+fn room(fit: &SchemeFit) -> String {
+    match (fit.context, &fit.reason) {
+        (Some(context), _) => format!("up to {context} tokens"),
+        (None, Some(reason)) => format!("no: {reason}"),
+        (None, None) => "no".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped() {
+        let check = |number, expect: &str| assert_eq!(thousands(number), expect);
+        check(0, "0");
+        check(999, "999");
+        check(1_000, "1 000");
+        check(70_553_706_496, "70 553 706 496");
+    }
+}

@@ -1,0 +1,227 @@
+//! What has room for a model, and for how long a sequence. Arithmetic alone, but for [`memories`].
+
+use narthex_compile::outlook::{Outlook, TargetOutlook};
+use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
+use narthex_spec::{
+    Scheme, Target,
+    target::{OpenVinoDevice, QnnChip},
+};
+use serde::Serialize;
+
+/// Bytes that are left to the system, the program and what a step computes with.
+const RESERVED: u64 = 1 << 30;
+
+/// The shortest sequence that counts as fitting, in tokens.
+const SHORTEST: u64 = 512;
+
+/// What a device of this machine has room for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeviceFit {
+    /// `cpu`, `gpu` or `npu`.
+    pub device: &'static str,
+    /// What it is called.
+    pub text: String,
+    /// Its memory in bytes, where the system tells or the NPU's limit is known.
+    pub memory: Option<u64>,
+    /// What it has room for in each scheme, where its memory is known.
+    pub schemes: Vec<SchemeFit>,
+}
+
+/// What a device has room for in one scheme.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SchemeFit {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// The longest sequence, in tokens; nothing where there is no room at all.
+    pub context: Option<u64>,
+    /// Why there is no room.
+    pub reason: Option<String>,
+}
+
+impl DeviceFit {
+    /// Whether it has room in some scheme.
+    pub fn fits(&self) -> bool {
+        self.schemes.iter().any(|fit| fit.context.is_some())
+    }
+}
+
+/// Memory that would have room for a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Room {
+    /// The smallest scheme.
+    pub scheme: Scheme,
+    /// Bytes of memory of a CPU.
+    pub memory: u64,
+    /// The longest sequence there, in tokens.
+    pub context: u64,
+}
+
+/// A device and its memory.
+#[derive(Debug, Clone)]
+pub(super) struct Memory {
+    device: &'static str,
+    text: String,
+    bytes: Option<u64>,
+    /// The NPU that the rules know it as.
+    target: Option<Target>,
+}
+
+/// The devices of this machine.
+pub(super) fn memories() -> Vec<Memory> {
+    let bytes = inventory::memory_bytes();
+    let cpu = Memory { device: "cpu", text: inventory::cpu().name, bytes, target: None };
+    std::iter::once(cpu).chain(inventory::accelerators().into_iter().map(accelerator)).collect()
+}
+
+/// Of a Hexagon NPU the driver does not tell the chip; what the least of them holds, every one does.
+fn accelerator(found: Accelerator) -> Memory {
+    let target = match found.driver.as_str() {
+        "fastrpc" => Some(Target::Qnn(vec![QnnChip::XElite])),
+        "intel_vpu" => Some(Target::OpenVino(OpenVinoDevice::Npu)),
+        _ => None,
+    };
+    let npu = found.kind == AcceleratorKind::Npu;
+    let bytes =
+        if npu { target.as_ref().map(narthex_compile::check::architecture::limit) } else { found.memory };
+    Memory { device: found.kind.describe(), text: found.text, bytes, target: target.filter(|_| npu) }
+}
+
+/// What each device has room for.
+pub(super) fn machine(outlook: &Outlook, memories: &[Memory]) -> Vec<DeviceFit> {
+    let fit = |memory: &Memory| DeviceFit {
+        device: memory.device,
+        text: memory.text.clone(),
+        memory: memory.bytes,
+        schemes: match (memory.bytes, &memory.target) {
+            (None, _) => Vec::new(),
+            (Some(_), Some(target)) => on_npu(outlook, target),
+            (Some(bytes), None) => in_memory(outlook, bytes),
+        },
+    };
+    memories.iter().map(fit).collect()
+}
+
+fn in_memory(outlook: &Outlook, memory: u64) -> Vec<SchemeFit> {
+    let fit = |scheme: Scheme, bytes: u64| {
+        let context = longest(outlook, memory.saturating_sub(RESERVED), (bytes, outlook.token_bytes()));
+        let needs = needs(outlook, bytes) as f64 / 1e9;
+        let reason = context.is_none().then(|| format!("it needs {needs:.1} GB of memory"));
+        SchemeFit { scheme, context, reason }
+    };
+    outlook.schemes.iter().map(|found| fit(found.scheme, found.bytes)).collect()
+}
+
+fn on_npu(outlook: &Outlook, target: &Target) -> Vec<SchemeFit> {
+    let fit = |scheme: Scheme, found: &TargetOutlook| {
+        let sizes = (found.graph_bytes, outlook.npu_token_bytes);
+        let context = longest(outlook, found.limit, sizes).filter(|_| found.runs());
+        let reason = match &found.verdict {
+            _ if context.is_some() => None,
+            narthex_compile::check::Verdict::Refused { reason } => Some(reason.clone()),
+            _ => Some("its weights leave no room for a cache".to_owned()),
+        };
+        SchemeFit { scheme, context, reason }
+    };
+    let of = |target: &Target, targets: &[TargetOutlook]| {
+        targets.iter().find(|found| found.target == *target).cloned()
+    };
+    let schemes = outlook.schemes.iter();
+    schemes.filter_map(|found| Some(fit(found.scheme, &of(target, &found.targets)?))).collect()
+}
+
+/// The longest sequence whose cache fits beside the weights, up to the model's own.
+fn longest(outlook: &Outlook, memory: u64, (weights, token): (u64, u64)) -> Option<u64> {
+    let left = memory.checked_sub(weights)?;
+    let most = outlook.longest as u64;
+    let context = left.checked_div(token).map_or(most, |tokens| tokens.min(most));
+    (context >= SHORTEST.min(most)).then_some(context)
+}
+
+/// Bytes of memory for weights and the shortest sequence.
+fn needs(outlook: &Outlook, weights: u64) -> u64 {
+    let tokens = SHORTEST.min(outlook.longest as u64);
+    RESERVED.saturating_add(weights).saturating_add(tokens.saturating_mul(outlook.token_bytes()))
+}
+
+/// The least memory that has room for a model.
+pub(super) fn least(outlook: &Outlook) -> Option<Room> {
+    let smallest = outlook.schemes.iter().min_by_key(|found| found.bytes)?;
+    Some(Room {
+        scheme: smallest.scheme,
+        memory: needs(outlook, smallest.bytes),
+        context: SHORTEST.min(outlook.longest as u64),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_compile::{check::Verdict, outlook::CacheOutlook};
+    use narthex_spec::DType;
+
+    use super::*;
+
+    /// A model of 8 GB in w8 and 4 GB in w4, whose tokens take 1 MB.
+    fn outlook(longest: usize) -> Outlook {
+        let scheme = |scheme, bytes| narthex_compile::outlook::SchemeOutlook {
+            scheme,
+            bytes,
+            fixed_bytes: Some(bytes),
+            targets: vec![TargetOutlook {
+                target: Target::Qnn(vec![QnnChip::XElite]),
+                graph_bytes: bytes,
+                limit: 5_000_000_000,
+                verdict: if bytes > 5_000_000_000 {
+                    Verdict::Refused { reason: "too large".to_owned() }
+                } else {
+                    Verdict::Whole
+                },
+                score: narthex_compile::check::Score { total: 100.0, components: Vec::new() },
+            }],
+        };
+        Outlook {
+            structure: "a model".to_owned(),
+            parameters: 8_000_000_000,
+            longest,
+            schemes: vec![scheme(Scheme::W8, 8_000_000_000), scheme(Scheme::W4, 4_000_000_000)],
+            cache: vec![CacheOutlook { layers: 1, window: None, dtype: DType::F32, token_bytes: 1_000_000 }],
+            npu_token_bytes: 500_000,
+        }
+    }
+
+    fn contexts(longest: usize, memory: u64) -> Vec<Option<u64>> {
+        in_memory(&outlook(longest), memory + RESERVED).into_iter().map(|fit| fit.context).collect()
+    }
+
+    #[test]
+    fn the_cache_takes_what_the_weights_leave() {
+        assert_eq!(contexts(100_000, 10_000_000_000), [Some(2000), Some(6000)]);
+        assert_eq!(contexts(4096, 10_000_000_000), [Some(2000), Some(4096)]);
+        assert_eq!(contexts(100_000, 8_100_000_000), [None, Some(4100)]);
+        assert_eq!(contexts(100, 8_100_000_000), [Some(100), Some(100)]);
+        assert_eq!(contexts(100_000, 1_000_000_000), [None, None]);
+    }
+
+    #[test]
+    fn npus_hold_what_their_verdict_lets_them() {
+        let npu = Memory {
+            device: "npu",
+            text: "Hexagon".to_owned(),
+            bytes: Some(5_000_000_000),
+            target: Some(Target::Qnn(vec![QnnChip::XElite])),
+        };
+        let unknown = Memory { bytes: None, target: None, ..npu.clone() };
+        let found = machine(&outlook(100_000), &[npu, unknown]);
+        assert_eq!(found[0].schemes[0].reason.as_deref(), Some("too large"));
+        assert_eq!(found[0].schemes[1].context, Some(2000));
+        assert!(found[0].fits() && !found[1].fits() && found[1].schemes.is_empty());
+    }
+
+    #[test]
+    fn the_least_that_would_do_fits_just_so() {
+        let outlook = outlook(100_000);
+        let room = least(&outlook).unwrap();
+        assert_eq!((room.scheme, room.context), (Scheme::W4, 512));
+        assert_eq!(in_memory(&outlook, room.memory)[1].context, Some(512));
+        assert_eq!(in_memory(&outlook, room.memory - 1)[1].context, None);
+    }
+}

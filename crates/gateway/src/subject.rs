@@ -1,0 +1,114 @@
+//! What a user's text names, for those who look at a model without loading it: files, a package, or settings.
+//!
+//! No weight is read. Start at [`find`].
+
+use std::path::{Path, PathBuf};
+
+use narthex_catalog::{
+    fetch,
+    index::{Entry, Kind},
+    resolve::ModelRef,
+};
+use narthex_compile::{
+    CompileError,
+    check::{CheckError, open},
+    checkpoint,
+};
+use narthex_spec::{Scheme, arch::Architecture, manifest::Manifest};
+
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    gateway::Inner,
+    names::{PackageKey, split_scheme},
+    shelf,
+};
+
+/// What a user's text turned out to name.
+pub(crate) enum Subject {
+    /// ONNX files.
+    Graphs(Vec<PathBuf>),
+    /// An installed package and its folder.
+    Package(Box<Manifest>, PathBuf),
+    /// A model whose settings are known.
+    Checkpoint(Box<Settled>),
+    /// A model of the catalogue that this version does not compile, and why.
+    Unknown(String),
+}
+
+/// A model by its settings.
+pub(crate) struct Settled {
+    /// What it computes.
+    pub(crate) architecture: Architecture,
+    /// The scheme that the text names, or the usual one.
+    pub(crate) scheme: Scheme,
+}
+
+/// Finds what a text names: an installed package, else an entry of the catalogue, else a model of the hub or a file.
+pub(crate) fn find(inner: &Inner, text: &str, cancel: &Cancel) -> Result<Subject, Error> {
+    let path = Path::new(text);
+    let is_onnx = text.to_ascii_lowercase().ends_with(".onnx");
+    let (name, scheme) = split_scheme(text);
+    let scheme = scheme.unwrap_or(shelf::USUAL_SCHEME);
+    let reference = ModelRef::parse(name);
+    if let Ok(ModelRef::Local(local)) = &reference {
+        return from_path(local, scheme);
+    }
+    match shelf::key(inner, text) {
+        Ok(key) if !is_onnx => named(inner, &key, &reference?, cancel),
+        // Names go first, as everywhere else; what is no name may still lie in the folder where the user stands.
+        Err(error) if !is_onnx && !path.exists() => Err(error),
+        _ => from_path(path, scheme),
+    }
+}
+
+fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
+    let is_checkpoint =
+        |ending: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
+    if is_checkpoint("gguf") {
+        return settings(path, scheme);
+    }
+    let files = open::graph_files(path)?;
+    if !files.is_empty() {
+        return Ok(Subject::Graphs(files));
+    }
+    match settings(path, scheme) {
+        Ok(found) => Ok(found),
+        // A folder with neither: say what was looked for first.
+        Err(_) if !path.join("config.json").exists() => {
+            Err(CheckError::NoModel { path: path.to_owned() }.into())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn settings(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
+    let architecture = checkpoint::architecture(path).map_err(CompileError::from)?;
+    Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme })))
+}
+
+/// An installed package, else what the catalogue says of a model, else the settings of a model that is not here.
+fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel) -> Result<Subject, Error> {
+    if let Some(folder) = inner.store.package(&key.name, key.scheme) {
+        return Ok(Subject::Package(Box::new(shelf::manifest(inner, key)?), folder));
+    }
+    if let Some(entry) = inner.catalog.get(&key.name) {
+        return Ok(match architecture(entry) {
+            Ok(architecture) => Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme })),
+            Err(error) => Subject::Unknown(entry.unsupported().unwrap_or_else(|| error.to_string())),
+        });
+    }
+    match fetch::settings(&reference.resolve(&inner.catalog)?, cancel.flag())? {
+        Some(folder) => settings(&folder, key.scheme),
+        None => Err(Error::NotInstalled { name: key.name.clone() }),
+    }
+}
+
+/// What a model of the catalogue computes, by what its entry says.
+///
+/// # Errors
+/// [`Error::Compile`] for a family that is not compiled.
+pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
+    let pooling = entry.pooling.filter(|_| entry.kind == Kind::Embedding);
+    Ok(checkpoint::stated(entry.config.clone(), pooling).map_err(CompileError::from)?)
+}

@@ -1,0 +1,91 @@
+//! The catalogue's figures against what the compiler makes of the entries' settings.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::{collections::BTreeMap, fmt::Write, fs, path::Path};
+
+use narthex_catalog::index::{Catalog, Entry, Figures, Support};
+use narthex_compile::{checkpoint, outlook::Outlook};
+use narthex_spec::{ModelName, Scheme, Target, arch::Architecture};
+
+/// The NPU that the catalogue's scores are for.
+const TARGET: &str = "qnn:x-elite";
+
+/// What an entry's model computes, where its family is compiled.
+fn architecture(entry: &Entry) -> Option<Architecture> {
+    match checkpoint::stated(entry.config.clone(), entry.pooling) {
+        Ok(architecture) => Some(architecture),
+        Err(error) if entry.family.support() == Support::Compiled => panic!("{}: {error}", entry.name),
+        Err(_) => None,
+    }
+}
+
+fn figures(architecture: &Architecture) -> Figures {
+    let target: Target = TARGET.parse().unwrap();
+    let outlook = Outlook::new(architecture, std::slice::from_ref(&target)).unwrap();
+    let (scheme, best) = outlook.best(&target).unwrap();
+    let bytes = |scheme| outlook.scheme(scheme).unwrap().bytes;
+    Figures {
+        w8: bytes(Scheme::W8),
+        w4: bytes(Scheme::W4),
+        score: (best.score.total * 10.0).round() / 10.0,
+        scheme,
+        runs: best.runs(),
+    }
+}
+
+/// The figures of entries of at most so many parameters; models of one structure are computed once.
+fn computed(catalog: &Catalog, most: u64) -> BTreeMap<ModelName, Figures> {
+    let mut seen: Vec<(Architecture, Figures)> = Vec::new();
+    let mut all = BTreeMap::new();
+    for entry in catalog.entries().iter().filter(|entry| entry.parameters <= most) {
+        let Some(architecture) = architecture(entry) else { continue };
+        let known = seen.iter().find(|(known, _)| *known == architecture).map(|(_, figures)| *figures);
+        let found = known.unwrap_or_else(|| figures(&architecture));
+        seen.push((architecture, found));
+        all.insert(entry.name.clone(), found);
+    }
+    all
+}
+
+#[test]
+fn parameters_are_counted_from_the_settings() {
+    for entry in Catalog::builtin().unwrap().entries() {
+        let Some(architecture) = architecture(entry) else { continue };
+        assert_eq!(checkpoint::parameters(&architecture), entry.parameters, "{}", entry.name);
+    }
+}
+
+#[test]
+fn figures_are_what_the_compiler_computes() {
+    /// Larger ones take long, and are computed in the same way.
+    const MOST: u64 = 2_000_000_000;
+    let catalog = Catalog::builtin().unwrap();
+    for (name, computed) in computed(&catalog, MOST) {
+        let entry = catalog.get(&name).unwrap();
+        let advice = "cargo test -p narthex-gateway --test figures -- --ignored";
+        assert_eq!(catalog.figures(entry), Some(&computed), "{name}: `{advice}` writes them anew");
+    }
+    for entry in catalog.entries() {
+        assert_eq!(catalog.figures(entry).is_some(), architecture(entry).is_some(), "{}", entry.name);
+    }
+}
+
+/// No test: writes the catalogue's file.
+#[test]
+#[ignore = "it writes crates/catalog/figures.toml"]
+fn write_the_figures() {
+    let mut text = format!(
+        "# What the catalogue's models come to: computed from the entries' settings, the score for {TARGET}.\n\
+         # Written by `cargo test -p narthex-gateway --test figures -- --ignored`; the tests compute it again.\n"
+    );
+    for (name, figures) in computed(&Catalog::builtin().unwrap(), u64::MAX) {
+        let Figures { w8, w4, score, scheme, runs } = figures;
+        write!(
+            text,
+            "\n[\"{name}\"]\nw8 = {w8}\nw4 = {w4}\nscore = {score:.1}\nscheme = \"{scheme}\"\nruns = {runs}\n"
+        )
+        .unwrap();
+    }
+    fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("../catalog/figures.toml"), text).unwrap();
+}
