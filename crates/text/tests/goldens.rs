@@ -51,6 +51,9 @@ static SPM: LazyLock<Value> = LazyLock::new(|| fixture(include_str!("fixtures/sp
 
 static BYTE_LEVEL: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_gguf(&gguf(&SMOLLM)).unwrap());
 static SENTENCE: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_gguf(&gguf(&SPM)).unwrap());
+static UNIGRAM: LazyLock<Tokenizer> = LazyLock::new(|| {
+    Tokenizer::from_sentencepiece(include_bytes!("fixtures/pieces/unigram.model"), &[]).unwrap()
+});
 static WORD_PIECE: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::from_json(&serde_json::to_vec(&MINILM["tokenizer"]).unwrap()).unwrap());
 
@@ -281,6 +284,29 @@ proptest! {
     }
 
     #[test]
+    fn a_damaged_model_is_an_error_or_a_tokenizer(
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 0..4)), 1..4),
+        of in 0..2usize,
+    ) {
+        let models: [&[u8]; 2] =
+            [include_bytes!("fixtures/pieces/gemma.model"), include_bytes!("fixtures/pieces/unigram.model")];
+        let mut model = models[of].to_vec();
+        // The settings stand behind the pieces.
+        for (near, (at, with)) in cuts.into_iter().enumerate() {
+            let at = if near == 0 { at.index(model.len()) } else { model.len() - 1 - at.index(700) };
+            model.splice(at..(at + with.len()).min(model.len()), with);
+        }
+        if let Ok(t) = Tokenizer::from_sentencepiece(&model, &[]) {
+            for text in ["", "a  bc ½ e\u{301}", "<s>é\n🙂"] {
+                if let Ok(tokens) = t.encode_document(text) {
+                    assert!(tokens.iter().all(|&token| (token as usize) < t.vocab_size()));
+                    t.decode(&tokens);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn text_never_becomes_a_special_token(
         parts in prop::collection::vec("(<\\|im_end\\|>|<\\|im_start\\|>|<|\\||im_end|>|</s>|<s>|a| ){0,4}", 0..6),
     ) {
@@ -290,6 +316,9 @@ proptest! {
             prop_assert!(!tokens.iter().any(|&token| t.is_special(token)), "{text:?}: {tokens:?}");
             prop_assert_eq!(t.decode(&tokens), text.clone());
         }
+        // Its characters are unknown to the last, but neither begin nor end a text.
+        let tokens = UNIGRAM.encode(&text, Specials::AsText).unwrap();
+        prop_assert!(!tokens.iter().any(|token| [1, 2].contains(token)), "{text:?}: {tokens:?}");
         // Broken apart piece by piece and joined, as a template does, it is still text.
         let shielded: String = parts.iter().map(|part| BYTE_LEVEL.shield(part)).collect();
         let tokens = BYTE_LEVEL.encode(&shielded, Specials::Parse).unwrap();

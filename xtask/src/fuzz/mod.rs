@@ -33,6 +33,8 @@ pub(crate) enum Target {
     Onnx,
     /// Chat templates.
     Template,
+    /// SentencePiece models.
+    Pieces,
     /// Bodies of requests.
     Request,
     /// Manifests of packages.
@@ -43,12 +45,13 @@ pub(crate) enum Target {
 
 impl Target {
     /// Every target.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Gguf,
         Self::Safetensors,
         Self::HfConfig,
         Self::Onnx,
         Self::Template,
+        Self::Pieces,
         Self::Request,
         Self::Manifest,
         Self::Wheel,
@@ -62,6 +65,7 @@ impl Target {
             Self::HfConfig => "hf_config",
             Self::Onnx => "onnx",
             Self::Template => "template",
+            Self::Pieces => "pieces",
             Self::Request => "request",
             Self::Manifest => "manifest",
             Self::Wheel => "wheel",
@@ -71,7 +75,7 @@ impl Target {
     /// The longest input; the shorter, the more runs a second.
     pub(crate) fn max_bytes(self) -> usize {
         match self {
-            Self::Template => 16 << 10,
+            Self::Template | Self::Pieces => 16 << 10,
             Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest => 64 << 10,
         }

@@ -6,6 +6,7 @@
 mod archives;
 mod checkpoints;
 mod graphs;
+mod pieces;
 mod requests;
 mod templates;
 mod words;
@@ -65,6 +66,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::HfConfig => checkpoints::configs(),
         Target::Onnx => Ok(graphs::onnx()),
         Target::Template => Ok(templates::seeds()),
+        Target::Pieces => Ok(pieces::seeds()),
         Target::Request => Ok(requests::seeds()),
         Target::Manifest => Ok(archives::manifests()),
         Target::Wheel => archives::wheels(),

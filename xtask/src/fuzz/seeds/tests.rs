@@ -5,7 +5,10 @@ use std::fs;
 use narthex_compile::checkpoint;
 use narthex_graph::Graph;
 use narthex_server::fuzzing::{Endpoint, read_body};
-use narthex_text::template::{ChatTemplate, Message, RenderOptions, Role};
+use narthex_text::{
+    template::{ChatTemplate, Message, RenderOptions, Role},
+    tokenizer::Tokenizer,
+};
 
 use super::*;
 
@@ -106,6 +109,11 @@ fn graphs() {
     check(Target::Onnx, |bytes| {
         shown(Graph::decode(bytes).map_err(|e| e.to_string()).and_then(|g| shown(g.check())))
     });
+}
+
+#[test]
+fn pieces() {
+    check(Target::Pieces, |bytes| shown(Tokenizer::from_sentencepiece(bytes, &[])));
 }
 
 #[test]

@@ -205,6 +205,8 @@ pub(crate) fn of(target: Target) -> String {
         Target::HfConfig => &[JSON, CONFIG],
         Target::Onnx => &[&["com.microsoft", "location", "offset", "length"]],
         Target::Template => &[TEMPLATE],
+        // The kinds of models are told by fields that have numbers instead of names.
+        Target::Pieces => &[&["▁", "<unk>", "<0x0A>", "\x18\x01", "\x18\x02"]],
         Target::Request => &[JSON, REQUEST],
         Target::Manifest => &[JSON, MANIFEST],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],
