@@ -94,6 +94,20 @@ impl ModelRef {
     }
 }
 
+/// The name that an import of a folder or file is kept under where none is given: the folder's own, made safe.
+///
+/// # Errors
+/// [`Error::LocalMissing`] for a path that is not there.
+pub fn import_name(path: &Path) -> Result<ModelName, Error> {
+    if !path.exists() {
+        return Err(Error::LocalMissing { path: path.to_path_buf() });
+    }
+    let absolute = path.canonicalize().map_err(Error::io("find", path))?;
+    let folder = if absolute.is_dir() { Some(absolute.as_path()) } else { absolute.parent() };
+    let name = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    Ok(local::safe(&name).parse()?)
+}
+
 fn excerpt(text: &str) -> String {
     text.chars().take(200).collect()
 }

@@ -3,6 +3,7 @@
 mod catalogue;
 mod compile;
 mod encoders;
+mod exports;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
+pub(crate) use exports::ImportArgs;
 use narthex_gateway::Config;
 use narthex_spec::{Division, NpuPolicy, Order, Places, Power, Scheme};
 
@@ -70,6 +72,8 @@ pub(crate) enum Command {
     Compile(CompileArgs),
     /// Say what a model would be before it is downloaded: sizes, cache, NPUs, and what fits this machine
     Plan(PlanArgs),
+    /// Make a package of an ONNX export
+    Import(ImportArgs),
     /// Say whether a model would run on an NPU, what keeps it from that, and what can be done
     Check(CheckArgs),
     /// Say what this machine has and what is missing

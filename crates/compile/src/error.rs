@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use narthex_graph::{check::GraphError, patch::PatchError};
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::{checkpoint::CheckpointError, quant::calibrate::RunnerError};
+use crate::{check::CheckError, checkpoint::CheckpointError, quant::calibrate::RunnerError};
 
 /// Why a checkpoint could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +41,31 @@ pub enum CompileError {
     /// The model could not be run for its calibration.
     #[error("the model cannot be calibrated: {0}")]
     Calibration(RunnerError),
+    /// A graph that was to be imported cannot be read.
+    #[error(transparent)]
+    Open(#[from] CheckError),
+    /// What was to be imported or exported is well-formed, and has no place on the other side.
+    #[error("{what} {found:?} cannot be taken over: expected {expected}")]
+    Foreign {
+        /// Which part.
+        what: String,
+        /// What is taken over.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// What was to be imported runs on one kind of device alone, with its vendor's software.
+    #[error("{path} holds {what}, which runs on {device} alone; expected an export for CPUs or GPUs")]
+    Bound {
+        /// The file or folder.
+        path: PathBuf,
+        /// What lies there.
+        what: String,
+        /// The device, in words.
+        device: String,
+        /// What gives a package for that device.
+        instead: String,
+    },
     /// The job was cancelled.
     #[error("interrupted")]
     Cancelled,
@@ -62,6 +87,8 @@ impl CompileError {
             Self::Checkpoint(CheckpointError::Unsupported { .. }) => {
                 Some("`narthex list --available` shows what this version compiles".to_owned())
             }
+            Self::Open(error) => error.hint(),
+            Self::Bound { instead, .. } => Some(instead.clone()),
             Self::Calibration(RunnerError { hint, .. }) => {
                 let without = "or compile without calibration: `narthex compile --calibrate none`";
                 let first = hint.as_deref().unwrap_or("report this with the model's name");

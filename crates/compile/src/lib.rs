@@ -1,11 +1,13 @@
 //! Checkpoint in, package out. No ONNX Runtime, no network.
 //!
-//! Start at [`pipeline`] for the stages, at [`checkpoint`] for what is read, and at [`lower`] for the graphs made.
+//! Start at [`pipeline`] for the stages, at [`checkpoint`] for what is read, and at [`lower`] for the graphs made; at
+//! [`import`] for graphs that somebody else made.
 
 pub mod check;
 pub mod checkpoint;
 mod emit;
 mod error;
+pub mod import;
 mod layer;
 pub mod lower;
 pub mod outlook;

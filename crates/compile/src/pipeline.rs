@@ -36,8 +36,8 @@ use crate::{
 
 /// The weights of every graph of a package.
 pub(crate) const DATA_FILE: &str = "model.onnx.data";
-const TOKENIZER_FILE: &str = "tokenizer.json";
-const TEMPLATE_FILE: &str = "chat_template.jinja";
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
 
 /// What is compiled into what.
 pub struct CompileJob<'a> {
@@ -189,7 +189,7 @@ fn manifest(
     Manifest {
         format: FORMAT,
         name,
-        architecture: checkpoint.architecture.clone(),
+        architecture: checkpoint.architecture.clone().into(),
         recipe,
         max_length: checkpoint.max_length,
         graphs: lowered.graphs.into_iter().map(|(_, entry)| entry).collect(),

@@ -53,7 +53,8 @@ fn agrees(checkpoint: &Path) {
         [with_npu(Scheme::W8), with_npu(Scheme::W4), Recipe::new(Scheme::W8), Recipe::new(Scheme::F32)]
     {
         let (folder, manifest) = package(checkpoint, recipe);
-        let paper = paper::compile("tiny", &manifest.architecture, &manifest.recipe).unwrap();
+        let paper =
+            paper::compile("tiny", &manifest.architecture.architecture().unwrap(), &manifest.recipe).unwrap();
         let name = checkpoint.display();
         assert_eq!(paper.data_bytes, manifest.files["model.onnx.data"].bytes, "{name}");
         assert_eq!(paper.tables, manifest.tables, "{name}");

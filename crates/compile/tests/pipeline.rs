@@ -15,7 +15,7 @@ use narthex_compile::{
 use narthex_graph::{Graph, InitializerData};
 use narthex_spec::{
     DType, Progress, Recipe, Scheme, Sha256, Variant,
-    arch::Architecture,
+    arch::Structure,
     dtype::Dim,
     manifest::{FileRange, GraphEntry, MANIFEST_FILE, Manifest, Provenance, Slot, TableEncoding, TableRole},
     progress::Quiet,
@@ -320,7 +320,7 @@ fn stages_are_kept_where_asked() {
     let job = CompileJob { keep_stages: Some(&stages), ..job(&gguf, Scheme::W8, out.path()) };
     let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
     let text = fs::read(stages.join("architecture.json")).unwrap();
-    assert_eq!(serde_json::from_slice::<Architecture>(&text).unwrap(), manifest.architecture);
+    assert_eq!(serde_json::from_slice::<Structure>(&text).unwrap(), manifest.architecture);
     assert!(fs::read_to_string(stages.join("plan.json")).unwrap().contains("\"w8zeros\""));
     assert!(fs::read_to_string(stages.join("graph.txt")).unwrap().starts_with("graph tiny"));
 }

@@ -1,5 +1,7 @@
 //! Variant A of an encoder, on the CPU or a GPU: implements the engine's [`Encoder`].
 
+mod feed;
+
 use std::{ffi::CString, path::Path};
 
 use narthex_engine::{
@@ -8,7 +10,7 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DType,
-    arch::{Architecture, EncoderArch, EncoderHead, Factored},
+    arch::{EncoderArch, EncoderHead, Factored, ImportedEncoder, Structure},
     manifest::{GraphEntry, Manifest, Slot, TableRole},
 };
 
@@ -23,6 +25,8 @@ use crate::{
     table::Table,
 };
 
+pub(crate) use feed::Feed;
+
 /// Bounds of an encoder.
 #[derive(Debug, Clone, Copy)]
 pub struct EncoderOptions {
@@ -35,11 +39,8 @@ pub struct EncoderOptions {
 /// An encoder on one device.
 pub struct DynamicEncoder {
     limits: EncoderLimits,
-    tables: EncoderTables,
+    feed: Feed,
     names: Names,
-    embeds: Vec<f32>,
-    /// What positions add; empty where they are in `embeds`.
-    positions: Vec<f32>,
     mask: Vec<i32>,
     /// Rows asked for, of the batch's padded rows.
     asked: Vec<i64>,
@@ -50,8 +51,10 @@ pub struct DynamicEncoder {
 
 /// The graph's names of its inputs and its output.
 struct Names {
-    embeds: CString,
-    positions: Option<CString>,
+    /// Embedded tokens, or tokens.
+    first: CString,
+    /// What positions add, or segments.
+    second: Option<CString>,
     mask: CString,
     asked: Option<CString>,
     output: CString,
@@ -72,10 +75,9 @@ impl DynamicEncoder {
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device)?;
-        let Parts { entry, arch, tables, names } = Parts::read(package, manifest)?;
+        let Parts { entry, gives: (rows, width), feed, names } = Parts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
-        let (rows, width) = gives(arch);
         Ok(Self {
             limits: EncoderLimits {
                 max_length: manifest.max_length,
@@ -83,10 +85,8 @@ impl DynamicEncoder {
                 rows,
                 width,
             },
-            tables,
+            feed,
             names,
-            embeds: Vec::new(),
-            positions: Vec::new(),
             mask: Vec::new(),
             asked: Vec::new(),
             binding: Binding::new(&session).map_err(DeviceError::binding)?,
@@ -99,16 +99,10 @@ impl DynamicEncoder {
         self.session.placement()
     }
 
-    /// Writes embedded tokens, mask and the rows asked for; padding is all zeros.
+    /// Writes what goes in for tokens, the mask and the rows asked for.
     fn fill(&mut self, texts: &[Text<'_>], longest: usize) {
-        let (width, apart) = (self.tables.input, self.tables.apart());
         let rows = texts.len() * longest;
-        let zeros = |values: &mut Vec<f32>, length: usize| {
-            values.clear();
-            values.resize(length, 0.0);
-        };
-        zeros(&mut self.embeds, rows * width);
-        zeros(&mut self.positions, rows * apart);
+        self.feed.clear(rows);
         self.mask.clear();
         self.mask.resize(rows, 0);
         self.asked.clear();
@@ -116,8 +110,7 @@ impl DynamicEncoder {
             for index in 0..text.tokens.len() {
                 let at = row * longest + index;
                 self.mask[at] = 1;
-                let embeds = &mut self.embeds[at * width..][..width];
-                self.tables.read(text, index, embeds, &mut self.positions[at * apart..][..apart]);
+                self.feed.write(at, text, index);
             }
             self.asked.extend(text.asked.iter().map(|&place| (row * longest + place) as i64));
         }
@@ -126,17 +119,22 @@ impl DynamicEncoder {
 
 /// Which rows an encoder gives, and their width.
 pub(crate) fn gives(arch: &EncoderArch) -> (Rows, usize) {
-    match arch.head {
-        EncoderHead::Embedding { .. } => (Rows::Text, arch.hidden),
+    rows_of(&arch.head, arch.hidden, arch.vocab)
+}
+
+/// Which rows a head gives, and their width; its vectors have `hidden` elements.
+fn rows_of(head: &EncoderHead, hidden: usize, vocab: usize) -> (Rows, usize) {
+    match *head {
+        EncoderHead::Embedding { .. } => (Rows::Text, hidden),
         EncoderHead::Score { labels, .. } => (Rows::Text, labels),
         EncoderHead::Spans {} => (Rows::Tokens, 2),
-        EncoderHead::MaskedLm { .. } => (Rows::Asked, arch.vocab),
+        EncoderHead::MaskedLm { .. } => (Rows::Asked, vocab),
     }
 }
 
 /// The output that an encoder's rows come out by.
-pub(crate) fn output_slot(arch: &EncoderArch) -> Slot {
-    match arch.head {
+pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
+    match head {
         EncoderHead::Embedding { .. } => Slot::Embedding,
         EncoderHead::Score { .. } => Slot::Scores,
         EncoderHead::Spans {} => Slot::Spans,
@@ -147,28 +145,41 @@ pub(crate) fn output_slot(arch: &EncoderArch) -> Slot {
 /// What an encoder takes from its package beside the graph.
 pub(crate) struct Parts<'a> {
     entry: &'a GraphEntry,
-    arch: &'a EncoderArch,
-    pub(crate) tables: EncoderTables,
+    gives: (Rows, usize),
+    pub(crate) feed: Feed,
     names: Names,
 }
 
 impl<'a> Parts<'a> {
     /// Reads and checks all of it.
     pub(crate) fn read(package: &Path, manifest: &'a Manifest) -> Result<Self, DeviceError> {
-        let Architecture::Encoder(arch) = &manifest.architecture else {
-            return Err(DeviceError::package("an encoder", "a decoder"));
+        let feed = Feed::open(package, manifest)?;
+        let (head, gives) = match &manifest.architecture {
+            Structure::Encoder(arch) => (&arch.head, gives(arch)),
+            Structure::ImportedEncoder(ImportedEncoder { vocab, width, head }) => {
+                (head, rows_of(head, *width, *vocab))
+            }
+            _ => return Err(DeviceError::package("an encoder", "a decoder")),
         };
         let entry = package::graph(manifest)?;
-        let tables = EncoderTables::open(package, manifest, arch)?;
         let only = |wanted: bool, slot| wanted.then(|| package::input(entry, slot)).transpose();
-        let names = Names {
-            embeds: package::input(entry, Slot::Embeds)?,
-            positions: only(arch.factored.is_some(), Slot::PositionEmbeds)?,
-            mask: package::input(entry, Slot::PaddingMask)?,
-            asked: only(matches!(arch.head, EncoderHead::MaskedLm { .. }), Slot::LogitsRows)?,
-            output: package::output(entry, output_slot(arch))?,
+        let (first, second) = match &feed {
+            Feed::Rows { tables, .. } => {
+                (Slot::Embeds, only(tables.factored.is_some(), Slot::PositionEmbeds)?)
+            }
+            // A model may not tell segments apart.
+            Feed::Tokens { .. } => {
+                (Slot::Tokens, only(entry.input(Slot::Segments).is_some(), Slot::Segments)?)
+            }
         };
-        Ok(Self { entry, arch, tables, names })
+        let names = Names {
+            first: package::input(entry, first)?,
+            second,
+            mask: package::input(entry, Slot::PaddingMask)?,
+            asked: only(matches!(head, EncoderHead::MaskedLm { .. }), Slot::LogitsRows)?,
+            output: package::output(entry, output_slot(head))?,
+        };
+        Ok(Self { entry, gives, feed, names })
     }
 }
 
@@ -293,29 +304,24 @@ impl Encoder for DynamicEncoder {
     }
 
     fn run(&mut self, texts: &[Text<'_>]) -> Result<EncoderOutput, StepError> {
-        let longest = check_texts(&self.limits, self.tables.vocab(), texts)?;
+        let longest = check_texts(&self.limits, self.feed.vocab(), texts)?;
         let (rows, width) = (self.limits.rows, self.limits.width);
         if rows == Rows::Asked && texts.iter().all(|text| text.asked.is_empty()) {
             return Ok(EncoderOutput { data: Vec::new(), width });
         }
         self.fill(texts, longest);
         let (batch, sequence) = (texts.len() as i64, longest as i64);
-        let (hidden, asked) = (self.tables.hidden as i64, self.asked.len() as i64);
+        let asked = self.asked.len() as i64;
         let shape = match rows {
             Rows::Text => vec![batch, width as i64],
             Rows::Tokens => vec![batch, sequence, width as i64],
             Rows::Asked => vec![asked, width as i64],
         };
         let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
-        let Names { embeds, positions, mask, asked: rows_asked, output } = &self.names;
+        let Names { mask, asked: rows_asked, output, .. } = &self.names;
         // SAFETY: every tensor is bound anew for every run and lives until it is over.
         unsafe {
-            let input = [batch, sequence, self.tables.input as i64];
-            self.binding.input(embeds, Tensor::new(&mut self.embeds, DType::F32, &input))?;
-            if let Some(positions) = positions {
-                let shape = [batch, sequence, hidden];
-                self.binding.input(positions, Tensor::new(&mut self.positions, DType::F32, &shape))?;
-            }
+            self.feed.bind(&mut self.binding, &self.names, [batch, sequence])?;
             self.binding.input(mask, Tensor::new(&mut self.mask, DType::I32, &[batch, sequence]))?;
             if let Some(name) = rows_asked {
                 self.binding.input(name, Tensor::new(&mut self.asked, DType::I64, &[asked]))?;

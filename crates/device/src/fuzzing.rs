@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narthex_spec::{arch::Architecture, manifest::Manifest};
+use narthex_spec::{arch::Structure, manifest::Manifest};
 
 use crate::{
     DeviceError,
@@ -21,16 +21,21 @@ const OPTIONS: ExecutorOptions =
 /// Those of [`dynamic::DynamicExecutor::open`] and [`encoder::DynamicEncoder::open`].
 pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceError> {
     match &manifest.architecture {
-        Architecture::Decoder(_) => {
+        Structure::Decoder(_) | Structure::ImportedDecoder(_) => {
             let parts = dynamic::Parts::read(package, manifest, &OPTIONS)?;
-            let embedding = &parts.embedding;
-            let mut row = vec![0.0; embedding.width()];
-            embedding.write(0, 0, &mut row);
-            embedding.write(embedding.vocab() as u32 - 1, parts.limits.context - 1, &mut row);
+            if let dynamic::Feed::Rows { embedding, .. } = &parts.feed {
+                let mut row = vec![0.0; embedding.width()];
+                embedding.write(0, 0, &mut row);
+                embedding.write(embedding.vocab() as u32 - 1, parts.limits.context - 1, &mut row);
+            }
             let kv = &parts.limits.kv;
             kv.bytes(parts.limits.slots, kv.capacity_for(parts.limits.context, parts.limits.context));
         }
-        Architecture::Encoder(_) => read_rows(&encoder::Parts::read(package, manifest)?.tables.token),
+        Structure::Encoder(_) | Structure::ImportedEncoder(_) => {
+            if let encoder::Feed::Rows { tables, .. } = encoder::Parts::read(package, manifest)?.feed {
+                read_rows(&tables.token);
+            }
+        }
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use narthex_device::{
 use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
     Recipe, Scheme, TokenId,
-    arch::{Architecture, EncoderHead},
+    arch::{EncoderHead, Structure},
     recipe::FixedShapes,
 };
 use serde_json::json;
@@ -137,7 +137,7 @@ fn rows_that_are_not_there_cannot_be_asked_for() {
 fn a_package_s_number_of_labels_is_not_believed() {
     let golden = Golden::read("bert");
     let mut package = package(&golden, Head::Score, Scheme::F32);
-    let Architecture::Encoder(arch) = &mut package.manifest.architecture else { panic!("no encoder") };
+    let Structure::Encoder(arch) = &mut package.manifest.architecture else { panic!("no encoder") };
     arch.head = EncoderHead::Score { labels: usize::MAX, dense: None };
     let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
     let folder = package.folder.path();

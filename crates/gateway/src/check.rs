@@ -16,7 +16,7 @@ use narthex_compile::check::{
 };
 use narthex_spec::{
     Target, Variant,
-    manifest::{Context, Manifest, PlacementRecord},
+    manifest::{Context, GraphEntry, Manifest, PlacementRecord},
 };
 use serde::Serialize;
 
@@ -141,15 +141,14 @@ fn package(
     folder: &Path,
     options: &Options,
 ) -> Result<Report, Error> {
-    let fixed = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
-    let files: Vec<PathBuf> = fixed.map(|graph| folder.join(&graph.file)).collect();
-    if files.is_empty() {
-        let mut report = architecture::check_architecture(
-            &request.subject,
-            &manifest.architecture,
-            manifest.recipe.scheme,
-            options,
-        );
+    let compiled_here = manifest.architecture.architecture();
+    // An imported graph is all that there is to check.
+    let looked_at = |graph: &&GraphEntry| compiled_here.is_none() || graph.variant == Variant::Static;
+    let files: Vec<PathBuf> =
+        manifest.graphs.iter().filter(looked_at).map(|graph| folder.join(&graph.file)).collect();
+    if let (true, Some(architecture)) = (files.is_empty(), &compiled_here) {
+        let scheme = manifest.recipe.scheme;
+        let mut report = architecture::check_architecture(&request.subject, architecture, scheme, options);
         report.findings.push(note(
             Rule::Architecture,
             "the installed package has only the graph that CPUs and GPUs run".to_owned(),

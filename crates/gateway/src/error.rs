@@ -338,7 +338,10 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::Checkpoint(_)
         | Compile::Tokenizer(_)
         | Compile::Calibration(_)
+        | Compile::Bound { .. }
+        | Compile::Foreign { .. }
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
+        Compile::Open(error) => check_kind(error),
         Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }

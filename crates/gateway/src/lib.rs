@@ -22,6 +22,7 @@ mod fallen;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod gateway;
+mod import;
 mod job;
 pub mod listing;
 mod loaded;
@@ -49,6 +50,7 @@ pub use config::Config;
 pub use error::{Error, ErrorKind};
 pub use fallen::{Fallen, FallenNode};
 pub use gateway::{Announced, CompileRequest, Gateway, Rebuild};
+pub use import::ImportRequest;
 pub use narthex_catalog::runtimes::RuntimeSource;
 pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;

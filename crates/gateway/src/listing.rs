@@ -5,7 +5,7 @@ use std::time::SystemTime;
 pub use narthex_catalog::index::Figures;
 use narthex_spec::{
     DeviceName, ModelName, Scheme,
-    arch::{Architecture, EncoderHead},
+    arch::{EncoderHead, Structure},
 };
 use serde::{Deserialize, Serialize};
 
@@ -46,17 +46,15 @@ impl ModelKind {
         }
     }
 
-    /// The kind that an architecture gives.
-    pub fn of(architecture: &Architecture) -> Self {
-        match architecture {
-            Architecture::Decoder(_) => Self::Chat,
-            Architecture::Encoder(arch) => match arch.head {
-                EncoderHead::Embedding { .. } => Self::Embedding,
-                EncoderHead::Score { labels: 1, .. } => Self::Rerank,
-                EncoderHead::Score { .. } => Self::Other,
-                EncoderHead::Spans {} => Self::Answer,
-                EncoderHead::MaskedLm { .. } => Self::Masked,
-            },
+    /// The kind that a structure gives.
+    pub fn of(structure: &Structure) -> Self {
+        match structure.head() {
+            None => Self::Chat,
+            Some(EncoderHead::Embedding { .. }) => Self::Embedding,
+            Some(EncoderHead::Score { labels: 1, .. }) => Self::Rerank,
+            Some(EncoderHead::Score { .. }) => Self::Other,
+            Some(EncoderHead::Spans {}) => Self::Answer,
+            Some(EncoderHead::MaskedLm { .. }) => Self::Masked,
         }
     }
 

@@ -13,8 +13,8 @@ use narthex_device::{
 };
 use narthex_engine::executor::Executor;
 use narthex_spec::{
-    DeviceName, Division, Ep, ModelName, NpuPolicy, Parts, Place, Split, Variant, arch::Architecture,
-    provider::DeviceKind, recipe::FixedShapes,
+    DeviceName, Division, Ep, ModelName, NpuPolicy, Parts, Place, Split, Variant, provider::DeviceKind,
+    recipe::FixedShapes,
 };
 
 use crate::{
@@ -85,7 +85,7 @@ fn is_usable(config: &Config, place: Place, facts: &Facts) -> bool {
 /// device of the order that takes it.
 pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Error> {
     let Config { place, providers, .. } = opening.config;
-    let decoder = matches!(opening.manifest.architecture, Architecture::Decoder(_));
+    let decoder = opening.manifest.architecture.is_decoder();
     let (mut wanted, mut chosen) = (None, None);
     match place.filter(|_| decoder) {
         None => {}
@@ -290,6 +290,11 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
 
 /// The refusal of a package without the graphs that a device runs.
 fn lacking(opening: &Opening<'_>, variant: Variant) -> Refusal {
+    if opening.manifest.architecture.architecture().is_none() {
+        let reason = "it was imported, and its graph has no fixed shapes".to_owned();
+        let fix = "compile the checkpoint that it was exported from: narthex compile".to_owned();
+        return Refusal { cause: Cause::Refused, reason, fix: Some(fix) };
+    }
     let reason = match variant {
         Variant::Static => "the package has no graphs of fixed shape",
         Variant::Dynamic => "the package has only graphs of fixed shape",

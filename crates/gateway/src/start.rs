@@ -17,7 +17,7 @@ use narthex_engine::{
     executor::Executor,
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{DeviceName, ModelName, Variant, arch::Architecture, manifest::Manifest};
+use narthex_spec::{DeviceName, ModelName, Variant, arch::Structure, manifest::Manifest};
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
@@ -108,9 +108,9 @@ impl Opening<'_> {
     /// `form` is that of the graphs on the one that compiles ahead of time.
     pub(crate) fn open(&self, device: &Device, variant: Variant, form: Form<'_>) -> Result<Opened, Error> {
         match (variant, &self.manifest.architecture) {
-            (Variant::Dynamic, Architecture::Decoder(_)) => self.dynamic_decoder(device),
-            (Variant::Dynamic, Architecture::Encoder(_)) => self.dynamic_encoder(device),
-            (Variant::Static, Architecture::Decoder(_)) => {
+            (Variant::Dynamic, structure) if structure.is_decoder() => self.dynamic_decoder(device),
+            (Variant::Dynamic, _) => self.dynamic_encoder(device),
+            (Variant::Static, Structure::Decoder(_) | Structure::ImportedDecoder(_)) => {
                 let Config { slots, kv_budget, .. } = *self.config;
                 let options = FixedOptions { slots, kv_budget };
                 let places = match self.head {
@@ -129,7 +129,7 @@ impl Opening<'_> {
                 let graphs = executor.placements();
                 Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
             }
-            (Variant::Static, Architecture::Encoder(_)) => {
+            (Variant::Static, Structure::Encoder(_) | Structure::ImportedEncoder(_)) => {
                 let encoder =
                     FixedEncoder::open(self.runtime, self.folder, self.manifest, self.place(device, form))?;
                 let graphs = encoder.placements();

@@ -70,6 +70,11 @@ impl Builder {
         });
     }
 
+    /// Adds a node as it is.
+    pub fn push(&mut self, node: Node) {
+        self.graph.nodes.push(node);
+    }
+
     /// Adds an ONNX node without attributes; its path is `scope/op`.
     pub fn op(&mut self, scope: &str, op: &str, inputs: &[&str]) -> String {
         self.op_with(scope, op, inputs, &[])

@@ -4,12 +4,14 @@
 //! builder reads only the structs. Weight names that go with them are in [`DecoderArch`] and [`EncoderArch`].
 
 mod encoder;
+mod structure;
 
 use serde::{Deserialize, Serialize};
 
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, Factored, Pooling,
 };
+pub use structure::{ImportedDecoder, ImportedEncoder, Steps, Structure};
 
 /// A model's structure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch::Architecture, dtype::Dim};
+use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch::Structure, dtype::Dim};
 
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
 pub use quality::Quality;
@@ -27,8 +27,8 @@ pub struct Manifest {
     pub format: u32,
     /// The name the package was made under.
     pub name: ModelName,
-    /// What the model computes.
-    pub architecture: Architecture,
+    /// What the model computes, as far as it is known.
+    pub architecture: Structure,
     /// How its weights were stored.
     pub recipe: Recipe,
     /// The longest sequence served, in tokens, special tokens included.
@@ -155,6 +155,10 @@ pub struct LayerRange {
 pub enum Slot {
     /// Input `[batch, sequence, hidden]`: embedded tokens.
     Embeds,
+    /// Input `[batch, sequence]` i64: tokens, for imported graphs, which embed them themselves.
+    Tokens,
+    /// Input `[batch, sequence]` i64: 0 for tokens of a first text, 1 for those of a second.
+    Segments,
     /// Input `[batch]` i32: for each row, the tokens in past and new together, minus one.
     SeqlensK,
     /// Input scalar i32: the longest past plus new length over the batch.
@@ -206,12 +210,13 @@ pub enum Slot {
         /// The window of the layers that it is for.
         window: Option<usize>,
     },
-    /// Output `[1, kv_heads, head_size, tokens]`: the new tokens' keys, transposed.
+    /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` where the layer's keys lie in rows:
+    /// the new tokens' keys. The host places them in the cache.
     NewKey {
         /// Layer number.
         layer: usize,
     },
-    /// Output `[1, kv_heads, tokens, head_size]`: the new tokens' values.
+    /// Output `[1, kv_heads, tokens, head_size]`: the new tokens' values, as [`Slot::NewKey`].
     NewValue {
         /// Layer number.
         layer: usize,

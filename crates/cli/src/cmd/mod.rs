@@ -8,6 +8,7 @@ mod completions;
 mod converse;
 mod doctor;
 mod embed;
+mod exports;
 mod models;
 mod plan;
 mod ps;
@@ -39,6 +40,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Ps(ps) => ps::run(&plain(home)?, &ps),
         Command::Compile(compile) => models::compile(&plain(home)?, &compile),
         Command::Plan(plan) => plan::run(&plain(home)?, plan),
+        Command::Import(import) => exports::import(&plain(home)?, import),
         Command::Check(check) => check::run(&plain(home)?, check),
         Command::Doctor(doctor) => doctor::run(&plain(home)?, &doctor),
         Command::Bench(bench) => bench::run(&Gateway::open(config(home, Some(&bench.load)))?, &bench),

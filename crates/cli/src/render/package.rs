@@ -3,7 +3,7 @@
 use comfy_table::Cell;
 use narthex_spec::{
     Variant,
-    arch::Architecture,
+    arch::{ImportedEncoder, Structure},
     manifest::{Manifest, Quality},
 };
 
@@ -13,11 +13,18 @@ use super::{bytes, table};
 pub(crate) fn manifest(manifest: &Manifest) -> String {
     let size = manifest.files.values().map(|file| file.bytes).sum();
     let shape = match &manifest.architecture {
-        Architecture::Decoder(arch) => {
+        Structure::Decoder(arch) => {
             format!("decoder, {} layers, width {}, vocabulary {}", arch.layers.len(), arch.hidden, arch.vocab)
         }
-        Architecture::Encoder(arch) => {
+        Structure::Encoder(arch) => {
             format!("encoder, {} layers, {}, vocabulary {}", arch.layers, arch.gives(), arch.vocab)
+        }
+        Structure::ImportedDecoder(imported) => {
+            let layers = manifest.graphs.first().map_or(0, |graph| graph.kv.len());
+            format!("imported decoder, {layers} layers, vocabulary {}", imported.vocab)
+        }
+        Structure::ImportedEncoder(ImportedEncoder { vocab, width, head }) => {
+            format!("imported encoder, {}, vocabulary {vocab}", head.gives(*width))
         }
     };
     let mut lines = vec![

@@ -9,7 +9,7 @@ use std::{
 
 use memmap2::Mmap;
 use narthex_graph::{
-    Graph, InitializerData,
+    Graph, Initializer, InitializerData,
     onnx::external::{ExternalWriter, Place},
 };
 
@@ -47,7 +47,7 @@ fn write_all(parts: &[Part], folder: &Path, written: &mut Vec<PathBuf>) -> Resul
         path: folder.join(DATA_FILE),
         file: None,
         places: BTreeMap::new(),
-        sources: BTreeMap::new(),
+        sources: Sources::default(),
     };
     for part in parts {
         let mut graph = part.graph.clone();
@@ -81,8 +81,48 @@ struct Weights {
     file: Option<ExternalWriter<BufWriter<File>>>,
     /// What was written already, by where it came from.
     places: BTreeMap<(PathBuf, u64, u64), Place>,
-    /// The files that weights come from.
-    sources: BTreeMap<PathBuf, Mmap>,
+    sources: Sources,
+}
+
+/// The files that weights come from.
+#[derive(Default)]
+pub(crate) struct Sources(BTreeMap<PathBuf, Mmap>);
+
+impl Sources {
+    /// The bytes of a constant of a graph in `folder`, wherever they lie.
+    ///
+    /// # Errors
+    /// [`CheckError::CannotFix`] for a data file outside the folder and one that is too short; [`CheckError::Read`].
+    pub(crate) fn bytes<'a>(
+        &'a mut self,
+        folder: &Path,
+        constant: &'a Initializer,
+    ) -> Result<&'a [u8], CheckError> {
+        let (file, offset, length) = match &constant.data {
+            InitializerData::Inline(bytes) => return Ok(bytes),
+            InitializerData::External { file, offset, length } => (file, *offset, *length),
+        };
+        let (name, folder_name) = (&constant.name, folder.display());
+        if !is_beside(file) {
+            let reason =
+                format!("the weight {name:?} is in the data file {file:?}, which lies outside {folder_name}");
+            return Err(CheckError::CannotFix { reason });
+        }
+        let path = folder.join(file);
+        if !self.0.contains_key(&path) {
+            let read = |error| CheckError::Read { path: path.clone(), source: io::Error::other(error) };
+            self.0.insert(path.clone(), map(&path).map_err(read)?);
+        }
+        let end = offset.saturating_add(length);
+        let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
+        let bytes = self.0.get(&path).zip(range).and_then(|(source, (start, end))| source.get(start..end));
+        bytes.ok_or_else(|| CheckError::CannotFix {
+            reason: format!(
+                "{} ends before the weight {name:?}, which reaches to byte {end}",
+                path.display()
+            ),
+        })
+    }
 }
 
 impl Weights {
@@ -95,12 +135,8 @@ impl Weights {
     ) -> Result<(), CheckError> {
         for constant in &mut graph.initializers {
             let InitializerData::External { file, offset, length } = &constant.data else { continue };
-            if !is_beside(file) {
-                let reason =
-                    format!("{} names the data file {file:?}, which lies outside its folder", part.name);
-                return Err(CheckError::CannotFix { reason });
-            }
-            let place = self.copy((part.folder.join(file), *offset, *length), &constant.name, written)?;
+            let from = (part.folder.join(file), *offset, *length);
+            let place = self.copy(from, (&part.folder, constant), written)?;
             constant.data = InitializerData::External {
                 file: DATA_FILE.to_owned(),
                 offset: place.offset,
@@ -113,29 +149,13 @@ impl Weights {
     fn copy(
         &mut self,
         from: (PathBuf, u64, u64),
-        name: &str,
+        (folder, constant): (&Path, &Initializer),
         written: &mut Vec<PathBuf>,
     ) -> Result<Place, CheckError> {
         if let Some(place) = self.places.get(&from) {
             return Ok(*place);
         }
-        let (path, offset, length) = &from;
-        if !self.sources.contains_key(path) {
-            let read = |error| CheckError::Read { path: path.clone(), source: io::Error::other(error) };
-            self.sources.insert(path.clone(), map(path).map_err(read)?);
-        }
-        let range = usize::try_from(*offset)
-            .ok()
-            .zip(offset.checked_add(*length).and_then(|end| usize::try_from(end).ok()));
-        let bytes =
-            self.sources.get(path).and_then(|source| range.and_then(|(start, end)| source.get(start..end)));
-        let bytes = bytes.ok_or_else(|| CheckError::CannotFix {
-            reason: format!(
-                "{} ends before the weight {name:?}, which reaches to byte {}",
-                path.display(),
-                offset.saturating_add(*length)
-            ),
-        })?;
+        let bytes = self.sources.bytes(folder, constant)?;
         let file = match &mut self.file {
             Some(file) => file,
             None => self

@@ -12,26 +12,26 @@ use narthex_spec::arch::{
 use super::CheckpointError;
 
 /// Layers.
-pub(super) const LAYERS: RangeInclusive<usize> = 1..=1024;
+pub(crate) const LAYERS: RangeInclusive<usize> = 1..=1024;
 /// Widths: hidden, inner, head size.
-pub(super) const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
+pub(crate) const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
 /// Heads.
-pub(super) const HEADS: RangeInclusive<usize> = 1..=4096;
+pub(crate) const HEADS: RangeInclusive<usize> = 1..=4096;
 /// Vocabulary entries.
-pub(super) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
+pub(crate) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 /// Sequence lengths, in tokens.
-pub(super) const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
+pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
 
 /// The largest text file that is read: a `tokenizer.json` of a quarter million tokens takes about 30 MB.
-pub(super) const MAX_TEXT_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// An error for a number or a text in `path` that is not what its format says.
-pub(super) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
+pub(crate) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
     CheckpointError::Malformed { path: path.to_owned(), expected: expected.into(), found: found.to_string() }
 }
 
 /// An error for something well-formed that is not compiled.
-pub(super) fn unsupported(
+pub(crate) fn unsupported(
     what: impl Into<String>,
     expected: impl Into<String>,
     found: impl Display,
@@ -40,7 +40,7 @@ pub(super) fn unsupported(
 }
 
 /// `value` where it lies in `range`.
-pub(super) fn bounded(
+pub(crate) fn bounded(
     path: &Path,
     what: &str,
     value: usize,
@@ -53,7 +53,7 @@ pub(super) fn bounded(
 }
 
 /// The bytes of a small file, at most [`MAX_TEXT_BYTES`] of them.
-pub(super) fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     let mut bytes = Vec::new();
@@ -65,7 +65,7 @@ pub(super) fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
 }
 
 /// Fails unless the numbers of `architecture` fit each other.
-pub(super) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<(), CheckpointError> {
+pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<(), CheckpointError> {
     match architecture {
         Architecture::Decoder(decoder) => check_decoder(path, decoder),
         Architecture::Encoder(encoder) => check_encoder(path, encoder),

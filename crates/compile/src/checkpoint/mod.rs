@@ -10,13 +10,13 @@ mod open;
 
 mod family;
 mod gguf;
-mod hf;
+pub(crate) mod hf;
 mod safetensors;
 
 mod census;
 mod decode;
 mod layout;
-mod limit;
+pub(crate) mod limit;
 pub(crate) mod map;
 mod names;
 mod special;

@@ -2,7 +2,7 @@
 //!
 //! Both readers add these to what a checkpoint states: conversions often name only one of a model's end tokens.
 
-use narthex_spec::arch::{Architecture, Family};
+use narthex_spec::arch::Family;
 
 /// Texts that end a turn in the chat formats in use. None of them is ordinary text.
 const END_OF_TURN: [&str; 12] = [
@@ -39,17 +39,14 @@ const CHATGLM3_TEMPLATE: &str = "\
     {{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 /// Texts that end an answer of a family. ChatGLM ends by naming who speaks next.
-pub(super) fn ends_of(family: Family) -> impl Iterator<Item = &'static str> {
-    let next: &[&str] = if family == Family::ChatGlm { &["<|user|>", "<|observation|>"] } else { &[] };
+pub(super) fn ends_of(family: Option<Family>) -> impl Iterator<Item = &'static str> {
+    let next: &[&str] = if family == Some(Family::ChatGlm) { &["<|user|>", "<|observation|>"] } else { &[] };
     END_OF_TURN.iter().chain(next).copied()
 }
 
 /// The chat template of a model whose files have none, where its family has one.
-pub(super) fn template_of(architecture: &Architecture) -> Option<String> {
-    match architecture {
-        Architecture::Decoder(arch) if arch.family == Family::ChatGlm => Some(CHATGLM3_TEMPLATE.to_owned()),
-        _ => None,
-    }
+pub(super) fn template_of(family: Option<Family>) -> Option<String> {
+    (family == Some(Family::ChatGlm)).then(|| CHATGLM3_TEMPLATE.to_owned())
 }
 
 /// `tokens` in ascending order, each once.

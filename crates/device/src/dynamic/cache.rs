@@ -130,6 +130,24 @@ impl Cache {
         &mut self.layers[layer].buffers[part as usize].as_mut_slice()[first * row..(first + batch) * row]
     }
 
+    /// Puts `[heads, tokens, head_size]` into a row, at these tokens.
+    pub(super) fn place(
+        &mut self,
+        (layer, part): (usize, Part),
+        row: usize,
+        tokens: Range<usize>,
+        values: &[f32],
+    ) {
+        let capacity = self.capacity;
+        let Layer { heads, head_size, buffers } = &mut self.layers[layer];
+        let length = tokens.len() * *head_size;
+        let data = buffers[part as usize].as_mut_slice();
+        for (head, values) in values.chunks_exact(length.max(1)).enumerate() {
+            let to = ((row * *heads + head) * capacity + tokens.start) * *head_size;
+            data[to..to + length].copy_from_slice(values);
+        }
+    }
+
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(&self, layer: usize, part: Part, slot: SlotId, range: Range<usize>) -> Vec<f32> {
         let Layer { heads, head_size: size, buffers } = &self.layers[layer];

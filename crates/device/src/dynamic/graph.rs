@@ -8,7 +8,7 @@ use narthex_spec::{
     manifest::{GraphEntry, Slot},
 };
 
-use super::memory::Memory;
+use super::{cache::Part, feed::Feed, memory::Memory};
 use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
@@ -18,34 +18,71 @@ use crate::{
 
 /// The graph's names by role.
 pub(super) struct Names {
-    embeds: CString,
+    /// Embedded tokens, or tokens.
+    first: CString,
     seqlens_k: CString,
     total_length: CString,
     logits_rows: CString,
     logits: CString,
     /// Cosines and sines, where they are inputs.
     angles: Option<[CString; 2]>,
-    /// Past and present of each layer's keys and values.
+    /// Past and present, or past and new, of each layer's keys and values.
     pub(super) cache: Vec<[[CString; 2]; 2]>,
+    /// What the graph gives of keys and values.
+    pub(super) gives: Gives,
+}
+
+/// What a graph gives of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gives {
+    /// All of the cache: it writes the new ones to their places in the buffers of the past.
+    Present,
+    /// The new ones alone, of one row; they are placed behind the past here.
+    New,
+}
+
+impl Gives {
+    fn of(entry: &GraphEntry) -> Self {
+        if entry.output(Slot::NewKey { layer: 0 }).is_some() { Self::New } else { Self::Present }
+    }
+
+    fn key(self, layer: usize) -> Slot {
+        match self {
+            Self::Present => Slot::PresentKey { layer },
+            Self::New => Slot::NewKey { layer },
+        }
+    }
+
+    fn value(self, layer: usize) -> Slot {
+        match self {
+            Self::Present => Slot::PresentValue { layer },
+            Self::New => Slot::NewValue { layer },
+        }
+    }
 }
 
 impl Names {
-    pub(super) fn new(entry: &GraphEntry) -> Result<Self, DeviceError> {
+    pub(super) fn new(entry: &GraphEntry, feed: &Feed) -> Result<Self, DeviceError> {
         let input = |slot| package::input(entry, slot);
         let output = |slot| package::output(entry, slot);
         if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
             return Err(DeviceError::package("a cache of f32", format!("{:?}", other.dtype)));
         }
+        let first = match feed {
+            Feed::Rows { .. } => Slot::Embeds,
+            Feed::Tokens { .. } => Slot::Tokens,
+        };
+        let gives = Gives::of(entry);
         let cache = (0..entry.kv.len())
             .map(|layer| {
                 Ok([
-                    [input(Slot::PastKey { layer })?, output(Slot::PresentKey { layer })?],
-                    [input(Slot::PastValue { layer })?, output(Slot::PresentValue { layer })?],
+                    [input(Slot::PastKey { layer })?, output(gives.key(layer))?],
+                    [input(Slot::PastValue { layer })?, output(gives.value(layer))?],
                 ])
             })
             .collect::<Result<_, DeviceError>>()?;
         Ok(Self {
-            embeds: input(Slot::Embeds)?,
+            first: input(first)?,
             seqlens_k: input(Slot::SeqlensK)?,
             total_length: input(Slot::TotalLength)?,
             logits_rows: input(Slot::LogitsRows)?,
@@ -55,6 +92,7 @@ impl Names {
                 None => None,
             },
             cache,
+            gives,
         })
     }
 }
@@ -90,8 +128,8 @@ pub(super) struct Run<'a> {
     pub(super) total: usize,
     /// The first row of the cache.
     pub(super) first_row: usize,
-    /// `[batch, sequence, hidden]`.
-    pub(super) embeds: &'a mut [f32],
+    /// What goes in for tokens; the first `batch · sequence` places are read.
+    pub(super) feed: &'a mut Feed,
     /// Cosines and sines of every position, for graphs that take them.
     pub(super) angles: Option<&'a mut Angles>,
     /// `[logits_rows, vocab]`.
@@ -107,7 +145,7 @@ struct Key {
     sequence: usize,
     first_row: usize,
     logits_rows: usize,
-    embeds: usize,
+    feed: usize,
     angles: usize,
     logits: usize,
     generation: u64,
@@ -122,28 +160,23 @@ pub(super) struct Bound {
     /// Rows that the head computes; written before each run.
     pub(super) rows: Vec<i64>,
     total: [i32; 1],
-    width: Width,
-}
-
-/// Elements of the graph's rows.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Width {
-    /// Of an embedded token.
-    pub(super) hidden: usize,
-    /// Of a row of logits.
-    pub(super) vocab: usize,
+    /// New keys and values of each layer, where the graph gives these alone.
+    fresh: Vec<[Vec<f32>; 2]>,
+    /// Elements of a row of logits.
+    vocab: usize,
 }
 
 impl Bound {
     /// A binding for batches or chunks of up to `most`.
-    pub(super) fn new(session: &Session, most: usize, width: Width) -> Result<Self, StepError> {
+    pub(super) fn new(session: &Session, most: usize, vocab: usize) -> Result<Self, StepError> {
         Ok(Self {
             binding: Binding::new(session)?,
             key: None,
             lengths: vec![0; most],
             rows: vec![0; most],
             total: [0],
-            width,
+            fresh: Vec::new(),
+            vocab,
         })
     }
 
@@ -161,32 +194,50 @@ impl Bound {
             sequence: run.sequence,
             first_row: run.first_row,
             logits_rows: run.logits_rows,
-            embeds: run.embeds.as_ptr() as usize,
+            feed: run.feed.address(),
             angles: run.angles.as_ref().map_or(0, |angles| angles.parts[0].as_ptr() as usize),
             logits: run.logits.as_ptr() as usize,
             generation: cache.generation(),
         };
+        let (row, new) = (run.first_row, run.total.saturating_sub(run.sequence)..run.total);
         if self.key != Some(key) {
             self.key = None;
             self.bind(names, cache, run)?;
             self.key = Some(key);
         }
-        self.binding.run(session)
+        self.binding.run(session)?;
+        for (layer, parts) in self.fresh.iter().enumerate() {
+            for (part, fresh) in [Part::Key, Part::Value].into_iter().zip(parts) {
+                cache.place((layer, part), row, new.clone(), fresh);
+            }
+        }
+        Ok(())
     }
 
     fn bind(&mut self, names: &Names, cache: &mut Memory, run: Run<'_>) -> Result<(), StepError> {
         let extent = |n: usize| n as i64;
         let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
-        let (hidden, vocab) = (extent(self.width.hidden), extent(self.width.vocab));
+        let vocab = extent(self.vocab);
+        if names.gives == Gives::New {
+            self.fresh.resize_with(names.cache.len(), Default::default);
+        }
         let b = &mut self.binding;
-        // SAFETY: embeds, angles, logits and the cache belong to the executor that owns this binding, lengths, rows and total
-        // to this value itself. All stay where they are, or their address or generation changes, which the key sees
+        // SAFETY: what is fed, angles, logits and the cache belong to the executor that owns this binding, lengths, rows, total
+        // and what is fresh to this value itself. All stay where they are, or their address or generation changes, which the key sees
         // before the next run.
         unsafe {
-            b.input(
-                &names.embeds,
-                Tensor::new(run.embeds, DType::F32, &[batch, extent(run.sequence), hidden]),
-            )?;
+            match run.feed {
+                Feed::Rows { embedding, rows } => {
+                    let shape = [batch, extent(run.sequence), extent(embedding.width())];
+                    let rows = &mut rows[..run.batch * run.sequence * embedding.width()];
+                    b.input(&names.first, Tensor::new(rows, DType::F32, &shape))?;
+                }
+                Feed::Tokens { tokens, .. } => {
+                    let tokens = &mut tokens[..run.batch * run.sequence];
+                    let shape = [batch, extent(run.sequence)];
+                    b.input(&names.first, Tensor::new(tokens, DType::I64, &shape))?;
+                }
+            }
             b.input(&names.seqlens_k, Tensor::new(&mut self.lengths[..run.batch], DType::I32, &[batch]))?;
             b.input(&names.total_length, Tensor::new(&mut self.total, DType::I32, &[]))?;
             b.input(&names.logits_rows, Tensor::new(&mut self.rows[..run.logits_rows], DType::I64, &[rows]))?;
@@ -197,7 +248,7 @@ impl Bound {
                 }
             }
             b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, vocab]))?;
-            cache.bind(b, names, (run.first_row, run.batch))
+            cache.bind(b, names, (run.first_row, run.batch), (run.sequence, &mut self.fresh))
         }
     }
 }

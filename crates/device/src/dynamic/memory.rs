@@ -88,6 +88,15 @@ impl Memory {
         }
     }
 
+    /// Puts `[heads, tokens, head_size]` into a row of the host's memory, at these tokens.
+    pub(super) fn place(&mut self, place: (usize, Part), row: usize, tokens: Range<usize>, values: &[f32]) {
+        match self {
+            Self::Host(cache) => cache.place(place, row, tokens, values),
+            // Graphs that give the new ones alone have their cache in the host's memory.
+            Self::Device(_) => {}
+        }
+    }
+
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(
         &self,
@@ -118,15 +127,17 @@ impl Memory {
         }
     }
 
-    /// Binds `batch` rows from `first` on, past and present at once.
+    /// Binds `batch` rows from `first` on: past and present at once, or the past and, for the new keys and values of
+    /// `sequence` tokens, what is `fresh`.
     ///
     /// # Safety
-    /// The binding must be bound anew, before its next run, once [`Self::generation`] has changed.
+    /// What is fresh must stay where it is, and the binding must be bound anew, before its next run, once [`Self::generation`] has changed.
     pub(super) unsafe fn bind(
         &mut self,
         binding: &mut Binding,
         names: &Names,
         (first, batch): (usize, usize),
+        (sequence, fresh): (usize, &mut [[Vec<f32>; 2]]),
     ) -> Result<(), StepError> {
         for (layer, parts) in names.cache.iter().enumerate() {
             for (part, [past, present]) in [Part::Key, Part::Value].into_iter().zip(parts) {
@@ -139,7 +150,16 @@ impl Memory {
                         // SAFETY: the memory stays where it is until the generation changes.
                         unsafe {
                             binding.input(past, tensor)?;
-                            binding.output(present, tensor)?;
+                            match fresh.get_mut(layer) {
+                                Some(fresh) => {
+                                    let shape =
+                                        [batch, heads, sequence, head_size].map(|extent| extent as i64);
+                                    let fresh = &mut fresh[part as usize];
+                                    fresh.resize(batch * heads * sequence * head_size, 0.0);
+                                    binding.output(present, Tensor::new(fresh, DType::F32, &shape))?;
+                                }
+                                None => binding.output(present, tensor)?,
+                            }
                         }
                     }
                     Self::Device(cache) => {

@@ -4,6 +4,7 @@
 //! longer span, because GroupQueryAttention takes several new tokens after a past in one row only.
 
 mod cache;
+mod feed;
 mod graph;
 mod memory;
 mod resident;
@@ -15,8 +16,8 @@ use narthex_engine::executor::{
     check_truncate,
 };
 use narthex_spec::{
-    SlotId,
-    arch::{Architecture, DecoderArch},
+    SlotId, TokenId,
+    arch::{DecoderArch, ImportedDecoder, Steps, Structure},
     manifest::{GraphEntry, KvLayout, Manifest},
 };
 
@@ -29,13 +30,15 @@ use crate::{
     placement::Placement,
     runtime::Runtime,
     switch::{Factors, Switch},
-    table::{Embedding, LONG, SHORT, pair},
+    table::{LONG, SHORT, pair},
 };
 
 use cache::{Cache, Part};
-use graph::{Angles, Bound, Names, Run, Width};
+use graph::{Angles, Bound, Gives, Names, Run};
 use memory::Memory;
 use resident::Resident;
+
+pub(crate) use feed::Feed;
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -55,14 +58,16 @@ pub struct ExecutorOptions {
 /// A decoder on one device. Its cache lies where the device's attention reads it: on a GPU in the GPU's own memory.
 pub struct DynamicExecutor {
     limits: Limits,
-    embedding: Embedding,
+    feed: Feed,
+    steps: Steps,
+    /// Rows of a batch at most.
+    batch: usize,
     long: Option<Long>,
     cache: Memory,
     kv: Vec<KvLayout>,
     names: Names,
     decode: Bound,
     prefill: Bound,
-    embeds: Vec<f32>,
     logits: Vec<f32>,
     group: Vec<SlotId>,
     // Dropped last: the bindings above belong to it.
@@ -123,10 +128,14 @@ impl Long {
     }
 }
 
+/// The longest sequence that an imported decoder is believed, in tokens; no table vouches for it.
+const MAX_CONTEXT: usize = 1 << 24;
+
 /// What a decoder takes from its package beside the graph.
 pub(crate) struct Parts<'a> {
     entry: &'a GraphEntry,
-    pub(crate) embedding: Embedding,
+    pub(crate) feed: Feed,
+    steps: Steps,
     pub(crate) limits: Limits,
     long: Option<Long>,
     names: Names,
@@ -139,18 +148,25 @@ impl<'a> Parts<'a> {
         manifest: &'a Manifest,
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
-        let Architecture::Decoder(arch) = &manifest.architecture else {
-            return Err(DeviceError::package("a decoder", "an encoder"));
+        let (arch, longest, steps) = match &manifest.architecture {
+            Structure::Decoder(arch) => (Some(arch), arch.context, Steps::Any),
+            Structure::ImportedDecoder(ImportedDecoder { steps, .. }) => (None, MAX_CONTEXT, *steps),
+            _ => return Err(DeviceError::package("a decoder", "an encoder")),
         };
-        if manifest.max_length == 0 || manifest.max_length > arch.context {
-            let expected = format!("a length of 1 to {} tokens", arch.context);
+        if manifest.max_length == 0 || manifest.max_length > longest {
+            let expected = format!("a length of 1 to {longest} tokens");
             return Err(DeviceError::package(expected, manifest.max_length));
         }
         let entry = package::graph(manifest)?;
-        let embedding = Embedding::open(package, manifest, arch)?;
-        let limits = options.limits(manifest.max_length, arch.vocab, &entry.kv)?;
-        let long = Long::open(package, manifest, arch, &limits)?;
-        Ok(Self { entry, embedding, limits, long, names: Names::new(entry)? })
+        let feed = match (&manifest.architecture, arch) {
+            (Structure::ImportedDecoder(imported), _) => Feed::tokens(imported)?,
+            (_, Some(arch)) => Feed::rows(package, manifest, arch)?,
+            _ => return Err(DeviceError::package("a decoder", "an encoder")),
+        };
+        let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
+        let long = arch.map(|arch| Long::open(package, manifest, arch, &limits)).transpose()?.flatten();
+        let names = Names::new(entry, &feed)?;
+        Ok(Self { entry, feed, steps, limits, long, names })
     }
 }
 
@@ -168,26 +184,31 @@ impl DynamicExecutor {
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device)?;
-        let Parts { entry, embedding, limits, long, names } = Parts::read(package, manifest, options)?;
-        let (vocab, hidden) = (embedding.vocab(), embedding.width());
+        let Parts { entry, mut feed, steps, limits, long, names } = Parts::read(package, manifest, options)?;
+        let vocab = feed.vocab();
+        feed.resize(limits.chunk.max(limits.batch));
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         let own = names.cache.first().map(|[[past, _], _]| DeviceMemory::of_input(runtime, &session, past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
-            Some(memory) => Memory::Device(Resident::new(&entry.kv, &limits, memory)),
-            None => Memory::Host(Cache::new(&entry.kv, &limits)),
+            // What such a graph gives is placed by the host.
+            Some(memory) if names.gives == Gives::Present => {
+                Memory::Device(Resident::new(&entry.kv, &limits, memory))
+            }
+            _ => Memory::Host(Cache::new(&entry.kv, &limits)),
         };
-        let bound = |most| Bound::new(&session, most, Width { hidden, vocab }).map_err(DeviceError::binding);
+        let bound = |most| Bound::new(&session, most, vocab).map_err(DeviceError::binding);
         Ok(Self {
             cache,
             kv: entry.kv.clone(),
             decode: bound(limits.batch)?,
             prefill: bound(limits.chunk)?,
-            embeds: vec![0.0; limits.chunk.max(limits.batch) * hidden],
             logits: vec![0.0; limits.batch * vocab],
             group: Vec::with_capacity(limits.batch),
+            batch: if names.gives == Gives::New { 1 } else { limits.batch },
             limits,
-            embedding,
+            feed,
+            steps,
             long,
             names,
             session,
@@ -212,7 +233,7 @@ impl DynamicExecutor {
         while at < plan.spans.len() {
             let alike =
                 |(index, span): &(usize, &Span)| is_single(span) && factors_of(at + index) == factors_of(at);
-            let most = self.cache.most_rows(self.limits.batch);
+            let most = self.cache.most_rows(self.batch);
             let spans = plan.spans[at..].iter().take(most).enumerate();
             let group = spans.take_while(alike).count();
             if group > 0 {
@@ -239,12 +260,10 @@ impl DynamicExecutor {
         self.group.clear();
         self.group.extend(spans.iter().map(|span| span.slot));
         let first_row = self.cache.gather(&self.group);
-        let width = self.embedding.width();
         let lengths = &mut self.decode.lengths;
         for (index, span) in spans.iter().enumerate() {
             let place = self.cache.row(span.slot) - first_row;
-            let out = &mut self.embeds[place * width..(place + 1) * width];
-            self.embedding.write(plan.tokens_of(span)[0], span.at, out);
+            self.feed.write(place, plan.tokens_of(span)[0], span.at);
             lengths[place] = span.at as i32;
             self.decode.rows[index] = place as i64;
         }
@@ -255,7 +274,7 @@ impl DynamicExecutor {
             sequence: 1,
             total: longest,
             first_row,
-            embeds: &mut self.embeds[..spans.len() * width],
+            feed: &mut self.feed,
             angles: self.long.as_mut().map(|long| long.angles(factors)),
             logits: &mut self.logits[row * vocab..(row + spans.len()) * vocab],
             logits_rows: spans.len(),
@@ -263,34 +282,52 @@ impl DynamicExecutor {
         self.decode.run(&mut self.session, &self.names, &mut self.cache, run)
     }
 
-    /// Runs one span; its logits begin at row `row`.
+    /// Runs one span, whole or token by token as the graph takes it; its logits begin at row `row`.
     fn run_span(
         &mut self,
         plan: &StepPlan,
         (span, factors): (&Span, Factors),
         row: usize,
     ) -> Result<(), StepError> {
-        let width = self.embedding.width();
         let tokens = plan.tokens_of(span);
-        for ((position, &token), out) in (span.at..).zip(tokens).zip(self.embeds.chunks_exact_mut(width)) {
-            self.embedding.write(token, position, out);
+        if self.steps == Steps::Any || span.at == 0 {
+            let count = span.logits.rows(tokens.len());
+            return self.run_tokens((span.slot, span.at, tokens), factors, row..row + count);
         }
-        let count = span.logits.rows(tokens.len());
-        let first = tokens.len() - count;
+        let first = tokens.len() - span.logits.rows(tokens.len());
+        for (index, token) in tokens.iter().enumerate() {
+            let rows = row + index.saturating_sub(first)..row + (index + 1).saturating_sub(first);
+            let token = std::slice::from_ref(token);
+            self.run_tokens((span.slot, span.at + index, token), factors, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Runs tokens of one slot from a position on; the last of them give these rows of logits.
+    fn run_tokens(
+        &mut self,
+        (slot, at, tokens): (SlotId, usize, &[TokenId]),
+        factors: Factors,
+        rows: Range<usize>,
+    ) -> Result<(), StepError> {
+        for (place, &token) in tokens.iter().enumerate() {
+            self.feed.write(place, token, at + place);
+        }
+        let first = tokens.len() - rows.len();
         for (place, index) in self.prefill.rows.iter_mut().zip(first..tokens.len()) {
             *place = index as i64;
         }
-        self.prefill.lengths[0] = (span.at + tokens.len() - 1) as i32;
+        self.prefill.lengths[0] = (at + tokens.len() - 1) as i32;
         let vocab = self.limits.vocab;
         let run = Run {
             batch: 1,
             sequence: tokens.len(),
-            total: span.at + tokens.len(),
-            first_row: self.cache.row(span.slot),
-            embeds: &mut self.embeds[..tokens.len() * width],
+            total: at + tokens.len(),
+            first_row: self.cache.row(slot),
+            feed: &mut self.feed,
             angles: self.long.as_mut().map(|long| long.angles(factors)),
-            logits: &mut self.logits[row * vocab..(row + count) * vocab],
-            logits_rows: count,
+            logits_rows: rows.len(),
+            logits: &mut self.logits[rows.start * vocab..rows.end * vocab],
         };
         self.prefill.run(&mut self.session, &self.names, &mut self.cache, run)
     }

@@ -9,7 +9,7 @@ use narthex_engine::executor::{
 };
 use narthex_spec::{
     SlotId,
-    arch::{Architecture, DecoderArch},
+    arch::{DecoderArch, Structure},
     manifest::{GraphEntry, KvLayout, Manifest, Part, Slot, TableRole},
 };
 
@@ -66,7 +66,7 @@ impl FixedExecutor {
         places: impl Into<Apart<'a>>,
         options: &FixedOptions,
     ) -> Result<Self, DeviceError> {
-        let Architecture::Decoder(arch) = &manifest.architecture else {
+        let Structure::Decoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("a decoder", "an encoder"));
         };
         if options.slots == 0 {

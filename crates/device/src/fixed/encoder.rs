@@ -8,7 +8,7 @@ use narthex_engine::{
     executor::StepError,
 };
 use narthex_spec::{
-    arch::{Architecture, EncoderHead, Pooling},
+    arch::{EncoderHead, Pooling, Structure},
     manifest::{Manifest, Part, Slot},
 };
 
@@ -48,7 +48,7 @@ impl FixedEncoder {
         manifest: &Manifest,
         place: Place<'_>,
     ) -> Result<Self, DeviceError> {
-        let Architecture::Encoder(arch) = &manifest.architecture else {
+        let Structure::Encoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("an encoder", "a decoder"));
         };
         let (mut buckets, mut head) = (Vec::new(), None);
@@ -75,7 +75,7 @@ impl FixedEncoder {
             _ => (Pooling::Cls, false),
         };
         let (row, apart) = (vec![0.0; tables.input], vec![0.0; tables.apart()]);
-        let output = if rows == Rows::Asked { Slot::Hidden } else { output_slot(arch) };
+        let output = if rows == Rows::Asked { Slot::Hidden } else { output_slot(&arch.head) };
         Ok(Self { limits, tables, output, pooling, normalize, buckets, head, row, apart })
     }
 

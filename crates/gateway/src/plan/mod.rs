@@ -59,14 +59,15 @@ impl Gateway {
     pub fn plan(&self, request: &PlanRequest, cancel: &Cancel) -> Result<PlanReport, Error> {
         let inner = self.inner();
         let refused = |message: String| Err(Error::Invalid { param: "model", message });
+        let exports = "model: a plan is made of a checkpoint; `narthex check` looks at ONNX files";
         let architecture = match subject::find(inner, &request.subject, cancel)? {
-            Subject::Package(manifest, _) => manifest.architecture,
+            Subject::Package(manifest, _) => match manifest.architecture.architecture() {
+                Some(architecture) => architecture,
+                None => return refused(exports.to_owned()),
+            },
             Subject::Checkpoint(found) => found.architecture,
             Subject::Unknown(reason) => return refused(format!("model: {reason}")),
-            Subject::Graphs(_) => {
-                let text = "model: a plan is made of a checkpoint; `narthex check` looks at ONNX files";
-                return refused(text.to_owned());
-            }
+            Subject::Graphs(_) => return refused(exports.to_owned()),
         };
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let outlook = Outlook::new(&architecture, &targets)?;

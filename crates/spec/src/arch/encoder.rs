@@ -69,13 +69,7 @@ impl EncoderArch {
 
     /// What it gives of a text, in words.
     pub fn gives(&self) -> String {
-        match self.head {
-            EncoderHead::Embedding { .. } => format!("vectors of {}", self.hidden),
-            EncoderHead::Score { labels: 1, .. } => "a score".to_owned(),
-            EncoderHead::Score { labels, .. } => format!("{labels} labels"),
-            EncoderHead::Spans {} => "answers in a text".to_owned(),
-            EncoderHead::MaskedLm { .. } => "masked tokens".to_owned(),
-        }
+        self.head.gives(self.hidden)
     }
 
     /// Widths of what a layer's queries and keys are made of, and of what its values are made of.
@@ -177,6 +171,19 @@ pub enum EncoderHead {
         /// Whether the vector is scaled to unit length.
         normalize: bool,
     },
+}
+
+impl EncoderHead {
+    /// What it gives of a text, in words; its vectors have `width` elements.
+    pub fn gives(&self, width: usize) -> String {
+        match self {
+            Self::Embedding { .. } => format!("vectors of {width}"),
+            Self::Score { labels: 1, .. } => "a score".to_owned(),
+            Self::Score { labels, .. } => format!("{labels} labels"),
+            Self::Spans {} => "answers in a text".to_owned(),
+            Self::MaskedLm { .. } => "masked tokens".to_owned(),
+        }
+    }
 }
 
 /// How an encoder's rows become one vector.

@@ -180,7 +180,7 @@ impl Ids {
             stop.extend(id.filter(|&id| (id as usize) < tokens.len()));
         }
         let named = |(id, text): (usize, &String)| {
-            ends_of(family).any(|end| end == text).then(|| u32::try_from(id).ok()).flatten()
+            ends_of(Some(family)).any(|end| end == text).then(|| u32::try_from(id).ok()).flatten()
         };
         stop.extend(tokens.iter().enumerate().filter_map(named));
         Ok(sorted(stop))

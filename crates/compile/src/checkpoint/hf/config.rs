@@ -14,7 +14,7 @@ use crate::checkpoint::{
 
 /// A folder's `config.json`.
 #[derive(Debug)]
-pub(in crate::checkpoint) struct Config {
+pub(crate) struct Config {
     path: PathBuf,
     keys: Value,
     class: ClassKeys,
@@ -35,19 +35,19 @@ struct ClassKeys {
 
 /// Ids of special tokens, in `config.json` and `generation_config.json`.
 #[derive(Debug, Default, Clone, Deserialize)]
-pub(super) struct TokenIds {
+pub(crate) struct TokenIds {
     #[serde(default)]
-    pub(super) bos_token_id: Option<OneOrMore>,
+    pub(crate) bos_token_id: Option<OneOrMore>,
     #[serde(default)]
-    pub(super) eos_token_id: Option<OneOrMore>,
+    pub(crate) eos_token_id: Option<OneOrMore>,
     #[serde(default)]
-    pub(super) pad_token_id: Option<OneOrMore>,
+    pub(crate) pad_token_id: Option<OneOrMore>,
 }
 
 /// An id or several. Signed, as -1 stands for "none" in some files.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
-pub(super) enum OneOrMore {
+pub(crate) enum OneOrMore {
     /// An id.
     One(i64),
     /// Several.
@@ -56,7 +56,7 @@ pub(super) enum OneOrMore {
 
 impl OneOrMore {
     /// The ids that are token ids at all.
-    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         let ids = match self {
             Self::One(id) => std::slice::from_ref(id),
             Self::More(ids) => ids,
@@ -67,7 +67,7 @@ impl OneOrMore {
 
 impl Config {
     /// Reads `config.json`.
-    pub(super) fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
+    pub(crate) fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
         let path = folder.file(CONFIG);
         match folder.json(CONFIG, EXPECTED)? {
             Some(keys) => Self::new(path, keys),
@@ -76,7 +76,7 @@ impl Config {
     }
 
     /// The keys of the file at `path`.
-    pub(in crate::checkpoint) fn new(path: PathBuf, keys: Value) -> Result<Self, CheckpointError> {
+    pub(crate) fn new(path: PathBuf, keys: Value) -> Result<Self, CheckpointError> {
         match ClassKeys::deserialize(&keys) {
             Ok(class) => Ok(Self { path, keys, class }),
             Err(error) => Err(malformed(&path, EXPECTED, error)),
@@ -84,28 +84,28 @@ impl Config {
     }
 
     /// The file, for messages.
-    pub(in crate::checkpoint) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Ids of special tokens, for tokenizers that do not name them.
-    pub(super) fn ids(&self) -> &TokenIds {
+    pub(crate) fn ids(&self) -> &TokenIds {
         &self.class.ids
     }
 
     /// The model's class, where the file states it.
-    pub(in crate::checkpoint) fn class(&self) -> Option<&str> {
+    pub(crate) fn class(&self) -> Option<&str> {
         self.class.architectures.as_ref()?.first().map(String::as_str)
     }
 
     /// The keys that a family reads.
-    pub(in crate::checkpoint) fn keys<T: DeserializeOwned>(&self) -> Result<T, CheckpointError> {
+    pub(crate) fn keys<T: DeserializeOwned>(&self) -> Result<T, CheckpointError> {
         T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
     }
 
     /// The keys of a part of the file, such as a multimodal model's text part, or of the whole file where it has no such
     /// part; `defaults` are those that published files leave out.
-    pub(in crate::checkpoint) fn part(&self, name: &str, defaults: Value) -> Result<Self, CheckpointError> {
+    pub(crate) fn part(&self, name: &str, defaults: Value) -> Result<Self, CheckpointError> {
         let mut keys = defaults;
         let stated = self.keys.get(name).unwrap_or(&self.keys);
         if let (Value::Object(keys), Value::Object(stated)) = (&mut keys, stated) {
@@ -143,7 +143,7 @@ impl Config {
 #[cfg(test)]
 impl Config {
     /// Keys of which some are changed.
-    pub(in crate::checkpoint) fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
+    pub(crate) fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
             keys.extend(changes.clone());
         }

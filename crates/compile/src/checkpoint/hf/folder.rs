@@ -19,33 +19,33 @@ use crate::checkpoint::{
 const CARD_BYTES: u64 = 64 << 10;
 
 /// A folder and the files read from it.
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     /// The files read so far.
-    pub(super) files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
 }
 
 impl Folder {
-    pub(super) fn new(path: &Path) -> Self {
+    pub(crate) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), files: Vec::new() }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The path of `name` in the folder.
-    pub(super) fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
     /// Whether the folder has a file `name`.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.file(name).is_file()
     }
 
     /// The bytes of `name`, where there is such a file.
-    pub(super) fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+    pub(crate) fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         if !self.has(name) {
             return Ok(None);
         }
@@ -58,7 +58,7 @@ impl Folder {
     }
 
     /// The text of `name`, where there is such a file.
-    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, CheckpointError> {
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, CheckpointError> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         match String::from_utf8(bytes) {
             Ok(text) => Ok(Some(text)),
@@ -67,7 +67,7 @@ impl Folder {
     }
 
     /// `name` as JSON, where there is such a file; `expected` says what it should hold.
-    pub(super) fn json<T: DeserializeOwned>(
+    pub(crate) fn json<T: DeserializeOwned>(
         &mut self,
         name: &str,
         expected: &str,
@@ -80,7 +80,7 @@ impl Folder {
     }
 
     /// The licence in the front matter of the model card.
-    pub(super) fn license(&self) -> Result<Option<String>, CheckpointError> {
+    pub(crate) fn license(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.file("README.md");
         let Ok(file) = File::open(&path) else { return Ok(None) };
         let mut card = Vec::new();
@@ -91,7 +91,7 @@ impl Folder {
 }
 
 /// `name` where it leads to a file below the folder it is found in, not out of it.
-pub(super) fn inside(name: &str) -> bool {
+pub(crate) fn inside(name: &str) -> bool {
     Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 

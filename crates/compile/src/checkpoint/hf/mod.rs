@@ -4,18 +4,21 @@
 //! `encoder`'s help; `pooling` and `prompts` read
 //! what sentence-transformers adds to it, `text` the tokenizer and its special tokens. Weights are `safetensors`' matter.
 
-pub(super) mod config;
+pub(crate) mod config;
 pub(super) mod decoder;
 pub(super) mod encoder;
-mod folder;
-pub(super) mod pooling;
-mod prompts;
+pub(crate) mod folder;
+pub(crate) mod pooling;
+pub(crate) mod prompts;
 mod sentencepiece;
-mod text;
+pub(crate) mod text;
 
 use std::path::Path;
 
-use narthex_spec::arch::{Architecture, Pooling};
+use narthex_spec::{
+    arch::{Architecture, EncoderHead, Pooling},
+    manifest::Prompts,
+};
 use serde_json::Value;
 
 use super::{
@@ -28,7 +31,7 @@ use super::{
 use folder::Folder;
 
 /// The file that makes a folder a checkpoint of this layout.
-pub(super) const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 
 /// What a folder's settings say that the model computes; needs [`CONFIG`] and no weights.
 pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
@@ -87,7 +90,13 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = config::Config::read(&mut folder)?;
     let Settings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;
-    let prompts = prompts::read(&mut folder, &architecture)?;
+    let (embeds, vocab) = match &architecture {
+        Architecture::Decoder(arch) => (false, text::Vocab::Decoder(arch.vocab, Some(arch.family))),
+        Architecture::Encoder(arch) => {
+            (matches!(arch.head, EncoderHead::Embedding { .. }), text::Vocab::Encoder(arch.vocab))
+        }
+    };
+    let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let shards = safetensors::open(path)?;
     let tensors = Tensors {
         origin: path.to_owned(),
@@ -97,7 +106,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         layout,
     };
     census::check(&tensors, &architecture)?;
-    let text = text::read(&mut folder, &config, &architecture)?;
+    let text = text::read(&mut folder, config.ids(), vocab)?;
     let license = folder.license()?;
     folder.files.extend(shards.files);
     Ok(Checkpoint {

@@ -17,20 +17,20 @@ const USUAL_POOLING: &str = "1_Pooling";
 
 /// What sentence-transformers says of an encoder.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::checkpoint) struct Sentence {
+pub(crate) struct Sentence {
     /// How rows become one vector.
-    pub(in crate::checkpoint) pooling: Pooling,
+    pub(crate) pooling: Pooling,
     /// Whether the vector is scaled to unit length.
-    pub(in crate::checkpoint) normalize: bool,
+    pub(crate) normalize: bool,
     /// The longest text, in tokens.
-    pub(in crate::checkpoint) max_length: Option<usize>,
+    pub(crate) max_length: Option<usize>,
     /// Whether `modules.json` says so, and not a rule for folders without one.
-    pub(in crate::checkpoint) listed: bool,
+    pub(crate) listed: bool,
 }
 
 impl Sentence {
     /// The head that it makes of an encoder.
-    pub(in crate::checkpoint) fn embedding(&self) -> EncoderHead {
+    pub(crate) fn embedding(&self) -> EncoderHead {
         EncoderHead::Embedding { pooling: self.pooling, normalize: self.normalize }
     }
 }
@@ -61,7 +61,7 @@ struct PoolingKeys {
 }
 
 /// Reads `modules.json` and what it names.
-pub(super) fn read(folder: &mut Folder) -> Result<Sentence, CheckpointError> {
+pub(crate) fn read(folder: &mut Folder) -> Result<Sentence, CheckpointError> {
     let max_length = folder
         .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
         .and_then(|limits| limits.max_seq_length);

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::{
-    arch::{Architecture, EncoderHead},
-    manifest::Prompts,
-};
+use narthex_spec::manifest::Prompts;
 use serde::Deserialize;
 
 use super::folder::Folder;
@@ -21,12 +18,8 @@ struct Keys {
     default_prompt_name: Option<String>,
 }
 
-/// Reads the prompts; none for models that do not embed, and none where all of them are empty.
-pub(super) fn read(folder: &mut Folder, architecture: &Architecture) -> Result<Prompts, CheckpointError> {
-    match architecture {
-        Architecture::Encoder(arch) if matches!(arch.head, EncoderHead::Embedding { .. }) => {}
-        _ => return Ok(Prompts::default()),
-    }
+/// Reads the prompts; none where all of them are empty.
+pub(crate) fn read(folder: &mut Folder) -> Result<Prompts, CheckpointError> {
     let keys: Option<Keys> = folder.json(FILE, "the settings of an embedding model")?;
     let Some(Keys { prompts: Some(named), default_prompt_name: default }) = keys else {
         return Ok(Prompts::default());

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::{Architecture, Family};
+use narthex_spec::arch::Family;
 use narthex_text::tokenizer::{Addition, Tokenizer, TokenizerError};
 use serde::Deserialize;
 use serde_json::Value;
@@ -39,7 +39,7 @@ pub(super) fn tokenizer_json(
     folder: &mut Folder,
     stated: &BTreeMap<String, Value>,
     special: &[&str],
-    architecture: &Architecture,
+    family: Option<Family>,
 ) -> Result<Option<Vec<u8>>, CheckpointError> {
     let Some(model) = folder.bytes(MODEL)? else { return Ok(None) };
     let path = folder.file(MODEL);
@@ -48,7 +48,7 @@ pub(super) fn tokenizer_json(
         other => malformed(&path, "a tokenizer", other),
     };
     let mut additions = additions(folder, stated, special)?;
-    if matches!(architecture, Architecture::Decoder(arch) if arch.family == Family::ChatGlm) {
+    if family == Some(Family::ChatGlm) {
         let pieces = Tokenizer::from_sentencepiece(&model, &[]).map_err(refused)?.vocab_size();
         additions.retain(|addition| !CHATGLM3_TOKENS.contains(&addition.content.as_str()));
         additions.extend(chatglm3(pieces));

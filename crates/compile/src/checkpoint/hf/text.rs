@@ -6,16 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use narthex_spec::arch::{Architecture, DecoderArch};
+use narthex_spec::arch::Family;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    config::{Config, TokenIds},
-    folder::Folder,
-    pooling::Sentence,
-    sentencepiece,
-};
+use super::{config::TokenIds, folder::Folder, pooling::Sentence, sentencepiece};
 use crate::checkpoint::{
     CheckpointError, SpecialTokens,
     limit::{malformed, unsupported},
@@ -28,13 +23,27 @@ const ROLES: [&str; 7] =
 
 /// What a folder says of text.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(crate) struct Text {
     /// The bytes of `tokenizer.json`.
-    pub(super) tokenizer: Vec<u8>,
-    /// The rules of its special tokens.
-    pub(super) special: SpecialTokens,
-    /// The chat template.
-    pub(super) chat_template: Option<String>,
+    pub(crate) tokenizer: Vec<u8>,
+    pub(crate) special: SpecialTokens,
+    pub(crate) chat_template: Option<String>,
+}
+
+/// A model's vocabulary entries, and a decoder's family where it is known.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Vocab {
+    Decoder(usize, Option<Family>),
+    Encoder(usize),
+}
+
+impl Vocab {
+    fn family(self) -> Option<Family> {
+        match self {
+            Self::Decoder(_, family) => family,
+            Self::Encoder(_) => None,
+        }
+    }
 }
 
 /// `tokenizer_config.json`.
@@ -88,34 +97,31 @@ const SPECIAL_MAP: &str = "special_tokens_map.json";
 
 /// Reads the tokenizer, its special tokens and the chat template.
 ///
-/// For encoders the tokenizer itself puts `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] stays empty.
-pub(super) fn read(
-    folder: &mut Folder,
-    config: &Config,
-    architecture: &Architecture,
-) -> Result<Text, CheckpointError> {
+/// For encoders the tokenizer itself puts `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] stays empty. `ids`
+/// stand in for those that the tokenizer's files do not name.
+pub(crate) fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text, CheckpointError> {
     let stated = tokenizer_config(folder)?;
     let map: BTreeMap<String, Value> =
         folder.json(SPECIAL_MAP, "special tokens by role")?.unwrap_or_default();
     let texts = texts(&stated, &map);
-    let tokenizer = tokenizer_bytes(folder, (&stated, &map), architecture)?;
+    let tokenizer = tokenizer_bytes(folder, (&stated, &map), vocab.family())?;
     let json: TokenizerJson = match serde_json::from_slice(&tokenizer) {
         Ok(json) => json,
         Err(error) => return Err(malformed(&folder.file(TOKENIZER), "a tokenizer", error)),
     };
     let generation: TokenIds =
         folder.json("generation_config.json", "a generation configuration")?.unwrap_or_default();
-    let rules = Rules { json, stated, texts, generation, fallback: config.ids().clone() };
-    let special = match architecture {
-        Architecture::Decoder(decoder) => rules.decoder(decoder),
-        Architecture::Encoder(encoder) => rules.encoder(encoder.vocab),
+    let rules = Rules { json, stated, texts, generation, fallback: ids.clone() };
+    let special = match vocab {
+        Vocab::Decoder(entries, family) => rules.decoder(entries, family),
+        Vocab::Encoder(entries) => rules.encoder(entries),
     };
-    let chat_template = chat_template(folder, rules.stated)?.or_else(|| template_of(architecture));
+    let chat_template = chat_template(folder, rules.stated)?.or_else(|| template_of(vocab.family()));
     Ok(Text { tokenizer, special, chat_template })
 }
 
 /// The longest text that the tokenizer's files allow, in tokens.
-pub(super) fn max_length(folder: &mut Folder, sentence: &Sentence) -> Result<Option<usize>, CheckpointError> {
+pub(crate) fn max_length(folder: &mut Folder, sentence: &Sentence) -> Result<Option<usize>, CheckpointError> {
     let stated = tokenizer_config(folder)?.model_max_length;
     // Files without a limit say 1e30.
     let stated = stated.filter(|&length| (1.0..1e15).contains(&length)).map(|length| length as usize);
@@ -131,13 +137,13 @@ pub(super) fn max_length(folder: &mut Folder, sentence: &Sentence) -> Result<Opt
 fn tokenizer_bytes(
     folder: &mut Folder,
     (stated, map): (&TokenizerConfig, &BTreeMap<String, Value>),
-    architecture: &Architecture,
+    family: Option<Family>,
 ) -> Result<Vec<u8>, CheckpointError> {
     if let Some(bytes) = folder.bytes(TOKENIZER)? {
         return Ok(bytes);
     }
     let special: Vec<&str> = stated.rest.values().chain(map.values()).flat_map(token_texts).collect();
-    if let Some(json) = sentencepiece::tokenizer_json(folder, &stated.rest, &special, architecture)? {
+    if let Some(json) = sentencepiece::tokenizer_json(folder, &stated.rest, &special, family)? {
         return Ok(json);
     }
     let found = ["vocab.txt", "vocab.json"].into_iter().find(|name| folder.has(name));
@@ -213,14 +219,13 @@ impl Rules {
         SpecialTokens { bos: None, stop: Vec::new(), pad: self.pad(vocab), texts: self.texts.clone() }
     }
 
-    fn decoder(&self, arch: &DecoderArch) -> SpecialTokens {
-        let vocab = arch.vocab;
+    fn decoder(&self, vocab: usize, family: Option<Family>) -> SpecialTokens {
         let stated = self.generation.bos_token_id.as_ref().or(self.fallback.bos_token_id.as_ref());
         let bos = self.role("bos_token").or_else(|| stated?.ids().next());
         // The stop set of `generation_config.json` replaces that of `config.json`, as `generate` has it.
         let eos = self.generation.eos_token_id.as_ref().or(self.fallback.eos_token_id.as_ref());
         let stop = eos.iter().flat_map(|eos| eos.ids()).collect::<Vec<_>>();
-        let named = ends_of(arch.family).filter_map(|text| self.id(text));
+        let named = ends_of(family).filter_map(|text| self.id(text));
         let stop = stop.into_iter().chain(self.role("eos_token")).chain(named);
         // Tokens without a row in the embedding can neither be given nor come out.
         let known = |id: &u32| (*id as usize) < vocab;

@@ -1,0 +1,86 @@
+//! `import` over tiny exports, in a store of its own.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use narthex_catalog::{runtimes, store::Store};
+
+fn exports(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
+}
+
+/// Runs `narthex` over `home` with the runtime of the prepared store.
+fn narthex(home: &Path, args: &[&str]) -> Output {
+    let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
+    let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
+    Command::new(env!("CARGO_BIN_EXE_narthex"))
+        .args(args)
+        .env("NARTHEX_HOME", home)
+        .env(
+            "ORT_DYLIB_PATH",
+            library.unwrap_or_else(|| panic!("no ONNX Runtime: run `cargo xtask test` once")),
+        )
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Checks the exit code, and that standard output and standard error contain these texts.
+fn check(home: &Path, args: &[&str], code: i32, stdout: &str, stderr: &str) -> String {
+    let output = narthex(home, args);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{args:?}\n{out}\n{err}");
+    assert!(out.contains(stdout), "{args:?}: {stdout:?} is not in standard output:\n{out}");
+    assert!(err.contains(stderr), "{args:?}: {stderr:?} is not in standard error:\n{err}");
+    out.into_owned()
+}
+
+#[test]
+fn exports_become_models_like_any_other() {
+    let home = tempfile::tempdir().unwrap();
+    let check =
+        |args: &[&str], code, stdout: &str, stderr: &str| check(home.path(), args, code, stdout, stderr);
+    let (chat, vectors) = (exports("genai-dml"), exports("sentence"));
+    let (chat, vectors) = (chat.to_str().unwrap(), vectors.to_str().unwrap());
+    check(&["import", chat], 0, "genai-dml", "served up to there");
+    check(
+        &["import", vectors, "--name", "tiny", "--file", "onnx/model.onnx"],
+        0,
+        "tiny",
+        "imported tiny (f32",
+    );
+    check(&["list"], 0, "genai-dml", "");
+    check(&["show", "genai-dml"], 0, "imported decoder, 2 layers, vocabulary 256", "");
+    check(&["show", "tiny"], 0, "imported encoder, vectors of 16, vocabulary 64", "");
+    let ask = ["chat", "-q", "-m", "genai-dml", "--max-tokens", "5", "--providers", "cpu", "Hello"];
+    let answer = check(&ask, 0, "", "");
+    assert!(!answer.trim_end().is_empty());
+    assert_eq!(check(&ask, 0, "", ""), answer);
+    let embedded = check(&["embed", "-m", "tiny", "--providers", "cpu", "w1 w2"], 0, "", "");
+    assert!(!embedded.is_empty());
+    check(&["rm", "genai-dml"], 0, "", "removed genai-dml");
+}
+
+#[test]
+fn what_is_not_imported_says_why() {
+    let home = tempfile::tempdir().unwrap();
+    let check = |args: &[&str], code, stderr: &str| check(home.path(), args, code, "", stderr);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    check(&["import", "/no/such/folder"], 3, "/no/such/folder");
+    check(&["import", path, "--name", "empty"], 5, "choose a graph with --file");
+    let config = r#"{"model": {"type": "decoder-pipeline", "decoder": {"pipeline": [{"a": {"qnn": {"soc_model": "88"}}}]}}}"#;
+    std::fs::write(folder.path().join("genai_config.json"), config).unwrap();
+    check(
+        &["import", path, "--name", "bundle"],
+        5,
+        "runs on the NPU of Snapdragon X2 Elite (x2-elite) alone",
+    );
+    check(&["import", path, "--name", "bundle"], 5, "narthex compile MODEL --target qnn:x2-elite");
+    check(&["import", path, "--name", "smollm2:135m"], 2, "another name with --name");
+    check(&["list"], 0, "No model is installed");
+}

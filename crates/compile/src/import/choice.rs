@@ -1,0 +1,154 @@
+//! Which graphs of a folder make one model. Exporters keep several quantisations side by side, told apart by a suffix:
+//! `model.onnx`, `model_quantized.onnx`, `model_q4.onnx`.
+
+use std::path::{Path, PathBuf};
+
+use super::refused;
+use crate::{
+    check::open::graph_files,
+    checkpoint::hf::folder::{Folder, inside},
+    error::CompileError,
+};
+
+/// The graphs that make one model, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) files: Vec<PathBuf>,
+    pub(super) form: Form,
+}
+
+/// How they make it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// One graph.
+    One,
+    /// A graph that embeds tokens, then a decoder of their rows.
+    Embedded,
+    /// A decoder for the beginning of a sequence, then one for what follows.
+    Branches,
+}
+
+/// Names of graphs by what they hold, those that hold more first.
+const MERGED: &str = "decoder_model_merged";
+const NEXT: &str = "decoder_with_past_model";
+const FIRST: &str = "decoder_model";
+const WHOLE: &str = "model";
+const EMBEDDING: &str = "embed_tokens";
+
+/// Parts of models that are not imported.
+const OTHERS: [&str; 2] = ["encoder_model", "vision_encoder"];
+
+/// The graph called `file`, or the one without a suffix, with those that belong to it.
+pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<Choice, CompileError> {
+    let files = graph_files(folder.path())?;
+    let stem =
+        |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let stems: Vec<String> = files.iter().map(|path| stem(path)).collect();
+    let find =
+        |stem: &str| stems.iter().position(|other| other == stem).and_then(|at| files.get(at).cloned());
+    let content = || format!("content of {}", folder.path().display());
+    if let Some(other) = stems.iter().find(|stem| OTHERS.iter().any(|other| suffix(stem, other).is_some())) {
+        let expected = "one decoder or one encoder; encoder-decoder and vision models are not imported";
+        return Err(refused(content(), expected, other));
+    }
+    let chosen = match file {
+        Some(file) => {
+            let wanted = Path::new(file);
+            let found =
+                files.iter().find(|path| inside(file) && path.ends_with(wanted)).map(|path| stem(path));
+            found.ok_or_else(|| refused(content(), listed(&stems), file))?
+        }
+        None => usual(&stems).ok_or_else(|| {
+            refused(
+                content(),
+                "a model.onnx or decoder_model_merged.onnx; choose a graph with --file",
+                listed(&stems),
+            )
+        })?,
+    };
+    let graph = find(&chosen).ok_or_else(|| refused(content(), listed(&stems), &chosen))?;
+    let partner = |base: &str, ending: &str| find(&format!("{base}{ending}")).or_else(|| find(base));
+    let ending = |base: &str| suffix(&chosen, base);
+    if let Some(ending) = ending(NEXT).or_else(|| ending(FIRST).filter(|_| ending(MERGED).is_none())) {
+        let pair = [partner(FIRST, ending), partner(NEXT, ending)];
+        let [Some(first), Some(next)] = pair else {
+            let expected = format!("{FIRST}{ending}.onnx and {NEXT}{ending}.onnx, or {MERGED}{ending}.onnx");
+            return Err(refused(content(), expected, format!("{chosen}.onnx alone")));
+        };
+        return Ok(Choice { files: vec![first, next], form: Form::Branches });
+    }
+    let ending = ending(MERGED).or_else(|| ending(WHOLE)).unwrap_or_default();
+    Ok(match partner(EMBEDDING, ending) {
+        Some(embedding) => Choice { files: vec![embedding, graph], form: Form::Embedded },
+        None => Choice { files: vec![graph], form: Form::One },
+    })
+}
+
+/// What follows `base` in a graph's name: nothing, or a suffix such as `_q4`.
+fn suffix<'a>(stem: &'a str, base: &str) -> Option<&'a str> {
+    stem.strip_prefix(base).filter(|rest| rest.is_empty() || rest.starts_with('_'))
+}
+
+/// The graph that is taken where none is named: one without a suffix, or the only one.
+fn usual(stems: &[String]) -> Option<String> {
+    let exact = [MERGED, FIRST, NEXT, WHOLE].into_iter().find(|base| stems.iter().any(|stem| stem == base));
+    let alone = || {
+        let mut models = stems.iter().filter(|stem| suffix(stem, EMBEDDING).is_none());
+        models.next().filter(|_| models.next().is_none()).cloned()
+    };
+    exact.map(str::to_owned).or_else(alone)
+}
+
+/// Graphs by name, for a message.
+fn listed(stems: &[String]) -> String {
+    const MOST: usize = 12;
+    let mut names: Vec<String> = stems.iter().take(MOST).map(|stem| format!("{stem}.onnx")).collect();
+    if stems.len() > MOST {
+        names.push(format!("{} more", stems.len() - MOST));
+    }
+    if names.is_empty() { "no .onnx file".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_are_chosen_by_their_names_and_joined_to_their_partners() {
+        let check = |names: &[&str], file: Option<&str>, expect: Result<(&[&str], Form), &str>| {
+            let folder = tempfile::tempdir().unwrap();
+            for name in names {
+                let path = folder.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, "").unwrap();
+            }
+            let found = choose(&Folder::new(folder.path()), file);
+            match (found, expect) {
+                (Ok(found), Ok((files, form))) => {
+                    let expected = files.iter().map(|name| folder.path().join(name)).collect();
+                    assert_eq!(found, Choice { files: expected, form }, "{names:?}");
+                }
+                (Err(error), Err(part)) => {
+                    assert!(error.to_string().contains(part), "{error} lacks {part}");
+                }
+                (found, _) => panic!("{names:?}, {file:?}: {found:?}"),
+            }
+        };
+        check(&["model.onnx", "model_q4.onnx"], None, Ok((&["model.onnx"], Form::One)));
+        check(&["model.onnx", "model_q4.onnx"], Some("model_q4.onnx"), Ok((&["model_q4.onnx"], Form::One)));
+        check(&["onnx/model.onnx"], Some("onnx/model.onnx"), Ok((&["onnx/model.onnx"], Form::One)));
+        check(&["any.onnx"], None, Ok((&["any.onnx"], Form::One)));
+        let merged = ["decoder_model_merged.onnx", "decoder_model_merged_q4.onnx", "embed_tokens.onnx"];
+        let embedded = |graph| vec!["embed_tokens.onnx", graph];
+        check(&merged, None, Ok((&embedded("decoder_model_merged.onnx"), Form::Embedded)));
+        let quantised = "decoder_model_merged_q4.onnx";
+        check(&merged, Some(quantised), Ok((&embedded(quantised), Form::Embedded)));
+        let two = ["decoder_model.onnx", "decoder_with_past_model.onnx"];
+        check(&two, None, Ok((&two, Form::Branches)));
+        check(&two[..1], None, Err("decoder_model.onnx alone"));
+        check(&["model_a.onnx", "model_b.onnx"], None, Err("choose a graph with --file"));
+        check(&["model.onnx"], Some("../model.onnx"), Err("../model.onnx"));
+        check(&["model.onnx"], Some("other.onnx"), Err("other.onnx"));
+        check(&["encoder_model.onnx", "decoder_model_merged.onnx"], None, Err("encoder-decoder"));
+    }
+}

@@ -1,0 +1,131 @@
+//! Folders of onnxruntime-genai: `genai_config.json` names the graph, its inputs and outputs, and the model's numbers.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{bound, decoder::Names, refused, settings::Settings};
+use crate::{
+    checkpoint::{
+        hf::{
+            config::TokenIds,
+            folder::{Folder, inside},
+        },
+        limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+    },
+    error::CompileError,
+};
+
+/// The file that makes a folder one of onnxruntime-genai.
+pub(super) const CONFIG: &str = "genai_config.json";
+
+#[derive(Deserialize)]
+struct File {
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type", default)]
+    kind: String,
+    #[serde(default)]
+    context_length: Option<usize>,
+    #[serde(default)]
+    vocab_size: Option<usize>,
+    #[serde(flatten)]
+    ids: TokenIds,
+    #[serde(default)]
+    decoder: Option<Decoder>,
+    /// Other parts of a model, by name.
+    #[serde(flatten)]
+    rest: serde_json::Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct Decoder {
+    #[serde(default)]
+    filename: Option<String>,
+    #[serde(default)]
+    hidden_size: Option<usize>,
+    #[serde(default)]
+    head_size: Option<usize>,
+    #[serde(default)]
+    num_attention_heads: Option<usize>,
+    #[serde(default)]
+    num_key_value_heads: Option<usize>,
+    #[serde(default)]
+    inputs: serde_json::Map<String, Value>,
+    #[serde(default)]
+    outputs: serde_json::Map<String, Value>,
+    #[serde(default)]
+    session_options: Value,
+    #[serde(default)]
+    pipeline: Option<Value>,
+}
+
+/// What the file says.
+pub(super) struct Genai {
+    /// The graph, relative to the folder.
+    pub(super) graph: String,
+    pub(super) names: Names,
+    pub(super) settings: Settings,
+}
+
+/// Reads `genai_config.json`.
+///
+/// # Errors
+/// A refusal of what is not one decoder in one graph; [`CompileError::Bound`] for pipelines of compiled contexts.
+pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
+    let expected = "the configuration of a model of onnxruntime-genai";
+    let File { model } = folder
+        .json(CONFIG, expected)?
+        .ok_or_else(|| refused(format!("content of {}", folder.path().display()), CONFIG, "none"))?;
+    let parts = ["encoder", "vision", "speech", "embedding"];
+    if let Some(part) = parts.into_iter().find(|part| model.rest.contains_key(*part)) {
+        return Err(refused(format!("model.{part} of {CONFIG}"), "a decoder alone", &model.kind));
+    }
+    let decoder = model.decoder.ok_or_else(|| refused(format!("model of {CONFIG}"), "a decoder", "none"))?;
+    if let Some(pipeline) = &decoder.pipeline {
+        return Err(bound::pipeline(folder.path(), pipeline));
+    }
+    if let Some(error) = bound::by_options(folder.path(), &decoder.session_options) {
+        return Err(error);
+    }
+    let path = folder.file(CONFIG);
+    let checked = |what: &str, value: Option<usize>, range| {
+        value.map(|value| bounded(&path, what, value, range)).transpose()
+    };
+    let graph = decoder.filename.unwrap_or_else(|| "model.onnx".to_owned());
+    if graph.is_empty() || !inside(&graph) {
+        return Err(refused(format!("filename of {CONFIG}"), "a file in the folder", graph));
+    }
+    let settings = Settings {
+        file: CONFIG.to_owned(),
+        vocab: checked("a vocab_size", model.vocab_size, &VOCAB)?,
+        hidden: checked("a hidden_size", decoder.hidden_size, &WIDTH)?,
+        heads: checked("num_attention_heads", decoder.num_attention_heads, &HEADS)?,
+        kv_heads: checked("num_key_value_heads", decoder.num_key_value_heads, &HEADS)?,
+        head_size: checked("a head_size", decoder.head_size, &WIDTH)?,
+        context: checked("a context_length", model.context_length, &CONTEXT)?,
+        labels: None,
+        ids: model.ids,
+    };
+    Ok(Genai { graph, names: names(&decoder.inputs, &decoder.outputs), settings })
+}
+
+/// The names that the file gives, and the usual ones of onnxruntime-genai for the others.
+fn names(inputs: &serde_json::Map<String, Value>, outputs: &serde_json::Map<String, Value>) -> Names {
+    let usual = Names::default();
+    let name = |from: &serde_json::Map<String, Value>, key: &str, usual: String| {
+        from.get(key).and_then(Value::as_str).map_or(usual, str::to_owned)
+    };
+    let [past_key, past_value] = usual.past;
+    let [key, value] = usual.present;
+    Names {
+        tokens: name(inputs, "input_ids", usual.tokens),
+        mask: name(inputs, "attention_mask", usual.mask),
+        positions: name(inputs, "position_ids", usual.positions),
+        past: [name(inputs, "past_key_names", past_key), name(inputs, "past_value_names", past_value)],
+        present: [name(outputs, "present_key_names", key), name(outputs, "present_value_names", value)],
+        logits: name(outputs, "logits", usual.logits),
+    }
+}

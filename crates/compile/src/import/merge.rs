@@ -1,0 +1,163 @@
+//! Several graphs as one: an embedding before a decoder, and the two forms of a decoder as branches.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node};
+
+use super::{decoder::BRANCH, refused};
+use crate::error::CompileError;
+
+/// What a merged decoder reads in the place of its tokens' rows.
+pub(super) const EMBEDS: &str = "inputs_embeds";
+
+/// Puts a graph that embeds tokens before a decoder that takes their rows.
+///
+/// # Errors
+/// A refusal where the graphs' operator sets differ or the embedding gives no one value.
+pub(super) fn embedded(mut embedding: Graph, mut decoder: Graph) -> Result<Graph, CompileError> {
+    let [output] = &embedding.outputs[..] else {
+        return Err(refused("outputs of the embedding's graph", "one", embedding.outputs.len()));
+    };
+    let given = output.name.clone();
+    let inputs: HashSet<String> = embedding.inputs.iter().map(|input| input.name.clone()).collect();
+    rename(&mut embedding, &|name| match name {
+        name if name == given => EMBEDS.to_owned(),
+        name if inputs.contains(name) => name.to_owned(),
+        name => format!("embedding/{name}"),
+    });
+    opsets(&mut decoder, &embedding)?;
+    decoder.inputs.retain(|input| input.name != EMBEDS);
+    let known: HashSet<String> = decoder.inputs.iter().map(|input| input.name.clone()).collect();
+    decoder.inputs.extend(embedding.inputs.into_iter().filter(|input| !known.contains(&input.name)));
+    decoder.initializers.extend(embedding.initializers);
+    decoder.nodes.splice(0..0, embedding.nodes);
+    decoder.unread.extend(embedding.unread);
+    Ok(decoder)
+}
+
+/// One decoder of two graphs: `first` for the beginning of a sequence, `next` after a past. Constants that both have are
+/// kept once.
+///
+/// ```text
+/// use_cache_branch ── If ─┬─ then: next ──┬─ logits, presents
+///                         └─ else: first ─┘
+/// ```
+///
+/// # Errors
+/// A refusal where the graphs' operator sets or outputs differ.
+pub(super) fn branches(mut first: Graph, mut next: Graph) -> Result<Graph, CompileError> {
+    opsets(&mut first, &next)?;
+    let outputs: Vec<_> = next.outputs.clone();
+    let names =
+        |graph: &Graph| graph.outputs.iter().map(|output| output.name.clone()).collect::<BTreeSet<_>>();
+    if names(&first) != names(&next) {
+        return Err(refused("outputs of the two decoders", "the same", "others"));
+    }
+    let mut whole = Graph {
+        name: next.name.clone(),
+        opsets: first.opsets.clone(),
+        inputs: next.inputs.clone(),
+        outputs: outputs.clone(),
+        unranked: next.unranked.clone(),
+        unread: first.unread.drain(..).chain(next.unread.drain(..)).collect(),
+        ..Graph::default()
+    };
+    let branch = narthex_graph::Value {
+        name: BRANCH.to_owned(),
+        dtype: narthex_spec::DType::Bool.into(),
+        shape: vec![1_usize.into()],
+    };
+    whole.inputs.push(branch);
+    let mut constants = HashMap::new();
+    let mut body = |mut graph: Graph, prefix: &str| {
+        // Constants stand in the graph around, those that both branches have once.
+        let mut shared = HashMap::new();
+        for mut constant in graph.initializers.drain(..) {
+            let old = constant.name.clone();
+            let name = constants.entry(key(&constant)).or_insert_with(|| {
+                constant.name = format!("{prefix}{old}");
+                whole.initializers.push(constant.clone());
+                constant.name.clone()
+            });
+            shared.insert(old, name.clone());
+        }
+        let inputs: HashSet<String> = graph.inputs.drain(..).map(|input| input.name).collect();
+        graph.outputs = outputs
+            .iter()
+            .filter_map(|wanted| graph.outputs.iter().find(|output| output.name == wanted.name).cloned())
+            .collect();
+        rename(&mut graph, &|name| match shared.get(name) {
+            Some(constant) => constant.clone(),
+            None if inputs.contains(name) => name.to_owned(),
+            None => format!("{prefix}{name}"),
+        });
+        graph.opsets.clear();
+        graph.values.clear();
+        Attribute::Graph(Box::new(graph))
+    };
+    let (then, otherwise) = (body(next, "next/"), body(first, "first/"));
+    whole.nodes.push(Node {
+        name: "/branches/If".to_owned(),
+        op: "If".to_owned(),
+        domain: String::new(),
+        inputs: vec![BRANCH.to_owned()],
+        outputs: outputs.into_iter().map(|output| output.name).collect(),
+        attributes: vec![("then_branch".to_owned(), then), ("else_branch".to_owned(), otherwise)],
+    });
+    Ok(whole)
+}
+
+/// What tells constants apart: type, shape and, inside the model, the elements; in a data file, the name, which an exporter
+/// gives alike in both graphs, and the place of its bytes.
+type Key = (i32, Vec<usize>, Vec<u8>, String);
+
+fn key(constant: &Initializer) -> Key {
+    let (bytes, place) = match &constant.data {
+        InitializerData::Inline(bytes) => (digest(bytes), String::new()),
+        InitializerData::External { file, offset, length } => {
+            (Vec::new(), format!("{file}\0{offset}\0{length}"))
+        }
+    };
+    (constant.dtype.code(), constant.shape.clone(), bytes, place)
+}
+
+fn digest(bytes: &[u8]) -> Vec<u8> {
+    use sha2::Digest;
+    sha2::Sha256::digest(bytes).to_vec()
+}
+
+/// Joins the operator sets of two graphs, which must agree.
+fn opsets(into: &mut Graph, other: &Graph) -> Result<(), CompileError> {
+    for (domain, version) in &other.opsets {
+        match into.opsets.iter().find(|(known, _)| known == domain) {
+            None => into.opsets.push((domain.clone(), *version)),
+            Some((_, known)) if known == version => {}
+            Some((_, known)) => {
+                let what = "operator sets of the model's graphs";
+                return Err(refused(what, format!("{known} in all of them"), version));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives every value of a graph another name, in the bodies of its nodes too.
+fn rename(graph: &mut Graph, new: &dyn Fn(&str) -> String) {
+    let named = |name: &mut String| {
+        if !name.is_empty() {
+            *name = new(name);
+        }
+    };
+    let values = graph.inputs.iter_mut().chain(&mut graph.outputs).chain(&mut graph.values);
+    values.for_each(|value| named(&mut value.name));
+    graph.initializers.iter_mut().for_each(|constant| named(&mut constant.name));
+    graph.unranked.iter_mut().for_each(named);
+    for node in &mut graph.nodes {
+        node.inputs.iter_mut().chain(&mut node.outputs).for_each(named);
+        for (_, attribute) in &mut node.attributes {
+            if let Attribute::Graph(body) = attribute {
+                rename(body, new);
+            }
+        }
+    }
+}

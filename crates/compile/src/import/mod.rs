@@ -1,0 +1,289 @@
+//! Existing ONNX exports become packages: the graph stays what somebody else made, and gets the slots that executors know.
+//!
+//! [`open`] finds out by its files what a folder holds: onnxruntime-genai's ([`genai`]), Optimum's or transformers.js'
+//! decoders ([`choice`], [`merge`]), an encoder ([`encoder`]), or a bundle for one kind of device, which is refused
+//! ([`bound`]). [`glue`] puts nodes before and behind the graph; [`Import::write`] writes the package. No weight is changed.
+
+mod bound;
+mod choice;
+mod decoder;
+mod encoder;
+mod genai;
+mod glue;
+mod head;
+mod merge;
+mod rotary;
+mod settings;
+mod write;
+
+use std::{
+    fmt::Display,
+    path::{Path, PathBuf},
+};
+
+use narthex_graph::{Attribute, Graph, Node, Value};
+use narthex_spec::{
+    DType, Recipe, Scheme,
+    arch::{EncoderHead, Structure},
+    dtype::Dim,
+    manifest::{GraphEntry, Prompts},
+};
+
+use crate::{
+    check::{Part, open::open_files},
+    checkpoint::hf::{
+        folder::Folder,
+        pooling, prompts,
+        text::{self, Text, Vocab},
+    },
+    error::CompileError,
+};
+use choice::{Choice, Form};
+use decoder::{Decoder, Names, decoder};
+use settings::Settings;
+
+pub use write::ImportJob;
+
+/// An export that was read and is about to become a package.
+pub struct Import {
+    /// Where data files lie that the graph names.
+    data: PathBuf,
+    /// The files that it is made from.
+    files: Vec<PathBuf>,
+    graph: Graph,
+    entry: GraphEntry,
+    structure: Structure,
+    /// The longest sequence, in tokens.
+    max_length: usize,
+    recipe: Recipe,
+    text: Text,
+    prompts: Prompts,
+    license: Option<String>,
+    /// What made it, in words.
+    exporter: &'static str,
+    notes: Vec<String>,
+}
+
+impl Import {
+    /// How the graph stores its weights.
+    pub fn scheme(&self) -> Scheme {
+        self.recipe.scheme
+    }
+
+    /// What its maker may want to know of it, in sentences.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// Reads the export in `path`: a folder, or one `.onnx` file of it. `file` chooses among several exports of one model by
+/// the name of its graph; without it, the graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`) is taken.
+///
+/// # Errors
+/// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] with what was expected and found for
+/// what is not imported, [`CompileError::Bound`] for what runs on one kind of device alone.
+pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
+    let named = path.file_name().and_then(|name| name.to_str()).filter(|_| path.is_file());
+    let (root, file) = match (named, path.parent()) {
+        (Some(name), Some(parent)) => (parent, Some(file.unwrap_or(name))),
+        _ => (path, file),
+    };
+    let mut folder = Folder::new(root);
+    if file.is_none() && folder.has(genai::CONFIG) {
+        let genai = genai::read(&mut folder)?;
+        let parts = open_files(&[folder.file(&genai.graph)])?;
+        let opened = Opened { parts, names: genai.names, settings: genai.settings, form: Form::One };
+        return decoding(folder, opened, "onnxruntime-genai");
+    }
+    if let Some(error) = bound::genie(&mut folder) {
+        return Err(error);
+    }
+    let Choice { files, form } = choice::choose(&folder, file)?;
+    let parts = open_files(&files)?;
+    let settings = Settings::read(&mut folder)?;
+    let names = Names::default();
+    if parts.iter().any(|part| names.fit(&part.graph)) {
+        let opened = Opened { parts, names, settings, form };
+        return decoding(folder, opened, "Optimum or transformers.js");
+    }
+    encoding(folder, parts, settings)
+}
+
+/// The graphs of a decoder, and what is known of them.
+struct Opened {
+    parts: Vec<Part>,
+    names: Names,
+    settings: Settings,
+    form: Form,
+}
+
+/// Refuses graphs that hold compiled contexts; gives the folder of their data and a name for messages.
+fn origin(parts: &[Part]) -> Result<(PathBuf, String), CompileError> {
+    for part in parts {
+        if let Some(error) = bound::compiled(&part.folder.join(&part.name), &part.graph) {
+            return Err(error);
+        }
+    }
+    let part = parts.first().ok_or_else(|| refused("the export", "a graph", "none"))?;
+    Ok((part.folder.clone(), part.name.clone()))
+}
+
+fn decoding(
+    mut folder: Folder,
+    Opened { parts, names, settings, form }: Opened,
+    exporter: &'static str,
+) -> Result<Import, CompileError> {
+    let (data, file) = origin(&parts)?;
+    let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
+    let mut recipe = recipe(parts.iter().map(|part| &part.graph));
+    let mut graphs = parts.into_iter().map(|part| part.graph);
+    let mut next = || graphs.next().ok_or_else(|| refused("the export", "another graph", "none"));
+    let graph = match form {
+        Form::One => next()?,
+        Form::Embedded => merge::embedded(next()?, next()?)?,
+        Form::Branches => merge::branches(next()?, next()?)?,
+    };
+    let Decoder { graph, entry, imported, max_length } = decoder(&file, graph, &names, &settings)?;
+    let text = text::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;
+    let mut notes = Vec::new();
+    if settings.context.is_some_and(|context| max_length < context) {
+        notes.push(format!(
+            "Beyond {max_length} tokens the graph changes its rotary factors; sequences are served up to there."
+        ));
+    }
+    recipe.scheme = scheme(&graph);
+    let license = folder.license()?;
+    Ok(Import {
+        data,
+        files: [folder.files, files].concat(),
+        graph,
+        entry,
+        structure: Structure::ImportedDecoder(imported),
+        max_length,
+        recipe,
+        text,
+        prompts: Prompts::default(),
+        license,
+        exporter,
+        notes,
+    })
+}
+
+fn encoding(mut folder: Folder, parts: Vec<Part>, settings: Settings) -> Result<Import, CompileError> {
+    let (data, file) = origin(&parts)?;
+    let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
+    let [part] =
+        <[Part; 1]>::try_from(parts).map_err(|parts| refused("graphs of an encoder", "one", parts.len()))?;
+    let sentence = pooling::read(&mut folder)?;
+    let mut recipe = recipe([&part.graph]);
+    recipe.scheme = scheme(&part.graph);
+    let (graph, entry, imported) = encoder::encoder(&file, part.graph, &settings, &sentence)?;
+    let longest = text::max_length(&mut folder, &sentence)?;
+    let max_length =
+        settings.stated("the longest text", longest.into_iter().chain(settings.context).min())?;
+    let text = text::read(&mut folder, &settings.ids, Vocab::Encoder(imported.vocab))?;
+    let embeds = matches!(imported.head, EncoderHead::Embedding { .. });
+    let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
+    let license = folder.license()?;
+    Ok(Import {
+        data,
+        files: [folder.files, files].concat(),
+        graph,
+        entry,
+        structure: Structure::ImportedEncoder(imported),
+        max_length,
+        recipe,
+        text,
+        prompts,
+        license,
+        exporter: "sentence-transformers or Optimum",
+        notes: Vec::new(),
+    })
+}
+
+/// Every node of a graph and of the bodies in it.
+fn nodes<'a>(graph: &'a Graph, each: &mut dyn FnMut(&'a Node)) {
+    for node in &graph.nodes {
+        each(node);
+        for (_, attribute) in &node.attributes {
+            if let Attribute::Graph(body) = attribute {
+                nodes(body, each);
+            }
+        }
+    }
+}
+
+/// Block size and accuracy level of the first quantised product, as the recipe of an import; its scheme is not known yet.
+fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
+    let mut recipe = Recipe::new(Scheme::F32);
+    let mut found = None;
+    for graph in graphs {
+        nodes(graph, &mut |node| {
+            if found.is_none() && node.op == "MatMulNBits" {
+                found = Some((node.int("block_size"), node.int("accuracy_level")));
+            }
+        });
+    }
+    if let Some((block, level)) = found {
+        recipe.block = block.and_then(|block| usize::try_from(block).ok()).unwrap_or(recipe.block);
+        recipe.accuracy_level = level.and_then(|level| u8::try_from(level).ok()).unwrap_or(0);
+    }
+    recipe
+}
+
+/// The scheme that comes closest to how a graph stores its weights: by its operators, not by its name.
+fn scheme(graph: &Graph) -> Scheme {
+    let (mut four, mut eight) = (false, false);
+    nodes(graph, &mut |node| match (node.op.as_str(), node.int("bits")) {
+        ("MatMulNBits" | "GatherBlockQuantized", Some(4) | None) | ("MatMulBnb4", _) => four = true,
+        ("MatMulNBits" | "GatherBlockQuantized", Some(_))
+        | ("MatMulInteger" | "DynamicQuantizeMatMul" | "QLinearMatMul" | "DequantizeLinear", _) => {
+            eight = true
+        }
+        _ => {}
+    });
+    match (four, eight) {
+        (true, _) => Scheme::W4,
+        (false, true) => Scheme::W8,
+        (false, false) => Scheme::F32,
+    }
+}
+
+/// An error for what is well-formed and not taken over.
+pub(crate) fn refused(
+    what: impl Into<String>,
+    expected: impl Into<String>,
+    found: impl Display,
+) -> CompileError {
+    CompileError::Foreign { what: what.into(), expected: expected.into(), found: found.to_string() }
+}
+
+/// The extent of a fixed dimension.
+fn fixed(dim: &Dim) -> Option<usize> {
+    match dim {
+        Dim::Fixed(extent) => usize::try_from(*extent).ok(),
+        Dim::Symbol(_) => None,
+    }
+}
+
+/// The type of a value of floating-point numbers.
+fn floats(file: &str, value: &Value) -> Result<DType, CompileError> {
+    match value.dtype.dtype() {
+        Some(dtype @ (DType::F32 | DType::F16)) => Ok(dtype),
+        _ => Err(refused(format!("{:?} of {file}", value.name), "f32 or f16", value.dtype)),
+    }
+}
+
+/// Refuses a graph with inputs that nobody fills.
+fn unknown_inputs(file: &str, graph: &Graph, known: &[&str]) -> Result<(), CompileError> {
+    match graph.inputs.iter().find(|input| !known.contains(&input.name.as_str())) {
+        None => Ok(()),
+        Some(input) => {
+            let known: Vec<&str> = known.iter().copied().filter(|name| !name.contains('.')).collect();
+            Err(refused(format!("input of {file}"), known.join(", "), &input.name))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

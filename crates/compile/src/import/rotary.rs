@@ -1,0 +1,41 @@
+//! Where a graph changes its rotary factors at a length (LongRoPE): keys from before are wrong after, and a graph that
+//! somebody else made cannot be told to rotate them anew. Sequences are served up to that length.
+
+use narthex_graph::{Attribute, Graph};
+
+/// The longest sequence that the first of two sets of rotary angles serves, where a graph has two.
+///
+/// The builder of onnxruntime-genai writes them as the two branches of an `If`, or one behind the other in one table.
+pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
+    let branches = graph.nodes.iter().filter(|node| node.op == "If").filter_map(|node| {
+        let rows = |branch: &str| match node.attribute(branch) {
+            Some(Attribute::Graph(body)) => table_rows(body),
+            _ => None,
+        };
+        let (then, other) = (rows("then_branch")?, rows("else_branch")?);
+        (then != other).then_some(then.min(other))
+    });
+    // Positions that are not the graph's input were moved to the second part of the table.
+    let moved = |name: &str| graph.inputs.iter().all(|input| input.name != name);
+    let joined = graph
+        .nodes
+        .iter()
+        .filter(|node| node.operator() == "com.microsoft.RotaryEmbedding" && node.input(1).is_some_and(moved))
+        .filter_map(|node| node.input(2))
+        .filter_map(|name| graph.initializers.iter().find(|constant| constant.name == name))
+        .filter_map(|table| table.shape.first()?.checked_sub(context).filter(|&first| first > 0));
+    branches.chain(joined).min()
+}
+
+/// Rows of the constant tables that a branch gives.
+fn table_rows(body: &Graph) -> Option<usize> {
+    let given = |name: &str| body.outputs.iter().any(|output| output.name == name);
+    let nodes = body.nodes.iter().filter(|node| node.op == "Constant").filter_map(|node| {
+        match (node.outputs.first(), node.attribute("value")) {
+            (Some(output), Some(Attribute::Tensor(table))) if given(output) => Some(&**table),
+            _ => None,
+        }
+    });
+    let mut tables = nodes.chain(body.initializers.iter().filter(|constant| given(&constant.name)));
+    tables.find(|table| table.shape.len() == 2).and_then(|table| table.shape.first().copied())
+}

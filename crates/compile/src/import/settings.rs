@@ -1,0 +1,93 @@
+//! What an export's `config.json` says of its model. A graph leaves open what depends on the family, such as the longest
+//! sequence; nothing here is needed that the graph says itself.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::refused;
+use crate::{
+    checkpoint::{
+        CheckpointError,
+        hf::{
+            CONFIG,
+            config::{Config, TokenIds},
+            folder::Folder,
+        },
+        limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+    },
+    error::CompileError,
+};
+
+/// What is known of a model beside its graph.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// The file that says so.
+    pub(super) file: String,
+    pub(super) vocab: Option<usize>,
+    pub(super) hidden: Option<usize>,
+    pub(super) heads: Option<usize>,
+    pub(super) kv_heads: Option<usize>,
+    pub(super) head_size: Option<usize>,
+    /// The longest sequence, in tokens.
+    pub(super) context: Option<usize>,
+    /// Labels of a classifier.
+    pub(super) labels: Option<usize>,
+    pub(super) ids: TokenIds,
+}
+
+/// The keys of `config.json`, under each name that families give them.
+#[derive(Deserialize)]
+struct Keys {
+    #[serde(default)]
+    vocab_size: Option<usize>,
+    #[serde(default, alias = "n_embd", alias = "d_model", alias = "dim")]
+    hidden_size: Option<usize>,
+    #[serde(default, alias = "n_head", alias = "n_heads")]
+    num_attention_heads: Option<usize>,
+    #[serde(default)]
+    num_key_value_heads: Option<usize>,
+    #[serde(default)]
+    head_dim: Option<usize>,
+    #[serde(default, alias = "n_positions", alias = "n_ctx", alias = "max_seq_len")]
+    max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    id2label: Option<serde_json::Map<String, Value>>,
+}
+
+impl Settings {
+    /// Reads `config.json`; a folder without one says nothing.
+    pub(super) fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
+        if !folder.has(CONFIG) {
+            return Ok(Self { file: CONFIG.to_owned(), ..Self::default() });
+        }
+        let config = Config::read(folder)?;
+        let keys: Keys = config.keys()?;
+        let checked = |what: &str, value: Option<usize>, range| {
+            value.map(|value| bounded(config.path(), what, value, range)).transpose()
+        };
+        let hidden = checked("hidden_size", keys.hidden_size, &WIDTH)?;
+        let heads = checked("num_attention_heads", keys.num_attention_heads, &HEADS)?;
+        let derived = hidden.zip(heads).map(|(hidden, heads)| hidden / heads).filter(|&size| size > 0);
+        Ok(Self {
+            file: CONFIG.to_owned(),
+            vocab: checked("vocab_size", keys.vocab_size, &VOCAB)?,
+            hidden,
+            heads,
+            kv_heads: checked("num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
+            head_size: checked("head_dim", keys.head_dim, &WIDTH)?.or(derived),
+            context: checked("max_position_embeddings", keys.max_position_embeddings, &CONTEXT)?,
+            labels: keys.id2label.map(|labels| labels.len()),
+            ids: config.ids().clone(),
+        })
+    }
+
+    /// Vocabulary entries.
+    pub(super) fn vocab(&self) -> Result<usize, CompileError> {
+        self.stated("vocab_size", self.vocab)
+    }
+
+    /// A number that neither graph nor settings may leave open.
+    pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize, CompileError> {
+        value.ok_or_else(|| refused(format!("{key} of {}", self.file), "a number", "none"))
+    }
+}

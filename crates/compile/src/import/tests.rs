@@ -1,0 +1,221 @@
+//! What is refused and how, and what hostile files do. Logits of imports are compared where ONNX Runtime is: in `device`.
+
+use std::{fs, sync::atomic::AtomicBool};
+
+use narthex_graph::{Builder, build::NodeSpec};
+use narthex_spec::progress::Quiet;
+use serde_json::json;
+
+use super::*;
+
+fn exports(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/import").join(name)
+}
+
+/// A copy of a tiny export, to be spoilt.
+fn copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sources = vec![(exports(name), folder.path().to_owned())];
+    while let Some((from, to)) = sources.pop() {
+        fs::create_dir_all(&to).unwrap();
+        for entry in fs::read_dir(from).unwrap().flatten() {
+            let to = to.join(entry.file_name());
+            if entry.path().is_dir() {
+                sources.push((entry.path(), to));
+            } else {
+                fs::copy(entry.path(), to).unwrap();
+            }
+        }
+    }
+    folder
+}
+
+/// Imports a folder into another.
+fn import(folder: &Path) -> Result<narthex_spec::manifest::Manifest, CompileError> {
+    let out = tempfile::tempdir().unwrap();
+    let job = ImportJob {
+        name: "tiny".parse().unwrap(),
+        out: out.path(),
+        source: "test".to_owned(),
+        compiler: "test".to_owned(),
+    };
+    open(folder, None)?.write(job, &Quiet, &AtomicBool::new(false))
+}
+
+fn refusal(folder: &Path) -> (String, Option<String>) {
+    let error = import(folder).expect_err("it was imported");
+    (error.to_string(), error.hint())
+}
+
+#[track_caller]
+fn check(folder: &Path, expect: &str) {
+    let (error, _) = refusal(folder);
+    assert!(error.contains(expect), "{error} lacks {expect}");
+}
+
+#[test]
+fn bundles_for_one_device_are_refused_with_the_device() {
+    let check = |files: &[(&str, serde_json::Value)], expect: &str, target: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, value) in files {
+            fs::write(folder.path().join(name), value.to_string()).unwrap();
+        }
+        let (error, hint) = refusal(folder.path());
+        assert!(error.contains(expect), "{error} lacks {expect}");
+        assert!(hint.as_ref().is_some_and(|hint| hint.ends_with(target)), "{hint:?}");
+    };
+    let pipeline = |options| {
+        let stage = json!({"filename": "prompt_1.onnx", "session_options": {"provider_options": [options]}});
+        let decoder = json!({"pipeline": [{"embedding": {"filename": "e.onnx"}, "prompt": stage}]});
+        json!({"model": {"type": "decoder-pipeline", "decoder": decoder}})
+    };
+    let config = "genai_config.json";
+    check(
+        &[(config, pipeline(json!({"qnn": {"soc_model": "60", "htp_arch": "73"}}))), ("a.bin", json!(1))],
+        "a decoder-pipeline of 2 stages with 1 compiled contexts, which runs on the NPU of Snapdragon X Elite, X Plus",
+        "qnn:x-elite",
+    );
+    check(
+        &[(config, pipeline(json!({"QNN": {"soc_model": "0"}})))],
+        "runs on a Snapdragon's NPU",
+        "qnn:x-elite",
+    );
+    check(&[(config, pipeline(json!({"qnn": {"soc_model": "999"}})))], "soc_model 999", "qnn:x-elite");
+    let genie = json!({"devices": [{"soc_model": 69, "dsp_arch": "v79", "cores": []}]});
+    check(
+        &[("genie_config.json", json!({"dialog": {}})), ("htp_backend_ext_config.json", genie)],
+        "0 context binaries for Qualcomm's Genie (genie_config.json), which runs on the NPU of Snapdragon 8 Elite",
+        "qnn:8-elite",
+    );
+    let options = json!({"custom_ops_library": "onnx_custom_ops.dll", "provider_options": []});
+    let hybrid = json!({"model": {"type": "llama", "decoder": {"session_options": options}}});
+    check(
+        &[(config, hybrid)],
+        "operators from onnx_custom_ops.dll, which runs on an AMD Ryzen AI NPU",
+        "x-elite",
+    );
+}
+
+#[test]
+fn a_compiled_context_is_refused_with_its_compiler() {
+    let folder = copy("sentence");
+    let mut b = Builder::new("g", &[("", 17), ("com.microsoft", 1)]);
+    let x = b.input("x", DType::F32, &["n".into()]);
+    let source = ("source", Attribute::String("QNNExecutionProvider".to_owned()));
+    let attributes = [source];
+    let spec = NodeSpec {
+        name: "c",
+        op: "EPContext",
+        domain: "com.microsoft",
+        inputs: &[&x],
+        attributes: &attributes,
+    };
+    let y = b.node(spec);
+    b.output(&y, DType::F32, &["n".into()]);
+    fs::write(folder.path().join("onnx/model.onnx"), b.finish().encode()).unwrap();
+    check(folder.path(), "a compiled context, which runs on a Snapdragon's NPU alone");
+}
+
+#[test]
+fn what_is_missing_or_unknown_is_named() {
+    let without = |name: &str, file: &str, expect: &str| {
+        let folder = copy(name);
+        fs::remove_file(folder.path().join(file)).unwrap();
+        check(folder.path(), expect);
+    };
+    without("genai-cpu", "tokenizer.json", "expected tokenizer.json");
+    without("genai-cpu", "model.onnx", "model.onnx");
+    without("genai-cpu", "model.onnx.data", "model.onnx.data");
+    without("transformers-js", "config.json", "the longest sequence of config.json");
+    without("transformers-js", "onnx/embed_tokens.onnx", "inputs_embeds");
+    without("optimum-two", "decoder_model.onnx", "decoder_with_past_model.onnx alone");
+    let changed = |name: &str, file: &str, from: &str, to: &str, expect: &str| {
+        let folder = copy(name);
+        let path = folder.path().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(path, text.replace(from, to)).unwrap();
+        check(folder.path(), expect);
+    };
+    let config = "genai_config.json";
+    changed("genai-cpu", config, "\"model.onnx\"", "\"../model.onnx\"", "a file in the folder");
+    changed(
+        "genai-cpu",
+        config,
+        "\"attention_mask\": \"attention_mask\"",
+        "\"attention_mask\": \"m\"",
+        "\"attention_mask\"",
+    );
+    changed("genai-cpu", config, "present.%d.key", "gone.%d.key", "gone.0.key");
+    changed("genai-cpu", config, "\"logits\": \"logits\"", "\"logits\": \"none\"", "\"none\"");
+    changed("genai-cpu", config, "\"head_size\": 16", "\"head_size\": 0", "a head_size from 1");
+    changed("genai-cpu", config, "\"decoder\": {", "\"vision\": {}, \"decoder\": {", "a decoder alone");
+}
+
+#[test]
+fn graphs_that_cannot_be_kept_are_refused() {
+    let check = |edit: &dyn Fn(&mut Graph), expect: &str| {
+        let folder = copy("genai-cpu");
+        let path = folder.path().join("model.onnx");
+        let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+        edit(&mut graph);
+        fs::write(path, graph.encode()).unwrap();
+        check(folder.path(), expect);
+    };
+    let data = |graph: &mut Graph, edit: &dyn Fn(&mut String, &mut u64)| {
+        let external = graph.initializers.iter_mut().find_map(|constant| match &mut constant.data {
+            narthex_graph::InitializerData::External { file, offset, .. } => Some((file, offset)),
+            narthex_graph::InitializerData::Inline(_) => None,
+        });
+        let (file, offset) = external.expect("a data file");
+        edit(file, offset);
+    };
+    check(&|graph| data(graph, &|file, _| "../../etc/passwd".clone_into(file)), "lies outside");
+    check(&|graph| data(graph, &|_, offset| *offset = u64::MAX - 1), "ends before the weight");
+    check(&|graph| graph.opsets[0].1 = 9, "11 or newer");
+    check(
+        &|graph| graph.nodes[0].outputs[0] = "/import/x".to_owned(),
+        "names that do not begin with /import/",
+    );
+    check(&|graph| graph.nodes.truncate(5), "well-formed");
+    check(&|graph| graph.outputs[0].dtype = narthex_graph::Element::F64, "f32 or f16");
+    check(&|graph| graph.outputs[0].shape[1] = 1_usize.into(), "logits of every token");
+    check(&|graph| graph.inputs[2].shape.truncate(3), "4 dimensions");
+}
+
+#[test]
+fn files_that_are_cut_off_give_errors() {
+    for (name, file) in [
+        ("genai-cpu", "model.onnx"),
+        ("genai-cpu", "genai_config.json"),
+        ("optimum-merged", "decoder_model_merged.onnx"),
+    ] {
+        let folder = copy(name);
+        let path = folder.path().join(file);
+        let whole = fs::read(&path).unwrap();
+        for cut in 0..40 {
+            fs::write(&path, &whole[..whole.len() * cut / 40]).unwrap();
+            assert!(import(folder.path()).is_err(), "{file} cut to {cut} of 40 parts");
+        }
+    }
+}
+
+#[test]
+fn weights_lie_in_one_file_and_the_head_behind_the_rows() {
+    let out = tempfile::tempdir().unwrap();
+    let job = ImportJob {
+        name: "tiny".parse().unwrap(),
+        out: out.path(),
+        source: "local x".to_owned(),
+        compiler: "test".to_owned(),
+    };
+    let found = open(&exports("genai-cpu"), None).unwrap();
+    let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    let files: Vec<&str> = manifest.files.keys().map(String::as_str).collect();
+    assert_eq!(files, ["chat_template.jinja", "model.onnx", "model.onnx.data", "tokenizer.json"]);
+    assert_eq!(manifest.provenance.source, "local x, an export of onnxruntime-genai");
+    assert_eq!((manifest.tokenizer.bos, &manifest.tokenizer.stop[..]), (None, &[0][..]));
+    let graph = Graph::decode(&fs::read(out.path().join("model.onnx")).unwrap()).unwrap();
+    let last: Vec<&str> = graph.nodes.iter().rev().take(3).map(|node| node.op.as_str()).collect();
+    assert_eq!(last, ["Cast", "MatMulNBits", "Gather"]);
+}

@@ -1,0 +1,264 @@
+"""Makes the tiny exports of this folder, and what their graphs give (`golden.json`), with the tools that people use.
+
+    pip install onnxruntime-genai==0.18.0 onnxruntime==1.31.1 onnx==1.23.2 onnx-ir==1.1.0 torch==2.15.0 transformers==5.23.0
+    python make.py
+
+`genai-*` come from onnxruntime-genai's builder. The others have the files, names and shapes of Optimum's exports: two graphs
+for the beginning of a sequence and for one token after a past (`optimum-two`), the same merged into one with an `If`
+(`optimum-merged`), and a decoder of embedded tokens beside its embedding (`transformers-js`). `sentence` is an encoder in the
+layout of sentence-transformers. Everywhere the logits are those that ONNX Runtime's own Python package gives for the export
+as it is, the whole sequence at once.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import TensorProto, helper
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (BertConfig, BertModel, DynamicCache, LlamaConfig, LlamaForCausalLM, Phi3Config,
+                          Phi3ForCausalLM, PreTrainedTokenizerFast)
+
+warnings.filterwarnings("ignore")
+HERE = pathlib.Path(__file__).parent
+TOKENS = [17, 200, 3, 99, 42, 255, 7, 130, 61]
+SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>"]
+TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+
+
+def tokenizer(folder):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:253]
+    tokens = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(SPECIAL + alphabet)}, merges=[]))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    tokens.add_special_tokens(SPECIAL)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<|end|>", pad_token="<|end|>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+
+
+def random(model, std):
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=std)
+    return model.eval()
+
+
+COMMON = dict(vocab_size=256, num_hidden_layers=2, bos_token_id=None, eos_token_id=0, pad_token_id=0,
+              max_position_embeddings=128, tie_word_embeddings=False)
+
+
+def golden(folder, logits):
+    rows = [[float(f"{x:.5g}") for x in row] for row in np.asarray(logits, dtype=np.float64)]
+    (folder / "golden.json").write_text(json.dumps(dict(tokens=TOKENS, rows=rows)) + "\n")
+
+
+def run(session, **feeds):
+    """One run of a decoder from the beginning, with an empty past where it takes one."""
+    wanted = {value.name: value for value in session.get_inputs()}
+    length = len(TOKENS)
+    feeds["attention_mask"] = np.ones((1, length), dtype=np.int64)
+    feeds["position_ids"] = np.arange(length)[None]
+    feeds["use_cache_branch"] = np.array([False])
+    for name, value in wanted.items():
+        if name.startswith("past"):
+            dtype = np.float16 if value.type == "tensor(float16)" else np.float32
+            size = [n if isinstance(n, int) else 16 for n in value.shape]
+            feeds[name] = np.zeros((1, size[1], 0, size[3]), dtype)
+    return session.run(["logits"], {name: feed for name, feed in feeds.items() if name in wanted})[0][0]
+
+
+def genai(name, model, provider):
+    torch.manual_seed(7)
+    with tempfile.TemporaryDirectory() as source:
+        random(model, 0.2).save_pretrained(source)
+        tokenizer(source)
+        folder = HERE / name
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", folder, "-p", "int4"]
+        subprocess.run(command + ["-e", provider, "-c", source], check=True, capture_output=True)
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    golden(folder, run(session, input_ids=np.array([TOKENS])))
+
+
+class Flat(torch.nn.Module):
+    """A decoder whose cache goes in and comes out as a list of tensors."""
+
+    def __init__(self, model, takes):
+        super().__init__()
+        self.model, self.takes = model, takes
+
+    def forward(self, x, attention_mask, position_ids, *past):
+        cache = DynamicCache(config=self.model.config)
+        for layer in range(len(past) // 2):
+            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        out = self.model(**{self.takes: x}, attention_mask=attention_mask, position_ids=position_ids,
+                         past_key_values=cache, use_cache=True)
+        return (out.logits, *[part for layer in out.past_key_values.layers for part in (layer.keys, layer.values)])
+
+
+def export(module, path, takes, new, past):
+    """A decoder's graph, traced with some new tokens after a past of some length; 0 leaves the past out."""
+    config = module.model.config
+    x = torch.tensor([TOKENS[:new]])
+    if takes == "inputs_embeds":
+        x = module.model.get_input_embeddings()(x).detach()
+    heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    parts = [f"{layer}.{part}" for layer in range(config.num_hidden_layers) for part in ("key", "value")]
+    pasts = [f"past_key_values.{part}" for part in parts] if past else []
+    presents = [f"present.{part}" for part in parts]
+    axes = {takes: {0: "batch_size", 1: "sequence_length"}, "attention_mask": {0: "batch_size", 1: "total_length"},
+            "position_ids": {0: "batch_size", 1: "sequence_length"}, "logits": {0: "batch_size", 1: "sequence_length"}}
+    axes |= {name: {0: "batch_size", 2: "past_length"} for name in pasts}
+    axes |= {name: {0: "batch_size", 2: "total_length"} for name in presents}
+    values = (x, torch.ones(1, past + new, dtype=torch.long), torch.arange(past, past + new)[None],
+              *[torch.randn(1, heads, past, size) for _ in pasts])
+    torch.onnx.export(module, values, path, input_names=[takes, "attention_mask", "position_ids", *pasts],
+                      output_names=["logits", *presents], dynamic_axes=axes, opset_version=14, dynamo=False)
+    shorten(path)
+
+
+def shorten(path):
+    """Short names between a graph's ends, which are half of a tiny file."""
+    model = onnx.load(path)
+    short = {}
+    ends = {value.name for value in [*model.graph.input, *model.graph.output]} | {""}
+    for index, node in enumerate(model.graph.node):
+        node.name = f"n{index}"
+        for names in (node.input, node.output):
+            names[:] = [n if n in ends else short.setdefault(n, f"v{len(short)}") for n in names]
+    for constant in model.graph.initializer:
+        constant.name = short.setdefault(constant.name, constant.name)
+    onnx.save(model, path)
+
+
+def llama(layers):
+    torch.manual_seed(7)
+    config = LlamaConfig(**dict(COMMON, num_hidden_layers=layers), hidden_size=16, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1)
+    config._attn_implementation = "eager"
+    return random(LlamaForCausalLM(config), 0.3)
+
+
+def settle(folder, model, logits):
+    """The files beside a decoder's graphs; its logits must be those of the model that it was made of."""
+    expected = model(torch.tensor([TOKENS])).logits[0].detach().numpy()
+    assert np.abs(expected - logits).max() < 1e-4, np.abs(expected - logits).max()
+    tokenizer(folder)
+    (folder / "config.json").write_text(model.config.to_json_string())
+    golden(folder, logits)
+
+
+def merged(first, other):
+    """One graph of two, as `optimum.onnx.merge_decoders` makes it: constants in front, the graphs as branches."""
+    constants, bodies = {}, []
+    for prefix, graph in (("first/", first.graph), ("next/", other.graph)):
+        own = {c.name for c in graph.initializer} | {o for n in graph.node for o in n.output}
+        own -= {o.name for o in graph.output}
+        for node in graph.node:
+            node.name = prefix + node.name
+            for names in (node.input, node.output):
+                names[:] = [prefix + name if name in own else name for name in names]
+        for constant in graph.initializer:
+            constant.name = prefix + constant.name
+            constants[constant.name] = constant
+        bodies.append(helper.make_graph(list(graph.node), prefix, [], list(graph.output)))
+    branch = helper.make_node("If", ["use_cache_branch"], [o.name for o in other.graph.output], name="If",
+                              then_branch=bodies[1], else_branch=bodies[0])
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    graph = helper.make_graph([branch], "merged", [*other.graph.input, flag], list(other.graph.output),
+                              list(constants.values()))
+    return helper.make_model(graph, opset_imports=list(other.opset_import), ir_version=8)
+
+
+def optimum():
+    model = llama(1)
+    folder, one = HERE / "optimum-two", HERE / "optimum-merged"
+    for each in (folder, one):
+        each.mkdir(exist_ok=True)
+    first, other = folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx"
+    # As in Optimum, the graph after a past is traced with one new token.
+    export(Flat(model, "input_ids"), first, "input_ids", 4, 0)
+    export(Flat(model, "input_ids"), other, "input_ids", 1, 4)
+    whole = onnxruntime.InferenceSession(first)
+    settle(folder, model, run(whole, input_ids=np.array([TOKENS])))
+    path = one / "decoder_model_merged.onnx"
+    onnx.save(merged(onnx.load(first), onnx.load(other)), path)
+    settle(one, model, run(onnxruntime.InferenceSession(path), input_ids=np.array([TOKENS])))
+
+
+def transformers_js():
+    model = llama(2)
+    folder = HERE / "transformers-js"
+    (folder / "onnx").mkdir(parents=True, exist_ok=True)
+    decoder, embedding = folder / "onnx/decoder_model_merged.onnx", folder / "onnx/embed_tokens.onnx"
+    export(Flat(model, "inputs_embeds"), decoder, "inputs_embeds", 3, 4)
+    torch.onnx.export(model.get_input_embeddings(), (torch.tensor([TOKENS]),), embedding, input_names=["input_ids"],
+                      output_names=["inputs_embeds"], opset_version=14, dynamo=False,
+                      dynamic_axes={n: {0: "batch_size", 1: "sequence_length"} for n in ("input_ids", "inputs_embeds")})
+    rows = onnxruntime.InferenceSession(embedding).run(None, {"input_ids": np.array([TOKENS])})[0]
+    settle(folder, model, run(onnxruntime.InferenceSession(decoder), inputs_embeds=rows))
+
+
+class Rows(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, token_type_ids):
+        return self.model(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids).last_hidden_state
+
+
+def sentence():
+    torch.manual_seed(7)
+    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+                        max_position_embeddings=32, attn_implementation="eager")
+    model = random(BertModel(config, add_pooling_layer=False), 0.3)
+    folder = HERE / "sentence"
+    (folder / "onnx").mkdir(parents=True, exist_ok=True)
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    text = [[2, 9, 33, 14, 3], [2, 40, 3]]
+    ids = torch.tensor([text[0], text[1] + [0, 0]])
+    mask, types = (ids != 0).long(), torch.zeros_like(ids)
+    types[0, 3:] = 1
+    whole = Rows(model).eval()
+    torch.onnx.export(whole, (ids, mask, types), folder / "onnx/model.onnx", input_names=names,
+                      output_names=["last_hidden_state"], opset_version=14, dynamo=False,
+                      dynamic_axes={n: {0: "batch_size", 1: "sequence_length"} for n in [*names, "last_hidden_state"]})
+    session = onnxruntime.InferenceSession(folder / "onnx/model.onnx")
+    rows = session.run(None, dict(zip(names, (ids.numpy(), mask.numpy(), types.numpy()))))[0]
+    expected = whole(ids, mask, types).detach().numpy()
+    assert np.abs((expected - rows)[mask.numpy() == 1]).max() < 1e-5
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *[f"w{i}" for i in range(60)]]
+    tokens = Tokenizer(models.WordPiece(vocab={w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+                                                          special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    PreTrainedTokenizerFast(tokenizer_object=tokens, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]",
+                            unk_token="[UNK]", model_max_length=24).save_pretrained(folder)
+    (folder / "config.json").write_text(config.to_json_string())
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules = [dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
+               for i, (kind, path) in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    texts = [dict(tokens=text[0], second=3, rows=rows[0].tolist()), dict(tokens=text[1], second=3, rows=rows[1][:3].tolist())]
+    (folder / "golden.json").write_text(json.dumps(dict(texts=texts)) + "\n")
+
+
+if __name__ == "__main__":
+    wide = dict(COMMON, hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
+    genai("genai-cpu", LlamaForCausalLM(LlamaConfig(**wide)), "cpu")
+    scaling = dict(type="longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8)
+    long = dict(wide, rope_scaling=scaling, original_max_position_embeddings=64, sliding_window=None)
+    genai("genai-dml", Phi3ForCausalLM(Phi3Config(**long)), "dml")
+    optimum()
+    transformers_js()
+    sentence()

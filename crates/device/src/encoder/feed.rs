@@ -1,0 +1,136 @@
+//! What goes into an encoder's graph for tokens: rows that the host looked up, or the tokens themselves.
+
+use std::path::Path;
+
+use narthex_engine::{encoder::Text, executor::StepError};
+use narthex_spec::{
+    DType,
+    arch::{EncoderHead, ImportedEncoder, Structure},
+    manifest::Manifest,
+};
+
+use super::{EncoderTables, Names};
+use crate::{
+    error::DeviceError,
+    ort::{Binding, Tensor},
+};
+
+/// The greatest vocabulary, width or length that an imported encoder is believed; no table vouches for them.
+const MAX_NUMBER: usize = 1 << 24;
+
+/// What goes into the graph for tokens.
+pub(crate) enum Feed {
+    /// What the host looked up for them.
+    Rows {
+        tables: EncoderTables,
+        embeds: Vec<f32>,
+        /// What positions add; empty where they are in `embeds`.
+        positions: Vec<f32>,
+    },
+    /// The tokens themselves, and the segments that they are of.
+    Tokens { vocab: usize, tokens: Vec<i64>, segments: Vec<i64> },
+}
+
+impl Feed {
+    pub(super) fn open(package: &Path, manifest: &Manifest) -> Result<Self, DeviceError> {
+        match &manifest.architecture {
+            Structure::Encoder(arch) => {
+                let tables = EncoderTables::open(package, manifest, arch)?;
+                Ok(Self::Rows { tables, embeds: Vec::new(), positions: Vec::new() })
+            }
+            Structure::ImportedEncoder(imported) => {
+                check_imported(imported, manifest.max_length)?;
+                Ok(Self::Tokens { vocab: imported.vocab, tokens: Vec::new(), segments: Vec::new() })
+            }
+            _ => Err(DeviceError::package("an encoder", "a decoder")),
+        }
+    }
+
+    /// Entries of the vocabulary.
+    pub(super) fn vocab(&self) -> usize {
+        match self {
+            Self::Rows { tables, .. } => tables.vocab(),
+            Self::Tokens { vocab, .. } => *vocab,
+        }
+    }
+
+    /// All zeros, which is what padding has, for this many padded tokens.
+    pub(super) fn clear(&mut self, rows: usize) {
+        fn zeros<T: Default + Clone>(values: &mut Vec<T>, length: usize) {
+            values.clear();
+            values.resize(length, T::default());
+        }
+        match self {
+            Self::Rows { tables, embeds, positions } => {
+                zeros(embeds, rows * tables.input);
+                zeros(positions, rows * tables.apart());
+            }
+            Self::Tokens { tokens, segments, .. } => {
+                zeros(tokens, rows);
+                zeros(segments, rows);
+            }
+        }
+    }
+
+    /// Writes a text's token to its place among the padded ones.
+    pub(super) fn write(&mut self, at: usize, text: &Text<'_>, index: usize) {
+        match self {
+            Self::Rows { tables, embeds, positions } => {
+                let (width, apart) = (tables.input, tables.apart());
+                let embeds = &mut embeds[at * width..][..width];
+                tables.read(text, index, embeds, &mut positions[at * apart..][..apart]);
+            }
+            Self::Tokens { tokens, segments, .. } => {
+                tokens[at] = i64::from(text.tokens[index]);
+                segments[at] = i64::from(index >= text.second);
+            }
+        }
+    }
+
+    /// Binds what was written for a padded batch.
+    ///
+    /// # Safety
+    /// As for [`Binding::input`]: `self` must stay where it is until the run is over.
+    pub(super) unsafe fn bind(
+        &mut self,
+        binding: &mut Binding,
+        names: &Names,
+        [batch, sequence]: [i64; 2],
+    ) -> Result<(), StepError> {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            match self {
+                Self::Rows { tables, embeds, positions } => {
+                    let shape = [batch, sequence, tables.input as i64];
+                    binding.input(&names.first, Tensor::new(embeds, DType::F32, &shape))?;
+                    let shape = [batch, sequence, tables.apart() as i64];
+                    names
+                        .second
+                        .iter()
+                        .try_for_each(|name| binding.input(name, Tensor::new(positions, DType::F32, &shape)))
+                }
+                Self::Tokens { tokens, segments, .. } => {
+                    let shape = [batch, sequence];
+                    binding.input(&names.first, Tensor::new(tokens, DType::I64, &shape))?;
+                    names
+                        .second
+                        .iter()
+                        .try_for_each(|name| binding.input(name, Tensor::new(segments, DType::I64, &shape)))
+                }
+            }
+        }
+    }
+}
+
+/// Whether what a manifest says of an imported encoder can be.
+fn check_imported(imported: &ImportedEncoder, max_length: usize) -> Result<(), DeviceError> {
+    let numbers = [imported.vocab, imported.width, max_length];
+    if let Some(number) = numbers.into_iter().find(|number| !(1..=MAX_NUMBER).contains(number)) {
+        return Err(DeviceError::package(format!("numbers of 1 to {MAX_NUMBER}"), number));
+    }
+    match imported.head {
+        EncoderHead::Embedding { .. } => Ok(()),
+        EncoderHead::Score { labels, .. } if labels == imported.width => Ok(()),
+        head => Err(DeviceError::package("an imported encoder of vectors or scores", format!("{head:?}"))),
+    }
+}
