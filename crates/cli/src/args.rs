@@ -12,7 +12,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
-pub(crate) use exports::ImportArgs;
+pub(crate) use exports::{ExportArgs, ImportArgs};
 use narthex_gateway::Config;
 use narthex_spec::{Division, NpuPolicy, Order, Places, Power, Scheme};
 
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Make a package of an ONNX export
     Import(ImportArgs),
+    /// Write a package for another runtime
+    Export(ExportArgs),
     /// Say whether a model would run on an NPU, what keeps it from that, and what can be done
     Check(CheckArgs),
     /// Say what this machine has and what is missing

@@ -1,4 +1,4 @@
-//! `import` over tiny exports, in a store of its own.
+//! `import` and `export` over tiny exports, in a store of its own.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -62,6 +62,12 @@ fn exports_become_models_like_any_other() {
     assert_eq!(check(&ask, 0, "", ""), answer);
     let embedded = check(&["embed", "-m", "tiny", "--providers", "cpu", "w1 w2"], 0, "", "");
     assert!(!embedded.is_empty());
+    let out = home.path().join("out");
+    let out = out.to_str().unwrap();
+    check(&["export", "genai-dml", out], 5, "", "an import, which has its export already");
+    check(&["export", "no-such-model", out], 3, "", "no model is called");
+    check(&["export", "tiny", out, "--format", "toaster"], 2, "", "[possible values: genai]");
+    assert!(!Path::new(out).exists());
     check(&["rm", "genai-dml"], 0, "", "removed genai-dml");
 }
 

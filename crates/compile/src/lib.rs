@@ -7,6 +7,7 @@ pub mod check;
 pub mod checkpoint;
 mod emit;
 mod error;
+pub mod export;
 pub mod import;
 mod layer;
 pub mod lower;

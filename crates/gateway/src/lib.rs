@@ -18,6 +18,7 @@ pub mod doctor;
 mod embed;
 mod encoding;
 mod error;
+mod export;
 mod fallen;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -48,6 +49,7 @@ mod verify;
 pub use cancel::Cancel;
 pub use config::Config;
 pub use error::{Error, ErrorKind};
+pub use export::ExportFormat;
 pub use fallen::{Fallen, FallenNode};
 pub use gateway::{Announced, CompileRequest, Gateway, Rebuild};
 pub use import::ImportRequest;

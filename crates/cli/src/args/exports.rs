@@ -1,8 +1,9 @@
-//! What can be typed of exports: `narthex import`.
+//! What can be typed of exports: `narthex import` and `export`.
 
 use std::path::PathBuf;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
+use narthex_gateway::ExportFormat;
 use narthex_spec::ModelName;
 
 /// `narthex import`.
@@ -18,4 +19,33 @@ pub(crate) struct ImportArgs {
     /// The graph to take of several, as in onnx/model_q4.onnx [default: the one without a suffix]
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<String>,
+}
+
+/// `narthex export`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ExportArgs {
+    /// The model, with @w4 for one scheme
+    pub(crate) model: String,
+
+    /// What the folder is for
+    #[arg(long, default_value = "genai")]
+    pub(crate) format: Format,
+
+    /// A folder that is not there yet, or is empty
+    pub(crate) out: PathBuf,
+}
+
+/// What an export is for.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Format {
+    /// onnxruntime-genai
+    Genai,
+}
+
+impl From<Format> for ExportFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Genai => Self::Genai,
+        }
+    }
 }

@@ -1,8 +1,12 @@
-//! `narthex import`.
+//! `narthex import` and `export`.
 
 use narthex_gateway::{Gateway, ImportRequest};
 
-use crate::{args::ImportArgs, bars::Bars, interrupt, output, render};
+use crate::{
+    args::{ExportArgs, ImportArgs},
+    bars::Bars,
+    interrupt, output, render,
+};
 
 /// Makes a package of an export.
 pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> {
@@ -17,4 +21,11 @@ pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> 
         manifest.max_length
     ));
     output::line(folder.display())
+}
+
+/// Writes a package for another runtime.
+pub(crate) fn export(gateway: &Gateway, args: &ExportArgs) -> anyhow::Result<()> {
+    gateway.export(&args.model, args.format.into(), &args.out)?;
+    output::note(format!("exported {}", args.model));
+    output::line(args.out.display())
 }

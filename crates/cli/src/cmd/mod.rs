@@ -40,6 +40,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Ps(ps) => ps::run(&plain(home)?, &ps),
         Command::Compile(compile) => models::compile(&plain(home)?, &compile),
         Command::Plan(plan) => plan::run(&plain(home)?, plan),
+        Command::Export(export) => exports::export(&plain(home)?, &export),
         Command::Import(import) => exports::import(&plain(home)?, import),
         Command::Check(check) => check::run(&plain(home)?, check),
         Command::Doctor(doctor) => doctor::run(&plain(home)?, &doctor),

@@ -6,7 +6,10 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_graph::{Attribute, Graph, InitializerData, onnx::external::ExternalWriter};
+use narthex_graph::{
+    Attribute, Graph, InitializerData,
+    onnx::external::{ExternalWriter, Place},
+};
 use narthex_spec::{
     ModelName, ProgressSink, Sha256,
     manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
@@ -62,6 +65,7 @@ impl Import {
             folder: &self.data,
             sources: Sources::default(),
             file: ExternalWriter::new(package.create(DATA_FILE)?),
+            places: BTreeMap::new(),
             written: 0,
             stage: &stage,
             cancel,
@@ -120,6 +124,8 @@ struct Weights<'a> {
     folder: &'a Path,
     sources: Sources,
     file: ExternalWriter<HashedFile>,
+    /// What was written already, by where it came from: an embedding and a head may share their bytes.
+    places: BTreeMap<(String, u64, u64), Place>,
     written: u64,
     stage: &'a Stage<'a>,
     cancel: &'a AtomicBool,
@@ -137,8 +143,18 @@ impl Weights<'_> {
                 constant.data = InitializerData::Inline(bytes.to_vec().into());
                 continue;
             }
-            let failed = |source| CompileError::Write { path: DATA_FILE.into(), source };
-            let place = self.file.write(bytes).map_err(failed)?;
+            let from = match &constant.data {
+                InitializerData::External { file, offset, length } => Some((file.clone(), *offset, *length)),
+                InitializerData::Inline(_) => None,
+            };
+            let place = match from.as_ref().and_then(|from| self.places.get(from)) {
+                Some(place) => *place,
+                None => self
+                    .file
+                    .write(bytes)
+                    .map_err(|source| CompileError::Write { path: DATA_FILE.into(), source })?,
+            };
+            self.places.extend(from.map(|from| (from, place)));
             let (file, offset, length) = (DATA_FILE.to_owned(), place.offset, place.length);
             constant.data = InitializerData::External { file, offset, length };
             self.written += 1;

@@ -1,0 +1,124 @@
+//! The files beside the graph: `genai_config.json` and those of the tokenizer.
+
+use narthex_spec::{
+    arch::DecoderArch,
+    manifest::{GraphEntry, Manifest},
+};
+use serde_json::{Map, Value, json};
+
+use super::ExportJob;
+use crate::{
+    checkpoint::limit::read_small,
+    error::CompileError,
+    import::refused,
+    pipeline::{TEMPLATE_FILE, TOKENIZER_FILE},
+};
+
+/// The graph's file.
+pub(super) const GRAPH: &str = "model.onnx";
+
+/// The graph's names of its inputs and outputs.
+pub(super) const TOKENS: &str = "input_ids";
+pub(super) const MASK: &str = "attention_mask";
+pub(super) const POSITIONS: &str = "position_ids";
+pub(super) const LOGITS: &str = "logits";
+
+/// A file's name and what it holds.
+type File = (&'static str, Vec<u8>);
+
+/// Every file but the graph and its data.
+pub(super) fn files(
+    job: &ExportJob<'_>,
+    arch: &DecoderArch,
+    entry: &GraphEntry,
+) -> Result<Vec<File>, CompileError> {
+    let ExportJob { package, manifest, .. } = job;
+    let mut files = vec![
+        ("genai_config.json", pretty(&genai_config(manifest, arch, entry)?)),
+        (TOKENIZER_FILE, read_small(&package.join(&manifest.tokenizer.file))?),
+    ];
+    let mut template = None;
+    if let Some(chat) = &manifest.chat {
+        let bytes = read_small(&package.join(&chat.template))?;
+        template = String::from_utf8(bytes.clone()).ok();
+        files.push((TEMPLATE_FILE, bytes));
+    }
+    files.push(("tokenizer_config.json", pretty(&tokenizer_config(manifest, template))));
+    Ok(files)
+}
+
+fn pretty(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+/// The longest sequence that is exported: of two sets of rotary factors the graph has the first.
+pub(super) fn context(manifest: &Manifest, arch: &DecoderArch) -> usize {
+    arch.switch().map_or(manifest.max_length, |first| first.min(manifest.max_length))
+}
+
+fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> Result<Value, CompileError> {
+    let several = || {
+        let expected = "one number of key and value heads, and one head size, in all layers";
+        refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")
+    };
+    let (first, layer) = entry.kv.first().zip(arch.layers.first()).ok_or_else(several)?;
+    if entry.kv.iter().any(|other| (other.heads, other.head_size) != (first.heads, first.head_size)) {
+        return Err(several());
+    }
+    let context = context(manifest, arch);
+    let mut inputs = json!({
+        "input_ids": TOKENS,
+        "attention_mask": MASK,
+        "past_key_names": "past.%d.key",
+        "past_value_names": "past.%d.value",
+    });
+    if arch.learned_positions()
+        && let Some(inputs) = inputs.as_object_mut()
+    {
+        inputs.insert("position_ids".to_owned(), POSITIONS.into());
+    }
+    let mut model = json!({
+        // What onnxruntime-genai calls a language model that needs nothing of its own.
+        "type": "decoder",
+        "context_length": context,
+        "vocab_size": arch.vocab,
+        "decoder": {
+            "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+            "filename": GRAPH,
+            "hidden_size": arch.hidden,
+            "head_size": first.head_size,
+            "num_attention_heads": layer.attention.heads,
+            "num_key_value_heads": first.heads,
+            "num_hidden_layers": entry.kv.len(),
+            "inputs": inputs,
+            "outputs": {
+                "logits": LOGITS,
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        },
+    });
+    let tokens = &manifest.tokenizer;
+    let ids = [
+        ("bos_token_id", tokens.bos.map(Value::from)),
+        ("eos_token_id", (!tokens.stop.is_empty()).then(|| json!(tokens.stop))),
+        ("pad_token_id", tokens.pad.or(tokens.stop.first().copied()).map(Value::from)),
+    ];
+    if let Some(model) = model.as_object_mut() {
+        model.extend(ids.into_iter().filter_map(|(key, id)| Some((key.to_owned(), id?))));
+    }
+    let search = json!({"max_length": context, "past_present_share_buffer": true, "do_sample": false});
+    Ok(json!({"model": model, "search": search}))
+}
+
+fn tokenizer_config(manifest: &Manifest, template: Option<String>) -> Value {
+    let mut config = Map::new();
+    config.insert("tokenizer_class".to_owned(), "PreTrainedTokenizerFast".into());
+    config.insert("add_bos_token".to_owned(), manifest.tokenizer.bos.is_some().into());
+    config.insert("model_max_length".to_owned(), manifest.max_length.into());
+    for (role, text) in manifest.chat.iter().flat_map(|chat| &chat.special_tokens) {
+        config.insert(role.clone(), text.as_str().into());
+    }
+    config.extend(template.map(|template| ("chat_template".to_owned(), template.into())));
+    Value::Object(config)
+}

@@ -1,0 +1,202 @@
+//! Variant A as onnxruntime-genai runs it: tokens and a mask go in, logits of every token come out.
+//!
+//! The cache needs nothing: past and present are one buffer there too.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use narthex_graph::{Attribute, Builder, Graph, Initializer, InitializerData, Value};
+use narthex_spec::{
+    DType,
+    arch::DecoderArch,
+    manifest::{FileRange, GraphEntry, HostTable, Slot, TableEncoding, TableRole},
+};
+
+use super::{
+    ExportJob,
+    config::{LOGITS, MASK, POSITIONS, TOKENS},
+    open,
+};
+use crate::{error::CompileError, import::refused};
+
+/// Begins the paths of the nodes put in.
+const SCOPE: &str = "/genai";
+
+/// ONNX's numbers of element types, for `Cast`.
+const F32: i64 = 1;
+const I32: i64 = 6;
+
+/// The package's graph between nodes that make its slots of onnxruntime-genai's inputs.
+///
+/// ```text
+/// input_ids ── rows of the tables ── embeds
+/// attention_mask ─┬─ ReduceSum - 1 ── seqlens_k
+///                 └─ Shape[1] ── total_length
+/// 0 … batch · sequence ── logits_rows;  logits ── Reshape ── [batch, sequence, vocab]
+/// ```
+pub(super) fn graph(
+    job: &ExportJob<'_>,
+    arch: &DecoderArch,
+    entry: &GraphEntry,
+) -> Result<Graph, CompileError> {
+    let mut graph = open(job, entry)?;
+    let mut front = Front { job, g: Builder::new("", &[]), constants: Vec::new() };
+    let tokens = front.g.input(TOKENS, DType::I64, &["batch".into(), "sequence".into()]);
+    let mask = front.g.input(MASK, DType::I64, &["batch".into(), "total".into()]);
+    let mut embeds = front.rows(TableRole::Token, &tokens)?;
+    if arch.learned_positions() {
+        let positions = front.g.input(POSITIONS, DType::I64, &["batch".into(), "sequence".into()]);
+        let positions = front.rows(TableRole::Position, &positions)?;
+        embeds = front.g.op(SCOPE, "Add", &[&embeds, &positions]);
+    }
+    let mut slots = front.lengths(&tokens, &mask);
+    slots.insert(Slot::Embeds, embeds);
+    for (slot, role) in [(Slot::CosTable, TableRole::Cos), (Slot::SinTable, TableRole::Sin)] {
+        if entry.input(slot).is_some() {
+            let name = format!("{SCOPE}/{role:?}");
+            let table = front.whole(role, &name)?;
+            slots.insert(slot, table);
+        }
+    }
+    for (slot, value) in &slots {
+        let name = entry.input(*slot).map(|binding| binding.name.clone()).unwrap_or_default();
+        front.g.rename(value, &name);
+        front.constants.iter_mut().filter(|constant| constant.name == *value).for_each(|constant| {
+            constant.name.clone_from(&name);
+        });
+        graph.inputs.retain(|input| input.name != name);
+    }
+    close(graph, front, entry, &tokens)
+}
+
+/// The data files that a graph names.
+pub(super) fn data_files(graph: &Graph) -> BTreeSet<String> {
+    let file = |constant: &Initializer| match &constant.data {
+        InitializerData::External { file, .. } => Some(file.clone()),
+        InitializerData::Inline(_) => None,
+    };
+    graph.initializers.iter().filter_map(file).collect()
+}
+
+/// Puts the new nodes before the graph, and the logits in the shape wanted.
+fn close(
+    mut graph: Graph,
+    front: Front<'_>,
+    entry: &GraphEntry,
+    tokens: &str,
+) -> Result<Graph, CompileError> {
+    let rows = entry.output(Slot::Logits).map(|binding| binding.name.clone()).unwrap_or_default();
+    let (flat, shaped) = (format!("{SCOPE}/logits"), LOGITS.to_owned());
+    let mut back = Builder::new("", &[]);
+    let sizes = back.op(&flat, "Shape", &[tokens]);
+    let last = back.ints(&[1], &[-1]);
+    let shape = back.op_with(&flat, "Concat", &[&sizes, &last], &[("axis", Attribute::Int(0))]);
+    let made = back.op(&flat, "Reshape", &[&flat, &shape]);
+    back.rename(&made, &shaped);
+    for node in &mut graph.nodes {
+        node.outputs.iter_mut().filter(|name| **name == rows).for_each(|name| name.clone_from(&flat));
+    }
+    let vocab = graph.outputs.iter().find(|output| output.name == rows);
+    let vocab = vocab.and_then(|output| output.shape.last().cloned()).unwrap_or_else(|| "vocab".into());
+    graph.outputs.retain(|output| output.name != rows);
+    let shape = vec!["batch".into(), "sequence".into(), vocab];
+    graph.outputs.insert(0, Value { name: shaped, dtype: DType::F32.into(), shape });
+    let (front, tables, back) = (front.g.finish(), front.constants, back.finish());
+    graph.inputs.splice(0..0, front.inputs);
+    let mut known: HashSet<String> = graph.initializers.iter().map(|other| other.name.clone()).collect();
+    let constants = front.initializers.into_iter().chain(tables).chain(back.initializers);
+    // A small constant of ours is named by its value, and the graph may have it already.
+    graph.initializers.extend(constants.filter(|constant| known.insert(constant.name.clone())));
+    graph.nodes = front.nodes.into_iter().chain(graph.nodes).chain(back.nodes).collect();
+    graph.check()?;
+    Ok(graph)
+}
+
+/// Nodes before the package's.
+struct Front<'a> {
+    job: &'a ExportJob<'a>,
+    g: Builder,
+    /// Tables, which lie in the package's data file.
+    constants: Vec<Initializer>,
+}
+
+impl Front<'_> {
+    /// What fills the slots of lengths and rows.
+    fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
+        let at = |part: &str| format!("{SCOPE}/{part}");
+        let cast = [("to", Attribute::Int(I32))];
+        let g = &mut self.g;
+        let (axis, zero, one) = (g.ints(&[1], &[1]), g.ints(&[], &[0]), g.ints(&[], &[1]));
+        let keep = [("keepdims", Attribute::Int(0))];
+        let lengths = g.op_with(&at("lengths"), "ReduceSum", &[mask, &axis], &keep);
+        let last = g.op(&at("lengths"), "Sub", &[&lengths, &axis]);
+        let last = g.op_with(&at("lengths"), "Cast", &[&last], &cast);
+        let sizes = g.op(&at("total"), "Shape", &[mask]);
+        let total = g.op(&at("total"), "Gather", &[&sizes, &one]);
+        let total = g.op_with(&at("total"), "Cast", &[&total], &cast);
+        let count = g.op(&at("rows"), "Size", &[tokens]);
+        let rows = g.op(&at("rows"), "Range", &[&zero, &count, &one]);
+        HashMap::from([(Slot::SeqlensK, last), (Slot::TotalLength, total), (Slot::LogitsRows, rows)])
+    }
+
+    fn table(&self, role: TableRole) -> Result<HostTable, CompileError> {
+        let manifest = self.job.manifest;
+        let table = manifest.tables.iter().find(|table| table.role == role).cloned();
+        table
+            .ok_or_else(|| refused(format!("package {}", manifest.name), format!("a {role:?} table"), "none"))
+    }
+
+    fn constant(&mut self, name: &str, dtype: DType, shape: &[usize], range: &FileRange) -> String {
+        let FileRange { file, offset, length } = range.clone();
+        let data = InitializerData::External { file, offset, length };
+        let shape = shape.to_vec();
+        self.constants.push(Initializer { name: name.to_owned(), dtype: dtype.into(), shape, data });
+        name.to_owned()
+    }
+
+    /// A table as it is.
+    fn whole(&mut self, role: TableRole, name: &str) -> Result<String, CompileError> {
+        let table = self.table(role)?;
+        match &table.encoding {
+            TableEncoding::Plain { dtype: DType::F32, data } => {
+                Ok(self.constant(name, DType::F32, &[table.rows, table.cols], data))
+            }
+            other => Err(refused(format!("{role:?} table"), "plain f32", format!("{other:?}"))),
+        }
+    }
+
+    /// Rows of a table: `indices [batch, sequence]` → `[batch, sequence, cols]`, f32.
+    ///
+    /// ```text
+    /// plain:  Gather (── Cast)
+    /// w8:     Gather(quants) ── Cast ── - 128 ── Mul(Gather(scales) ── Cast) ── Reshape
+    /// ```
+    fn rows(&mut self, role: TableRole, indices: &str) -> Result<String, CompileError> {
+        let HostTable { rows, cols, encoding, .. } = self.table(role)?;
+        let scope = format!("{SCOPE}/{role:?}");
+        let float = [("to", Attribute::Int(F32))];
+        match encoding {
+            TableEncoding::Plain { dtype, data } => {
+                let table = self.constant(&format!("{scope}/table"), dtype, &[rows, cols], &data);
+                let found = self.g.op(&scope, "Gather", &[&table, indices]);
+                Ok(self.g.op_with(&scope, "Cast", &[&found], &float))
+            }
+            TableEncoding::W8 { block, quants, scales } => {
+                let blocks = cols.checked_div(block).unwrap_or_default();
+                let shape = [rows, blocks, block];
+                let quants = self.constant(&format!("{scope}/quants"), DType::U8, &shape, &quants);
+                let scales =
+                    self.constant(&format!("{scope}/scales"), DType::F16, &[rows, blocks, 1], &scales);
+                let g = &mut self.g;
+                let values = g.op(&format!("{scope}/quants"), "Gather", &[&quants, indices]);
+                let values = g.op_with(&format!("{scope}/quants"), "Cast", &[&values], &float);
+                let middle = g.scalar(128.0);
+                let values = g.op(&scope, "Sub", &[&values, &middle]);
+                let scales = g.op(&format!("{scope}/scales"), "Gather", &[&scales, indices]);
+                let scales = g.op_with(&format!("{scope}/scales"), "Cast", &[&scales], &float);
+                let values = g.op(&scope, "Mul", &[&values, &scales]);
+                let shape = g.ints(&[3], &[0, 0, cols as i64]);
+                Ok(g.op(&scope, "Reshape", &[&values, &shape]))
+            }
+        }
+    }
+}

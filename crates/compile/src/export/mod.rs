@@ -1,0 +1,112 @@
+//! Packages become what other runtimes load. The weights are those of the package, byte by byte.
+//!
+//! [`genai()`] writes a folder for onnxruntime-genai: variant A with its embedding in front, `genai_config.json`, and the
+//! tokenizer's files.
+
+mod config;
+mod genai;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use narthex_graph::Graph;
+use narthex_spec::{
+    Variant,
+    arch::{DecoderArch, Structure},
+    manifest::{GraphEntry, Manifest},
+};
+
+use crate::{check::open::open_files, error::CompileError, import::refused};
+
+/// A package that is exported, and where to.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportJob<'a> {
+    /// The package's folder.
+    pub package: &'a Path,
+    /// Its manifest.
+    pub manifest: &'a Manifest,
+    /// A folder that is not there yet, or is empty.
+    pub out: &'a Path,
+}
+
+/// Writes a package as a folder of onnxruntime-genai. The folder is there as a whole or not at all.
+///
+/// # Errors
+/// [`CompileError::Foreign`] for encoders, imports, and decoders that onnxruntime-genai has no settings for;
+/// [`CompileError::Open`] for a package that cannot be read, [`CompileError::Write`].
+pub fn genai(job: &ExportJob<'_>) -> Result<(), CompileError> {
+    let (arch, entry) = decoder(job.manifest)?;
+    let graph = genai::graph(job, arch, entry)?;
+    let files = config::files(job, arch, entry)?;
+    let partial = Partial::beside(job.out)?;
+    let write = |name: &str, bytes: &[u8]| {
+        let path = partial.0.join(name);
+        fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })
+    };
+    write(config::GRAPH, &graph.encode())?;
+    for (name, bytes) in &files {
+        write(name, bytes)?;
+    }
+    for name in genai::data_files(&graph) {
+        let to = partial.0.join(&name);
+        fs::copy(job.package.join(&name), &to).map_err(|source| CompileError::Write { path: to, source })?;
+    }
+    partial.settle(job.out)
+}
+
+/// The decoder that Narthex compiled, and its graph for CPUs and GPUs.
+fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry), CompileError> {
+    let other = |found: &str| {
+        refused(format!("export of {}", manifest.name), "a chat model that Narthex compiled", found)
+    };
+    let arch = match &manifest.architecture {
+        Structure::Decoder(arch) => arch,
+        Structure::Encoder(_) | Structure::ImportedEncoder(_) => return Err(other("an encoder")),
+        Structure::ImportedDecoder(_) => {
+            return Err(other("an import, which has its export already"));
+        }
+    };
+    let entry = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic);
+    Ok((arch, entry.ok_or_else(|| other("no graph of symbolic shapes"))?))
+}
+
+/// The package's graph.
+fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph, CompileError> {
+    let parts = open_files(&[job.package.join(&entry.file)])?;
+    let none = || refused(format!("graph of {}", job.manifest.name), entry.file.as_str(), "none");
+    parts.into_iter().next().map(|part| part.graph).ok_or_else(none)
+}
+
+/// A folder under way, which goes unless it is settled.
+struct Partial(PathBuf);
+
+impl Partial {
+    /// Beside a folder that must not be there, or be empty.
+    fn beside(out: &Path) -> Result<Self, CompileError> {
+        let failed = |source| CompileError::Write { path: out.to_owned(), source };
+        if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
+            return Err(failed(io::ErrorKind::AlreadyExists.into()));
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(out.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?);
+        name.push(format!(".{}", std::process::id()));
+        let path = out.with_file_name(name);
+        fs::create_dir_all(&path).map_err(failed)?;
+        Ok(Self(path))
+    }
+
+    fn settle(self, out: &Path) -> Result<(), CompileError> {
+        // An empty folder gives way to a whole one.
+        let _ = fs::remove_dir(out);
+        fs::rename(&self.0, out).map_err(|source| CompileError::Write { path: out.to_owned(), source })
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After it was settled there is nothing left; what cannot be removed is named by nobody.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

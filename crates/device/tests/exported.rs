@@ -1,0 +1,107 @@
+//! What a package gives is what its export gives. The export is imported again, which takes its graph for somebody else's;
+//! that onnxruntime-genai itself loads and runs it shows `conformance/export/genai.py`.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{fs, path::Path, sync::atomic::AtomicBool};
+
+use narthex_compile::{
+    export::{self, ExportJob},
+    import::{self, ImportJob},
+};
+use narthex_engine::executor::Wanted;
+use narthex_spec::{Recipe, Scheme, progress::Quiet};
+use support::{
+    Package,
+    families::{FAMILIES, Format, package, tokens},
+    relative, step,
+};
+
+fn exported(package: &Package, out: &Path) -> Result<(), String> {
+    let job = ExportJob { package: package.folder.path(), manifest: &package.manifest, out };
+    export::genai(&job).map_err(|error| error.to_string())
+}
+
+fn imported(export: &Path) -> Package {
+    let folder = tempfile::tempdir().unwrap();
+    let job = ImportJob {
+        name: "tiny".parse().unwrap(),
+        out: folder.path(),
+        source: "test".to_owned(),
+        compiler: "test".to_owned(),
+    };
+    let found = import::open(export, None).unwrap_or_else(|error| panic!("{error}"));
+    let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
+    Package { folder, manifest }
+}
+
+/// The package and its export read the same tokens and give the same logits.
+fn check(package: &Package, what: &str) {
+    let home = tempfile::tempdir().unwrap();
+    let out = home.path().join("export");
+    exported(package, &out).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let again = imported(&out);
+    // What an embedding and a head share is still one.
+    let bytes = |package: &Package| package.manifest.files["model.onnx.data"].bytes;
+    assert!(bytes(&again) <= bytes(package), "{what}");
+    assert_eq!(again.manifest.tokenizer.stop, package.manifest.tokenizer.stop, "{what}");
+    assert_eq!(again.manifest.tokenizer.bos, package.manifest.tokenizer.bos, "{what}");
+    let tokens = &tokens()[..again.manifest.max_length.min(40)];
+    let rows = |package: &Package| {
+        let mut executor = package.executor();
+        let mut rows = Vec::new();
+        for (at, length) in [(0, 8), (8, 1), (9, tokens.len() - 9)] {
+            rows.extend(step(&mut executor, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap());
+        }
+        rows
+    };
+    for (token, (found, expected)) in rows(&again).iter().zip(&rows(package)).enumerate() {
+        let distance = relative(found, expected);
+        assert!(distance <= 1e-5, "{what}, token {token}: {distance}");
+    }
+}
+
+#[test]
+fn every_family_gives_the_same_logits_after_its_export() {
+    let mut refused = Vec::new();
+    for family in FAMILIES {
+        let package = package(family, Format::Safetensors, Recipe::new(Scheme::F32), None);
+        let heads = package.manifest.graphs[0].kv.iter().map(|layer| layer.heads);
+        if heads.clone().min() == heads.max() {
+            check(&package, family);
+        } else {
+            let home = tempfile::tempdir().unwrap();
+            let error = exported(&package, &home.path().join("export")).unwrap_err();
+            assert!(error.contains("one number of key and value heads"), "{error}");
+            assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+            refused.push(family);
+        }
+    }
+    assert_eq!(refused, ["openelm"]);
+}
+
+#[test]
+fn quantised_weights_are_exported_as_they_are() {
+    for scheme in [Scheme::W8, Scheme::W4] {
+        for family in ["llama", "gemma2", "phi3.5"] {
+            let package = package(family, Format::Safetensors, Recipe::new(scheme), None);
+            check(&package, &format!("{family} {scheme}"));
+        }
+        check(&Package::llama(scheme), scheme.as_str());
+    }
+}
+
+#[test]
+fn an_export_replaces_nothing_and_encoders_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let out = home.path().join("export");
+    let package = Package::llama(Scheme::F32);
+    fs::create_dir(&out).unwrap();
+    exported(&package, &out).unwrap();
+    assert!(exported(&package, &out).unwrap_err().contains("cannot write"));
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    let error = exported(&Package::bert(Scheme::F32), &home.path().join("other")).unwrap_err();
+    assert!(error.contains("a chat model that Narthex compiled") && error.contains("an encoder"), "{error}");
+}
