@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node};
+use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
 use super::{decoder::BRANCH, refused};
 use crate::error::CompileError;
@@ -62,40 +62,15 @@ pub(super) fn branches(mut first: Graph, mut next: Graph) -> Result<Graph, Compi
         unread: first.unread.drain(..).chain(next.unread.drain(..)).collect(),
         ..Graph::default()
     };
-    let branch = narthex_graph::Value {
+    let branch = Value {
         name: BRANCH.to_owned(),
         dtype: narthex_spec::DType::Bool.into(),
         shape: vec![1_usize.into()],
     };
     whole.inputs.push(branch);
-    let mut constants = HashMap::new();
-    let mut body = |mut graph: Graph, prefix: &str| {
-        // Constants stand in the graph around, those that both branches have once.
-        let mut shared = HashMap::new();
-        for mut constant in graph.initializers.drain(..) {
-            let old = constant.name.clone();
-            let name = constants.entry(key(&constant)).or_insert_with(|| {
-                constant.name = format!("{prefix}{old}");
-                whole.initializers.push(constant.clone());
-                constant.name.clone()
-            });
-            shared.insert(old, name.clone());
-        }
-        let inputs: HashSet<String> = graph.inputs.drain(..).map(|input| input.name).collect();
-        graph.outputs = outputs
-            .iter()
-            .filter_map(|wanted| graph.outputs.iter().find(|output| output.name == wanted.name).cloned())
-            .collect();
-        rename(&mut graph, &|name| match shared.get(name) {
-            Some(constant) => constant.clone(),
-            None if inputs.contains(name) => name.to_owned(),
-            None => format!("{prefix}{name}"),
-        });
-        graph.opsets.clear();
-        graph.values.clear();
-        Attribute::Graph(Box::new(graph))
-    };
-    let (then, otherwise) = (body(next, "next/"), body(first, "first/"));
+    let mut bodies = Bodies { constants: HashMap::new(), kept: Vec::new(), outputs: &outputs };
+    let (then, otherwise) = (bodies.body(next, "next/"), bodies.body(first, "first/"));
+    whole.initializers = bodies.kept;
     whole.nodes.push(Node {
         name: "/branches/If".to_owned(),
         op: "If".to_owned(),
@@ -105,6 +80,43 @@ pub(super) fn branches(mut first: Graph, mut next: Graph) -> Result<Graph, Compi
         attributes: vec![("then_branch".to_owned(), then), ("else_branch".to_owned(), otherwise)],
     });
     Ok(whole)
+}
+
+/// Graphs on their way to become bodies of one node.
+struct Bodies<'a> {
+    /// Names of the constants that were kept.
+    constants: HashMap<Key, String>,
+    /// Constants for the graph around.
+    kept: Vec<Initializer>,
+    /// What every body gives, in order.
+    outputs: &'a [Value],
+}
+
+impl Bodies<'_> {
+    /// A graph as a body whose own values have names that begin with `prefix`; its inputs are values around it.
+    fn body(&mut self, mut graph: Graph, prefix: &str) -> Attribute {
+        let mut shared = HashMap::new();
+        for mut constant in graph.initializers.drain(..) {
+            let old = constant.name.clone();
+            let name = self.constants.entry(key(&constant)).or_insert_with(|| {
+                constant.name = format!("{prefix}{old}");
+                self.kept.push(constant.clone());
+                constant.name.clone()
+            });
+            shared.insert(old, name.clone());
+        }
+        let inputs: HashSet<String> = graph.inputs.drain(..).map(|input| input.name).collect();
+        let given = |wanted: &Value| graph.outputs.iter().find(|output| output.name == wanted.name).cloned();
+        graph.outputs = self.outputs.iter().filter_map(given).collect();
+        rename(&mut graph, &|name| match shared.get(name) {
+            Some(constant) => constant.clone(),
+            None if inputs.contains(name) => name.to_owned(),
+            None => format!("{prefix}{name}"),
+        });
+        graph.opsets.clear();
+        graph.values.clear();
+        Attribute::Graph(Box::new(graph))
+    }
 }
 
 /// What tells constants apart: type, shape and, inside the model, the elements; in a data file, the name, which an exporter

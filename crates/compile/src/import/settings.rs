@@ -51,8 +51,16 @@ struct Keys {
     #[serde(default, alias = "n_positions", alias = "n_ctx", alias = "max_seq_len")]
     max_position_embeddings: Option<usize>,
     #[serde(default)]
+    model_type: Option<String>,
+    #[serde(default)]
     id2label: Option<serde_json::Map<String, Value>>,
 }
+
+/// Families whose positions begin behind the padding's, so that two rows of the position weight serve no token.
+const BEHIND_PADDING: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
+
+/// Rows before the first token's in those families.
+const PADDING_ROWS: usize = 2;
 
 impl Settings {
     /// Reads `config.json`; a folder without one says nothing.
@@ -68,6 +76,9 @@ impl Settings {
         let hidden = checked("hidden_size", keys.hidden_size, &WIDTH)?;
         let heads = checked("num_attention_heads", keys.num_attention_heads, &HEADS)?;
         let derived = hidden.zip(heads).map(|(hidden, heads)| hidden / heads).filter(|&size| size > 0);
+        let behind = keys.model_type.is_some_and(|family| BEHIND_PADDING.contains(&family.as_str()));
+        let context = checked("max_position_embeddings", keys.max_position_embeddings, &CONTEXT)?;
+        let context = context.map(|rows| if behind { rows.saturating_sub(PADDING_ROWS) } else { rows });
         Ok(Self {
             file: CONFIG.to_owned(),
             vocab: checked("vocab_size", keys.vocab_size, &VOCAB)?,
@@ -75,7 +86,7 @@ impl Settings {
             heads,
             kv_heads: checked("num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
             head_size: checked("head_dim", keys.head_dim, &WIDTH)?.or(derived),
-            context: checked("max_position_embeddings", keys.max_position_embeddings, &CONTEXT)?,
+            context: context.filter(|&context| context > 0),
             labels: keys.id2label.map(|labels| labels.len()),
             ids: config.ids().clone(),
         })
@@ -89,5 +100,39 @@ impl Settings {
     /// A number that neither graph nor settings may leave open.
     pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize, CompileError> {
         value.ok_or_else(|| refused(format!("{key} of {}", self.file), "a number", "none"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_stand_under_each_family_s_names() {
+        let check = |config: Value, expect: [Option<usize>; 4]| {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join(CONFIG), config.to_string()).unwrap();
+            let found = Settings::read(&mut Folder::new(folder.path())).unwrap();
+            assert_eq!([found.vocab, found.hidden, found.head_size, found.context], expect, "{config}");
+        };
+        check(
+            json!({"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 64}),
+            [Some(9), Some(8), Some(4), Some(64)],
+        );
+        check(json!({"n_embd": 8, "n_head": 4, "n_positions": 32}), [None, Some(8), Some(2), Some(32)]);
+        check(json!({"dim": 8, "n_heads": 1, "head_dim": 16}), [None, Some(8), Some(16), None]);
+        let roberta = json!({"model_type": "roberta", "max_position_embeddings": 514});
+        check(roberta, [None, None, None, Some(512)]);
+        check(json!({"model_type": "mpnet", "max_position_embeddings": 2}), [None; 4]);
+    }
+
+    #[test]
+    fn a_number_that_is_nowhere_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = Settings::read(&mut Folder::new(folder.path())).unwrap();
+        let error = found.vocab().unwrap_err().to_string();
+        assert!(error.contains("vocab_size of config.json") && error.contains("a number"), "{error}");
     }
 }
