@@ -1,6 +1,9 @@
 //! From a resolved model to files on this disk that the compiler can read.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use narthex_spec::{ProgressSink, Sha256};
 
@@ -9,11 +12,11 @@ use crate::{
     error::Error,
     resolve::{Location, Resolved},
     source::{
-        hub::{Hub, HubOptions},
+        hub::{Hub, HubOptions, Wanted},
         local,
         wheel::{self, Origin},
     },
-    store::Store,
+    store::{Staging, Store},
 };
 
 /// A checkpoint on this disk.
@@ -79,6 +82,29 @@ pub fn settings(resolved: &Resolved, cancel: &Cancel) -> Result<Option<PathBuf>,
         Location::Local(path) => Ok(Some(path.clone())),
         Location::Wheel { .. } => Ok(None),
     }
+}
+
+/// A hub model's outline: settings and the beginnings of its weights' files, for as long as this lives.
+pub struct Outline(Staging);
+
+impl Outline {
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// The outline of a model on the hub; nothing for one that comes from elsewhere, or without a network.
+pub fn outline(
+    store: &Store,
+    resolved: &Resolved,
+    wanted: &Wanted<'_>,
+    cancel: &Cancel,
+) -> Result<Option<Outline>, Error> {
+    let Location::Hub(source) = &resolved.source else { return Ok(None) };
+    let hub = Hub::new(HubOptions::from_environment()?)?;
+    let outline = Outline(Staging::scratch(store)?);
+    Ok(hub.outline(source, outline.path(), wanted, cancel)?.then_some(outline))
 }
 
 #[cfg(test)]

@@ -451,6 +451,38 @@ fn settings_come_without_weights() {
 }
 
 #[test]
+fn an_outline_is_settings_and_beginnings() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut repo = repo();
+    let whole = noise(3_000_000);
+    repo.files.insert(WEIGHTS.to_owned(), whole.clone());
+    let server = Server::start(move |request| repo.answer(request));
+    let outline = |endpoint: &str, wanted: u64| {
+        let folder = tempfile::tempdir().unwrap();
+        let wanted = |name: &str, found: &[u8]| {
+            assert_eq!(name, WEIGHTS);
+            ((found.len() as u64) < wanted).then_some(wanted)
+        };
+        let hub = Hub::new(options(endpoint, cache.path())).unwrap();
+        let done = hub.outline(&source(), folder.path(), &wanted, &Cancel::new(false));
+        (folder, done)
+    };
+    for wanted in [10, 1_000_000] {
+        let (folder, done) = outline(&server.endpoint, wanted);
+        assert!(done.unwrap());
+        let found = fs::read(folder.path().join(WEIGHTS)).unwrap();
+        assert_eq!(found.len(), whole.len(), "a hole has the file's length");
+        let begun = (wanted as usize).max(256 << 10);
+        assert!(found[..begun] == whole[..begun] && found[begun..].iter().all(|byte| *byte == 0));
+        assert_eq!(fs::read(folder.path().join("config.json")).unwrap(), b"{}");
+    }
+    let lengths: Vec<_> = server.requests().iter().filter_map(Request::range_length).collect();
+    assert_eq!(lengths, [256 << 10, 256 << 10, 1_000_000]);
+    let (folder, done) = outline("http://127.0.0.1:1", 10);
+    assert!(!done.unwrap() && fs::read_dir(folder.path()).unwrap().count() == 0);
+}
+
+#[test]
 fn without_a_network_a_complete_snapshot_is_used() {
     let cache = tempfile::tempdir().unwrap();
     let repo = repo();

@@ -98,7 +98,12 @@ fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel)
             Err(error) => Subject::Unknown(entry.unsupported().unwrap_or_else(|| error.to_string())),
         });
     }
-    match fetch::settings(&reference.resolve(&inner.catalog)?, cancel.flag())? {
+    let resolved = reference.resolve(&inner.catalog)?;
+    if let Some(outline) = fetch::outline(&inner.store, &resolved, &checkpoint::wanted, cancel.flag())? {
+        let architecture = checkpoint::outlined(outline.path()).map_err(CompileError::from)?;
+        return Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme })));
+    }
+    match fetch::settings(&resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),
         None => Err(Error::NotInstalled { name: key.name.clone() }),
     }

@@ -8,6 +8,7 @@ mod cache;
 mod client;
 mod error;
 pub(crate) mod glob;
+mod outline;
 pub(crate) mod reference;
 mod transfer;
 
@@ -23,6 +24,7 @@ use narthex_spec::{
     ProgressSink, Sha256,
     progress::{Progress, Stage, Unit},
 };
+pub use outline::Wanted;
 use serde::Deserialize;
 
 use self::{cache::RepoCache, client::Client, transfer::Transfer};
@@ -231,10 +233,15 @@ impl Hub {
             glob::wanted(&sibling.rfilename, &patterns) && sibling.size.is_none_or(|size| size <= SMALL_FILE)
         };
         for Sibling { rfilename: name, .. } in listing.siblings.iter().filter(small) {
-            let transfer = Transfer { client: &self.client, repo: &repo, commit: &listing.sha, name };
-            transfer.run(self.options.backoff, &|_| (), cancel)?;
+            self.bring(&repo, &listing.sha, name, cancel)?;
         }
         Ok(repo.snapshot(&listing.sha))
+    }
+
+    /// Brings one small file into the cache.
+    fn bring(&self, repo: &RepoCache, commit: &str, name: &str, cancel: &Cancel) -> Result<(), Error> {
+        let transfer = Transfer { client: &self.client, repo, commit, name };
+        transfer.run(self.options.backoff, &|_| (), cancel).map(drop)
     }
 
     /// Asks what the repository holds; tries again while the hub is busy, but not where it cannot be reached at all.

@@ -26,6 +26,11 @@ impl Request {
         self.headers.get("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
     }
 
+    /// How many bytes from the first are asked for.
+    pub(crate) fn range_length(&self) -> Option<usize> {
+        self.headers.get("range")?.strip_prefix("bytes=0-")?.parse::<usize>().ok().map(|last| last + 1)
+    }
+
     pub(crate) fn is(&self, method: &str, ending: &str) -> bool {
         self.method == method && self.path.ends_with(ending)
     }
@@ -171,6 +176,11 @@ impl Repo {
             .with("X-Linked-Etag", format!("\"{}\"", Self::etag(name, bytes)))
             .with("X-Linked-Size", bytes.len().to_string())
             .with("X-Repo-Commit", COMMIT);
+        if let Some(length) = request.range_length().filter(|length| *length <= bytes.len()) {
+            let range = format!("bytes 0-{}/{}", length - 1, bytes.len());
+            let body = bytes[..length].to_vec();
+            return Reply { status: 206, body, ..reply }.with("Content-Range", range);
+        }
         match start {
             Some(start) => Reply { status: 206, ..reply }.with(
                 "Content-Range",

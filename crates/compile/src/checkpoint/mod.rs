@@ -24,7 +24,7 @@ mod tensors;
 mod weight;
 
 pub use census::parameters;
-pub use open::{architecture, open, stated};
+pub use open::{architecture, open, outlined, stated, wanted};
 
 use std::{borrow::Cow, path::PathBuf};
 

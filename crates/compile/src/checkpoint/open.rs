@@ -13,7 +13,7 @@ use narthex_spec::arch::{Architecture, Pooling};
 use super::{
     Checkpoint, CheckpointError, gguf, hf,
     limit::unsupported,
-    safetensors::{INDEX, SINGLE, refuse_other_formats},
+    safetensors::{self, INDEX, SINGLE, refuse_other_formats},
     tensors::file_name,
 };
 
@@ -68,6 +68,24 @@ pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
         return hf::architecture(path);
     }
     Ok(open(path)?.architecture)
+}
+
+/// Bytes of a weights file's beginning that tell its tensors, as far as those that are there say; nothing once they
+/// suffice, and for files that are not read.
+pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
+    if is_gguf(name) { gguf::wanted(beginning) } else { safetensors::wanted(beginning) }
+}
+
+/// What a checkpoint computes of whose weights only the [`wanted`] beginnings are there, each in a file of the whole
+/// length. Every tensor is looked for and has its shape.
+///
+/// # Errors
+/// As [`open`].
+pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
+    if path.join(hf::CONFIG).is_file() {
+        return hf::outlined(path);
+    }
+    architecture(path)
 }
 
 /// What a model computes by its publisher's settings, which no folder holds: the keys of a `config.json`, and how an

@@ -122,6 +122,18 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, Located
     Ok(metadata.tensors().into_iter().map(place).collect())
 }
 
+/// Bytes of a file's beginning that tell its tensors, as far as those that are there say; nothing once they suffice.
+pub(super) fn wanted(beginning: &[u8]) -> Option<u64> {
+    let length = size_of::<u64>() as u64;
+    let whole = match beginning.first_chunk().copied().map(u64::from_le_bytes) {
+        Some(header) if header <= MAX_HEADER_BYTES => length + header,
+        // Reading it says what is wrong.
+        Some(_) => return None,
+        None => length,
+    };
+    ((beginning.len() as u64) < whole).then_some(whole)
+}
+
 /// The JSON text at a file's beginning, after its length.
 fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8], CheckpointError> {
     let length = bytes.first_chunk().copied().map(u64::from_le_bytes);
@@ -205,6 +217,18 @@ mod tests {
             assert_eq!((&located.shape, &located.kind), (&tensor.shape, &encoding));
             assert!(bytes[located.bytes.clone()] == tensor.bytes);
         }
+    }
+
+    #[test]
+    fn a_beginning_says_how_long_it_is() {
+        let bytes = safetensors_bytes(&hf_tensors(&tiny_llama_weights(1)));
+        let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap());
+        let check = |length: u64, expect| assert_eq!(wanted(&bytes[..length as usize]), expect, "{length}");
+        check(3, Some(8));
+        check(8, Some(header));
+        check(header - 1, Some(header));
+        check(header, None);
+        assert_eq!(wanted(&u64::MAX.to_le_bytes()), None);
     }
 
     #[test]

@@ -57,7 +57,13 @@ pub(super) struct Promise {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
     Head,
-    Get { from: u64 },
+    Get {
+        from: u64,
+    },
+    /// The first so many bytes.
+    Begin {
+        length: u64,
+    },
 }
 
 impl Client {
@@ -145,6 +151,19 @@ impl Client {
         Ok(response)
     }
 
+    /// A file's first bytes; a server that knows no ranges gives more.
+    pub(super) fn first_bytes(
+        &self,
+        repo: &str,
+        url: &str,
+        name: &str,
+        length: u64,
+    ) -> Result<Response<Body>, HubError> {
+        let response = self.send(Verb::Begin { length }, url, name)?;
+        self.expect_success(&response, repo, name)?;
+        Ok(response)
+    }
+
     /// Follows redirects; of a HEAD, only those that stay with the hub, since the hub's answer holds the promise.
     fn send(&self, verb: Verb, url: &str, what: &str) -> Result<Response<Body>, HubError> {
         let bad = |reason| HubError::BadRedirect { what: what.to_owned(), reason };
@@ -177,12 +196,16 @@ impl Client {
     ) -> Result<Response<Body>, HubError> {
         let mut request = match verb {
             Verb::Head => self.agent.head(url),
-            Verb::Get { .. } => self.agent.get(url),
+            Verb::Get { .. } | Verb::Begin { .. } => self.agent.get(url),
         };
         // Compressed answers would make lengths and ranges mean something else.
         request = request.header("accept-encoding", "identity");
-        if let Verb::Get { from: from @ 1.. } = verb {
-            request = request.header("range", format!("bytes={from}-"));
+        match verb {
+            Verb::Get { from: from @ 1.. } => request = request.header("range", format!("bytes={from}-")),
+            Verb::Begin { length: length @ 1.. } => {
+                request = request.header("range", format!("bytes=0-{}", length - 1));
+            }
+            _ => {}
         }
         if let Some(token) = self.token.as_ref().filter(|_| *origin == self.origin) {
             request = request.header("authorization", format!("Bearer {token}"));

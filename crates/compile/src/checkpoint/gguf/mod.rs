@@ -50,6 +50,18 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     })
 }
 
+/// Bytes behind the tables that are fetched too: divisors of rotary frequencies are stored first among the weights.
+const SETTINGS_BYTES: usize = 64 << 10;
+
+/// Bytes of a file's beginning that tell its tensors, as far as those that are there say; nothing once they suffice.
+pub(super) fn wanted(beginning: &[u8]) -> Option<u64> {
+    let told = beginning.len().checked_sub(SETTINGS_BYTES).and_then(|end| beginning.get(..end));
+    match told {
+        Some(told) if read::is_told(told) => None,
+        _ => Some(4 * beginning.len().max(SETTINGS_BYTES) as u64),
+    }
+}
+
 /// Refuses files that hold a part of a model: one shard of several, an adapter, an image projector.
 fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
     if let Some(parts) = metadata.count("split.count")?.filter(|&parts| parts > 1) {

@@ -39,6 +39,22 @@ pub(super) struct Contents {
 
 /// Reads the header, the metadata and the tensor table of `bytes`; `path` is for messages.
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointError> {
+    let (mut contents, end) = tables(path, bytes)?;
+    let alignment = alignment(&contents.metadata)?;
+    let start = end.next_multiple_of(alignment);
+    for (name, located) in &mut contents.tensors {
+        place(path, bytes.len(), start, alignment, (name, located))?;
+    }
+    Ok(contents)
+}
+
+/// Whether a file's beginning holds all that is said of its tensors.
+pub(super) fn is_told(beginning: &[u8]) -> bool {
+    tables(Path::new(""), beginning).is_ok()
+}
+
+/// The metadata and the tensor table, whose places are not held against the file yet; and where they end.
+fn tables(path: &Path, bytes: &[u8]) -> Result<(Contents, usize), CheckpointError> {
     let mut reader = Reader { path, bytes, at: 0, budget: BUDGET };
     let [tensor_count, value_count] = reader.header()?;
     let mut values = BTreeMap::new();
@@ -52,8 +68,6 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointErro
         }
         values.insert(key, value);
     }
-    let metadata = Metadata { path: path.to_owned(), values };
-    let alignment = alignment(&metadata)?;
     let mut tensors = HashMap::new();
     for _ in 0..tensor_count {
         reader.charge(ENTRY_COST)?;
@@ -63,11 +77,7 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointErro
             hash_map::Entry::Occupied(place) => return Err(malformed(path, "each tensor once", place.key())),
         };
     }
-    let start = reader.at.next_multiple_of(alignment);
-    for (name, located) in &mut tensors {
-        place(path, bytes.len(), start, alignment, (name, located))?;
-    }
-    Ok(Contents { metadata, tensors })
+    Ok((Contents { metadata: Metadata { path: path.to_owned(), values }, tensors }, reader.at))
 }
 
 fn alignment(metadata: &Metadata) -> Result<usize, CheckpointError> {

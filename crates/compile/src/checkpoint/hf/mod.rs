@@ -13,7 +13,7 @@ pub(crate) mod prompts;
 mod sentencepiece;
 pub(crate) mod text;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use narthex_spec::{
     arch::{Architecture, EncoderHead, Pooling},
@@ -85,6 +85,33 @@ fn settings(folder: &mut Folder, config: &config::Config) -> Result<Settings, Ch
     Ok(Settings { family, architecture, layout, max_length })
 }
 
+/// What a folder computes whose files of weights have nothing but their beginnings; its tensors are looked at too.
+pub(super) fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
+    let mut folder = Folder::new(path);
+    let config = config::Config::read(&mut folder)?;
+    let settings = settings(&mut folder, &config)?;
+    weights(path, settings.family, (&settings.architecture, settings.layout))?;
+    Ok(settings.architecture)
+}
+
+/// The weights of a folder, each of which the architecture knows, and their files.
+fn weights(
+    path: &Path,
+    family: &HfFamily,
+    (architecture, layout): (&Architecture, Layout),
+) -> Result<(Tensors, Vec<PathBuf>), CheckpointError> {
+    let shards = safetensors::open(path)?;
+    let tensors = Tensors {
+        origin: path.to_owned(),
+        maps: shards.maps,
+        by_name: shards.by_name,
+        words: family.words,
+        layout,
+    };
+    census::check(&tensors, architecture)?;
+    Ok((tensors, shards.files))
+}
+
 /// Opens a folder that has [`CONFIG`] and safetensors.
 pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut folder = Folder::new(path);
@@ -97,18 +124,10 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         }
     };
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
-    let shards = safetensors::open(path)?;
-    let tensors = Tensors {
-        origin: path.to_owned(),
-        maps: shards.maps,
-        by_name: shards.by_name,
-        words: family.words,
-        layout,
-    };
-    census::check(&tensors, &architecture)?;
+    let (tensors, files) = weights(path, family, (&architecture, layout))?;
     let text = text::read(&mut folder, config.ids(), vocab)?;
     let license = folder.license()?;
-    folder.files.extend(shards.files);
+    folder.files.extend(files);
     Ok(Checkpoint {
         architecture,
         weights: Box::new(tensors),

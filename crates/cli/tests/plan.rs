@@ -1,0 +1,82 @@
+//! A plan of a model on the hub, against a local stand-in: settings and the beginnings of files are all that is asked for.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(dead_code, reason = "the stand-in does more than is asked of it here")]
+
+#[path = "../../catalog/tests/standin/mod.rs"]
+mod standin;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_shards};
+use standin::{Repo, Server};
+
+fn plan(endpoint: &str, home: &Path, model: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_narthex"))
+        .args(["plan", model, "--json", "--target", "qnn:x-elite"])
+        .env("NARTHEX_HOME", home)
+        .env("HF_HUB_CACHE", home.join("hub"))
+        .env("HF_ENDPOINT", endpoint)
+        .env_remove("HF_HUB_OFFLINE")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// A repository of a tiny Llama in two shards; behind the tensors of the last lies what nobody asks for.
+fn repo() -> Repo {
+    let folder = tempfile::tempdir().unwrap();
+    tiny_llama_shards(folder.path(), 7).unwrap();
+    let file =
+        |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
+    let files: BTreeMap<String, Vec<u8>> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| file(entry.unwrap())).collect();
+    Repo { files }
+}
+
+#[test]
+fn a_hub_model_is_planned_without_its_weights() {
+    let home = tempfile::tempdir().unwrap();
+    let repo = repo();
+    let server = Server::start(move |request| repo.answer(request));
+    let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    assert_eq!((&found["longest"], &found["schemes"][0]["scheme"]), (&256.into(), &"w8".into()));
+    assert!(found["parameters"].as_u64().is_some_and(|count| count > 10_000), "{found}");
+    let gets: Vec<String> = server.requests().into_iter().map(|request| request.path).collect();
+    assert!(gets.iter().all(|path| !path.ends_with("tokenizer.json")), "{gets:?}");
+    assert!(gets.iter().filter(|path| path.ends_with(".safetensors")).count() == 2, "{gets:?}");
+    // Nothing of it stays but the settings, in the hub's own cache.
+    let left = fs::read_dir(home.path().join("tmp")).unwrap().count();
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn a_gguf_file_on_the_hub_is_planned_from_its_beginning() {
+    let home = tempfile::tempdir().unwrap();
+    let repo = Repo::new(&[("tiny.gguf", &tiny_llama_gguf(7)), ("other.gguf", b"no")]);
+    let server = Server::start(move |request| repo.answer(request));
+    let output = plan(&server.endpoint, home.path(), "hf:owner/tiny/tiny.gguf");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    assert_eq!(found["structure"], "2 layers, width 64, vocabulary 300");
+}
+
+#[test]
+fn a_tensor_that_a_hub_model_lacks_is_named_before_the_download() {
+    let home = tempfile::tempdir().unwrap();
+    let mut repo = repo();
+    let config = repo.files.get_mut("config.json").unwrap();
+    let text = String::from_utf8(config.clone()).unwrap();
+    *config = text.replace("\"num_hidden_layers\":2", "\"num_hidden_layers\":3").into_bytes();
+    let server = Server::start(move |request| repo.answer(request));
+    let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("no tensor for layers.2."), "{text}");
+}
