@@ -2,10 +2,11 @@
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
 //! parser; `npu` checks real models under HTP emulation, `vocabularies` tokenizers with real vocabularies; `peers` measures
-//! Narthex beside other runtimes. Nothing of the product lives here. Start at [`tidy`] for the house rules, at [`test`] for
-//! the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
+//! Narthex beside other runtimes, `memory` what a compile of a large model holds. Nothing of the product lives here. Start
+//! at [`tidy`] for the house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
 
 mod fuzz;
+mod memory;
 mod npu;
 mod peers;
 mod stamp;
@@ -44,6 +45,8 @@ Commands:
   peers --only S,S     measure some sides
   peers --rounds N     visit every side N times
   peers --record       keep the figures in bench/runs
+  memory               compile a generated 7B checkpoint, and measure what that holds; takes 14 GB of disk
+  memory --record      keep the figures in bench/runs
   vocabularies         check tokenizers against real vocabularies and what others make of them
   help                 print this";
 
@@ -56,6 +59,7 @@ enum Command {
     Test(Choice),
     Fuzz(fuzz::Options),
     Npu(npu::Keep),
+    Memory(npu::Keep),
     Peers(peers::Options),
     Vocabularies,
 }
@@ -83,6 +87,8 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["npu"] => Command::Npu(npu::Keep::Nothing),
         ["npu", "--record"] => Command::Npu(npu::Keep::Record),
         ["vocabularies"] => Command::Vocabularies,
+        ["memory"] => Command::Memory(npu::Keep::Nothing),
+        ["memory", "--record"] => Command::Memory(npu::Keep::Record),
         ["peers", rest @ ..] => Command::Peers(peers::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
@@ -100,6 +106,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
         Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
+        Command::Memory(keep) => memory::run(&Workspace::read()?, keep)?,
         Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
         Command::Vocabularies => vocabularies::run(&Workspace::read()?)?,
     }
@@ -133,6 +140,7 @@ mod tests {
         check("peers --rounds 1", Ok(Command::Peers(once)));
         check("vocabularies", Ok(Command::Vocabularies));
         check("npu --record", Ok(Command::Npu(npu::Keep::Record)));
+        check("memory --record", Ok(Command::Memory(npu::Keep::Record)));
         check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
     }

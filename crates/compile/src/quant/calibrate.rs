@@ -1,16 +1,18 @@
 //! Calibration: the compiled model reads a text, and what its layers see decides how their channels are scaled.
 //!
+//! A large model reads it in segments, so that a calibration holds no more of it than the rest of a compile does.
+//!
 //! Running a graph is another crate's matter: [`GraphRunner`] is the port, and the library that loads ONNX Runtime
 //! brings the runner. Start at [`calibrate`].
 
-use std::{fs, path::Path};
+use std::{collections::HashMap, fs, path::Path};
 
-use narthex_graph::Graph;
+use narthex_graph::{Graph, Value};
 use narthex_spec::{
     Elements, Feed, Fetch, TokenId,
     arch::{DecoderArch, Rotation},
     dtype::Dim,
-    manifest::{Binding, GraphEntry, Slot},
+    manifest::{GraphEntry, Slot},
 };
 use narthex_text::tokenizer::{Specials, Tokenizer};
 
@@ -18,6 +20,7 @@ use super::{
     Scaling,
     probe::{output, probe},
     scaling::Input,
+    segment::{Segment, segments},
 };
 use crate::{
     checkpoint::Checkpoint,
@@ -63,6 +66,9 @@ pub(crate) struct Reader<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
 }
 
+/// Bytes of weights that a runner is given at once. It may hold them twice, as they are and as its kernels want them.
+const AT_ONCE: u64 = 512 << 20;
+
 /// Scales a decoder by what its layers see in the text. `folder` holds the weights of the graph, which is whole and not
 /// scaled.
 ///
@@ -76,16 +82,33 @@ pub(crate) fn calibrate(
     (graph, entry): (Graph, GraphEntry),
     folder: &Path,
 ) -> Result<Scaling, CompileError> {
-    let feeds = reader.feeds(&entry)?;
+    let tokens = reader.tokens()?;
     let probe = probe(graph, &inputs)?;
-    let path = folder.join(PROBE_FILE);
-    let failed = |source| CompileError::Write { path: path.clone(), source };
-    fs::write(&path, probe.encode()).map_err(failed)?;
-    let fetch = |input: &Input| Fetch { name: output(input), shape: vec![input.channels] };
-    let wanted: Vec<Fetch> = inputs.iter().map(fetch).collect();
-    let measured = runner.run(&path, feeds, &wanted).map_err(CompileError::Calibration);
-    fs::remove_file(&path).map_err(failed)?;
-    let measured = measured?;
+    let count = tokens.len() as u64;
+    let segments = segments(&probe, AT_ONCE, &|symbol| Some(if symbol == "batch" { 1 } else { count }));
+    let mut made: HashMap<String, Feed> = HashMap::new();
+    for (at, segment) in segments.iter().enumerate() {
+        let feed = |input: &Value| match made.get(&input.name) {
+            Some(feed) => Ok(feed.clone()),
+            None => reader.feed(&entry, &input.name, &tokens),
+        };
+        let feeds = segment.graph.inputs.iter().map(feed).collect::<Result<_, _>>()?;
+        let outputs = run(runner, folder, segment, feeds)?;
+        made.extend(outputs.into_iter().map(|output| (output.name.clone(), output)));
+        let later = segments.get(at + 1..).unwrap_or_default();
+        let wanted = |name: &str| {
+            inputs.iter().any(|input| output(input) == name)
+                || later.iter().any(|segment| segment.graph.inputs.iter().any(|input| input.name == name))
+        };
+        made.retain(|name, _| wanted(name));
+    }
+    let mut measured = Vec::with_capacity(inputs.len());
+    for input in &inputs {
+        match made.remove(&output(input)).map(|feed| feed.elements) {
+            Some(Elements::F32(values)) => measured.push(values),
+            _ => return bad(format!("{} was not measured", input.name)),
+        }
+    }
     check(&inputs, &measured)?;
     let mut scaling = Scaling::default();
     for (input, mean_squares) in inputs.into_iter().zip(measured) {
@@ -94,25 +117,52 @@ pub(crate) fn calibrate(
     Ok(scaling)
 }
 
+/// Runs one segment; gives its outputs as later ones are fed with them.
+fn run(
+    runner: &dyn GraphRunner,
+    folder: &Path,
+    segment: &Segment,
+    feeds: Vec<Feed>,
+) -> Result<Vec<Feed>, CompileError> {
+    let path = folder.join(PROBE_FILE);
+    let failed = |source| CompileError::Write { path: path.clone(), source };
+    fs::write(&path, segment.graph.encode()).map_err(failed)?;
+    let outputs = runner.run(&path, feeds, &segment.outputs).map_err(CompileError::Calibration);
+    fs::remove_file(&path).map_err(failed)?;
+    let outputs = outputs?;
+    if outputs.len() != segment.outputs.len() {
+        return bad(format!("{} values were asked for, and {} came", segment.outputs.len(), outputs.len()));
+    }
+    let named = |(Fetch { name, shape }, values): (&Fetch, Vec<f32>)| Feed {
+        name: name.clone(),
+        shape: shape.clone(),
+        elements: Elements::F32(values),
+    };
+    Ok(segment.outputs.iter().zip(outputs).map(named).collect())
+}
+
+fn bad<T>(reason: String) -> Result<T, CompileError> {
+    Err(CompileError::Calibration(RunnerError { reason, hint: None }))
+}
+
 impl Reader<'_> {
-    /// Every input of the graph for one sequence without a past.
-    fn feeds(&self, entry: &GraphEntry) -> Result<Vec<Feed>, CompileError> {
-        let tokens = self.tokens()?;
+    /// An input of the graph for one sequence without a past.
+    fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed, CompileError> {
         let count = tokens.len();
-        let feed = |binding: &Binding| {
-            let shape = shape(&binding.shape, count);
-            let elements = match binding.slot {
-                Slot::Embeds => Elements::F32(self.embeds(&tokens)?),
-                Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
-                Slot::TotalLength => Elements::I32(vec![count as i32]),
-                Slot::CosTable => Elements::F32(self.angles(count, Wave::Cos)),
-                Slot::SinTable => Elements::F32(self.angles(count, Wave::Sin)),
-                Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
-                _ => Elements::F32(vec![0.0; shape.iter().product()]),
-            };
-            Ok(Feed { name: binding.name.clone(), shape, elements })
+        let Some(binding) = entry.inputs.iter().find(|binding| binding.name == name) else {
+            return bad(format!("the probe reads {name}, which nothing gives"));
         };
-        entry.inputs.iter().map(feed).collect()
+        let shape = shape(&binding.shape, count);
+        let elements = match binding.slot {
+            Slot::Embeds => Elements::F32(self.embeds(tokens)?),
+            Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
+            Slot::TotalLength => Elements::I32(vec![count as i32]),
+            Slot::CosTable => Elements::F32(self.angles(count, Wave::Cos)),
+            Slot::SinTable => Elements::F32(self.angles(count, Wave::Sin)),
+            Slot::LogitsRows => Elements::I64((0..count as i64).collect()),
+            _ => Elements::F32(vec![0.0; shape.iter().product()]),
+        };
+        Ok(Feed { name: binding.name.clone(), shape, elements })
     }
 
     /// The angles that a sequence of the text's length is rotated by.
@@ -170,10 +220,6 @@ fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
 
 /// Refuses what is not one mean square for each channel.
 fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<(), CompileError> {
-    let bad = |reason: String| Err(CompileError::Calibration(RunnerError { reason, hint: None }));
-    if measured.len() != inputs.len() {
-        return bad(format!("{} measures were asked for, and {} came", inputs.len(), measured.len()));
-    }
     for (input, values) in inputs.iter().zip(measured) {
         if values.len() != input.channels {
             let (name, channels) = (&input.name, input.channels);

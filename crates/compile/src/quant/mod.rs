@@ -5,6 +5,7 @@ pub mod calibrate;
 pub mod plan;
 pub mod probe;
 pub mod scaling;
+pub mod segment;
 
 pub use plan::{Plan, Storage};
 pub use scaling::Scaling;

@@ -3,7 +3,7 @@
 //!
 //! Nothing here runs a graph.
 
-use narthex_graph::{Builder, Graph, build::NodeSpec, check::GraphError};
+use narthex_graph::{Builder, Graph, Node, build::NodeSpec, check::GraphError};
 use narthex_spec::{DType, dtype::Dim};
 
 use super::scaling::Input;
@@ -29,7 +29,7 @@ pub(crate) fn probe(mut graph: Graph, inputs: &[Input]) -> Result<Graph, GraphEr
         let value = node
             .and_then(|node| node.inputs.first())
             .ok_or_else(|| GraphError::Undefined { node: output(input), name: input.node.clone() })?;
-        let scope = format!("/{}", output(input));
+        let scope = scope(input);
         let flat = measures.ints(&[2], &[-1, input.channels as i64]);
         let squares = measures.op(&scope, "Mul", &[value, value]);
         let squares = measures.op(&scope, "Reshape", &[&squares, &flat]);
@@ -47,11 +47,28 @@ pub(crate) fn probe(mut graph: Graph, inputs: &[Input]) -> Result<Graph, GraphEr
     let measures = measures.finish();
     let known: Vec<String> = graph.initializers.iter().map(|constant| constant.name.clone()).collect();
     graph.initializers.extend(measures.initializers.into_iter().filter(|c| !known.contains(&c.name)));
-    graph.nodes.extend(measures.nodes);
+    graph.nodes = beside(graph.nodes, measures.nodes, inputs);
     graph.outputs = measures.outputs;
     prune(&mut graph);
     graph.check()?;
     Ok(graph)
+}
+
+fn scope(input: &Input) -> String {
+    format!("/{}", output(input))
+}
+
+/// The graph's nodes, each measure before the node whose input it measures: what is measured need not be held for long.
+fn beside(nodes: Vec<Node>, mut measures: Vec<Node>, inputs: &[Input]) -> Vec<Node> {
+    let mut all = Vec::with_capacity(nodes.len() + measures.len());
+    for node in nodes {
+        if let Some(input) = inputs.iter().find(|input| input.node == node.name) {
+            let scope = format!("{}/", scope(input));
+            all.extend(measures.extract_if(.., |measure| measure.name.starts_with(&scope)));
+        }
+        all.push(node);
+    }
+    all
 }
 
 /// Takes away the nodes and constants that no output needs, such as the head's.

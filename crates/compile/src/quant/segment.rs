@@ -1,0 +1,191 @@
+//! A graph in segments that run one after the other, so that the weights of one are in memory at a time.
+//!
+//! A segment ends where its weights would be too many. What later ones read of what it made leaves it as outputs, and
+//! goes into them as inputs. Nothing here runs a graph or knows what one computes.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use narthex_graph::{Graph, Initializer, Value, infer::Inferred};
+use narthex_spec::{DType, Fetch, dtype::Dim};
+
+/// A part of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// Its nodes, with the inputs that they read. Its outputs are those of the whole graph that it makes, and what later
+    /// segments read.
+    pub graph: Graph,
+    /// Its outputs with their shapes, in order.
+    pub outputs: Vec<Fetch>,
+}
+
+/// Cuts a graph into segments of at most `most` bytes of weights, as far as single nodes allow. It is cut only where all
+/// that goes on is in single precision and of known shape; `bind` gives symbols their extents.
+pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) -> Vec<Segment> {
+    let cutter = Cutter::new(graph, graph.infer(bind));
+    let mut starts = vec![0];
+    let mut held = HashSet::new();
+    let mut bytes = 0u64;
+    for (at, node) in graph.nodes.iter().enumerate() {
+        let new = |held: &HashSet<&str>| -> u64 {
+            let inputs: BTreeSet<&str> = node.inputs.iter().map(String::as_str).collect();
+            let sizes = inputs.into_iter().filter(|name| !held.contains(name));
+            sizes.filter_map(|name| cutter.constants.get(name)).map(|constant| constant.bytes()).sum()
+        };
+        if bytes > 0 && bytes.saturating_add(new(&held)) > most && cutter.may_cut(at) {
+            starts.push(at);
+            held.clear();
+            bytes = 0;
+        }
+        bytes = bytes.saturating_add(new(&held));
+        held.extend(node.inputs.iter().map(String::as_str));
+    }
+    let ends = starts.iter().skip(1).copied().chain([graph.nodes.len()]);
+    starts.iter().zip(ends).map(|(&start, end)| cutter.segment(start, end)).collect()
+}
+
+/// A graph with what cutting it takes.
+struct Cutter<'a> {
+    graph: &'a Graph,
+    known: Inferred,
+    constants: HashMap<&'a str, &'a Initializer>,
+    /// The node that makes each value.
+    makers: HashMap<&'a str, usize>,
+    /// The last node that reads each value.
+    readers: HashMap<&'a str, usize>,
+}
+
+impl<'a> Cutter<'a> {
+    fn new(graph: &'a Graph, known: Inferred) -> Self {
+        let constants =
+            graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
+        let (mut makers, mut readers) = (HashMap::new(), HashMap::new());
+        for (at, node) in graph.nodes.iter().enumerate() {
+            // An empty name stands for what is left out.
+            let named = |names: &'a [String]| names.iter().filter(|name| !name.is_empty());
+            makers.extend(named(&node.outputs).map(|name| (name.as_str(), at)));
+            readers.extend(named(&node.inputs).map(|name| (name.as_str(), at)));
+        }
+        Self { graph, known, constants, makers, readers }
+    }
+
+    /// The values that are made before a node and read by it or behind it, in the order of their making.
+    fn crossing(&self, at: usize) -> Vec<&'a str> {
+        let nodes = self.graph.nodes.iter().take(at);
+        let made = nodes.flat_map(|node| &node.outputs).map(String::as_str);
+        made.filter(|name| self.readers.get(name).is_some_and(|&last| last >= at)).collect()
+    }
+
+    /// A value's shape, where it can leave one segment and enter another.
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let tensor = self.known.get(name);
+        let extents = tensor.shape.as_ref().filter(|_| tensor.element == Some(DType::F32.into()))?;
+        extents.iter().map(|extent| usize::try_from((*extent)?).ok()).collect()
+    }
+
+    fn may_cut(&self, at: usize) -> bool {
+        self.crossing(at).iter().all(|name| self.shape(name).is_some())
+    }
+
+    fn segment(&self, start: usize, end: usize) -> Segment {
+        let nodes = self.graph.nodes.get(start..end).unwrap_or_default();
+        let read: HashSet<&str> = nodes.iter().flat_map(|node| &node.inputs).map(String::as_str).collect();
+        let here = |name: &str| self.makers.get(name).is_some_and(|at| (start..end).contains(at));
+        let value = |name: &str| Value {
+            name: name.to_owned(),
+            dtype: DType::F32.into(),
+            shape: self.shape(name).unwrap_or_default().into_iter().map(Dim::from).collect(),
+        };
+        let fed = self.graph.inputs.iter().filter(|input| read.contains(input.name.as_str())).cloned();
+        let entering = self.crossing(start).into_iter().filter(|name| read.contains(name)).map(value);
+        let whole = self.graph.outputs.iter().filter(|output| here(&output.name)).cloned();
+        let is_output = |name: &str| self.graph.outputs.iter().any(|output| output.name == name);
+        let leaving = self.crossing(end).into_iter().filter(|name| here(name) && !is_output(name)).map(value);
+        let outputs: Vec<Value> = whole.chain(leaving).collect();
+        let extent = |dim: &Dim| match dim {
+            Dim::Fixed(extent) => *extent as usize,
+            Dim::Symbol(_) => 0,
+        };
+        let extents = |value: &Value| Fetch {
+            name: value.name.clone(),
+            shape: value.shape.iter().map(extent).collect(),
+        };
+        let constants =
+            self.graph.initializers.iter().filter(|constant| read.contains(constant.name.as_str()));
+        Segment {
+            outputs: outputs.iter().map(extents).collect(),
+            graph: Graph {
+                name: self.graph.name.clone(),
+                opsets: self.graph.opsets.clone(),
+                inputs: fed.chain(entering).collect(),
+                outputs,
+                initializers: constants.cloned().collect(),
+                nodes: nodes.to_vec(),
+                ..Graph::default()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::{Recipe, Scheme, arch::*};
+
+    use super::*;
+    use crate::paper;
+
+    fn graph() -> Graph {
+        let attention = Attention::plain(4, 2, 16);
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        let arch = Architecture::Decoder(DecoderArch {
+            family: Family::Llama,
+            vocab: 300,
+            hidden: 64,
+            context: 64,
+            layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 3],
+            norm_epsilon: 1e-5,
+            norm: NormKind::Rms,
+            rope: Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
+            tied_head: true,
+        });
+        paper::compile("tiny", &arch, &Recipe::new(Scheme::W8)).unwrap().graphs.remove(0).0
+    }
+
+    fn bind(symbol: &str) -> Option<u64> {
+        Some(if symbol == "batch" { 1 } else { 24 })
+    }
+
+    #[test]
+    fn segments_are_the_graph_in_order() {
+        let whole = graph();
+        let weights = |graph: &Graph| graph.initializers.iter().map(Initializer::bytes).sum::<u64>();
+        assert_eq!(segments(&whole, u64::MAX, &bind).len(), 1);
+        for most in [1, 10_000, 30_000] {
+            let found = segments(&whole, most, &bind);
+            assert!(found.len() > 2, "{most}: {}", found.len());
+            let nodes: Vec<_> = found.iter().flat_map(|segment| segment.graph.nodes.clone()).collect();
+            assert!(nodes == whole.nodes, "{most}");
+            let mut made: HashSet<String> = whole.inputs.iter().map(|input| input.name.clone()).collect();
+            for segment in &found {
+                segment.graph.check().unwrap();
+                assert!(segment.graph.inputs.iter().all(|input| made.contains(&input.name)), "{most}");
+                let names: Vec<&String> = segment.outputs.iter().map(|fetch| &fetch.name).collect();
+                assert_eq!(
+                    names,
+                    segment.graph.outputs.iter().map(|output| &output.name).collect::<Vec<_>>()
+                );
+                made.extend(names.into_iter().cloned());
+                assert!(most < 30_000 || weights(&segment.graph) <= most, "{}", weights(&segment.graph));
+            }
+            assert!(whole.outputs.iter().all(|output| made.contains(&output.name)), "{most}");
+        }
+    }
+
+    #[test]
+    fn a_graph_is_cut_only_where_shapes_are_known() {
+        let found = segments(&graph(), 1, &|_| None);
+        assert_eq!(found.len(), 1);
+    }
+}
