@@ -7,9 +7,13 @@ mod support;
 
 use std::{cell::RefCell, fs, path::Path};
 
-use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
+use narthex_compile::quant::{
+    calibrate::{GraphRunner, RunnerError},
+    segment::segments,
+};
 use narthex_device::{DeviceError, once};
-use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme};
+use narthex_graph::{Graph, Value};
+use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme, dtype::Dim};
 use narthex_testkit::checkpoint::{HIDDEN, tiny_llama_gguf, tiny_llama_weights};
 use support::{Package, alone, distance, prompt, runtime};
 
@@ -122,4 +126,54 @@ fn a_run_that_does_not_fit_the_graph_is_refused() {
     assert!(matches!(run(&graph, huge), DeviceError::Package { .. }));
     let missing = graph.with_file_name("missing.onnx");
     assert!(!run(&missing, embeds("embeds", HIDDEN)).to_string().is_empty());
+}
+
+#[test]
+fn a_graph_in_segments_says_what_the_whole_one_says() {
+    let package = llama(Recipe::new(Scheme::W8), None);
+    let folder = package.folder.path();
+    let graph = Graph::decode(&fs::read(folder.join("model.onnx")).unwrap()).unwrap();
+    let tokens: usize = 12;
+    let bind = |symbol: &str| Some(if symbol == "batch" { 1 } else { tokens as u64 });
+    let extent = |dim: &Dim| match dim {
+        Dim::Fixed(extent) => *extent as usize,
+        Dim::Symbol(symbol) => bind(symbol).unwrap() as usize,
+    };
+    let input = |value: &Value| {
+        let shape: Vec<usize> = value.shape.iter().map(extent).collect();
+        let count = shape.iter().product::<usize>();
+        let elements = match value.name.as_str() {
+            "seqlens_k" => Elements::I32(vec![tokens as i32 - 1]),
+            "total_length" => Elements::I32(vec![tokens as i32]),
+            "logits_rows" => Elements::I64((0..tokens as i64).collect()),
+            "embeds" => Elements::F32((0..count).map(|at| (at as f32).sin()).collect()),
+            _ => Elements::F32(vec![0.0; count]),
+        };
+        Feed { name: value.name.clone(), shape, elements }
+    };
+    let logits = |most: u64| {
+        let segments = segments(&graph, most, &bind);
+        let mut made: Vec<Feed> = graph.inputs.iter().map(input).collect();
+        for segment in &segments {
+            let of = |value: &Value| made.iter().find(|feed| feed.name == value.name).unwrap().clone();
+            let feeds = segment.graph.inputs.iter().map(of).collect();
+            let path = folder.join("segment.onnx");
+            fs::write(&path, segment.graph.encode()).unwrap();
+            let outputs = once::run(runtime(), &path, 1, feeds, &segment.outputs).unwrap();
+            made.extend(segment.outputs.iter().zip(outputs).map(|(fetch, values)| Feed {
+                name: fetch.name.clone(),
+                shape: fetch.shape.clone(),
+                elements: Elements::F32(values),
+            }));
+        }
+        match made.into_iter().find(|feed| feed.name == "logits").unwrap().elements {
+            Elements::F32(values) => (segments.len(), values),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (one, whole) = logits(u64::MAX);
+    let (several, parts) = logits(20_000);
+    assert!(one == 1 && several > 2, "{one} and {several} segments");
+    assert!(whole.iter().any(|logit| logit.abs() > 0.1));
+    assert!(distance(&whole, &parts) < 1e-4, "{}", distance(&whole, &parts));
 }
