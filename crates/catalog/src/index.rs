@@ -131,6 +131,7 @@ impl Family {
             | Self::XlmRoberta
             | Self::Gemma2
             | Self::Gemma3
+            | Self::Gemma3n
             | Self::Gpt2
             | Self::Openelm
             | Self::Phi3
@@ -138,7 +139,6 @@ impl Family {
             | Self::Qwen3
             | Self::Smollm3
             | Self::Stablelm => Support::Compiled,
-            Self::Gemma3n => Support::NotYet,
         }
     }
 
@@ -470,7 +470,7 @@ mod tests {
         check("llama3.2:1b", None);
         check("qwen3:0.6b", None);
         check("gemma3:270m-base", None);
-        check("gemma3n:e2b", Some("this version does not compile the Gemma 3n family yet"));
+        check("gemma3n:e2b", None);
         check("ms-marco-minilm-l6-v2", None);
         check("bge-reranker-base", None);
     }

@@ -51,6 +51,15 @@ pub(crate) fn output(entry: &GraphEntry, slot: Slot) -> Result<CString, DeviceEr
     name(entry.output(slot), slot)
 }
 
+/// The names of all outputs that fill `slot`, of which there is at least one.
+pub(crate) fn outputs(entry: &GraphEntry, slot: Slot) -> Result<Vec<CString>, DeviceError> {
+    let all: Vec<_> = entry.outputs.iter().filter(|binding| binding.slot == slot).collect();
+    match all.is_empty() {
+        true => Ok(vec![name(None, slot)?]),
+        false => all.into_iter().map(|binding| name(Some(binding), slot)).collect(),
+    }
+}
+
 fn name(binding: Option<&Binding>, slot: Slot) -> Result<CString, DeviceError> {
     let binding = binding.ok_or_else(|| DeviceError::package(format!("a tensor for {slot:?}"), "none"))?;
     CString::new(binding.name.as_str())

@@ -30,10 +30,12 @@ enum Data {
     },
 }
 
-/// What tokens become before the first layer: rows of the token table, and of the positions' where these are learned.
+/// What tokens become before the first layer: rows of the token table, and of the positions' where these are learned; and
+/// the rows that every layer gets besides, where there are such.
 pub(crate) struct Embedding {
     tokens: Table,
     positions: Option<Table>,
+    per_layer: Option<Table>,
 }
 
 impl Embedding {
@@ -54,6 +56,13 @@ impl Embedding {
                 true => Some(open(TableRole::Position, (arch.context, arch.hidden))?),
                 false => None,
             },
+            per_layer: match &arch.per_layer {
+                Some(rows) => {
+                    let cols = arch.layers.len().saturating_mul(rows.width);
+                    Some(open(TableRole::PerLayer, (rows.vocab, cols))?)
+                }
+                None => None,
+            },
         })
     }
 
@@ -72,6 +81,19 @@ impl Embedding {
         self.tokens.read_row(token as usize, out);
         if let Some(positions) = &self.positions {
             positions.add_row(position, out);
+        }
+    }
+
+    /// Elements of a token's rows for all layers; 0 where there are none.
+    pub(crate) fn per_layer_width(&self) -> usize {
+        self.per_layer.as_ref().map_or(0, |table| table.cols)
+    }
+
+    /// Writes a token's rows for all layers to `out`; a token beyond the table has the first one's.
+    pub(crate) fn write_per_layer(&self, token: TokenId, out: &mut [f32]) {
+        if let Some(table) = &self.per_layer {
+            let row = token as usize;
+            table.read_row(if row < table.rows { row } else { 0 }, out);
         }
     }
 }

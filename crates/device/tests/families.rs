@@ -93,7 +93,7 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
 }
 
 /// The static graphs of a package give what its dynamic one does.
-fn check_static(package: &Package, what: &str) {
+fn check_static(package: &Package, what: &str, bound: f32) {
     let tokens = tokens();
     let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
     let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
@@ -105,7 +105,7 @@ fn check_static(package: &Package, what: &str) {
         let rows = step(&mut fixed, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap();
         for (index, row) in rows.iter().enumerate() {
             let found = relative(row, &expected[at + index]);
-            assert!(found <= HALF, "{what} token {}: {found}", at + index);
+            assert!(found <= bound, "{what} token {}: {found}", at + index);
         }
         at += length;
     }
@@ -121,7 +121,7 @@ fn the_static_variant_gives_what_the_dynamic_one_does() {
     for family in FAMILIES {
         for scheme in [Scheme::W8, Scheme::W4] {
             let package = package(family, Format::Safetensors, exact(scheme), None);
-            check_static(&package, &format!("{family} {scheme}"));
+            check_static(&package, &format!("{family} {scheme}"), HALF);
         }
     }
 }
@@ -130,6 +130,9 @@ fn the_static_variant_gives_what_the_dynamic_one_does() {
 fn a_stream_past_what_half_precision_holds_is_carried() {
     // Each layer adds vectors whose elements are about as large as this.
     let loud = ("post_feedforward_layernorm", 30_000.0);
-    let package = with_values("gemma3", exact(Scheme::W8), loud);
-    check_static(&package, "a loud Gemma 3");
+    // Between several streams there are small differences of them.
+    for (family, bound) in [("gemma3", HALF), ("gemma3n", 2.0 * HALF)] {
+        let package = with_values(family, exact(Scheme::W8), loud);
+        check_static(&package, &format!("a loud {family}"), bound);
+    }
 }

@@ -3,11 +3,13 @@
 //! A family (Llama, BERT, …) is a way of filling these structs from a checkpoint's configuration; the graph
 //! builder reads only the structs. Weight names that go with them are in [`DecoderArch`] and [`EncoderArch`].
 
+mod altup;
 mod encoder;
 mod structure;
 
 use serde::{Deserialize, Serialize};
 
+pub use altup::{AltUp, PerLayer};
 pub use encoder::{
     Bottleneck, BottleneckAttention, EncoderArch, EncoderHead, EncoderNorm, Factored, Pooling,
 };
@@ -65,6 +67,8 @@ pub enum Family {
     Gemma2,
     /// Gemma 3, its text part.
     Gemma3,
+    /// Gemma 3n, its text part.
+    Gemma3n,
     /// GPT-2 and DistilGPT2.
     Gpt2,
     /// StableLM 3B, StableLM 2.
@@ -90,7 +94,7 @@ pub enum Family {
 /// `layers.{i}.attn_norm`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`, `layers.{i}.attn.{q,k}_norm.weight`,
 /// `layers.{i}.attn_post_norm`, `layers.{i}.mlp_norm`, `layers.{i}.mlp.{gate,up,down}_proj.{weight,bias}`,
 /// `layers.{i}.mlp_post_norm`, `norm`, `head.weight [vocab, hidden]` (absent when tied). A norm has a `weight`, a layer
-/// norm over the residual stream a `bias` too.
+/// norm over the residual stream a `bias` too. Those that go with [`AltUp`] and [`PerLayer`] are named there.
 ///
 /// Rows of q and k are in the rotate-half order: element `e` of a head is rotated against element `e + head_size / 2`.
 /// Where [`Rope::dims`] is smaller than the head, only the first `dims / 2` of those pairs are rotated.
@@ -122,6 +126,12 @@ pub struct DecoderArch {
     /// Logits are bounded to ±cap: `cap · tanh(x / cap)`.
     #[serde(default)]
     pub logit_cap: Option<f32>,
+    /// Several residual streams in place of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub altup: Option<AltUp>,
+    /// What every layer gets of each token besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_layer: Option<PerLayer>,
     /// Whether the head's weight is the embedding's.
     pub tied_head: bool,
 }
@@ -189,6 +199,23 @@ pub struct Attention {
     /// Scores are bounded to ±cap before the mask: `cap · tanh(x / cap)`.
     #[serde(default)]
     pub score_cap: Option<f32>,
+    /// Whether values are RMS-normed head by head, without a gain.
+    #[serde(default)]
+    pub value_norm: bool,
+    /// Whose keys and values are attended to.
+    #[serde(default)]
+    pub kv: KvSource,
+}
+
+/// Whose keys and values a layer attends to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvSource {
+    /// Its own, which are kept in the KV cache.
+    #[default]
+    Own,
+    /// Those of an earlier layer, which has its own; the layer has no `k_proj`, `v_proj` and `k_norm`, and no cache.
+    Layer(usize),
 }
 
 /// What normalises queries and keys.
@@ -231,6 +258,8 @@ impl Attention {
             rotation: Rotation::Global,
             scale: None,
             score_cap: None,
+            value_norm: false,
+            kv: KvSource::Own,
         }
     }
 
@@ -241,6 +270,15 @@ impl Attention {
 }
 
 impl DecoderArch {
+    /// Where a layer's keys and values lie among those that are kept: its own, or those of the layer it shares with.
+    pub fn kv_index(&self, layer: usize) -> usize {
+        let source = match self.layers.get(layer).map(|layer| layer.attention.kv) {
+            Some(KvSource::Layer(source)) => source,
+            _ => layer,
+        };
+        self.layers.iter().take(source).filter(|layer| layer.attention.kv == KvSource::Own).count()
+    }
+
     /// Whether tokens get a learned row for their position.
     pub fn learned_positions(&self) -> bool {
         self.rope.is_none()
@@ -278,6 +316,10 @@ pub struct Mlp {
     pub gated: bool,
     /// Whether the projections have biases.
     pub bias: bool,
+    /// Of the activation's inputs, only what lies above their mean by more than so many standard deviations goes in
+    /// (`x` as `max(x - mean - cutoff · deviation, 0)`): how Gemma 3n keeps a share of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cutoff: Option<f32>,
 }
 
 /// Activation functions.

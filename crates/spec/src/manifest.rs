@@ -71,7 +71,8 @@ pub struct GraphEntry {
     pub inputs: Vec<Binding>,
     /// Its outputs.
     pub outputs: Vec<Binding>,
-    /// The KV cache it reads and writes, one entry per layer; empty for encoders.
+    /// The KV cache it reads and writes, one entry for each layer that keeps keys and values of its own; empty for
+    /// encoders. Slots of the cache are numbered as its entries.
     pub kv: Vec<KvLayout>,
 }
 
@@ -159,6 +160,8 @@ pub enum Slot {
     Tokens,
     /// Input `[batch, sequence]` i64: 0 for tokens of a first text, 1 for those of a second.
     Segments,
+    /// Input `[batch, sequence, layers · width]`: the tokens' rows of the per-layer table.
+    PerLayerEmbeds,
     /// Input `[batch]` i32: for each row, the tokens in past and new together, minus one.
     SeqlensK,
     /// Input scalar i32: the longest past plus new length over the batch.
@@ -169,22 +172,23 @@ pub enum Slot {
     PaddingMask,
     /// Input `[batch, kv_heads, capacity, head_size]`: keys so far.
     PastKey {
-        /// Layer number.
+        /// Entry of the cache.
         layer: usize,
     },
     /// Input, as [`Slot::PastKey`]: values so far.
     PastValue {
-        /// Layer number.
+        /// Entry of the cache.
         layer: usize,
     },
-    /// Output, the same buffer as [`Slot::PastKey`].
+    /// Output, the same buffer as [`Slot::PastKey`]. Layers that share an entry each have such an output, and write into
+    /// it what is there.
     PresentKey {
-        /// Layer number.
+        /// Entry of the cache.
         layer: usize,
     },
     /// Output, the same buffer as [`Slot::PastValue`].
     PresentValue {
-        /// Layer number.
+        /// Entry of the cache.
         layer: usize,
     },
     /// Output `[rows, vocab]`: logits.
@@ -213,12 +217,12 @@ pub enum Slot {
     /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` where the layer's keys lie in rows:
     /// the new tokens' keys. The host places them in the cache.
     NewKey {
-        /// Layer number.
+        /// Entry of the cache.
         layer: usize,
     },
     /// Output `[1, kv_heads, tokens, head_size]`: the new tokens' values, as [`Slot::NewKey`].
     NewValue {
-        /// Layer number.
+        /// Entry of the cache.
         layer: usize,
     },
     /// `[1, tokens, hidden]`: hidden states after a graph's last layer; what layers give, and further layers or the head
@@ -266,6 +270,8 @@ pub struct HostTable {
 pub enum TableRole {
     /// A row per token.
     Token,
+    /// A row per token, for every layer.
+    PerLayer,
     /// A row per position, added to the token's.
     Position,
     /// A row per segment, added to the tokens' of that segment.

@@ -598,7 +598,7 @@ fn a_compiler_has_the_last_word() {
 fn architectures_are_told_without_weights() {
     use narthex_spec::arch::*;
     let attention = Attention::plain(9, 3, 64);
-    let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false };
+    let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
     let arch = Architecture::Decoder(DecoderArch {
         family: Family::Llama,
         vocab: 49152,
@@ -611,6 +611,8 @@ fn architectures_are_told_without_weights() {
         local_rope: None,
         embed_scale: None,
         logit_cap: None,
+        altup: None,
+        per_layer: None,
         tied_head: true,
     });
     insta::assert_snapshot!(architecture::check_architecture(

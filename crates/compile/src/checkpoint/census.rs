@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 
 use narthex_spec::arch::{
-    Architecture, Attention, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, NormKind, QkNorm,
-    Residual,
+    AltUp, Architecture, Attention, BottleneckAttention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead,
+    KvSource, NormKind, PerLayer, QkNorm, Residual,
 };
 
 use super::{CheckpointError, WeightSource, limit::unsupported, tensors::Tensors};
@@ -24,6 +24,9 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     for (name, shape) in &needed {
         tensors.weight(name)?.expect_shape(shape)?;
         used.extend(tensors.find(name).into_iter().flatten());
+    }
+    if let Architecture::Decoder(decoder) = architecture {
+        used.extend(idle_weights(decoder).filter_map(|name| tensors.find(&name)).flatten());
     }
     let mut left: Vec<_> = tensors
         .by_name
@@ -55,6 +58,16 @@ fn needed(architecture: &Architecture) -> Needed {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),
     }
+}
+
+/// What files may have though nothing reads it: keys and values of layers that take those of another.
+fn idle_weights(decoder: &DecoderArch) -> impl Iterator<Item = String> {
+    let sharing =
+        |(index, layer): (usize, &DecoderLayer)| (layer.attention.kv != KvSource::Own).then_some(index);
+    let layers = decoder.layers.iter().enumerate().filter_map(sharing);
+    layers.flat_map(|layer| {
+        ["k_proj", "v_proj", "k_norm"].map(|part| format!("layers.{layer}.attn.{part}.weight"))
+    })
 }
 
 /// The stored shape of the segment embedding: a single segment may be stored as a vector.
@@ -115,7 +128,42 @@ fn decoder_weights(decoder: &DecoderArch) -> Needed {
         linear(&mut needed, name("mlp.up_proj"), [layer.mlp.inner, hidden], mlp);
         linear(&mut needed, name("mlp.down_proj"), [hidden, layer.mlp.inner], mlp);
     }
+    streams(&mut needed, decoder);
     needed
+}
+
+/// Pushes what goes with several streams, and with per-layer embeddings.
+fn streams(needed: &mut Needed, decoder: &DecoderArch) {
+    let (layers, hidden) = (decoder.layers.len(), decoder.hidden);
+    let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));
+    if let Some(AltUp { streams, rank, scaled, .. }) = decoder.altup {
+        for other in 0..streams - 1 {
+            push(format!("altup.proj.{other}"), &[hidden, hidden]);
+            push(format!("altup.unembed.{other}"), &[hidden, hidden]);
+        }
+        for i in 0..layers {
+            push(format!("layers.{i}.altup.router"), &[streams, hidden]);
+            push(format!("layers.{i}.altup.router_norm"), &[hidden]);
+            push(format!("layers.{i}.altup.predict"), &[streams * streams, streams]);
+            push(format!("layers.{i}.altup.correct"), &[streams, streams]);
+            if scaled {
+                push(format!("layers.{i}.altup.scale"), &[hidden]);
+            }
+            push(format!("layers.{i}.laurel.left"), &[rank, hidden]);
+            push(format!("layers.{i}.laurel.right"), &[hidden, rank]);
+            push(format!("layers.{i}.laurel.norm"), &[hidden]);
+        }
+    }
+    if let Some(PerLayer { vocab, width }) = decoder.per_layer {
+        push("per_layer.embed".to_owned(), &[vocab, layers * width]);
+        push("per_layer.proj".to_owned(), &[layers * width, hidden]);
+        push("per_layer.norm".to_owned(), &[width]);
+        for i in 0..layers {
+            push(format!("layers.{i}.per_layer.gate"), &[width, hidden]);
+            push(format!("layers.{i}.per_layer.proj"), &[hidden, width]);
+            push(format!("layers.{i}.per_layer.norm"), &[hidden]);
+        }
+    }
 }
 
 /// Pushes a norm over the residual stream.
@@ -130,16 +178,21 @@ fn attention_weights(needed: &mut Needed, module: &str, (hidden, attention): (us
     let (heads, kv_heads, size) = (attention.heads, attention.kv_heads, attention.head_size);
     let qkv = Bias::from(attention.qkv_bias);
     linear(needed, format!("{module}.q_proj"), [heads * size, hidden], qkv);
-    linear(needed, format!("{module}.k_proj"), [kv_heads * size, hidden], qkv);
-    linear(needed, format!("{module}.v_proj"), [kv_heads * size, hidden], qkv);
     linear(needed, format!("{module}.o_proj"), [hidden, heads * size], attention.output_bias.into());
+    let own = attention.kv == KvSource::Own;
+    if own {
+        linear(needed, format!("{module}.k_proj"), [kv_heads * size, hidden], qkv);
+        linear(needed, format!("{module}.v_proj"), [kv_heads * size, hidden], qkv);
+    }
     let [q, k] = match attention.qk_norm {
         QkNorm::None => return,
         QkNorm::Rms => [vec![size], vec![size]],
         QkNorm::LayerPerHead => [vec![heads, size], vec![kv_heads, size]],
     };
     needed.push((format!("{module}.q_norm.weight"), q));
-    needed.push((format!("{module}.k_norm.weight"), k));
+    if own {
+        needed.push((format!("{module}.k_norm.weight"), k));
+    }
 }
 
 fn encoder_weights(encoder: &EncoderArch) -> Needed {

@@ -80,6 +80,9 @@ impl Layout {
         if self.orientation == Orientation::Columns && weight.name.ends_with("_proj.weight") {
             weight = transposed(weight)?;
         }
+        if let Some(Part::Matrix(number)) = part {
+            weight = matrix(weight, number)?;
+        }
         if let (Some(layer), Some(part)) = (self.layer(&weight.name), part) {
             weight = match sizes(layer, part) {
                 Some((sizes, index)) => cut(weight, &sizes, index)?,
@@ -140,7 +143,7 @@ fn sizes(layer: &DecoderLayer, part: Part) -> Option<(Vec<usize>, usize)> {
         Part::Value => Some((vec![q, kv, kv], 2)),
         Part::Gate => Some((vec![layer.mlp.inner; 2], 0)),
         Part::Up => Some((vec![layer.mlp.inner; 2], 1)),
-        Part::PerHead => None,
+        Part::PerHead | Part::Matrix(_) => None,
     }
 }
 
@@ -159,6 +162,21 @@ fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'
     let range = at(start)..at(start + sizes[index]);
     shape[0] = sizes[index];
     Weight::new(name, shape, encoding, sliced(bytes, range))
+}
+
+/// One matrix of a stack `[matrices, rows, cols]`.
+fn matrix<'a>(weight: Weight<'a>, number: usize) -> Result<Weight<'a>, CheckpointError> {
+    let Weight { name, shape, encoding, bytes, .. } = weight;
+    match shape[..] {
+        [matrices, rows, cols] if number < matrices => {
+            let size = rows * cols / encoding.block_elements() * encoding.block_bytes();
+            Weight::new(name, vec![rows, cols], encoding, sliced(bytes, number * size..(number + 1) * size))
+        }
+        _ => {
+            let expected = [vec![number + 1], shape.iter().rev().take(2).rev().copied().collect()].concat();
+            Err(CheckpointError::WrongShape { name, expected, found: shape })
+        }
+    }
 }
 
 fn sliced(bytes: Cow<'_, [u8]>, range: Range<usize>) -> Cow<'_, [u8]> {
@@ -215,7 +233,7 @@ mod tests {
 
     /// Two heads of four elements, one key/value head, an inner width of two.
     fn layout() -> Layout {
-        let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true };
+        let mlp = Mlp { inner: 2, activation: Activation::Silu, gated: true, bias: true, cutoff: None };
         let attention = Attention::plain(2, 1, 4);
         let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
         Layout { layers: vec![layer], dims: 4, ..Layout::default() }

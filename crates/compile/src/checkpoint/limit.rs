@@ -6,7 +6,8 @@
 use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
 
 use narthex_spec::arch::{
-    Architecture, Attention, DecoderArch, EncoderArch, EncoderHead, RopeScaling, Rotation,
+    Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm,
+    Residual, RopeScaling, Rotation,
 };
 
 use super::CheckpointError;
@@ -80,14 +81,69 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointErr
     check_epsilon(path, decoder.norm_epsilon)?;
     let over_zero = [("an embedding scale", decoder.embed_scale), ("a bound of logits", decoder.logit_cap)];
     over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
-    for layer in &decoder.layers {
+    for (index, layer) in decoder.layers.iter().enumerate() {
         check_attention(path, &layer.attention)?;
         bounded(path, "an inner width", layer.mlp.inner, &WIDTH)?;
         if layer.attention.rotation != Rotation::None {
             check_rope(path, (decoder, &layer.attention))?;
         }
+        if let KvSource::Layer(source) = layer.attention.kv {
+            check_shared(path, decoder, (index, source))?;
+        }
+        if let Some(cutoff) = layer.mlp.cutoff.filter(|cutoff| !cutoff.is_finite()) {
+            return Err(malformed(path, "a finite cutoff of activations", cutoff));
+        }
     }
-    Ok(())
+    check_streams(path, decoder)
+}
+
+/// A layer shares keys and values with an earlier one that has its own of the same shape.
+fn check_shared(
+    path: &Path,
+    decoder: &DecoderArch,
+    (index, source): (usize, usize),
+) -> Result<(), CheckpointError> {
+    let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
+    let earlier = decoder.layers.get(source).filter(|_| source < index);
+    let fits = earlier.zip(decoder.layers.get(index)).is_some_and(|(source, layer)| {
+        source.attention.kv == KvSource::Own
+            && source.attention.qk_norm != QkNorm::None
+            && alike(source) == alike(layer)
+    });
+    if fits {
+        return Ok(());
+    }
+    let expected =
+        format!("an earlier layer with keys and values like those of layer {index}, which shares them");
+    Err(malformed(path, expected, format!("layer {source}")))
+}
+
+/// Streams.
+const STREAMS: RangeInclusive<usize> = 2..=64;
+
+fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+    if let Some(altup) = &decoder.altup {
+        bounded(path, "a number of streams", altup.streams, &STREAMS)?;
+        bounded(path, "an active stream", altup.active, &(0..=altup.streams - 1))?;
+        bounded(path, "a rank of the learned residual", altup.rank, &WIDTH)?;
+        let other = |layer: &&DecoderLayer| layer.residual != Residual::Sandwich;
+        if decoder.norm != NormKind::Rms || decoder.layers.iter().any(|layer| other(&layer)) {
+            return Err(malformed(
+                path,
+                "RMS norms around the parts of layers with several streams",
+                "others",
+            ));
+        }
+    }
+    let Some(per_layer) = &decoder.per_layer else { return Ok(()) };
+    bounded(path, "a vocabulary of per-layer embeddings", per_layer.vocab, &VOCAB)?;
+    bounded(path, "a width of per-layer embeddings", per_layer.width, &WIDTH)?;
+    let all = per_layer.width.saturating_mul(decoder.layers.len());
+    bounded(path, "a width of all per-layer embeddings", all, &WIDTH)?;
+    match decoder.altup {
+        Some(_) => Ok(()),
+        None => Err(malformed(path, "several streams beside per-layer embeddings", "one")),
+    }
 }
 
 fn check_positive(path: &Path, what: &str, value: Option<f32>) -> Result<(), CheckpointError> {
@@ -197,14 +253,14 @@ fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
 mod tests {
     use narthex_spec::arch::{
         Activation, Attention, Bottleneck, BottleneckAttention, DecoderLayer, EncoderNorm, Factored, Family,
-        Mlp, NormKind, Pooling, Residual, Rope,
+        Mlp, Pooling, Rope,
     };
 
     use super::*;
 
     fn decoder() -> DecoderArch {
         let attention = Attention::plain(4, 2, 16);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         DecoderArch {
             family: Family::Llama,
             vocab: 300,
@@ -217,6 +273,8 @@ mod tests {
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
+            altup: None,
+            per_layer: None,
             tied_head: true,
         }
     }

@@ -16,6 +16,10 @@ pub(super) struct Words {
     pub(super) inner: &'static [(&'static str, &'static str)],
     /// Canonical modules inside a layer that are a part of one of the file's, the file's, and the part.
     pub(super) parts: &'static [(&'static str, &'static str, Part)],
+    /// Canonical modules outside layers, without their number, that are one matrix of a stack, and the file's.
+    pub(super) stacks: &'static [(&'static str, &'static str)],
+    /// The file's modules that are weights themselves: their names have no leaf.
+    pub(super) leafless: &'static [&'static str],
     /// How the file's modules end whose weight and bias old files call gamma and beta, after TensorFlow.
     pub(super) gamma_and_beta: Option<&'static str>,
 }
@@ -35,6 +39,8 @@ pub(super) enum Part {
     Up,
     /// A row for each head, each in a tensor of its own; the file's name has `*` for the head's number.
     PerHead,
+    /// A matrix of a stack.
+    Matrix(usize),
 }
 
 /// Where a weight may lie in a file.
@@ -64,29 +70,36 @@ const DERIVED: [&str; 5] = [
 
 impl Words {
     /// No words; a table states those that it has.
-    pub(super) const NONE: Self =
-        Self { prefixes: &[], layer: "", outer: &[], inner: &[], parts: &[], gamma_and_beta: None };
+    pub(super) const NONE: Self = Self {
+        prefixes: &[],
+        layer: "",
+        outer: &[],
+        inner: &[],
+        parts: &[],
+        stacks: &[],
+        leafless: &[],
+        gamma_and_beta: None,
+    };
 
     /// Where a file may have the weight `canonical`, the usual place first; empty for names that are not canonical.
     pub(super) fn places(&self, canonical: &str) -> Vec<Place> {
         let Some((module, leaf)) = canonical.rsplit_once('.') else { return Vec::new() };
-        let find = |table: &[(&str, &'static str)], wanted: &str| {
-            table.iter().find(|(name, _)| *name == wanted).map(|(_, file)| *file)
-        };
         let part = self.part(canonical);
         let path = match inside_layer(module) {
             Some((layer, module)) => {
                 let fused = self.parts.iter().find(|(name, ..)| *name == module).map(|(_, file, _)| *file);
-                // One of several like parts of a layer has a number of its own, for which # stands in the tables.
-                let number = module.split('.').find(|word| word.parse::<usize>().is_ok()).unwrap_or("#");
-                let file = fused.or_else(|| find(self.inner, &module.replacen(number, "#", 1)));
-                file.map(|file| format!("{}{layer}.{}", self.layer, file.replacen('#', number, 1)))
+                let file = fused.map(str::to_owned).or_else(|| numbered(self.inner, module));
+                file.map(|file| format!("{}{layer}.{file}", self.layer))
             }
-            None => find(self.outer, module).map(str::to_owned),
+            None => match self.stacked(module) {
+                Some((file, _)) => Some(file.to_owned()),
+                None => numbered(self.outer, module),
+            },
         };
         let Some(path) = path else { return Vec::new() };
-        let mut names: Vec<String> =
-            self.prefixes.iter().map(|prefix| format!("{prefix}{path}.{leaf}")).collect();
+        let bare = self.leafless.iter().any(|module| path.ends_with(module));
+        let name = if bare { path.clone() } else { format!("{path}.{leaf}") };
+        let mut names: Vec<String> = self.prefixes.iter().map(|prefix| format!("{prefix}{name}")).collect();
         if module == "head" {
             // The head stands beside the model, not inside it.
             names.reverse();
@@ -100,8 +113,18 @@ impl Words {
 
     /// Which part of the file's tensor the weight `canonical` is.
     pub(super) fn part(&self, canonical: &str) -> Option<Part> {
-        let (_, module) = inside_layer(canonical.rsplit_once('.')?.0)?;
+        let module = canonical.rsplit_once('.')?.0;
+        let Some((_, module)) = inside_layer(module) else {
+            return self.stacked(module).map(|(_, number)| Part::Matrix(number));
+        };
         self.parts.iter().find(|(name, ..)| *name == module).map(|(.., part)| *part)
+    }
+
+    /// The file's stack that has the matrix `module`, and the matrix's number.
+    fn stacked(&self, module: &str) -> Option<(&'static str, usize)> {
+        let (stack, number) = module.rsplit_once('.')?;
+        let (_, file) = self.stacks.iter().find(|(name, _)| *name == stack)?;
+        Some((file, number.parse().ok()?))
     }
 
     /// Whether `file_name` is a tensor of a layer that a graph must use: one that is left unread means that the
@@ -114,6 +137,14 @@ impl Words {
                 .is_some_and(|rest| !DERIVED.iter().any(|derived| rest.ends_with(derived)))
         })
     }
+}
+
+/// The file's name of a module. One of several like modules has a number, for which # stands in the tables.
+fn numbered(table: &[(&str, &str)], module: &str) -> Option<String> {
+    let number = module.split('.').find(|word| word.parse::<usize>().is_ok()).unwrap_or("#");
+    let wanted = module.replacen(number, "#", 1);
+    let (_, file) = table.iter().find(|(name, _)| *name == wanted)?;
+    Some(file.replacen('#', number, 1))
 }
 
 /// A canonical module's layer, as text, and the module inside it.

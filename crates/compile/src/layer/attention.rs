@@ -5,7 +5,7 @@ use narthex_spec::arch::{Attention, QkNorm, Rotation};
 
 use super::{
     linear::{Bias, Linear, linear},
-    norm::{Norm, head_norm},
+    norm::{Norm, head_norm, unit_norm},
     plain::split,
 };
 use crate::{emit::Emitter, error::CompileError};
@@ -20,6 +20,16 @@ pub(crate) struct Cache<'a> {
     pub(crate) past: [&'a str; 2],
     /// Names of keys and values in place of the past.
     pub(crate) present: [&'a str; 2],
+    /// The new tokens' keys and values, where an earlier layer made them; past and present are then that layer's.
+    pub(crate) shared: Option<&'a [String; 2]>,
+}
+
+/// What a layer's attention gives.
+pub(crate) struct Attended {
+    /// What it adds to the residual stream.
+    pub(crate) output: String,
+    /// The keys and values that it read, for layers that share them; empty where queries, keys and values stay in one.
+    pub(crate) kv: [String; 2],
 }
 
 /// Causal attention over the cache, rotation inside.
@@ -27,22 +37,29 @@ pub(crate) struct Cache<'a> {
 /// ```text
 /// x ── qkv_proj ─[ Split ─┬─ q ─ head norm ─┐ ]─ GroupQueryAttention(past, lengths, cos, sin) ─┬─ o_proj
 ///                         ├─ k ─ head norm ─┤                                                  └─ present (in place
-///                         └─ v ─────────────┘                                                     of past)
+///                         └─ v ─(head norm)─┘                                                     of past)
 /// ```
+/// A layer that shares its keys and values with an earlier one makes `q` alone, takes that layer's `k` and `v`, and writes
+/// them where that layer has written them.
 pub(crate) fn cached(
     e: &mut Emitter<'_>,
     x: &str,
     (scope, weights): (&str, &str),
     (norm, attention): (Norm, &Attention),
     cache: &Cache<'_>,
-) -> Result<String, CompileError> {
-    let parts = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{weights}.{part}"));
-    let qkv_scope = format!("{scope}/qkv_proj");
-    let qkv = Linear { scope: &qkv_scope, parts: &parts, cols: norm.width, bias: attention.qkv_bias.into() };
-    let qkv = linear(e, x, &qkv)?;
-    let [q, k, v] = match attention.qk_norm {
-        QkNorm::None => [qkv, String::new(), String::new()],
-        _ => normed_parts(e, &qkv, (scope, weights), (norm, attention))?,
+) -> Result<Attended, CompileError> {
+    let [q, k, v] = match cache.shared {
+        Some([k, v]) => {
+            let q_scope = format!("{scope}/q_proj");
+            let (parts, bias) = ([format!("{weights}.q_proj")], attention.qkv_bias.into());
+            let q = linear(e, x, &Linear { scope: &q_scope, parts: &parts, cols: norm.width, bias })?;
+            [
+                normed(e, &q, (scope, weights), ("q", attention.heads), (norm, attention))?,
+                k.clone(),
+                v.clone(),
+            ]
+        }
+        None => queries_keys_values(e, x, (scope, weights), (norm, attention))?,
     };
     let name = format!("{scope}/GroupQueryAttention");
     let output = format!("{name}/out");
@@ -61,7 +78,9 @@ pub(crate) fn cached(
     let parts = [format!("{weights}.o_proj")];
     let o_scope = format!("{scope}/o_proj");
     let cols = attention.heads * attention.head_size;
-    linear(e, &output, &Linear { scope: &o_scope, parts: &parts, cols, bias: attention.output_bias.into() })
+    let bias = attention.output_bias.into();
+    let output = linear(e, &output, &Linear { scope: &o_scope, parts: &parts, cols, bias })?;
+    Ok(Attended { output, kv: [k, v] })
 }
 
 fn attributes(attention: &Attention) -> Vec<(&'static str, Attribute)> {
@@ -80,27 +99,65 @@ fn attributes(attention: &Attention) -> Vec<(&'static str, Attribute)> {
     attributes
 }
 
-/// Queries, keys and values `[batch, sequence, heads · size]` apart, the first two normed.
-fn normed_parts(
+/// Queries, keys and values `[batch, sequence, heads · size]` apart and normed, or all of them in the first.
+fn queries_keys_values(
     e: &mut Emitter<'_>,
-    qkv: &str,
+    x: &str,
     (scope, weights): (&str, &str),
     (norm, attention): (Norm, &Attention),
 ) -> Result<[String; 3], CompileError> {
-    let (size, kv) = (attention.head_size, attention.kv_heads);
-    let parts =
-        split(e, &format!("{scope}/qkv_proj"), qkv, 2, &[attention.heads * size, kv * size, kv * size]);
-    let mut normed = parts.clone();
-    for (part, (index, heads)) in [("q", (0, attention.heads)), ("k", (1, kv))] {
-        let at = format!("{scope}/{part}_norm");
-        let apart = e.graph.ints(&[4], &[0, 0, heads as i64, size as i64]);
-        let x = e.graph.op(&format!("{at}/heads"), "Reshape", &[&parts[index], &apart]);
-        let weight = format!("{weights}.{part}_norm.weight");
-        let x = head_norm(e, &x, (&at, &weight), (heads, size), (attention.qk_norm, norm.epsilon))?;
-        let flat = e.graph.ints(&[3], &[0, 0, (heads * size) as i64]);
-        normed[index] = e.graph.op(&format!("{at}/flat"), "Reshape", &[&x, &flat]);
+    let parts = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{weights}.{part}"));
+    let qkv_scope = format!("{scope}/qkv_proj");
+    let qkv = Linear { scope: &qkv_scope, parts: &parts, cols: norm.width, bias: attention.qkv_bias.into() };
+    let qkv = linear(e, x, &qkv)?;
+    if attention.qk_norm == QkNorm::None && !attention.value_norm {
+        return Ok([qkv, String::new(), String::new()]);
     }
-    Ok(normed)
+    let (size, kv) = (attention.head_size, attention.kv_heads);
+    let [q, k, v] = split(e, &qkv_scope, &qkv, 2, &[attention.heads * size, kv * size, kv * size]);
+    let q = normed(e, &q, (scope, weights), ("q", attention.heads), (norm, attention))?;
+    let k = normed(e, &k, (scope, weights), ("k", kv), (norm, attention))?;
+    if !attention.value_norm {
+        return Ok([q, k, v]);
+    }
+    let v = normed(e, &v, (scope, weights), ("v", kv), (norm, attention))?;
+    Ok([q, k, v])
+}
+
+/// Queries (`q`), keys (`k`) or values (`v`) `[batch, sequence, heads · size]`, normed head by head.
+fn normed(
+    e: &mut Emitter<'_>,
+    x: &str,
+    (scope, weights): (&str, &str),
+    (part, heads): (&str, usize),
+    (norm, attention): (Norm, &Attention),
+) -> Result<String, CompileError> {
+    let size = attention.head_size;
+    let at = format!("{scope}/{part}_norm");
+    let apart = e.graph.ints(&[4], &[0, 0, heads as i64, size as i64]);
+    let x = e.graph.op(&format!("{at}/heads"), "Reshape", &[x, &apart]);
+    let x = part_norm(e, &x, (&at, weights), (part, heads), (norm, attention))?;
+    let flat = e.graph.ints(&[3], &[0, 0, (heads * size) as i64]);
+    Ok(e.graph.op(&format!("{at}/flat"), "Reshape", &[&x, &flat]))
+}
+
+/// Queries, keys or values `[.., heads, size]`, normed where the layer norms them.
+pub(super) fn part_norm(
+    e: &mut Emitter<'_>,
+    x: &str,
+    (scope, weights): (&str, &str),
+    (part, heads): (&str, usize),
+    (norm, attention): (Norm, &Attention),
+) -> Result<String, CompileError> {
+    let size = attention.head_size;
+    match part {
+        "v" if attention.value_norm => unit_norm(e, x, scope, (size, norm.epsilon)),
+        "v" => Ok(x.to_owned()),
+        _ => {
+            let weight = format!("{weights}.{part}_norm.weight");
+            head_norm(e, x, (scope, &weight), (heads, size), (attention.qk_norm, norm.epsilon))
+        }
+    }
 }
 
 /// What bidirectional attention is made of, and how wide it is.

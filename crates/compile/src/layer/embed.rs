@@ -3,7 +3,7 @@
 use narthex_graph::Attribute;
 use narthex_spec::{
     DType, Scheme,
-    arch::DecoderArch,
+    arch::{DecoderArch, PerLayer},
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
@@ -34,6 +34,23 @@ pub(crate) fn table_from(
     let all = first + rows;
     let place = e.rows(name, (all, first..all, cols), dtype)?;
     Ok(HostTable { role, rows, cols, encoding: TableEncoding::Plain { dtype, data: e.range(place) } })
+}
+
+/// Writes the per-layer table: in blocks of 8 bits where the plan has it so.
+pub(crate) fn per_layer_table(
+    e: &mut Emitter<'_>,
+    layers: usize,
+    per_layer: &PerLayer,
+) -> Result<HostTable, CompileError> {
+    let (role, name) = (TableRole::PerLayer, "per_layer.embed.weight");
+    let (rows, cols) = (per_layer.vocab, layers * per_layer.width);
+    match e.plan.get(name).map(|planned| planned.storage) {
+        None => table(e, (role, name), (rows, cols), table_dtype(e.recipe.scheme)),
+        Some(storage) => {
+            let weight = e.quantize(&[name.to_owned()], cols, storage)?;
+            Ok(HostTable { role, rows, cols, encoding: blocks(e, &weight) })
+        }
+    }
 }
 
 /// Element type of large tables.

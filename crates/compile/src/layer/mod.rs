@@ -2,6 +2,7 @@
 //!
 //! They read the architecture and never ask which family or device it is.
 
+pub(crate) mod altup;
 pub(crate) mod attention;
 pub(crate) mod embed;
 pub(crate) mod linear;

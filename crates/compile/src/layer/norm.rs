@@ -72,6 +72,37 @@ impl Norm {
     }
 }
 
+/// RMS norm over the last dimension, without a gain.
+pub(crate) fn unit_norm(
+    e: &mut Emitter<'_>,
+    x: &str,
+    scope: &str,
+    (width, epsilon): (usize, f32),
+) -> Result<String, CompileError> {
+    let ones = e.tensor(&format!("{scope}/ones"), &[width], |_| Ok(vec![1.0; width]))?;
+    let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
+    Ok(e.graph.op_with(scope, "SimplifiedLayerNormalization", &[x, &ones], &attributes))
+}
+
+/// The norms around a residual stream that is carried smaller than it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Carried {
+    /// Norms of the stream.
+    pub(crate) norm: Norm,
+    /// Norms of everything else.
+    pub(crate) branch: Norm,
+    /// What the stream is multiplied with.
+    pub(crate) shrink: f32,
+}
+
+impl Carried {
+    /// A stream multiplied with a power of two. The norms over it take that back: gains of what joins it are smaller, and
+    /// so is the epsilon of what reads it. No digit changes.
+    pub(crate) fn of(branch: Norm, shrink: f32) -> Self {
+        Self { norm: Norm { epsilon: branch.epsilon * shrink * shrink, ..branch }, branch, shrink }
+    }
+}
+
 /// The residual stream of variant A. What a part adds to it waits as a branch, so that the addition and the next norm
 /// are one operator.
 pub(crate) struct Stream {

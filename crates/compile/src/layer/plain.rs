@@ -4,9 +4,9 @@ use narthex_graph::{Attribute, build::NodeSpec};
 use narthex_spec::arch::{Attention, QkNorm};
 
 use super::{
-    attention::Bidirectional,
+    attention::{Attended, Bidirectional, part_norm},
     linear::{Bias, Linear, linear},
-    norm::{Norm, head_norm},
+    norm::Norm,
 };
 use crate::{emit::Emitter, error::CompileError};
 
@@ -29,6 +29,14 @@ pub(crate) struct Past<'a> {
     pub(crate) new_value: &'a str,
 }
 
+/// Whose keys and values a layer attends to.
+pub(crate) enum Kv<'a> {
+    /// Its own.
+    Own(Past<'a>),
+    /// Those that an earlier layer joined.
+    Shared(&'a [String; 2]),
+}
+
 /// `Split` along an axis into parts of the given sizes.
 pub(crate) fn split<const PARTS: usize>(
     e: &mut Emitter<'_>,
@@ -37,8 +45,23 @@ pub(crate) fn split<const PARTS: usize>(
     axis: i64,
     sizes: &[usize; PARTS],
 ) -> [String; PARTS] {
+    let parts = split_all(e, scope, x, axis, sizes);
+    std::array::from_fn(|part| parts.get(part).cloned().unwrap_or_default())
+}
+
+/// [`split`] into as many parts as there are sizes; one part is all of it.
+pub(super) fn split_all(
+    e: &mut Emitter<'_>,
+    scope: &str,
+    x: &str,
+    axis: i64,
+    sizes: &[usize],
+) -> Vec<String> {
+    if sizes.len() == 1 {
+        return vec![x.to_owned()];
+    }
     let name = format!("{scope}/Split");
-    let outputs = std::array::from_fn(|part| format!("{name}/out.{part}"));
+    let outputs: Vec<String> = (0..sizes.len()).map(|part| format!("{name}/out.{part}")).collect();
     let lengths: Vec<i64> = sizes.iter().map(|&size| size as i64).collect();
     let lengths = e.graph.ints(&[sizes.len()], &lengths);
     let spec = NodeSpec {
@@ -48,7 +71,7 @@ pub(crate) fn split<const PARTS: usize>(
         inputs: &[x, &lengths],
         attributes: &[("axis", Attribute::Int(axis))],
     };
-    e.graph.node_to(spec, &outputs.each_ref().map(String::as_str));
+    e.graph.node_to(spec, &outputs.iter().map(String::as_str).collect::<Vec<_>>());
     outputs
 }
 
@@ -93,36 +116,53 @@ fn rotate(e: &mut Emitter<'_>, scope: &str, x: &str, size: usize, [cos, sin]: &[
 ///                └─ v ──────────────────────┬─ Concat(past) ────────────────────────────┘
 ///                                           └─ new value
 /// ```
+/// A layer that shares its keys and values with an earlier one makes `q` alone.
 pub(crate) fn cached(
     e: &mut Emitter<'_>,
     x: &str,
-    (scope, weights): (&str, &str),
+    at: (&str, &str),
     (norm, attention): (Norm, &Attention),
-    (step, past): (&Step<'_>, &Past<'_>),
-) -> Result<String, CompileError> {
+    (step, kv): (&Step<'_>, &Kv<'_>),
+) -> Result<Attended, CompileError> {
+    let q_size = attention.heads * attention.head_size;
+    let kv_size = attention.kv_heads * attention.head_size;
+    let (q, kv) = match kv {
+        Kv::Own(past) => {
+            let [q, k, v] =
+                projected(e, x, at, (norm, attention), (["q", "k", "v"], [q_size, kv_size, kv_size]))?;
+            (q, keys_and_values(e, at, [k, v], (norm, attention), (step, past))?)
+        }
+        Kv::Shared(kv) => {
+            let [q] = projected(e, x, at, (norm, attention), (["q"], [q_size]))?;
+            (q, (*kv).clone())
+        }
+    };
+    let q = turned(e, &q, at, ("q", attention.heads), (norm, attention), step)?;
+    // Scaled before the product, which half precision might not hold otherwise.
+    let q = scale(e, &format!("{}/q/scale", at.0), &q, attention.scale());
+    let mixed = mixed(e, at.0, q, &kv, (attention, step));
+    let flat = [1, step.tokens, q_size];
+    let output = project_out(e, &mixed, at, flat, attention.output_bias.into())?;
+    Ok(Attended { output, kv })
+}
+
+/// Values weighed by how queries `[1, heads, tokens, size]` and keys agree: `[1, heads, tokens, size]`; for one token both
+/// are by groups.
+fn mixed(
+    e: &mut Emitter<'_>,
+    scope: &str,
+    q: String,
+    [keys, values]: &[String; 2],
+    (attention, step): (&Attention, &Step<'_>),
+) -> String {
     let (size, kv, tokens) = (attention.head_size, attention.kv_heads, step.tokens);
-    let [q, k, v] = rotated(e, x, (scope, weights), (norm, attention), step)?;
-    let new_key = NodeSpec {
-        name: &format!("{scope}/k/columns/Transpose"),
-        op: "Transpose",
-        domain: "",
-        inputs: &[&k],
-        attributes: &[("perm", Attribute::Ints(vec![0, 1, 3, 2]))],
-    };
-    e.graph.node_to(new_key, &[past.new_key]);
-    heads_to(e, &format!("{scope}/v/heads"), &v, (tokens, kv, size), past.new_value);
-    let joined = |e: &mut Emitter<'_>, scope: &str, parts: [&str; 2], axis| {
-        e.graph.op_with(scope, "Concat", &parts, &[("axis", Attribute::Int(axis))])
-    };
-    let keys = joined(e, &format!("{scope}/keys"), [past.key, past.new_key], 3);
-    let values = joined(e, &format!("{scope}/values"), [past.value, past.new_value], 2);
     let seen = step.past + tokens;
     let grouped = attention.heads / kv * tokens;
     let between = |e: &mut Emitter<'_>, part: &str, x: String, shape: [usize; 4]| {
         if tokens == 1 { x } else { reshape(e, &format!("{scope}/{part}"), &x, &shape) }
     };
     let q = between(e, "q/groups", q, [1, kv, grouped, size]);
-    let scores = e.graph.op(&format!("{scope}/scores"), "MatMul", &[&q, &keys]);
+    let scores = e.graph.op(&format!("{scope}/scores"), "MatMul", &[&q, keys]);
     let scores = between(e, "scores", scores, [1, attention.heads, tokens, seen]);
     let scores = match attention.score_cap {
         Some(cap) => capped(e, &format!("{scope}/cap"), &scores, cap),
@@ -130,77 +170,86 @@ pub(crate) fn cached(
     };
     let weighed = weigh(e, scope, &scores, step.mask);
     let weighed = between(e, "groups", weighed, [1, kv, grouped, seen]);
-    let mixed = e.graph.op(&format!("{scope}/mix"), "MatMul", &[&weighed, &values]);
-    let mixed = between(e, "mix/heads", mixed, [1, attention.heads, tokens, size]);
-    let flat = [1, tokens, attention.heads * size];
-    project_out(e, &mixed, (scope, weights), flat, attention.output_bias.into())
+    let mixed = e.graph.op(&format!("{scope}/mix"), "MatMul", &[&weighed, values]);
+    between(e, "mix/heads", mixed, [1, attention.heads, tokens, size])
 }
 
-/// `[1, tokens, heads · size]` as `output` of `[1, heads, tokens, size]`.
-fn heads_to(
-    e: &mut Emitter<'_>,
-    scope: &str,
-    x: &str,
-    (tokens, heads, size): (usize, usize, usize),
-    output: &str,
-) {
-    let (op, x, parameter, attributes) = if tokens == 1 {
-        let shape = [1, heads, 1, size].map(|extent| extent as i64);
-        ("Reshape", x.to_owned(), Some(e.graph.ints(&[4], &shape)), Vec::new())
-    } else {
-        let rows = reshape(e, scope, x, &[1, tokens, heads, size]);
-        ("Transpose", rows, None, vec![("perm", Attribute::Ints(vec![0, 2, 1, 3]))])
-    };
-    let name = format!("{scope}/{op}");
-    let inputs: Vec<&str> = [x.as_str()].into_iter().chain(parameter.as_deref()).collect();
-    let spec = NodeSpec { name: &name, op, domain: "", inputs: &inputs, attributes: &attributes };
-    e.graph.node_to(spec, &[output]);
-}
-
-/// Queries, rotated and scaled, `[1, heads, tokens, size]`, or those of one token by groups,
-/// `[1, kv_heads, heads / kv_heads, size]`; keys, rotated, `[1, kv_heads, tokens, size]`; and values,
-/// `[1, tokens, kv_heads · size]`.
-fn rotated(
+/// Some of queries, keys and values, each `[1, tokens, size]` of its own.
+fn projected<const PARTS: usize>(
     e: &mut Emitter<'_>,
     x: &str,
     (scope, weights): (&str, &str),
     (norm, attention): (Norm, &Attention),
-    step: &Step<'_>,
-) -> Result<[String; 3], CompileError> {
+    (names, sizes): ([&str; PARTS], [usize; PARTS]),
+) -> Result<[String; PARTS], CompileError> {
+    let parts = names.map(|part| format!("{weights}.{part}_proj"));
+    let scope = format!("{scope}/{}_proj", names.concat());
+    let bias = attention.qkv_bias.into();
+    let all = linear(e, x, &Linear { scope: &scope, parts: &parts, cols: norm.width, bias })?;
+    Ok(split(e, &scope, &all, 2, &sizes))
+}
+
+/// Keys, rotated, and values of the past and of the new tokens together: `[1, kv_heads, size, past + tokens]` and
+/// `[1, kv_heads, past + tokens, size]`.
+fn keys_and_values(
+    e: &mut Emitter<'_>,
+    at: (&str, &str),
+    [k, v]: [String; 2],
+    (norm, attention): (Norm, &Attention),
+    (step, past): (&Step<'_>, &Past<'_>),
+) -> Result<[String; 2], CompileError> {
+    let (scope, weights) = at;
     let (size, kv, tokens) = (attention.head_size, attention.kv_heads, step.tokens);
-    let parts = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{weights}.{part}"));
-    let qkv_scope = format!("{scope}/qkv_proj");
-    let qkv = Linear { scope: &qkv_scope, parts: &parts, cols: norm.width, bias: attention.qkv_bias.into() };
-    let qkv = linear(e, x, &qkv)?;
-    let [q, k, v] = split(e, &qkv_scope, &qkv, 2, &[attention.heads * size, kv * size, kv * size]);
-    let turned = |e: &mut Emitter<'_>, part: &str, x: &str, heads: usize| {
-        let at = format!("{scope}/{part}");
-        let groups = [1, kv, heads / kv, size];
-        // A norm with a gain for each head wants the heads in a row.
-        let direct = tokens == 1 && attention.qk_norm != QkNorm::LayerPerHead;
-        let rows = if direct { groups } else { [1, tokens, heads, size] };
-        let x = reshape(e, &format!("{at}/heads"), x, &rows);
-        let (named, weight) = (format!("{at}_norm"), format!("{weights}.{part}_norm.weight"));
-        let x = head_norm(e, &x, (&named, &weight), (heads, size), (attention.qk_norm, norm.epsilon))?;
-        let x = match (tokens, direct) {
-            (1, true) => x,
-            (1, false) => reshape(e, &format!("{at}/groups"), &x, &groups),
-            _ => transpose(e, &format!("{at}/heads"), &x, &[0, 2, 1, 3]),
-        };
-        Ok::<_, CompileError>(match step.angles {
-            Some(angles) => rotate(e, &format!("{at}/rotate"), &x, size, angles),
-            None => x,
-        })
+    let k = turned(e, &k, at, ("k", kv), (norm, attention), step)?;
+    let k = transpose(e, &format!("{scope}/k/columns"), &k, &[0, 1, 3, 2]);
+    e.graph.rename(&k, past.new_key);
+    let heads = format!("{scope}/v/heads");
+    let rows = if tokens == 1 { [1, kv, 1, size] } else { [1, tokens, kv, size] };
+    let v = reshape(e, &heads, &v, &rows);
+    let v = part_norm(e, &v, (&format!("{scope}/v_norm"), weights), ("v", kv), (norm, attention))?;
+    let v = if tokens == 1 { v } else { transpose(e, &heads, &v, &[0, 2, 1, 3]) };
+    e.graph.rename(&v, past.new_value);
+    let joined = |e: &mut Emitter<'_>, part: &str, parts: [&str; 2], axis| {
+        e.graph.op_with(&format!("{scope}/{part}"), "Concat", &parts, &[("axis", Attribute::Int(axis))])
     };
-    let q = turned(e, "q", &q, attention.heads)?;
-    // Scaled before the product, which half precision might not hold otherwise.
-    let q = scale(e, &format!("{scope}/q/scale"), &q, attention.scale());
-    let k = turned(e, "k", &k, kv)?;
-    Ok([q, k, v])
+    let keys = joined(e, "keys", [past.key, past.new_key], 3);
+    let values = joined(e, "values", [past.value, past.new_value], 2);
+    Ok([keys, values])
+}
+
+/// Queries (`q`) or keys (`k`) `[1, tokens, heads · size]`, normed and rotated: `[1, heads, tokens, size]`, or those of one
+/// token by groups: `[1, kv_heads, heads / kv_heads, size]`.
+fn turned(
+    e: &mut Emitter<'_>,
+    x: &str,
+    (scope, weights): (&str, &str),
+    (part, heads): (&str, usize),
+    (norm, attention): (Norm, &Attention),
+    step: &Step<'_>,
+) -> Result<String, CompileError> {
+    let (at, size, tokens) = (format!("{scope}/{part}"), attention.head_size, step.tokens);
+    let groups = [1, attention.kv_heads, heads / attention.kv_heads, size];
+    // A norm with a gain for each head wants the heads in a row.
+    let direct = tokens == 1 && attention.qk_norm != QkNorm::LayerPerHead;
+    let rows = if direct { groups } else { [1, tokens, heads, size] };
+    let x = reshape(e, &format!("{at}/heads"), x, &rows);
+    let x = part_norm(e, &x, (&format!("{at}_norm"), weights), (part, heads), (norm, attention))?;
+    let x = match (tokens, direct) {
+        (1, true) => x,
+        (1, false) => reshape(e, &format!("{at}/groups"), &x, &groups),
+        _ => transpose(e, &format!("{at}/heads"), &x, &[0, 2, 1, 3]),
+    };
+    Ok(match step.angles {
+        Some(angles) => rotate(e, &format!("{at}/rotate"), &x, size, angles),
+        None => x,
+    })
 }
 
 /// `x · factor`.
-fn scale(e: &mut Emitter<'_>, scope: &str, x: &str, factor: f64) -> String {
+pub(super) fn scale(e: &mut Emitter<'_>, scope: &str, x: &str, factor: f64) -> String {
+    if factor == 1.0 {
+        return x.to_owned();
+    }
     let factor = e.number(factor);
     e.graph.op(scope, "Mul", &[x, &factor])
 }

@@ -6,7 +6,9 @@
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Variant,
-    arch::{DecoderArch, DecoderLayer, EncoderArch, EncoderHead, Pooling, Residual, Rotation},
+    arch::{
+        Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, Pooling, Residual, Rotation,
+    },
     dtype::Dim,
     manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableRole},
 };
@@ -16,8 +18,9 @@ use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
+        altup::Streams,
         attention, embed, mlp,
-        norm::{Norm, Stream},
+        norm::{Carried, Norm, Stream},
         rope, task,
     },
 };
@@ -50,29 +53,14 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
         let sin = io.input(e, Slot::SinTable, "sin", DType::F32, &shape);
         angles.insert(Rotation::Global, [cos, sin]);
     }
-    let lengths = [seqlens_k, total_length];
     let x = embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0));
-    let mut stream = Stream::new(x, Norm::of(arch));
-    let mut kv = Vec::new();
-    for (index, layer) in arch.layers.iter().enumerate() {
-        let cache = cache_names(e, &mut io, index, &layer.attention);
-        let cache = attention::Cache {
-            lengths: lengths.each_ref().map(String::as_str),
-            angles: angles.of(layer.attention.rotation),
-            past: [&cache[0], &cache[1]],
-            present: [&cache[2], &cache[3]],
-        };
-        decoder_layer(e, &mut stream, (index, layer), &cache)?;
-        kv.push(KvLayout {
-            heads: layer.attention.kv_heads,
-            head_size: layer.attention.head_size,
-            window: layer.attention.window,
-            dtype: DType::F32,
-            keys: KeyRotation::After,
-            order: KeyOrder::Rows,
-        });
-    }
+    let mut kept = Kept::default();
+    let stream =
+        Body { arch, lengths: [seqlens_k, total_length], angles }.layers(e, &mut io, x, &mut kept)?;
     let mut tables = vec![finish(e, &mut io, arch, (&stream, &logits_rows))?];
+    if let Some(per_layer) = &arch.per_layer {
+        tables.push(embed::per_layer_table(e, arch.layers.len(), per_layer)?);
+    }
     if arch.learned_positions() {
         let shape = (arch.context, arch.hidden);
         tables.push(embed::table(e, (TableRole::Position, "position.weight"), shape, DType::F32)?);
@@ -80,7 +68,95 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
     if arch.switch().is_some() {
         tables.extend(rope::host_tables(e, arch));
     }
-    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kv), tables)
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kept.layouts), tables)
+}
+
+/// What the layers of a decoder read besides their rows.
+struct Body<'a> {
+    arch: &'a DecoderArch,
+    lengths: [String; 2],
+    angles: rope::Angles,
+}
+
+/// The KV cache under construction.
+#[derive(Default)]
+struct Kept {
+    layouts: Vec<KvLayout>,
+    /// For each entry, its past, and the new tokens' keys and values.
+    entries: Vec<([String; 2], [String; 2])>,
+}
+
+impl Body<'_> {
+    /// The layers over embedded tokens.
+    fn layers(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut Io,
+        x: String,
+        kept: &mut Kept,
+    ) -> Result<Stream, CompileError> {
+        let norm = Norm::of(self.arch);
+        let Some(altup) = &self.arch.altup else {
+            let mut stream = Stream::new(x, norm);
+            for (index, layer) in self.arch.layers.iter().enumerate() {
+                let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
+                decoder_layer(e, &mut stream, (index, layer), attend)?;
+            }
+            return Ok(stream);
+        };
+        let mut streams = Streams::begin(e, (self.arch, altup), Carried::of(norm, 1.0), &x)?;
+        if let Some(per_layer) = &self.arch.per_layer {
+            let width = self.arch.layers.len() * per_layer.width;
+            let shape = ["batch".into(), "sequence".into(), width.into()];
+            let rows = io.input(e, Slot::PerLayerEmbeds, "per_layer", DType::F32, &shape);
+            streams.take_rows(e, per_layer, (&x, &rows))?;
+        }
+        for (index, layer) in self.arch.layers.iter().enumerate() {
+            let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
+            streams.layer(e, (index, layer), attend)?;
+        }
+        Ok(Stream::new(streams.merged(e)?, norm))
+    }
+
+    /// A layer's attention over its own entry of the cache, or over the one that it shares.
+    fn attend(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut Io,
+        x: &str,
+        (index, layer): (usize, &DecoderLayer),
+        kept: &mut Kept,
+    ) -> Result<String, CompileError> {
+        let (attention, entry) = (&layer.attention, self.arch.kv_index(index));
+        let shared = kept.entries.get(entry).cloned();
+        let past = match &shared {
+            Some((past, _)) => past.clone(),
+            None => past_names(e, io, entry, attention),
+        };
+        let present = present_names(e, io, (entry, index), attention);
+        let cache = attention::Cache {
+            lengths: self.lengths.each_ref().map(String::as_str),
+            angles: self.angles.of(attention.rotation),
+            past: past.each_ref().map(String::as_str),
+            present: present.each_ref().map(String::as_str),
+            shared: shared.as_ref().map(|(_, kv)| kv),
+        };
+        let at = (format!("/layers.{index}/attn"), format!("layers.{index}.attn"));
+        let norm = Norm::of(self.arch);
+        let attended = attention::cached(e, x, (&at.0, &at.1), (norm, attention), &cache)?;
+        if shared.is_none() {
+            kept.entries.push((past, attended.kv));
+            kept.layouts.push(KvLayout {
+                heads: attention.kv_heads,
+                head_size: attention.head_size,
+                window: attention.window,
+                dtype: DType::F32,
+                keys: KeyRotation::After,
+                order: KeyOrder::Rows,
+            });
+        }
+        Ok(attended.output)
+    }
 }
 
 /// One layer over the stream.
@@ -95,14 +171,13 @@ fn decoder_layer(
     e: &mut Emitter<'_>,
     stream: &mut Stream,
     (index, layer): (usize, &DecoderLayer),
-    cache: &attention::Cache<'_>,
+    attend: impl FnOnce(&mut Emitter<'_>, &str) -> Result<String, CompileError>,
 ) -> Result<(), CompileError> {
     let at = |part: &str| (format!("/layers.{index}/{part}"), format!("layers.{index}.{part}"));
     let norm = stream.norm();
     let (scope, weights) = at("attn_norm");
     let normed = stream.normed(e, (&scope, &weights))?;
-    let (scope, weights) = at("attn");
-    let mut attended = attention::cached(e, &normed, (&scope, &weights), (norm, &layer.attention), cache)?;
+    let mut attended = attend(e, &normed)?;
     let mlp_input = if layer.residual == Residual::Parallel {
         normed
     } else {
@@ -127,22 +202,32 @@ fn decoder_layer(
     Ok(())
 }
 
-/// Declares one layer's cache; gives the names of past and present key and value.
-fn cache_names(
+/// The shape of an entry of the cache.
+fn cache_shape(attention: &Attention) -> [Dim; 4] {
+    ["batch".into(), attention.kv_heads.into(), "capacity".into(), attention.head_size.into()]
+}
+
+/// Declares an entry's past; gives the names of key and value.
+fn past_names(e: &mut Emitter<'_>, io: &mut Io, layer: usize, attention: &Attention) -> [String; 2] {
+    let shape = cache_shape(attention);
+    [(Slot::PastKey { layer }, "key"), (Slot::PastValue { layer }, "value")]
+        .map(|(slot, part)| io.input(e, slot, &format!("past.{layer}.{part}"), DType::F32, &shape))
+}
+
+/// Declares what the layer `index` leaves in an entry; gives the names of key and value.
+fn present_names(
     e: &mut Emitter<'_>,
     io: &mut Io,
-    layer: usize,
-    attention: &narthex_spec::arch::Attention,
-) -> [String; 4] {
-    let shape: [Dim; 4] =
-        ["batch".into(), attention.kv_heads.into(), "capacity".into(), attention.head_size.into()];
-    let past_key = io.input(e, Slot::PastKey { layer }, &format!("past.{layer}.key"), DType::F32, &shape);
-    let past_value =
-        io.input(e, Slot::PastValue { layer }, &format!("past.{layer}.value"), DType::F32, &shape);
-    let (key, value) = (format!("present.{layer}.key"), format!("present.{layer}.value"));
-    io.output(e, Slot::PresentKey { layer }, &key, DType::F32, &shape);
-    io.output(e, Slot::PresentValue { layer }, &value, DType::F32, &shape);
-    [past_key, past_value, key, value]
+    (layer, index): (usize, usize),
+    attention: &Attention,
+) -> [String; 2] {
+    let shape = cache_shape(attention);
+    let shared = if attention.kv == KvSource::Own { String::new() } else { format!(".by.{index}") };
+    [(Slot::PresentKey { layer }, "key"), (Slot::PresentValue { layer }, "value")].map(|(slot, part)| {
+        let name = format!("present.{layer}.{part}{shared}");
+        io.output(e, slot, &name, DType::F32, &shape);
+        name
+    })
 }
 
 /// The last norm and the head, over the rows asked for; gives the token table.

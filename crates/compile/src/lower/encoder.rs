@@ -107,8 +107,13 @@ impl Body<'_, '_> {
             .chain([("mlp".to_owned(), "mlp_norm".to_owned())]);
         for (part, behind) in parts {
             let place = at(&part);
-            let inner =
-                Mlp { inner: self.arch.inner, activation: self.arch.activation, gated: false, bias: true };
+            let inner = Mlp {
+                inner: self.arch.inner,
+                activation: self.arch.activation,
+                gated: false,
+                bias: true,
+                cutoff: None,
+            };
             let fed = mlp::mlp(self.e, &y, (&place.0, &place.1), inside, &inner)?;
             y = self.add_norm((&y, &fed), &place.0, &at(&behind), inside)?;
         }

@@ -4,6 +4,8 @@
 //! rotary angles and masks come from the host; of keys and values only the new ones leave a graph. An encoder becomes a
 //! graph for each length of text, and one for a vocabulary's logits where it gives them. All of them read the weights that variant A wrote.
 
+use std::{collections::BTreeMap, ops::Range};
+
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Scheme, Variant,
@@ -21,8 +23,9 @@ use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
+        altup::Streams,
         embed, mlp,
-        norm::Norm,
+        norm::{Carried, Norm},
         plain,
         rope::{self, Angles},
         task,
@@ -53,7 +56,7 @@ pub(crate) fn lower(
 
 fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
     let mut graphs = Vec::new();
-    let parts = parts::parts(arch, e.plan, e.recipe);
+    let parts = parts::parts(arch, e.plan, e.recipe)?;
     for &tokens in std::iter::once(&1).chain(&shapes.prefill) {
         for &range in &parts {
             let entry = layers(e, arch, (tokens, shapes.context), range)?;
@@ -92,32 +95,17 @@ fn angles(
     angles
 }
 
-/// How variant B carries the residual stream.
-///
-/// Where every part is normed before it joins the stream, as in Gemma, nothing keeps the stream small: Gemma 3's goes
-/// past what half precision holds within a few layers. There it is carried smaller by a power of two, which the norms over
-/// it take back: gains of what joins it are smaller, and so is the epsilon of what reads it. No digit changes.
-#[derive(Clone, Copy)]
-struct Stream {
-    /// Norms of the stream.
-    norm: Norm,
-    /// Norms of everything else.
-    branch: Norm,
-    /// What the stream is multiplied with.
-    shrink: f32,
-}
-
 /// A stream of 64 times what half precision holds: 4 million.
 const SHRINK: f32 = 1.0 / 64.0;
 
-impl Stream {
-    fn of(arch: &DecoderArch) -> Self {
-        let branch = Norm::of(arch);
-        let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
-        let shrink = if sandwiched && arch.norm == NormKind::Rms { SHRINK } else { 1.0 };
-        let norm = Norm { epsilon: branch.epsilon * shrink * shrink, ..branch };
-        Self { norm, branch, shrink }
-    }
+/// How variant B carries the residual stream.
+///
+/// Where every part is normed before it joins the stream, as in Gemma, nothing keeps the stream small: Gemma 3's goes
+/// past what half precision holds within a few layers. There it is carried smaller.
+fn carried(arch: &DecoderArch) -> Carried {
+    let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
+    let shrink = if sandwiched && arch.norm == NormKind::Rms { SHRINK } else { 1.0 };
+    Carried::of(Norm::of(arch), shrink)
 }
 
 /// The layers of a range for `tokens` new tokens.
@@ -137,32 +125,107 @@ fn layers(
     e.graph = Builder::new(&format!("layers-{tokens}{part}"), &OPSETS);
     let mut io = Io::default();
     let width: [Dim; 3] = [1.into(), tokens.into(), arch.hidden.into()];
-    let stream = Stream::of(arch);
-    let mut x = if first == 0 {
+    let carried = carried(arch);
+    let x = if first == 0 {
         let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width);
-        embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0) * stream.shrink)
+        embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0) * carried.shrink)
     } else {
         io.input(e, Slot::Hidden, "states", F16, &width)
     };
     let angles = angles(e, &mut io, arch, (tokens, &arch.layers[first..end]));
-    let mut kv = Vec::new();
-    let mut masks = Vec::new();
-    for (index, layer) in arch.layers.iter().enumerate().take(end).skip(first) {
-        let attention = &layer.attention;
-        let mask = mask(e, &mut io, &mut masks, (attention.window, tokens, past));
-        let names = past_names(e, &mut io, index, (attention.kv_heads, attention.head_size, past));
-        let step = plain::Step { tokens, past, angles: angles.of(attention.rotation), mask: &mask };
-        let held = plain::Past { key: &names[0], value: &names[1], new_key: &names[2], new_value: &names[3] };
-        let last = (index + 1 == end).then_some("hidden");
-        x = decoder_layer(e, (&x, last), (stream, index, layer), (&step, &held))?;
-        let shapes =
-            [(Slot::NewKey { layer: index }, &names[2]), (Slot::NewValue { layer: index }, &names[3])];
+    let mut kept = Kept::default();
+    Body { arch, carried, range: first..end, tokens, past, angles }.layers(e, &mut io, x, &mut kept)?;
+    io.output(e, Slot::Hidden, "hidden", F16, &width);
+    let file = format!("layers-{tokens}x{past}{part}.onnx");
+    Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, kept.layouts))
+}
+
+/// What the layers of a part read besides their rows.
+struct Body<'a> {
+    arch: &'a DecoderArch,
+    carried: Carried,
+    /// The part's layers.
+    range: Range<usize>,
+    tokens: usize,
+    past: usize,
+    angles: Angles,
+}
+
+/// The masks and the KV cache under construction.
+#[derive(Default)]
+struct Kept {
+    masks: Vec<(Option<usize>, String)>,
+    layouts: Vec<KvLayout>,
+    /// For entries of the cache, keys and values of the past and of the new tokens.
+    entries: BTreeMap<usize, [String; 2]>,
+}
+
+impl Body<'_> {
+    /// The layers over embedded tokens, or over what the layers before gave; the last one's output is called `hidden`.
+    fn layers(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut Io,
+        mut x: String,
+        kept: &mut Kept,
+    ) -> Result<(), CompileError> {
+        let (first, end) = (self.range.start, self.range.end);
+        let layers = self.arch.layers.iter().enumerate().take(end).skip(first);
+        let Some(altup) = &self.arch.altup else {
+            for (index, layer) in layers {
+                let last = (index + 1 == end).then_some("hidden");
+                let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
+                x = decoder_layer(e, (&x, last), (self.carried, index, layer), attend)?;
+            }
+            return Ok(());
+        };
+        let mut streams = Streams::begin(e, (self.arch, altup), self.carried, &x)?;
+        if let Some(per_layer) = &self.arch.per_layer {
+            let width = self.arch.layers.len() * per_layer.width;
+            let shape: [Dim; 3] = [1.into(), self.tokens.into(), width.into()];
+            let rows = io.input(e, Slot::PerLayerEmbeds, "per_layer", F16, &shape);
+            streams.take_rows(e, per_layer, (&x, &rows))?;
+        }
+        for (index, layer) in layers {
+            let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
+            streams.layer(e, (index, layer), attend)?;
+        }
+        let merged = streams.merged(e)?;
+        e.graph.rename(&merged, "hidden");
+        Ok(())
+    }
+
+    /// A layer's attention over its own entry of the cache, or over the one that it shares.
+    fn attend(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut Io,
+        x: &str,
+        (index, layer): (usize, &DecoderLayer),
+        kept: &mut Kept,
+    ) -> Result<String, CompileError> {
+        let (tokens, past, attention) = (self.tokens, self.past, &layer.attention);
+        let mask = mask(e, io, &mut kept.masks, (attention.window, tokens, past));
+        let step = plain::Step { tokens, past, angles: self.angles.of(attention.rotation), mask: &mask };
+        let at = (format!("/layers.{index}/attn"), format!("layers.{index}.attn"));
+        let what = (self.carried.branch, attention);
+        let entry = self.arch.kv_index(index);
+        if let Some(kv) = kept.entries.get(&entry) {
+            let kv = plain::Kv::Shared(kv);
+            return Ok(plain::cached(e, x, (&at.0, &at.1), what, (&step, &kv))?.output);
+        }
+        let names = past_names(e, io, entry, (attention.kv_heads, attention.head_size, past));
+        let [key, value, new_key, new_value] = names.each_ref().map(String::as_str);
+        let kv = plain::Kv::Own(plain::Past { key, value, new_key, new_value });
+        let attended = plain::cached(e, x, (&at.0, &at.1), what, (&step, &kv))?;
+        let shapes = [(Slot::NewKey { layer: entry }, new_key), (Slot::NewValue { layer: entry }, new_value)];
         for ((slot, name), order) in shapes.into_iter().zip([[1, 0], [0, 1]]) {
             let extents = [tokens, attention.head_size];
             let shape = [1, attention.kv_heads, extents[order[0]], extents[order[1]]];
             io.output(e, slot, name, F16, &shape.map(Dim::from));
         }
-        kv.push(KvLayout {
+        kept.entries.insert(entry, attended.kv);
+        kept.layouts.push(KvLayout {
             heads: attention.kv_heads,
             head_size: attention.head_size,
             window: attention.window,
@@ -170,10 +233,8 @@ fn layers(
             keys: KeyRotation::After,
             order: KeyOrder::Transposed,
         });
+        Ok(attended.output)
     }
-    io.output(e, Slot::Hidden, "hidden", F16, &width);
-    let file = format!("layers-{tokens}x{past}{part}.onnx");
-    Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, kv))
 }
 
 /// One layer; its output is called `last` where it is the last.
@@ -187,8 +248,8 @@ fn layers(
 fn decoder_layer(
     e: &mut Emitter<'_>,
     (x, last): (&str, Option<&str>),
-    (stream, index, layer): (Stream, usize, &DecoderLayer),
-    (step, held): (&plain::Step<'_>, &plain::Past<'_>),
+    (stream, index, layer): (Carried, usize, &DecoderLayer),
+    attend: impl FnOnce(&mut Emitter<'_>, &str) -> Result<String, CompileError>,
 ) -> Result<String, CompileError> {
     let at = |part: &str| (format!("/layers.{index}/{part}"), format!("layers.{index}.{part}"));
     let normed = |e: &mut Emitter<'_>, part: &str, x: &str| {
@@ -201,12 +262,11 @@ fn decoder_layer(
     };
     let sandwich = layer.residual == Residual::Sandwich;
     let first = normed(e, "attn_norm", x)?;
-    let (scope, weights) = at("attn");
-    let mut attended =
-        plain::cached(e, &first, (&scope, &weights), (stream.branch, &layer.attention), (step, held))?;
+    let mut attended = attend(e, &first)?;
     if sandwich {
         attended = joining(e, "attn_post_norm", &attended)?;
     }
+    let (scope, _) = at("attn");
     let x = e.graph.op(&scope, "Add", &[x, &attended]);
     let mlp_input = if layer.residual == Residual::Parallel { first } else { normed(e, "mlp_norm", &x)? };
     let (scope, weights) = at("mlp");
@@ -270,7 +330,7 @@ fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileEr
     let mut io = Io::default();
     let rows = 1;
     let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1.into(), rows.into(), arch.hidden.into()]);
-    let normed = Stream::of(arch).norm.of_rows(e, &hidden, ("/norm", "norm"))?;
+    let normed = carried(arch).norm.of_rows(e, &hidden, ("/norm", "norm"))?;
     embed::head_only(e, &normed, arch, "logits")?;
     io.output(e, Slot::Logits, "logits", F16, &[1.into(), rows.into(), arch.vocab.into()]);
     Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))

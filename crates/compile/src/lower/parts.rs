@@ -2,12 +2,12 @@
 
 use narthex_spec::{
     Recipe,
-    arch::{Architecture, DecoderArch},
+    arch::{Architecture, DecoderArch, KvSource},
     manifest::LayerRange,
     recipe::FixedShapes,
 };
 
-use crate::quant::Plan;
+use crate::{error::CompileError, quant::Plan};
 
 /// Lengths of prefill graphs: a prompt's last tokens go through the shortest that takes them.
 const LENGTHS: [usize; 2] = [32, 128];
@@ -39,11 +39,31 @@ fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize]
 
 /// Which layers a graph has; all of them where they are not many. Where a model has to be divided, its head, which is a
 /// graph of its own, is not counted.
-pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
-    match even(&layer_bytes(arch, plan, recipe), recipe.part_bytes).as_slice() {
-        [] | [_] => vec![None],
+///
+/// # Errors
+/// [`CompileError::Unsupported`] for layers that cannot be divided: where there are several residual streams, or where keys
+/// and values are shared, more than one row goes from layer to layer.
+pub(super) fn parts(
+    arch: &DecoderArch,
+    plan: &Plan,
+    recipe: &Recipe,
+) -> Result<Vec<Option<LayerRange>>, CompileError> {
+    let bytes = layer_bytes(arch, plan, recipe);
+    let several = match even(&bytes, recipe.part_bytes).as_slice() {
+        [] | [_] => return Ok(vec![None]),
         several => several.iter().copied().map(Some).collect(),
+    };
+    if arch.altup.is_none() && arch.layers.iter().all(|layer| layer.attention.kv == KvSource::Own) {
+        return Ok(several);
     }
+    let (taken, limit) = (bytes.iter().sum::<u64>() as f64 / 1e9, recipe.part_bytes as f64 / 1e9);
+    Err(CompileError::Unsupported {
+        what: format!("{taken:.2} GB of layers in parts of {limit:.2} GB"),
+        reason:
+            "layers with several streams, or shared keys and values, stay in one graph; try --scheme w4, or \
+                 --part-bytes if the NPU holds more"
+                .to_owned(),
+    })
 }
 
 /// Bytes of each layer's linear weights; norms and biases are small beside them.
@@ -119,7 +139,7 @@ mod tests {
     fn large_layers_have_two_lengths_of_prefill() {
         let check = |heads: [usize; 3], inner, scheme, expected: &[usize]| {
             let [heads, kv, size] = heads;
-            let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: false };
+            let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
             let attention = Attention::plain(heads, kv, size);
             let arch = DecoderArch {
                 family: Family::Llama,
@@ -133,6 +153,8 @@ mod tests {
                 local_rope: None,
                 embed_scale: None,
                 logit_cap: None,
+                altup: None,
+                per_layer: None,
                 tied_head: true,
             };
             let recipe = Recipe::new(scheme);

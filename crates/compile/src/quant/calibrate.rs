@@ -10,7 +10,7 @@ use std::{collections::HashMap, fs, path::Path};
 use narthex_graph::{Graph, Value};
 use narthex_spec::{
     Elements, Feed, Fetch, TokenId,
-    arch::{DecoderArch, Rotation},
+    arch::{DecoderArch, PerLayer, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, Slot},
 };
@@ -155,6 +155,7 @@ impl Reader<'_> {
         let shape = shape(&binding.shape, count);
         let elements = match binding.slot {
             Slot::Embeds => Elements::F32(self.embeds(tokens)?),
+            Slot::PerLayerEmbeds => Elements::F32(self.per_layer(tokens)?),
             Slot::SeqlensK => Elements::I32(vec![count as i32 - 1]),
             Slot::TotalLength => Elements::I32(vec![count as i32]),
             Slot::CosTable => Elements::F32(self.angles(count, Wave::Cos)),
@@ -203,6 +204,19 @@ impl Reader<'_> {
                 table.read_row(position, &mut learned);
                 row.iter_mut().zip(&learned).for_each(|(x, learned)| *x += learned);
             }
+        }
+        Ok(rows)
+    }
+
+    /// The tokens' rows of the per-layer table.
+    fn per_layer(&self, tokens: &[TokenId]) -> Result<Vec<f32>, CompileError> {
+        let Some(PerLayer { vocab, width }) = self.arch.per_layer else { return Ok(Vec::new()) };
+        let cols = self.arch.layers.len() * width;
+        let table = self.checkpoint.weights.weight("per_layer.embed.weight")?;
+        table.expect_shape(&[vocab, cols])?;
+        let mut rows = vec![0.0; tokens.len() * cols];
+        for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(cols)) {
+            table.read_row(Some(token as usize).filter(|&row| row < vocab).unwrap_or(0), row);
         }
         Ok(rows)
     }

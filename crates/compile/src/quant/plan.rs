@@ -2,7 +2,7 @@
 
 use narthex_spec::{
     Recipe, Scheme,
-    arch::{Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead},
+    arch::{Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer},
 };
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub enum Storage {
     W4,
 }
 
-/// The storage of every linear weight, by canonical name, in the order in which they are written.
+/// The storage of every linear weight and of the per-layer table, by canonical name, in the order in which they are written.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// One entry per weight.
@@ -66,7 +66,10 @@ impl Plan {
         };
         let mut plan = Self { weights: Vec::new() };
         match architecture {
-            Architecture::Decoder(arch) => plan.decoder(arch, inner),
+            Architecture::Decoder(arch) => {
+                plan.decoder(arch, inner);
+                plan.per_layer_table(arch, recipe);
+            }
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
         }
         plan
@@ -82,8 +85,10 @@ impl Plan {
             let a = &layer.attention;
             let (q, kv) = (a.heads * a.head_size, a.kv_heads * a.head_size);
             self.push(format!("{scope}.attn.q_proj.weight"), q, arch.hidden, inner);
-            self.push(format!("{scope}.attn.k_proj.weight"), kv, arch.hidden, inner);
-            self.push(format!("{scope}.attn.v_proj.weight"), kv, arch.hidden, inner);
+            if a.kv == KvSource::Own {
+                self.push(format!("{scope}.attn.k_proj.weight"), kv, arch.hidden, inner);
+                self.push(format!("{scope}.attn.v_proj.weight"), kv, arch.hidden, inner);
+            }
             self.push(format!("{scope}.attn.o_proj.weight"), arch.hidden, q, inner);
             if layer.mlp.gated {
                 self.push(format!("{scope}.mlp.gate_proj.weight"), layer.mlp.inner, arch.hidden, inner);
@@ -91,6 +96,7 @@ impl Plan {
             self.push(format!("{scope}.mlp.up_proj.weight"), layer.mlp.inner, arch.hidden, inner);
             self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, layer.mlp.inner, inner);
         }
+        self.streams(arch, inner);
         let (name, head) = match (arch.tied_head, inner) {
             (false, Storage::F32) => ("head.weight", Storage::F32),
             (false, _) => ("head.weight", Storage::W8Zeros),
@@ -98,6 +104,38 @@ impl Plan {
             (true, _) => ("embed.weight", Storage::W8),
         };
         self.push(name.to_owned(), arch.vocab, arch.hidden, head);
+    }
+
+    /// The per-layer table, which the host reads rows of, where blocks fit them.
+    fn per_layer_table(&mut self, arch: &DecoderArch, recipe: &Recipe) {
+        let Some(PerLayer { vocab, width }) = arch.per_layer else { return };
+        let cols = arch.layers.len() * width;
+        if recipe.scheme != Scheme::F32 && cols.is_multiple_of(recipe.block) {
+            self.push("per_layer.embed.weight".to_owned(), vocab, cols, Storage::W8);
+        }
+    }
+
+    /// What joins several streams: small beside the layers, and 8 bits in `w4`, because its errors reach every stream.
+    fn streams(&mut self, arch: &DecoderArch, inner: Storage) {
+        let (layers, hidden) = (arch.layers.len(), arch.hidden);
+        let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
+        if let Some(altup) = &arch.altup {
+            for other in 0..altup.streams.saturating_sub(1) {
+                self.push(format!("altup.proj.{other}.weight"), hidden, hidden, storage);
+                self.push(format!("altup.unembed.{other}.weight"), hidden, hidden, storage);
+            }
+            for index in 0..layers {
+                self.push(format!("layers.{index}.laurel.left.weight"), altup.rank, hidden, storage);
+                self.push(format!("layers.{index}.laurel.right.weight"), hidden, altup.rank, storage);
+            }
+        }
+        if let Some(PerLayer { width, .. }) = arch.per_layer {
+            self.push("per_layer.proj.weight".to_owned(), layers * width, hidden, storage);
+            for index in 0..layers {
+                self.push(format!("layers.{index}.per_layer.gate.weight"), width, hidden, storage);
+                self.push(format!("layers.{index}.per_layer.proj.weight"), hidden, width, storage);
+            }
+        }
     }
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {
@@ -169,7 +207,7 @@ mod tests {
 
     fn decoder(tied_head: bool) -> Architecture {
         let attention = Attention::plain(4, 2, 8);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         Architecture::Decoder(DecoderArch {
             family: Family::Llama,
             vocab: 100,
@@ -182,6 +220,8 @@ mod tests {
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
+            altup: None,
+            per_layer: None,
             tied_head,
         })
     }

@@ -72,12 +72,15 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         let feed_forward = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
         let parallel = layer.residual == Residual::Parallel;
         let readers = if parallel { [&attention[..], &feed_forward].concat() } else { attention.to_vec() };
-        all.push(Input {
-            name: format!("{scope}.attn"),
-            node: node("attn/qkv_proj"),
-            channels: arch.hidden,
-            remedy: scale(weight(&format!("{scope}.attn_norm")), readers),
-        });
+        // A learned residual reads what attention reads, and adds it as it is.
+        if arch.altup.is_none() {
+            all.push(Input {
+                name: format!("{scope}.attn"),
+                node: node("attn/qkv_proj"),
+                channels: arch.hidden,
+                remedy: scale(weight(&format!("{scope}.attn_norm")), readers),
+            });
+        }
         if !parallel {
             all.push(Input {
                 name: format!("{scope}.mlp"),

@@ -280,6 +280,88 @@ def gemma3(out):
     write_gguf(folder, gguf.MODEL_ARCH.GEMMA3, tensors, meta, whole_gains)
 
 
+GEMMA3N_WIDTHS = [64, 32, 64, 64, 96, 64, 64]
+GEMMA3N_SLICE = dict(skip=[1, 5], widths=[32, 64, 32, 96, 32])
+
+
+def gemma3n_config(layers, **more):
+    """Layers of both kinds, the last of which share keys and values; a table of fewer tokens than the vocabulary has."""
+    kinds = ["sliding_attention", "full_attention"]
+    return transformers.Gemma3nTextConfig(
+        **gemma_sizes(len(layers)) | more, head_dim=HEAD, sliding_window=10, layer_types=[kinds[i % 2] for i in layers],
+        num_kv_shared_layers=sum(i >= 4 for i in layers), final_logit_softcapping=12.0,
+        activation_sparsity_pattern=[[0.0, 0.6, 0.3][i % 3] for i in layers], laurel_rank=32, altup_num_inputs=3,
+        altup_active_idx=1, vocab_size_per_layer_input=VOCAB - 9, hidden_size_per_layer_input=32)
+
+
+def gemma3n_random(config):
+    """Routers that matter although what they read is divided by the width, yet leave the streams apart."""
+    model = randomised(transformers.AutoModelForCausalLM.from_config(config), "gemma3n")
+    for key, weight in model.named_parameters():
+        if "modality_router" in key:
+            weight.data = (weight.data * 4).half().float()
+    return model
+
+
+def gemma3n_slice(model):
+    """The reference's smaller model with a slice of the same weights, as Google's MatFormer Lab cuts it."""
+    skip, widths = GEMMA3N_SLICE["skip"], GEMMA3N_SLICE["widths"]
+    kept = [i for i in range(7) if i not in skip]
+    config = gemma3n_config(kept, intermediate_size=widths)
+    small = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    given = model.state_dict()
+    columns = np.concatenate([np.arange(32) + 32 * i for i in kept])
+    for key, weight in small.state_dict().items():
+        source = key
+        if ".layers." in key:
+            parts = key.split(".")
+            at = int(parts[2])
+            source = ".".join(parts[:2] + [str(kept[at])] + parts[3:])
+        value = given[source]
+        if "embed_tokens_per_layer" in key:
+            value = value[:, columns]
+        elif "per_layer_model_projection" in key:
+            value = value[columns]
+        elif ".mlp." in key:
+            value = value[:, : widths[at]] if "down_proj" in key else value[: widths[at]]
+        weight.copy_(value)
+    return logits(small)
+
+
+def gemma3n(out):
+    """As the published files: the text part of a multimodal model, with keys and values that nothing reads."""
+    config = gemma3n_config(range(7), intermediate_size=GEMMA3N_WIDTHS)
+    model = gemma3n_random(config)
+    tensors = {key: value.detach().numpy() for key, value in model.state_dict().items() if key != "lm_head.weight"}
+    idle = {f"model.layers.{i}.self_attn.{part}.weight": shape for i in (4, 5, 6)
+            for part, shape in dict(k_proj=(HEAD, HIDDEN), v_proj=(HEAD, HIDDEN), k_norm=(HEAD,)).items()}
+    tensors |= random_tensors("idle", idle)
+    text = config.to_diff_dict()
+    for key in ("transformers_version", "dtype", "attn_implementation", "_attn_implementation"):
+        text.pop(key, None)
+    settings = dict(architectures=["Gemma3nForConditionalGeneration"], model_type="gemma3n", text_config=text,
+                    bos_token_id=0, eos_token_id=1, pad_token_id=0)
+    named = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
+    named["model.vision_tower.stem.weight"] = np.zeros((2, 2))
+    folder = write(out, "gemma3n", settings, named, logits(model))
+    rows = gemma3n_slice(model)
+    (folder / "slice.f32").write_bytes(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+    files = {}
+    for key, value in tensors.items():
+        if key.split(".")[1] in ("altup_projections", "altup_unembed_projections"):
+            stack = key.rsplit(".", 2)[0] + ".weight"
+            files[stack] = np.stack([tensors[f"{stack.removesuffix('weight')}{i}.weight"] for i in range(2)])
+        else:
+            files[key + ".weight" if key.endswith("_scale") else key] = value
+    normal = torch.distributions.normal.Normal(0, 1)
+    meta = gemma_meta(7, sliding_window=10, final_logit_softcapping=12.0, altup_active_idx=1, altup_num_inputs=3,
+                      embedding_length_per_layer_input=32, shared_kv_layers=3,
+                      activation_sparsity_scale=[normal.icdf(torch.tensor(share)).item()
+                                                 for share in config.activation_sparsity_pattern],
+                      sliding_window_pattern=[kind == "sliding_attention" for kind in config.layer_types])
+    write_gguf(folder, gguf.MODEL_ARCH.GEMMA3N, files, meta | dict(feed_forward_length=GEMMA3N_WIDTHS, rope_freq_base=1e6))
+
+
 def gpt2(out):
     config = transformers.GPT2Config(vocab_size=VOCAB, n_embd=HIDDEN, n_layer=2, n_head=HEADS, n_positions=CONTEXT,
                                      n_inner=INNER, bos_token_id=0, eos_token_id=1, attn_implementation="eager")
@@ -351,7 +433,7 @@ def chatglm3(out):
 
 
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3, phi3_long=phi3_long,
-                stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gpt2=gpt2,
+                stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3)
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ pub(crate) enum Feed {
         embedding: Embedding,
         /// What was written last.
         rows: Vec<f32>,
+        /// Rows of the per-layer table, `[places, layers · width]`; empty where there is none.
+        per_layer: Vec<f32>,
     },
     /// The tokens, `[places]`.
     Tokens {
@@ -34,7 +36,8 @@ pub(crate) enum Feed {
 impl Feed {
     /// What a decoder that Narthex compiled is fed with.
     pub(super) fn rows(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
-        Ok(Self::Rows { embedding: Embedding::open(package, manifest, arch)?, rows: Vec::new() })
+        let embedding = Embedding::open(package, manifest, arch)?;
+        Ok(Self::Rows { embedding, rows: Vec::new(), per_layer: Vec::new() })
     }
 
     /// What an imported decoder is fed with.
@@ -48,7 +51,10 @@ impl Feed {
     /// Makes room for this many tokens in a run.
     pub(super) fn resize(&mut self, places: usize) {
         match self {
-            Self::Rows { embedding, rows } => rows.resize(places * embedding.width(), 0.0),
+            Self::Rows { embedding, rows, per_layer } => {
+                rows.resize(places * embedding.width(), 0.0);
+                per_layer.resize(places * embedding.per_layer_width(), 0.0);
+            }
             Self::Tokens { tokens, .. } => tokens.resize(places, 0),
         }
     }
@@ -72,9 +78,10 @@ impl Feed {
     /// Writes a token, which has a position in its sequence, to a place in the run.
     pub(super) fn write(&mut self, place: usize, token: TokenId, position: usize) {
         match self {
-            Self::Rows { embedding, rows } => {
-                let width = embedding.width();
+            Self::Rows { embedding, rows, per_layer } => {
+                let (width, wide) = (embedding.width(), embedding.per_layer_width());
                 embedding.write(token, position, &mut rows[place * width..][..width]);
+                embedding.write_per_layer(token, &mut per_layer[place * wide..][..wide]);
             }
             Self::Tokens { tokens, .. } => tokens[place] = i64::from(token),
         }

@@ -20,16 +20,24 @@ use crate::{
 pub(super) struct Names {
     /// Embedded tokens, or tokens.
     first: CString,
+    /// Rows for every layer, where they are an input.
+    per_layer: Option<CString>,
     seqlens_k: CString,
     total_length: CString,
     logits_rows: CString,
     logits: CString,
     /// Cosines and sines, where they are inputs.
     angles: Option<[CString; 2]>,
-    /// Past and present, or past and new, of each layer's keys and values.
-    pub(super) cache: Vec<[[CString; 2]; 2]>,
+    /// Keys and values of each entry of the cache.
+    pub(super) cache: Vec<[Held; 2]>,
     /// What the graph gives of keys and values.
     pub(super) gives: Gives,
+}
+
+/// Keys or values of one entry of the cache: the past, and every output in its place, or the new ones.
+pub(super) struct Held {
+    pub(super) past: CString,
+    pub(super) present: Vec<CString>,
 }
 
 /// What a graph gives of keys and values.
@@ -75,14 +83,21 @@ impl Names {
         let gives = Gives::of(entry);
         let cache = (0..entry.kv.len())
             .map(|layer| {
+                let held = |past, present| {
+                    Ok::<_, DeviceError>(Held {
+                        past: input(past)?,
+                        present: package::outputs(entry, present)?,
+                    })
+                };
                 Ok([
-                    [input(Slot::PastKey { layer })?, output(gives.key(layer))?],
-                    [input(Slot::PastValue { layer })?, output(gives.value(layer))?],
+                    held(Slot::PastKey { layer }, gives.key(layer))?,
+                    held(Slot::PastValue { layer }, gives.value(layer))?,
                 ])
             })
             .collect::<Result<_, DeviceError>>()?;
         Ok(Self {
             first: input(first)?,
+            per_layer: entry.input(Slot::PerLayerEmbeds).map(|_| input(Slot::PerLayerEmbeds)).transpose()?,
             seqlens_k: input(Slot::SeqlensK)?,
             total_length: input(Slot::TotalLength)?,
             logits_rows: input(Slot::LogitsRows)?,
@@ -227,10 +242,15 @@ impl Bound {
         // before the next run.
         unsafe {
             match run.feed {
-                Feed::Rows { embedding, rows } => {
-                    let shape = [batch, extent(run.sequence), extent(embedding.width())];
-                    let rows = &mut rows[..run.batch * run.sequence * embedding.width()];
-                    b.input(&names.first, Tensor::new(rows, DType::F32, &shape))?;
+                Feed::Rows { embedding, rows, per_layer } => {
+                    let widths = [embedding.width(), embedding.per_layer_width()];
+                    let inputs = [Some(&names.first), names.per_layer.as_ref()];
+                    for ((name, rows), width) in inputs.into_iter().zip([rows, per_layer]).zip(widths) {
+                        let Some(name) = name else { continue };
+                        let shape = [batch, extent(run.sequence), extent(width)];
+                        let rows = &mut rows[..run.batch * run.sequence * width];
+                        b.input(name, Tensor::new(rows, DType::F32, &shape))?;
+                    }
                 }
                 Feed::Tokens { tokens, .. } => {
                     let tokens = &mut tokens[..run.batch * run.sequence];

@@ -140,7 +140,7 @@ impl Memory {
         (sequence, fresh): (usize, &mut [[Vec<f32>; 2]]),
     ) -> Result<(), StepError> {
         for (layer, parts) in names.cache.iter().enumerate() {
-            for (part, [past, present]) in [Part::Key, Part::Value].into_iter().zip(parts) {
+            for (part, held) in [Part::Key, Part::Value].into_iter().zip(parts) {
                 match self {
                     Self::Host(cache) => {
                         let (heads, head_size) = cache.shape(layer);
@@ -149,21 +149,26 @@ impl Memory {
                         let tensor = Tensor::new(memory, DType::F32, &shape);
                         // SAFETY: the memory stays where it is until the generation changes.
                         unsafe {
-                            binding.input(past, tensor)?;
+                            binding.input(&held.past, tensor)?;
                             match fresh.get_mut(layer) {
                                 Some(fresh) => {
                                     let shape =
                                         [batch, heads, sequence, head_size].map(|extent| extent as i64);
                                     let fresh = &mut fresh[part as usize];
                                     fresh.resize(batch * heads * sequence * head_size, 0.0);
-                                    binding.output(present, Tensor::new(fresh, DType::F32, &shape))?;
+                                    let fresh = Tensor::new(fresh, DType::F32, &shape);
+                                    held.present.iter().try_for_each(|new| binding.output(new, fresh))?;
                                 }
-                                None => binding.output(present, tensor)?,
+                                None => held
+                                    .present
+                                    .iter()
+                                    .try_for_each(|present| binding.output(present, tensor))?,
                             }
                         }
                     }
                     Self::Device(cache) => {
-                        binding.in_place([past, present], &cache.tensors(first, layer)[part as usize])?;
+                        let tensor = &cache.tensors(first, layer)[part as usize];
+                        binding.in_place(&held.past, held.present.iter().map(|name| &**name), tensor)?;
                     }
                 }
             }

@@ -189,7 +189,7 @@ impl DynamicExecutor {
         feed.resize(limits.chunk.max(limits.batch));
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
-        let own = names.cache.first().map(|[[past, _], _]| DeviceMemory::of_input(runtime, &session, past));
+        let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, &session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // What such a graph gives is placed by the host.
             Some(memory) if names.gives == Gives::Present => {

@@ -99,7 +99,8 @@ impl FixedExecutor {
             return Err(DeviceError::package("a graph for one token, and one past", "others"));
         }
         for (tokens, parts) in &mut layers {
-            in_order(parts, arch.layers.len(), tokens.saturating_mul(arch.hidden))?;
+            let entries = arch.kv_index(arch.layers.len());
+            in_order(parts, entries, tokens.saturating_mul(arch.hidden))?;
         }
         let kv: Vec<KvLayout> = kv.into_values().collect();
         let bytes_per_token = kv.iter().map(KvLayout::bytes_per_token).sum();

@@ -57,13 +57,22 @@ pub(super) fn embed(graph: &mut FixedGraph, tables: &Tables, run: Run<'_>) {
     let hidden = tables.embedding.width();
     let Run { at, rows, tokens, .. } = run;
     let first = rows - tokens.len();
-    let mut row = vec![0.0; hidden];
+    let per_layer = tables.embedding.per_layer_width();
+    let mut row = vec![0.0; hidden.max(per_layer)];
     let embeds = graph.input(Slot::Embeds);
     embeds[..first * hidden].fill(f16::ZERO);
     let places = embeds[first * hidden..].chunks_exact_mut(hidden);
     for ((position, &token), out) in (at..).zip(tokens).zip(places) {
-        tables.embedding.write(token, position, &mut row);
-        narrow(&row, out);
+        tables.embedding.write(token, position, &mut row[..hidden]);
+        narrow(&row[..hidden], out);
+    }
+    if per_layer > 0 {
+        let mut places = graph.input(Slot::PerLayerEmbeds).chunks_exact_mut(per_layer);
+        places.by_ref().take(first).for_each(|padding| padding.fill(f16::ZERO));
+        for (&token, out) in tokens.iter().zip(places) {
+            tables.embedding.write_per_layer(token, &mut row[..per_layer]);
+            narrow(&row[..per_layer], out);
+        }
     }
 }
 

@@ -109,23 +109,22 @@ impl Binding {
         check("bind an output", status)
     }
 
-    /// Binds one tensor of the device to an input and an output: runs read it and write it in place.
-    pub(crate) fn in_place(
+    /// Binds one tensor of the device to an input and its outputs: runs read it and write it in place.
+    pub(crate) fn in_place<'n>(
         &mut self,
-        [input, output]: [&CStr; 2],
+        input: &CStr,
+        outputs: impl IntoIterator<Item = &'n CStr>,
         tensor: &DeviceTensor,
     ) -> Result<(), StepError> {
         let value = tensor.value.0;
-        // SAFETY: binding, names and value are alive; the binding keeps references of its own to the value.
-        let statuses = unsafe {
-            let api = ort::api();
-            [
-                (api.BindInput)(self.raw, input.as_ptr(), value),
-                (api.BindOutput)(self.raw, output.as_ptr(), value),
-            ]
-        };
-        let [input, output] = statuses.map(|status| check("bind a tensor of the device", status));
-        input.and(output)
+        // SAFETY: binding, name and value are alive; the binding keeps a reference of its own to the value.
+        let status = unsafe { (ort::api().BindInput)(self.raw, input.as_ptr(), value) };
+        check("bind a tensor of the device", status)?;
+        outputs.into_iter().try_for_each(|output| {
+            // SAFETY: as for the input.
+            let status = unsafe { (ort::api().BindOutput)(self.raw, output.as_ptr(), value) };
+            check("bind a tensor of the device", status)
+        })
     }
 
     /// Runs the session on what is bound.

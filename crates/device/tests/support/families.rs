@@ -10,7 +10,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// The families by folder.
-pub(crate) const FAMILIES: [&str; 15] = [
+pub(crate) const FAMILIES: [&str; 16] = [
     "llama",
     "mistral",
     "qwen2",
@@ -23,6 +23,7 @@ pub(crate) const FAMILIES: [&str; 15] = [
     "stablelm2",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gpt2",
     "openelm",
     "chatglm3",

@@ -111,6 +111,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
             activation: Activation::Silu,
             gated: true,
             bias: keys.add_bias_linear,
+            cutoff: None,
         },
         residual: Residual::Sequential,
     };
@@ -127,6 +128,8 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         local_rope: None,
         embed_scale: None,
         logit_cap: None,
+        altup: None,
+        per_layer: None,
         tied_head: keys.tie_word_embeddings.unwrap_or(false),
     };
     Ok(Decoder::from(arch).of_neighbours())

@@ -43,7 +43,7 @@ pub(super) const GGUF2: GgufFamily =
 pub(super) const GGUF3: GgufFamily =
     GgufFamily { name: "gemma3", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf3) };
 
-const HF_WORDS: Words = Words {
+pub(super) const HF_WORDS: Words = Words {
     prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
     inner: &[
         ("attn_norm", "input_layernorm"),
@@ -63,7 +63,7 @@ const HF_WORDS: Words = Words {
     ..llama::HF_WORDS
 };
 
-const GGUF_WORDS: Words = Words {
+pub(super) const GGUF_WORDS: Words = Words {
     inner: &[
         ("attn_norm", "attn_norm"),
         ("attn.q_proj", "attn_q"),
@@ -86,11 +86,11 @@ const GGUF_WORDS: Words = Words {
 const PATTERN: [usize; 2] = [2, 6];
 
 /// Base of the frequencies of layers with a window.
-const LOCAL_THETA: f64 = 10_000.0;
+pub(super) const LOCAL_THETA: f64 = 10_000.0;
 
 /// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
-struct GemmaKeys {
+pub(super) struct GemmaKeys {
     #[serde(default)]
     hidden_activation: Option<String>,
     #[serde(default)]
@@ -98,7 +98,7 @@ struct GemmaKeys {
     #[serde(default, deserialize_with = "present")]
     attn_logit_softcapping: Option<Option<f32>>,
     #[serde(default, deserialize_with = "present")]
-    final_logit_softcapping: Option<Option<f32>>,
+    pub(super) final_logit_softcapping: Option<Option<f32>>,
     #[serde(default)]
     sliding_window_pattern: Option<usize>,
     #[serde(default)]
@@ -110,7 +110,7 @@ struct GemmaKeys {
 }
 
 /// `rope_parameters` of Gemma 3, as newer versions write it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct RopeByType {
     #[serde(default)]
     full_attention: Option<RopeKeys>,
@@ -118,8 +118,8 @@ struct RopeByType {
     sliding_attention: Option<RopeKeys>,
 }
 
-/// What both generations share.
-fn shared(
+/// What all generations share.
+pub(super) fn shared(
     config: &Config,
     (defaults, pattern): (Defaults, usize),
 ) -> Result<(GemmaKeys, DecoderArch), CheckpointError> {
@@ -149,12 +149,12 @@ fn shared(
 }
 
 /// Every layer has a window but each of the given number.
-fn every(pattern: usize, layers: usize) -> Vec<LayerType> {
+pub(super) fn every(pattern: usize, layers: usize) -> Vec<LayerType> {
     let full = |layer: usize| pattern > 0 && layer.is_multiple_of(pattern);
     (1..=layers).map(|layer| if full(layer) { LayerType::Full } else { LayerType::Sliding }).collect()
 }
 
-fn sandwiched(mut arch: DecoderArch) -> DecoderArch {
+pub(super) fn sandwiched(mut arch: DecoderArch) -> DecoderArch {
     arch.embed_scale = Some((arch.hidden as f32).sqrt());
     arch.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sandwich);
     arch
@@ -202,17 +202,8 @@ fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
     });
     let config = &config.part("text_config", published)?;
     let defaults = Defaults { context: 131_072, theta: 1e6, ..GEMMA };
-    let (own, mut arch) = shared(config, (defaults, PATTERN[1]))?;
-    let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
-    let by_type = own.rope_parameters.unwrap_or(RopeByType { full_attention: None, sliding_attention: None });
-    if let Some(keys) = by_type.full_attention {
-        arch.rope = Some(keys.rope(config, (dims, defaults.theta))?);
-    }
-    let theta = own.rope_local_base_freq.unwrap_or(LOCAL_THETA);
-    let local = match by_type.sliding_attention {
-        Some(keys) => keys.rope(config, (dims, theta))?,
-        None => Rope { theta, dims, scaling: RopeScaling::None },
-    };
+    let (mut own, mut arch) = shared(config, (defaults, PATTERN[1]))?;
+    let local = local_rope(config, &mut own, &mut arch, defaults.theta)?;
     let caps = (own.attn_logit_softcapping.flatten(), own.final_logit_softcapping.flatten());
     if caps != (None, None) {
         return Err(unsupported("softcapping of Gemma 3", "null", format!("{caps:?}")));
@@ -220,8 +211,28 @@ fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(counted_from_one(third(arch, local)))
 }
 
+/// The positions of layers with a window; those of the others are entered into `arch`, with `theta` where the file is
+/// silent.
+pub(super) fn local_rope(
+    config: &Config,
+    own: &mut GemmaKeys,
+    arch: &mut DecoderArch,
+    theta: f64,
+) -> Result<Rope, CheckpointError> {
+    let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
+    let by_type = own.rope_parameters.take().unwrap_or_default();
+    if let Some(keys) = by_type.full_attention {
+        arch.rope = Some(keys.rope(config, (dims, theta))?);
+    }
+    let theta = own.rope_local_base_freq.unwrap_or(LOCAL_THETA);
+    match by_type.sliding_attention {
+        Some(keys) => keys.rope(config, (dims, theta)),
+        None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
+    }
+}
+
 /// What both generations have where their files are silent.
-const GEMMA: Defaults =
+pub(super) const GEMMA: Defaults =
     Defaults { kv_heads: Some(4), head_size: Some(256), tied: Tied::Yes, ..Defaults::LLAMA };
 
 /// What both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width

@@ -97,6 +97,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         activation: activation(keys.activation_function.as_deref().unwrap_or("gelu_new"))?,
         gated: false,
         bias: true,
+        cutoff: None,
     };
     let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
     let arch = with_learned_positions(DecoderArch {
@@ -111,6 +112,8 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         local_rope: None,
         embed_scale: None,
         logit_cap: None,
+        altup: None,
+        per_layer: None,
         tied_head: keys.tie_word_embeddings.unwrap_or(true),
     });
     let mut decoder = Decoder::from(arch);

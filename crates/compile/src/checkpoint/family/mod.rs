@@ -9,6 +9,7 @@ mod bert;
 mod chatglm;
 mod distilbert;
 mod gemma;
+mod gemma3n;
 mod gpt2;
 mod llama;
 mod mistral;
@@ -42,6 +43,7 @@ pub(super) const HF: &[&HfFamily] = &[
     &stablelm::HF,
     &gemma::HF2,
     &gemma::HF3,
+    &gemma3n::HF,
     &gpt2::HF,
     &openelm::HF,
     &chatglm::HF,
@@ -62,6 +64,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &stablelm::GGUF,
     &gemma::GGUF2,
     &gemma::GGUF3,
+    &gemma3n::GGUF,
     &gpt2::GGUF,
     &openelm::GGUF,
     &chatglm::GGUF,

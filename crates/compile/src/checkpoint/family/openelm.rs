@@ -99,6 +99,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
             activation,
             gated: keys.ffn_with_glu.unwrap_or(true),
             bias: false,
+            cutoff: None,
         },
         residual: Residual::Sequential,
     };
@@ -115,6 +116,8 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         local_rope: None,
         embed_scale: None,
         logit_cap: None,
+        altup: None,
+        per_layer: None,
         tied_head: keys.share_input_output_layers,
     };
     Ok(arch.into())

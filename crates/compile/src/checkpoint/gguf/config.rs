@@ -109,7 +109,7 @@ mod tests {
         assert_eq!((found.norm_epsilon, found.tied_head), (1e-5, true));
         assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
         let attention = Attention::plain(4, 2, 16);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         assert!(found.layers.iter().all(|layer| *layer
             == DecoderLayer {
                 attention: attention.clone(),

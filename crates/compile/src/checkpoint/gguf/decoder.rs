@@ -64,6 +64,21 @@ impl Keys<'_> {
         self.metadata.flag(&self.name(key))
     }
 
+    /// An array of integers or booleans.
+    pub(in crate::checkpoint) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
+        self.metadata.ints(&self.name(key))
+    }
+
+    /// An array of floats.
+    pub(in crate::checkpoint) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
+        self.metadata.floats(&self.name(key))
+    }
+
+    /// The file, for messages.
+    pub(in crate::checkpoint) fn path(&self) -> &std::path::Path {
+        self.metadata.path()
+    }
+
     /// The number of layers.
     pub(in crate::checkpoint) fn layers(&self) -> Result<usize, CheckpointError> {
         let key = "block_count";
@@ -98,6 +113,8 @@ impl Keys<'_> {
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
+            altup: None,
+            per_layer: None,
             tied_head: !tensors.has("head.weight"),
         })
     }
@@ -132,7 +149,13 @@ impl Keys<'_> {
                 window: window.filter(|&window| window > 0 && window < context),
                 ..Attention::plain(heads, kv_heads, head_size)
             };
-            let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: has("mlp.down_proj") };
+            let mlp = Mlp {
+                inner,
+                activation: Activation::Silu,
+                gated: true,
+                bias: has("mlp.down_proj"),
+                cutoff: None,
+            };
             DecoderLayer { attention, mlp, residual: Residual::Sequential }
         };
         let numbers = heads.iter().zip(&kv_heads).zip(&inner).enumerate();

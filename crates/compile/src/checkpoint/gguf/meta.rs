@@ -23,11 +23,11 @@ pub(super) enum Value {
     Text(String),
     /// Texts.
     Texts(Vec<String>),
-    /// Integers of any width; those beyond i64 are clamped, as none of the keys read here reaches there.
+    /// Integers of any width, or booleans as 0 and 1; integers beyond i64 are clamped, as none of the keys read here reaches there.
     Ints(Vec<i64>),
     /// f32 or f64, as f32.
     Floats(Vec<f32>),
-    /// An array of booleans or of arrays, which no key read here has.
+    /// An array of arrays, which no key read here has.
     Unread,
 }
 

@@ -205,13 +205,17 @@ impl<'a> Reader<'a> {
         match kind {
             8 => Ok(Value::Text(self.text("a metadata string")?)),
             9 => self.array(depth),
-            7 => match self.fixed("a boolean")? {
-                [0] => Ok(Value::Bool(false)),
-                [1] => Ok(Value::Bool(true)),
-                [other] => Err(malformed(self.path, "a boolean of 0 or 1", other)),
-            },
+            7 => self.flag().map(Value::Bool),
             6 | 12 => self.float(kind).map(Value::Float),
             _ => self.int(kind).map(Value::Int),
+        }
+    }
+
+    fn flag(&mut self) -> Result<bool, CheckpointError> {
+        match self.fixed("a boolean")? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [other] => Err(malformed(self.path, "a boolean of 0 or 1", other)),
         }
     }
 
@@ -257,7 +261,8 @@ impl<'a> Reader<'a> {
         match kind {
             8 => self.elements(count, |r| r.text("a string in an array")).map(Value::Texts),
             6 | 12 => self.elements(count, |r| r.float(kind).map(|x| x as f32)).map(Value::Floats),
-            7 | 9 => {
+            7 => self.elements(count, |r| Ok(i64::from(r.flag()?))).map(Value::Ints),
+            9 => {
                 for _ in 0..count {
                     self.value(kind, depth + 1)?;
                 }

@@ -21,7 +21,7 @@ use crate::checkpoint::{
 pub(in crate::checkpoint) struct DecoderKeys {
     vocab_size: usize,
     pub(in crate::checkpoint) hidden_size: usize,
-    intermediate_size: usize,
+    intermediate_size: Widths,
     num_hidden_layers: usize,
     num_attention_heads: usize,
     #[serde(default)]
@@ -58,6 +58,27 @@ pub(in crate::checkpoint) struct DecoderKeys {
     pub(in crate::checkpoint) use_sliding_window: Option<bool>,
     #[serde(default)]
     pub(in crate::checkpoint) layer_types: Option<Vec<LayerType>>,
+}
+
+/// Inner widths: one for all layers, or one for each.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Widths {
+    All(usize),
+    Each(Vec<usize>),
+}
+
+impl Widths {
+    /// The inner width of each of `layers` layers.
+    fn of(&self, path: &Path, layers: usize) -> Result<Vec<usize>, CheckpointError> {
+        match self {
+            Self::All(width) => Ok(vec![*width; layers]),
+            Self::Each(widths) if widths.len() == layers => Ok(widths.clone()),
+            Self::Each(widths) => {
+                Err(malformed(path, format!("intermediate_size for {layers} layers"), widths.len()))
+            }
+        }
+    }
 }
 
 /// What a layer's attention sees.
@@ -157,26 +178,28 @@ impl DecoderKeys {
         let heads = bounded(path, "num_attention_heads", self.num_attention_heads, &HEADS)?;
         let head_size = self.head_size(config, (heads, defaults))?;
         let kv_heads = self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads);
-        let mlp = Mlp {
-            inner: self.intermediate_size,
-            activation: activation(self.hidden_act.as_deref().unwrap_or("silu"))?,
-            gated: true,
-            bias: false,
-        };
+        let activation = activation(self.hidden_act.as_deref().unwrap_or("silu"))?;
         let attention = Attention::plain(heads, kv_heads, head_size);
-        let layer = DecoderLayer { attention, mlp, residual: Residual::Sequential };
+        let layer = |inner| DecoderLayer {
+            attention: attention.clone(),
+            mlp: Mlp { inner, activation, gated: true, bias: false, cutoff: None },
+            residual: Residual::Sequential,
+        };
+        let widths = self.intermediate_size.of(path, layers)?;
         Ok(DecoderArch {
             family: Family::Llama,
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             context: self.max_position_embeddings.unwrap_or(defaults.context),
-            layers: vec![layer; layers],
+            layers: widths.into_iter().map(layer).collect(),
             norm: NormKind::Rms,
             norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
             rope: Some(self.rope(config, (head_size, defaults))?),
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
+            altup: None,
+            per_layer: None,
             tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == Tied::Yes),
         })
     }
@@ -348,7 +371,7 @@ mod tests {
     fn absent_keys_have_the_class_s_defaults() {
         let found = decoder(json!({})).unwrap();
         let attention = Attention::plain(4, 4, 16);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         assert_eq!(found.layers, vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 2]);
         assert_eq!((found.context, found.norm_epsilon, found.tied_head), (2048, 1e-6, false));
         assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));

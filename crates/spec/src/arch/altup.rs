@@ -1,0 +1,40 @@
+//! What Gemma 3n has around its layers: several residual streams, and rows of each token for every layer.
+
+use serde::{Deserialize, Serialize};
+
+/// Alternating updates (Baykal et al. 2023, arXiv:2301.13310): a token has several residual streams, of which a layer
+/// computes one; the others are predicted before it and corrected after it. Around attention lies a learned low-rank
+/// residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501).
+///
+/// Canonical weight names: `altup.{proj,unembed}.{j}.weight [hidden, hidden]` for every stream `j + 1` but the first;
+/// `layers.{i}.altup.router.weight [streams, hidden]`, `layers.{i}.altup.router_norm.weight`,
+/// `layers.{i}.altup.predict.weight [streams², streams]`, `layers.{i}.altup.correct.weight [streams, streams]`,
+/// `layers.{i}.altup.scale.weight [hidden]`; `layers.{i}.laurel.left.weight [rank, hidden]`,
+/// `layers.{i}.laurel.right.weight [hidden, rank]`, `layers.{i}.laurel.norm.weight`.
+///
+/// Coefficients are clipped in training alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AltUp {
+    /// Streams.
+    pub streams: usize,
+    /// The stream that layers compute.
+    pub active: usize,
+    /// Whether what per-layer rows gate is scaled channel by channel (`altup.scale`).
+    pub scaled: bool,
+    /// Rank of the learned residual.
+    pub rank: usize,
+}
+
+/// Per-layer embeddings: each token has a row for each layer, which the layer gates and adds to the streams that it does
+/// not compute. The table is far larger than the layers, and stays on the host.
+///
+/// Canonical weight names: `per_layer.embed.weight [vocab, layers · width]`, `per_layer.proj.weight [layers · width,
+/// hidden]`, `per_layer.norm.weight [width]`; `layers.{i}.per_layer.gate.weight [width, hidden]`,
+/// `layers.{i}.per_layer.proj.weight [hidden, width]`, `layers.{i}.per_layer.norm.weight [hidden]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PerLayer {
+    /// Rows of the table; a token beyond them has the first one.
+    pub vocab: usize,
+    /// Elements of a token's row for one layer.
+    pub width: usize,
+}
