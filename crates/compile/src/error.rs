@@ -5,7 +5,11 @@ use std::{io, path::PathBuf};
 use narthex_graph::{check::GraphError, patch::PatchError};
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::{check::CheckError, checkpoint::CheckpointError, quant::calibrate::RunnerError};
+use crate::{
+    check::CheckError,
+    checkpoint::{CheckpointError, SliceError},
+    quant::calibrate::RunnerError,
+};
 
 /// Why a checkpoint could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +17,9 @@ pub enum CompileError {
     /// The checkpoint was refused.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The checkpoint holds no such smaller model.
+    #[error("no smaller model of that kind: {0}")]
+    MatFormer(#[from] SliceError),
     /// The tokenizer was refused.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -64,7 +64,10 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest, CompileError> {
-    let checkpoint = checkpoint::open(job.checkpoint)?;
+    let mut checkpoint = checkpoint::open(job.checkpoint)?;
+    if let Some(matformer) = &job.recipe.matformer {
+        checkpoint = checkpoint.sliced(matformer)?;
+    }
     job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
     let plan = Plan::new(&checkpoint.architecture, &job.recipe);
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;

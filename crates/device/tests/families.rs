@@ -12,10 +12,10 @@ use narthex_device::{
     fixed::{FixedExecutor, FixedOptions, Form, Place},
 };
 use narthex_engine::executor::Wanted;
-use narthex_spec::{Calibration, Feed, Fetch, Recipe, Scheme};
+use narthex_spec::{Calibration, Feed, Fetch, MatFormer, Recipe, Scheme};
 use support::{
     Package, alone,
-    families::{FAMILIES, Format, TOKENS, comes_in, logits, package, shapes, tokens, with_values},
+    families::{FAMILIES, Format, TOKENS, comes_in, logits, package, rows, shapes, tokens, with_values},
     relative, runtime, step,
 };
 
@@ -31,7 +31,10 @@ const EIGHT_BITS: f32 = 0.2;
 
 /// What a package gives, however its tokens are cut into steps and whatever runs beside them.
 fn check(family: &str, package: &Package, way: &str, bound: f32) {
-    let expected = logits(family);
+    check_rows(family, package, way, (&logits(family), bound));
+}
+
+fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[Vec<f32>], f32)) {
     let agree = |rows: &[Vec<f32>], first: usize, how: &str| {
         for (index, row) in rows.iter().enumerate() {
             let found = relative(row, &expected[first + index]);
@@ -68,6 +71,21 @@ fn single_precision_gives_the_reference_s_logits() {
             }
         }
     }
+}
+
+#[test]
+fn a_slice_gives_the_logits_of_the_reference_s_smaller_model() {
+    let matformer: MatFormer = "ffn=32+64+32+96+32,skip=1+5".parse().unwrap();
+    let sliced = |recipe: Recipe| Recipe { matformer: Some(matformer.clone()), ..recipe };
+    let expected = rows("gemma3n", "slice.f32");
+    for format in [Format::Safetensors, Format::Gguf] {
+        let package = package("gemma3n", format, sliced(Recipe::new(Scheme::F32)), None);
+        check_rows("gemma3n", &package, &format!("sliced, {format:?}"), (&expected, SINGLE));
+    }
+    let package = package("gemma3n", Format::Safetensors, sliced(exact(Scheme::W8)), None);
+    assert_eq!(package.manifest.recipe.matformer, Some(matformer));
+    assert!(package.manifest.graphs.iter().all(|graph| [0, 3].contains(&graph.kv.len())));
+    check_static(&package, "a sliced gemma3n", HALF);
 }
 
 /// Makes up channels of several sizes, so that all kinds of inputs are scaled.

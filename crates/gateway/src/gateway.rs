@@ -11,7 +11,8 @@ use narthex_catalog::{index::Catalog, store::Store};
 use narthex_device::runtime::Runtime;
 use narthex_engine::worker::Drain;
 use narthex_spec::{
-    Calibration, ModelName, Pass, ProgressSink, Scheme, Target, manifest::Manifest, progress::Quiet,
+    Calibration, MatFormer, ModelName, Pass, ProgressSink, Scheme, Target, manifest::Manifest,
+    progress::Quiet,
 };
 
 use crate::{
@@ -74,6 +75,8 @@ pub struct CompileRequest {
     pub scheme: Scheme,
     /// Whether channels are scaled by what the model's layers see in a text.
     pub calibration: Calibration,
+    /// Which smaller model is made of one that holds several; its package has a name of its own.
+    pub matformer: Option<MatFormer>,
     /// A folder for the intermediate stages, to be read by people.
     pub keep_stages: Option<PathBuf>,
     /// Whether a package that exists is made again.
@@ -97,6 +100,7 @@ impl CompileRequest {
         Self {
             scheme,
             calibration: Calibration::Standard,
+            matformer: None,
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
             target: None,
@@ -228,7 +232,8 @@ impl Gateway {
         shelf::installed(&self.inner, &key)
     }
 
-    /// Compiles a model; gives the package's folder and manifest.
+    /// Compiles a model; gives the package's folder and manifest. A smaller model is called after the one that it is cut
+    /// out of, as in `gemma3n:e4b-e2b`.
     pub fn compile(
         &self,
         model: &str,
@@ -238,6 +243,7 @@ impl Gateway {
     ) -> Result<(PathBuf, Manifest), Error> {
         let (text, _) = split_scheme(model);
         let key = PackageKey { scheme: request.scheme, ..self.key_of(text)? };
+        let key = key.cut(request.matformer.as_ref())?;
         let folder =
             job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
         self.inner.residents.evict(&key);

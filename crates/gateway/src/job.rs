@@ -74,7 +74,7 @@ impl<'a> Wanted<'a> {
 
     /// What is made. Another target joins those that the installed package is compiled for.
     fn recipe(&self, inner: &Inner) -> Recipe {
-        let CompileRequest { scheme, target, context, passes, part_bytes, .. } = self.request;
+        let CompileRequest { scheme, target, context, matformer, passes, part_bytes, .. } = self.request;
         let installed = inner.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
         let kept = installed.as_ref().map(|manifest| manifest.recipe.passes.clone());
@@ -90,7 +90,7 @@ impl<'a> Wanted<'a> {
         let usual = Recipe::new(*scheme);
         let held = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(held).unwrap_or(usual.part_bytes);
-        Recipe { fixed, part_bytes, targets, passes, ..usual }
+        Recipe { matformer: matformer.clone(), fixed, part_bytes, targets, passes, ..usual }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Pass, Target};
+use crate::{MatFormer, Pass, Target};
 
 /// The weight scheme of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -120,6 +120,9 @@ pub struct Recipe {
     /// What the channels were scaled by; packages from before there was a choice are not scaled.
     #[serde(default)]
     pub calibration: Calibration,
+    /// Which smaller model it is, of those that its checkpoint holds; none for all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matformer: Option<MatFormer>,
     /// Shapes of variant B, where it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
@@ -189,9 +192,17 @@ impl Recipe {
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
         let calibration = Calibration::None;
-        let part_bytes = usual_part_bytes();
-        let (targets, passes) = (Vec::new(), BTreeSet::new());
-        Self { scheme, block: 32, accuracy_level, calibration, fixed: None, part_bytes, targets, passes }
+        Self {
+            scheme,
+            block: 32,
+            accuracy_level,
+            calibration,
+            matformer: None,
+            fixed: None,
+            part_bytes: usual_part_bytes(),
+            targets: Vec::new(),
+            passes: BTreeSet::new(),
+        }
     }
 }
 

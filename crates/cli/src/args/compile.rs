@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use narthex_spec::{Calibration, Pass, Scheme, Target};
+use narthex_spec::{Calibration, MatFormer, Pass, Scheme, Target};
 
 /// `narthex compile`.
 #[derive(Debug, ClapArgs)]
@@ -18,6 +18,11 @@ pub(crate) struct CompileArgs {
     /// Scale channels by what the layers of a chat model in w8 see in a text: standard or none
     #[arg(long, default_value = "standard", value_name = "CALIBRATION")]
     pub(crate) calibrate: Calibration,
+
+    /// A smaller model out of Gemma 3n E4B: e2b, or inner widths of the layers kept (one for all, or one for each) and
+    /// layers left out, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) matformer: Option<MatFormer>,
 
     /// Change the graphs for compilers that run the changed form better, and measure what that costs:
     /// grouped-projections, split-heads, linear-as-conv

@@ -61,6 +61,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     let request = CompileRequest {
         scheme: args.scheme,
         calibration: args.calibrate,
+        matformer: args.matformer.clone(),
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),

@@ -46,6 +46,9 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
     if kv > 0 {
         lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
     }
+    if let Some(matformer) = &manifest.recipe.matformer {
+        lines.insert(2, format!("cut out as   {matformer}"));
+    }
     if !manifest.recipe.passes.is_empty() {
         let passes: Vec<&str> = manifest.recipe.passes.iter().map(|pass| pass.as_str()).collect();
         lines.push(format!("passes       {}", passes.join(", ")));

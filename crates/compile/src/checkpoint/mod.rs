@@ -19,12 +19,14 @@ mod layout;
 pub(crate) mod limit;
 pub(crate) mod map;
 mod names;
+mod slice;
 mod special;
 mod tensors;
 mod weight;
 
 pub use census::parameters;
 pub use open::{architecture, open, outlined, stated, wanted};
+pub use slice::SliceError;
 
 use std::{borrow::Cow, path::PathBuf};
 
@@ -71,6 +73,17 @@ pub struct Weight<'a> {
     /// Row `r` of the weight is row `rows[r]` of `bytes`; `None` is the identity. (GGUF stores the q and k rows of
     /// Llama interleaved.)
     pub rows: Option<Vec<u32>>,
+    /// The elements of a stored row that a row of the weight has, where that is not all of them.
+    pub columns: Option<Columns>,
+}
+
+/// Some columns of a stored weight, whole blocks of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Columns {
+    /// Elements of a stored row.
+    stored: usize,
+    /// Those that are read, in this order.
+    ranges: Vec<std::ops::Range<usize>>,
 }
 
 /// A checkpoint's weights by canonical name.

@@ -2,11 +2,11 @@
 //!
 //! Finding weights in files is `tensors`' matter, the block formats are in `decode`.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 use rayon::prelude::*;
 
-use super::{CheckpointError, Encoding, Weight};
+use super::{CheckpointError, Columns, Encoding, Weight};
 
 impl<'a> Weight<'a> {
     /// A weight in file order: `bytes` holds `shape` row-major in `encoding`.
@@ -33,7 +33,7 @@ impl<'a> Weight<'a> {
         if bytes.len() != expected {
             return Err(CheckpointError::WrongSize { name, expected, found: bytes.len() });
         }
-        Ok(Self { name, shape, encoding, bytes, rows: None })
+        Ok(Self { name, shape, encoding, bytes, rows: None, columns: None })
     }
 
     /// The same weight with its row `r` read from row `rows[r]` of the bytes.
@@ -53,6 +53,44 @@ impl<'a> Weight<'a> {
         Ok(self)
     }
 
+    /// Some rows of a matrix, in this order.
+    ///
+    /// Fails with [`CheckpointError::WrongShape`] where they are not rows of a matrix.
+    pub(super) fn with_row_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self, CheckpointError> {
+        let count: usize = ranges.iter().map(Range::len).sum();
+        let inside = ranges.iter().all(|range| range.end <= self.rows_len());
+        match self.shape.first_mut() {
+            Some(rows) if inside && count > 0 => *rows = count,
+            _ => {
+                let expected = vec![ranges.iter().map(|range| range.end).max().unwrap_or(1), self.cols()];
+                return Err(CheckpointError::WrongShape { name: self.name, expected, found: self.shape });
+            }
+        }
+        let stored = |row: usize| self.rows.as_ref().map_or(Some(row as u32), |rows| rows.get(row).copied());
+        self.rows = Some(ranges.iter().cloned().flatten().filter_map(stored).collect());
+        Ok(self)
+    }
+
+    /// Some columns of a matrix, in this order.
+    ///
+    /// Fails with [`CheckpointError::WrongShape`] where they are not columns, or not whole blocks of them.
+    pub(super) fn with_column_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self, CheckpointError> {
+        let (stored, block) = (self.cols(), self.encoding.block_elements());
+        let count: usize = ranges.iter().map(Range::len).sum();
+        let whole = |at: usize| at <= stored && at.is_multiple_of(block);
+        let fits = ranges.iter().all(|range| whole(range.start) && whole(range.end));
+        match self.shape.last_mut() {
+            Some(cols) if fits && count > 0 && self.columns.is_none() => *cols = count,
+            _ => {
+                let mut expected = self.shape.clone();
+                expected.iter_mut().last().into_iter().for_each(|cols| *cols = count.next_multiple_of(block));
+                return Err(CheckpointError::WrongShape { name: self.name, expected, found: self.shape });
+            }
+        }
+        self.columns = Some(Columns { stored, ranges: ranges.to_vec() });
+        Ok(self)
+    }
+
     /// Rows: the product of every dimension but the last.
     pub fn rows_len(&self) -> usize {
         self.shape.iter().rev().skip(1).product()
@@ -63,16 +101,29 @@ impl<'a> Weight<'a> {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// Row `row`, still encoded. Panics where there is no such row.
+    /// Row `row` as it is stored, still encoded. Panics where there is no such row.
     pub fn row_bytes(&self, row: usize) -> &[u8] {
         let stored = self.rows.as_ref().map_or(row, |rows| rows[row] as usize);
-        let length = self.cols() / self.encoding.block_elements() * self.encoding.block_bytes();
+        let cols = self.columns.as_ref().map_or(self.cols(), |columns| columns.stored);
+        let length = self.encoded_length(cols);
         &self.bytes[stored * length..][..length]
+    }
+
+    /// Bytes of whole blocks of elements.
+    fn encoded_length(&self, elements: usize) -> usize {
+        elements / self.encoding.block_elements() * self.encoding.block_bytes()
     }
 
     /// Decodes row `row` into the first [`Weight::cols`] elements of `out`. Panics where there is no such row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        self.encoding.decode(self.row_bytes(row), out);
+        let bytes = self.row_bytes(row);
+        let Some(columns) = &self.columns else { return self.encoding.decode(bytes, out) };
+        let mut at = 0;
+        for range in &columns.ranges {
+            let part = &bytes[self.encoded_length(range.start)..self.encoded_length(range.end)];
+            self.encoding.decode(part, &mut out[at..at + range.len()]);
+            at += range.len();
+        }
     }
 
     /// Every element, row-major, decoded in parallel.
@@ -116,6 +167,26 @@ mod tests {
         let mut row = [0.0; 2];
         weight.read_row(2, &mut row);
         assert_eq!(row, [3.0, 4.0]);
+    }
+
+    #[test]
+    fn rows_and_columns_are_passed_over() {
+        let one = |range: Range<usize>| [range];
+        let bytes = f32_bytes(&[0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0, 20.0, 21.0, 22.0, 23.0]);
+        let weight = Weight::new("w", vec![3, 4], Encoding::F32, bytes).unwrap();
+        let some = weight.clone().with_row_ranges(&[2..3, 0..1]).unwrap();
+        let some = some.with_column_ranges(&[0..1, 2..4]).unwrap();
+        assert_eq!((some.shape.as_slice(), some.rows_len(), some.cols()), ([2, 3].as_slice(), 2, 3));
+        assert_eq!(some.to_f32(), [20.0, 22.0, 23.0, 0.0, 2.0, 3.0]);
+        let turned = weight.clone().with_rows(vec![1, 2, 0]).unwrap().with_row_ranges(&one(1..3)).unwrap();
+        assert_eq!(turned.to_f32()[..5], [20.0, 21.0, 22.0, 23.0, 0.0]);
+        let wrong = |found: Result<Weight<'_>, CheckpointError>| found.unwrap_err().to_string();
+        assert!(wrong(weight.clone().with_row_ranges(&one(0..4))).ends_with("expected [4, 4], found [3, 4]"));
+        assert!(wrong(weight.with_column_ranges(&one(2..5))).contains("found [3, 4]"));
+        // Blocks of 32 are read whole.
+        let weight = Weight::new("w", vec![1, 64], Encoding::Q4_0, vec![0; 36]).unwrap();
+        assert_eq!(weight.clone().with_column_ranges(&one(32..64)).unwrap().to_f32(), [0.0; 32]);
+        assert!(wrong(weight.with_column_ranges(&one(0..16))).ends_with("expected [1, 32], found [1, 64]"));
     }
 
     #[test]

@@ -63,7 +63,12 @@ pub(crate) fn comes_in(family: &str, format: Format) -> bool {
 
 /// The reference's logits after each token.
 pub(crate) fn logits(family: &str) -> Vec<Vec<f32>> {
-    let bytes = fs::read(folder(family).join("logits.f32")).unwrap();
+    rows(family, "logits.f32")
+}
+
+/// The logits of a family's file, after each token.
+pub(crate) fn rows(family: &str, file: &str) -> Vec<Vec<f32>> {
+    let bytes = fs::read(folder(family).join(file)).unwrap();
     let values: Vec<f32> =
         bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
     assert_eq!(values.len(), TOKENS * VOCAB);

@@ -1,0 +1,249 @@
+//! A smaller model out of a checkpoint's, as Google's MatFormer Lab cuts Gemma 3n: the first inner channels of feed-forward
+//! parts, without some of the layers.
+//!
+//! What a layer shares or has of its own goes with it: the columns of its per-layer embeddings, and the keys and values
+//! of the layer that it took them from. Weights stay in the file; rows and columns are passed over as they are read.
+
+use std::ops::Range;
+
+use narthex_spec::{
+    arch::{Architecture, DecoderArch, Family, KvSource},
+    matformer::MatFormer,
+};
+
+use super::{Checkpoint, CheckpointError, Weight, WeightSource};
+
+/// Why a smaller model cannot be made out of a checkpoint.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SliceError {
+    /// The model was not trained to hold smaller ones.
+    #[error("expected a model that holds smaller ones, which Gemma 3n does, found {found}")]
+    Family {
+        /// What the checkpoint computes.
+        found: String,
+    },
+    /// A named model belongs to another checkpoint.
+    #[error("expected the {expected} layers of Gemma 3n E4B for {name}, found {found}")]
+    NotE4b {
+        /// The smaller model.
+        name: String,
+        /// Layers of the checkpoint that holds it.
+        expected: usize,
+        /// Layers of this one.
+        found: usize,
+    },
+    /// A layer that is left out is not there.
+    #[error("expected layers to leave out from 0 to {last}, and one to keep, found {found:?}")]
+    Layers {
+        /// The last layer.
+        last: usize,
+        /// What was asked for.
+        found: Vec<usize>,
+    },
+    /// A layer that is left out has keys and values that others read.
+    #[error("layer {layer} cannot be left out: the layers after it share its keys and values; leave it in")]
+    Shared {
+        /// The layer.
+        layer: usize,
+    },
+    /// There are too many or too few widths.
+    #[error(
+        "expected one inner width, or one for each of the {expected} layers that are kept, found {found}"
+    )]
+    Count {
+        /// Layers that are kept.
+        expected: usize,
+        /// Widths.
+        found: usize,
+    },
+    /// A width is beyond the checkpoint's.
+    #[error("expected an inner width of layer {layer} of at most {most}, the checkpoint's, found {found}")]
+    Width {
+        /// The layer, as the checkpoint numbers it.
+        layer: usize,
+        /// Its width.
+        most: usize,
+        /// What was asked for.
+        found: usize,
+    },
+}
+
+/// Which layers and channels of a checkpoint a smaller model has.
+#[derive(Debug, PartialEq, Eq)]
+struct Slice {
+    /// For each layer, its number in the checkpoint.
+    kept: Vec<usize>,
+    /// Inner widths.
+    widths: Vec<usize>,
+    /// Elements of a token's row for one layer.
+    per_layer: usize,
+}
+
+impl Slice {
+    fn new(arch: &DecoderArch, matformer: &MatFormer) -> Result<Self, SliceError> {
+        let count = arch.layers.len();
+        if arch.family != Family::Gemma3n {
+            return Err(SliceError::Family { found: format!("{:?}", arch.family) });
+        }
+        if *matformer == MatFormer::E2b && count != MatFormer::E2B_LAYERS {
+            let (name, expected) = (matformer.to_string(), MatFormer::E2B_LAYERS);
+            return Err(SliceError::NotE4b { name, expected, found: count });
+        }
+        let mix = matformer.mix();
+        let kept: Vec<usize> = (0..count).filter(|layer| !mix.skip.contains(layer)).collect();
+        if kept.is_empty() || mix.skip.iter().any(|&layer| layer >= count) {
+            return Err(SliceError::Layers { last: count.saturating_sub(1), found: mix.skip });
+        }
+        let source = |layer: &usize| match arch.layers.get(*layer)?.attention.kv {
+            KvSource::Layer(source) => Some(source),
+            KvSource::Own => None,
+        };
+        // Such a layer stays even where all that read its keys are left out, as in the published tool.
+        if let Some(layer) =
+            (0..count).filter_map(|layer| source(&layer)).find(|source| mix.skip.contains(source))
+        {
+            return Err(SliceError::Shared { layer });
+        }
+        let widths = match &mix.widths[..] {
+            [] => kept.iter().filter_map(|&layer| Some(arch.layers.get(layer)?.mlp.inner)).collect(),
+            [width] => vec![*width; kept.len()],
+            each => each.to_vec(),
+        };
+        if widths.len() != kept.len() {
+            return Err(SliceError::Count { expected: kept.len(), found: widths.len() });
+        }
+        for (&layer, &found) in kept.iter().zip(&widths) {
+            let most = arch.layers.get(layer).map_or(0, |layer| layer.mlp.inner);
+            if found > most {
+                return Err(SliceError::Width { layer, most, found });
+            }
+        }
+        let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
+        Ok(Self { kept, widths, per_layer })
+    }
+
+    /// The smaller model.
+    fn of(&self, arch: &DecoderArch) -> DecoderArch {
+        let place = |layer: usize| self.kept.iter().position(|&kept| kept == layer);
+        let mut layers = Vec::with_capacity(self.kept.len());
+        for (&layer, &width) in self.kept.iter().zip(&self.widths) {
+            let Some(mut layer) = arch.layers.get(layer).cloned() else { continue };
+            layer.mlp.inner = width;
+            if let KvSource::Layer(source) = layer.attention.kv {
+                layer.attention.kv = place(source).map_or(KvSource::Own, KvSource::Layer);
+            }
+            layers.push(layer);
+        }
+        DecoderArch { layers, ..arch.clone() }
+    }
+
+    /// The checkpoint's name of a weight, and the layer of the smaller model that it belongs to.
+    fn original(&self, name: &str) -> Option<(String, Option<usize>)> {
+        let Some((number, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
+            return Some((name.to_owned(), None));
+        };
+        let layer = number.parse().ok()?;
+        Some((format!("layers.{}.{rest}", self.kept.get(layer)?), Some(layer)))
+    }
+
+    /// The elements of all per-layer rows that belong to layers that are kept.
+    fn per_layer_ranges(&self) -> Vec<Range<usize>> {
+        let range = |&layer: &usize| layer * self.per_layer..(layer + 1) * self.per_layer;
+        self.kept.iter().map(range).collect()
+    }
+}
+
+/// The weights of a smaller model.
+struct Sliced {
+    whole: Box<dyn WeightSource>,
+    slice: Slice,
+}
+
+impl WeightSource for Sliced {
+    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+        let (original, layer) = self.slice.original(name).unwrap_or_else(|| (name.to_owned(), None));
+        let mut weight = self.whole.weight(&original)?;
+        name.clone_into(&mut weight.name);
+        let channels = 0..layer.and_then(|layer| self.slice.widths.get(layer).copied()).unwrap_or(0);
+        let first = std::slice::from_ref(&channels);
+        match name.split_once(".mlp.").map_or(name, |(_, part)| part) {
+            "gate_proj.weight" | "up_proj.weight" => weight.with_row_ranges(first),
+            "down_proj.weight" => weight.with_column_ranges(first),
+            "per_layer.embed.weight" => weight.with_column_ranges(&self.slice.per_layer_ranges()),
+            "per_layer.proj.weight" => weight.with_row_ranges(&self.slice.per_layer_ranges()),
+            _ => Ok(weight),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.slice.original(name).is_some_and(|(original, _)| self.whole.has(&original))
+    }
+}
+
+impl Checkpoint {
+    /// A smaller model out of this one.
+    ///
+    /// # Errors
+    /// [`SliceError`] for a model that holds no such one.
+    pub fn sliced(mut self, matformer: &MatFormer) -> Result<Self, SliceError> {
+        let Architecture::Decoder(arch) = &self.architecture else {
+            return Err(SliceError::Family { found: "an encoder".to_owned() });
+        };
+        let slice = Slice::new(arch, matformer)?;
+        self.architecture = Architecture::Decoder(slice.of(arch));
+        self.weights = Box::new(Sliced { whole: self.weights, slice });
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What a configuration says; its class has E4B's sizes where it is silent.
+    fn published(keys: Value) -> DecoderArch {
+        let folder = tempfile::tempdir().unwrap();
+        let config = json!({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": keys});
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        match super::super::architecture(folder.path()) {
+            Ok(Architecture::Decoder(arch)) => arch,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn e2b_is_what_its_own_configuration_says() {
+        let e4b = published(json!({}));
+        let slice = Slice::new(&e4b, &MatFormer::E2b).unwrap();
+        let e2b = json!({"num_hidden_layers": 30, "intermediate_size": 8192, "num_kv_shared_layers": 10});
+        assert_eq!(slice.of(&e4b), published(e2b));
+        assert_eq!(slice.original("layers.20.attn.q_proj.weight").unwrap().0, "layers.25.attn.q_proj.weight");
+        assert_eq!(slice.original("norm.weight"), Some(("norm.weight".to_owned(), None)));
+        assert_eq!(slice.original("layers.30.attn_norm.weight"), None);
+        assert_eq!(slice.per_layer_ranges()[19..21], [19 * 256..20 * 256, 25 * 256..26 * 256]);
+    }
+
+    #[test]
+    fn what_the_checkpoint_does_not_hold_is_refused() {
+        let e4b = published(json!({}));
+        let check = |arch: &DecoderArch, text: &str, expect: &str| {
+            let error = Slice::new(arch, &text.parse().unwrap()).unwrap_err().to_string();
+            assert!(error.contains(expect), "{text}: {error}");
+        };
+        check(&e4b, "ffn=16385", "inner width of layer 0 of at most 16384, the checkpoint's, found 16385");
+        check(&e4b, "ffn=8192*30", "each of the 35 layers that are kept, found 30");
+        check(&e4b, "ffn=8192*29+20000,skip=20-24", "inner width of layer 34 of at most");
+        check(&e4b, "skip=18", "layer 18 cannot be left out: the layers after it share its keys and values");
+        check(&e4b, "skip=19", "layer 19 cannot be left out");
+        check(&e4b, "skip=35", "layers to leave out from 0 to 34");
+        check(&e4b, "skip=0-34", "and one to keep");
+        check(
+            &published(json!({"num_hidden_layers": 30})),
+            "e2b",
+            "expected the 35 layers of Gemma 3n E4B for e2b, found 30",
+        );
+        check(&DecoderArch { family: Family::Gemma3, ..e4b }, "e2b", "which Gemma 3n does, found Gemma3");
+    }
+}

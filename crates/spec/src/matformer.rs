@@ -1,0 +1,224 @@
+//! Smaller models out of a larger one that was trained to hold them (MatFormer, Devvrit et al. 2023, arXiv:2310.07707).
+//!
+//! A feed-forward part keeps the first of its inner channels, and some layers are left out. What a checkpoint makes of
+//! it is the compiler's matter.
+
+use std::{fmt, ops::RangeInclusive, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// The most layers that are counted; past it, a text is a mistake.
+const MOST_LAYERS: usize = 1024;
+
+/// The longest text that a name shows.
+const LONGEST_SLUG: usize = 48;
+
+/// Which smaller model is made.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum MatFormer {
+    /// Gemma 3n E2B out of E4B: inner widths of 8192, and 30 of 35 layers.
+    E2b,
+    /// Any other.
+    Mix(Mix),
+}
+
+/// Inner widths, and layers that are left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Mix {
+    /// The inner widths of the layers that are kept: none where they stay as they are, one for all of them, or one for
+    /// each.
+    pub widths: Vec<usize>,
+    /// The layers that are left out, rising, as the larger model numbers them.
+    pub skip: Vec<usize>,
+}
+
+/// A text that says no [`MatFormer`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{found:?} is no smaller model: expected e2b, or inner widths and layers to leave out, as in ffn=8192, skip=20-24 or \
+     ffn=8192*10+16384*20,skip=20-24"
+)]
+pub struct BadMatFormer {
+    /// What was given.
+    pub found: String,
+}
+
+impl MatFormer {
+    /// Layers of the model that E2B is cut out of.
+    pub const E2B_LAYERS: usize = 35;
+
+    /// Widths and layers.
+    pub fn mix(&self) -> Mix {
+        match self {
+            Self::E2b => Mix { widths: vec![8192], skip: (20..=24).collect() },
+            Self::Mix(mix) => mix.clone(),
+        }
+    }
+
+    /// The same as a part of a model's name: `e2b`, `ffn8192x10.16384x20-skip20-24`; of a long text, its hash
+    /// (FNV-1a, 64 bits).
+    pub fn slug(&self) -> String {
+        let text = self.to_string();
+        if text.len() > LONGEST_SLUG {
+            let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            return format!("mix-{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step));
+        }
+        text.replace('=', "").replace('*', "x").replace('+', ".").replace(',', "-")
+    }
+}
+
+/// `8192*10+16384*20` as thirty widths.
+fn widths(text: &str) -> Option<Vec<usize>> {
+    let mut widths = Vec::new();
+    for run in text.split('+') {
+        let (width, count) = run.split_once('*').unwrap_or((run, "1"));
+        let (width, count): (usize, usize) = (width.parse().ok()?, count.parse().ok()?);
+        if width == 0 || !(1..=MOST_LAYERS - widths.len()).contains(&count) {
+            return None;
+        }
+        widths.extend(std::iter::repeat_n(width, count));
+    }
+    Some(widths)
+}
+
+/// `3+20-24` as six layers.
+fn layers(text: &str) -> Option<Vec<usize>> {
+    let mut layers = Vec::new();
+    for run in text.split('+') {
+        let (first, last) = run.split_once('-').unwrap_or((run, run));
+        let run: RangeInclusive<usize> = first.parse().ok()?..=last.parse().ok()?;
+        if run.is_empty() || *run.end() >= MOST_LAYERS {
+            return None;
+        }
+        layers.extend(run);
+    }
+    layers.sort_unstable();
+    layers.dedup();
+    Some(layers)
+}
+
+impl FromStr for MatFormer {
+    type Err = BadMatFormer;
+
+    fn from_str(text: &str) -> Result<Self, BadMatFormer> {
+        let bad = || BadMatFormer { found: text.chars().take(200).collect() };
+        let wanted = text.trim().to_ascii_lowercase();
+        if wanted == "e2b" {
+            return Ok(Self::E2b);
+        }
+        let mut mix = Mix::default();
+        for part in wanted.split(',') {
+            let (place, found) = match part.split_once('=') {
+                Some(("ffn", text)) => (&mut mix.widths, widths(text)),
+                Some(("skip", text)) => (&mut mix.skip, layers(text)),
+                _ => return Err(bad()),
+            };
+            if !place.is_empty() {
+                return Err(bad());
+            }
+            *place = found.ok_or_else(bad)?;
+        }
+        Ok(Self::Mix(mix))
+    }
+}
+
+/// Runs of equal numbers, or of numbers that count up.
+fn runs(numbers: &[usize], step: usize) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((first, count)) if *first + step * *count == number => *count += 1,
+            _ => runs.push((number, 1)),
+        }
+    }
+    runs
+}
+
+impl fmt::Display for MatFormer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Mix(Mix { widths, skip }) = self else { return f.write_str("e2b") };
+        let width = |&(width, count): &(usize, usize)| match count {
+            1 => width.to_string(),
+            _ => format!("{width}*{count}"),
+        };
+        let layer = |&(first, count): &(usize, usize)| match count {
+            1 => first.to_string(),
+            _ => format!("{first}-{}", first + count - 1),
+        };
+        let ffn: Vec<String> = runs(widths, 0).iter().map(width).collect();
+        let skip: Vec<String> = runs(skip, 1).iter().map(layer).collect();
+        let parts = [("ffn", ffn), ("skip", skip)].into_iter().filter(|(_, runs)| !runs.is_empty());
+        let parts: Vec<String> = parts.map(|(name, runs)| format!("{name}={}", runs.join("+"))).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl TryFrom<String> for MatFormer {
+    type Error = BadMatFormer;
+
+    fn try_from(text: String) -> Result<Self, BadMatFormer> {
+        text.parse()
+    }
+}
+
+impl From<MatFormer> for String {
+    fn from(matformer: MatFormer) -> Self {
+        matformer.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_read_and_written_in_one_form() {
+        let check = |text: &str, (widths, skip): (&[usize], &[usize]), written: &str, slug: &str| {
+            let found: MatFormer = text.parse().unwrap();
+            assert_eq!(found.mix(), Mix { widths: widths.to_vec(), skip: skip.to_vec() }, "{text}");
+            assert_eq!((found.to_string().as_str(), found.slug().as_str()), (written, slug));
+            let json = serde_json::to_string(&found).unwrap();
+            assert_eq!(serde_json::from_str::<MatFormer>(&json).unwrap(), found);
+        };
+        check("E2B", (&[8192], &[20, 21, 22, 23, 24]), "e2b", "e2b");
+        check("ffn=8192", (&[8192], &[]), "ffn=8192", "ffn8192");
+        check("skip=7+3-5+4", (&[], &[3, 4, 5, 7]), "skip=3-5+7", "skip3-5.7");
+        let widths = [8, 8, 16, 8];
+        check("skip=1,ffn=8+8*1+16+8", (&widths, &[1]), "ffn=8*2+16+8,skip=1", "ffn8x2.16.8-skip1");
+    }
+
+    #[test]
+    fn long_texts_have_short_names_of_their_own() {
+        let slug = |last: usize| {
+            let widths: Vec<String> = (0..30).map(|layer| (4096 + 4096 * (layer % 2)).to_string()).collect();
+            format!("ffn={}+{last}", widths.join("+")).parse::<MatFormer>().unwrap().slug()
+        };
+        assert_eq!((slug(64).len(), slug(64) == slug(64), slug(64) == slug(65)), (20, true, false));
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in [
+            "",
+            "e3b",
+            "ffn",
+            "ffn=",
+            "ffn=0",
+            "ffn=8*0",
+            "ffn=8*2000",
+            "ffn=8*600+8*600",
+            "ffn=8,ffn=8",
+            "skip=5-4",
+            "skip=a",
+            "skip=1024",
+            "skip=0-18446744073709551615",
+            "ffn=-1",
+            "ffn=8,",
+            "ffn=99999999999999999999",
+        ] {
+            let error = text.parse::<MatFormer>().unwrap_err().to_string();
+            assert!(error.contains("is no smaller model: expected e2b"), "{text}: {error}");
+        }
+    }
+}
