@@ -316,8 +316,12 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_scheme_is_a_usage_error() {
-        let error = Args::try_parse_from(["narthex", "compile", "m", "--scheme", "w2"]).unwrap_err();
-        assert!(error.to_string().contains("expected w8, w4 or f32"), "{error}");
+    fn wrong_schemes_and_sizes_are_usage_errors() {
+        let check = |option: &str, value: &str, expect: &str| {
+            let error = Args::try_parse_from(["narthex", "compile", "m", option, value]).unwrap_err();
+            assert!(error.to_string().contains(expect), "{error}");
+        };
+        check("--scheme", "w2", "expected w8, w4 or f32");
+        check("--matformer", "e3b", "expected e2b, or inner widths");
     }
 }

@@ -115,7 +115,11 @@ fn refused(folder: &tempfile::TempDir, words: &[&str]) {
 fn settings_that_contradict_the_weights_are_named() {
     let check = |family: &str, changes: Value, words: &[&str]| refused(&copy(family, &changes), words);
     let wrong = "wrong shape: expected";
-    check("qwen3", json!({"head_dim": 16}), &["layers.0.attn.q_proj.weight", wrong, "[64, 64]", "[128, 64]"]);
+    check(
+        "qwen3",
+        json!({"head_dim": 16}),
+        &["model.safetensors: tensor layers.0.attn.q_proj.weight", wrong, "[64, 64]", "[128, 64]"],
+    );
     check(
         "phi3",
         json!({"intermediate_size": 64}),

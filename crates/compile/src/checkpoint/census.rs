@@ -22,7 +22,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     }
     let mut used = HashSet::new();
     for (name, shape) in &needed {
-        tensors.weight(name)?.expect_shape(shape)?;
+        tensors.weight(name)?.expect_shape(shape).map_err(|error| error.in_file(tensors.file_of(name)))?;
         used.extend(tensors.find(name).into_iter().flatten());
     }
     if let Architecture::Decoder(decoder) = architecture {

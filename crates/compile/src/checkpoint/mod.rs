@@ -190,6 +190,14 @@ pub enum CheckpointError {
         /// What is there.
         found: usize,
     },
+    /// A weight's shape or size is wrong, and this is its file.
+    #[error("{path}: {what}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the weight.
+        what: Box<CheckpointError>,
+    },
     /// Something well-formed that Narthex does not compile.
     #[error("{what} {found:?} is not supported: expected {expected}")]
     Unsupported {
@@ -200,4 +208,16 @@ pub enum CheckpointError {
         /// What the checkpoint has.
         found: String,
     },
+}
+
+impl CheckpointError {
+    /// The same error with the file of its weight, where it is about one.
+    fn in_file(self, path: &std::path::Path) -> Self {
+        match self {
+            Self::WrongShape { .. } | Self::WrongSize { .. } => {
+                Self::InFile { path: path.to_owned(), what: Box::new(self) }
+            }
+            other => other,
+        }
+    }
 }

@@ -49,6 +49,8 @@ pub(super) struct Tensors {
     pub(super) origin: PathBuf,
     /// The mapped files.
     pub(super) maps: Vec<Mmap>,
+    /// Their paths, in the same order.
+    pub(super) files: Vec<PathBuf>,
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, Located>,
     /// How the names are translated.
@@ -79,6 +81,13 @@ impl Tensors {
         located.map(|located| located.shape.as_slice()).ok_or_else(|| self.missing(canonical))
     }
 
+    /// The file that has `canonical`; what the checkpoint was opened by where none has.
+    pub(super) fn file_of(&self, canonical: &str) -> &Path {
+        let names = self.find(canonical);
+        let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
+        located.and_then(|located| self.files.get(located.file)).unwrap_or(&self.origin)
+    }
+
     fn missing(&self, canonical: &str) -> CheckpointError {
         let name = match self.words.places(canonical).first() {
             Some(place) => format!("{canonical} (there called {})", place.name),
@@ -103,16 +112,22 @@ impl Tensors {
 
 impl WeightSource for Tensors {
     fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+        self.read(name).map_err(|error| error.in_file(self.file_of(name)))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+}
+
+impl Tensors {
+    fn read(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
         let Some(names) = self.find(name) else { return Err(self.missing(name)) };
         let weight = match &names[..] {
             [file_name] => self.stored(file_name, name)?,
             heads => stacked(name, heads.iter().map(|head| self.stored(head, name)))?,
         };
         self.layout.canonical(weight, self.words.part(name))
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
     }
 }
 
@@ -153,6 +168,7 @@ mod tests {
         Tensors {
             origin: PathBuf::from("tiny.gguf"),
             maps: vec![super::super::map::map(file.path()).unwrap()],
+            files: vec![PathBuf::from("tiny.gguf")],
             by_name: HashMap::from([(name.to_owned(), located)]),
             words: crate::checkpoint::family::GGUF[0].words,
             layout: Layout::default(),

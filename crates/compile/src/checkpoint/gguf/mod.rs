@@ -28,6 +28,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut tensors = Tensors {
         origin: path.to_owned(),
         maps: vec![file],
+        files: vec![path.to_owned()],
         by_name,
         words: family.words,
         layout: Layout::default(),

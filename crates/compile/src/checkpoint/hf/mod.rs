@@ -104,6 +104,7 @@ fn weights(
     let tensors = Tensors {
         origin: path.to_owned(),
         maps: shards.maps,
+        files: shards.files.clone(),
         by_name: shards.by_name,
         words: family.words,
         layout,
