@@ -134,7 +134,7 @@ mod tests {
 
     fn graph() -> Graph {
         let attention = Attention::plain(4, 2, 16);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false };
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         let arch = Architecture::Decoder(DecoderArch {
             family: Family::Llama,
             vocab: 300,
@@ -147,6 +147,8 @@ mod tests {
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
+            altup: None,
+            per_layer: None,
             tied_head: true,
         });
         paper::compile("tiny", &arch, &Recipe::new(Scheme::W8)).unwrap().graphs.remove(0).0

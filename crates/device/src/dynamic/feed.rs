@@ -18,7 +18,7 @@ pub(crate) enum Feed {
     /// Rows of the embedding, `[places, hidden]`.
     Rows {
         /// The embedding.
-        embedding: Embedding,
+        embedding: Box<Embedding>,
         /// What was written last.
         rows: Vec<f32>,
         /// Rows of the per-layer table, `[places, layers · width]`; empty where there is none.
@@ -36,7 +36,7 @@ pub(crate) enum Feed {
 impl Feed {
     /// What a decoder that Narthex compiled is fed with.
     pub(super) fn rows(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
-        let embedding = Embedding::open(package, manifest, arch)?;
+        let embedding = Box::new(Embedding::open(package, manifest, arch)?);
         Ok(Self::Rows { embedding, rows: Vec::new(), per_layer: Vec::new() })
     }
 
