@@ -94,7 +94,7 @@ pub(crate) enum Command {
 /// Options that decide how a model is loaded.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct LoadArgs {
-    /// Weight scheme: w8, w4 or f32; without it, w8 or whichever is installed
+    /// Weight scheme: w8, w4, f16 or f32; without it, w8 or whichever is installed
     #[arg(long)]
     pub(crate) scheme: Option<Scheme>,
 
@@ -321,7 +321,7 @@ mod tests {
             let error = Args::try_parse_from(["narthex", "compile", "m", option, value]).unwrap_err();
             assert!(error.to_string().contains(expect), "{error}");
         };
-        check("--scheme", "w2", "expected w8, w4 or f32");
+        check("--scheme", "w2", "expected w8, w4, f16 or f32");
         check("--matformer", "e3b", "expected e2b, or inner widths");
     }
 }

@@ -40,7 +40,7 @@ fn exit_codes_are_those_of_the_help() {
     check(&["--version"], 0, "narthex 0.", "");
     check(&[], 2, "", "Usage");
     check(&["frobnicate"], 2, "", "unrecognized subcommand");
-    check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4 or f32");
+    check(&["compile", "m", "--scheme", "w3"], 2, "", "expected w8, w4, f16 or f32");
     check(&["chat", "-m", "no-such-model", "hi"], 3, "", "no model is called \"no-such-model\"");
     check(&["show", "smollm2:135m"], 3, "", "narthex pull smollm2:135m");
     check(&["rm", "smollm2:135m"], 3, "", "not installed");

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
 use half::f16;
 use narthex_graph::{
-    Builder, Graph,
+    Builder, Element, Graph,
     build::External,
     onnx::external::{ExternalWriter, Place},
 };
@@ -115,6 +115,24 @@ impl<'a> Emitter<'a> {
             e.stream(size(shape, dtype), |append| append(&bytes))
         })?;
         Ok(self.external(name, dtype, shape, place))
+    }
+
+    /// Declares a tensor that is stored in this type, as activations are computed with: cast where that is another one,
+    /// which ONNX Runtime does once, when it loads the graph. `write` is called unless an earlier graph wrote it.
+    pub(crate) fn stored(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+        write: impl FnOnce(&mut Self) -> Result<Place, CompileError>,
+    ) -> Result<String, CompileError> {
+        let place = self.once(name, dtype, write)?;
+        let stored = self.external(name, dtype, shape, place);
+        if dtype == self.compute {
+            return Ok(stored);
+        }
+        let to = Element::from(self.compute).code();
+        Ok(self.graph.op_with(name, "Cast", &[&stored], &[("to", i64::from(to).into())]))
     }
 
     /// The place of what an earlier graph wrote under this name, or of what is written now.

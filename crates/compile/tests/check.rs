@@ -234,7 +234,7 @@ fn what_narthex_compiles_for_npus_runs_whole_by_its_own_rules() {
     fs::create_dir(&bert).unwrap();
     tiny_bert_safetensors(&bert, 7).unwrap();
     for checkpoint in [&llama, &bert] {
-        for scheme in [Scheme::W8, Scheme::W4] {
+        for scheme in [Scheme::W8, Scheme::W4, Scheme::F16] {
             let (out, manifest) = package(checkpoint, scheme);
             let fixed = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static);
             let files: Vec<_> = fixed.map(|graph| out.path().join(&graph.file)).collect();

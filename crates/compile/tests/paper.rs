@@ -49,9 +49,8 @@ fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
 fn agrees(checkpoint: &Path) {
     let shapes = FixedShapes { context: 24, prefill: vec![8], buckets: vec![8] };
     let with_npu = |scheme| Recipe { fixed: Some(shapes.clone()), ..Recipe::new(scheme) };
-    for recipe in
-        [with_npu(Scheme::W8), with_npu(Scheme::W4), Recipe::new(Scheme::W8), Recipe::new(Scheme::F32)]
-    {
+    let npu = [Scheme::W8, Scheme::W4, Scheme::F16].map(with_npu);
+    for recipe in npu.into_iter().chain([Scheme::W8, Scheme::F16, Scheme::F32].map(Recipe::new)) {
         let (folder, manifest) = package(checkpoint, recipe);
         let paper =
             paper::compile("tiny", &manifest.architecture.architecture().unwrap(), &manifest.recipe).unwrap();
@@ -136,9 +135,12 @@ fn a_model_of_70_billion_is_planned() {
     // Two tensors of eight heads of 128 in each of 80 layers, in single precision.
     assert_eq!(found.token_bytes(), 2 * 4 * 8 * 128 * 80);
     assert_eq!(found.npu_token_bytes * 2, found.token_bytes());
-    for (scheme, least, most) in
-        [(Scheme::W8, 75e9, 80e9), (Scheme::W4, 39e9, 43e9), (Scheme::F32, 282e9, 283e9)]
-    {
+    for (scheme, least, most) in [
+        (Scheme::W8, 75e9, 80e9),
+        (Scheme::W4, 39e9, 43e9),
+        (Scheme::F16, 141e9, 142e9),
+        (Scheme::F32, 282e9, 283e9),
+    ] {
         let bytes = found.scheme(scheme).unwrap().bytes as f64;
         assert!((least..most).contains(&bytes), "{scheme} {bytes}");
         for target in &found.scheme(scheme).unwrap().targets {

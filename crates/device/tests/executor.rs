@@ -10,7 +10,7 @@ use narthex_spec::{Ep, Scheme, SlotId, TokenId};
 use narthex_testkit::checkpoint::LAYERS;
 use support::{OPTIONS, Package, alone, distance, prompt, step};
 
-const SCHEMES: [Scheme; 3] = [Scheme::F32, Scheme::W8, Scheme::W4];
+const SCHEMES: [Scheme; 4] = [Scheme::F32, Scheme::F16, Scheme::W8, Scheme::W4];
 
 /// Fills slots with prompts of these lengths, one step each.
 fn fill(executor: &mut narthex_device::dynamic::DynamicExecutor, lengths: &[(u32, usize)]) {

@@ -88,6 +88,14 @@ fn a_slice_gives_the_logits_of_the_reference_s_smaller_model() {
     check_static(&package, "a sliced gemma3n", HALF);
 }
 
+#[test]
+fn half_precision_loses_next_to_nothing() {
+    for family in FAMILIES {
+        let package = package(family, Format::Safetensors, Recipe::new(Scheme::F16), None);
+        check(family, &package, "f16", HALF);
+    }
+}
+
 /// Makes up channels of several sizes, so that all kinds of inputs are scaled.
 struct MadeUp;
 
@@ -137,7 +145,7 @@ fn exact(scheme: Scheme) -> Recipe {
 #[test]
 fn the_static_variant_gives_what_the_dynamic_one_does() {
     for family in FAMILIES {
-        for scheme in [Scheme::W8, Scheme::W4] {
+        for scheme in [Scheme::W8, Scheme::W4, Scheme::F16] {
             let package = package(family, Format::Safetensors, exact(scheme), None);
             check_static(&package, &format!("{family} {scheme}"), HALF);
         }

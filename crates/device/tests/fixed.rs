@@ -58,7 +58,7 @@ fn expected(package: &Package, tokens: &[TokenId]) -> Vec<Vec<f32>> {
 
 #[test]
 fn logits_are_those_of_variant_a_however_tokens_are_cut() {
-    for scheme in [Scheme::W8, Scheme::W4] {
+    for scheme in [Scheme::W8, Scheme::W4, Scheme::F16] {
         let package = Package::fixed_llama(scheme, shapes());
         let tokens = prompt(3, 40);
         let expected = expected(&package, &tokens);
@@ -171,7 +171,13 @@ fn a_whole_context_fits_and_no_more() {
 
 #[test]
 fn vectors_are_those_of_variant_a() {
-    let package = Package::fixed_bert(Scheme::W8, shapes());
+    for scheme in [Scheme::W8, Scheme::F16] {
+        vectors_of(scheme);
+    }
+}
+
+fn vectors_of(scheme: Scheme) {
+    let package = Package::fixed_bert(scheme, shapes());
     let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = open_encoder(&package, &Device::Cpu);
     let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };

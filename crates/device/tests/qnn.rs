@@ -66,7 +66,7 @@ fn contexts(package: &mut Package, chips: &[QnnChip], weights: Weights) -> Targe
 #[test]
 fn a_decoder_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
     let device = emulation(&[QnnChip::XElite]);
-    for scheme in [Scheme::W8, Scheme::W4] {
+    for scheme in [Scheme::W8, Scheme::W4, Scheme::F16] {
         let package = Package::fixed_llama(scheme, shapes());
         let tokens = prompt(6, 13);
         let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);

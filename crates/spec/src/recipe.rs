@@ -16,16 +16,19 @@ pub enum Scheme {
     W8,
     /// Linear layers as 4-bit `MatMulNBits`, block 32; the head and a tied embedding stay 8-bit.
     W4,
+    /// Every weight in half precision, which variant A computes with in single precision.
+    F16,
 }
 
 impl Scheme {
     /// Every scheme.
-    pub const ALL: [Self; 3] = [Self::W8, Self::W4, Self::F32];
+    pub const ALL: [Self; 4] = [Self::W8, Self::W4, Self::F16, Self::F32];
 
     /// The name used on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::F16 => "f16",
             Self::W8 => "w8",
             Self::W4 => "w4",
         }
@@ -40,7 +43,7 @@ impl fmt::Display for Scheme {
 
 /// A string that names no scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown scheme {found:?}: expected w8, w4 or f32")]
+#[error("unknown scheme {found:?}: expected w8, w4, f16 or f32")]
 pub struct UnknownScheme {
     /// What was given.
     pub found: String,
@@ -188,9 +191,9 @@ impl FixedShapes {
 }
 
 impl Recipe {
-    /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 for `f32`), not calibrated.
+    /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 where nothing is in blocks), not calibrated.
     pub fn new(scheme: Scheme) -> Self {
-        let accuracy_level = if scheme == Scheme::F32 { 0 } else { 4 };
+        let accuracy_level = if matches!(scheme, Scheme::F32 | Scheme::F16) { 0 } else { 4 };
         let calibration = Calibration::None;
         Self {
             scheme,

@@ -11,7 +11,7 @@ pub(crate) struct CompileArgs {
     /// The model: a name, hf:owner/repo, or a path
     pub(crate) model: String,
 
-    /// Weight scheme: w8, w4 or f32
+    /// Weight scheme: w8, w4, f16 or f32
     #[arg(long, default_value = "w8")]
     pub(crate) scheme: Scheme,
 

@@ -164,7 +164,7 @@ impl Emitter<'_> {
         let (quants_length, zeros_length) = match storage {
             Storage::W4 => (blocks * block as u64 / 2, blocks.div_ceil(2)),
             Storage::W8Zeros => (blocks * block as u64, blocks),
-            Storage::W8 | Storage::F32 => (blocks * block as u64, 0),
+            Storage::W8 | Storage::F32 | Storage::F16 => (blocks * block as u64, 0),
         };
         let quantizer =
             Quantizer { weights: self.weights, plan: self.plan, scaling: self.scaling, block, cols, storage };
@@ -222,7 +222,7 @@ impl Quantizer<'_> {
             match self.storage {
                 Storage::W4 => quantize_w4(buffer, block),
                 Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
-                Storage::W8 | Storage::F32 => quantize_w8(buffer, block),
+                Storage::W8 | Storage::F32 | Storage::F16 => quantize_w8(buffer, block),
             }
         };
         pieces(0..rows, cols).try_for_each(|piece| {

@@ -1,13 +1,16 @@
 //! Both ends of a decoder: the tables that the host looks tokens up in, and the head.
 
-use narthex_graph::Attribute;
+use narthex_graph::{Attribute, onnx::external::Place};
 use narthex_spec::{
     DType, Scheme,
     arch::{DecoderArch, PerLayer},
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
-use super::{linear::quantized_linear, plain::capped};
+use super::{
+    linear::quantized_linear,
+    plain::{capped, reshape},
+};
 use crate::{
     emit::{Emitter, Quantized},
     error::CompileError,
@@ -70,8 +73,8 @@ pub(crate) fn head(
     let shape = (arch.vocab, arch.hidden);
     let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
     let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
-    if storage == Storage::F32 {
-        return f32_head(e, rows, arch, logits);
+    if let Some(dtype) = storage.plain() {
+        return plain_head(e, rows, (arch, dtype), logits);
     }
     let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
     let out = match e.scaling.head_outliers() {
@@ -109,8 +112,16 @@ pub(crate) fn head_only(
 ) -> Result<(), CompileError> {
     let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
     let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
-    let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
-    let out = quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None);
+    let out = match storage.plain() {
+        Some(dtype) => {
+            let weight = head_weight(e, arch, dtype)?;
+            of_rows(e, "/head", rows, &weight, (arch.vocab, arch.hidden))
+        }
+        None => {
+            let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
+            quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None)
+        }
+    };
     name_logits(e, out, arch, logits);
     Ok(())
 }
@@ -160,23 +171,47 @@ pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
     }
 }
 
-fn f32_head(
+/// A head whose weight is not in blocks, and the token table, which is the weight too where the model ties them.
+fn plain_head(
     e: &mut Emitter<'_>,
     rows: &str,
-    arch: &DecoderArch,
+    (arch, dtype): (&DecoderArch, DType),
     logits: &str,
 ) -> Result<HostTable, CompileError> {
     let shape = (arch.vocab, arch.hidden);
-    let token = table(e, (TableRole::Token, "embed.weight"), shape, DType::F32)?;
-    let TableEncoding::Plain { data, .. } = &token.encoding else { return Ok(token) };
-    let weight = if arch.tied_head {
-        let place = narthex_graph::onnx::external::Place { offset: data.offset, length: data.length };
-        e.external("/head/weight", DType::F32, &[arch.vocab, arch.hidden], place)
-    } else {
-        let place = e.rows("head.weight", (arch.vocab, 0..arch.vocab, arch.hidden), DType::F32)?;
-        e.external("/head/weight", DType::F32, &[arch.vocab, arch.hidden], place)
-    };
-    let out = e.graph.op_with("/head", "Gemm", &[rows, &weight], &[("transB", Attribute::Int(1))]);
+    let token = table(e, (TableRole::Token, "embed.weight"), shape, dtype)?;
+    if let (true, TableEncoding::Plain { data, .. }) = (arch.tied_head, &token.encoding) {
+        e.once(HEAD, dtype, |_| Ok(Place { offset: data.offset, length: data.length }))?;
+    }
+    let weight = head_weight(e, arch, dtype)?;
+    let out = product(e, "/head", rows, &weight);
     name_logits(e, out, arch, logits);
     Ok(token)
+}
+
+/// The head's weight where it is not in blocks.
+const HEAD: &str = "/head/weight";
+
+/// The head's weight `[vocab, hidden]`, stored in this type.
+fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<String, CompileError> {
+    let (rows, cols) = (arch.vocab, arch.hidden);
+    e.stored(HEAD, dtype, &[rows, cols], |e| e.rows("head.weight", (rows, 0..rows, cols), dtype))
+}
+
+/// `x [rows, cols]` by a weight `[width, cols]`.
+pub(crate) fn product(e: &mut Emitter<'_>, scope: &str, x: &str, weight: &str) -> String {
+    e.graph.op_with(scope, "Gemm", &[x, weight], &[("transB", Attribute::Int(1))])
+}
+
+/// `x [1, 1, cols]` by a weight `[width, cols]`, as `[1, 1, width]`.
+pub(crate) fn of_rows(
+    e: &mut Emitter<'_>,
+    scope: &str,
+    x: &str,
+    weight: &str,
+    (width, cols): (usize, usize),
+) -> String {
+    let row = reshape(e, &format!("{scope}/row"), x, &[1, cols]);
+    let out = product(e, scope, &row, weight);
+    reshape(e, &format!("{scope}/rows"), &out, &[1, 1, width])
 }

@@ -39,7 +39,7 @@ impl From<bool> for Bias {
 /// ```text
 /// quantised, f32:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
-/// plain:           x ── MatMul(weight) ── Add(bias)
+/// plain:           x ── MatMul(weight, or Cast(weight)) ── Add(bias)
 /// ```
 pub(crate) fn linear(e: &mut Emitter<'_>, x: &str, spec: &Linear<'_>) -> Result<String, CompileError> {
     let names: Vec<String> = spec.parts.iter().map(|part| format!("{part}.weight")).collect();
@@ -50,8 +50,8 @@ pub(crate) fn linear(e: &mut Emitter<'_>, x: &str, spec: &Linear<'_>) -> Result<
         Bias::With => Some(stacked_bias(e, spec)?),
         Bias::Without => None,
     };
-    if storage == Storage::F32 {
-        return plain_linear(e, x, spec, &names, bias);
+    if let Some(dtype) = storage.plain() {
+        return plain_linear(e, x, spec, (&names, dtype), bias);
     }
     let quantized = e.quantize(&names, spec.cols, storage)?;
     Ok(quantized_linear(e, x, (spec.scope, rows, spec.cols), &quantized, bias.as_deref()))
@@ -76,14 +76,13 @@ fn plain_linear(
     e: &mut Emitter<'_>,
     x: &str,
     spec: &Linear<'_>,
-    names: &[String],
+    (names, dtype): (&[String], DType),
     bias: Option<String>,
 ) -> Result<String, CompileError> {
     let name = format!("{}/weight", spec.scope);
-    let dtype = e.compute;
-    let place = e.once(&name, dtype, |e| e.transposed(names, spec.cols, dtype))?;
+    let dtype = if e.compute == DType::F16 { DType::F16 } else { dtype };
     let shape = [spec.cols, e.stacked_rows(names)];
-    let weight = e.external(&name, dtype, &shape, place);
+    let weight = e.stored(&name, dtype, &shape, |e| e.transposed(names, spec.cols, dtype))?;
     let product = e.graph.op(spec.scope, "MatMul", &[x, &weight]);
     Ok(match bias {
         Some(bias) => e.graph.op(spec.scope, "Add", &[&product, &bias]),

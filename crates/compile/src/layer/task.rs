@@ -1,6 +1,6 @@
 //! What an encoder gives of its rows: a vector, numbers, spans, or logits at some tokens.
 
-use narthex_graph::{Attribute, build::NodeSpec};
+use narthex_graph::{Attribute, build::NodeSpec, onnx::external::Place};
 use narthex_spec::{
     DType,
     arch::{Activation, EncoderArch, Pooling},
@@ -8,7 +8,7 @@ use narthex_spec::{
 };
 
 use super::{
-    embed::{blocks, table, table_dtype},
+    embed::{blocks, of_rows, product, table, table_dtype},
     linear::{Bias, Linear, linear, quantized_linear},
     mlp::activation,
     norm, plain,
@@ -129,21 +129,21 @@ pub(crate) fn masked(
     rows: &str,
     arch: &EncoderArch,
     act: Activation,
-    (weight, output): (&TokenWeight, &str),
+    output: &str,
 ) -> Result<(), CompileError> {
     let (hidden, width) = (arch.hidden, arch.token_width());
     let x = dense(e, rows, "mlm.dense", hidden)?;
     let x = activation(e, "/mlm/act", &x, act);
     let x = norm::layer_norm(e, &x, ("/mlm/norm", "mlm.norm"), hidden, arch.norm_epsilon)?;
     let logits = if width == hidden {
-        weight.multiply(e, &x, arch)?
+        by_tokens(e, &x, arch)?
     } else {
         let parts = plain::split(e, "/mlm", &x, -1, &[width, hidden - width]);
         let shape = [hidden - width, arch.vocab];
         let rest =
             e.tensor("/mlm/rest/weight", &shape, |e| Ok(e.weight("mlm.rest.weight", &shape)?.to_f32()))?;
         let rest = e.graph.op("/mlm/rest", "MatMul", &[&parts[1], &rest]);
-        let tokens = weight.multiply(e, &parts[0], arch)?;
+        let tokens = by_tokens(e, &parts[0], arch)?;
         e.graph.op("/mlm/sum", "Add", &[&tokens, &rest])
     };
     let bias = e.vector("mlm.bias", arch.vocab)?;
@@ -153,45 +153,42 @@ pub(crate) fn masked(
     Ok(())
 }
 
-/// The token table as the host reads it and as the vocabulary's logits are multiplied with.
-pub(crate) enum TokenWeight {
-    /// Single precision, `[vocab, width]`, in the place of the table.
-    Plain(TableEncoding),
-    /// Blocks.
-    Blocks,
-}
-
 const TOKENS: &str = "embed.word.weight";
 
-impl TokenWeight {
-    /// Writes the table that both share.
-    pub(crate) fn write(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<(Self, HostTable), CompileError> {
-        let (rows, cols) = (arch.vocab, arch.token_width());
-        let dtype = table_dtype(e.recipe.scheme);
-        let storage = e.plan.get(TOKENS).map_or(Storage::F32, |planned| planned.storage);
-        if storage == Storage::F32 {
-            let table = table(e, (TableRole::Token, TOKENS), (rows, cols), dtype)?;
-            return Ok((Self::Plain(table.encoding.clone()), table));
-        }
-        let weight = e.quantize(&[TOKENS.to_owned()], cols, storage)?;
-        let table = if cols.is_multiple_of(e.recipe.block) {
-            HostTable { role: TableRole::Token, rows, cols, encoding: blocks(e, &weight) }
-        } else {
-            table(e, (TableRole::Token, TOKENS), (rows, cols), dtype)?
-        };
-        Ok((Self::Blocks, table))
-    }
+/// The vocabulary's weight where it is not in blocks.
+const VOCABULARY: &str = "/mlm/tokens/weight";
 
-    fn multiply(&self, e: &mut Emitter<'_>, x: &str, arch: &EncoderArch) -> Result<String, CompileError> {
-        let (rows, cols) = (arch.vocab, arch.token_width());
-        if let Self::Plain(TableEncoding::Plain { data, .. }) = self {
-            let place = narthex_graph::onnx::external::Place { offset: data.offset, length: data.length };
-            let weight = e.external("/mlm/tokens/weight", DType::F32, &[rows, cols], place);
-            let transposed = [("transB", Attribute::Int(1))];
-            return Ok(e.graph.op_with("/mlm/tokens", "Gemm", &[x, &weight], &transposed));
+/// Writes the token table, which a vocabulary's logits are multiplied with too.
+pub(crate) fn token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<HostTable, CompileError> {
+    let (rows, cols) = (arch.vocab, arch.token_width());
+    let storage = e.plan.get(TOKENS).map_or(Storage::F32, |planned| planned.storage);
+    if let Some(dtype) = storage.plain() {
+        let table = table(e, (TableRole::Token, TOKENS), (rows, cols), dtype)?;
+        if let TableEncoding::Plain { data, .. } = &table.encoding {
+            e.once(VOCABULARY, dtype, |_| Ok(Place { offset: data.offset, length: data.length }))?;
         }
-        // Written before; this gives the place.
-        let weight = e.quantize(&[TOKENS.to_owned()], cols, Storage::W8)?;
-        Ok(quantized_linear(e, x, ("/mlm/tokens", rows, cols), &weight, None))
+        return Ok(table);
     }
+    let weight = e.quantize(&[TOKENS.to_owned()], cols, storage)?;
+    if cols.is_multiple_of(e.recipe.block) {
+        Ok(HostTable { role: TableRole::Token, rows, cols, encoding: blocks(e, &weight) })
+    } else {
+        table(e, (TableRole::Token, TOKENS), (rows, cols), table_dtype(e.recipe.scheme))
+    }
+}
+
+/// Rows by the weight that [`token_table`] wrote: `[rows, width]`, or `[1, 1, width]` in variant B.
+fn by_tokens(e: &mut Emitter<'_>, x: &str, arch: &EncoderArch) -> Result<String, CompileError> {
+    let (rows, cols) = (arch.vocab, arch.token_width());
+    let storage = e.plan.get(TOKENS).map_or(Storage::F32, |planned| planned.storage);
+    let Some(dtype) = storage.plain() else {
+        let weight = e.quantize(&[TOKENS.to_owned()], cols, storage)?;
+        return Ok(quantized_linear(e, x, ("/mlm/tokens", rows, cols), &weight, None));
+    };
+    let write = |e: &mut Emitter<'_>| e.rows(TOKENS, (rows, 0..rows, cols), dtype);
+    let weight = e.stored(VOCABULARY, dtype, &[rows, cols], write)?;
+    Ok(match e.compute {
+        DType::F16 => of_rows(e, "/mlm/tokens", x, &weight, (rows, cols)),
+        _ => product(e, "/mlm/tokens", x, &weight),
+    })
 }

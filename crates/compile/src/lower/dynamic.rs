@@ -298,8 +298,8 @@ fn encoder_head(
             let flat = e.graph.ints(&[2], &[-1, hidden as i64]);
             let rows = e.graph.op("/rows", "Reshape", &[x, &flat]);
             let rows = e.graph.op("/rows", "Gather", &[&rows, &asked]);
-            let (weight, table) = task::TokenWeight::write(e, arch)?;
-            task::masked(e, &rows, arch, activation, (&weight, "logits"))?;
+            let table = task::token_table(e, arch)?;
+            task::masked(e, &rows, arch, activation, "logits")?;
             io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.vocab.into()]);
             return Ok(Some(table));
         }

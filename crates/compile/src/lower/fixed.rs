@@ -44,7 +44,7 @@ pub(crate) fn lower(
     if e.recipe.scheme == Scheme::F32 {
         return Err(CompileError::Unsupported {
             what: "scheme f32".to_owned(),
-            reason: "NPUs compute in half precision; compile with --scheme w8 or w4".to_owned(),
+            reason: "NPUs compute in half precision; compile with --scheme w8, w4 or f16".to_owned(),
         });
     }
     e.compute = F16;
@@ -411,7 +411,7 @@ fn masked_head(
     let mut io = Io::default();
     let rows = 1;
     let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1, rows, arch.hidden].map(Dim::from));
-    task::masked(e, &hidden, arch, activation, (&task::TokenWeight::Blocks, "logits"))?;
+    task::masked(e, &hidden, arch, activation, "logits")?;
     io.output(e, Slot::Logits, "logits", F16, &[1, rows, arch.vocab].map(Dim::from));
     Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
 }

@@ -1,7 +1,7 @@
 //! Which storage each linear weight gets; made before anything is read, and printable.
 
 use narthex_spec::{
-    Recipe, Scheme,
+    DType, Recipe, Scheme,
     arch::{Architecture, BottleneckAttention, DecoderArch, EncoderArch, EncoderHead, KvSource, PerLayer},
 };
 use serde::Serialize;
@@ -12,6 +12,8 @@ use serde::Serialize;
 pub enum Storage {
     /// Single precision.
     F32,
+    /// Half precision.
+    F16,
     /// 8-bit blocks, symmetric around 128: the only quantised form that the host reads rows of.
     W8,
     /// 8-bit blocks with zero points.
@@ -40,6 +42,17 @@ pub struct Planned {
     pub storage: Storage,
 }
 
+impl Storage {
+    /// The element type of a weight that is not in blocks.
+    pub fn plain(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::W8 | Self::W8Zeros | Self::W4 => None,
+        }
+    }
+}
+
 impl Planned {
     /// Bytes of the weight with its scales and zero points, in blocks of so many columns.
     pub fn bytes(&self, block: usize) -> u64 {
@@ -47,6 +60,7 @@ impl Planned {
         let blocks = cols.div_ceil(block.max(1) as u64);
         rows * match self.storage {
             Storage::F32 => cols * 4,
+            Storage::F16 => cols * 2,
             Storage::W8 => cols + blocks * 2,
             Storage::W8Zeros => cols + blocks * 3,
             Storage::W4 => cols.div_ceil(2) + blocks * 2 + blocks.div_ceil(2),
@@ -61,6 +75,7 @@ impl Plan {
     pub fn new(architecture: &Architecture, recipe: &Recipe) -> Self {
         let inner = match recipe.scheme {
             Scheme::F32 => Storage::F32,
+            Scheme::F16 => Storage::F16,
             Scheme::W8 => Storage::W8Zeros,
             Scheme::W4 => Storage::W4,
         };
@@ -98,9 +113,9 @@ impl Plan {
         }
         self.streams(arch, inner);
         let (name, head) = match (arch.tied_head, inner) {
-            (false, Storage::F32) => ("head.weight", Storage::F32),
+            (false, Storage::F32 | Storage::F16) => ("head.weight", inner),
             (false, _) => ("head.weight", Storage::W8Zeros),
-            (true, Storage::F32) => ("embed.weight", Storage::F32),
+            (true, Storage::F32 | Storage::F16) => ("embed.weight", inner),
             (true, _) => ("embed.weight", Storage::W8),
         };
         self.push(name.to_owned(), arch.vocab, arch.hidden, head);
@@ -110,7 +125,7 @@ impl Plan {
     fn per_layer_table(&mut self, arch: &DecoderArch, recipe: &Recipe) {
         let Some(PerLayer { vocab, width }) = arch.per_layer else { return };
         let cols = arch.layers.len() * width;
-        if recipe.scheme != Scheme::F32 && cols.is_multiple_of(recipe.block) {
+        if !matches!(recipe.scheme, Scheme::F32 | Scheme::F16) && cols.is_multiple_of(recipe.block) {
             self.push("per_layer.embed.weight".to_owned(), vocab, cols, Storage::W8);
         }
     }
@@ -140,8 +155,9 @@ impl Plan {
 
     fn encoder(&mut self, arch: &EncoderArch, inner: Storage) {
         let (hidden, inside) = (arch.hidden, arch.inside());
+        let whole = unquantised(inner);
         if let Some(factored) = &arch.factored {
-            self.push("embed.project.weight".to_owned(), hidden, factored.input(), Storage::F32);
+            self.push("embed.project.weight".to_owned(), hidden, factored.input(), whole);
         }
         for index in 0..arch.layers {
             let scope = format!("layers.{index}");
@@ -154,7 +170,7 @@ impl Plan {
             }
             // Activations are rounded to 8 bits wherever weights are, and errors of the values reach the vector
             // undamped: of all-MiniLM-L6-v2's distance to its reference in `w8`, they make up more than half.
-            let parts = [("q", read[0], inner), ("k", read[0], inner), ("v", read[1], Storage::F32)];
+            let parts = [("q", read[0], inner), ("k", read[0], inner), ("v", read[1], whole)];
             for (part, cols, storage) in parts.into_iter().chain([("o", inside, inner)]) {
                 self.push(format!("{scope}.attn.{part}_proj.weight"), inside, cols, storage);
             }
@@ -172,19 +188,19 @@ impl Plan {
 
     /// The last layers of a head are small and stay whole; a vocabulary's keeps 8 bits.
     fn encoder_head(&mut self, arch: &EncoderArch, inner: Storage) {
-        let hidden = arch.hidden;
+        let (hidden, whole) = (arch.hidden, unquantised(inner));
         match arch.head {
             EncoderHead::Embedding { .. } => {}
             EncoderHead::Score { labels, dense } => {
                 if dense.is_some() {
                     self.push("score.dense.weight".to_owned(), hidden, hidden, inner);
                 }
-                self.push("score.out.weight".to_owned(), labels, hidden, Storage::F32);
+                self.push("score.out.weight".to_owned(), labels, hidden, whole);
             }
-            EncoderHead::Spans {} => self.push("spans.weight".to_owned(), 2, hidden, Storage::F32),
+            EncoderHead::Spans {} => self.push("spans.weight".to_owned(), 2, hidden, whole),
             EncoderHead::MaskedLm { .. } => {
                 self.push("mlm.dense.weight".to_owned(), hidden, hidden, inner);
-                let storage = if inner == Storage::F32 { Storage::F32 } else { Storage::W8 };
+                let storage = if inner.plain().is_some() { inner } else { Storage::W8 };
                 self.push("embed.word.weight".to_owned(), arch.vocab, arch.token_width(), storage);
             }
         }
@@ -194,6 +210,11 @@ impl Plan {
     pub fn get(&self, name: &str) -> Option<&Planned> {
         self.weights.iter().find(|planned| planned.name == name)
     }
+}
+
+/// How a weight is stored that no scheme puts into blocks.
+fn unquantised(inner: Storage) -> Storage {
+    if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
 }
 
 #[cfg(test)]
