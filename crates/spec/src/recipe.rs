@@ -177,8 +177,8 @@ impl FixedShapes {
 
     /// The same shapes for a model whose sequences have at most `longest` tokens.
     pub fn within(mut self, longest: usize) -> Self {
-        let longest = longest.max(2);
-        self.context = self.context.min(longest);
+        self.context = self.context.min(longest.max(2));
+        let longest = self.context.max(2);
         for lengths in [&mut self.prefill, &mut self.buckets] {
             let over = lengths.iter().any(|&length| length >= longest);
             lengths.retain(|&length| length < longest);
