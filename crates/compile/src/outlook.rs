@@ -86,8 +86,7 @@ impl Outlook {
             }
             let fixed = architecture::fixed(architecture, scheme);
             if let Ok(fixed) = &fixed {
-                let graphs = fixed.fixed().map(|(_, entry)| token_bytes(&entry.kv));
-                npu_token_bytes = npu_token_bytes.max(graphs.max().unwrap_or(0));
+                npu_token_bytes = npu_token_bytes.max(fixed.token_bytes());
             }
             let mut seen: Vec<TargetOutlook> = Vec::new();
             for target in targets {
@@ -158,10 +157,6 @@ impl TargetOutlook {
     pub fn runs(&self) -> bool {
         !matches!(self.verdict, Verdict::Refused { .. })
     }
-}
-
-fn token_bytes(layers: &[KvLayout]) -> u64 {
-    layers.iter().map(|layer| layer.bytes_per_token() as u64).sum()
 }
 
 /// Layers gathered by their windows, those without one first.

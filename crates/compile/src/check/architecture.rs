@@ -3,8 +3,12 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use narthex_graph::Graph;
 use narthex_spec::{
-    Recipe, Scheme, Target, Variant, arch::Architecture, manifest::KvLayout, recipe::FixedShapes,
+    Recipe, Scheme, Target, Variant,
+    arch::Architecture,
+    manifest::{self, GraphEntry},
+    recipe::FixedShapes,
 };
 
 use super::{
@@ -36,8 +40,8 @@ pub fn check_architecture(
         Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
         Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
     }));
-    if let Some((_, entry)) = paper.fixed().find(|(_, entry)| !entry.kv.is_empty()) {
-        report.findings.push(cache(&entry.kv, architecture.longest()));
+    if paper.token_bytes() > 0 {
+        report.findings.push(cache(paper.token_bytes(), architecture.longest()));
     }
     if scheme == Scheme::W8
         && matches!(report.verdict, Verdict::Refused { .. })
@@ -64,7 +68,7 @@ pub(crate) fn fixed(architecture: &Architecture, scheme: Scheme) -> Result<Paper
 
 /// Checks the graphs of fixed shape of a compile on paper.
 pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &Options) -> Report {
-    let part = |(graph, entry): &(narthex_graph::Graph, narthex_spec::manifest::GraphEntry)| Part {
+    let part = |(graph, entry): &(Graph, GraphEntry)| Part {
         name: entry.file.clone(),
         folder: PathBuf::new(),
         graph: graph.clone(),
@@ -86,10 +90,15 @@ pub(crate) fn alike(one: &Target, other: &Target) -> bool {
 
 impl Paper {
     /// The graphs of fixed shape.
-    pub(crate) fn fixed(
-        &self,
-    ) -> impl Iterator<Item = &(narthex_graph::Graph, narthex_spec::manifest::GraphEntry)> {
+    pub(crate) fn fixed(&self) -> impl Iterator<Item = &(Graph, GraphEntry)> {
         self.graphs.iter().filter(|(_, entry)| entry.variant == Variant::Static)
+    }
+
+    /// Bytes that a token takes in the cache of these graphs, whichever part of the layers they have.
+    pub(crate) fn token_bytes(&self) -> u64 {
+        let single = |entry: &GraphEntry| matches!(entry.part, manifest::Part::Layers { tokens: 1, .. });
+        let layers = self.fixed().filter(|(_, entry)| single(entry)).flat_map(|(_, entry)| &entry.kv);
+        layers.map(|layer| layer.bytes_per_token() as u64).sum()
     }
 }
 
@@ -113,8 +122,7 @@ fn note(message: String) -> Finding {
     finding(Rule::Architecture, Severity::Notes, Vec::new(), message, None)
 }
 
-fn cache(layers: &[KvLayout], longest: usize) -> Finding {
-    let per_token: usize = layers.iter().map(KvLayout::bytes_per_token).sum();
+fn cache(per_token: u64, longest: usize) -> Finding {
     let message = format!(
         "its cache takes {:.1} MB for 1000 tokens in half precision (longest: {longest} tokens)",
         per_token as f64 / 1e3,
