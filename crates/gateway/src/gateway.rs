@@ -1,7 +1,6 @@
 //! The door: one [`Gateway`] per process holds the store, the catalogue and the models in memory.
 
 use std::{
-    collections::BTreeSet,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Instant,
@@ -10,16 +9,14 @@ use std::{
 use narthex_catalog::{index::Catalog, store::Store};
 use narthex_device::runtime::Runtime;
 use narthex_engine::worker::Drain;
-use narthex_spec::{
-    Calibration, MatFormer, ModelName, Pass, ProgressSink, Scheme, Target, manifest::Manifest,
-    progress::Quiet,
-};
+use narthex_spec::{ModelName, ProgressSink, manifest::Manifest, progress::Quiet};
 
 use crate::{
     announce::{self, Announcement, RunningServer},
     answer,
     cancel::Cancel,
     chat,
+    compiling::CompileRequest,
     config::Config,
     embed,
     error::Error,
@@ -66,58 +63,6 @@ impl Drop for Announced {
     fn drop(&mut self) {
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
-}
-
-/// What is compiled, and how.
-#[derive(Debug, Clone)]
-pub struct CompileRequest {
-    /// The weight scheme.
-    pub scheme: Scheme,
-    /// Whether channels are scaled by what the model's layers see in a text.
-    pub calibration: Calibration,
-    /// Which smaller model is made of one that holds several; its package has a name of its own.
-    pub matformer: Option<MatFormer>,
-    /// A folder for the intermediate stages, to be read by people.
-    pub keep_stages: Option<PathBuf>,
-    /// Whether a package that exists is made again.
-    pub rebuild: Rebuild,
-    /// The NPU that it is compiled for ahead of time, besides the graph that every device runs.
-    pub target: Option<Target>,
-    /// The longest sequence of the NPU's graphs, in tokens; `None` takes 2048 or the model's, whichever is
-    /// less.
-    pub context: Option<usize>,
-    /// The changes of its graphs; `None` takes those of the package that is installed, if there is one. Any makes
-    /// graphs of fixed shape too.
-    pub passes: Option<BTreeSet<Pass>>,
-    /// The most bytes of weights in one of the NPU's graphs, beyond which the layers are divided; `None` takes what the
-    /// NPU holds.
-    pub part_bytes: Option<u64>,
-}
-
-impl CompileRequest {
-    /// A scheme, and everything else as usual: calibrated, no stages, no NPU, and nothing that exists is made again.
-    pub fn new(scheme: Scheme) -> Self {
-        Self {
-            scheme,
-            calibration: Calibration::Standard,
-            matformer: None,
-            keep_stages: None,
-            rebuild: Rebuild::IfMissing,
-            target: None,
-            context: None,
-            passes: None,
-            part_bytes: None,
-        }
-    }
-}
-
-/// Whether a package that exists is made again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rebuild {
-    /// Only when there is none.
-    IfMissing,
-    /// Always.
-    Always,
 }
 
 impl Gateway {

@@ -25,8 +25,9 @@ use narthex_spec::{
 use crate::{
     calibration::CpuRunner,
     cancel::Cancel,
+    compiling::{CompileRequest, Rebuild},
     error::Error,
-    gateway::{CompileRequest, Inner, Rebuild},
+    gateway::Inner,
     names::{PackageKey, split_scheme},
     package, vendor,
     verify::quality,

@@ -3,6 +3,7 @@
 pub mod dynamic;
 mod encoder;
 pub mod fixed;
+mod fixed_encoder;
 mod io;
 pub(crate) mod parts;
 
