@@ -34,6 +34,11 @@ fn recipe(passes: &[Pass]) -> Recipe {
     Recipe { accuracy_level: 0, fixed: Some(shapes()), passes, ..Recipe::new(Scheme::W8) }
 }
 
+/// With weights in half precision, of which no compiler takes the products whole.
+fn half(passes: &[Pass]) -> Recipe {
+    Recipe { scheme: Scheme::F16, ..recipe(passes) }
+}
+
 fn bert(passes: &[Pass]) -> Package {
     let checkpoint = tempfile::tempdir().unwrap();
     tiny_bert_safetensors(checkpoint.path(), 7).unwrap();
@@ -82,6 +87,19 @@ fn every_pass_changes_the_form_that_it_is_for() {
 }
 
 #[test]
+fn in_half_precision_every_linear_layer_becomes_a_convolution() {
+    let compiled = |passes: &[Pass]| families::package("llama", Format::Safetensors, half(passes), None);
+    let (plain, conv) = (compiled(&[]), compiled(&[Pass::LinearAsConv]));
+    let layers = plain.manifest.graphs.iter().map(|graph| graph.kv.len()).max().unwrap();
+    // Queries, keys and values are one.
+    assert_eq!((count(&plain, "Conv"), count(&conv, "Conv")), (0, 5 * layers));
+    assert_eq!(count(&plain, "MatMul"), count(&conv, "MatMul") + 5 * layers);
+    let tokens = families::tokens();
+    let run = |package: &Package| logits(&mut open(package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+    near(&run(&conv), &run(&plain), "f16");
+}
+
+#[test]
 fn every_pass_keeps_what_encoders_compute() {
     let run = |passes: &[Pass]| vectors(&mut open_encoder(&bert(passes), &Device::Cpu));
     let expected = run(&[]);
@@ -102,11 +120,13 @@ fn changed_graphs_run_whole_under_htp_emulation() {
         }
     };
     let tokens = families::tokens();
-    let package = families::package("llama", Format::Safetensors, recipe(&Pass::ALL), None);
-    let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
-    let mut emulated = open(&package, &device, Form::Graph).unwrap();
-    whole(&emulated.placements());
-    agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
+    for recipe in [recipe(&Pass::ALL), half(&[Pass::LinearAsConv])] {
+        let package = families::package("llama", Format::Safetensors, recipe, None);
+        let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+        let mut emulated = open(&package, &device, Form::Graph).unwrap();
+        whole(&emulated.placements());
+        agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
+    }
     let package = bert(&Pass::ALL);
     let expected = vectors(&mut open_encoder(&package, &Device::Cpu));
     let mut emulated = open_encoder(&package, &device);
