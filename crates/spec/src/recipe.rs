@@ -177,13 +177,13 @@ impl FixedShapes {
 
     /// The same shapes for a model whose sequences have at most `longest` tokens.
     pub fn within(mut self, longest: usize) -> Self {
-        self.context = self.context.min(longest.max(2));
-        let longest = self.context.max(2);
-        for lengths in [&mut self.prefill, &mut self.buckets] {
-            let over = lengths.iter().any(|&length| length >= longest);
-            lengths.retain(|&length| length < longest);
+        let longest = longest.max(2);
+        self.context = self.context.min(longest);
+        for (lengths, most) in [(&mut self.prefill, self.context.max(2)), (&mut self.buckets, longest)] {
+            let over = lengths.iter().any(|&length| length >= most);
+            lengths.retain(|&length| length < most);
             if over {
-                lengths.push(longest);
+                lengths.push(most);
             }
         }
         self
@@ -245,5 +245,8 @@ mod tests {
         check(2048, 64, (64, &[64], &[64]));
         let given = FixedShapes { prefill: vec![8], ..FixedShapes::new(48) };
         assert_eq!(given.or_prefill(&[64]).prefill, [8]);
+        // A decoder's past says nothing of an encoder's texts.
+        let given = FixedShapes { context: 16, prefill: vec![32], buckets: vec![64] }.within(512);
+        assert_eq!((&*given.prefill, &*given.buckets), (&[16][..], &[64][..]));
     }
 }
