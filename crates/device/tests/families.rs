@@ -12,7 +12,10 @@ use narthex_device::{
     fixed::{FixedExecutor, FixedOptions, Form, Place},
 };
 use narthex_engine::executor::Wanted;
-use narthex_spec::{Calibration, Feed, Fetch, MatFormer, Recipe, Scheme};
+use narthex_spec::{
+    Calibration, Feed, Fetch, MatFormer, Recipe, Scheme,
+    manifest::{GraphEntry, Part},
+};
 use support::{
     Package, alone,
     families::{FAMILIES, Format, TOKENS, comes_in, logits, package, rows, shapes, tokens, with_values},
@@ -150,6 +153,19 @@ fn the_static_variant_gives_what_the_dynamic_one_does() {
             check_static(&package, &format!("{family} {scheme}"), HALF);
         }
     }
+}
+
+#[test]
+fn several_streams_go_from_part_to_part() {
+    let recipe = Recipe { part_bytes: 1, ..exact(Scheme::W8) };
+    let package = package("gemma3n", Format::Safetensors, recipe, None);
+    let range = |graph: &GraphEntry| match graph.part {
+        Part::Layers { tokens: 1, range, .. } => range.map(|range| (range.first, range.end)),
+        _ => None,
+    };
+    let parts: Vec<_> = package.manifest.graphs.iter().filter_map(range).collect();
+    assert_eq!(parts, [(0, 1), (1, 2), (2, 7)], "the last three share what layers 2 and 3 keep");
+    check_static(&package, "a divided gemma3n", HALF);
 }
 
 #[test]

@@ -226,8 +226,11 @@ pub enum Slot {
         layer: usize,
     },
     /// `[1, tokens, hidden]`: hidden states after a graph's last layer; what layers give, and further layers or the head
-    /// take.
+    /// take. Between layers, every residual stream: `[1, tokens, streams · hidden]`.
     Hidden,
+    /// `[1, tokens, layers · width]`: the tokens' rows for every layer as the layers gate them; what the first of several
+    /// graphs gives, and the others take.
+    PerLayerRows,
     /// Input `[1, 1, length]`: how much each row weighs in an encoder's vector.
     PoolWeights,
     /// Input `[batch, sequence, hidden]`: what a token's position and segment add, where tokens are of another width.

@@ -4,6 +4,8 @@
 //!
 //! Nodes keep the batch and the sequence as they come, so both variants are made here; attention is the caller's.
 
+use std::ops::Range;
+
 use narthex_graph::Attribute;
 use narthex_spec::arch::{AltUp, DecoderArch, DecoderLayer, PerLayer};
 
@@ -25,6 +27,8 @@ pub(crate) struct Streams<'a> {
     carried: Carried,
     /// `[batch, sequence, streams, hidden]`.
     stack: String,
+    /// The first of these layers.
+    first: usize,
     /// For each layer, the tokens' rows `[batch, sequence, width]`; empty where there are none.
     rows: Vec<String>,
 }
@@ -82,23 +86,40 @@ impl<'a> Streams<'a> {
         let projected = e.graph.op("/altup/proj", "Mul", &[&projected, &size]);
         let axis = [("axis", Attribute::Int(2))];
         let stack = e.graph.op_with("/altup", "Concat", &[&first, &projected], &axis);
-        Ok(Self { arch, altup, carried, stack, rows: Vec::new() })
+        Ok(Self { arch, altup, carried, stack, first: 0, rows: Vec::new() })
     }
 
-    /// Takes the tokens' rows of the per-layer table, `[batch, sequence, layers · width]`, and `x`, the embedded tokens.
+    /// The streams before layer `first`, as [`Self::flat`] gave them after the layer before it.
+    pub(crate) fn resume(
+        e: &mut Emitter<'_>,
+        (arch, altup): (&'a DecoderArch, &'a AltUp),
+        carried: Carried,
+        (states, first): (&str, usize),
+    ) -> Self {
+        let stack = shaped(e, "/altup/states", states, &[altup.streams, arch.hidden]);
+        Self { arch, altup, carried, stack, first, rows: Vec::new() }
+    }
+
+    /// The streams side by side, `[batch, sequence, streams · hidden]`.
+    pub(crate) fn flat(&self, e: &mut Emitter<'_>) -> String {
+        shaped(e, "/altup/flat", &self.stack, &[self.altup.streams * self.arch.hidden])
+    }
+
+    /// What layers gate, `[batch, sequence, layers · width]`, of the tokens' rows of the per-layer table and of `x`, the
+    /// embedded tokens.
     /// That the projection is multiplied with `1 / √hidden` is the norm's epsilon's matter. They are kept as small as the
     /// stream is carried, so that what they gate is small too.
     ///
     /// ```text
-    /// x ── proj ── norm(each layer's part, gain / √2) ── Add ── Split
+    /// x ── proj ── norm(each layer's part, gain / √2) ── Add
     /// rows ── Mul(√width / √2) ──────────────────────────┘
     /// ```
-    pub(crate) fn take_rows(
-        &mut self,
+    pub(crate) fn rows(
+        &self,
         e: &mut Emitter<'_>,
         per_layer: &PerLayer,
         (x, rows): (&str, &str),
-    ) -> Result<(), CompileError> {
+    ) -> Result<String, CompileError> {
         let (layers, width, hidden) = (self.arch.layers.len(), per_layer.width, self.arch.hidden);
         let half = 0.5f64.sqrt() * f64::from(self.carried.shrink);
         let projected = project(e, x, ("/per_layer/proj", "per_layer.proj"), hidden)?;
@@ -108,9 +129,25 @@ impl<'a> Streams<'a> {
         let projected = norm.of_branch(e, &projected, ("/per_layer/norm", "per_layer.norm"), half as f32)?;
         let projected = shaped(e, "/per_layer/norm/rows", &projected, &[layers * width]);
         let rows = scale(e, "/per_layer/rows", rows, (width as f64).sqrt() * half);
-        let sum = e.graph.op("/per_layer", "Add", &[&projected, &rows]);
-        self.rows = split_all(e, "/per_layer", &sum, 2, &vec![width; layers]);
-        Ok(())
+        Ok(e.graph.op("/per_layer", "Add", &[&projected, &rows]))
+    }
+
+    /// Takes the rows of a range of layers out of [`Self::rows`].
+    pub(crate) fn take_rows(
+        &mut self,
+        e: &mut Emitter<'_>,
+        per_layer: &PerLayer,
+        (rows, range): (&str, Range<usize>),
+    ) {
+        let (width, count) = (per_layer.width, range.len());
+        let own = if count == self.arch.layers.len() {
+            rows.to_owned()
+        } else {
+            let ends = [range.start * width, range.end * width, 2];
+            let [from, to, axis] = ends.map(|value| e.graph.ints(&[1], &[value as i64]));
+            e.graph.op("/per_layer", "Slice", &[rows, &from, &to, &axis])
+        };
+        self.rows = split_all(e, "/per_layer", &own, 2, &vec![width; count]);
     }
 
     /// One layer, whose attention `attend` makes of a norm of the stream.
@@ -130,7 +167,7 @@ impl<'a> Streams<'a> {
         let active = self.active(e, &format!("/layers.{index}/altup/predict"), &predicted);
         let computed = self.compute(e, (index, layer), &active, attend)?;
         let corrected = self.correct(e, (index, &router), &predicted, (&active, &computed))?;
-        self.stack = match self.rows.get(index).cloned() {
+        self.stack = match self.rows.get(index - self.first).cloned() {
             Some(rows) => self.add_rows(e, (index, layer), corrected, &rows)?,
             None => corrected,
         };
@@ -315,7 +352,7 @@ impl<'a> Streams<'a> {
     /// ```
     pub(crate) fn merged(self, e: &mut Emitter<'_>) -> Result<String, CompileError> {
         let (hidden, count) = (self.arch.hidden, self.altup.streams);
-        let flat = shaped(e, "/altup/merge", &self.stack, &[count * hidden]);
+        let flat = self.flat(e);
         let streams = split_all(e, "/altup/merge", &flat, 2, &vec![hidden; count]);
         let shrink = self.carried.shrink;
         let mut sum = String::new();

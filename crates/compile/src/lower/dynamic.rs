@@ -109,7 +109,8 @@ impl Body<'_> {
             let width = self.arch.layers.len() * per_layer.width;
             let shape = ["batch".into(), "sequence".into(), width.into()];
             let rows = io.input(e, Slot::PerLayerEmbeds, "per_layer", DType::F32, &shape);
-            streams.take_rows(e, per_layer, (&x, &rows))?;
+            let rows = streams.rows(e, per_layer, (&x, &rows))?;
+            streams.take_rows(e, per_layer, (&rows, 0..self.arch.layers.len()));
         }
         for (index, layer) in self.arch.layers.iter().enumerate() {
             let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);

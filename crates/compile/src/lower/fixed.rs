@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, ops::Range};
 use narthex_graph::Builder;
 use narthex_spec::{
     DType, Scheme, Variant,
-    arch::{Architecture, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
+    arch::{Architecture, DecoderArch, DecoderLayer, NormKind, PerLayer, Residual, Rotation},
     dtype::Dim,
     manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, LayerRange, Part, Slot},
     recipe::FixedShapes,
@@ -52,7 +52,7 @@ pub(crate) fn lower(
 
 fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
     let mut graphs = Vec::new();
-    let parts = parts::parts(arch, e.plan, e.recipe)?;
+    let parts = parts::parts(arch, e.plan, e.recipe);
     for &tokens in std::iter::once(&1).chain(&shapes.prefill) {
         for &range in &parts {
             let entry = layers(e, arch, (tokens, shapes.context), range)?;
@@ -120,18 +120,20 @@ fn layers(
     let part = range.map_or(String::new(), |_| format!(".{first}-{}", end - 1));
     e.graph = Builder::new(&format!("layers-{tokens}{part}"), &OPSETS);
     let mut io = Io::default();
-    let width: [Dim; 3] = [1.into(), tokens.into(), arch.hidden.into()];
+    let all = arch.altup.as_ref().map_or(1, |altup| altup.streams) * arch.hidden;
+    let width = |elements: usize| [1, tokens, elements].map(Dim::from);
     let carried = carried(arch);
     let x = if first == 0 {
-        let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width);
+        let embeds = io.input(e, Slot::Embeds, "embeds", F16, &width(arch.hidden));
         embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0) * carried.shrink)
     } else {
-        io.input(e, Slot::Hidden, "states", F16, &width)
+        io.input(e, Slot::Hidden, "states", F16, &width(all))
     };
     let angles = angles(e, &mut io, arch, (tokens, &arch.layers[first..end]));
     let mut kept = Kept::default();
     Body { arch, carried, range: first..end, tokens, past, angles }.layers(e, &mut io, x, &mut kept)?;
-    io.output(e, Slot::Hidden, "hidden", F16, &width);
+    let given = if end == arch.layers.len() { arch.hidden } else { all };
+    io.output(e, Slot::Hidden, "hidden", F16, &width(given));
     let file = format!("layers-{tokens}x{past}{part}.onnx");
     Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, kept.layouts))
 }
@@ -175,20 +177,45 @@ impl Body<'_> {
             }
             return Ok(());
         };
-        let mut streams = Streams::begin(e, (self.arch, altup), self.carried, &x)?;
+        let model = (self.arch, altup);
+        let mut streams = match first {
+            0 => Streams::begin(e, model, self.carried, &x)?,
+            _ => Streams::resume(e, model, self.carried, (&x, first)),
+        };
         if let Some(per_layer) = &self.arch.per_layer {
-            let width = self.arch.layers.len() * per_layer.width;
-            let shape: [Dim; 3] = [1.into(), self.tokens.into(), width.into()];
-            let rows = io.input(e, Slot::PerLayerEmbeds, "per_layer", F16, &shape);
-            streams.take_rows(e, per_layer, (&x, &rows))?;
+            let rows = self.rows(e, io, &streams, (per_layer, &x))?;
+            streams.take_rows(e, per_layer, (&rows, self.range.clone()));
         }
         for (index, layer) in layers {
             let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
             streams.layer(e, (index, layer), attend)?;
         }
-        let merged = streams.merged(e)?;
-        e.graph.rename(&merged, "hidden");
+        let given = if end == self.arch.layers.len() { streams.merged(e)? } else { streams.flat(e) };
+        e.graph.rename(&given, "hidden");
         Ok(())
+    }
+
+    /// The rows of every layer: made by the first part, which gives them to the others.
+    fn rows(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut Io,
+        streams: &Streams<'_>,
+        (per_layer, x): (&PerLayer, &str),
+    ) -> Result<String, CompileError> {
+        let layers = self.arch.layers.len();
+        let shape = [1, self.tokens, layers * per_layer.width].map(Dim::from);
+        if self.range.start > 0 {
+            return Ok(io.input(e, Slot::PerLayerRows, "per_layer.rows", F16, &shape));
+        }
+        let table = io.input(e, Slot::PerLayerEmbeds, "per_layer", F16, &shape);
+        let rows = streams.rows(e, per_layer, (x, &table))?;
+        if self.range.end == layers {
+            return Ok(rows);
+        }
+        e.graph.rename(&rows, "per_layer.rows");
+        io.output(e, Slot::PerLayerRows, "per_layer.rows", F16, &shape);
+        Ok("per_layer.rows".to_owned())
     }
 
     /// A layer's attention over its own entry of the cache, or over the one that it shares.

@@ -7,7 +7,7 @@ use narthex_spec::{
     recipe::FixedShapes,
 };
 
-use crate::{error::CompileError, quant::Plan};
+use crate::quant::Plan;
 
 /// Lengths of prefill graphs: a prompt's last tokens go through the shortest that takes them.
 const LENGTHS: [usize; 2] = [32, 128];
@@ -39,31 +39,31 @@ fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize]
 
 /// Which layers a graph has; all of them where they are not many. Where a model has to be divided, its head, which is a
 /// graph of its own, is not counted.
-///
-/// # Errors
-/// [`CompileError::Unsupported`] for layers that cannot be divided: where there are several residual streams, or where keys
-/// and values are shared, more than one row goes from layer to layer.
-pub(super) fn parts(
-    arch: &DecoderArch,
-    plan: &Plan,
-    recipe: &Recipe,
-) -> Result<Vec<Option<LayerRange>>, CompileError> {
-    let bytes = layer_bytes(arch, plan, recipe);
-    let several = match even(&bytes, recipe.part_bytes).as_slice() {
-        [] | [_] => return Ok(vec![None]),
-        several => several.iter().copied().map(Some).collect(),
-    };
-    if arch.altup.is_none() && arch.layers.iter().all(|layer| layer.attention.kv == KvSource::Own) {
-        return Ok(several);
+pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
+    let (units, layers) = (units(arch), layer_bytes(arch, plan, recipe));
+    let of = |unit: &LayerRange| layers.iter().take(unit.end).skip(unit.first).sum();
+    let bytes: Vec<u64> = units.iter().map(of).collect();
+    let range =
+        |run: &LayerRange| Some(LayerRange { first: units[run.first].first, end: units[run.end - 1].end });
+    match even(&bytes, recipe.part_bytes).as_slice() {
+        [] | [_] => vec![None],
+        several => several.iter().map(range).collect(),
     }
-    let (taken, limit) = (bytes.iter().sum::<u64>() as f64 / 1e9, recipe.part_bytes as f64 / 1e9);
-    Err(CompileError::Unsupported {
-        what: format!("{taken:.2} GB of layers in parts of {limit:.2} GB"),
-        reason:
-            "layers with several streams, or shared keys and values, stay in one graph; try --scheme w4, or \
-                 --part-bytes if the NPU holds more"
-                .to_owned(),
-    })
+}
+
+/// Runs of layers that stay together: those that share keys and values, and what lies between them.
+fn units(arch: &DecoderArch) -> Vec<LayerRange> {
+    let mut units: Vec<LayerRange> = Vec::new();
+    for (index, layer) in arch.layers.iter().enumerate() {
+        let mut unit = LayerRange { first: index, end: index + 1 };
+        if let KvSource::Layer(source) = layer.attention.kv {
+            while let Some(before) = units.pop_if(|before| before.end > source) {
+                unit.first = before.first;
+            }
+        }
+        units.push(unit);
+    }
+    units
 }
 
 /// Bytes of each layer's linear weights; norms and biases are small beside them.
@@ -135,6 +135,25 @@ mod tests {
         check(&[], 10, &[]);
     }
 
+    fn decoder() -> DecoderArch {
+        DecoderArch {
+            family: Family::Llama,
+            vocab: 100,
+            hidden: 64,
+            context: 32,
+            layers: Vec::new(),
+            norm_epsilon: 1e-5,
+            norm: NormKind::Rms,
+            rope: None,
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
+            altup: None,
+            per_layer: None,
+            tied_head: true,
+        }
+    }
+
     #[test]
     fn large_layers_have_two_lengths_of_prefill() {
         let check = |heads: [usize; 3], inner, scheme, expected: &[usize]| {
@@ -142,20 +161,9 @@ mod tests {
             let mlp = Mlp { inner, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
             let attention = Attention::plain(heads, kv, size);
             let arch = DecoderArch {
-                family: Family::Llama,
-                vocab: 100,
                 hidden: inner / 3 / 64 * 64,
-                context: 32,
                 layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 4],
-                norm_epsilon: 1e-5,
-                norm: NormKind::Rms,
-                rope: None,
-                local_rope: None,
-                embed_scale: None,
-                logit_cap: None,
-                altup: None,
-                per_layer: None,
-                tied_head: true,
+                ..decoder()
             };
             let recipe = Recipe::new(scheme);
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);
@@ -164,5 +172,30 @@ mod tests {
         check([9, 3, 64], 1536, Scheme::W8, &[64]);
         check([16, 8, 128], 3072, Scheme::W8, &[32, 128]);
         check([16, 8, 128], 3072, Scheme::W4, &[64]);
+    }
+
+    #[test]
+    fn layers_that_share_keys_and_values_stay_together() {
+        let check = |shared: &[(usize, usize)], part_bytes, expected: &[(usize, usize)]| {
+            let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
+            let attention = Attention::plain(4, 2, 16);
+            let layer = DecoderLayer { attention, mlp, residual: Residual::Sandwich };
+            let mut arch = DecoderArch { layers: vec![layer; 6], ..decoder() };
+            for &(layer, source) in shared {
+                arch.layers[layer].attention.kv = KvSource::Layer(source);
+            }
+            let recipe = Recipe { part_bytes, ..Recipe::new(Scheme::W8) };
+            let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);
+            let found: Vec<_> = parts(&arch, &plan, &recipe)
+                .iter()
+                .map(|range| range.map_or((0, 6), |range| (range.first, range.end)))
+                .collect();
+            assert_eq!(found, expected, "{shared:?} in {part_bytes}");
+        };
+        check(&[], 1, &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]);
+        check(&[(4, 2), (5, 3)], 1 << 30, &[(0, 6)]);
+        check(&[(4, 2), (5, 3)], 1, &[(0, 1), (1, 2), (2, 6)]);
+        check(&[(3, 2), (5, 4)], 1, &[(0, 1), (1, 2), (2, 4), (4, 6)]);
+        check(&[(5, 0)], 1, &[(0, 6)]);
     }
 }

@@ -166,28 +166,29 @@ impl FixedExecutor {
     }
 }
 
-/// Sorts the parts for one number of tokens, which must have each of the model's layers once, and take and give so many
-/// elements.
+/// Sorts the parts for one number of tokens, which must have each entry of the cache once, take and give so many elements
+/// in all, and take what those before them give.
 fn in_order(parts: &mut [FixedGraph], layers: usize, elements: usize) -> Result<(), DeviceError> {
     parts.sort_by_key(|part| part.layers().start);
-    let mut next = 0;
+    let rows = parts.first().map_or(0, |first| first.output(Slot::PerLayerRows).len());
+    let (mut next, mut given) = (0, elements);
     for part in parts {
         if part.layers().start != next {
             return Err(DeviceError::package(format!("a graph with layer {next}"), "none, or two"));
         }
-        let taken = part.input(if next == 0 { Slot::Embeds } else { Slot::Hidden }).len();
-        let given = part.output(Slot::Hidden).len();
-        if [taken, given] != [elements; 2] {
-            let found = format!("{taken} and {given}");
-            return Err(DeviceError::package(
-                format!("layers that take and give {elements} elements"),
-                found,
-            ));
+        let (states, taken) = if next == 0 { (Slot::Embeds, 0) } else { (Slot::Hidden, rows) };
+        let found = [part.input(states).len(), part.input(Slot::PerLayerRows).len()];
+        if found != [given, taken] {
+            let expected = format!("layers that take {given} elements, and {taken} of rows");
+            return Err(DeviceError::package(expected, format!("{} and {}", found[0], found[1])));
         }
-        next = part.layers().end;
+        (next, given) = (part.layers().end, part.output(Slot::Hidden).len());
     }
-    let expected = || format!("graphs of {layers} layers in all");
-    if next == layers { Ok(()) } else { Err(DeviceError::package(expected(), next)) }
+    if next != layers {
+        return Err(DeviceError::package(format!("graphs of {layers} layers in all"), next));
+    }
+    let expected = || format!("layers that give {elements} elements");
+    if given == elements { Ok(()) } else { Err(DeviceError::package(expected(), given)) }
 }
 
 /// Runs the layers, part after part, and places the new keys and values; gives the hidden states of every row.
@@ -202,7 +203,12 @@ fn run_parts<'a>(
         let Some(part) = rest.first_mut() else { break };
         match before.last() {
             None => step::embed(part, tables.0, run),
-            Some(before) => part.input(Slot::Hidden).copy_from_slice(before.output(Slot::Hidden)),
+            Some(last) => {
+                part.input(Slot::Hidden).copy_from_slice(last.output(Slot::Hidden));
+                if let Some(first) = before.first() {
+                    part.input(Slot::PerLayerRows).copy_from_slice(first.output(Slot::PerLayerRows));
+                }
+            }
         }
         step::write(part, tables, run);
         part.run_over(cache, slot)?;

@@ -7,7 +7,7 @@ use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType, SlotId,
     dtype::Dim,
-    manifest::{Binding as Bound, GraphEntry, Part, Slot},
+    manifest::{Binding as Bound, GraphEntry, Slot},
 };
 
 use super::cache::Cache;
@@ -25,7 +25,7 @@ pub(super) struct FixedGraph {
     session: Session,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
-    /// Its first layer; the cache has those of the whole model.
+    /// Its first entry of the cache, which has those of the whole model.
     first: usize,
     past: Vec<[(CString, Vec<i64>); 2]>,
     slot: Option<SlotId>,
@@ -76,10 +76,11 @@ impl FixedGraph {
             let bound = entry.input(slot);
             Ok::<_, DeviceError>((package::input(entry, slot)?, bound.map_or(Ok(Vec::new()), extents)?))
         };
-        let first = match entry.part {
-            Part::Layers { range, .. } => range.map_or(0, |range| range.first),
-            Part::Whole | Part::Head { .. } | Part::Bucket { .. } => 0,
+        let number = |bound: &Bound| match bound.slot {
+            Slot::PastKey { layer } => Some(layer),
+            _ => None,
         };
+        let first = entry.inputs.iter().filter_map(number).min().unwrap_or(0);
         let past = (first..first.saturating_add(entry.kv.len()))
             .map(|layer| Ok([named(Slot::PastKey { layer })?, named(Slot::PastValue { layer })?]))
             .collect::<Result<_, DeviceError>>()?;
@@ -91,7 +92,7 @@ impl FixedGraph {
         GraphPlacement { graph: self.file.clone(), placement: self.session.placement().clone() }
     }
 
-    /// Its layers, in the model's count.
+    /// Its entries of the cache, in the model's count.
     pub(super) fn layers(&self) -> Range<usize> {
         self.first..self.first + self.past.len()
     }
