@@ -191,6 +191,10 @@ fn tensor_size(view: &View<'_>) -> Option<Finding> {
     })
 }
 
+/// What one process of an NPU's driver holds, in bytes, and how many of them a program has: Qualcomm's figures for Hexagon.
+const SESSION: u64 = 3_750_000_000;
+const SESSIONS: u64 = 4;
+
 /// Findings on how a model is divided into files.
 pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary]) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -213,13 +217,23 @@ pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary]) -> Vec<Fin
         .map(|summary| summary.npu_weight_bytes)
         .sum::<u64>()
         .saturating_sub(shared_bytes(parts));
-    if total > 3_750_000_000 {
+    if total > SESSION {
+        let all = SESSION * SESSIONS;
+        let (severity, then) = if total > all {
+            (
+                Severity::Refuses,
+                format!("and a program has about {SESSIONS} of them, {:.1} GB", all as f64 / 1e9),
+            )
+        } else {
+            (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
+        };
         let message = format!(
-            "the model's weights take {:.1} GB on the NPU together; one process of the NPU's driver holds about 3.75 GB, \
-             so it needs several and loads its largest part first",
-            total as f64 / 1e9
+            "the model's weights take {:.1} GB on the NPU together; one process of the NPU's driver holds about {:.2} \
+             GB, {then}",
+            total as f64 / 1e9,
+            SESSION as f64 / 1e9
         );
-        findings.push(finding(Rule::PartSize, Severity::Costs, Vec::new(), message, None));
+        findings.push(finding(Rule::PartSize, severity, Vec::new(), message, None));
     }
     findings
 }

@@ -61,6 +61,11 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
         let expected = "one number of key and value heads, and one head size, in all layers";
         refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")
     };
+    if arch.per_layer.is_some() {
+        let expected = "a model whose embedding gives rows to the first layer alone";
+        let found = "rows for every layer";
+        return Err(refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, found));
+    }
     let (first, layer) = entry.kv.first().zip(arch.layers.first()).ok_or_else(several)?;
     if entry.kv.iter().any(|other| (other.heads, other.head_size) != (first.heads, first.head_size)) {
         return Err(several());
