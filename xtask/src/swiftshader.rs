@@ -18,8 +18,16 @@ use crate::test::{
 const RUNTIME: &str = "onnxruntime-webgpu==1.27.0 \
     --hash=sha256:fe5e49e00ad71bc667316d57670bfbf525438783d4a3468e0d337314ec985cbe";
 
-/// The interpreter that its file is for; none runs it here.
-const TAGS: [&str; 4] = ["--python-version", "3.12", "--abi", "cp312"];
+/// Which of its files; the interpreter that it is for does not run here.
+const FILE: [&str; 7] = [
+    "--only-binary=:all:",
+    "--platform",
+    "manylinux_2_28_x86_64",
+    "--python-version",
+    "3.12",
+    "--abi",
+    "cp312",
+];
 
 /// Debian's packages: the driver, and the library that loads drivers.
 const DEBIAN: [&str; 2] = ["chromium-common", "libvulkan1"];
@@ -27,7 +35,7 @@ const DEBIAN: [&str; 2] = ["chromium-common", "libvulkan1"];
 /// What a test's process needs to run on it, as its environment.
 pub(crate) type Environment = Vec<(&'static str, PathBuf)>;
 
-/// Fetches what is missing. `None` where this machine has no way to it; the reason is printed.
+/// Fetches what is missing. `None` where this machine has no way to it.
 pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Option<Environment>> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) || !works(session.command("apt-get").arg("-v"))
     {
@@ -51,28 +59,18 @@ fn fetch(session: &Session<'_>, folder: &Path) -> anyhow::Result<()> {
     let made = tempfile::tempdir_in(&session.workspace.target)?;
     let whole = made.path().join("whole");
     fs::create_dir(&whole)?;
-    let wanted = made.path().join("wanted.txt");
-    fs::write(&wanted, RUNTIME)?;
-    let mut pip = python.command(session);
-    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-    pip.args(["--only-binary=:all:", "--platform", "manylinux_2_28_x86_64"]).args(TAGS);
-    session::run(
-        pip.args(["--require-hashes", "--requirement"]).arg(&wanted).arg("--dest").arg(made.path()),
-    )?;
+    python.download(session, RUNTIME, &FILE, made.path())?;
     let mut apt = session.command("apt-get");
     session::run(apt.args(["download", "--quiet"]).args(DEBIAN).current_dir(made.path()))?;
     for entry in fs::read_dir(made.path())?.flatten() {
         let path = entry.path();
-        let mut unpack: Command = match path.extension().and_then(|ending| ending.to_str()) {
-            Some("whl") => python.command(session),
-            Some("deb") => session.command("dpkg-deb"),
-            _ => continue,
-        };
-        if path.extension().is_some_and(|ending| ending == "whl") {
-            unpack.args(["-m", "zipfile", "-e"]);
-        } else {
-            unpack.arg("-x");
-        }
+        let (mut unpack, arguments): (Command, &[&str]) =
+            match path.extension().and_then(|ending| ending.to_str()) {
+                Some("whl") => (python.command(session), &["-m", "zipfile", "-e"]),
+                Some("deb") => (session.command("dpkg-deb"), &["-x"]),
+                _ => continue,
+            };
+        unpack.args(arguments);
         session::run(unpack.arg(&path).arg(&whole))?;
     }
     fs::rename(&whole, folder).with_context(|| folder.display().to_string())

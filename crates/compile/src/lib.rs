@@ -7,6 +7,8 @@ pub mod check;
 pub mod checkpoint;
 mod emit;
 mod error;
+#[cfg(test)]
+mod example;
 pub mod export;
 pub mod import;
 mod layer;

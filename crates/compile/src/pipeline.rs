@@ -83,15 +83,16 @@ pub fn compile(
         package.write(TEMPLATE_FILE, template.as_bytes())?;
     }
 
-    let pass = Pass { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
+    let sweep =
+        Sweep { job: &job, checkpoint: &checkpoint, plan: &plan, package: &package, progress, cancel };
     let mut recipe = job.recipe.clone();
-    let scaling = pass.calibrate(&tokenizer)?;
+    let scaling = sweep.calibrate(&tokenizer)?;
     if let Some(scaling) = &scaling {
         keep(job.keep_stages, "scaling.json", || json(scaling))?;
         recipe.calibration = Calibration::Standard;
     }
     let title = format!("Compiling {}", job.name);
-    let mut lowered = pass.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
+    let mut lowered = sweep.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
     let changes = change(&mut lowered, &job.recipe)?;
     if !changes.is_empty() {
         keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
@@ -106,8 +107,8 @@ pub fn compile(
     Ok(manifest)
 }
 
-/// What every pass over the weights reads and writes.
-struct Pass<'a> {
+/// What every sweep over the weights reads and writes.
+struct Sweep<'a> {
     job: &'a CompileJob<'a>,
     checkpoint: &'a Checkpoint,
     plan: &'a Plan,
@@ -116,8 +117,8 @@ struct Pass<'a> {
     cancel: &'a AtomicBool,
 }
 
-impl Pass<'_> {
-    /// Writes the weights, over those of the pass before, and gives the graphs over them.
+impl Sweep<'_> {
+    /// Writes the weights, over those of the sweep before, and gives the graphs over them.
     fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered, CompileError> {
         let architecture = &self.checkpoint.architecture;
         let total = paper::scaled(self.job.name.as_str(), architecture, recipe, scaling)?.data_bytes;

@@ -1,10 +1,10 @@
 //! The programs that stages call: found, or named with what to install.
 
-use std::{env, process::Command};
+use std::{env, fs, path::Path, process::Command};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
-use crate::test::session::{Session, works};
+use crate::test::session::{self, Session, works};
 
 /// A Python and its first arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,23 @@ impl Python {
         let mut command = session.command(program);
         command.args(arguments);
         command
+    }
+
+    /// Downloads one package through pip into a folder: `pinned` names its version and digest, `kind` says which of its
+    /// files is wanted.
+    pub(crate) fn download(
+        &self,
+        session: &Session<'_>,
+        pinned: &str,
+        kind: &[&str],
+        into: &Path,
+    ) -> anyhow::Result<()> {
+        let wanted = into.join("wanted.txt");
+        fs::write(&wanted, pinned).with_context(|| wanted.display().to_string())?;
+        let mut pip = self.command(session);
+        pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]).args(kind);
+        pip.args(["--require-hashes", "--requirement"]).arg(&wanted);
+        session::run(pip.arg("--dest").arg(into))
     }
 }
 

@@ -10,6 +10,7 @@ use narthex_graph::{
 use narthex_spec::{DType, Scheme, dtype::Dim};
 
 use super::*;
+use crate::example;
 
 const F32: DType = DType::F32;
 const F16: DType = DType::F16;
@@ -600,20 +601,12 @@ fn architectures_are_told_without_weights() {
     let attention = Attention::plain(9, 3, 64);
     let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
     let arch = Architecture::Decoder(DecoderArch {
-        family: Family::Llama,
         vocab: 49152,
         hidden: 576,
         context: 8192,
-        layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 30],
-        norm_epsilon: 1e-5,
-        norm: NormKind::Rms,
+        layers: vec![DecoderLayer { attention, mlp, ..example::layer() }; 30],
         rope: Some(Rope { theta: 1e5, dims: 64, scaling: RopeScaling::None }),
-        local_rope: None,
-        embed_scale: None,
-        logit_cap: None,
-        altup: None,
-        per_layer: None,
-        tied_head: true,
+        ..example::llama()
     });
     insta::assert_snapshot!(architecture::check_architecture(
         "smollm2:135m",

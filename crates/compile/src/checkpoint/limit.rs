@@ -252,35 +252,14 @@ fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{
-        Activation, Attention, Bottleneck, BottleneckAttention, DecoderLayer, EncoderNorm, Factored, Family,
-        Mlp, Pooling, Rope,
+        Activation, Bottleneck, BottleneckAttention, EncoderNorm, Factored, Family, Pooling,
     };
 
     use super::*;
-
-    fn decoder() -> DecoderArch {
-        let attention = Attention::plain(4, 2, 16);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
-        DecoderArch {
-            family: Family::Llama,
-            vocab: 300,
-            hidden: 64,
-            context: 256,
-            layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }],
-            norm_epsilon: 1e-5,
-            norm: NormKind::Rms,
-            rope: Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }),
-            local_rope: None,
-            embed_scale: None,
-            logit_cap: None,
-            altup: None,
-            per_layer: None,
-            tied_head: true,
-        }
-    }
+    use crate::example;
 
     fn check(change: impl FnOnce(&mut DecoderArch), expect: &str) {
-        let mut arch = decoder();
+        let mut arch = example::llama();
         change(&mut arch);
         let found = match check_architecture(Path::new("f"), &Architecture::Decoder(arch)) {
             Ok(()) => "fits".to_owned(),

@@ -112,10 +112,11 @@ fn runs(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
 mod tests {
     use narthex_spec::{
         Scheme,
-        arch::{Activation, Architecture, Attention, DecoderLayer, Family, Mlp, NormKind, Residual},
+        arch::{Activation, Architecture, Attention, DecoderLayer, Mlp, Residual},
     };
 
     use super::*;
+    use crate::example;
 
     #[test]
     fn layers_are_divided_evenly_into_as_few_parts_as_hold_them() {
@@ -135,25 +136,6 @@ mod tests {
         check(&[], 10, &[]);
     }
 
-    fn decoder() -> DecoderArch {
-        DecoderArch {
-            family: Family::Llama,
-            vocab: 100,
-            hidden: 64,
-            context: 32,
-            layers: Vec::new(),
-            norm_epsilon: 1e-5,
-            norm: NormKind::Rms,
-            rope: None,
-            local_rope: None,
-            embed_scale: None,
-            logit_cap: None,
-            altup: None,
-            per_layer: None,
-            tied_head: true,
-        }
-    }
-
     #[test]
     fn large_layers_have_two_lengths_of_prefill() {
         let check = |heads: [usize; 3], inner, scheme, expected: &[usize]| {
@@ -163,7 +145,7 @@ mod tests {
             let arch = DecoderArch {
                 hidden: inner / 3 / 64 * 64,
                 layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 4],
-                ..decoder()
+                ..example::llama()
             };
             let recipe = Recipe::new(scheme);
             let plan = Plan::new(&Architecture::Decoder(arch.clone()), &recipe);
@@ -180,7 +162,7 @@ mod tests {
             let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
             let attention = Attention::plain(4, 2, 16);
             let layer = DecoderLayer { attention, mlp, residual: Residual::Sandwich };
-            let mut arch = DecoderArch { layers: vec![layer; 6], ..decoder() };
+            let mut arch = DecoderArch { layers: vec![layer; 6], ..example::llama() };
             for &(layer, source) in shared {
                 arch.layers[layer].attention.kv = KvSource::Layer(source);
             }

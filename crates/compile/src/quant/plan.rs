@@ -219,31 +219,17 @@ fn unquantised(inner: Storage) -> Storage {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::arch::{
-        Activation, Attention, DecoderLayer, EncoderNorm, Family, Mlp, NormKind, Pooling, Residual, Rope,
-        RopeScaling,
-    };
+    use narthex_spec::arch::{Activation, Attention, DecoderLayer, EncoderNorm, Family, Pooling};
 
     use super::*;
+    use crate::example;
 
     fn decoder(tied_head: bool) -> Architecture {
-        let attention = Attention::plain(4, 2, 8);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         Architecture::Decoder(DecoderArch {
-            family: Family::Llama,
             vocab: 100,
-            hidden: 64,
-            context: 32,
-            layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }],
-            norm_epsilon: 1e-5,
-            norm: NormKind::Rms,
-            rope: Some(Rope { theta: 1e4, dims: 8, scaling: RopeScaling::None }),
-            local_rope: None,
-            embed_scale: None,
-            logit_cap: None,
-            altup: None,
-            per_layer: None,
+            layers: vec![DecoderLayer { attention: Attention::plain(4, 2, 8), ..example::layer() }],
             tied_head,
+            ..example::llama()
         })
     }
 

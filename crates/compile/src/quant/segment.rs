@@ -130,26 +130,13 @@ mod tests {
     use narthex_spec::{Recipe, Scheme, arch::*};
 
     use super::*;
-    use crate::paper;
+    use crate::{example, paper};
 
     fn graph() -> Graph {
-        let attention = Attention::plain(4, 2, 16);
-        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         let arch = Architecture::Decoder(DecoderArch {
-            family: Family::Llama,
-            vocab: 300,
-            hidden: 64,
             context: 64,
-            layers: vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 3],
-            norm_epsilon: 1e-5,
-            norm: NormKind::Rms,
-            rope: Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }),
-            local_rope: None,
-            embed_scale: None,
-            logit_cap: None,
-            altup: None,
-            per_layer: None,
-            tied_head: true,
+            layers: vec![example::layer(); 3],
+            ..example::llama()
         });
         paper::compile("tiny", &arch, &Recipe::new(Scheme::W8)).unwrap().graphs.remove(0).0
     }

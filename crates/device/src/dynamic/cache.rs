@@ -44,15 +44,15 @@ impl Layer {
 }
 
 /// A slot's row that gets a new place: the next one.
-struct Move {
-    slot: usize,
-    from: usize,
+pub(super) struct Move {
+    pub(super) slot: usize,
+    pub(super) from: usize,
     /// Tokens that it holds.
-    length: usize,
+    pub(super) length: usize,
 }
 
 /// Copies what rows hold, from one buffer and its capacity to another and its own.
-fn copy_rows(
+pub(super) fn copy_rows(
     (old, old_capacity): (&[f32], usize),
     (new, new_capacity): (&mut [f32], usize),
     (heads, head_size): (usize, usize),
@@ -65,6 +65,37 @@ fn copy_rows(
             let to = (to * heads + head) * new_capacity * head_size;
             new[to..to + used].copy_from_slice(&old[from..from + used]);
         }
+    }
+}
+
+/// Some tokens of a row `[heads, capacity, head_size]`, as `[tokens, heads, head_size]`.
+pub(super) fn tokens_of(
+    row: &[f32],
+    capacity: usize,
+    (heads, size): (usize, usize),
+    range: Range<usize>,
+) -> Vec<f32> {
+    let mut out = Vec::with_capacity(range.len() * heads * size);
+    for token in range {
+        for head in 0..heads {
+            let from = (head * capacity + token) * size;
+            out.extend_from_slice(&row[from..from + size]);
+        }
+    }
+    out
+}
+
+/// Puts `[tokens, heads, head_size]` into a row `[heads, capacity, head_size]`, from token `at` on.
+pub(super) fn put_tokens(
+    (row, capacity): (&mut [f32], usize),
+    (heads, size): (usize, usize),
+    at: usize,
+    values: impl Iterator<Item = f32>,
+) {
+    for (index, value) in values.enumerate() {
+        let (vector, element) = (index / size, index % size);
+        let (token, head) = (at + vector / heads, vector % heads);
+        row[(head * capacity + token) * size + element] = value;
     }
 }
 
@@ -151,16 +182,8 @@ impl Cache {
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(&self, layer: usize, part: Part, slot: SlotId, range: Range<usize>) -> Vec<f32> {
         let Layer { heads, head_size: size, buffers } = &self.layers[layer];
-        let data = buffers[part as usize].as_slice();
-        let row = self.row(slot);
-        let mut out = Vec::with_capacity(range.len() * heads * size);
-        for token in range {
-            for head in 0..*heads {
-                let from = ((row * heads + head) * self.capacity + token) * size;
-                out.extend_from_slice(&data[from..from + size]);
-            }
-        }
-        out
+        let row = self.row(slot) * heads * self.capacity * size;
+        tokens_of(&buffers[part as usize].as_slice()[row..], self.capacity, (*heads, *size), range)
     }
 
     /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
@@ -173,12 +196,8 @@ impl Cache {
     ) {
         let (row, capacity) = (self.row(slot), self.capacity);
         let Layer { heads, head_size: size, buffers } = &mut self.layers[layer];
-        let data = buffers[part as usize].as_mut_slice();
-        for (index, value) in values.enumerate() {
-            let (vector, element) = (index / *size, index % *size);
-            let (token, head) = (at + vector / *heads, vector % *heads);
-            data[((row * *heads + head) * capacity + token) * *size + element] = value;
-        }
+        let data = &mut buffers[part as usize].as_mut_slice()[row * *heads * capacity * *size..];
+        put_tokens((data, capacity), (*heads, *size), at, values);
     }
 
     /// Keeps the first `length` tokens; a slot without any has no row, and a cache without rows no memory.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use narthex_engine::executor::{Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
-use super::cache::Part;
+use super::cache::{Move, Part, copy_rows, put_tokens, tokens_of};
 use crate::ort::{DeviceMemory, DeviceTensor};
 
 /// The cache of one executor.
@@ -67,16 +67,8 @@ impl Resident {
         range: Range<usize>,
     ) -> Result<Vec<f32>, StepError> {
         let held = &self.slots[slot.index()];
-        let (heads, size) = self.shapes[layer];
         let data = self.memory.read(&held.layers[layer][part as usize])?;
-        let mut out = Vec::with_capacity(range.len() * heads * size);
-        for token in range {
-            for head in 0..heads {
-                let from = (head * held.capacity + token) * size;
-                out.extend_from_slice(&data[from..from + size]);
-            }
-        }
-        Ok(out)
+        Ok(tokens_of(&data, held.capacity, self.shapes[layer], range))
     }
 
     /// Puts `[tokens, heads, head_size]` into a slot that was reserved, from token `at` on.
@@ -88,14 +80,9 @@ impl Resident {
         values: impl Iterator<Item = f32>,
     ) -> Result<(), StepError> {
         let held = &mut self.slots[slot.index()];
-        let (heads, size) = self.shapes[layer];
         let tensor = &mut held.layers[layer][part as usize];
         let mut data = self.memory.read(tensor)?;
-        for (index, value) in values.enumerate() {
-            let (vector, element) = (index / size, index % size);
-            let (token, head) = (at + vector / heads, vector % heads);
-            data[(head * held.capacity + token) * size + element] = value;
-        }
+        put_tokens((&mut data, held.capacity), self.shapes[layer], at, values);
         self.memory.write(tensor, &mut data)
     }
 
@@ -138,11 +125,8 @@ impl Resident {
                 for (old, new) in held.layers[layer].iter().zip(&mut parts) {
                     let old = self.memory.read(old)?;
                     let mut data = vec![0.0; heads * capacity * size];
-                    for head in 0..heads {
-                        let (from, to) = (head * held.capacity * size, head * capacity * size);
-                        let used = held.length * size;
-                        data[to..to + used].copy_from_slice(&old[from..from + used]);
-                    }
+                    let all = [Move { slot: slot.index(), from: 0, length: held.length }];
+                    copy_rows((&old, held.capacity), (&mut data, capacity), (heads, size), &all);
                     self.memory.write(new, &mut data)?;
                 }
             }
