@@ -46,9 +46,15 @@ class Clock:
         return prompt_tokens / (self.first - self.begun), (self.tokens - 1) / (self.last - self.first)
 
 
+def rested(once, number: int):
+    """Calls `once` when threads that spin after their last work sleep, as `narthex bench` does before each round."""
+    time.sleep(0.1)
+    return once(number)
+
+
 def measure(options: argparse.Namespace, once, versions: dict[str, str]):
     """Calls `once(number)`, which gives prefill and decode rates, and prints the answer."""
-    rates = [once(number) for number in range(options.repeat + 1)][1:]
+    rates = [rested(once, number) for number in range(options.repeat + 1)][1:]
     answer = {
         "prefill": [prefill for prefill, _ in rates],
         "decode": [decode for _, decode in rates],

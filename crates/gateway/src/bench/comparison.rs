@@ -146,7 +146,7 @@ mod tests {
     fn ratios_are_of_the_same_round() {
         let ms = Duration::from_millis;
         let lap = |first, rest, joules| Lap {
-            round: Round { submit: ms(0), first: ms(first), rest: ms(rest), tokens: 5 },
+            round: Round { total: ms(first + rest), first: ms(first), rest: ms(rest), tokens: 5 },
             joules,
         };
         let placement = PlacementReport {

@@ -1,6 +1,6 @@
 //! Measures one model on several devices: all are loaded, then each has its turn in every round.
 
-use std::{path::PathBuf, thread, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
 use narthex_catalog::{
     runtimes::{self, RuntimeKind},
@@ -16,9 +16,7 @@ use narthex_spec::{
 use super::{
     BenchOptions, Machine, check,
     comparison::{Comparison, Contender, Figures, Lap, Outcome, Standing},
-    fits,
-    overhead::REST,
-    run_round,
+    fits, round, run_round,
 };
 use crate::{
     cancel::Cancel,
@@ -141,7 +139,7 @@ impl Contest<'_> {
                     return Err(Error::Cancelled);
                 }
                 if let Ok(runs) = &runner.state {
-                    thread::sleep(REST);
+                    round::rest();
                     match settled(runner.place, self.lap(runs, number, meter))? {
                         Ok(lap) => runner.laps.push(lap),
                         Err(passed) => runner.state = Err(passed),

@@ -169,6 +169,7 @@ fn measure(
         if cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
+        round::rest();
         let round = run_round(engine, options, number)?;
         // The first round warms caches and grows buffers.
         if number > 0 {

@@ -1,10 +1,6 @@
 //! What the gateway adds to the engine: the same conversation goes through both, in turn.
 
-use std::{
-    ops::ControlFlow,
-    sync::mpsc,
-    time::{Duration, Instant},
-};
+use std::{ops::ControlFlow, sync::mpsc, time::Instant};
 
 use narthex_engine::executor::StepError;
 use narthex_spec::TokenId;
@@ -38,16 +34,17 @@ pub struct Overhead {
     pub gateway_token_ms: Spread,
     /// The second over the first, within each round.
     pub token_ratio: Spread,
-    /// Milliseconds that [`Gateway::chat`] takes until a request is queued, less what the engine takes for it.
+    /// Milliseconds of a request through [`Gateway::chat`], from the call to its end, less those of the engine alone.
+    /// Measured on an answer of one token whose distribution the engine has kept, so that nothing is computed on
+    /// either side and the difference is not one of long times.
     pub request_ms: Spread,
 }
 
 /// Words of the conversation, common enough to be about a token each.
 const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "old"];
 
-/// How long the machine rests before each side, since ONNX Runtime's threads spin for a while after their last work and
-/// would take the processor from whoever comes next.
-pub(super) const REST: Duration = Duration::from_millis(100);
+/// Pairs of requests that compute nothing.
+const REQUESTS: usize = 31;
 
 /// What both sides run.
 struct Contest<'a> {
@@ -83,23 +80,23 @@ pub(super) fn measure(
             pairs.push(pair);
         }
     }
-    Ok(Some(Overhead::of(prompt_tokens, &pairs)))
+    let requests = contest.requests(2 * options.rounds + 2)?;
+    Ok(Some(Overhead::of(prompt_tokens, &pairs, &requests)))
 }
 
 impl Overhead {
-    /// The figures of pairs of rounds: the engine's and the gateway's.
-    fn of(prompt_tokens: usize, pairs: &[(Round, Round)]) -> Self {
-        let spread = |figure: &dyn Fn(&Round, &Round) -> f64| {
+    /// The figures of pairs of rounds, the engine's and the gateway's, and of pairs of requests that compute nothing.
+    fn of(prompt_tokens: usize, pairs: &[(Round, Round)], requests: &[(Round, Round)]) -> Self {
+        let spread_of = |pairs: &[(Round, Round)], figure: &dyn Fn(&Round, &Round) -> f64| {
             Spread::of(pairs.iter().map(|(engine, gateway)| figure(engine, gateway)).collect())
         };
+        let spread = |figure| spread_of(pairs, figure);
         Self {
             prompt_tokens,
             engine_token_ms: spread(&|engine, _| engine.token_ms()),
             gateway_token_ms: spread(&|_, gateway| gateway.token_ms()),
             token_ratio: spread(&|engine, gateway| gateway.token_ms() / engine.token_ms().max(1e-9)),
-            request_ms: spread(&|engine, gateway| {
-                (gateway.submit.as_secs_f64() - engine.submit.as_secs_f64()) * 1e3
-            }),
+            request_ms: spread_of(requests, &|engine, gateway| gateway.total_ms() - engine.total_ms()),
         }
     }
 }
@@ -108,14 +105,29 @@ impl Contest<'_> {
     /// The engine's round and the gateway's, over conversations of their own, so that neither finds its own in the
     /// cache; both find the template's opening there.
     fn round(&self, number: usize) -> Result<(Round, Round), Error> {
-        let (first, second) = (2 * number, 2 * number + 1);
-        // Whoever comes second may find a warmer or a slower machine, so they take turns.
+        self.pair(number, [2 * number, 2 * number + 1], self.options.generate_tokens)
+    }
+
+    /// Pairs of requests for one token, all over one conversation, which the engine has read before the first.
+    fn requests(&self, conversation: usize) -> Result<Vec<(Round, Round)>, Error> {
+        self.engine(conversation, 1)?;
+        (0..REQUESTS).map(|number| self.pair(number, [conversation; 2], 1)).collect()
+    }
+
+    /// The engine's round and the gateway's for some tokens over these conversations. Whoever comes second may find a
+    /// warmer or a slower machine, so they take turns.
+    fn pair(
+        &self,
+        number: usize,
+        [first, second]: [usize; 2],
+        tokens: usize,
+    ) -> Result<(Round, Round), Error> {
         if number.is_multiple_of(2) {
-            let engine = self.engine(first)?;
-            Ok((engine, self.through(second)?))
+            let engine = self.engine(first, tokens)?;
+            Ok((engine, self.through(second, tokens)?))
         } else {
-            let through = self.through(first)?;
-            Ok((self.engine(second)?, through))
+            let through = self.through(first, tokens)?;
+            Ok((self.engine(second, tokens)?, through))
         }
     }
 
@@ -137,29 +149,27 @@ impl Contest<'_> {
         &self.loaded.manifest.tokenizer.stop
     }
 
-    fn engine(&self, number: usize) -> Result<Round, Error> {
-        std::thread::sleep(REST);
-        let barred = self.barred().to_vec();
-        let wanted = Wanted { prompt: self.tokens(number)?, tokens: self.options.generate_tokens, barred };
+    fn engine(&self, number: usize, tokens: usize) -> Result<Round, Error> {
+        let wanted = Wanted { prompt: self.tokens(number)?, tokens, barred: self.barred().to_vec() };
+        round::rest();
         round::run(self.loaded.engine()?, wanted)
     }
 
-    fn through(&self, number: usize) -> Result<Round, Error> {
-        std::thread::sleep(REST);
+    fn through(&self, number: usize, tokens: usize) -> Result<Round, Error> {
         let options = GenerateOptions {
-            max_tokens: Some(self.options.generate_tokens),
+            max_tokens: Some(tokens),
             temperature: 0.0,
             logit_bias: self.barred().iter().map(|&token| (token, BAR)).collect(),
             ..GenerateOptions::api_defaults()
         };
         let request = ChatRequest { messages: self.messages(number), options };
         let (ends, received) = mpsc::channel();
+        round::rest();
         let begun = Instant::now();
         self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
-        let submit = begun.elapsed();
         let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
         Ok(Round {
-            submit,
+            total: begun.elapsed(),
             first: summary.first_token,
             rest: summary.total.saturating_sub(summary.first_token),
             tokens: summary.completion_tokens,
@@ -190,19 +200,22 @@ impl TurnSink for LastEvent {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn the_gateway_is_held_against_the_engine_of_its_own_round() {
-        let round = |submit: u64, token: u64| Round {
-            submit: Duration::from_micros(submit),
+        let round = |total: u64, token: u64| Round {
+            total: Duration::from_micros(total),
             first: Duration::from_millis(50),
             rest: Duration::from_micros(token * 4),
             tokens: 5,
         };
         // The machine halves its speed between the rounds, and the ratio does not see it.
-        let pairs = [(round(100, 1000), round(400, 1020)), (round(200, 2000), round(900, 2040))];
-        let found = Overhead::of(256, &pairs);
+        let pairs = [(round(54_000, 1000), round(54_400, 1020)), (round(58_000, 2000), round(58_900, 2040))];
+        let requests = [(round(100, 0), round(400, 0)), (round(200, 0), round(900, 0))];
+        let found = Overhead::of(256, &pairs, &requests);
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} instead of {b}");
         near(found.engine_token_ms.median, 1.5);
         near(found.gateway_token_ms.max, 2.04);

@@ -18,8 +18,8 @@ use crate::error::Error;
 /// Times of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Round {
-    /// Until the caller could go on.
-    pub(super) submit: Duration,
+    /// Until the caller knew of the end.
+    pub(super) total: Duration,
     /// Until the first token.
     pub(super) first: Duration,
     /// From the first token to the end.
@@ -29,6 +29,11 @@ pub(super) struct Round {
 }
 
 impl Round {
+    /// Milliseconds until the caller knew of the end.
+    pub(super) fn total_ms(&self) -> f64 {
+        self.total.as_secs_f64() * 1e3
+    }
+
     /// Milliseconds until the first token.
     pub(super) fn first_ms(&self) -> f64 {
         self.first.as_secs_f64() * 1e3
@@ -67,6 +72,12 @@ pub(super) struct Wanted {
 /// What a barred token loses.
 pub(super) const BAR: f32 = -100.0;
 
+/// How long the machine rests before each request, since ONNX Runtime's threads spin for a while after their last work
+/// and would take the processor from whoever comes next.
+pub(super) fn rest() {
+    std::thread::sleep(Duration::from_millis(100));
+}
+
 /// Runs one request.
 pub(super) fn run(engine: &Engine, wanted: Wanted) -> Result<Round, Error> {
     let (events, received) = mpsc::channel();
@@ -81,7 +92,6 @@ pub(super) fn run(engine: &Engine, wanted: Wanted) -> Result<Round, Error> {
     };
     let begun = Instant::now();
     engine.submit(request).map_err(|error| Error::Invalid { param: "model", message: error.to_string() })?;
-    let submit = begun.elapsed();
     let (mut first, mut last, mut tokens) = (None, begun, 0);
     for event in received {
         match event {
@@ -93,8 +103,8 @@ pub(super) fn run(engine: &Engine, wanted: Wanted) -> Result<Round, Error> {
             Tick::End(_) => break,
         }
     }
-    let first = first.ok_or(Error::ShuttingDown)?;
-    Ok(Round { submit, first: first - begun, rest: last - first, tokens })
+    let (total, first) = (begun.elapsed(), first.ok_or(Error::ShuttingDown)?);
+    Ok(Round { total, first: first - begun, rest: last - first, tokens })
 }
 
 enum Tick {
@@ -162,7 +172,7 @@ mod tests {
     #[test]
     fn one_token_has_no_rate() {
         let ms = Duration::from_millis;
-        let round = |tokens| Round { submit: ms(0), first: ms(1), rest: ms(30), tokens };
+        let round = |tokens| Round { total: ms(31), first: ms(1), rest: ms(30), tokens };
         assert_eq!((round(0).token_ms(), round(1).token_ms(), round(4).token_ms()), (0.0, 0.0, 10.0));
     }
 }
