@@ -22,19 +22,31 @@ use crate::{
 /// Where results are kept.
 const FOLDER: &str = "conformance/runs";
 
-/// What a test prints before a finding.
-const FINDINGS: [&str; 4] =
-    ["HTP emulation: ", "compiled for ", "OpenVINO's CPU device: ", "WebGPU over SwiftShader: "];
+/// Tests that the ordinary suite leaves out.
+struct Tests {
+    package: &'static str,
+    file: &'static str,
+    /// The beginning of their names.
+    names: &'static str,
+    /// What each kind of finding begins with, of which there must be at least one.
+    findings: &'static [&'static str],
+}
 
-/// The tests: package, file, and the beginning of their names.
-const TESTS: [(&str, &str, &str); 3] = [
-    ("narthex-gateway", "accuracy", "npu::"),
-    ("narthex-device", "qnn", "every_encoder"),
-    ("narthex-device", "openvino", ""),
+/// What is checked on every machine.
+const TESTS: [Tests; 3] = [
+    Tests {
+        package: "narthex-gateway",
+        file: "accuracy",
+        names: "npu::",
+        findings: &["HTP emulation: ", "compiled for "],
+    },
+    Tests { package: "narthex-device", file: "qnn", names: "every_encoder", findings: &["HTP emulation: "] },
+    Tests { package: "narthex-device", file: "openvino", names: "", findings: &["OpenVINO's CPU device: "] },
 ];
 
-/// The test that needs an ONNX Runtime of its own.
-const WEBGPU: (&str, &str, &str) = ("narthex-device", "webgpu", "");
+/// What needs an ONNX Runtime of its own.
+const WEBGPU: Tests =
+    Tests { package: "narthex-device", file: "webgpu", names: "", findings: &["WebGPU over SwiftShader: "] };
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,24 +65,12 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     session::run(session.command(&narthex).args(["runtime", "install", "openvino"]))?;
     let begun = Instant::now();
     let mut findings = Vec::new();
-    let mut check = |(package, file, names), environment: &Environment| {
-        let arguments =
-            ["test", "--package", package, "--test", file, "--", "--ignored", "--nocapture", names];
-        let mut cargo = session.cargo(&arguments);
-        session::each_line(cargo.envs(environment.iter().cloned()), |line| {
-            terminal::line(line);
-            findings.extend(finding(line));
-        })
-    };
-    for test in TESTS.into_iter().take(0) {
-        check(test, &Vec::new())?;
+    for tests in &TESTS {
+        findings.extend(tests.run(&session, &Vec::new())?);
     }
     match swiftshader::prepare(&session)? {
-        Some(environment) => check(WEBGPU, &environment)?,
+        Some(environment) => findings.extend(WEBGPU.run(&session, &environment)?),
         None => terminal::line("WebGPU is left out: SwiftShader comes from Debian's packages for x86-64"),
-    }
-    if findings.is_empty() {
-        bail!("the tests printed no finding; expected lines that begin with {FINDINGS:?}");
     }
     if keep == Keep::Record {
         let path = write(workspace, &report(workspace, &findings)?)?;
@@ -80,10 +80,41 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The finding in a line. Lines of several tests may run into one another, so it is looked for anywhere.
-fn finding(line: &str) -> Option<String> {
-    let at = FINDINGS.iter().filter_map(|start| line.find(start)).min()?;
-    Some(line[at..].trim().to_owned())
+impl Tests {
+    /// Runs them and gives what they found. That each kind of finding is there shows that its tests ran.
+    fn run(&self, session: &Session<'_>, environment: &Environment) -> anyhow::Result<Vec<String>> {
+        let Self { package, file, names, .. } = self;
+        let arguments =
+            ["test", "--package", package, "--test", file, "--", "--ignored", "--nocapture", names];
+        let mut cargo = session.cargo(&arguments);
+        let mut found = Vec::new();
+        session::each_line(cargo.envs(environment.iter().cloned()), |line| {
+            terminal::line(line);
+            found.extend(self.finding(line));
+        })?;
+        self.complete(&found)?;
+        Ok(found)
+    }
+
+    /// The finding in a line. Lines of several tests may run into one another, so it is looked for anywhere.
+    fn finding(&self, line: &str) -> Option<String> {
+        let at = self.findings.iter().filter_map(|start| line.find(start)).min()?;
+        Some(line[at..].trim().to_owned())
+    }
+
+    fn complete(&self, found: &[String]) -> anyhow::Result<()> {
+        for start in self.findings {
+            if !found.iter().any(|finding| finding.starts_with(start)) {
+                bail!(
+                    "the tests {}* of {}/{} printed no finding; expected lines that begin with {start:?}",
+                    self.names,
+                    self.package,
+                    self.file
+                );
+            }
+        }
+        Ok(())
+    }
 }
 
 fn report(workspace: &Workspace, findings: &[String]) -> anyhow::Result<String> {
@@ -116,7 +147,9 @@ mod tests {
 
     #[test]
     fn findings_are_told_from_other_lines() {
-        let check = |line: &str, expect: Option<&str>| assert_eq!(finding(line).as_deref(), expect, "{line}");
+        let check = |line: &str, expect: Option<&str>| {
+            assert_eq!(TESTS[0].finding(line).as_deref(), expect, "{line}");
+        };
         check(
             "HTP emulation: 2 texts, least cosine 0.9999",
             Some("HTP emulation: 2 texts, least cosine 0.9999"),
@@ -127,5 +160,18 @@ mod tests {
         );
         check("compiled for qnn:x-elite: 3 graphs", Some("compiled for qnn:x-elite: 3 graphs"));
         check("test result: ok. 2 passed", None);
+    }
+
+    #[test]
+    fn tests_that_found_nothing_did_not_run() {
+        let check = |found: &[&str], expect: Option<&str>| {
+            let found: Vec<String> = found.iter().map(|&finding| finding.to_owned()).collect();
+            let missing = TESTS[0].complete(&found).err().map(|error| error.to_string());
+            assert_eq!(missing.is_some(), expect.is_some(), "{missing:?}");
+            assert!(missing.unwrap_or_default().contains(expect.unwrap_or_default()));
+        };
+        check(&["HTP emulation: 2 nodes", "compiled for x"], None);
+        check(&["HTP emulation: 2 nodes"], Some("begin with \"compiled for \""));
+        check(&[], Some("npu::* of narthex-gateway/accuracy"));
     }
 }
