@@ -52,7 +52,14 @@ impl ApiError {
 
     /// Something that this version cannot do, by the name of the field that asks for it.
     pub(crate) fn unsupported(param: &str) -> Self {
-        let message = format!("{param} is not supported yet by this version of Narthex; leave it out");
+        Self::unsupported_as(
+            param,
+            format!("{param} is not supported yet by this version of Narthex; leave it out"),
+        )
+    }
+
+    /// As [`Self::unsupported`], in other words.
+    pub(crate) fn unsupported_as(param: &str, message: String) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::bad_request(param, message) }
     }
 

@@ -10,8 +10,8 @@ use axum::{
     http::{
         HeaderMap, HeaderValue, Method, StatusCode,
         header::{
-            ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST,
-            ORIGIN, VARY,
+            ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+            ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, HOST, ORIGIN, VARY,
         },
     },
     middleware::Next,
@@ -71,6 +71,8 @@ pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
         return refuse("pages of this origin may not call; start the server with --cors-origin to let them");
     }
     let preflight = request.method() == Method::OPTIONS;
+    // Clients send headers of their own; which ones a page may send is not what protects this machine.
+    let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response =
         if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     let headers = response.headers_mut();
@@ -78,7 +80,10 @@ pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     headers.insert(VARY, HeaderValue::from_static("Origin"));
     if preflight {
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("Authorization, Content-Type"));
+        let usual = HeaderValue::from_static("Authorization, Content-Type");
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(usual));
+    } else {
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
     }
     response
 }

@@ -27,10 +27,11 @@ struct RequestLabels {
     status: u32,
 }
 
-/// The label of a model.
+/// The labels of a model in memory: it may be there in several schemes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ModelLabel {
+struct ModelLabels {
     model: String,
+    scheme: String,
 }
 
 /// The counters of a server.
@@ -41,9 +42,9 @@ pub(crate) struct Metrics {
     generated_tokens: Counter,
     first_token: Histogram,
     request_time: Histogram,
-    running: Family<ModelLabel, Gauge>,
-    waiting: Family<ModelLabel, Gauge>,
-    kv_usage: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    running: Family<ModelLabels, Gauge>,
+    waiting: Family<ModelLabels, Gauge>,
+    kv_usage: Family<ModelLabels, Gauge<f64, AtomicU64>>,
     streams: Gauge<i64, AtomicI64>,
     /// Held while the models' gauges are filled in and written, so that two scrapes do not see each other's halves.
     rendering: Mutex<()>,
@@ -119,7 +120,7 @@ impl Metrics {
         self.kv_usage.clear();
         for model in models {
             let Some(engine) = &model.engine else { continue };
-            let label = ModelLabel { model: model.name.to_string() };
+            let label = ModelLabels { model: model.name.to_string(), scheme: model.scheme.to_string() };
             self.running.get_or_create(&label).set(engine.running as i64);
             self.waiting.get_or_create(&label).set(engine.waiting as i64);
             let share = engine.kv_used_bytes as f64 / engine.kv_budget_bytes.max(1) as f64;

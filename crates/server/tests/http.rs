@@ -92,6 +92,9 @@ fn an_allowed_origin_may_ask_first() {
     let origin = "https://app.example";
     let options = ServeOptions { cors_origin: Some(origin.to_owned()), ..local() };
     let live = Live::with_options(Tiny::new().config(), options);
+    let wanted = ("Access-Control-Request-Headers", "content-type,x-stainless-lang");
+    let asked = live.request("OPTIONS", CHAT, &[("Origin", origin), wanted], b"");
+    assert_eq!(asked.header("access-control-allow-headers"), Some(wanted.1));
     let answer = live.request("OPTIONS", CHAT, &[("Origin", origin)], b"");
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (204, Some(origin)));
     assert!(answer.header("access-control-allow-methods").unwrap().contains("POST"));
@@ -128,6 +131,8 @@ fn wrong_fields_are_named() {
         (json!({"tool_choice": "auto"}), "tool_choice"),
         (json!({"response_format": {"type": "json_object"}}), "response_format"),
         (json!({"modalities": ["audio"]}), "modalities"),
+        (json!({"reasoning_effort": "low"}), "reasoning_effort"),
+        (json!({"ignore_eos": true}), "ignore_eos"),
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
         (
@@ -142,6 +147,7 @@ fn wrong_fields_are_named() {
     let base = json!({"model": model, "prompt": "the cat", "max_tokens": 4});
     let bad = [
         (json!({"suffix": "x"}), "suffix"),
+        (json!({"mirostat": 2}), "mirostat"),
         (json!({"best_of": 3}), "best_of"),
         (json!({"logprobs": 6}), "logprobs"),
         (json!({"prompt": []}), "prompt"),

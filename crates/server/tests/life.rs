@@ -46,7 +46,7 @@ fn a_client_that_leaves_a_stream_frees_its_slot() {
     let model = tiny.long_chat();
     let live = Live::start(Config { slots: 1, max_queue: 4, ..tiny.config() });
     let running = endless(&live, &model);
-    let label = format!("{{model=\"{model}\"}}");
+    let label = format!("{{model=\"{model}\",scheme=\"f32\"}}");
     eventually("the start", || live.metric(&format!("narthex_requests_running{label}")) == Some(1.0));
     assert_eq!(live.metric("narthex_open_streams"), Some(1.0));
     drop(running);
@@ -159,7 +159,7 @@ fn a_model_that_is_gone_is_gone_from_the_metrics() {
     let gateway = tiny.gateway();
     let live = Live::over(gateway.clone(), support::local());
     assert_eq!(live.post(CHAT, &chat(&model, 2)).status, 200);
-    let sample = format!("narthex_requests_running{{model=\"{model}\"}}");
+    let sample = format!("narthex_requests_running{{model=\"{model}\",scheme=\"f32\"}}");
     assert!(live.metric(&sample).is_some());
     gateway.remove(&model).unwrap();
     assert_eq!(live.metric(&sample), None);

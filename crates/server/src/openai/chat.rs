@@ -8,16 +8,16 @@ use serde_json::{Value, json};
 use super::{
     body::{Body, read},
     finish_reason, fresh_id, now,
-    options::{Sampling, StreamOptions, refuse_unsupported},
+    options::{Sampling, StreamOptions, refuse_unread},
     refuse_path,
     stream::{self, Chunks},
     usage,
 };
 use crate::{error::ApiError, ran_on::marked, reply::gather, routes::App, sink};
 
-/// Fields that would change the answer and that this version cannot honour.
-const REFUSED: &[&str] =
-    &["tools", "functions", "function_call", "audio", "modalities", "prediction", "web_search_options"];
+/// Fields that are read beside [`Sampling::FIELDS`].
+const FIELDS: &[&str] =
+    &["model", "messages", "logprobs", "top_logprobs", "tool_choice", "response_format", "modalities"];
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
@@ -27,6 +27,7 @@ pub(crate) struct Request {
     top_logprobs: Option<usize>,
     tool_choice: Option<Value>,
     response_format: Option<Value>,
+    modalities: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -40,7 +41,10 @@ struct WireMessage {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a string or a list of parts such as {\"type\": \"text\", \"text\": …}"
+)]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
@@ -61,6 +65,10 @@ impl Request {
         if format.is_some_and(|format| format["type"] != "text") {
             return Err(ApiError::unsupported("response_format"));
         }
+        let modalities = self.modalities.as_ref().filter(|modalities| !modalities.is_null());
+        if modalities.is_some_and(|modalities| *modalities != json!(["text"])) {
+            return Err(ApiError::unsupported("modalities"));
+        }
         Ok(())
     }
 
@@ -79,6 +87,24 @@ impl Request {
     }
 }
 
+impl Part {
+    /// Its text; `place` names it in errors.
+    fn read(&self, place: &str) -> Result<&str, ApiError> {
+        match (self.r#type.as_str(), &self.text) {
+            ("text", Some(text)) => Ok(text),
+            ("text", None) => {
+                Err(ApiError::bad_request(place, format!("{place}: expected a text, found none")))
+            }
+            (other, _) => {
+                let message = format!(
+                    "{place}: parts of type {other:?} are not supported yet by this version of Narthex; send text"
+                );
+                Err(ApiError::unsupported_as(place, message))
+            }
+        }
+    }
+}
+
 impl WireMessage {
     fn read(&self, index: usize) -> Result<Message, ApiError> {
         if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) {
@@ -90,10 +116,7 @@ impl WireMessage {
             Some(Content::Parts(parts)) => parts
                 .iter()
                 .enumerate()
-                .map(|(part, content)| match (content.r#type.as_str(), &content.text) {
-                    ("text", Some(text)) => Ok(text.as_str()),
-                    _ => Err(ApiError::unsupported(&format!("messages[{index}].content[{part}]"))),
-                })
+                .map(|(part, content)| content.read(&format!("messages[{index}].content[{part}]")))
                 .collect::<Result<_, _>>()?,
         };
         let (name, tool_call_id) = (self.name.clone(), self.tool_call_id.clone());
@@ -104,7 +127,7 @@ impl WireMessage {
 /// Reads a body: the request, what the gateway makes of it, and how it is streamed, if it is.
 pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<StreamOptions>), ApiError> {
     let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
-    refuse_unsupported(body, REFUSED)?;
+    refuse_unread(body, &[FIELDS, Sampling::FIELDS])?;
     refuse_path(&request.model)?;
     request.check()?;
     let options = sampling.options(request.top_logprobs()?)?;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{
     body::{Body, read},
     finish_reason, fresh_id, now,
-    options::{Sampling, StreamOptions, refuse_unsupported},
+    options::{Sampling, StreamOptions, refuse_unread},
     refuse_path,
     stream::{self, Chunks},
     usage,
@@ -32,6 +32,9 @@ const DEFAULT_TOKENS: usize = 16;
 /// The most prompts of one request.
 const MAX_PROMPTS: usize = 64;
 
+/// Fields that are read beside [`Sampling::FIELDS`].
+const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo", "best_of"];
+
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
     model: String,
@@ -43,7 +46,7 @@ pub(crate) struct Request {
 
 /// Every form that `prompt` may have.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, a list of tokens, or a list of either")]
 enum Prompts {
     Text(String),
     Tokens(Vec<u32>),
@@ -77,7 +80,7 @@ pub(crate) struct Asked {
 /// Reads a body.
 pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
     let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
-    refuse_unsupported(body, &["suffix"])?;
+    refuse_unread(body, &[FIELDS, Sampling::FIELDS])?;
     refuse_path(&request.model)?;
     if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
         return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
@@ -92,7 +95,8 @@ pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
     let prompts = request.prompt.list();
     if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {
         let most = if streaming.is_some() { 1 } else { MAX_PROMPTS };
-        let message = format!("prompt: expected 1 to {most} prompts, found {}", prompts.len());
+        let how = if streaming.is_some() { " in a stream" } else { "" };
+        let message = format!("prompt: expected 1 to {most} prompts{how}, found {}", prompts.len());
         return Err(ApiError::bad_request("prompt", message));
     }
     let wants_logprobs = request.logprobs.is_some();

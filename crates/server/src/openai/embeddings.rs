@@ -6,12 +6,19 @@ use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, refuse_path, usage_of_prompt};
+use super::{
+    body::{Body, read},
+    options::refuse_unread,
+    refuse_path, usage_of_prompt,
+};
 use crate::{
     error::ApiError,
     ran_on::marked,
     routes::{App, blocking},
 };
+
+/// Fields that are read.
+const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "truncate", "prompt_name"];
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
@@ -25,7 +32,7 @@ pub(crate) struct Request {
 
 /// Every form that `input` may have.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, a list of tokens, or a list of either")]
 enum Input {
     Text(String),
     Tokens(Vec<u32>),
@@ -43,7 +50,7 @@ enum Format {
 
 /// `truncate`: a flag, or the end that is cut, as other servers have it.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected true, false, \"END\" or \"NONE\"")]
 enum Truncate {
     Flag(bool),
     End(End),
@@ -75,10 +82,9 @@ impl Request {
 }
 
 /// Embeds texts.
-pub(crate) async fn create(
-    State(app): State<App>,
-    Body(request): Body<Request>,
-) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+    let request: Request = read(&body)?;
+    refuse_unread(&body, &[FIELDS])?;
     refuse_path(&request.model)?;
     let embed = request.embed();
     let format = request.encoding_format.unwrap_or_default();
