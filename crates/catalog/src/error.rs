@@ -236,6 +236,7 @@ impl Error {
     /// What kind of failure it is.
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
             Self::Io { .. } | Self::NoDataFolder => ErrorKind::Storage,
             Self::BadName(_)
             | Self::BadHubReference { .. }
@@ -319,9 +320,6 @@ fn no_pip_hint(package: &str, version: &str) -> String {
 }
 
 fn pip_hint(stderr: &str, package: &str, version: &str) -> String {
-    if stderr.contains("No space left") {
-        return "free some space, or set NARTHEX_HOME to a folder on another disk".to_owned();
-    }
     if stderr.contains("No matching distribution") || stderr.contains("Could not find a version") {
         return format!(
             "the configured package index lacks {package} {version}, or could not be reached; check `python3 -m pip \
@@ -361,7 +359,6 @@ mod tests {
             let hint = pip_hint(stderr, "p", "1");
             assert!(hint.contains(expect), "{hint}");
         };
-        check("OSError: [Errno 28] No space left on device", "free some space");
         check("ERROR: No matching distribution found for p==1", "lacks p 1");
         check("something else", "run the command again");
     }

@@ -120,7 +120,7 @@ pub(crate) struct LoadArgs {
     pub(crate) power: Power,
 
     /// Threads for compute; 0 takes one per usable core
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
 }
 
@@ -194,11 +194,11 @@ pub(crate) struct ServeArgs {
     pub(crate) cors_origin: Option<String>,
 
     /// Sequences that run at once, per model
-    #[arg(long, default_value_t = Config::standard().slots)]
+    #[arg(long, default_value_t = Config::standard().slots, value_parser = at_least_one)]
     pub(crate) slots: usize,
 
     /// Memory for the KV cache, per model, in MiB
-    #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB")]
+    #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_budget: usize,
 
     /// Requests that may wait, per model
@@ -304,6 +304,19 @@ fn share(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
 }
 
+/// Reads a number of threads. Far more of them than cores do nothing but wait for one another.
+fn threads(text: &str) -> Result<usize, String> {
+    let most = std::thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(8);
+    let found = text.parse::<usize>().ok().filter(|threads| *threads <= most);
+    found.ok_or_else(|| format!("expected 0 to {most} threads on this machine, found {text:?}"))
+}
+
+/// Reads a number of things that there must be.
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let found = text.parse::<usize>().ok().filter(|count| *count > 0);
+    found.ok_or_else(|| format!("expected a number of at least 1, found {text:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -313,6 +326,13 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_that_nothing_can_run_with_are_refused() {
+        assert_eq!((threads("0"), threads("8"), at_least_one("1")), (Ok(0), Ok(8), Ok(1)));
+        assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
+        assert!(at_least_one("0").is_err() && at_least_one("-1").is_err());
     }
 
     #[test]

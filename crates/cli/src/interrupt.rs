@@ -1,14 +1,17 @@
-//! Ctrl-C and SIGTERM: the first asks the running job to stop, the second ends the process at once.
+//! Ctrl-C and SIGTERM: the first asks the running job to stop, the second ends the process at once. So does the first
+//! while a command waits for its input.
 
 use std::sync::{
     OnceLock,
-    atomic::{AtomicU8, Ordering},
+    atomic::{AtomicBool, AtomicU8, Ordering},
 };
 
 use narthex_gateway::Cancel;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static COUNT: AtomicU8 = AtomicU8::new(0);
+/// Whether there is no job, but input to wait for, which cannot be asked to stop.
+static WAITING: AtomicBool = AtomicBool::new(false);
 
 /// The flag that Ctrl-C sets, for jobs that end with the process.
 pub(crate) fn cancel() -> &'static Cancel {
@@ -19,7 +22,7 @@ pub(crate) fn cancel() -> &'static Cancel {
 pub(crate) fn install() {
     let flag = cancel().clone();
     let installed = ctrlc::set_handler(move || {
-        if COUNT.fetch_add(1, Ordering::Relaxed) > 0 {
+        if COUNT.fetch_add(1, Ordering::Relaxed) > 0 || WAITING.load(Ordering::Relaxed) {
             exit_at_once();
         }
         flag.cancel();
@@ -34,6 +37,14 @@ pub(crate) fn install() {
 fn exit_at_once() -> ! {
     // SAFETY: `_exit` has no preconditions and does not return.
     unsafe { libc::_exit(130) }
+}
+
+/// Reads what a command works on, before it begins.
+pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
+    WAITING.store(true, Ordering::Relaxed);
+    let input = read();
+    WAITING.store(false, Ordering::Relaxed);
+    input
 }
 
 /// Takes a Ctrl-C that was meant for one answer, so that the conversation goes on.

@@ -91,5 +91,26 @@ fn a_reader_that_leaves_ends_the_answer_quietly() {
     let output = child.wait_with_output().unwrap();
     let report = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{report}");
-    assert!(!report.contains("error"), "{report}");
+    assert!(!report.to_lowercase().contains("error"), "{report}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_answer_that_is_interrupted_ends_quietly() {
+    use std::io::Read;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
+        .args(["chat", "--quiet", QUESTION, "--max-tokens", "4000", "--temperature", "1", "--seed", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first byte says that the engine computes.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let signal = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(signal.success());
+    let output = child.wait_with_output().unwrap();
+    let report = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{report}");
+    assert!(!report.to_lowercase().contains("error"), "{report}");
 }

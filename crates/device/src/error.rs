@@ -136,7 +136,10 @@ impl DeviceError {
     /// The next step, where one is known.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Load { .. } => "install it with `narthex runtime install cpu`",
+            Self::Load { .. } => {
+                "unset ORT_DYLIB_PATH, or name an ONNX Runtime of this platform with it; `narthex runtime install cpu` \
+                 installs one"
+            }
             Self::AlreadyLoaded { .. } => "use the other library in a process of its own",
             Self::TelemetryOn => "set ORT_DISABLE_TELEMETRY=1 in the environment",
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",

@@ -132,7 +132,7 @@ fn submit(
             Err(error) => {
                 lock(&shared).close();
                 sequences.iter().for_each(SequenceHandle::cancel);
-                return Err(refused(error, param));
+                return Err(refused(error, param, limits));
             }
         }
     }
@@ -162,17 +162,21 @@ fn check_prompt(tokens: &[TokenId], param: &'static str, limits: &Limits) -> Res
         return Err(invalid(param, format!("token {bad} is not below the vocabulary size {}", limits.vocab)));
     }
     if tokens.len() >= limits.longest() {
-        return Err(Error::ContextLength { param, prompt: tokens.len(), context: limits.longest() });
+        return Err(too_long(param, tokens.len(), limits));
     }
     Ok(())
 }
 
-fn refused(error: SubmitError, param: &'static str) -> Error {
+fn too_long(param: &'static str, prompt: usize, limits: &Limits) -> Error {
+    Error::ContextLength { param, prompt, context: limits.longest(), of_model: limits.context }
+}
+
+fn refused(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
     match error {
         SubmitError::Overloaded { queued, .. } => {
             Error::Overloaded { queued, retry_after: std::time::Duration::from_secs(1) }
         }
-        SubmitError::PromptTooLong { prompt, context } => Error::ContextLength { param, prompt, context },
+        SubmitError::PromptTooLong { prompt, .. } => too_long(param, prompt, limits),
         SubmitError::ShutDown => Error::ShuttingDown,
         other => invalid(param, other.to_string()),
     }

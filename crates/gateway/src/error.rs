@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use narthex_device::DeviceError;
-use narthex_spec::{Ep, ModelName, NpuPolicy};
+use narthex_spec::{Ep, ModelName, NpuPolicy, Scheme};
 
 use crate::{fallen::Fallen, listing::PassedOver};
 
@@ -52,6 +52,8 @@ pub enum Error {
         prompt: usize,
         /// The most tokens of prompt and answer together: the model's context, or what the KV budget holds.
         context: usize,
+        /// The model's context.
+        of_model: usize,
     },
     /// An embedding input is longer than the model takes.
     #[error(
@@ -152,10 +154,12 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A package on disk is not usable.
-    #[error("the package of {name} is not usable: {reason}")]
+    #[error("the package {name}@{scheme} is not usable: {reason}")]
     BadPackage {
         /// The model.
         name: ModelName,
+        /// Its weight scheme.
+        scheme: Scheme,
         /// Why.
         reason: String,
     },
@@ -183,6 +187,19 @@ pub enum Error {
     /// The device failed while answering.
     #[error(transparent)]
     Step(#[from] narthex_engine::executor::StepError),
+}
+
+/// What a text that names no model may have meant.
+fn unknown_hint(name: &str) -> String {
+    let listed = "`narthex list --available` shows every name";
+    match name.split('/').collect::<Vec<_>>()[..] {
+        ["" | "." | ".." | "~", ..] | [_] => listed.to_owned(),
+        [owner, repository] if name.starts_with("hf:") || owner.is_empty() || repository.is_empty() => {
+            listed.to_owned()
+        }
+        [_, _] => format!("write hf:{name} for a repository of the hub, or ./{name} for a folder; {listed}"),
+        _ => format!("write ./{name} for a path; {listed}"),
+    }
 }
 
 fn near_names(near: &[ModelName]) -> String {
@@ -255,7 +272,10 @@ impl Error {
     /// The next step, where one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::UnknownModel { .. } => Some("`narthex list --available` shows every name".to_owned()),
+            Self::UnknownModel { name, .. } => Some(unknown_hint(name)),
+            Self::ContextLength { context, of_model, .. } if context < of_model => Some(format!(
+                "the model takes {of_model} tokens, but the KV budget holds fewer: start the server with a greater --kv-budget"
+            )),
             Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
             Self::LoadFailed { hint, .. } => hint.clone(),
             Self::NoDevice { passed_over, .. } => {
@@ -263,9 +283,9 @@ impl Error {
                 Some(fix.unwrap_or_else(|| "`narthex doctor` says what this machine has".to_owned()))
             }
             Self::NotWhole { fallen, .. } => fallen.fix(),
-            Self::BadPackage { name, .. } => {
-                Some(format!("make it again: `narthex rm {name}`, then `narthex pull {name}`"))
-            }
+            Self::BadPackage { name, scheme, .. } => Some(format!(
+                "make it again: `narthex rm {name}@{scheme}`, then `narthex compile {name} --scheme {scheme}`"
+            )),
             Self::Io { source, .. } => io_hint(source),
             Self::Catalog(error) => error.hint(),
             Self::Compile(error) => error.hint(),
@@ -344,5 +364,40 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::Open(error) => check_kind(error),
         Compile::MatFormer(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_slashes_may_be_a_repository_or_a_path() {
+        let check = |name: &str, expect: &str| {
+            let hint = Error::UnknownModel { name: name.to_owned(), near: Vec::new() }.hint().unwrap();
+            assert!(hint.starts_with(expect) && hint.ends_with("shows every name"), "{name}: {hint}");
+        };
+        check("smollm", "`narthex list");
+        check("owner/repo", "write hf:owner/repo for a repository of the hub, or ./owner/repo");
+        check("hf:owner/repo", "`narthex list");
+        check("a/b/c", "write ./a/b/c");
+        check("./a", "`narthex list");
+    }
+
+    #[test]
+    fn where_the_budget_is_the_bound_it_is_named() {
+        let hint =
+            |context| Error::ContextLength { param: "messages", prompt: 40, context, of_model: 8192 }.hint();
+        assert!(hint(33).unwrap().contains("--kv-budget"));
+        assert_eq!(hint(8192), None);
+    }
+
+    #[test]
+    fn a_broken_package_is_made_again_in_its_scheme() {
+        let name = "smollm2:135m".parse().unwrap();
+        let error = Error::BadPackage { name, scheme: Scheme::W4, reason: "it is not whole".to_owned() };
+        assert_eq!(error.to_string(), "the package smollm2:135m@w4 is not usable: it is not whole");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("rm smollm2:135m@w4") && hint.contains("--scheme w4"), "{hint}");
     }
 }

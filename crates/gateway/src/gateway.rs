@@ -298,6 +298,7 @@ impl Inner {
         let outcome = outcome.unwrap_or_else(|_| {
             Err(Error::BadPackage {
                 name: key.name.clone(),
+                scheme: key.scheme,
                 reason: "loading it panicked; please report this".into(),
             })
         });

@@ -16,6 +16,7 @@ pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest) -> Result<Fillings, E
     let Some(id) = loaded.tokenizer.token_id(mask) else {
         return Err(Error::BadPackage {
             name: loaded.key.name.clone(),
+            scheme: loaded.key.scheme,
             reason: format!("its mask {mask:?} is no token of its tokenizer"),
         });
     };

@@ -11,7 +11,7 @@ const SMALL_FILE: u64 = 256 << 20;
 
 /// Reads and checks `manifest.json`.
 pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest, Error> {
-    let bad = |reason: String| Error::BadPackage { name: key.name.clone(), reason };
+    let bad = |reason: String| Error::BadPackage { name: key.name.clone(), scheme: key.scheme, reason };
     let bytes = read(folder, MANIFEST_FILE)?;
     let format: FormatOnly = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("{MANIFEST_FILE} is not a manifest: {error}")))?;

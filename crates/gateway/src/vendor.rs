@@ -17,7 +17,7 @@ use narthex_device::{
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    ModelName, ProgressSink, Target, Variant,
+    ProgressSink, Target, Variant,
     manifest::{Context, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
 };
@@ -58,7 +58,7 @@ pub(crate) fn compile_for(
         compiled += graphs.len();
         for (graph, placement) in graphs.into_iter().zip(&placements) {
             let file = format!("{stem}/{graph}");
-            one_context(&folder.join(&file), &manifest.name)?;
+            one_context(&folder.join(&file), manifest)?;
             let (target, compiler) = (target.clone(), compiler.clone());
             let placement = record(placement);
             manifest.contexts.push(Context { target, graph, file, compiler, placement });
@@ -102,7 +102,7 @@ fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error>
 
 /// Bytes of a graph's weights.
 fn weight_bytes(folder: &Path, file: &str, manifest: &Manifest) -> Result<u64, Error> {
-    let graph = decode(&folder.join(file), &manifest.name)?;
+    let graph = decode(&folder.join(file), manifest)?;
     Ok(graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum())
 }
 
@@ -161,23 +161,24 @@ fn record(placement: &Placement) -> PlacementRecord {
 }
 
 /// Makes sure that nothing of the graph was left outside of its context.
-fn one_context(path: &Path, name: &ModelName) -> Result<(), Error> {
-    let graph = decode(path, name)?;
+fn one_context(path: &Path, manifest: &Manifest) -> Result<(), Error> {
+    let graph = decode(path, manifest)?;
     let ops: Vec<&str> = graph.nodes.iter().map(|node| node.op.as_str()).collect();
     if ops == [CONTEXT_OP] {
         return Ok(());
     }
     let reason = format!("{}: expected one {CONTEXT_OP} node, found {ops:?}", path.display());
-    Err(Error::BadPackage { name: name.clone(), reason })
+    Err(bad(manifest, reason))
 }
 
-fn decode(path: &Path, name: &ModelName) -> Result<Graph, Error> {
+fn decode(path: &Path, manifest: &Manifest) -> Result<Graph, Error> {
     let bytes = fs::read(path)
         .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
-    Graph::decode(&bytes).map_err(|error| Error::BadPackage {
-        name: name.clone(),
-        reason: format!("{}: {error}", path.display()),
-    })
+    Graph::decode(&bytes).map_err(|error| bad(manifest, format!("{}: {error}", path.display())))
+}
+
+fn bad(manifest: &Manifest, reason: String) -> Error {
+    Error::BadPackage { name: manifest.name.clone(), scheme: manifest.recipe.scheme, reason }
 }
 
 /// Every file in a folder, relative to the package.

@@ -5,7 +5,7 @@
 
 use std::{
     env,
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread::{self, JoinHandle},
@@ -18,6 +18,9 @@ use crate::{Cancel, check_cancel, error::Error, files};
 
 /// How often the process, the cancel flag and the growing files are looked at.
 const POLL: Duration = Duration::from_millis(100);
+
+/// What every system's Python says of a full disk.
+const FULL: &str = "No space left on device";
 
 /// Bytes of pip's last words that are kept.
 const STDERR_LIMIT: usize = 8 << 10;
@@ -114,6 +117,9 @@ impl Pip {
         };
         let stderr = child.last_words();
         if !status.success() {
+            if stderr.contains(FULL) {
+                return Err(Error::io("write to", folder)(io::Error::new(io::ErrorKind::StorageFull, FULL)));
+            }
             let (package, version) = (wanted.package.to_owned(), wanted.version.to_owned());
             return Err(Error::PipFailed { package, version, status: status.to_string(), stderr });
         }
@@ -163,12 +169,9 @@ impl Running {
         Ok(status)
     }
 
-    /// The lines of stderr that say what went wrong: from the first one that pip marks as an error, else all.
     fn last_words(&mut self) -> String {
         let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
-        let text = text.find("ERROR:").and_then(|at| text.get(at..)).unwrap_or(&text);
-        text.trim().to_owned()
+        last_words(&String::from_utf8_lossy(&bytes))
     }
 
     fn kill(&mut self) {
@@ -187,6 +190,17 @@ impl Drop for Running {
             self.kill();
         }
     }
+}
+
+/// The lines of stderr that say what went wrong: the end of a traceback, else from the first one that pip marks as an
+/// error, else all.
+fn last_words(stderr: &str) -> String {
+    let stderr = stderr.trim();
+    let text = match stderr.find("Traceback (most recent call last)") {
+        Some(_) => stderr.lines().last().unwrap_or_default(),
+        None => stderr.find("ERROR:").and_then(|at| stderr.get(at..)).unwrap_or(stderr),
+    };
+    text.trim().to_owned()
 }
 
 /// Reads a pipe to its end and keeps the last bytes.
@@ -224,6 +238,19 @@ mod tests {
     use super::*;
 
     const WANTED: Requirement<'_> = Requirement { package: "p", version: "1", platform: "any" };
+
+    #[test]
+    fn of_a_traceback_the_last_line_stays() {
+        let check = |stderr: &str, expect: &str| assert_eq!(last_words(stderr), expect);
+        check(
+            "WARNING: x\nERROR: no such version\nERROR: none found\n",
+            "ERROR: no such version\nERROR: none found",
+        );
+        let traceback = "ERROR: Exception:\nTraceback (most recent call last):\n  File \"x\", line 1\n\
+            OSError: [Errno 28] No space left on device\n";
+        check(traceback, "OSError: [Errno 28] No space left on device");
+        check("odd\n", "odd");
+    }
 
     #[test]
     fn without_pip_the_message_names_what_was_tried() {

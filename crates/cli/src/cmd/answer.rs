@@ -36,7 +36,8 @@ struct Span<'a> {
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     let context = if args.context.as_os_str() == "-" {
         let mut text = String::new();
-        stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
+        interrupt::input(|| stdin().lock().read_to_string(&mut text))
+            .context("cannot read standard input")?;
         text
     } else {
         fs::read_to_string(&args.context)

@@ -25,7 +25,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
         Some(prompt) => Some(prompt.clone()),
         None if stdin().is_terminal() => None,
-        None => Some(read_stdin()?),
+        None => Some(interrupt::input(read_stdin)?),
     };
     let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let Some(prompt) = prompt else {

@@ -4,7 +4,7 @@ use std::io::{BufRead, stdin};
 
 use anyhow::Context;
 use narthex_gateway::{
-    Gateway,
+    Error, Gateway,
     request::{EmbedRequest, Overlong, Prompt},
 };
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::{args::EmbedArgs, bars::Bars, interrupt, output};
 
 /// Texts per request.
-const BATCH: usize = 256;
+const BATCH: usize = 64;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -30,13 +30,17 @@ struct Item<'a> {
 /// Embeds the given texts, or each line of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     let texts = if args.texts.is_empty() {
-        stdin().lock().lines().collect::<Result<Vec<_>, _>>().context("cannot read standard input")?
+        interrupt::input(|| stdin().lock().lines().collect::<Result<Vec<_>, _>>())
+            .context("cannot read standard input")?
     } else {
         args.texts.clone()
     };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let mut report = Report { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {
+        if interrupt::pressed() {
+            return Err(Error::Cancelled.into());
+        }
         let request = EmbedRequest {
             inputs: batch.iter().cloned().map(Prompt::Text).collect(),
             overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },

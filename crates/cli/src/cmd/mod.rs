@@ -16,36 +16,49 @@ mod rerank;
 mod runtime;
 mod serve;
 
-use narthex_gateway::Gateway;
+use narthex_gateway::{Config, Drain, Gateway};
 
 use crate::{
     args::{Args, Command},
     settings::{config, serve_config},
 };
 
+/// A gateway whose models stop computing before the process ends, since it must not take ONNX Runtime from under them.
+struct Open(Gateway);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.shutdown(Drain::Now);
+    }
+}
+
+fn open(config: Config) -> anyhow::Result<Open> {
+    Ok(Open(Gateway::open(config)?))
+}
+
 /// Runs the command that was typed.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Args { home, command, .. } = args;
-    let plain = |home| Gateway::open(config(home, None));
+    let plain = |home| open(config(home, None));
     match command {
-        Command::Chat(chat) => chat::run(&Gateway::open(config(home, Some(&chat.load)))?, &chat),
-        Command::Embed(embed) => embed::run(&Gateway::open(config(home, Some(&embed.load)))?, &embed),
-        Command::Rerank(rerank) => rerank::run(&Gateway::open(config(home, Some(&rerank.load)))?, &rerank),
-        Command::Answer(answer) => answer::run(&Gateway::open(config(home, Some(&answer.load)))?, &answer),
-        Command::Serve(serve) => serve::run(&Gateway::open(serve_config(home, &serve))?, serve),
-        Command::Pull(pull) => models::pull(&plain(home)?, &pull),
-        Command::List(list) => models::list(&plain(home)?, &list),
-        Command::Show(show) => models::show(&plain(home)?, &show),
-        Command::Rm(rm) => models::rm(&plain(home)?, &rm),
-        Command::Ps(ps) => ps::run(&plain(home)?, &ps),
-        Command::Compile(compile) => models::compile(&plain(home)?, &compile),
-        Command::Plan(plan) => plan::run(&plain(home)?, plan),
-        Command::Export(export) => exports::export(&plain(home)?, &export),
-        Command::Import(import) => exports::import(&plain(home)?, import),
-        Command::Check(check) => check::run(&plain(home)?, check),
-        Command::Doctor(doctor) => doctor::run(&plain(home)?, &doctor),
-        Command::Bench(bench) => bench::run(&Gateway::open(config(home, Some(&bench.load)))?, &bench),
-        Command::Runtime(runtime) => runtime::run(&plain(home)?, runtime.command),
+        Command::Chat(chat) => chat::run(&open(config(home, Some(&chat.load)))?.0, &chat),
+        Command::Embed(embed) => embed::run(&open(config(home, Some(&embed.load)))?.0, &embed),
+        Command::Rerank(rerank) => rerank::run(&open(config(home, Some(&rerank.load)))?.0, &rerank),
+        Command::Answer(answer) => answer::run(&open(config(home, Some(&answer.load)))?.0, &answer),
+        Command::Serve(serve) => serve::run(&open(serve_config(home, &serve))?.0, serve),
+        Command::Pull(pull) => models::pull(&plain(home)?.0, &pull),
+        Command::List(list) => models::list(&plain(home)?.0, &list),
+        Command::Show(show) => models::show(&plain(home)?.0, &show),
+        Command::Rm(rm) => models::rm(&plain(home)?.0, &rm),
+        Command::Ps(ps) => ps::run(&plain(home)?.0, &ps),
+        Command::Compile(compile) => models::compile(&plain(home)?.0, &compile),
+        Command::Plan(plan) => plan::run(&plain(home)?.0, plan),
+        Command::Export(export) => exports::export(&plain(home)?.0, &export),
+        Command::Import(import) => exports::import(&plain(home)?.0, import),
+        Command::Check(check) => check::run(&plain(home)?.0, check),
+        Command::Doctor(doctor) => doctor::run(&plain(home)?.0, &doctor),
+        Command::Bench(bench) => bench::run(&open(config(home, Some(&bench.load)))?.0, &bench),
+        Command::Runtime(runtime) => runtime::run(&plain(home)?.0, runtime.command),
         Command::Completions { shell } => completions::run(shell),
     }
 }

@@ -29,7 +29,8 @@ struct Line<'a> {
 /// Sorts the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
     let documents = if args.documents.is_empty() {
-        stdin().lock().lines().collect::<Result<Vec<_>, _>>().context("cannot read standard input")?
+        interrupt::input(|| stdin().lock().lines().collect::<Result<Vec<_>, _>>())
+            .context("cannot read standard input")?
     } else {
         args.documents.clone()
     };
