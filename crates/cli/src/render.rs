@@ -15,7 +15,7 @@ use narthex_gateway::{
 use narthex_spec::Scheme;
 
 pub(crate) use self::{
-    package::{contexts, manifest, quality},
+    package::{changes, contexts, manifest},
     plan::plan,
 };
 

@@ -19,7 +19,7 @@ pub enum CompileError {
     Checkpoint(#[from] CheckpointError),
     /// The checkpoint holds no such smaller model.
     #[error("no smaller model of that kind: {0}")]
-    MatFormer(#[from] SliceError),
+    Slice(#[from] SliceError),
     /// The tokenizer was refused.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

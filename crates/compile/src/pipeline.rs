@@ -64,10 +64,7 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest, CompileError> {
-    let mut checkpoint = checkpoint::open(job.checkpoint)?;
-    if let Some(matformer) = &job.recipe.matformer {
-        checkpoint = checkpoint.sliced(matformer)?;
-    }
+    let checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?;
     job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
     let plan = Plan::new(&checkpoint.architecture, &job.recipe);
     keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
@@ -93,7 +90,8 @@ pub fn compile(
     }
     let title = format!("Compiling {}", job.name);
     let mut lowered = sweep.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
-    let changes = change(&mut lowered, &job.recipe)?;
+    let mut changes = left_out(&job.recipe);
+    changes += &change(&mut lowered, &job.recipe)?;
     if !changes.is_empty() {
         keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
     }
@@ -170,6 +168,12 @@ impl Sweep<'_> {
     }
 }
 
+/// What the model lacks of its checkpoint's, for people.
+fn left_out(recipe: &Recipe) -> String {
+    let layers = recipe.drop_layers.iter().flat_map(|dropped| dropped.layers());
+    layers.map(|layer| format!("every graph: leave out layer {layer} of the checkpoint\n")).collect()
+}
+
 /// Applies the recipe's passes to the graphs of fixed shape; gives what was changed, for people.
 fn change(lowered: &mut Lowered, recipe: &Recipe) -> Result<String, CompileError> {
     let mut changes = String::new();
@@ -212,6 +216,7 @@ fn manifest(
             .map(|_| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() }),
         prompts: checkpoint.prompts.clone(),
         quality: None,
+        loss: None,
         files: std::collections::BTreeMap::new(),
         provenance: Provenance { license, ..provenance },
     }

@@ -116,6 +116,26 @@ fn the_fixed_variant_computes_what_the_dynamic_one_does() {
 }
 
 #[test]
+fn without_a_layer_an_encoder_is_the_model_of_the_others() {
+    for golden in FAMILIES.map(Golden::read) {
+        for head in [Head::Mean, Head::Masked] {
+            let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(Scheme::W8) };
+            let alone = golden.second_layer(head);
+            let alone = Package::make(alone.path().to_owned(), recipe.clone());
+            let without = Recipe { drop_layers: Some("0".parse().unwrap()), ..recipe };
+            let dropped = Package::make(golden.checkpoint(head).path().to_owned(), without);
+            assert_eq!(dropped.manifest.architecture, alone.manifest.architecture);
+            let (inputs, whole) = golden.texts(head);
+            let texts = texts(&inputs);
+            let expected = together(&mut dynamic(&alone), &texts);
+            assert_eq!(together(&mut dynamic(&dropped), &texts), expected, "{}", golden.family);
+            agree(golden.family, &together(&mut fixed(&dropped), &texts), &expected, HALF);
+            assert!(relative(&expected.concat(), &whole.concat()) > HALF, "{}", golden.family);
+        }
+    }
+}
+
+#[test]
 fn a_second_segment_counts_where_the_weights_tell_it_apart() {
     for (family, differs) in [("bert", true), ("mobilebert", true), ("distilbert", false), ("roberta", false)]
     {

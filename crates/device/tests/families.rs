@@ -13,7 +13,7 @@ use narthex_device::{
 };
 use narthex_engine::executor::Wanted;
 use narthex_spec::{
-    Calibration, Feed, Fetch, MatFormer, Recipe, Scheme,
+    Calibration, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme,
     manifest::{GraphEntry, Part},
 };
 use support::{
@@ -89,6 +89,42 @@ fn a_slice_gives_the_logits_of_the_reference_s_smaller_model() {
     assert_eq!(package.manifest.recipe.matformer, Some(matformer));
     assert!(package.manifest.graphs.iter().all(|graph| [0, 3].contains(&graph.kv.len())));
     check_static(&package, "a sliced gemma3n", HALF);
+}
+
+/// The layers without which the reference gave `dropped.f32`.
+fn dropped(family: &str) -> LayerList {
+    let layers = match family {
+        "smollm3" => "0,2",
+        "gemma3" => "1,4",
+        "gemma3n" => "1,5",
+        _ => "0",
+    };
+    layers.parse().unwrap()
+}
+
+#[test]
+fn without_layers_a_model_gives_what_the_reference_does_without_them() {
+    for family in FAMILIES {
+        let without = |recipe: Recipe| Recipe { drop_layers: Some(dropped(family)), ..recipe };
+        let expected = rows(family, "dropped.f32");
+        for format in [Format::Safetensors, Format::Gguf] {
+            if comes_in(family, format) {
+                let package = package(family, format, without(Recipe::new(Scheme::F32)), None);
+                check_rows(family, &package, &format!("dropped, {format:?}"), (&expected, SINGLE));
+            }
+        }
+        let package = package(family, Format::Safetensors, without(exact(Scheme::W8)), None);
+        assert_eq!(package.manifest.recipe.drop_layers, Some(dropped(family)));
+        let most = package.manifest.graphs.iter().map(|graph| graph.kv.len()).max();
+        let kept = match family {
+            "smollm3" => 2,
+            "gemma3" => 4,
+            "gemma3n" => 3,
+            _ => 1,
+        };
+        assert_eq!(most, Some(kept), "{family}: slots of the cache go with their layers");
+        check_static(&package, &format!("{family} without layers"), HALF);
+    }
 }
 
 #[test]

@@ -137,6 +137,10 @@ impl Wanted {
     }
 }
 
+/// The logit of a token that a model never gives: the least that a number can be, so that its probability is zero, and
+/// finite, so that whoever looks for what is not finds nothing here.
+pub const NEVER: f32 = f32::MIN;
+
 /// Logits of one step: the rows of all spans in the plan's order, each span's rows in token order.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits<'a> {

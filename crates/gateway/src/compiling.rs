@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use narthex_spec::{Calibration, MatFormer, Pass, Scheme, Target};
+use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target};
 
 /// What is compiled, and how.
 #[derive(Debug, Clone)]
@@ -13,6 +13,9 @@ pub struct CompileRequest {
     pub calibration: Calibration,
     /// Which smaller model is made of one that holds several; its package has a name of its own.
     pub matformer: Option<MatFormer>,
+    /// The layers that are left out, as the checkpoint numbers them; the package has a name of its own, and says how far
+    /// its answers are from the whole model's.
+    pub drop_layers: Option<LayerList>,
     /// A folder for the intermediate stages, to be read by people.
     pub keep_stages: Option<PathBuf>,
     /// Whether a package that exists is made again.
@@ -37,6 +40,7 @@ impl CompileRequest {
             scheme,
             calibration: Calibration::Standard,
             matformer: None,
+            drop_layers: None,
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
             target: None,

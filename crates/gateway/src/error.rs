@@ -362,7 +362,7 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         | Compile::Foreign { .. }
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
         Compile::Open(error) => check_kind(error),
-        Compile::MatFormer(_) => ErrorKind::BadRequest,
+        Compile::Slice(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }

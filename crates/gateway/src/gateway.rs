@@ -188,7 +188,7 @@ impl Gateway {
     ) -> Result<(PathBuf, Manifest), Error> {
         let (text, _) = split_scheme(model);
         let key = PackageKey { scheme: request.scheme, ..self.key_of(text)? };
-        let key = key.cut(request.matformer.as_ref())?;
+        let key = key.cut(request)?;
         let folder =
             job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
         self.inner.residents.evict(&key);

@@ -75,7 +75,8 @@ impl<'a> Wanted<'a> {
 
     /// What is made. Another target joins those that the installed package is compiled for.
     fn recipe(&self, inner: &Inner) -> Recipe {
-        let CompileRequest { scheme, target, context, matformer, passes, part_bytes, .. } = self.request;
+        let CompileRequest { scheme, target, context, passes, part_bytes, .. } = self.request;
+        let (matformer, drop_layers) = (self.request.matformer.clone(), self.request.drop_layers.clone());
         let installed = inner.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
         let kept = installed.as_ref().map(|manifest| manifest.recipe.passes.clone());
@@ -91,7 +92,7 @@ impl<'a> Wanted<'a> {
         let usual = Recipe::new(*scheme);
         let held = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(held).unwrap_or(usual.part_bytes);
-        Recipe { matformer: matformer.clone(), fixed, part_bytes, targets, passes, ..usual }
+        Recipe { matformer, drop_layers, fixed, part_bytes, targets, passes, ..usual }
     }
 }
 
@@ -131,9 +132,9 @@ fn compile(
     let work = Work { inner, wanted, files: &files, license, progress, cancel };
     let staging = inner.store.stage_package(&key.name, key.scheme)?;
     let mut manifest = work.run(&recipe, staging.path(), wanted.request.keep_stages.as_deref())?;
-    if !recipe.passes.is_empty() {
-        let quality = work.quality(&recipe, (staging.path(), &manifest))?;
-        manifest.quality = Some(quality);
+    if !recipe.passes.is_empty() || recipe.is_reduced() {
+        manifest.quality = work.quality(&recipe, (staging.path(), &manifest))?;
+        manifest.loss = work.loss(&recipe, (staging.path(), &manifest))?;
         adopt(staging.path(), &mut manifest, &[])?;
     }
     for target in &recipe.targets {
@@ -174,13 +175,32 @@ impl Work<'_> {
         Ok(pipeline::compile(job, self.progress, self.cancel.flag())?)
     }
 
-    /// What the recipe's passes cost the package that they are in.
-    fn quality(&self, recipe: &Recipe, changed: quality::Package<'_>) -> Result<Quality, Error> {
+    /// What the recipe's passes cost the package that they are in, where there are any.
+    fn quality(&self, recipe: &Recipe, changed: quality::Package<'_>) -> Result<Option<Quality>, Error> {
+        if recipe.passes.is_empty() {
+            return Ok(None);
+        }
         let PackageKey { name, scheme } = self.wanted.key;
         self.progress.event(Progress::Note(format!("Compiling {name} without its passes, to compare.")));
         let twin = self.inner.store.stage_package(name, *scheme)?;
         let plain = self.run(&Recipe { passes: BTreeSet::new(), ..recipe.clone() }, twin.path(), None)?;
-        quality::measure(self.inner, changed, (twin.path(), &plain), self.progress, self.cancel)
+        let plain = (twin.path(), &plain);
+        quality::measure(self.inner, changed, plain, self.progress, self.cancel).map(Some)
+    }
+
+    /// What the package's reduction costs, where it is reduced: beside the whole model, in the variant that every device
+    /// runs.
+    fn loss(&self, recipe: &Recipe, reduced: quality::Package<'_>) -> Result<Option<Quality>, Error> {
+        if !recipe.is_reduced() {
+            return Ok(None);
+        }
+        let PackageKey { name, scheme } = self.wanted.key;
+        self.progress.event(Progress::Note(format!("Compiling the whole model of {name}, to compare.")));
+        let twin = self.inner.store.stage_package(name, *scheme)?;
+        let whole = Recipe { drop_layers: None, fixed: None, passes: BTreeSet::new(), ..recipe.clone() };
+        let whole = self.run(&whole, twin.path(), None)?;
+        let whole = (twin.path(), &whole);
+        quality::loss(self.inner, reduced, whole, self.progress, self.cancel).map(Some)
     }
 }
 

@@ -1,8 +1,8 @@
 //! How a user's text names a package: `smollm2:135m`, or `smollm2:135m@w4` for a scheme other than the usual.
 
-use narthex_spec::{MatFormer, ModelName, Scheme, id::BadModelName};
+use narthex_spec::{LayerList, MatFormer, ModelName, Scheme, id::BadModelName};
 
-use crate::error::Error;
+use crate::{compiling::CompileRequest, error::Error};
 
 /// A package of the store: one model in one scheme.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,12 +12,19 @@ pub(crate) struct PackageKey {
 }
 
 impl PackageKey {
-    /// The package of a smaller model that is cut out of this one, called after both: `gemma3n:e4b-e2b`.
-    pub(crate) fn cut(self, matformer: Option<&MatFormer>) -> Result<Self, Error> {
-        let Some(matformer) = matformer else { return Ok(self) };
-        let bad = |error: BadModelName| Error::Invalid { param: "matformer", message: error.to_string() };
-        let name = format!("{}-{}", self.name, matformer.slug()).parse().map_err(bad)?;
-        Ok(Self { name, ..self })
+    /// The package of the smaller model that is made of this one, called after both: `gemma3n:e4b-e2b`,
+    /// `smollm2:135m-drop3.7`.
+    pub(crate) fn cut(mut self, request: &CompileRequest) -> Result<Self, Error> {
+        let parts = [
+            ("matformer", request.matformer.as_ref().map(MatFormer::slug)),
+            ("drop_layers", request.drop_layers.as_ref().map(LayerList::slug)),
+        ];
+        for (param, slug) in parts {
+            let Some(slug) = slug else { continue };
+            let bad = |error: BadModelName| Error::Invalid { param, message: error.to_string() };
+            self.name = format!("{}-{slug}", self.name).parse().map_err(bad)?;
+        }
+        Ok(self)
     }
 }
 
@@ -39,12 +46,20 @@ mod tests {
     #[test]
     fn smaller_models_have_names_of_their_own() {
         let key = PackageKey { name: "gemma3n:e4b".parse().unwrap(), scheme: Scheme::W4 };
-        let name = |text: &str| key.clone().cut(Some(&text.parse().unwrap())).unwrap().name;
-        assert_eq!(name("e2b").as_str(), "gemma3n:e4b-e2b");
-        assert_eq!(name("ffn=8192*30,skip=20-24").as_str(), "gemma3n:e4b-ffn8192x30-skip20-24");
-        assert_eq!(key.clone().cut(None).unwrap(), key);
+        let plain = CompileRequest::new(Scheme::W4);
+        let sized = |text: &str| CompileRequest {
+            matformer: Some(text.parse().unwrap()),
+            ..CompileRequest::new(Scheme::W4)
+        };
+        let name = |request: &CompileRequest| key.clone().cut(request).unwrap().name.to_string();
+        assert_eq!(name(&sized("e2b")), "gemma3n:e4b-e2b");
+        assert_eq!(name(&sized("ffn=8192*30,skip=20-24")), "gemma3n:e4b-ffn8192x30-skip20-24");
+        let dropped = CompileRequest { drop_layers: Some("7,3".parse().unwrap()), ..plain.clone() };
+        assert_eq!(name(&dropped), "gemma3n:e4b-drop3.7");
+        assert_eq!(key.clone().cut(&plain).unwrap(), key);
         let long = PackageKey { name: "x".repeat(198).parse().unwrap(), ..key };
-        assert_eq!(long.cut(Some(&MatFormer::E2b)).unwrap_err().param(), Some("matformer"));
+        assert_eq!(long.clone().cut(&sized("e2b")).unwrap_err().param(), Some("matformer"));
+        assert_eq!(long.cut(&dropped).unwrap_err().param(), Some("drop_layers"));
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub struct Manifest {
     /// What its passes cost, where it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
+    /// What its reduction costs beside the whole model, where it is reduced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<Quality>,
     /// Every file of the package but the manifest, by path relative to the package.
     pub files: BTreeMap<String, FileEntry>,
     /// Where the weights came from.

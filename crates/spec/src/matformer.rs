@@ -3,15 +3,11 @@
 //! A feed-forward part keeps the first of its inner channels, and some layers are left out. What a checkpoint makes of
 //! it is the compiler's matter.
 
-use std::{fmt, ops::RangeInclusive, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The most layers that are counted; past it, a text is a mistake.
-const MOST_LAYERS: usize = 1024;
-
-/// The longest text that a name shows.
-const LONGEST_SLUG: usize = 48;
+use crate::layers::{MOST_LAYERS, numbers, runs, short, written};
 
 /// Which smaller model is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,11 +56,8 @@ impl MatFormer {
     /// (FNV-1a, 64 bits).
     pub fn slug(&self) -> String {
         let text = self.to_string();
-        if text.len() > LONGEST_SLUG {
-            let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            return format!("mix-{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step));
-        }
-        text.replace('=', "").replace('*', "x").replace('+', ".").replace(',', "-")
+        let whole = || text.replace('=', "").replace('*', "x").replace('+', ".").replace(',', "-");
+        short(&text, "mix").unwrap_or_else(whole)
     }
 }
 
@@ -82,17 +75,9 @@ fn widths(text: &str) -> Option<Vec<usize>> {
     Some(widths)
 }
 
-/// `3+20-24` as six layers.
+/// `3+20-24` as six layers, rising.
 fn layers(text: &str) -> Option<Vec<usize>> {
-    let mut layers = Vec::new();
-    for run in text.split('+') {
-        let (first, last) = run.split_once('-').unwrap_or((run, run));
-        let run: RangeInclusive<usize> = first.parse().ok()?..=last.parse().ok()?;
-        if run.is_empty() || *run.end() >= MOST_LAYERS {
-            return None;
-        }
-        layers.extend(run);
-    }
+    let mut layers = numbers(text, '+')?;
     layers.sort_unstable();
     layers.dedup();
     Some(layers)
@@ -123,18 +108,6 @@ impl FromStr for MatFormer {
     }
 }
 
-/// Runs of equal numbers, or of numbers that count up.
-fn runs(numbers: &[usize], step: usize) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &number in numbers {
-        match runs.last_mut() {
-            Some((first, count)) if *first + step * *count == number => *count += 1,
-            _ => runs.push((number, 1)),
-        }
-    }
-    runs
-}
-
 impl fmt::Display for MatFormer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Mix(Mix { widths, skip }) = self else { return f.write_str("e2b") };
@@ -142,14 +115,10 @@ impl fmt::Display for MatFormer {
             1 => width.to_string(),
             _ => format!("{width}*{count}"),
         };
-        let layer = |&(first, count): &(usize, usize)| match count {
-            1 => first.to_string(),
-            _ => format!("{first}-{}", first + count - 1),
-        };
         let ffn: Vec<String> = runs(widths, 0).iter().map(width).collect();
-        let skip: Vec<String> = runs(skip, 1).iter().map(layer).collect();
-        let parts = [("ffn", ffn), ("skip", skip)].into_iter().filter(|(_, runs)| !runs.is_empty());
-        let parts: Vec<String> = parts.map(|(name, runs)| format!("{name}={}", runs.join("+"))).collect();
+        let parts = [("ffn", ffn.join("+")), ("skip", written(skip, "+"))];
+        let parts = parts.into_iter().filter(|(_, runs)| !runs.is_empty());
+        let parts: Vec<String> = parts.map(|(name, runs)| format!("{name}={runs}")).collect();
         f.write_str(&parts.join(","))
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{MatFormer, Pass, Target};
+use crate::{LayerList, MatFormer, Pass, Target};
 
 /// The weight scheme of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -126,6 +126,9 @@ pub struct Recipe {
     /// Which smaller model it is, of those that its checkpoint holds; none for all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matformer: Option<MatFormer>,
+    /// The layers that are left out, as the checkpoint numbers them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drop_layers: Option<LayerList>,
     /// Shapes of variant B, where it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
@@ -191,6 +194,11 @@ impl FixedShapes {
 }
 
 impl Recipe {
+    /// Whether it leaves out some of what the model computes, which changes its answers.
+    pub fn is_reduced(&self) -> bool {
+        self.drop_layers.is_some()
+    }
+
     /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 where nothing is in blocks), not calibrated.
     pub fn new(scheme: Scheme) -> Self {
         let accuracy_level = if matches!(scheme, Scheme::F32 | Scheme::F16) { 0 } else { 4 };
@@ -201,6 +209,7 @@ impl Recipe {
             accuracy_level,
             calibration,
             matformer: None,
+            drop_layers: None,
             fixed: None,
             part_bytes: usual_part_bytes(),
             targets: Vec::new(),

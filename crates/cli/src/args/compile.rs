@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use narthex_spec::{Calibration, MatFormer, Pass, Scheme, Target};
+use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target};
 
 /// `narthex compile`.
 #[derive(Debug, ClapArgs)]
@@ -23,6 +23,10 @@ pub(crate) struct CompileArgs {
     /// layers left out, as in ffn=8192*10+16384*20,skip=20-24 or ffn=12288
     #[arg(long, value_name = "SIZE")]
     pub(crate) matformer: Option<MatFormer>,
+
+    /// Leave layers out, as in 3,7,12-14, counted from 0, and measure what that costs
+    #[arg(long, value_name = "LAYER,...", conflicts_with = "matformer")]
+    pub(crate) drop_layers: Option<LayerList>,
 
     /// Change the graphs for compilers that run the changed form better, and measure what that costs:
     /// grouped-projections, split-heads, linear-as-conv

@@ -62,6 +62,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         scheme: args.scheme,
         calibration: args.calibrate,
         matformer: args.matformer.clone(),
+        drop_layers: args.drop_layers.clone(),
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),
@@ -85,8 +86,8 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
             shapes.context
         ));
     }
-    if let Some(quality) = &manifest.quality {
-        output::note(render::quality(quality));
+    for line in render::changes(&manifest) {
+        output::note(line);
     }
     if !manifest.contexts.is_empty() {
         output::note(render::contexts(&manifest));

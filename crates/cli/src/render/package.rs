@@ -49,31 +49,62 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
     if let Some(matformer) = &manifest.recipe.matformer {
         lines.insert(2, format!("cut out as   {matformer}"));
     }
-    if !manifest.recipe.passes.is_empty() {
-        let passes: Vec<&str> = manifest.recipe.passes.iter().map(|pass| pass.as_str()).collect();
-        lines.push(format!("passes       {}", passes.join(", ")));
-    }
-    if let Some(found) = &manifest.quality {
-        lines.push(format!("quality      {}", quality(found)));
-    }
+    lines.extend(changes(manifest));
     if !manifest.contexts.is_empty() {
         lines.push(contexts(manifest));
     }
     lines.join("\n")
 }
 
-/// What a model's passes cost.
-pub(crate) fn quality(quality: &Quality) -> String {
+/// What of a model was changed, a line for each, and what that costs.
+pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
+    let (recipe, mut lines) = (&manifest.recipe, Vec::new());
+    if let Some(dropped) = &recipe.drop_layers {
+        let count = dropped.layers().len();
+        let all =
+            layers(&manifest.architecture).map(|left| format!(" of {}", left + count)).unwrap_or_default();
+        lines.push(format!("left out     {count}{all} layers: {dropped}"));
+    }
+    if let Some(found) = &manifest.loss {
+        lines.push(format!("loss         {}", quality(found, "beside the whole model")));
+    }
+    if !recipe.passes.is_empty() {
+        let passes: Vec<&str> = recipe.passes.iter().map(|pass| pass.as_str()).collect();
+        lines.push(format!("passes       {}", passes.join(", ")));
+    }
+    if let Some(found) = &manifest.quality {
+        lines.push(format!("quality      {}", quality(found, "beside the model without its passes")));
+    }
+    lines
+}
+
+fn layers(structure: &Structure) -> Option<usize> {
+    match structure {
+        Structure::Decoder(arch) => Some(arch.layers.len()),
+        Structure::Encoder(arch) => Some(arch.layers),
+        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => None,
+    }
+}
+
+/// How near a model's answers are to another's.
+fn quality(quality: &Quality, beside: &str) -> String {
     match quality {
-        Quality::Decoder { positions, divergence, agreement } => format!(
-            "with its passes the best token is the same {:.1} % of the time, and distributions differ by {divergence:.6} \
-             nats ({positions} positions, on the CPU)",
-            agreement * 100.0
-        ),
-        Quality::Encoder { texts, cosine } => {
+        Quality::Decoder { positions, divergence, agreement, mass } => {
+            let given = match mass {
+                Some(mass) => format!(
+                    "{:.3} % of its probability is on tokens that are given, over these ",
+                    mass * 100.0
+                ),
+                None => String::new(),
+            };
             format!(
-                "with its passes the least cosine to the model without is {cosine:.6} ({texts} texts, on the CPU)"
+                "{beside} the best token is the same {:.1} % of the time, {given}distributions differ by {divergence:.6} \
+                 nats ({positions} positions, on the CPU)",
+                agreement * 100.0
             )
+        }
+        Quality::Encoder { texts, cosine } => {
+            format!("{beside} the least cosine is {cosine:.6} ({texts} texts, on the CPU)")
         }
     }
 }

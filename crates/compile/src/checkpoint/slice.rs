@@ -1,5 +1,5 @@
-//! A smaller model out of a checkpoint's, as Google's MatFormer Lab cuts Gemma 3n: the first inner channels of feed-forward
-//! parts, without some of the layers.
+//! A smaller model out of a checkpoint's: without some of the layers, or as Google's MatFormer Lab cuts Gemma 3n, which is
+//! the first inner channels of feed-forward parts besides.
 //!
 //! What a layer shares or has of its own goes with it: the columns of its per-layer embeddings, and the keys and values
 //! of the layer that it took them from. Weights stay in the file; rows and columns are passed over as they are read.
@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use narthex_spec::{
-    arch::{Architecture, DecoderArch, Family, KvSource},
+    LayerList, Recipe,
+    arch::{Architecture, DecoderArch, DecoderLayer, Family, KvSource},
     matformer::MatFormer,
 };
 
@@ -46,6 +47,11 @@ pub enum SliceError {
         /// The layer.
         layer: usize,
     },
+    /// Layers are left out in two ways at once.
+    #[error(
+        "expected layers to leave out in one place, found them beside a size of MatFormer; list them there, as skip=3+7"
+    )]
+    Twofold,
     /// There are too many or too few widths.
     #[error(
         "expected one inner width, or one for each of the {expected} layers that are kept, found {found}"
@@ -73,14 +79,39 @@ pub enum SliceError {
 struct Slice {
     /// For each layer, its number in the checkpoint.
     kept: Vec<usize>,
-    /// Inner widths.
+    /// Inner widths; none where they stay as they are.
     widths: Vec<usize>,
     /// Elements of a token's row for one layer.
     per_layer: usize,
 }
 
+/// The layers of `count` that are left, of which there must be one.
+fn left(count: usize, dropped: &[usize]) -> Result<Vec<usize>, SliceError> {
+    let kept: Vec<usize> = (0..count).filter(|layer| !dropped.contains(layer)).collect();
+    if kept.is_empty() || dropped.iter().any(|&layer| layer >= count) {
+        return Err(SliceError::Layers { last: count.saturating_sub(1), found: dropped.to_vec() });
+    }
+    Ok(kept)
+}
+
 impl Slice {
-    fn new(arch: &DecoderArch, matformer: &MatFormer) -> Result<Self, SliceError> {
+    /// A decoder without some of its layers.
+    fn without(arch: &DecoderArch, dropped: &[usize]) -> Result<Self, SliceError> {
+        let kept = left(arch.layers.len(), dropped)?;
+        let source = |layer: &DecoderLayer| match layer.attention.kv {
+            KvSource::Layer(source) => Some(source),
+            KvSource::Own => None,
+        };
+        // Such a layer stays even where all that read its keys are left out, as in the published tool.
+        if let Some(layer) = arch.layers.iter().filter_map(source).find(|source| dropped.contains(source)) {
+            return Err(SliceError::Shared { layer });
+        }
+        let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
+        Ok(Self { kept, widths: Vec::new(), per_layer })
+    }
+
+    /// A size of MatFormer.
+    fn sized(arch: &DecoderArch, matformer: &MatFormer) -> Result<Self, SliceError> {
         let count = arch.layers.len();
         if arch.family != Family::Gemma3n {
             return Err(SliceError::Family { found: format!("{:?}", arch.family) });
@@ -90,51 +121,42 @@ impl Slice {
             return Err(SliceError::NotE4b { name, expected, found: count });
         }
         let mix = matformer.mix();
-        let kept: Vec<usize> = (0..count).filter(|layer| !mix.skip.contains(layer)).collect();
-        if kept.is_empty() || mix.skip.iter().any(|&layer| layer >= count) {
-            return Err(SliceError::Layers { last: count.saturating_sub(1), found: mix.skip });
-        }
-        let source = |layer: &usize| match arch.layers.get(*layer)?.attention.kv {
-            KvSource::Layer(source) => Some(source),
-            KvSource::Own => None,
+        let slice = Self::without(arch, &mix.skip)?;
+        let widths = match mix.widths[..] {
+            [width] => vec![width; slice.kept.len()],
+            _ => mix.widths,
         };
-        // Such a layer stays even where all that read its keys are left out, as in the published tool.
-        if let Some(layer) =
-            (0..count).filter_map(|layer| source(&layer)).find(|source| mix.skip.contains(source))
-        {
-            return Err(SliceError::Shared { layer });
+        if !widths.is_empty() && widths.len() != slice.kept.len() {
+            return Err(SliceError::Count { expected: slice.kept.len(), found: widths.len() });
         }
-        let widths = match &mix.widths[..] {
-            [] => kept.iter().filter_map(|&layer| Some(arch.layers.get(layer)?.mlp.inner)).collect(),
-            [width] => vec![*width; kept.len()],
-            each => each.to_vec(),
-        };
-        if widths.len() != kept.len() {
-            return Err(SliceError::Count { expected: kept.len(), found: widths.len() });
-        }
-        for (&layer, &found) in kept.iter().zip(&widths) {
+        for (&layer, &found) in slice.kept.iter().zip(&widths) {
             let most = arch.layers.get(layer).map_or(0, |layer| layer.mlp.inner);
             if found > most {
                 return Err(SliceError::Width { layer, most, found });
             }
         }
-        let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
-        Ok(Self { kept, widths, per_layer })
+        Ok(Self { widths, ..slice })
     }
 
     /// The smaller model.
     fn of(&self, arch: &DecoderArch) -> DecoderArch {
         let place = |layer: usize| self.kept.iter().position(|&kept| kept == layer);
         let mut layers = Vec::with_capacity(self.kept.len());
-        for (&layer, &width) in self.kept.iter().zip(&self.widths) {
+        for (index, &layer) in self.kept.iter().enumerate() {
             let Some(mut layer) = arch.layers.get(layer).cloned() else { continue };
-            layer.mlp.inner = width;
+            layer.mlp.inner = self.widths.get(index).copied().unwrap_or(layer.mlp.inner);
             if let KvSource::Layer(source) = layer.attention.kv {
                 layer.attention.kv = place(source).map_or(KvSource::Own, KvSource::Layer);
             }
             layers.push(layer);
         }
         DecoderArch { layers, ..arch.clone() }
+    }
+
+    /// Cuts the architecture.
+    fn cut(self, arch: &mut DecoderArch) -> Self {
+        *arch = self.of(arch);
+        self
     }
 
     /// The checkpoint's name of a weight, and the layer of the smaller model that it belongs to.
@@ -164,13 +186,13 @@ impl WeightSource for Sliced {
         let (original, layer) = self.slice.original(name).unwrap_or_else(|| (name.to_owned(), None));
         let mut weight = self.whole.weight(&original)?;
         name.clone_into(&mut weight.name);
-        let channels = 0..layer.and_then(|layer| self.slice.widths.get(layer).copied()).unwrap_or(0);
-        let first = std::slice::from_ref(&channels);
-        match name.split_once(".mlp.").map_or(name, |(_, part)| part) {
-            "gate_proj.weight" | "up_proj.weight" => weight.with_row_ranges(first),
-            "down_proj.weight" => weight.with_column_ranges(first),
-            "per_layer.embed.weight" => weight.with_column_ranges(&self.slice.per_layer_ranges()),
-            "per_layer.proj.weight" => weight.with_row_ranges(&self.slice.per_layer_ranges()),
+        let channels = layer.and_then(|layer| self.slice.widths.get(layer)).map(|&width| 0..width);
+        let per_layer = || self.slice.per_layer_ranges();
+        match (name.split_once(".mlp.").map_or(name, |(_, part)| part), channels) {
+            ("gate_proj.weight" | "up_proj.weight", Some(first)) => weight.with_row_ranges(&[first]),
+            ("down_proj.weight", Some(first)) => weight.with_column_ranges(&[first]),
+            ("per_layer.embed.weight", _) => weight.with_column_ranges(&per_layer()),
+            ("per_layer.proj.weight", _) => weight.with_row_ranges(&per_layer()),
             _ => Ok(weight),
         }
     }
@@ -181,16 +203,26 @@ impl WeightSource for Sliced {
 }
 
 impl Checkpoint {
-    /// A smaller model out of this one.
+    /// The smaller model that a recipe asks for; this one where it asks for none.
     ///
     /// # Errors
     /// [`SliceError`] for a model that holds no such one.
-    pub fn sliced(mut self, matformer: &MatFormer) -> Result<Self, SliceError> {
-        let Architecture::Decoder(arch) = &self.architecture else {
-            return Err(SliceError::Family { found: "an encoder".to_owned() });
+    pub fn sliced(mut self, recipe: &Recipe) -> Result<Self, SliceError> {
+        let dropped = recipe.drop_layers.as_ref().map(LayerList::layers);
+        let slice = match (&mut self.architecture, &recipe.matformer, dropped) {
+            (_, None, None) => return Ok(self),
+            (_, Some(_), Some(_)) => return Err(SliceError::Twofold),
+            (Architecture::Decoder(arch), Some(size), _) => Slice::sized(arch, size)?.cut(arch),
+            (Architecture::Decoder(arch), _, Some(dropped)) => Slice::without(arch, dropped)?.cut(arch),
+            (Architecture::Encoder(arch), _, Some(dropped)) => {
+                let kept = left(arch.layers, dropped)?;
+                arch.layers = kept.len();
+                Slice { kept, widths: Vec::new(), per_layer: 0 }
+            }
+            (Architecture::Encoder(_), Some(_), _) => {
+                return Err(SliceError::Family { found: "an encoder".to_owned() });
+            }
         };
-        let slice = Slice::new(arch, matformer)?;
-        self.architecture = Architecture::Decoder(slice.of(arch));
         self.weights = Box::new(Sliced { whole: self.weights, slice });
         Ok(self)
     }
@@ -216,7 +248,7 @@ mod tests {
     #[test]
     fn e2b_is_what_its_own_configuration_says() {
         let e4b = published(json!({}));
-        let slice = Slice::new(&e4b, &MatFormer::E2b).unwrap();
+        let slice = Slice::sized(&e4b, &MatFormer::E2b).unwrap();
         let e2b = json!({"num_hidden_layers": 30, "intermediate_size": 8192, "num_kv_shared_layers": 10});
         assert_eq!(slice.of(&e4b), published(e2b));
         assert_eq!(slice.original("layers.20.attn.q_proj.weight").unwrap().0, "layers.25.attn.q_proj.weight");
@@ -229,7 +261,7 @@ mod tests {
     fn what_the_checkpoint_does_not_hold_is_refused() {
         let e4b = published(json!({}));
         let check = |arch: &DecoderArch, text: &str, expect: &str| {
-            let error = Slice::new(arch, &text.parse().unwrap()).unwrap_err().to_string();
+            let error = Slice::sized(arch, &text.parse().unwrap()).unwrap_err().to_string();
             assert!(error.contains(expect), "{text}: {error}");
         };
         check(&e4b, "ffn=16385", "inner width of layer 0 of at most 16384, the checkpoint's, found 16385");
@@ -239,6 +271,13 @@ mod tests {
         check(&e4b, "skip=19", "layer 19 cannot be left out");
         check(&e4b, "skip=35", "layers to leave out from 0 to 34");
         check(&e4b, "skip=0-34", "and one to keep");
+        let dropped = |layers: &[usize]| Slice::without(&e4b, layers).unwrap_err().to_string();
+        assert_eq!(
+            dropped(&[3, 35]),
+            "expected layers to leave out from 0 to 34, and one to keep, found [3, 35]"
+        );
+        assert!(dropped(&(0..35).collect::<Vec<_>>()).contains("and one to keep"));
+        assert!(dropped(&[18]).contains("layer 18 cannot be left out"));
         check(
             &published(json!({"num_hidden_layers": 30})),
             "e2b",

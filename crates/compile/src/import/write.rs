@@ -108,6 +108,7 @@ impl Import {
             chat,
             prompts: self.prompts,
             quality: None,
+            loss: None,
             files: BTreeMap::new(),
             provenance: Provenance {
                 source: format!("{}, an export of {}", job.source, self.exporter),

@@ -5,12 +5,15 @@ Run with transformers 5.23, torch, numpy, safetensors and gguf:
     python families.py OUT [FAMILY ...]
 
 OUT gets `tokenizer.json`, the same for all, and for each family a folder with `config.json`, `model.safetensors`, `logits.f32` (little-endian, a row for each
-token, from a run over the tokens up to it) and, where llama.cpp has the family, `model.gguf` with the same weights.
+token, from a run over the tokens up to it), `dropped.f32` (the same of the model without the layers of DROPPED) and, where llama.cpp has the family,
+`model.gguf` with the same weights.
 GGUF names come from gguf-py's own tables. Weights are rounded to half precision first, so that both files and the
 reference have the same numbers.
 """
 
+import copy
 import json
+import re
 import shutil
 import sys
 import zlib
@@ -65,6 +68,42 @@ def random_tensors(name, shapes):
     return {key.replace("/", "."): value.detach().numpy() for key, value in holder.named_parameters()}
 
 
+# The layers that are left out; the first, where nothing is said.
+DROPPED = {"smollm3": [0, 2], "gemma3": [1, 4], "gemma3n": [1, 5]}
+
+
+def kept(name, layers):
+    return [i for i in range(layers) if i not in DROPPED.get(name, [0])]
+
+
+def without(tensors, layers):
+    """The weights of the layers that are kept, under their new numbers, and all others."""
+    left = {}
+    for key, value in tensors.items():
+        found = re.search(r"\.(?:layers|h)\.(\d+)\.", key)
+        if found and int(found[1]) not in layers:
+            continue
+        left[key[:found.start(1)] + str(layers.index(int(found[1]))) + key[found.end(1):] if found else key] = value
+    return left
+
+
+def smaller(name, config, model):
+    """The logits of a model that has the kept layers alone, with the settings that they had."""
+    layers = kept(name, config.num_hidden_layers)
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = len(layers)
+    for setting in ("layer_types", "no_rope_layers"):
+        if getattr(config, setting, None):
+            setattr(config, setting, [getattr(config, setting)[i] for i in layers])
+    small = transformers.AutoModelForCausalLM.from_config(config)
+    small.load_state_dict(without(model.state_dict(), layers))
+    return logits(small.float().eval())
+
+
+def write_dropped(folder, rows):
+    (folder / "dropped.f32").write_bytes(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+
+
 def write(out, name, config, tensors, rows):
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -87,7 +126,9 @@ def from_transformers(out, name, config, less_one=False):
     settings["tie_word_embeddings"] = bool(tied)
     for key in ("transformers_version", "dtype", "attn_implementation", "_attn_implementation"):
         settings.pop(key, None)
-    return write(out, name, settings, tensors, rows), tensors
+    folder = write(out, name, settings, tensors, rows)
+    write_dropped(folder, smaller(name, config, model))
+    return folder, tensors
 
 
 def permuted(values, heads):
@@ -303,10 +344,9 @@ def gemma3n_random(config):
     return model
 
 
-def gemma3n_slice(model):
+def gemma3n_slice(model, widths):
     """The reference's smaller model with a slice of the same weights, as Google's MatFormer Lab cuts it."""
-    skip, widths = GEMMA3N_SLICE["skip"], GEMMA3N_SLICE["widths"]
-    kept = [i for i in range(7) if i not in skip]
+    kept = [i for i in range(7) if i not in GEMMA3N_SLICE["skip"]]
     config = gemma3n_config(kept, intermediate_size=widths)
     small = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     given = model.state_dict()
@@ -344,8 +384,9 @@ def gemma3n(out):
     named = {key.replace("model.", "model.language_model.", 1): value for key, value in tensors.items()}
     named["model.vision_tower.stem.weight"] = np.zeros((2, 2))
     folder = write(out, "gemma3n", settings, named, logits(model))
-    rows = gemma3n_slice(model)
+    rows = gemma3n_slice(model, GEMMA3N_SLICE["widths"])
     (folder / "slice.f32").write_bytes(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+    write_dropped(folder, gemma3n_slice(model, [GEMMA3N_WIDTHS[i] for i in kept("gemma3n", 7)]))
     files = {}
     for key, value in tensors.items():
         if key.split(".")[1] in ("altup_projections", "altup_unembed_projections"):
@@ -393,6 +434,10 @@ def openelm(out):
                    at + "attn_norm.weight": (HIDDEN,), at + "ffn_norm.weight": (HIDDEN,)}
     tensors = random_tensors("openelm", shapes)
     folder = write(out, "openelm", config, tensors, independent.openelm(config, tensors, TOKENS))
+    layers = kept("openelm", 2)
+    small = config | dict(num_transformer_layers=len(layers),
+                          **{key: [config[key][i] for i in layers] for key in ("num_query_heads", "num_kv_heads")})
+    write_dropped(folder, independent.openelm(small, without(tensors, layers), TOKENS))
     split = {}
     for key, value in tensors.items():
         if key.endswith("proj_1.weight"):
@@ -427,6 +472,9 @@ def chatglm3(out):
                    at + "mlp.dense_4h_to_h.weight": (HIDDEN, INNER)}
     tensors = random_tensors("chatglm3", shapes)
     folder = write(out, "chatglm3", config, tensors, independent.chatglm(config, tensors, TOKENS))
+    layers = kept("chatglm3", 2)
+    small = config | dict(num_layers=len(layers))
+    write_dropped(folder, independent.chatglm(small, without(tensors, layers), TOKENS))
     meta = llama_meta(rope_dimension_count=HEAD // 2, rope_freq_base=20000.0, layer_norm_rms_eps=1e-5)
     write_gguf(folder, gguf.MODEL_ARCH.CHATGLM,
                {key.removeprefix("transformer."): value for key, value in tensors.items()}, meta)

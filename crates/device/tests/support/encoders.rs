@@ -6,7 +6,7 @@
 use std::{fs, path::PathBuf};
 
 use narthex_spec::TokenId;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 /// The families.
@@ -104,6 +104,35 @@ impl Golden {
             let key = format!("pooling_mode_{mode}");
             fs::write(copy.path().join("1_Pooling/config.json"), json!({key: true}).to_string()).unwrap();
         }
+        copy
+    }
+
+    /// As [`Self::checkpoint`], with the second of two layers alone, as its first.
+    pub(crate) fn second_layer(&self, head: Head) -> TempDir {
+        let copy = self.checkpoint(head);
+        let (config, weights) = (copy.path().join("config.json"), copy.path().join("model.safetensors"));
+        let mut settings: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        let count = ["num_hidden_layers", "n_layers"].into_iter().find(|key| settings.get(key).is_some());
+        settings[count.unwrap()] = json!(1);
+        fs::write(config, settings.to_string()).unwrap();
+        let bytes = fs::read(&weights).unwrap();
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut tensors: Map<String, Value> = serde_json::from_slice(&bytes[8..header]).unwrap();
+        tensors.remove("__metadata__");
+        let mut data = Vec::new();
+        let left = tensors.into_iter().filter(|(name, _)| !name.contains("layer.0."));
+        let left: Map<String, Value> = left
+            .map(|(name, mut tensor)| {
+                let at = |end: usize| header + tensor["data_offsets"][end].as_u64().unwrap() as usize;
+                let begin = data.len();
+                data.extend_from_slice(&bytes[at(0)..at(1)]);
+                tensor["data_offsets"] = json!([begin, data.len()]);
+                (name.replace("layer.1.", "layer.0."), tensor)
+            })
+            .collect();
+        let left = Value::Object(left).to_string();
+        let length = (left.len() as u64).to_le_bytes();
+        fs::write(weights, [&length[..], left.as_bytes(), &data].concat()).unwrap();
         copy
     }
 

@@ -1,5 +1,6 @@
 //! How far a device's answers are from the CPU's, and how far they may be.
 
+use narthex_engine::executor::NEVER;
 use serde::{Deserialize, Serialize};
 
 /// The most that distributions may differ on average, as the Kullback-Leibler divergence in nats. Half precision on
@@ -52,13 +53,47 @@ pub(super) fn best(row: &[f32]) -> usize {
     row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(index, _)| index)
 }
 
+/// What one distribution of a reduced model lost of the whole model's.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Loss {
+    /// The share of the whole model's probability on tokens that the reduced one gives.
+    pub(super) mass: f64,
+    /// Divergence of the reduced model's distribution from the whole one's over these tokens, in nats.
+    pub(super) divergence: f64,
+    /// Whether both have the same best token.
+    pub(super) agrees: bool,
+    /// Which tokens the reduced model gives.
+    pub(super) tokens: Given,
+}
+
+/// Which tokens a model gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    All,
+    Some,
+}
+
+impl Loss {
+    /// Of two rows of logits; none where they are not finite.
+    pub(super) fn of(whole: &[f32], reduced: &[f32]) -> Option<Self> {
+        let given = whole.iter().zip(reduced).filter(|(_, logit)| **logit > NEVER);
+        let (expected, found): (Vec<f32>, Vec<f32>) = given.unzip();
+        let mass = (norm(&expected) - norm(whole)).exp();
+        let divergence = divergence(&expected, &found).filter(|_| mass.is_finite())?;
+        let tokens = if found.len() == reduced.len() { Given::All } else { Given::Some };
+        Some(Self { mass, divergence, agrees: best(whole) == best(reduced), tokens })
+    }
+}
+
+/// The logarithm of the sum of a row's exponentials.
+fn norm(row: &[f32]) -> f64 {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
+    f64::from(most) + sum.ln()
+}
+
 /// `KL(expected ‖ found)` of two rows of logits.
 fn divergence(expected: &[f32], found: &[f32]) -> Option<f64> {
-    let norm = |row: &[f32]| {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
-        f64::from(most) + sum.ln()
-    };
     let (p, q) = (norm(expected), norm(found));
     let sum: f64 = expected
         .iter()
@@ -146,6 +181,23 @@ mod tests {
         assert_eq!((spread(vec![0.0]), spread(vec![1.0, 2.0])), (vec![0.5, 0.5], vec![1.0, 2.0]));
         assert!(cosine(&spread(vec![1.0]), &spread(vec![1.5])).unwrap() < COSINE);
         assert_eq!(cosine(&spread(vec![f32::NAN]), &spread(vec![1.5])), None);
+    }
+
+    #[test]
+    fn what_is_lost_is_measured_over_the_tokens_that_are_given() {
+        // 1/2, 1/4, 1/4.
+        let whole = [2f32.ln(), 0.0, 0.0];
+        let same = Loss::of(&whole, &whole).unwrap();
+        assert!(same.agrees && same.tokens == Given::All && (same.mass - 1.0).abs() < 1e-9, "{same:?}");
+        let pruned = Loss::of(&whole, &[NEVER, 1.0, 1.0]).unwrap();
+        assert!((pruned.mass - 0.5).abs() < 1e-6 && pruned.divergence.abs() < 1e-6, "{pruned:?}");
+        assert!(!pruned.agrees && pruned.tokens == Given::Some);
+        // Of the first two, 2/3 and 1/3 became 1/2 each.
+        let other = Loss::of(&whole, &[0.0, 0.0, NEVER]).unwrap();
+        let expected = 2.0 / 3.0 * (4f64 / 3.0).ln() + 1.0 / 3.0 * (2f64 / 3.0).ln();
+        assert!((other.mass - 0.75).abs() < 1e-6 && (other.divergence - expected).abs() < 1e-6, "{other:?}");
+        assert_eq!(Loss::of(&whole, &[f32::NAN, 0.0, 0.0]), None);
+        assert_eq!(Loss::of(&whole, &[NEVER; 3]), None);
     }
 
     #[test]

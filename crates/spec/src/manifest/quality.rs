@@ -14,6 +14,10 @@ pub enum Quality {
         divergence: f64,
         /// The share of them whose best token is the same, 0 to 1.
         agreement: f64,
+        /// Of a model that gives some tokens only: the share of the whole model's probability that lies on them, 0 to 1, on
+        /// average. The divergence is then over these tokens.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mass: Option<f64>,
     },
     /// What an encoder gives of texts.
     Encoder {

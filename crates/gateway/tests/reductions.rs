@@ -1,0 +1,55 @@
+//! Models of which something is left out: they have names of their own, answer, and say what that costs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use narthex_gateway::{Cancel, CompileRequest, Error, ErrorKind, Rebuild};
+use narthex_spec::{
+    Pass, Scheme,
+    manifest::{Manifest, Quality},
+    progress::Quiet,
+};
+use support::{Tiny, ask, greedy, question};
+
+fn compile(tiny: &Tiny, request: CompileRequest) -> Result<Manifest, Error> {
+    let request = CompileRequest { rebuild: Rebuild::Always, ..request };
+    let made = tiny.gateway().compile(&tiny.checkpoint(), &request, &Quiet, &Cancel::new());
+    made.map(|(_, manifest)| manifest)
+}
+
+fn without(layers: &str) -> CompileRequest {
+    CompileRequest { drop_layers: Some(layers.parse().unwrap()), ..CompileRequest::new(Scheme::W8) }
+}
+
+#[test]
+fn a_model_without_a_layer_states_its_loss() {
+    let tiny = Tiny::new();
+    let manifest = compile(&tiny, without("1")).unwrap();
+    assert!(manifest.name.as_str().ends_with("-drop1"), "{}", manifest.name);
+    assert!(manifest.recipe.fixed.is_none() && manifest.quality.is_none());
+    let Some(Quality::Decoder { positions, divergence, mass: None, .. }) = manifest.loss else {
+        panic!("{:?}", manifest.loss)
+    };
+    assert!(positions > 50 && divergence > 0.0, "{:?}", manifest.loss);
+    let answer = ask(&tiny.gateway(), manifest.name.as_str(), question("the cat", greedy(4)));
+    assert_eq!(answer.summary.completion_tokens, 4);
+    // A pass's cost is measured beside the model without the layer.
+    let passes = Some([Pass::SplitHeads].into());
+    let manifest = compile(&tiny, CompileRequest { passes, ..without("1") }).unwrap();
+    let Some(Quality::Decoder { divergence: passed, .. }) = manifest.quality else { panic!("no quality") };
+    assert!(passed.abs() < 0.01 && manifest.loss.is_some(), "{manifest:?}");
+}
+
+#[test]
+fn layers_that_are_not_there_are_refused() {
+    let tiny = Tiny::new();
+    let check = |request: CompileRequest, expect: &str| {
+        let error = compile(&tiny, request).unwrap_err();
+        assert!(error.kind() == ErrorKind::BadRequest && error.to_string().contains(expect), "{error}");
+    };
+    check(without("2"), "expected layers to leave out from 0 to 1, and one to keep, found [2]");
+    check(without("0-1"), "and one to keep, found [0, 1]");
+    let twice = CompileRequest { matformer: Some("e2b".parse().unwrap()), ..without("1") };
+    check(twice, "expected layers to leave out in one place");
+}
