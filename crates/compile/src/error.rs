@@ -9,6 +9,7 @@ use crate::{
     check::CheckError,
     checkpoint::{CheckpointError, SliceError},
     quant::calibrate::RunnerError,
+    vocabulary::VocabularyError,
 };
 
 /// Why a checkpoint could not be compiled.
@@ -20,6 +21,9 @@ pub enum CompileError {
     /// The checkpoint holds no such smaller model.
     #[error("no smaller model of that kind: {0}")]
     Slice(#[from] SliceError),
+    /// The vocabulary cannot be pruned so.
+    #[error("the vocabulary cannot be pruned: {0}")]
+    Vocabulary(#[from] VocabularyError),
     /// The tokenizer was refused.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

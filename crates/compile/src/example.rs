@@ -28,5 +28,6 @@ pub(crate) fn llama() -> DecoderArch {
         altup: None,
         per_layer: None,
         tied_head: true,
+        kept_tokens: None,
     }
 }

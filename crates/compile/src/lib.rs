@@ -19,5 +19,6 @@ pub mod paper;
 pub mod pass;
 pub mod pipeline;
 pub mod quant;
+pub mod vocabulary;
 
 pub use error::CompileError;

@@ -9,12 +9,14 @@ use std::{
 
 use narthex_graph::{Builder, onnx::external::ExternalWriter};
 use narthex_spec::{
-    Calibration, DType, ModelName, ProgressSink, Recipe, Scheme, Variant,
+    Calibration, DType, ModelName, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::Architecture,
     manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Stage, Unit},
+    recipe::KeptTokens,
 };
 use narthex_text::tokenizer::Tokenizer;
+use sha2::Digest;
 
 use crate::{
     checkpoint::{self, Checkpoint, TokenizerSource},
@@ -32,12 +34,14 @@ use crate::{
         calibrate::{GraphRunner, Reader, calibrate},
         scaling::inputs,
     },
+    vocabulary::Vocabulary,
 };
 
 /// The weights of every graph of a package.
 pub(crate) const DATA_FILE: &str = "model.onnx.data";
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
+const KEPT_TOKENS_FILE: &str = "kept_tokens.json";
 
 /// What is compiled into what.
 pub struct CompileJob<'a> {
@@ -50,6 +54,8 @@ pub struct CompileJob<'a> {
     /// Runs the graph for its calibration. Without one, nothing is calibrated; nor are encoders, nor any scheme but
     /// `w8`.
     pub runner: Option<&'a dyn GraphRunner>,
+    /// What its head is pruned to. Which tokens that keeps is found out, and entered in the recipe.
+    pub vocabulary: Option<&'a Vocabulary>,
     /// An empty folder; on success it holds a whole package.
     pub out: &'a Path,
     /// A folder that gets every stage in a form for people.
@@ -64,17 +70,25 @@ pub fn compile(
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
 ) -> Result<Manifest, CompileError> {
-    let checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?;
-    job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
-    let plan = Plan::new(&checkpoint.architecture, &job.recipe);
-    keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
-    keep(job.keep_stages, "plan.json", || json(&plan))?;
-
+    let mut checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?;
     let package = PackageWriter::new(job.out);
     let tokenizer = match &checkpoint.tokenizer {
         TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,
         TokenizerSource::Json(bytes) => Tokenizer::from_json(bytes)?,
     };
+    if let Some(vocabulary) = job.vocabulary {
+        let kept = vocabulary.kept(&tokenizer, &checkpoint)?;
+        checkpoint = checkpoint.pruned(&kept);
+        let list = serde_json::to_vec(&kept).unwrap_or_default();
+        package.write(KEPT_TOKENS_FILE, &list)?;
+        let sha256 = Sha256(sha2::Sha256::digest(&list).into());
+        job.recipe.vocabulary = Some(KeptTokens { tokens: kept.len(), sha256 });
+    }
+    job.recipe.fixed = parts::shapes(&checkpoint.architecture, &job.recipe, checkpoint.max_length);
+    let plan = Plan::new(&checkpoint.architecture, &job.recipe);
+    keep(job.keep_stages, "architecture.json", || json(&checkpoint.architecture))?;
+    keep(job.keep_stages, "plan.json", || json(&plan))?;
+
     package.write(TOKENIZER_FILE, &tokenizer.to_json()?)?;
     if let Some(template) = &checkpoint.chat_template {
         package.write(TEMPLATE_FILE, template.as_bytes())?;
@@ -90,7 +104,7 @@ pub fn compile(
     }
     let title = format!("Compiling {}", job.name);
     let mut lowered = sweep.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
-    let mut changes = left_out(&job.recipe);
+    let mut changes = left_out(&job.recipe, &checkpoint.architecture);
     changes += &change(&mut lowered, &job.recipe)?;
     if !changes.is_empty() {
         keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
@@ -169,9 +183,15 @@ impl Sweep<'_> {
 }
 
 /// What the model lacks of its checkpoint's, for people.
-fn left_out(recipe: &Recipe) -> String {
+fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
     let layers = recipe.drop_layers.iter().flat_map(|dropped| dropped.layers());
-    layers.map(|layer| format!("every graph: leave out layer {layer} of the checkpoint\n")).collect()
+    let mut text: String =
+        layers.map(|layer| format!("every graph: leave out layer {layer} of the checkpoint\n")).collect();
+    if let (Some(kept), Architecture::Decoder(arch)) = (recipe.vocabulary, architecture) {
+        let pruned = arch.vocab.saturating_sub(kept.tokens);
+        text += &format!("every head: leave out {pruned} of {} tokens\n", arch.vocab);
+    }
+    text
 }
 
 /// Applies the recipe's passes to the graphs of fixed shape; gives what was changed, for people.
@@ -198,6 +218,7 @@ fn manifest(
         format: FORMAT,
         name,
         architecture: checkpoint.architecture.clone().into(),
+        kept_tokens: recipe.vocabulary.map(|_| KEPT_TOKENS_FILE.to_owned()),
         recipe,
         max_length: checkpoint.max_length,
         graphs: lowered.graphs.into_iter().map(|(_, entry)| entry).collect(),

@@ -79,7 +79,7 @@ fn compile(
         compiler: "narthex test".to_owned(),
     };
     let (name, recipe, out) = ("tiny".parse().unwrap(), Recipe::new(scheme), folder.path());
-    let job = CompileJob { checkpoint, name, recipe, runner, out, keep_stages, provenance };
+    let job = CompileJob { checkpoint, name, recipe, runner, vocabulary: None, out, keep_stages, provenance };
     let result = pipeline::compile(job, &Quiet, &AtomicBool::new(false));
     assert_eq!(out.join(MANIFEST_FILE).exists(), result.is_ok());
     Ok(Package { manifest: result?, folder })

@@ -212,6 +212,7 @@ fn package(checkpoint: &Path, scheme: Scheme) -> (tempfile::TempDir, Manifest) {
         name: "tiny".parse().unwrap(),
         recipe: Recipe { fixed: Some(shapes), ..Recipe::new(scheme) },
         runner: None,
+        vocabulary: None,
         out: out.path(),
         keep_stages: None,
         provenance: Provenance {

@@ -102,6 +102,7 @@ fn refused(folder: &tempfile::TempDir, words: &[&str]) {
         name: "tiny".parse().unwrap(),
         recipe: Recipe::new(Scheme::W8),
         runner: None,
+        vocabulary: None,
         out: out.path(),
         keep_stages: None,
         provenance,

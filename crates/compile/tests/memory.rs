@@ -101,6 +101,7 @@ fn peak(folder: &Path, recipe: Recipe) -> usize {
         name: "zeros".parse().unwrap(),
         recipe,
         runner: None,
+        vocabulary: None,
         out: out.path(),
         keep_stages: None,
         provenance: Provenance {

@@ -32,6 +32,7 @@ fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
         name: "tiny".parse().unwrap(),
         recipe,
         runner: None,
+        vocabulary: None,
         out: out.path(),
         keep_stages: None,
         provenance: Provenance {

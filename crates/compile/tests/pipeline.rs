@@ -45,6 +45,7 @@ fn job<'a>(checkpoint: &'a Path, scheme: Scheme, out: &'a Path) -> CompileJob<'a
         name,
         recipe: Recipe::new(scheme),
         runner: None,
+        vocabulary: None,
         out,
         keep_stages: None,
         provenance,

@@ -70,6 +70,7 @@ mod tests {
             name: "tiny".parse().unwrap(),
             recipe: Recipe::new(Scheme::W8),
             runner: None,
+            vocabulary: None,
             out: &out,
             keep_stages: None,
             provenance,

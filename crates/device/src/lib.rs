@@ -13,6 +13,7 @@ pub mod fixed;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inventory;
+mod kept;
 pub mod lasting;
 pub mod memory;
 pub mod once;

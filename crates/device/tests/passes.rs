@@ -13,8 +13,12 @@ use narthex_device::{
     fixed::Form,
     placement::GraphPlacement,
 };
-use narthex_engine::encoder::Encoder;
-use narthex_spec::{Ep, Pass, Recipe, Scheme, target::QnnChip};
+use narthex_engine::{encoder::Encoder, executor::NEVER};
+use narthex_spec::{
+    Ep, Pass, Recipe, Scheme,
+    manifest::{TableEncoding, TableRole},
+    target::QnnChip,
+};
 use narthex_testkit::checkpoint::tiny_bert_safetensors;
 use support::{
     Package,
@@ -100,6 +104,56 @@ fn in_half_precision_every_linear_layer_becomes_a_convolution() {
 }
 
 #[test]
+fn a_pruned_head_gives_what_the_whole_one_does_of_its_tokens_and_never_others() {
+    let tokens = families::tokens();
+    for family in FAMILIES {
+        // One family's head is the embedding's, the other's is not.
+        let plain = ["llama", "qwen2.5"].contains(&family).then_some(Scheme::F16);
+        for scheme in plain.into_iter().chain([Scheme::W8]) {
+            let what = format!("{family} {scheme}");
+            let [pruned, whole] = families::pruned(family, &Recipe { scheme, ..recipe(&[]) });
+            let kept = families::given(&[vec![0.0; 80]])[0].len();
+            assert_eq!(pruned.manifest.recipe.vocabulary.map(|vocabulary| vocabulary.tokens), Some(kept));
+            let fixed =
+                |package: &Package| logits(&mut open(package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+            let dynamic = |package: &Package| logits(&mut package.executor(), &tokens);
+            for (found, expected) in [(fixed(&pruned), fixed(&whole)), (dynamic(&pruned), dynamic(&whole))] {
+                near(&families::given(&found), &families::given(&expected), &what);
+                for row in &found {
+                    let never = row.iter().filter(|logit| **logit == NEVER).count();
+                    assert_eq!((row.len(), never), (80, 80 - kept), "{what}");
+                }
+            }
+            // The token table is the whole model's.
+            let table = |package: &Package| {
+                let table =
+                    package.manifest.tables.iter().find(|table| table.role == TableRole::Token).unwrap();
+                let TableEncoding::W8 { quants, .. } = &table.encoding else { return None };
+                let bytes = fs::read(package.folder.path().join(&quants.file)).unwrap();
+                Some(bytes[quants.offset as usize..][..quants.length as usize].to_vec())
+            };
+            assert_eq!(table(&pruned), table(&whole), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_list_of_kept_tokens_is_not_believed() {
+    let [mut pruned, _] = families::pruned("llama", &recipe(&[]));
+    let path = pruned.folder.path().join(pruned.manifest.kept_tokens.clone().unwrap());
+    let count = pruned.manifest.recipe.vocabulary.unwrap().tokens as u32;
+    let refused = |package: &Package| open(package, &Device::Cpu, Form::Graph).err().unwrap().to_string();
+    for list in [(0..count - 1).collect(), (30..30 + count).collect(), vec![0; count as usize]] {
+        fs::write(&path, serde_json::to_vec::<Vec<u32>>(&list).unwrap()).unwrap();
+        assert!(refused(&pruned).contains("tokens below 80, rising"), "{}", refused(&pruned));
+    }
+    fs::write(&path, "[-1]").unwrap();
+    assert!(refused(&pruned).contains("kept_tokens.json"));
+    pruned.manifest.kept_tokens = None;
+    assert!(refused(&pruned).contains("a list of the tokens that are kept"));
+}
+
+#[test]
 fn every_pass_keeps_what_encoders_compute() {
     let run = |passes: &[Pass]| vectors(&mut open_encoder(&bert(passes), &Device::Cpu));
     let expected = run(&[]);
@@ -127,6 +181,11 @@ fn changed_graphs_run_whole_under_htp_emulation() {
         whole(&emulated.placements());
         agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
     }
+    let [package, _] = families::pruned("llama", &recipe(&[]));
+    let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
+    let mut emulated = open(&package, &device, Form::Graph).unwrap();
+    whole(&emulated.placements());
+    agree(&families::given(&logits(&mut emulated, &tokens)), &families::given(&expected), EMULATED);
     let package = bert(&Pass::ALL);
     let expected = vectors(&mut open_encoder(&package, &Device::Cpu));
     let mut emulated = open_encoder(&package, &device);

@@ -1,8 +1,15 @@
 //! What a caller asks of a compile.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
+use narthex_compile::CompileError;
+pub use narthex_compile::vocabulary::Vocabulary;
 use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target};
+
+use crate::error::Error;
 
 /// What is compiled, and how.
 #[derive(Debug, Clone)]
@@ -16,6 +23,8 @@ pub struct CompileRequest {
     /// The layers that are left out, as the checkpoint numbers them; the package has a name of its own, and says how far
     /// its answers are from the whole model's.
     pub drop_layers: Option<LayerList>,
+    /// What the head of a chat model is pruned to; as above of its name and of what is said.
+    pub vocabulary: Option<Vocabulary>,
     /// A folder for the intermediate stages, to be read by people.
     pub keep_stages: Option<PathBuf>,
     /// Whether a package that exists is made again.
@@ -41,6 +50,7 @@ impl CompileRequest {
             calibration: Calibration::Standard,
             matformer: None,
             drop_layers: None,
+            vocabulary: None,
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
             target: None,
@@ -49,6 +59,15 @@ impl CompileRequest {
             part_bytes: None,
         }
     }
+}
+
+/// What a head is pruned to, out of a file: a list of token ids in JSON (`.json`), or any text, of whose tokens at most
+/// `most` are kept.
+///
+/// # Errors
+/// [`Error::Compile`] for a file that cannot be read, or is no list.
+pub fn vocabulary(file: &Path, most: Option<usize>) -> Result<Vocabulary, Error> {
+    Ok(Vocabulary::read(file, most).map_err(CompileError::from)?)
 }
 
 /// Whether a package that exists is made again.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use narthex_compile::vocabulary::VocabularyError;
 use narthex_device::DeviceError;
 use narthex_spec::{Ep, ModelName, NpuPolicy, Scheme};
 
@@ -362,7 +363,8 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         | Compile::Foreign { .. }
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
         Compile::Open(error) => check_kind(error),
-        Compile::Slice(_) => ErrorKind::BadRequest,
+        Compile::Vocabulary(VocabularyError::Read { source, .. }) => io_kind(source),
+        Compile::Slice(_) | Compile::Vocabulary(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }

@@ -187,8 +187,9 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<(PathBuf, Manifest), Error> {
         let (text, _) = split_scheme(model);
-        let key = PackageKey { scheme: request.scheme, ..self.key_of(text)? };
-        let key = key.cut(request)?;
+        let key = self.key_of(text)?;
+        shelf::refuse_import(&self.inner, &key)?;
+        let key = PackageKey { scheme: request.scheme, ..key }.cut(request)?;
         let folder =
             job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
         self.inner.residents.evict(&key);

@@ -14,6 +14,7 @@ use narthex_compile::{
     package::adopt,
     pipeline::{self, CompileJob},
     quant::calibrate::GraphRunner,
+    vocabulary::Vocabulary,
 };
 use narthex_spec::{
     Calibration, ProgressSink, Recipe, Scheme, Target,
@@ -131,8 +132,10 @@ fn compile(
     let license = files.license.clone().or_else(|| resolved.license.clone());
     let work = Work { inner, wanted, files: &files, license, progress, cancel };
     let staging = inner.store.stage_package(&key.name, key.scheme)?;
-    let mut manifest = work.run(&recipe, staging.path(), wanted.request.keep_stages.as_deref())?;
-    if !recipe.passes.is_empty() || recipe.is_reduced() {
+    let (vocabulary, keep_stages) =
+        (wanted.request.vocabulary.as_ref(), wanted.request.keep_stages.as_deref());
+    let mut manifest = work.run((&recipe, vocabulary), staging.path(), keep_stages)?;
+    if !recipe.passes.is_empty() || manifest.recipe.is_reduced() {
         manifest.quality = work.quality(&recipe, (staging.path(), &manifest))?;
         manifest.loss = work.loss(&recipe, (staging.path(), &manifest))?;
         adopt(staging.path(), &mut manifest, &[])?;
@@ -154,8 +157,13 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Compiles it into a folder.
-    fn run(&self, recipe: &Recipe, out: &Path, keep_stages: Option<&Path>) -> Result<Manifest, Error> {
+    /// Compiles it into a folder, with a vocabulary that its head is pruned to.
+    fn run(
+        &self,
+        (recipe, vocabulary): (&Recipe, Option<&Vocabulary>),
+        out: &Path,
+        keep_stages: Option<&Path>,
+    ) -> Result<Manifest, Error> {
         let runner = CpuRunner { inner: self.inner, progress: self.progress, cancel: self.cancel };
         let calibrated = self.wanted.request.calibration == Calibration::Standard;
         let job = CompileJob {
@@ -163,6 +171,7 @@ impl Work<'_> {
             name: self.wanted.key.name.clone(),
             recipe: recipe.clone(),
             runner: calibrated.then_some(&runner as &dyn GraphRunner),
+            vocabulary,
             out,
             keep_stages,
             provenance: Provenance {
@@ -183,7 +192,8 @@ impl Work<'_> {
         let PackageKey { name, scheme } = self.wanted.key;
         self.progress.event(Progress::Note(format!("Compiling {name} without its passes, to compare.")));
         let twin = self.inner.store.stage_package(name, *scheme)?;
-        let plain = self.run(&Recipe { passes: BTreeSet::new(), ..recipe.clone() }, twin.path(), None)?;
+        let plain = Recipe { passes: BTreeSet::new(), ..recipe.clone() };
+        let plain = self.run((&plain, self.wanted.request.vocabulary.as_ref()), twin.path(), None)?;
         let plain = (twin.path(), &plain);
         quality::measure(self.inner, changed, plain, self.progress, self.cancel).map(Some)
     }
@@ -191,14 +201,14 @@ impl Work<'_> {
     /// What the package's reduction costs, where it is reduced: beside the whole model, in the variant that every device
     /// runs.
     fn loss(&self, recipe: &Recipe, reduced: quality::Package<'_>) -> Result<Option<Quality>, Error> {
-        if !recipe.is_reduced() {
+        if !reduced.1.recipe.is_reduced() {
             return Ok(None);
         }
         let PackageKey { name, scheme } = self.wanted.key;
         self.progress.event(Progress::Note(format!("Compiling the whole model of {name}, to compare.")));
         let twin = self.inner.store.stage_package(name, *scheme)?;
         let whole = Recipe { drop_layers: None, fixed: None, passes: BTreeSet::new(), ..recipe.clone() };
-        let whole = self.run(&whole, twin.path(), None)?;
+        let whole = self.run((&whole, None), twin.path(), None)?;
         let whole = (twin.path(), &whole);
         quality::loss(self.inner, reduced, whole, self.progress, self.cancel).map(Some)
     }

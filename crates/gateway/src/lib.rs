@@ -48,7 +48,7 @@ mod vendor;
 mod verify;
 
 pub use cancel::Cancel;
-pub use compiling::{CompileRequest, Rebuild};
+pub use compiling::{CompileRequest, Rebuild, Vocabulary, vocabulary};
 pub use config::Config;
 pub use error::{Error, ErrorKind};
 pub use export::ExportFormat;

@@ -1,5 +1,6 @@
 //! How a user's text names a package: `smollm2:135m`, or `smollm2:135m@w4` for a scheme other than the usual.
 
+use narthex_compile::vocabulary::Vocabulary;
 use narthex_spec::{LayerList, MatFormer, ModelName, Scheme, id::BadModelName};
 
 use crate::{compiling::CompileRequest, error::Error};
@@ -18,6 +19,7 @@ impl PackageKey {
         let parts = [
             ("matformer", request.matformer.as_ref().map(MatFormer::slug)),
             ("drop_layers", request.drop_layers.as_ref().map(LayerList::slug)),
+            ("prune_vocabulary", request.vocabulary.as_ref().map(Vocabulary::slug)),
         ];
         for (param, slug) in parts {
             let Some(slug) = slug else { continue };

@@ -6,7 +6,7 @@ use narthex_catalog::{
     index::{Entry, Kind},
     resolve::ModelRef,
 };
-use narthex_spec::{ModelName, Scheme, manifest::Manifest};
+use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
 
 use crate::{
     error::Error,
@@ -65,6 +65,23 @@ pub(crate) fn manifest(inner: &Inner, key: &PackageKey) -> Result<Manifest, Erro
         .package(&key.name, key.scheme)
         .ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
     package::read_manifest(&folder, key)
+}
+
+/// Refuses a package whose graph somebody else made: there is no checkpoint to compile, prune or cut.
+pub(crate) fn refuse_import(inner: &Inner, key: &PackageKey) -> Result<(), Error> {
+    if inner.store.package(&key.name, key.scheme).is_none() {
+        return Ok(());
+    }
+    match manifest(inner, key)?.architecture {
+        Structure::Decoder(_) | Structure::Encoder(_) => Ok(()),
+        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => {
+            let message = format!(
+                "model: {} is an import, whose graph stays as it is; compile the checkpoint that it was exported from",
+                key.name
+            );
+            Err(Error::Invalid { param: "model", message })
+        }
+    }
 }
 
 /// One installed package.

@@ -4,7 +4,10 @@
 
 mod support;
 
-use narthex_gateway::{Cancel, CompileRequest, Error, ErrorKind, Rebuild};
+use narthex_compile::vocabulary::Source;
+use narthex_gateway::{
+    Cancel, CompileRequest, Error, ErrorKind, Rebuild, Vocabulary, request::GenerateOptions,
+};
 use narthex_spec::{
     Pass, Scheme,
     manifest::{Manifest, Quality},
@@ -39,6 +42,29 @@ fn a_model_without_a_layer_states_its_loss() {
     let manifest = compile(&tiny, CompileRequest { passes, ..without("1") }).unwrap();
     let Some(Quality::Decoder { divergence: passed, .. }) = manifest.quality else { panic!("no quality") };
     assert!(passed.abs() < 0.01 && manifest.loss.is_some(), "{manifest:?}");
+}
+
+#[test]
+fn a_pruned_model_answers_with_the_tokens_that_it_keeps() {
+    let tiny = Tiny::new();
+    let text = "the cat sat. the cat. the";
+    let pruned = |text: &str, most| CompileRequest {
+        vocabulary: Some(Vocabulary { source: Source::Text(text.to_owned()), most }),
+        ..CompileRequest::new(Scheme::W8)
+    };
+    let manifest = compile(&tiny, pruned(text, Some(262))).unwrap();
+    assert!(manifest.name.as_str().contains("-vocab262-"), "{}", manifest.name);
+    assert_eq!(manifest.recipe.vocabulary.unwrap().tokens, 262);
+    let Some(Quality::Decoder { divergence, mass: Some(mass), .. }) = manifest.loss else {
+        panic!("{:?}", manifest.loss)
+    };
+    assert!((0.2..1.0).contains(&mass) && divergence.abs() < 0.01, "{:?}", manifest.loss);
+    // Every token may be written: most of the answer is of tokens that are drawn at random.
+    let options = GenerateOptions { temperature: 2.0, seed: Some(5), ..greedy(40) };
+    let answer = ask(&tiny.gateway(), manifest.name.as_str(), question("the cat", options));
+    assert_eq!(answer.summary.completion_tokens, 40);
+    let error = compile(&tiny, pruned("", None)).unwrap_err();
+    assert!(error.kind() == ErrorKind::BadRequest && error.to_string().contains("found none"), "{error}");
 }
 
 #[test]

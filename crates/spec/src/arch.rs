@@ -5,6 +5,7 @@
 
 mod altup;
 mod encoder;
+mod head;
 mod structure;
 
 use serde::{Deserialize, Serialize};
@@ -134,6 +135,10 @@ pub struct DecoderArch {
     pub per_layer: Option<PerLayer>,
     /// Whether the head's weight is the embedding's.
     pub tied_head: bool,
+    /// How many tokens the head gives logits of, where it has lost the others. Its weight `head.weight [tokens, hidden]` is
+    /// then its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_tokens: Option<usize>,
 }
 
 /// Kinds of norms.

@@ -40,6 +40,10 @@ pub struct Manifest {
     pub contexts: Vec<Context>,
     /// Tables that the host reads rows from.
     pub tables: Vec<HostTable>,
+    /// The file with the tokens that logits are of, rising, as a list in JSON, relative to the package; none where they are
+    /// of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_tokens: Option<String>,
     /// The tokenizer and its rules.
     pub tokenizer: TokenizerEntry,
     /// The chat template, for models that chat.
@@ -194,7 +198,7 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Output `[rows, vocab]`: logits.
+    /// Output `[rows, vocab]`: logits, of the tokens that are kept.
     Logits,
     /// Output `[batch, hidden]`: one vector per text.
     Embedding,

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LayerList, MatFormer, Pass, Target};
+use crate::{LayerList, MatFormer, Pass, Sha256, Target};
 
 /// The weight scheme of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -129,6 +129,9 @@ pub struct Recipe {
     /// The layers that are left out, as the checkpoint numbers them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drop_layers: Option<LayerList>,
+    /// The tokens that the head keeps; none where it keeps all. Found out by the compile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<KeptTokens>,
     /// Shapes of variant B, where it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
@@ -142,6 +145,15 @@ pub struct Recipe {
     /// The changes of its graphs.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub passes: BTreeSet<Pass>,
+}
+
+/// The tokens that a model gives, where it does not give all of its vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KeptTokens {
+    /// How many.
+    pub tokens: usize,
+    /// The digest of their list, which the package has.
+    pub sha256: Sha256,
 }
 
 /// What every NPU holds in one part.
@@ -196,7 +208,7 @@ impl FixedShapes {
 impl Recipe {
     /// Whether it leaves out some of what the model computes, which changes its answers.
     pub fn is_reduced(&self) -> bool {
-        self.drop_layers.is_some()
+        self.drop_layers.is_some() || self.vocabulary.is_some()
     }
 
     /// The recipe for a scheme with its default block (32) and accuracy level (4; 0 where nothing is in blocks), not calibrated.
@@ -210,6 +222,7 @@ impl Recipe {
             calibration,
             matformer: None,
             drop_layers: None,
+            vocabulary: None,
             fixed: None,
             part_bytes: usual_part_bytes(),
             targets: Vec::new(),

@@ -28,6 +28,15 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "LAYER,...", conflicts_with = "matformer")]
     pub(crate) drop_layers: Option<LayerList>,
 
+    /// Give only the tokens that a text has, or those of a list of ids in JSON (.json), besides special tokens and bytes,
+    /// and measure what that costs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prune_vocabulary: Option<PathBuf>,
+
+    /// The most tokens of a pruned vocabulary: the most frequent ones, or the first of the list
+    #[arg(long, value_name = "N", requires = "prune_vocabulary", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub(crate) vocabulary_size: Option<usize>,
+
     /// Change the graphs for compilers that run the changed form better, and measure what that costs:
     /// grouped-projections, split-heads, linear-as-conv
     #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]

@@ -1,6 +1,6 @@
 //! `narthex pull`, `list`, `show`, `rm` and `compile`.
 
-use narthex_gateway::{CompileRequest, Gateway, Rebuild};
+use narthex_gateway::{CompileRequest, Gateway, Rebuild, vocabulary};
 
 use crate::{
     args::{CompileArgs, ListArgs, ModelArgs, ShowArgs},
@@ -58,11 +58,14 @@ pub(crate) fn rm(gateway: &Gateway, args: &ModelArgs) -> anyhow::Result<()> {
 
 /// Compiles a checkpoint.
 pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<()> {
+    let file = args.prune_vocabulary.as_ref();
+    let vocabulary = file.map(|file| vocabulary(file, args.vocabulary_size)).transpose()?;
     let request = CompileRequest {
         scheme: args.scheme,
         calibration: args.calibrate,
         matformer: args.matformer.clone(),
         drop_layers: args.drop_layers.clone(),
+        vocabulary,
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),

@@ -65,6 +65,9 @@ pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
             layers(&manifest.architecture).map(|left| format!(" of {}", left + count)).unwrap_or_default();
         lines.push(format!("left out     {count}{all} layers: {dropped}"));
     }
+    if let (Some(kept), Structure::Decoder(arch)) = (&recipe.vocabulary, &manifest.architecture) {
+        lines.push(format!("gives        {} of {} tokens", kept.tokens, arch.vocab));
+    }
     if let Some(found) = &manifest.loss {
         lines.push(format!("loss         {}", quality(found, "beside the whole model")));
     }

@@ -19,6 +19,7 @@ mod layout;
 pub(crate) mod limit;
 pub(crate) mod map;
 mod names;
+mod prune;
 mod slice;
 mod special;
 mod tensors;
@@ -30,7 +31,7 @@ pub use slice::SliceError;
 
 use std::{borrow::Cow, path::PathBuf};
 
-use narthex_spec::{arch::Architecture, manifest::Prompts};
+use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
 
 /// How a weight's elements are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -124,6 +125,16 @@ pub struct Checkpoint {
     pub files: Vec<PathBuf>,
     /// The licence it states.
     pub license: Option<String>,
+}
+
+impl Checkpoint {
+    /// This model with a head for these tokens, rising, alone; an encoder stays as it is.
+    pub(crate) fn pruned(mut self, kept: &[TokenId]) -> Self {
+        if let Architecture::Decoder(arch) = &mut self.architecture {
+            self.weights = Box::new(prune::Pruned::new(self.weights, arch, kept));
+        }
+        self
+    }
 }
 
 /// Special tokens as the checkpoint states them.

@@ -68,6 +68,12 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry), CompileEr
             return Err(other("an import, which has its export already"));
         }
     };
+    if let Some(tokens) = arch.kept_tokens {
+        return Err(other(&format!(
+            "a head of {tokens} of {} tokens, which others take for all",
+            arch.vocab
+        )));
+    }
     let entry = manifest.graphs.iter().find(|graph| graph.variant == Variant::Dynamic);
     Ok((arch, entry.ok_or_else(|| other("no graph of symbolic shapes"))?))
 }

@@ -109,6 +109,7 @@ impl Import {
             prompts: self.prompts,
             quality: None,
             loss: None,
+            kept_tokens: None,
             files: BTreeMap::new(),
             provenance: Provenance {
                 source: format!("{}, an export of {}", job.source, self.exporter),

@@ -61,36 +61,39 @@ pub(crate) fn table_dtype(scheme: Scheme) -> DType {
     if scheme == Scheme::F32 { DType::F32 } else { DType::F16 }
 }
 
-/// The head `rows [rows, hidden]` → logits `[rows, vocab]`, and the token table.
+/// The head `rows [rows, hidden]` → logits `[rows, tokens]`, and the token table.
 ///
-/// A tied model has one table for both: quantised blocks that the head multiplies with and the host reads rows of.
+/// A tied model has one table for both: quantised blocks that the head multiplies with and the host reads rows of. Where
+/// the head has lost tokens, it has blocks of its own beside them.
 pub(crate) fn head(
     e: &mut Emitter<'_>,
     rows: &str,
     arch: &DecoderArch,
     logits: &str,
 ) -> Result<HostTable, CompileError> {
-    let shape = (arch.vocab, arch.hidden);
-    let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
+    let (name, tokens) = (arch.head_weight(), arch.head_rows());
     let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
     if let Some(dtype) = storage.plain() {
         return plain_head(e, rows, (arch, dtype), logits);
     }
     let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
     let out = match e.scaling.head_outliers() {
-        [] => quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None),
-        outliers => split_head(e, rows, (name, arch.vocab, arch.hidden), &weight, outliers)?,
+        [] => quantized_linear(e, rows, ("/head", tokens, arch.hidden), &weight, None),
+        outliers => split_head(e, rows, (name, tokens, arch.hidden), &weight, outliers)?,
     };
     name_logits(e, out, arch, logits);
-    if arch.tied_head && arch.hidden.is_multiple_of(e.recipe.block) {
-        Ok(HostTable {
-            role: TableRole::Token,
-            rows: arch.vocab,
-            cols: arch.hidden,
-            encoding: blocks(e, &weight),
-        })
-    } else {
-        table(e, (TableRole::Token, "embed.weight"), shape, table_dtype(e.recipe.scheme))
+    token_table(e, arch)
+}
+
+/// Writes the token table beside a quantised head: in the same blocks where the model ties them.
+fn token_table(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<HostTable, CompileError> {
+    let (role, name, rows, cols) = (TableRole::Token, "embed.weight", arch.vocab, arch.hidden);
+    match e.plan.get(name).map(|planned| planned.storage) {
+        Some(storage) if cols.is_multiple_of(e.recipe.block) => {
+            let weight = e.quantize(&[name.to_owned()], cols, storage)?;
+            Ok(HostTable { role, rows, cols, encoding: blocks(e, &weight) })
+        }
+        _ => table(e, (role, name), (rows, cols), table_dtype(e.recipe.scheme)),
     }
 }
 
@@ -103,23 +106,23 @@ pub(crate) fn scaled(e: &mut Emitter<'_>, embeds: String, scale: f32) -> String 
     e.graph.op("/embed", "Mul", &[&embeds, &scale])
 }
 
-/// The head alone, over a weight that [`head`] wrote: `rows [1, rows, hidden]` → `[1, rows, vocab]`.
+/// The head alone, over a weight that [`head`] wrote: `rows [1, rows, hidden]` → `[1, rows, tokens]`.
 pub(crate) fn head_only(
     e: &mut Emitter<'_>,
     rows: &str,
     arch: &DecoderArch,
     logits: &str,
 ) -> Result<(), CompileError> {
-    let name = if arch.tied_head { "embed.weight" } else { "head.weight" };
+    let (name, tokens) = (arch.head_weight(), arch.head_rows());
     let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
     let out = match storage.plain() {
         Some(dtype) => {
             let weight = head_weight(e, arch, dtype)?;
-            of_rows(e, "/head", rows, &weight, (arch.vocab, arch.hidden))
+            of_rows(e, "/head", rows, &weight, (tokens, arch.hidden))
         }
         None => {
             let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
-            quantized_linear(e, rows, ("/head", arch.vocab, arch.hidden), &weight, None)
+            quantized_linear(e, rows, ("/head", tokens, arch.hidden), &weight, None)
         }
     };
     name_logits(e, out, arch, logits);
@@ -180,7 +183,7 @@ fn plain_head(
 ) -> Result<HostTable, CompileError> {
     let shape = (arch.vocab, arch.hidden);
     let token = table(e, (TableRole::Token, "embed.weight"), shape, dtype)?;
-    if let (true, TableEncoding::Plain { data, .. }) = (arch.tied_head, &token.encoding) {
+    if let ("embed.weight", TableEncoding::Plain { data, .. }) = (arch.head_weight(), &token.encoding) {
         e.once(HEAD, dtype, |_| Ok(Place { offset: data.offset, length: data.length }))?;
     }
     let weight = head_weight(e, arch, dtype)?;
@@ -192,9 +195,9 @@ fn plain_head(
 /// The head's weight where it is not in blocks.
 const HEAD: &str = "/head/weight";
 
-/// The head's weight `[vocab, hidden]`, stored in this type.
+/// The head's weight `[tokens, hidden]`, stored in this type.
 fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<String, CompileError> {
-    let (rows, cols) = (arch.vocab, arch.hidden);
+    let (rows, cols) = (arch.head_rows(), arch.hidden);
     e.stored(HEAD, dtype, &[rows, cols], |e| e.rows("head.weight", (rows, 0..rows, cols), dtype))
 }
 

@@ -246,7 +246,7 @@ fn finish(
     });
     let normed = asked.normed(e, ("/norm", "norm"))?;
     let table = embed::head(e, &normed, arch, "logits")?;
-    io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.vocab.into()]);
+    io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.head_rows().into()]);
     Ok(table)
 }
 

@@ -355,6 +355,6 @@ fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileEr
     let hidden = io.input(e, Slot::Hidden, "hidden", F16, &[1.into(), rows.into(), arch.hidden.into()]);
     let normed = carried(arch).norm.of_rows(e, &hidden, ("/norm", "norm"))?;
     embed::head_only(e, &normed, arch, "logits")?;
-    io.output(e, Slot::Logits, "logits", F16, &[1.into(), rows.into(), arch.vocab.into()]);
+    io.output(e, Slot::Logits, "logits", F16, &[1.into(), rows.into(), arch.head_rows().into()]);
     Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
 }

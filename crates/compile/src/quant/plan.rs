@@ -112,13 +112,16 @@ impl Plan {
             self.push(format!("{scope}.mlp.down_proj.weight"), arch.hidden, layer.mlp.inner, inner);
         }
         self.streams(arch, inner);
-        let (name, head) = match (arch.tied_head, inner) {
-            (false, Storage::F32 | Storage::F16) => ("head.weight", inner),
-            (false, _) => ("head.weight", Storage::W8Zeros),
-            (true, Storage::F32 | Storage::F16) => ("embed.weight", inner),
-            (true, _) => ("embed.weight", Storage::W8),
+        let head = match (arch.tied_head, inner) {
+            (_, Storage::F32 | Storage::F16) => inner,
+            (false, _) => Storage::W8Zeros,
+            (true, _) => Storage::W8,
         };
-        self.push(name.to_owned(), arch.vocab, arch.hidden, head);
+        self.push(arch.head_weight().to_owned(), arch.head_rows(), arch.hidden, head);
+        // A table whose head has lost tokens stays as it is.
+        if arch.tied_head && arch.kept_tokens.is_some() && head.plain().is_none() {
+            self.push("embed.weight".to_owned(), arch.vocab, arch.hidden, head);
+        }
     }
 
     /// The per-layer table, which the host reads rows of, where blocks fit them.
@@ -280,6 +283,11 @@ mod tests {
             let with = |head| [layer(inner), vec![head]].concat();
             check(&decoder(true), scheme, &with(("embed.weight", 100, 64, tied)));
             check(&decoder(false), scheme, &with(("head.weight", 100, 64, own)));
+            let Architecture::Decoder(arch) = decoder(true) else { panic!("no decoder") };
+            let pruned = Architecture::Decoder(DecoderArch { kept_tokens: Some(30), ..arch });
+            let table = (tied == W8).then_some(("embed.weight", 100, 64, W8));
+            let head = [with(("head.weight", 30, 64, tied)), table.into_iter().collect()].concat();
+            check(&pruned, scheme, &head);
         }
     }
 

@@ -115,7 +115,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
             let made = plan.get(divided).is_none() || scalable(divided);
             made && multiplied.iter().all(scalable)
         }
-        Remedy::Split => stored("embed.weight", Storage::W8),
+        Remedy::Split => stored(arch.head_weight(), Storage::W8),
     });
     all
 }

@@ -147,7 +147,7 @@ pub(super) struct Run<'a> {
     pub(super) feed: &'a mut Feed,
     /// Cosines and sines of every position, for graphs that take them.
     pub(super) angles: Option<&'a mut Angles>,
-    /// `[logits_rows, vocab]`.
+    /// `[logits_rows, width]`: what the head gives.
     pub(super) logits: &'a mut [f32],
     /// Rows of logits.
     pub(super) logits_rows: usize,
@@ -177,13 +177,13 @@ pub(super) struct Bound {
     total: [i32; 1],
     /// New keys and values of each layer, where the graph gives these alone.
     fresh: Vec<[Vec<f32>; 2]>,
-    /// Elements of a row of logits.
-    vocab: usize,
+    /// Logits of a row that the head gives.
+    width: usize,
 }
 
 impl Bound {
-    /// A binding for batches or chunks of up to `most`.
-    pub(super) fn new(session: &Session, most: usize, vocab: usize) -> Result<Self, StepError> {
+    /// A binding for batches or chunks of up to `most`, whose head gives rows of `width`.
+    pub(super) fn new(session: &Session, most: usize, width: usize) -> Result<Self, StepError> {
         Ok(Self {
             binding: Binding::new(session)?,
             key: None,
@@ -191,7 +191,7 @@ impl Bound {
             rows: vec![0; most],
             total: [0],
             fresh: Vec::new(),
-            vocab,
+            width,
         })
     }
 
@@ -232,7 +232,7 @@ impl Bound {
     fn bind(&mut self, names: &Names, cache: &mut Memory, run: Run<'_>) -> Result<(), StepError> {
         let extent = |n: usize| n as i64;
         let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
-        let vocab = extent(self.vocab);
+        let width = extent(self.width);
         if names.gives == Gives::New {
             self.fresh.resize_with(names.cache.len(), Default::default);
         }
@@ -267,7 +267,7 @@ impl Bound {
                     b.input(name, Tensor::new(part, DType::F32, &shape))?;
                 }
             }
-            b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, vocab]))?;
+            b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, width]))?;
             cache.bind(b, names, (run.first_row, run.batch), (run.sequence, &mut self.fresh))
         }
     }

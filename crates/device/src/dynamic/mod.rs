@@ -6,6 +6,7 @@
 mod cache;
 mod feed;
 mod graph;
+mod long;
 mod memory;
 mod resident;
 
@@ -17,7 +18,7 @@ use narthex_engine::executor::{
 };
 use narthex_spec::{
     SlotId, TokenId,
-    arch::{DecoderArch, ImportedDecoder, Steps, Structure},
+    arch::{ImportedDecoder, Steps, Structure},
     manifest::{GraphEntry, KvLayout, Manifest},
 };
 
@@ -25,16 +26,17 @@ use crate::{
     ep::Device,
     error::DeviceError,
     inventory,
+    kept::Kept,
     ort::{DeviceMemory, Session, SessionOptions},
     package,
     placement::Placement,
     runtime::Runtime,
-    switch::{Factors, Switch},
-    table::{LONG, SHORT, pair},
+    switch::Factors,
 };
 
 use cache::{Cache, Part};
-use graph::{Angles, Bound, Gives, Names, Run};
+use graph::{Bound, Gives, Names, Run};
+use long::Long;
 use memory::Memory;
 use resident::Resident;
 
@@ -59,6 +61,7 @@ pub struct ExecutorOptions {
 pub struct DynamicExecutor {
     limits: Limits,
     feed: Feed,
+    kept: Kept,
     steps: Steps,
     /// Rows of a batch at most.
     batch: usize,
@@ -96,38 +99,6 @@ impl ExecutorOptions {
     }
 }
 
-/// What a model with two sets of rotary factors needs beside others.
-pub(crate) struct Long {
-    switch: Switch,
-    short: Angles,
-    long: Angles,
-}
-
-impl Long {
-    /// The two sets of a package, where its model has two.
-    fn open(
-        package: &Path,
-        manifest: &Manifest,
-        arch: &DecoderArch,
-        limits: &Limits,
-    ) -> Result<Option<Self>, DeviceError> {
-        let Some(at) = arch.switch() else { return Ok(None) };
-        let read = |roles| Ok::<_, DeviceError>(Angles::read(pair(package, manifest, roles)?.each_ref()));
-        Ok(Some(Self {
-            switch: Switch::new(at, limits.slots, limits.chunk),
-            short: read(SHORT)?,
-            long: read(LONG)?,
-        }))
-    }
-
-    fn angles(&mut self, factors: Factors) -> &mut Angles {
-        match factors {
-            Factors::Short => &mut self.short,
-            Factors::Long => &mut self.long,
-        }
-    }
-}
-
 /// The longest sequence that an imported decoder is believed, in tokens; no table vouches for it.
 const MAX_CONTEXT: usize = 1 << 24;
 
@@ -135,6 +106,7 @@ const MAX_CONTEXT: usize = 1 << 24;
 pub(crate) struct Parts<'a> {
     entry: &'a GraphEntry,
     pub(crate) feed: Feed,
+    kept: Kept,
     steps: Steps,
     pub(crate) limits: Limits,
     long: Option<Long>,
@@ -163,10 +135,14 @@ impl<'a> Parts<'a> {
             (_, Some(arch)) => Feed::rows(package, manifest, arch)?,
             _ => return Err(DeviceError::package("a decoder", "an encoder")),
         };
+        let kept = match arch {
+            Some(arch) => Kept::open(package, manifest, arch)?,
+            None => Kept::all(feed.vocab()),
+        };
         let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
         let long = arch.map(|arch| Long::open(package, manifest, arch, &limits)).transpose()?.flatten();
         let names = Names::new(entry, &feed)?;
-        Ok(Self { entry, feed, steps, limits, long, names })
+        Ok(Self { entry, feed, kept, steps, limits, long, names })
     }
 }
 
@@ -184,8 +160,8 @@ impl DynamicExecutor {
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device)?;
-        let Parts { entry, mut feed, steps, limits, long, names } = Parts::read(package, manifest, options)?;
-        let vocab = feed.vocab();
+        let parts = Parts::read(package, manifest, options)?;
+        let Parts { entry, mut feed, kept, steps, limits, long, names } = parts;
         feed.resize(limits.chunk.max(limits.batch));
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
@@ -197,17 +173,18 @@ impl DynamicExecutor {
             }
             _ => Memory::Host(Cache::new(&entry.kv, &limits)),
         };
-        let bound = |most| Bound::new(&session, most, vocab).map_err(DeviceError::binding);
+        let bound = |most| Bound::new(&session, most, kept.width()).map_err(DeviceError::binding);
         Ok(Self {
             cache,
             kv: entry.kv.clone(),
             decode: bound(limits.batch)?,
             prefill: bound(limits.chunk)?,
-            logits: vec![0.0; limits.batch * vocab],
+            logits: vec![0.0; limits.batch * limits.vocab],
             group: Vec::with_capacity(limits.batch),
             batch: if names.gives == Gives::New { 1 } else { limits.batch },
             limits,
             feed,
+            kept,
             steps,
             long,
             names,
@@ -269,6 +246,7 @@ impl DynamicExecutor {
         }
         let longest = spans.iter().map(|span| span.at + 1).max().unwrap_or(1);
         let vocab = self.limits.vocab;
+        let logits = &mut self.logits[row * vocab..(row + spans.len()) * vocab];
         let run = Run {
             batch: spans.len(),
             sequence: 1,
@@ -276,10 +254,12 @@ impl DynamicExecutor {
             first_row,
             feed: &mut self.feed,
             angles: self.long.as_mut().map(|long| long.angles(factors)),
-            logits: &mut self.logits[row * vocab..(row + spans.len()) * vocab],
+            logits: &mut logits[..spans.len() * self.kept.width()],
             logits_rows: spans.len(),
         };
-        self.decode.run(&mut self.session, &self.names, &mut self.cache, run)
+        self.decode.run(&mut self.session, &self.names, &mut self.cache, run)?;
+        self.kept.spread(logits);
+        Ok(())
     }
 
     /// Runs one span, whole or token by token as the graph takes it; its logits begin at row `row`.
@@ -319,6 +299,7 @@ impl DynamicExecutor {
         }
         self.prefill.lengths[0] = (at + tokens.len() - 1) as i32;
         let vocab = self.limits.vocab;
+        let logits = &mut self.logits[rows.start * vocab..rows.end * vocab];
         let run = Run {
             batch: 1,
             sequence: tokens.len(),
@@ -327,9 +308,11 @@ impl DynamicExecutor {
             feed: &mut self.feed,
             angles: self.long.as_mut().map(|long| long.angles(factors)),
             logits_rows: rows.len(),
-            logits: &mut self.logits[rows.start * vocab..rows.end * vocab],
+            logits: &mut logits[..rows.len() * self.kept.width()],
         };
-        self.prefill.run(&mut self.session, &self.names, &mut self.cache, run)
+        self.prefill.run(&mut self.session, &self.names, &mut self.cache, run)?;
+        self.kept.spread(logits);
+        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     error::DeviceError,
+    kept::Kept,
     placement::GraphPlacement,
     runtime::Runtime,
     switch::{Factors, Switch},
@@ -47,6 +48,7 @@ pub struct FixedExecutor {
     /// By new tokens, rising; the parts of each in the order of their layers.
     layers: BTreeMap<usize, Vec<FixedGraph>>,
     head: FixedGraph,
+    kept: Kept,
     kv: Vec<KvLayout>,
     logits: Vec<f32>,
     // Dropped after the graphs that are bound to it.
@@ -95,6 +97,11 @@ impl FixedExecutor {
         let (Some(&past), Some(head)) = (widths.first(), head) else {
             return Err(DeviceError::package("a decoder in fixed graphs", "none"));
         };
+        let kept = Kept::open(folder, manifest, arch)?;
+        let given = head.output(Slot::Logits).len();
+        if given != kept.width() {
+            return Err(DeviceError::package(format!("a head of {} tokens", kept.width()), given));
+        }
         if !layers.contains_key(&1) || widths.iter().any(|&width| width != past) {
             return Err(DeviceError::package("a graph for one token, and one past", "others"));
         }
@@ -114,7 +121,7 @@ impl FixedExecutor {
         };
         let cache = Cache::new(&kv, past, options.slots);
         let switch = arch.switch().map(|at| Switch::new(at, limits.slots, limits.chunk));
-        Ok(Self { limits, past, tables, switch, layers, head, kv, logits: Vec::new(), cache })
+        Ok(Self { limits, past, tables, switch, layers, head, kept, kv, logits: Vec::new(), cache })
     }
 
     /// Where the nodes of each graph run.
@@ -158,9 +165,10 @@ impl FixedExecutor {
         for (state, out) in wanted.zip(self.logits[row * vocab..].chunks_exact_mut(vocab)) {
             self.head.input(Slot::Hidden).copy_from_slice(state);
             self.head.run()?;
-            for (value, out) in self.head.output(Slot::Logits).iter().zip(out) {
+            for (value, out) in self.head.output(Slot::Logits).iter().zip(&mut *out) {
                 *out = value.to_f32();
             }
+            self.kept.spread(out);
         }
         Ok(())
     }

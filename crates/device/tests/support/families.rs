@@ -4,7 +4,10 @@
 
 use std::{fs, path::PathBuf};
 
-use narthex_compile::quant::calibrate::GraphRunner;
+use narthex_compile::{
+    quant::calibrate::GraphRunner,
+    vocabulary::{Source, Vocabulary},
+};
 use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 
 use super::Package;
@@ -88,6 +91,35 @@ pub(crate) fn package(
     }
     let checkpoint = copy(family);
     Package::with_runner(checkpoint.path().to_owned(), recipe, runner)
+}
+
+/// The tokens that [`pruned`] lists; beside them, it keeps the three special ones.
+pub(crate) fn listed() -> Vec<TokenId> {
+    (3..VOCAB as TokenId).filter(|token| token % 3 != 1).collect()
+}
+
+/// A family's package that gives the tokens that are listed, and the same of a whole one. No token is a single byte, for
+/// such would be kept too.
+pub(crate) fn pruned(family: &str, recipe: &Recipe) -> [Package; 2] {
+    let checkpoint = copy(family);
+    let path = checkpoint.path().join("tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let doubled = |(text, id): (&String, &serde_json::Value)| match text.len() {
+        1 => (text.repeat(2), id.clone()),
+        _ => (text.clone(), id.clone()),
+    };
+    *vocab = vocab.iter().map(doubled).collect();
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let vocabulary = Vocabulary { source: Source::List(listed()), most: None };
+    [Some(&vocabulary), None]
+        .map(|vocabulary| Package::of(checkpoint.path(), recipe.clone(), (None, vocabulary)))
+}
+
+/// Rows without the tokens that a pruned model never gives.
+pub(crate) fn given(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let tokens: Vec<usize> = (0..3).chain(listed().into_iter().map(|token| token as usize)).collect();
+    rows.iter().map(|row| tokens.iter().map(|&token| row[token]).collect()).collect()
 }
 
 /// A copy of a family's folder.

@@ -7,12 +7,18 @@ pub(crate) mod encoders;
 pub(crate) mod families;
 pub(crate) mod fixed;
 
-use std::{fs, path::PathBuf, sync::OnceLock, sync::atomic::AtomicBool};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    sync::atomic::AtomicBool,
+};
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_compile::{
     pipeline::{CompileJob, compile},
     quant::calibrate::GraphRunner,
+    vocabulary::Vocabulary,
 };
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
@@ -115,6 +121,15 @@ impl Package {
 
     /// A checkpoint's package, calibrated where there is a runner.
     pub(crate) fn with_runner(checkpoint: PathBuf, recipe: Recipe, runner: Option<&dyn GraphRunner>) -> Self {
+        Self::of(&checkpoint, recipe, (runner, None))
+    }
+
+    /// A checkpoint's package, calibrated where there is a runner, its head pruned where there is a vocabulary.
+    pub(crate) fn of(
+        checkpoint: &Path,
+        recipe: Recipe,
+        (runner, vocabulary): (Option<&dyn GraphRunner>, Option<&Vocabulary>),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let provenance = Provenance {
             source: "test".to_owned(),
@@ -123,10 +138,11 @@ impl Package {
             compiler: "test".to_owned(),
         };
         let job = CompileJob {
-            checkpoint: &checkpoint,
+            checkpoint,
             name: "tiny".parse().unwrap(),
             recipe,
             runner,
+            vocabulary,
             out: folder.path(),
             keep_stages: None,
             provenance,

@@ -84,6 +84,7 @@ fn compiled(model: &str, shapes: FixedShapes) -> (TempDir, Manifest) {
         name: model.parse().unwrap(),
         recipe: Recipe { fixed: Some(shapes), ..Recipe::new(Scheme::W8) },
         runner: None,
+        vocabulary: None,
         out: out.path(),
         keep_stages: None,
         provenance,

@@ -131,6 +131,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         altup: None,
         per_layer: None,
         tied_head: keys.tie_word_embeddings.unwrap_or(false),
+        kept_tokens: None,
     };
     Ok(Decoder::from(arch).of_neighbours())
 }

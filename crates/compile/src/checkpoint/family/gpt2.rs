@@ -115,6 +115,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         altup: None,
         per_layer: None,
         tied_head: keys.tie_word_embeddings.unwrap_or(true),
+        kept_tokens: None,
     });
     let mut decoder = Decoder::from(arch);
     decoder.layout.orientation = Orientation::Columns;

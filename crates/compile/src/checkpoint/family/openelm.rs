@@ -119,6 +119,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         altup: None,
         per_layer: None,
         tied_head: keys.share_input_output_layers,
+        kept_tokens: None,
     };
     Ok(arch.into())
 }

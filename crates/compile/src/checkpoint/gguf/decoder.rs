@@ -116,6 +116,7 @@ impl Keys<'_> {
             altup: None,
             per_layer: None,
             tied_head: !tensors.has("head.weight"),
+            kept_tokens: None,
         })
     }
 

@@ -201,6 +201,7 @@ impl DecoderKeys {
             altup: None,
             per_layer: None,
             tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == Tied::Yes),
+            kept_tokens: None,
         })
     }
 

@@ -1,0 +1,289 @@
+//! Which tokens a model goes on giving where its head loses the others: those of a text, or those of a list.
+//!
+//! The tokenizer and the token table stay as they are, so that every prompt is read as before. Special tokens and those of a
+//! single byte are always kept: turns end, and whatever the tokenizer spells with bytes can still be said.
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeSet,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::{TokenId, arch::Architecture};
+use narthex_text::tokenizer::{Specials, Tokenizer, TokenizerError};
+use sha2::{Digest, Sha256};
+
+use crate::checkpoint::Checkpoint;
+
+/// The most bytes of a file.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// Bytes of a text that become tokens at once.
+const PIECE: usize = 1 << 16;
+
+/// The tokens that are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Those that occur in a text, the most frequent first.
+    Text(String),
+    /// These, the first first.
+    List(Vec<TokenId>),
+}
+
+/// What a head is pruned to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// The tokens that are wanted.
+    pub source: Source,
+    /// The most tokens that are kept, those that always are included; `None` for as many as are wanted.
+    pub most: Option<usize>,
+}
+
+/// Why a vocabulary cannot be pruned.
+#[derive(Debug, thiserror::Error)]
+pub enum VocabularyError {
+    /// The file cannot be read, or is no text.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file is too long.
+    #[error("{path} has over {most} bytes; expected a text of fewer")]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes.
+        most: u64,
+    },
+    /// A list is none.
+    #[error("{path} is no list of tokens: expected ids in JSON, as in [0, 17, 254], found {reason}")]
+    List {
+        /// The file.
+        path: PathBuf,
+        /// Where it ceases to be one.
+        reason: String,
+    },
+    /// A text has no tokens, or a list is empty.
+    #[error("expected tokens to keep, found none; take a longer text, or list some")]
+    Empty,
+    /// A listed token is not there.
+    #[error("expected tokens below the vocabulary size {vocab}, found {token}")]
+    Outside {
+        /// The token.
+        token: TokenId,
+        /// Entries of the vocabulary.
+        vocab: usize,
+    },
+    /// Fewer tokens are wanted than are always kept.
+    #[error(
+        "expected at least {always} tokens, which special ones and those of single bytes are, found {most}"
+    )]
+    Few {
+        /// Tokens that are always kept.
+        always: usize,
+        /// What was asked for.
+        most: usize,
+    },
+    /// Nothing is pruned.
+    #[error(
+        "all {vocab} tokens of the vocabulary would be kept; expected fewer: take a shorter text, or a smaller size"
+    )]
+    Whole {
+        /// Entries of the vocabulary.
+        vocab: usize,
+    },
+    /// The model has no head over a vocabulary that answers are drawn from.
+    #[error("expected a chat model, found an encoder, whose vocabulary stays as it is")]
+    Encoder,
+    /// The text cannot be tokenised.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl Vocabulary {
+    /// Reads a file: of a `.json`, a list of ids; any other is a text.
+    ///
+    /// # Errors
+    /// [`VocabularyError::Read`], [`VocabularyError::TooLong`] and [`VocabularyError::List`].
+    pub fn read(path: &Path, most: Option<usize>) -> Result<Self, VocabularyError> {
+        let failed = |source| VocabularyError::Read { path: path.to_owned(), source };
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text))
+            .map_err(failed)?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(VocabularyError::TooLong { path: path.to_owned(), most: MOST_BYTES });
+        }
+        let listed = path.extension().is_some_and(|extension| extension == "json");
+        let source = if listed {
+            let bad = |error: serde_json::Error| VocabularyError::List {
+                path: path.to_owned(),
+                reason: error.to_string(),
+            };
+            Source::List(serde_json::from_str(&text).map_err(bad)?)
+        } else {
+            Source::Text(text)
+        };
+        Ok(Self { source, most })
+    }
+
+    /// What a model with these tokens is called after its own name: `vocab16384-1f3a9c2b`, with the beginning of the
+    /// digest of text or list.
+    pub fn slug(&self) -> String {
+        let mut hash = Sha256::new();
+        match &self.source {
+            Source::Text(text) => hash.update(text),
+            Source::List(tokens) => tokens.iter().for_each(|token| hash.update(token.to_le_bytes())),
+        }
+        let [a, b, c, d, ..]: [u8; 32] = hash.finalize().into();
+        let size = self.most.map(|most| most.to_string()).unwrap_or_default();
+        format!("vocab{size}-{:08x}", u32::from_be_bytes([a, b, c, d]))
+    }
+
+    /// The tokens that a model keeps, rising.
+    ///
+    /// # Errors
+    /// [`VocabularyError`] where there are none, too few, all of them, or some that are not there.
+    pub(crate) fn kept(
+        &self,
+        tokenizer: &Tokenizer,
+        checkpoint: &Checkpoint,
+    ) -> Result<Vec<TokenId>, VocabularyError> {
+        let Architecture::Decoder(arch) = &checkpoint.architecture else {
+            return Err(VocabularyError::Encoder);
+        };
+        let vocab = arch.vocab;
+        let wanted = match &self.source {
+            Source::Text(text) => counted(text, tokenizer)?,
+            Source::List(tokens) => tokens.clone(),
+        };
+        if wanted.is_empty() {
+            return Err(VocabularyError::Empty);
+        }
+        if let Some(&token) = wanted.iter().find(|&&token| token as usize >= vocab) {
+            return Err(VocabularyError::Outside { token, vocab });
+        }
+        let special = &checkpoint.special;
+        let named = special.stop.iter().chain(&special.bos).chain(&special.pad).copied();
+        let marked = tokenizer.special_tokens().iter().map(|token| token.id);
+        let bytes = (0..vocab as TokenId).filter(|&token| tokenizer.token_bytes(token).len() == 1);
+        let always = named.chain(marked).chain(bytes).filter(|&token| (token as usize) < vocab);
+        let mut kept: BTreeSet<TokenId> = always.collect();
+        let most = self.most.unwrap_or(vocab);
+        if most < kept.len() {
+            return Err(VocabularyError::Few { always: kept.len(), most });
+        }
+        for token in wanted {
+            if kept.len() == most {
+                break;
+            }
+            kept.insert(token);
+        }
+        if kept.len() == vocab {
+            Err(VocabularyError::Whole { vocab })
+        } else {
+            Ok(kept.into_iter().collect())
+        }
+    }
+}
+
+/// The tokens of a text, the most frequent first, of equally frequent ones the lower id.
+fn counted(text: &str, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, VocabularyError> {
+    let mut counts = vec![0u64; tokenizer.vocab_size()];
+    for piece in pieces(text) {
+        for token in tokenizer.encode(piece, Specials::AsText)? {
+            if let Some(count) = counts.get_mut(token as usize) {
+                *count += 1;
+            }
+        }
+    }
+    let mut tokens: Vec<TokenId> =
+        (0..).zip(&counts).filter(|(_, count)| **count > 0).map(|(token, _)| token).collect();
+    tokens.sort_by_key(|&token| Reverse(counts[token as usize]));
+    Ok(tokens)
+}
+
+/// A text in pieces of whole lines, or of whole characters where a line is longer than a piece.
+fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let window = text.get(..text.floor_char_boundary(PIECE))?;
+        let end = if window.len() == text.len() { None } else { window.rfind('\n').map(|at| at + 1) };
+        let (piece, rest) = text.split_at_checked(end.unwrap_or(window.len()))?;
+        text = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint;
+
+    /// The tiny Llama: three special tokens, 256 bytes, 41 merges.
+    fn tiny() -> (Checkpoint, Tokenizer) {
+        let folder = tempfile::tempdir().unwrap();
+        narthex_testkit::checkpoint::tiny_llama_safetensors(folder.path(), 7).unwrap();
+        let json = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
+        (checkpoint::open(folder.path()).unwrap(), Tokenizer::from_json(&json).unwrap())
+    }
+
+    #[test]
+    fn special_tokens_and_bytes_stay_and_the_most_frequent_join_them() {
+        let (checkpoint, tokenizer) = tiny();
+        let kept = |source: Source, most| Vocabulary { source, most }.kept(&tokenizer, &checkpoint);
+        let text = || Source::Text("the cat. the cat. the".to_owned());
+        let all = kept(text(), None).unwrap();
+        let tokens = tokenizer.encode("the cat. the cat. the", Specials::AsText).unwrap();
+        assert!(tokens.iter().all(|token| all.contains(token)) && all.is_sorted());
+        assert!((0..259).all(|token| all.contains(&token)), "special tokens and bytes");
+        let merged = counted("the cat. the cat. the", &tokenizer).unwrap();
+        let first = merged.iter().copied().find(|&token| token >= 259).unwrap();
+        let one = kept(text(), Some(260)).unwrap();
+        assert_eq!((one.len(), one[259]), (260, first));
+        let listed = kept(Source::List(vec![290, 270, 290, 280]), Some(261)).unwrap();
+        assert_eq!(listed[259..], [270, 290], "as many as are asked for, in the order of the list");
+        let slug = |most| Vocabulary { source: text(), most }.slug();
+        assert!(slug(Some(260)).starts_with("vocab260-") && slug(None).len() == "vocab-".len() + 8);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused() {
+        let (checkpoint, tokenizer) = tiny();
+        let check = |source: Source, most, expect: &str| {
+            let error = Vocabulary { source, most }.kept(&tokenizer, &checkpoint).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        };
+        check(Source::List(vec![]), None, "expected tokens to keep, found none");
+        check(Source::Text(String::new()), None, "expected tokens to keep, found none");
+        check(Source::List(vec![3, 300]), None, "below the vocabulary size 300, found 300");
+        check(Source::List(vec![270]), Some(258), "expected at least 259 tokens");
+        check(Source::List((0..300).collect()), None, "all 300 tokens of the vocabulary would be kept");
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            Vocabulary::read(&path, None)
+        };
+        assert_eq!(file("a.json", b"[5, 6]").unwrap().source, Source::List(vec![5, 6]));
+        assert_eq!(file("a.txt", b"[5, 6]").unwrap().source, Source::Text("[5, 6]".to_owned()));
+        assert!(file("b.json", b"[-1]").unwrap_err().to_string().contains("is no list of tokens"));
+        assert!(file("b.txt", b"\xff").unwrap_err().to_string().contains("cannot read"));
+    }
+
+    #[test]
+    fn a_long_text_is_read_in_pieces_of_whole_lines() {
+        let line = format!("{}\n", "\u{e9}".repeat(1000));
+        let text = line.repeat(100);
+        let found: Vec<&str> = pieces(&text).collect();
+        assert!(found.len() > 3 && found.iter().all(|piece| piece.ends_with('\n')), "{}", found.len());
+        assert_eq!(found.concat(), text);
+        let long = "\u{e9}".repeat(PIECE);
+        assert_eq!(pieces(&long).collect::<String>(), long);
+        assert_eq!(pieces("").count(), 0);
+    }
+}

@@ -1,0 +1,104 @@
+//! Which tokens a head gives logits of, where it has lost the others; these are never given.
+
+use std::{fs::File, io::Read, path::Path};
+
+use narthex_engine::executor::NEVER;
+use narthex_spec::{TokenId, arch::DecoderArch, manifest::Manifest};
+
+use crate::{error::DeviceError, package};
+
+/// Bytes of a token in the list of a package at most: ten digits, a comma, a space.
+const TOKEN_BYTES: u64 = 12;
+
+/// The longest list that is read, in bytes.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// The tokens of a head.
+pub(crate) struct Kept {
+    vocab: usize,
+    /// Rising; `None` for all.
+    tokens: Option<Vec<TokenId>>,
+}
+
+impl Kept {
+    /// A head over the whole vocabulary.
+    pub(crate) fn all(vocab: usize) -> Self {
+        Self { vocab, tokens: None }
+    }
+
+    /// What a package's manifest says of its head.
+    pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
+        let vocab = arch.vocab;
+        let Some(count) = arch.kept_tokens else { return Ok(Self::all(vocab)) };
+        let none = || DeviceError::package("a list of the tokens that are kept", "none");
+        let path = package::path(package, manifest.kept_tokens.as_deref().ok_or_else(none)?)?;
+        let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
+        let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MOST_BYTES);
+        let mut bytes = Vec::new();
+        File::open(&path)
+            .and_then(|file| file.take(most).read_to_end(&mut bytes))
+            .map_err(|error| read(error.to_string()))?;
+        let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;
+        let rising = tokens.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = tokens.last().is_some_and(|&last| (last as usize) < vocab);
+        if !(rising && inside && tokens.len() == count) {
+            let expected = format!("{count} tokens below {vocab}, rising");
+            return Err(DeviceError::package(expected, format!("{} in {}", tokens.len(), path.display())));
+        }
+        Ok(Self { vocab, tokens: Some(tokens) })
+    }
+
+    /// Logits of a row that the head gives.
+    pub(crate) fn width(&self) -> usize {
+        self.tokens.as_ref().map_or(self.vocab, Vec::len)
+    }
+
+    /// Rows `[rows, width]` at the beginning of `logits [rows, vocab]` go to their tokens' places.
+    pub(crate) fn spread(&self, logits: &mut [f32]) {
+        let Some(tokens) = &self.tokens else { return };
+        // From the last on, what is written never lies before what is still to be read.
+        for row in (0..logits.len() / self.vocab).rev() {
+            let (from, to) = (row * tokens.len(), row * self.vocab);
+            let mut end = to + self.vocab;
+            for (index, &token) in tokens.iter().enumerate().rev() {
+                let (logit, place) = (logits[from + index], to + token as usize);
+                logits[place + 1..end].fill(NEVER);
+                logits[place] = logit;
+                end = place;
+            }
+            logits[to..end].fill(NEVER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logits_go_to_their_tokens_in_place() {
+        let check = |vocab: usize, tokens: &[TokenId], rows: usize| {
+            let kept = Kept { vocab, tokens: Some(tokens.to_vec()) };
+            let mut logits = vec![0.0; rows * vocab];
+            let count = rows * kept.width();
+            logits[..count].iter_mut().zip(1u16..).for_each(|(logit, value)| *logit = f32::from(value));
+            kept.spread(&mut logits);
+            for (row, logits) in logits.chunks(vocab).enumerate() {
+                for (token, &logit) in (0..).zip(logits) {
+                    let place = tokens.iter().position(|&kept| kept == token);
+                    let expected = place.map_or(NEVER, |index| (row * tokens.len() + index + 1) as f32);
+                    assert_eq!(logit, expected, "{tokens:?} of {vocab}, row {row}, token {token}");
+                }
+            }
+        };
+        check(5, &[0, 1, 4], 3);
+        check(5, &[4], 4);
+        check(5, &[0], 4);
+        check(5, &[1, 2, 3], 1);
+        check(4, &[0, 1, 2, 3], 3);
+        check(7, &[2, 5, 6], 0);
+        let mut all = [1.0, 2.0];
+        Kept::all(2).spread(&mut all);
+        assert_eq!(all, [1.0, 2.0]);
+    }
+}
