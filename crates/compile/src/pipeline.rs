@@ -7,12 +7,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_graph::{Builder, onnx::external::ExternalWriter};
+use narthex_graph::{Builder, Graph, onnx::external::ExternalWriter};
 use narthex_spec::{
-    Calibration, DType, ModelName, ProgressSink, Recipe, Scheme, Sha256, Variant,
+    Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::Architecture,
-    manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
-    progress::{Stage, Unit},
+    manifest::{ChatEntry, FORMAT, GraphEntry, Manifest, Provenance, TokenizerEntry},
+    progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
 use narthex_text::tokenizer::Tokenizer;
@@ -105,7 +105,7 @@ pub fn compile(
     let title = format!("Compiling {}", job.name);
     let mut lowered = sweep.lower(title, &scaling.unwrap_or_default(), &job.recipe)?;
     let mut changes = left_out(&job.recipe, &checkpoint.architecture);
-    changes += &change(&mut lowered, &job.recipe)?;
+    changes += &change(&mut lowered, &job.recipe, progress)?;
     if !changes.is_empty() {
         keep(job.keep_stages, "passes.txt", || changes.into_bytes())?;
     }
@@ -195,14 +195,44 @@ fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
 }
 
 /// Applies the recipe's passes to the graphs of fixed shape; gives what was changed, for people.
-fn change(lowered: &mut Lowered, recipe: &Recipe) -> Result<String, CompileError> {
+fn change(
+    lowered: &mut Lowered,
+    recipe: &Recipe,
+    progress: &dyn ProgressSink,
+) -> Result<String, CompileError> {
     let mut changes = String::new();
-    for (graph, entry) in lowered.graphs.iter_mut().filter(|(_, entry)| entry.variant == Variant::Static) {
-        let labels = pass::apply(graph, &recipe.passes)?;
-        graph.check()?;
-        changes.extend(labels.into_iter().map(|label| format!("{}: {label}\n", entry.file)));
+    for &pass in &recipe.passes {
+        let mut count = 0;
+        for (graph, entry) in lowered.graphs.iter_mut().filter(|(_, entry)| entry.variant == Variant::Static)
+        {
+            let labels = pass::apply(graph, pass)?;
+            graph.check()?;
+            count += labels.len();
+            changes.extend(labels.into_iter().map(|label| format!("{}: {label}\n", entry.file)));
+        }
+        let what = match pass {
+            Pass::PrecomputedPositions => {
+                changes += &positions(lowered)?;
+                "holds already: no graph computes positions or their angles".to_owned()
+            }
+            Pass::GroupedProjections => "layers were written so".to_owned(),
+            Pass::SplitHeads | Pass::LinearAsConv => format!("{count} patches"),
+        };
+        progress.event(Progress::Note(format!("Pass {pass}: {what}.")));
     }
     Ok(changes)
+}
+
+/// A line for each graph, none of which computes positions.
+fn positions(lowered: &Lowered) -> Result<String, CompileError> {
+    let line = |(graph, entry): &(Graph, GraphEntry)| match pass::computes_positions(graph) {
+        None => Ok(format!("{}: positions are precomputed already\n", entry.file)),
+        Some(node) => Err(CompileError::Unsupported {
+            what: format!("{} of {}", node.name, entry.file),
+            reason: "it computes positions, which no graph may; please report this".to_owned(),
+        }),
+    };
+    lowered.graphs.iter().map(line).collect()
 }
 
 fn manifest(

@@ -8,6 +8,7 @@ mod support;
 use std::{collections::BTreeSet, fs};
 
 use narthex_catalog::runtimes::RuntimeKind;
+use narthex_compile::pass::computes_positions;
 use narthex_device::{
     ep::{Device, QnnOptions},
     fixed::Form,
@@ -22,6 +23,7 @@ use narthex_spec::{
 use narthex_testkit::checkpoint::tiny_bert_safetensors;
 use support::{
     Package,
+    encoders::{self, Golden, Head},
     families::{self, FAMILIES, Format},
     fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
     relative, runtime,
@@ -151,6 +153,24 @@ fn a_list_of_kept_tokens_is_not_believed() {
     assert!(refused(&pruned).contains("kept_tokens.json"));
     pruned.manifest.kept_tokens = None;
     assert!(refused(&pruned).contains("a list of the tokens that are kept"));
+}
+
+#[test]
+fn no_graph_computes_positions() {
+    let check = |package: &Package| {
+        for entry in &package.manifest.graphs {
+            let bytes = fs::read(package.folder.path().join(&entry.file)).unwrap();
+            let graph = narthex_graph::Graph::decode(&bytes).unwrap();
+            assert_eq!(computes_positions(&graph).map(|node| &node.name), None, "{}", entry.file);
+        }
+    };
+    let recipe = recipe(&[Pass::PrecomputedPositions]);
+    for family in FAMILIES {
+        check(&families::package(family, Format::Safetensors, recipe.clone(), None));
+    }
+    for golden in encoders::FAMILIES.map(Golden::read) {
+        check(&Package::make(golden.checkpoint(Head::Mean).path().to_owned(), recipe.clone()));
+    }
 }
 
 #[test]

@@ -6,10 +6,12 @@ use serde::{Deserialize, Serialize};
 
 /// A change of a model's graphs that keeps what they compute, for compilers and NPUs that run the changed form better.
 ///
-/// Rotary positions need none: graphs of fixed shape take their angles from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pass {
+    /// No graph computes positions or their angles. That holds of every graph that Narthex lowers: learned positions and
+    /// rotary angles are tables, whose rows the host or the attention reads. Asked for, it is checked; nothing is changed.
+    PrecomputedPositions,
     /// Projections that read the same rows, as gate and up, become one product. Queries, keys and values always are.
     GroupedProjections,
     /// Every attention head of a graph of fixed shape is computed by itself: products of two matrices in the place of
@@ -21,11 +23,13 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass, in the order in which they are applied.
-    pub const ALL: [Self; 3] = [Self::GroupedProjections, Self::SplitHeads, Self::LinearAsConv];
+    pub const ALL: [Self; 4] =
+        [Self::PrecomputedPositions, Self::GroupedProjections, Self::SplitHeads, Self::LinearAsConv];
 
     /// The name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::PrecomputedPositions => "precomputed-positions",
             Self::GroupedProjections => "grouped-projections",
             Self::SplitHeads => "split-heads",
             Self::LinearAsConv => "linear-as-conv",
@@ -41,7 +45,9 @@ impl fmt::Display for Pass {
 
 /// A string that names no pass.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown pass {found:?}: expected grouped-projections, split-heads or linear-as-conv")]
+#[error(
+    "unknown pass {found:?}: expected grouped-projections, split-heads, linear-as-conv or precomputed-positions"
+)]
 pub struct UnknownPass {
     /// What was given.
     pub found: String,

@@ -38,7 +38,7 @@ pub(crate) struct CompileArgs {
     pub(crate) vocabulary_size: Option<usize>,
 
     /// Change the graphs for compilers that run the changed form better, and measure what that costs:
-    /// grouped-projections, split-heads, linear-as-conv
+    /// grouped-projections, split-heads, linear-as-conv; precomputed-positions holds of every graph and is checked
     #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]
     pub(crate) passes: Vec<Pass>,
 

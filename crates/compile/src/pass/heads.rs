@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn heads_are_computed_one_by_one() {
         let mut graph = attention([1, 1, 5, 7].map(Dim::Fixed));
-        let labels = super::super::apply(&mut graph, &[narthex_spec::Pass::SplitHeads]).unwrap();
+        let labels = super::super::apply(&mut graph, narthex_spec::Pass::SplitHeads).unwrap();
         assert_eq!(labels, ["split 3 heads: /mix/MatMul"]);
         graph.check().unwrap();
         let count = |op: &str| graph.nodes.iter().filter(|node| node.op == op).count();
