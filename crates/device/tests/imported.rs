@@ -22,7 +22,11 @@ use narthex_engine::{
 };
 use narthex_spec::{Scheme, SlotId, TokenId, arch::Pooling, progress::Quiet};
 use serde_json::Value;
-use support::{OPTIONS, Package, relative, runtime, step};
+use support::{
+    OPTIONS, Package,
+    encoders::{self, Head},
+    relative, runtime, step,
+};
 
 /// Decoders, with how near they come to what they gave: exactly where products are exact, and within what products of
 /// quantised activations differ by between processors elsewhere.
@@ -197,6 +201,25 @@ fn an_encoder_gives_the_source_s_rows_pooled_as_its_files_say() {
         }
         let error = encoder.run(&[Text::of(&[64])]).unwrap_err().to_string();
         assert!(error.contains("token 64 is not below 64"), "{error}");
+    }
+}
+
+#[test]
+fn heads_give_the_rows_of_the_model_that_was_exported() {
+    for (name, family, head) in [("answers", "distilbert", Head::Spans), ("masked", "bert", Head::Masked)] {
+        let package = package(&exports(name));
+        let options = EncoderOptions { threads: 1, max_batch_tokens: 100 };
+        let folder = package.folder.path();
+        let mut encoder =
+            DynamicEncoder::open(runtime(), folder, &package.manifest, &Device::Cpu, &options).unwrap();
+        let (texts, rows) = encoders::Golden::read(family).texts(head);
+        let texts: Vec<Text<'_>> = texts
+            .iter()
+            .map(|text| Text { tokens: &text.tokens, second: text.second, asked: &text.asked })
+            .collect();
+        let found = encoder.run(&texts).unwrap().data;
+        let distance = relative(&found, &rows.concat());
+        assert!(distance <= 1e-4, "{name}: {distance}");
     }
 }
 

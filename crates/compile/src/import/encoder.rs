@@ -1,6 +1,7 @@
-//! Encoders: sentence-transformers exports, Optimum's, and classifiers over a pair of texts.
+//! Encoders: sentence-transformers exports, and Optimum's: rerankers, question answering, masked language models.
 //!
-//! What the graph gives of a text becomes one vector or score behind it, so that it fills the slots of every encoder.
+//! What the graph gives of a text fills the slots of every encoder: its rows become one vector, the ends of answers one
+//! value, and logits over a vocabulary those of the tokens asked for.
 
 use narthex_graph::{Attribute, Graph, Value};
 use narthex_spec::{
@@ -13,6 +14,7 @@ use narthex_spec::{
 use super::{
     fixed, floats,
     glue::{Glue, OURS, TO_F32},
+    head::asked_rows,
     refused,
     settings::Settings,
     unknown_inputs,
@@ -26,11 +28,15 @@ const SEGMENTS: &str = "token_type_ids";
 /// What an encoder's graph gives of a text.
 enum Given {
     /// `[batch, hidden]`: its vector, pooled already.
-    Vector,
+    Vector(Value),
     /// `[batch, sequence, hidden]`: a row for each token.
-    Rows,
+    Rows(Value),
     /// `[batch, labels]`: numbers.
-    Numbers,
+    Numbers(Value),
+    /// `[batch, sequence]` twice: how well an answer begins at each token, and how well it ends there.
+    Spans([Value; 2]),
+    /// `[batch, sequence, vocab]`: logits over the vocabulary for each token.
+    Logits(Value),
 }
 
 /// Puts an encoder's graph behind the slots of a package.
@@ -40,73 +46,164 @@ pub(super) fn encoder(
     settings: &Settings,
     sentence: &Sentence,
 ) -> Result<(Graph, GraphEntry, ImportedEncoder), CompileError> {
-    let (given, output) = given(file, &graph)?;
-    let output = output.clone();
-    let last = output.shape.last().and_then(fixed);
+    let given = given(file, &graph, settings)?;
     let mut glue = Glue::around(file, graph)?;
     unknown_inputs(file, glue.foreign(), &[TOKENS, MASK, SEGMENTS])?;
+    let mask = inputs(&mut glue);
+    let vocab = settings.vocab()?;
+    let (head, width) = match given {
+        Given::Vector(value) => {
+            let width = width(file, &value, settings)?;
+            vector(&mut glue, &value.name, width);
+            (sentence.embedding(), width)
+        }
+        Given::Rows(value) => {
+            let width = width(file, &value, settings)?;
+            let pooled = pooled(&mut glue, &value.name, &mask, sentence.pooling);
+            let pooled = if sentence.normalize { unit(&mut glue, &pooled) } else { pooled };
+            vector(&mut glue, &pooled, width);
+            (sentence.embedding(), width)
+        }
+        Given::Numbers(value) => {
+            one_label(file, &value, settings)?;
+            let shape = ["batch".into(), 1_usize.into()];
+            glue.output(Slot::Scores, (&value.name, "scores"), DType::F32, &shape);
+            (EncoderHead::Score { labels: 1, dense: None }, 1)
+        }
+        Given::Spans(ends) => {
+            spans(&mut glue, &ends);
+            (EncoderHead::Spans {}, 2)
+        }
+        Given::Logits(value) => {
+            let rows = glue.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
+            let logits = asked_rows(&mut glue, &value.name, &rows);
+            glue.output(Slot::Logits, (&logits, "logits"), DType::F32, &["rows".into(), vocab.into()]);
+            (EncoderHead::MaskedLm { activation: None }, vocab)
+        }
+    };
+    let (graph, entry) = glue.finish(Vec::new())?;
+    Ok((graph, entry, ImportedEncoder { vocab, width, head }))
+}
+
+/// Feeds tokens, padding and segments from the slots; gives the padding's value.
+fn inputs(glue: &mut Glue) -> String {
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
     let tokens = glue.input(Slot::Tokens, "tokens", DType::I64, &texts);
     let mask = glue.input(Slot::PaddingMask, "padding_mask", DType::I32, &texts);
     let wants = |glue: &Glue, name: &str| glue.foreign().inputs.iter().any(|input| input.name == name);
     glue.feed(TOKENS, &tokens);
-    if wants(&glue, MASK) {
+    if wants(glue, MASK) {
         glue.feed(MASK, &mask);
     }
-    if wants(&glue, SEGMENTS) {
+    if wants(glue, SEGMENTS) {
         let segments = glue.input(Slot::Segments, "segments", DType::I64, &texts);
         glue.feed(SEGMENTS, &segments);
     }
-    let what = || format!("output {:?} of {file}", output.name);
-    let (head, width) = match given {
-        Given::Numbers => {
-            let labels = last.or(settings.labels);
-            match labels {
-                Some(1) => (EncoderHead::Score { labels: 1, dense: None }, 1),
-                found => {
-                    let found = found.map_or_else(|| "an unknown number".to_owned(), |n| n.to_string());
-                    return Err(refused(what(), "1 label: a reranker", found));
-                }
-            }
-        }
-        Given::Vector | Given::Rows => {
-            let stated = "a fixed width, or a hidden_size in config.json";
-            let width = last.or(settings.hidden).ok_or_else(|| refused(what(), stated, "neither"))?;
-            (sentence.embedding(), width)
-        }
-    };
-    let value = match given {
-        Given::Rows => {
-            let pooled = pooled(&mut glue, &output.name, &mask, sentence.pooling);
-            if sentence.normalize { unit(&mut glue, &pooled) } else { pooled }
-        }
-        Given::Vector | Given::Numbers => output.name.clone(),
-    };
-    let (slot, name) = match given {
-        Given::Numbers => (Slot::Scores, "scores"),
-        Given::Vector | Given::Rows => (Slot::Embedding, "embedding"),
-    };
-    glue.output(slot, (&value, name), DType::F32, &["batch".into(), width.into()]);
-    let (graph, entry) = glue.finish(Vec::new())?;
-    Ok((graph, entry, ImportedEncoder { vocab: settings.vocab()?, width, head }))
+    mask
 }
 
-/// The output that is taken, by its name or else by its rank.
-fn given<'a>(file: &str, graph: &'a Graph) -> Result<(Given, &'a Value), CompileError> {
-    let named = |name: &str| graph.outputs.iter().find(|output| output.name == name);
-    let rank = |value: &&Value| if graph.unranked.contains(&value.name) { 0 } else { value.shape.len() };
-    let vector =
-        named("sentence_embedding").filter(|value| rank(value) != 3).map(|value| (Given::Vector, value));
-    let rows = ["last_hidden_state", "token_embeddings"].into_iter().find_map(named);
-    let rows = rows.or_else(|| graph.outputs.iter().find(|value| rank(value) == 3));
-    let numbers = named("logits").filter(|value| rank(value) == 2).map(|value| (Given::Numbers, value));
-    let found = vector.or(numbers).or_else(|| rows.map(|value| (Given::Rows, value)));
+/// The output that is taken, by its name or else by its rank. Rows of hidden states go before logits over the vocabulary:
+/// who asked an exporter for them wants vectors.
+fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<Given, CompileError> {
+    let named = |name: &str| graph.outputs.iter().find(|output| output.name == name).cloned();
+    let rank = |value: &Value| if graph.unranked.contains(&value.name) { 0 } else { value.shape.len() };
+    let of_rank = |name: &str, wanted: usize| named(name).filter(|value| rank(value) == wanted);
+    let vector = named("sentence_embedding").filter(|value| rank(value) != 3).map(Given::Vector);
+    let ends = of_rank("start_logits", 2).zip(of_rank("end_logits", 2));
+    let spans = || ends.map(|(start, end)| Given::Spans([start, end]));
+    let numbers = || of_rank("logits", 2).map(Given::Numbers);
+    let rows = || ["last_hidden_state", "token_embeddings"].into_iter().find_map(named).map(Given::Rows);
+    let found = vector.or_else(spans).or_else(numbers).or_else(rows);
+    let found = match (found, of_rank("logits", 3)) {
+        (Some(found), _) => Some(found),
+        (None, Some(logits)) => Some(over_vocabulary(file, logits, settings)?),
+        (None, None) => graph.outputs.iter().find(|value| rank(value) == 3).cloned().map(Given::Rows),
+    };
     let names = || graph.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>().join(", ");
     let found = found.ok_or_else(|| {
-        refused(format!("outputs of {file}"), "last_hidden_state, sentence_embedding or logits", names())
+        let expected = "last_hidden_state, sentence_embedding, logits, or start_logits and end_logits";
+        refused(format!("outputs of {file}"), expected, names())
     })?;
-    floats(file, found.1)?;
+    match &found {
+        Given::Vector(value) | Given::Rows(value) | Given::Numbers(value) | Given::Logits(value) => {
+            floats(file, value)?;
+        }
+        Given::Spans(ends) => ends.iter().try_for_each(|value| floats(file, value).map(drop))?,
+    }
     Ok(found)
+}
+
+/// Logits for each token, which are taken where they are over the vocabulary.
+fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<Given, CompileError> {
+    let last = logits.shape.last().and_then(fixed);
+    let masked = || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM"));
+    if last.map_or_else(masked, |last| Some(last) == settings.vocab) {
+        return Ok(Given::Logits(logits));
+    }
+    let found = format!("a classifier of tokens with {}", labels(last, settings));
+    Err(refused(output(file, &logits), "logits over the vocabulary: a masked language model", found))
+}
+
+/// Refuses a classifier of texts that has another number of labels than a reranker.
+fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<(), CompileError> {
+    let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
+    let last = value.shape.last().and_then(fixed);
+    match last.or_else(stated) {
+        Some(1) => Ok(()),
+        _ => {
+            let found = format!("a classifier of texts with {}", labels(last, settings));
+            Err(refused(output(file, value), "1 label: a reranker; classifiers are not served", found))
+        }
+    }
+}
+
+/// The labels of a classifier, in words.
+fn labels(last: Option<usize>, settings: &Settings) -> String {
+    const MOST: usize = 8;
+    let names: Vec<&str> = settings.labels.iter().take(MOST).map(String::as_str).collect();
+    let rest = if settings.labels.len() > MOST { ", …" } else { "" };
+    let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
+    match last.or_else(stated) {
+        None => "an unknown number of labels".to_owned(),
+        Some(1) => "1 label".to_owned(),
+        Some(count) if names.is_empty() => format!("{count} labels"),
+        Some(count) => format!("{count} labels ({}{rest})", names.join(", ")),
+    }
+}
+
+fn output(file: &str, value: &Value) -> String {
+    format!("output {:?} of {file}", value.name)
+}
+
+/// Elements of a vector or a row.
+fn width(file: &str, value: &Value, settings: &Settings) -> Result<usize, CompileError> {
+    let stated = "a fixed width, or a hidden_size in config.json";
+    let width = value.shape.last().and_then(fixed).or(settings.hidden);
+    width.ok_or_else(|| refused(output(file, value), stated, "neither"))
+}
+
+fn vector(glue: &mut Glue, value: &str, width: usize) {
+    let shape = ["batch".into(), width.into()];
+    glue.output(Slot::Embedding, (value, "embedding"), DType::F32, &shape);
+}
+
+/// ```text
+/// start_logits ── [batch, sequence, 1] ─┬─ Concat ── spans
+/// end_logits ──── [batch, sequence, 1] ─┘
+/// ```
+fn spans(glue: &mut Glue, ends: &[Value; 2]) {
+    let g = &mut glue.back;
+    let scope = format!("{OURS}ends");
+    let column = g.ints(&[3], &[0, 0, 1]);
+    let ends = ends.each_ref().map(|end| {
+        let scope = format!("{scope}/{}", end.name);
+        let end = g.op_with(&scope, "Cast", &[&end.name], &[("to", Attribute::Int(TO_F32))]);
+        g.op(&scope, "Reshape", &[&end, &column])
+    });
+    let axis = [("axis", Attribute::Int(2))];
+    let joined = g.op_with(&scope, "Concat", &[&ends[0], &ends[1]], &axis);
+    let shape = ["batch".into(), "sequence".into(), 2_usize.into()];
+    glue.output(Slot::Spans, (&joined, "spans"), DType::F32, &shape);
 }
 
 /// One row per text from `x [batch, sequence, hidden]`.

@@ -106,7 +106,8 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
         kv_heads: checked("num_key_value_heads", decoder.num_key_value_heads, &HEADS)?,
         head_size: checked("a head_size", decoder.head_size, &WIDTH)?,
         context: checked("a context_length", model.context_length, &CONTEXT)?,
-        labels: None,
+        labels: Vec::new(),
+        class: None,
         ids: model.ids,
     };
     Ok(Genai { graph, names: names(&decoder.inputs, &decoder.outputs), settings })

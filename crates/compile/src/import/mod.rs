@@ -182,6 +182,10 @@ fn encoding(mut folder: Folder, parts: Vec<Part>, settings: Settings) -> Result<
     let max_length =
         settings.stated("the longest text", longest.into_iter().chain(settings.context).min())?;
     let text = text::read(&mut folder, &settings.ids, Vocab::Encoder(imported.vocab))?;
+    let masked = matches!(imported.head, EncoderHead::MaskedLm { .. });
+    if masked && !text.special.texts.contains_key("mask_token") {
+        return Err(refused("mask_token of the tokenizer", "the token that stands for a masked one", "none"));
+    }
     let embeds = matches!(imported.head, EncoderHead::Embedding { .. });
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
     let license = folder.license()?;

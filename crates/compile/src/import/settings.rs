@@ -30,8 +30,10 @@ pub(super) struct Settings {
     pub(super) head_size: Option<usize>,
     /// The longest sequence, in tokens.
     pub(super) context: Option<usize>,
-    /// Labels of a classifier.
-    pub(super) labels: Option<usize>,
+    /// Names of a classifier's labels; empty where they are not stated.
+    pub(super) labels: Vec<String>,
+    /// The model's class in transformers.
+    pub(super) class: Option<String>,
     pub(super) ids: TokenIds,
 }
 
@@ -87,7 +89,8 @@ impl Settings {
             kv_heads: checked("num_key_value_heads", keys.num_key_value_heads, &HEADS)?,
             head_size: checked("head_dim", keys.head_dim, &WIDTH)?.or(derived),
             context: context.filter(|&context| context > 0),
-            labels: keys.id2label.map(|labels| labels.len()),
+            labels: keys.id2label.iter().flat_map(serde_json::Map::values).map(label).collect(),
+            class: config.class().map(str::to_owned),
             ids: config.ids().clone(),
         })
     }
@@ -101,6 +104,11 @@ impl Settings {
     pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize, CompileError> {
         value.ok_or_else(|| refused(format!("{key} of {}", self.file), "a number", "none"))
     }
+}
+
+/// A label's name, short enough for a message.
+fn label(name: &Value) -> String {
+    name.as_str().unwrap_or_default().chars().take(40).collect()
 }
 
 #[cfg(test)]

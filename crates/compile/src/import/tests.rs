@@ -117,6 +117,38 @@ fn a_compiled_context_is_refused_with_its_compiler() {
 }
 
 #[test]
+fn classifiers_are_refused_as_what_they_are() {
+    let check = |name: &str, labels: serde_json::Value, edit: &dyn Fn(&mut Graph), expect: &str| {
+        let folder = copy(name);
+        let config = folder.path().join("config.json");
+        let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        keys["id2label"] = labels;
+        fs::write(config, keys.to_string()).unwrap();
+        let path = folder.path().join("model.onnx");
+        let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+        edit(&mut graph);
+        fs::write(path, graph.encode()).unwrap();
+        check(folder.path(), expect);
+    };
+    let names = json!({"0": "negative", "1": "neutral", "2": "positive"});
+    let open = |graph: &mut Graph| graph.outputs[0].shape[2] = "labels".into();
+    let class = |graph: &mut Graph| graph.outputs[0].shape = vec!["batch".into(), 3_usize.into()];
+    let tokens = |graph: &mut Graph| graph.outputs[0].shape[2] = 3_usize.into();
+    let found = "a classifier of texts with 3 labels (negative, neutral, positive)";
+    check("masked", names.clone(), &class, found);
+    check("masked", json!({}), &class, "a classifier of texts with 3 labels\"");
+    check("masked", names, &tokens, "a classifier of tokens with 3 labels (negative, neutral, positive)");
+    // The class decides where the graph leaves open how many there are.
+    let folder = copy("masked");
+    let path = folder.path().join("model.onnx");
+    let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+    open(&mut graph);
+    fs::write(path, graph.encode()).unwrap();
+    let manifest = import(folder.path()).unwrap();
+    assert_eq!(manifest.architecture.head(), Some(&EncoderHead::MaskedLm { activation: None }));
+}
+
+#[test]
 fn what_is_missing_or_unknown_is_named() {
     let without = |name: &str, file: &str, expect: &str| {
         let folder = copy(name);
@@ -137,6 +169,7 @@ fn what_is_missing_or_unknown_is_named() {
         fs::write(path, text.replace(from, to)).unwrap();
         check(folder.path(), expect);
     };
+    changed("masked", "tokenizer_config.json", "mask_token", "no_token", "mask_token of the tokenizer");
     let config = "genai_config.json";
     changed("genai-cpu", config, "\"model.onnx\"", "\"../model.onnx\"", "a file in the folder");
     changed(

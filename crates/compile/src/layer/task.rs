@@ -128,12 +128,12 @@ pub(crate) fn masked(
     e: &mut Emitter<'_>,
     rows: &str,
     arch: &EncoderArch,
-    act: Activation,
+    act: Option<Activation>,
     output: &str,
 ) -> Result<(), CompileError> {
     let (hidden, width) = (arch.hidden, arch.token_width());
     let x = dense(e, rows, "mlm.dense", hidden)?;
-    let x = activation(e, "/mlm/act", &x, act);
+    let x = act.map_or_else(|| x.clone(), |act| activation(e, "/mlm/act", &x, act));
     let x = norm::layer_norm(e, &x, ("/mlm/norm", "mlm.norm"), hidden, arch.norm_epsilon)?;
     let logits = if width == hidden {
         by_tokens(e, &x, arch)?

@@ -85,7 +85,7 @@ fn pools(head: EncoderHead) -> bool {
 fn masked_head(
     e: &mut Emitter<'_>,
     arch: &EncoderArch,
-    activation: Activation,
+    activation: Option<Activation>,
 ) -> Result<GraphEntry, CompileError> {
     e.graph = Builder::new("head", &OPSETS);
     let mut io = Io::default();

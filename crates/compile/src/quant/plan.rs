@@ -320,6 +320,6 @@ mod tests {
         check(EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) }, &[dense, out]);
         check(EncoderHead::Spans {}, &[("spans.weight", Storage::F32)]);
         let logits = [("mlm.dense.weight", Storage::W4), ("embed.word.weight", Storage::W8)];
-        check(EncoderHead::MaskedLm { activation: Activation::Gelu }, &logits);
+        check(EncoderHead::MaskedLm { activation: Some(Activation::Gelu) }, &logits);
     }
 }

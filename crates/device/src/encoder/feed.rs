@@ -129,8 +129,9 @@ fn check_imported(imported: &ImportedEncoder, max_length: usize) -> Result<(), D
         return Err(DeviceError::package(format!("numbers of 1 to {MAX_NUMBER}"), number));
     }
     match imported.head {
-        EncoderHead::Embedding { .. } => Ok(()),
-        EncoderHead::Score { labels, .. } if labels == imported.width => Ok(()),
-        head => Err(DeviceError::package("an imported encoder of vectors or scores", format!("{head:?}"))),
+        EncoderHead::Score { labels, .. } if labels != imported.width => {
+            Err(DeviceError::package(format!("{} labels", imported.width), labels))
+        }
+        _ => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use narthex_catalog::{
     store::Store,
 };
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Gateway, disable_telemetry,
+    Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, Message, Prompt, Role, Summary,
         TokenInfo, TurnEvent, TurnSink,
@@ -122,6 +122,15 @@ impl Tiny {
         let folder = self.folder.path().join(format!("tiny-{family}-{head:?}").to_lowercase());
         fs::rename(Golden::read(family).checkpoint(head).keep(), &folder).unwrap();
         self.compile(folder)
+    }
+
+    /// Imports a tiny export of the compiler's own tests; gives its name.
+    pub(crate) fn import(&self, export: &str) -> String {
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(export);
+        let request = ImportRequest { path, name: None, file: None };
+        let imported = self.gateway().import(&request, &Quiet, &Cancel::new());
+        imported.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
     }
 
     /// The tiny Llama's checkpoint: a path for a caller that compiles it in its own way.

@@ -160,8 +160,9 @@ pub enum EncoderHead {
     /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`; the weight is the token embedding's, beside which
     /// `mlm.rest.weight [hidden - width, vocab]` stands for factored ones.
     MaskedLm {
-        /// Activation of the dense layer.
-        activation: Activation,
+        /// Activation of the dense layer; `None` where the graph came ready-made.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activation: Option<Activation>,
     },
     /// One vector for a text.
     #[serde(untagged)]
@@ -217,7 +218,8 @@ mod tests {
             bert.head,
             EncoderHead::Score { labels: 1, dense: Some(Activation::Tanh) },
             EncoderHead::Spans {},
-            EncoderHead::MaskedLm { activation: Activation::Gelu },
+            EncoderHead::MaskedLm { activation: Some(Activation::Gelu) },
+            EncoderHead::MaskedLm { activation: None },
         ];
         for head in heads {
             let written = Architecture::Encoder(EncoderArch { head, ..bert.clone() });

@@ -174,7 +174,7 @@ mod tests {
         check("BertForSequenceClassification", json!({"id2label": {"0": "a"}}), score(1));
         check("BertForSequenceClassification", json!({"num_labels": 3}), score(3));
         check("BertForQuestionAnswering", json!({}), EncoderHead::Spans {});
-        let masked = EncoderHead::MaskedLm { activation: Activation::Relu };
+        let masked = EncoderHead::MaskedLm { activation: Some(Activation::Relu) };
         check("BertForMaskedLM", json!({"hidden_act": "relu"}), masked);
         let keys = json!({"architectures": ["BertForMaskedLM"], "num_hidden_layers": 1, "vocab_size": 9, "hidden_size": 8,
             "intermediate_size": 8, "num_attention_heads": 2});

@@ -119,7 +119,7 @@ pub(in crate::checkpoint) fn head(
         if keys.tie_word_embeddings == Some(false) {
             return Err(unsupported("tie_word_embeddings of a masked language model", "true", false));
         }
-        return Ok(EncoderHead::MaskedLm { activation: heads.masked });
+        return Ok(EncoderHead::MaskedLm { activation: Some(heads.masked) });
     }
     Ok(sentence.embedding())
 }

@@ -1,13 +1,14 @@
 """Makes the tiny exports of this folder, and what their graphs give (`golden.json`), with the tools that people use.
 
     pip install onnxruntime-genai==0.18.0 onnxruntime==1.31.1 onnx==1.23.2 onnx-ir==1.1.0 torch==2.15.0 transformers==5.23.0
-    python make.py
+    python make.py [builder] [optimum] [transformers_js] [sentence] [heads]
 
 `genai-*` come from onnxruntime-genai's builder. The others have the files, names and shapes of Optimum's exports: two graphs
 for the beginning of a sequence and for one token after a past (`optimum-two`), the same merged into one with an `If`
 (`optimum-merged`), and a decoder of embedded tokens beside its embedding (`transformers-js`). `sentence` is an encoder in the
-layout of sentence-transformers. Everywhere the logits are those that ONNX Runtime's own Python package gives for the export
-as it is, the whole sequence at once.
+layout of sentence-transformers; `answers` and `masked` are heads on the encoders of `crates/device/tests/goldens/encoders`,
+whose `expected.json` says what they give. Everywhere else the logits are those that ONNX Runtime's own Python package gives
+for the export as it is, the whole sequence at once.
 """
 
 import json
@@ -23,8 +24,8 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (BertConfig, BertModel, DynamicCache, LlamaConfig, LlamaForCausalLM, Phi3Config,
-                          Phi3ForCausalLM, PreTrainedTokenizerFast)
+from transformers import (BertConfig, BertForMaskedLM, BertModel, DistilBertForQuestionAnswering, DynamicCache, LlamaConfig,
+                          LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedTokenizerFast)
 
 warnings.filterwarnings("ignore")
 HERE = pathlib.Path(__file__).parent
@@ -76,14 +77,19 @@ def run(session, **feeds):
     return session.run(["logits"], {name: feed for name, feed in feeds.items() if name in wanted})[0][0]
 
 
-def genai(name, model, provider):
+def built(model, provider, folder):
+    """A folder of onnxruntime-genai's builder."""
     torch.manual_seed(7)
     with tempfile.TemporaryDirectory() as source:
         random(model, 0.2).save_pretrained(source)
         tokenizer(source)
-        folder = HERE / name
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", folder, "-p", "int4"]
         subprocess.run(command + ["-e", provider, "-c", source], check=True, capture_output=True)
+
+
+def genai(name, model, provider):
+    folder = HERE / name
+    built(model, provider, folder)
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     golden(folder, run(session, input_ids=np.array([TOKENS])))
 
@@ -253,12 +259,56 @@ def sentence():
     (folder / "golden.json").write_text(json.dumps(dict(texts=texts)) + "\n")
 
 
-if __name__ == "__main__":
+class Head(torch.nn.Module):
+    """An encoder with a head, which gives what it is asked for."""
+
+    def __init__(self, model, inputs, outputs):
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, inputs, outputs
+
+    def forward(self, *values):
+        found = self.model(**dict(zip(self.inputs, values)))
+        return tuple(found[name] for name in self.outputs)
+
+
+def head(name, family, kind, inputs, outputs):
+    """A head of an encoder whose checkpoint stands elsewhere, exported under Optimum's names."""
+    source = HERE.parents[3] / "device/tests/goldens/encoders" / family
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = [kind.__name__]
+    if "start_logits" in outputs:
+        del config["id2label"]
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    for file in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (folder / file).write_bytes((source / file).read_bytes())
+    model = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    (folder / "model.safetensors").unlink()
+    ids = torch.tensor([[2, 9, 33, 14, 3], [2, 40, 3, 0, 0]])
+    values = dict(input_ids=ids, attention_mask=(ids != 0).long(), token_type_ids=torch.zeros_like(ids))
+    axes = {n: {0: "batch_size", 1: "sequence_length"} for n in [*inputs, *outputs]}
+    torch.onnx.export(Head(model, inputs, outputs), tuple(values[n] for n in inputs), folder / "model.onnx",
+                      input_names=inputs, output_names=outputs, opset_version=14, dynamo=False, dynamic_axes=axes)
+    shorten(folder / "model.onnx")
+
+
+def heads():
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    head("answers", "distilbert", DistilBertForQuestionAnswering, names[:2], ["start_logits", "end_logits"])
+    head("masked", "bert", BertForMaskedLM, names, ["logits"])
+
+
+def builder():
     wide = dict(COMMON, hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
     genai("genai-cpu", LlamaForCausalLM(LlamaConfig(**wide)), "cpu")
     scaling = dict(type="longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8)
     long = dict(wide, rope_scaling=scaling, original_max_position_embeddings=64, sliding_window=None)
     genai("genai-dml", Phi3ForCausalLM(Phi3Config(**long)), "dml")
-    optimum()
-    transformers_js()
-    sentence()
+
+
+if __name__ == "__main__":
+    every = [builder, optimum, transformers_js, sentence, heads]
+    for make in every:
+        if make.__name__ in sys.argv[1:] or not sys.argv[1:]:
+            make()
