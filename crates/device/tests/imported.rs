@@ -30,9 +30,10 @@ use support::{
 
 /// Decoders, with how near they come to what they gave: exactly where products are exact, and within what products of
 /// quantised activations differ by between processors elsewhere.
-const DECODERS: [(&str, f32, Scheme); 5] = [
+const DECODERS: [(&str, f32, Scheme); 6] = [
     ("genai-cpu", 2e-2, Scheme::W4),
     ("genai-dml", 1e-2, Scheme::W4),
+    ("pipeline", 2e-2, Scheme::W4),
     ("optimum-two", 1e-4, Scheme::F32),
     ("optimum-merged", 1e-4, Scheme::F32),
     ("transformers-js", 1e-4, Scheme::F32),

@@ -1,13 +1,14 @@
 //! Bundles for one kind of device: compiled contexts, and graphs of a vendor's own operators. They are known for what they
 //! are and refused with what runs them.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
-use narthex_graph::Graph;
-use narthex_spec::target::QnnChip;
+use narthex_graph::{Graph, Node};
+use narthex_spec::{dtype::Dim, target::QnnChip};
 use serde_json::Value;
 
 use crate::{
+    check::Part,
     checkpoint::{hf::folder::Folder, limit::read_small},
     error::CompileError,
 };
@@ -15,19 +16,24 @@ use crate::{
 /// What Qualcomm's Genie keeps beside the binaries of AI Hub.
 const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 
-/// A pipeline of several graphs (`decoder-pipeline`), as Olive and AI Hub make them for NPUs.
-pub(super) fn pipeline(folder: &Path, pipeline: &Value) -> CompileError {
-    let stages = match pipeline {
-        Value::Array(list) => list.iter().filter_map(Value::as_object).map(serde_json::Map::len).sum(),
-        Value::Object(map) => map.len(),
-        _ => 0,
-    };
-    let files = contexts(folder);
-    let what = match files {
-        0 => format!("a decoder-pipeline of {stages} stages"),
-        _ => format!("a decoder-pipeline of {stages} stages with {files} compiled contexts"),
-    };
-    error(folder, what, device(pipeline))
+/// A pipeline of several graphs (`decoder-pipeline`), some of which are compiled contexts, as Olive and AI Hub make them for
+/// NPUs. Their caches are not those of the fixed graphs that Narthex runs, and they leave no graph to check them against.
+pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part], past: &str) -> CompileError {
+    let compiled = || parts.iter().filter(|part| is_compiled(&part.graph));
+    let mut details = Vec::new();
+    if let Some(version) = compiled().flat_map(|part| contexts(&part.graph)).find_map(sdk) {
+        details.push(format!("made with SDK {version}"));
+    }
+    let pasts = compiled().flat_map(|part| &part.graph.inputs).filter(|input| input.name == past);
+    let pasts: BTreeSet<String> = pasts.map(declared).collect();
+    if !pasts.is_empty() {
+        details.push(format!("with keys in {}", pasts.into_iter().collect::<Vec<_>>().join(" and ")));
+    }
+    let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
+    let (stages, count) = (parts.len(), compiled().count());
+    let what = format!("a decoder-pipeline of {stages} stages, {count} of them compiled contexts{details}");
+    let made_for = || compiled().flat_map(|part| contexts(&part.graph)).map(made_for).next();
+    error(folder, what, device(options).or_else(made_for))
 }
 
 /// A graph whose session needs a vendor's own software, if the options say so.
@@ -51,30 +57,65 @@ pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
         let bytes = read_small(&folder.file(name)).ok()?;
         device(&serde_json::from_slice::<Value>(&bytes).ok()?)
     });
-    let what = format!("{} context binaries for Qualcomm's Genie ({file})", contexts(folder.path()));
+    let what = format!("{} context binaries for Qualcomm's Genie ({file})", binaries(folder.path()));
     Some(error(folder.path(), what, settings.or_else(|| Some(SNAPDRAGON.to_owned()))))
+}
+
+/// Whether a graph holds a part that a vendor's compiler made.
+pub(super) fn is_compiled(graph: &Graph) -> bool {
+    contexts(graph).next().is_some()
 }
 
 /// A graph that only stands for what a vendor's compiler made.
 pub(super) fn compiled(path: &Path, graph: &Graph) -> Option<CompileError> {
-    let node = graph.nodes.iter().find(|node| node.op == "EPContext")?;
-    let device = match node.text("source") {
+    let node = contexts(graph).next()?;
+    let version = sdk(node).map(|version| format!(" (made with SDK {version})")).unwrap_or_default();
+    Some(error(path, format!("a compiled context{version}"), Some(made_for(node))))
+}
+
+/// The nodes that stand for what a vendor's compiler made.
+fn contexts(graph: &Graph) -> impl Iterator<Item = &Node> {
+    graph.nodes.iter().filter(|node| node.op == "EPContext")
+}
+
+/// The version of the vendor's software that made a context.
+fn sdk(node: &Node) -> Option<String> {
+    node.text("ep_sdk_version").filter(|version| !version.is_empty()).map(shortened)
+}
+
+/// The device that a context says it is for.
+fn made_for(node: &Node) -> String {
+    match node.text("source") {
         Some(source) if source.to_ascii_lowercase().contains("qnn") => SNAPDRAGON.to_owned(),
-        Some(source) if source.to_ascii_lowercase().contains("openvino") => "an Intel NPU".to_owned(),
+        Some(source) if source.to_ascii_lowercase().contains("openvino") => OPENVINO.to_owned(),
         Some(source) => format!("the device of {}", shortened(source)),
         None => "the device that it was compiled for".to_owned(),
-    };
-    Some(error(path, "a compiled context".to_owned(), Some(device)))
+    }
+}
+
+/// A value's type and shape.
+fn declared(value: &narthex_graph::Value) -> String {
+    let extents = value.shape.iter().map(|dim| match dim {
+        Dim::Fixed(extent) => extent.to_string(),
+        Dim::Symbol(name) => shortened(name),
+    });
+    format!("{} [{}]", value.dtype, extents.collect::<Vec<_>>().join(", "))
 }
 
 const SNAPDRAGON: &str = "a Snapdragon's NPU";
+
+/// Contexts of OpenVINO are its own form of the graph, which each of its devices compiles at a load.
+const OPENVINO: &str = "Intel's devices, through OpenVINO,";
 
 fn error(path: &Path, what: String, device: Option<String>) -> CompileError {
     let chip = QnnChip::ALL.into_iter().find(|chip| {
         device.as_ref().is_some_and(|device| device.contains(&format!("({})", chip.facts().id)))
     });
-    let target = chip.map_or("qnn:x-elite", |chip| chip.facts().id);
-    let target = if target.contains(':') { target.to_owned() } else { format!("qnn:{target}") };
+    let intel = device.as_ref().is_some_and(|device| device.contains("Intel"));
+    let target = match chip.unwrap_or(QnnChip::XElite).facts().id {
+        _ if intel => "openvino:npu".to_owned(),
+        id => format!("qnn:{id}"),
+    };
     CompileError::Bound {
         path: path.to_owned(),
         what,
@@ -107,7 +148,7 @@ fn provider(options: &Value) -> Option<String> {
     const KNOWN: [(&[&str], &str); 3] = [
         (&["qnn", "qnnexecutionprovider"], SNAPDRAGON),
         (&["vitisai", "vitisaiexecutionprovider", "ryzenai"], "an AMD Ryzen AI NPU"),
-        (&["openvino", "openvinoexecutionprovider"], "an Intel NPU"),
+        (&["openvino", "openvinoexecutionprovider"], OPENVINO),
     ];
     let named = |names: &[&str]| {
         find(options, 0, &|key, _| names.contains(&key.to_ascii_lowercase().as_str()).then(|| key.to_owned()))
@@ -149,7 +190,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// Binaries in a folder.
-fn contexts(folder: &Path) -> usize {
+fn binaries(folder: &Path) -> usize {
     let binary = |name: &Path| name.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"));
     fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter(|entry| binary(&entry.path())).count())
 }

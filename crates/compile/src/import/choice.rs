@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::refused;
+use super::{pipeline::Stage, refused};
 use crate::{
     check::open::graph_files,
     checkpoint::hf::folder::{Folder, inside},
@@ -18,7 +18,7 @@ pub(super) struct Choice {
 }
 
 /// How they make it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Form {
     /// One graph.
     One,
@@ -26,6 +26,8 @@ pub(super) enum Form {
     Embedded,
     /// A decoder for the beginning of a sequence, then one for what follows.
     Branches,
+    /// The stages of a pipeline, a graph for each.
+    Stages(Vec<Stage>),
 }
 
 /// Names of graphs by what they hold, those that hold more first.

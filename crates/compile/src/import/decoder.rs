@@ -28,6 +28,10 @@ pub(super) struct Names {
     pub(super) tokens: String,
     pub(super) mask: String,
     pub(super) positions: String,
+    /// How many tokens there are with the new ones, minus one; onnxruntime-genai calls it the past's length.
+    pub(super) last: String,
+    /// How many there are with the new ones, under two names.
+    pub(super) totals: [String; 2],
     /// Keys and values so far.
     pub(super) past: [String; 2],
     /// The same with the new ones.
@@ -46,6 +50,8 @@ impl Default for Names {
             tokens: "input_ids".to_owned(),
             mask: "attention_mask".to_owned(),
             positions: "position_ids".to_owned(),
+            last: "past_sequence_length".to_owned(),
+            totals: ["total_sequence_length", "current_sequence_length"].map(str::to_owned),
             past: pair("past_key_values"),
             present: pair("present"),
             logits: "logits".to_owned(),
@@ -58,9 +64,14 @@ impl Names {
         pattern.replacen("%d", &layer.to_string(), 1)
     }
 
+    /// The first layer's keys so far.
+    pub(super) fn past_key(&self) -> String {
+        Self::of(&self.past[0], 0)
+    }
+
     /// Whether the graph keeps keys and values as a decoder does.
     pub(super) fn fit(&self, graph: &Graph) -> bool {
-        let past = Self::of(&self.past[0], 0);
+        let past = self.past_key();
         graph.inputs.iter().any(|input| input.name == past)
     }
 }
@@ -91,7 +102,9 @@ pub(super) fn decoder(
     let vocab = vocab(file, &graph, names, settings)?;
     let mut glue = Glue::around(file, graph)?;
     let pasts = layers.iter().flat_map(|layer| layer.past.iter().map(String::as_str));
-    let known = [&*names.tokens, &*names.mask, &*names.positions, BRANCH].into_iter().chain(pasts);
+    let lengths = names.totals.iter().chain([&names.last]).map(String::as_str);
+    let known = [&*names.tokens, &*names.mask, &*names.positions, BRANCH];
+    let known = known.into_iter().chain(lengths).chain(pasts);
     unknown_inputs(file, glue.foreign(), &known.collect::<Vec<_>>())?;
     let lengths = inputs(&mut glue, names);
     let shared = layers.iter().all(|layer| layer.shares(glue.foreign()));
@@ -130,7 +143,7 @@ fn inputs(glue: &mut Glue, names: &Names) -> Lengths {
     let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
     let sequence = g.op(&at("sequence"), "Gather", &[&shape, &one]);
     let total = g.op_with(&at("total"), "Cast", &[&total], &long);
-    let last = g.op_with(&at("lengths"), "Cast", &[&seqlens_k], &long);
+    let last = g.op_with(&at("last"), "Cast", &[&seqlens_k], &long);
     let lengths = g.op(&at("lengths"), "Add", &[&last, &one]);
     let lengths = g.op(&at("lengths"), "Reshape", &[&lengths, &column]);
     let all = g.op(&at("mask"), "Range", &[&zero, &total, &one]);
@@ -149,13 +162,33 @@ fn inputs(glue: &mut Glue, names: &Names) -> Lengths {
             glue.feed(name, value);
         }
     }
+    for (name, value) in names.totals.iter().map(|name| (name, &total)).chain([(&names.last, &last)]) {
+        let declared = glue.foreign().inputs.iter().find(|input| input.name == *name);
+        if let Some(rank) = declared.map(|input| input.shape.len()) {
+            let value = of_rank(&mut glue.front, (value, name), rank);
+            glue.feed(name, &value);
+        }
+    }
     Lengths { past }
+}
+
+/// A scalar or a list, for the input `name`, as a value of `rank` dimensions, of which all but the first are 1.
+fn of_rank(g: &mut narthex_graph::Builder, (value, name): (&str, &str), rank: usize) -> String {
+    if rank == 0 {
+        return value.to_owned();
+    }
+    let mut shape = vec![1; rank];
+    shape[0] = -1;
+    let shape = g.ints(&[rank], &shape);
+    g.op(&format!("{OURS}length/{name}"), "Reshape", &[value, &shape])
 }
 
 /// One layer's keys and values in the graph.
 struct Layer {
     past: [String; 2],
     present: [String; 2],
+    /// Sequences that the graph takes at once: 1 where it says so, else any number.
+    batch: Dim,
     heads: usize,
     head_size: usize,
     dtype: DType,
@@ -174,7 +207,7 @@ impl Layer {
     }
 
     fn shape(&self, tokens: &str) -> [Dim; 4] {
-        ["batch".into(), self.heads.into(), tokens.into(), self.head_size.into()]
+        [self.batch.clone(), self.heads.into(), tokens.into(), self.head_size.into()]
     }
 
     /// Whether the layer's attention can write new keys and values to where the past lies.
@@ -243,7 +276,12 @@ fn layers(file: &str, graph: &Graph, names: &Names, settings: &Settings) -> Resu
             return Err(refused(format!("inputs and outputs of {file}"), name.as_str(), "none of that name"));
         }
         let (heads, head_size) = extents(file, past, output(&presents[0]), settings)?;
-        layers.push(Layer { past: pasts, present: presents, heads, head_size, dtype: floats(file, past)? });
+        let batch = match past.shape.first() {
+            Some(Dim::Fixed(1)) => 1_usize.into(),
+            _ => "batch".into(),
+        };
+        let dtype = floats(file, past)?;
+        layers.push(Layer { past: pasts, present: presents, batch, heads, head_size, dtype });
     }
     Ok(layers)
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{bound, decoder::Names, refused, settings::Settings};
+use super::{bound, choice::Form, decoder::Names, pipeline, refused, settings::Settings};
 use crate::{
     checkpoint::{
         hf::{
@@ -64,8 +64,12 @@ struct Decoder {
 
 /// What the file says.
 pub(super) struct Genai {
-    /// The graph, relative to the folder.
-    pub(super) graph: String,
+    /// The graphs, relative to the folder.
+    pub(super) graphs: Vec<String>,
+    /// How they make the model.
+    pub(super) form: Form,
+    /// What the sessions of a pipeline are told.
+    pub(super) pipeline: Option<Value>,
     pub(super) names: Names,
     pub(super) settings: Settings,
 }
@@ -73,7 +77,7 @@ pub(super) struct Genai {
 /// Reads `genai_config.json`.
 ///
 /// # Errors
-/// A refusal of what is not one decoder in one graph; [`CompileError::Bound`] for pipelines of compiled contexts.
+/// A refusal of what is not one decoder; [`CompileError::Bound`] for graphs that need a vendor's own operators.
 pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
     let expected = "the configuration of a model of onnxruntime-genai";
     let File { model } = folder
@@ -84,9 +88,6 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
         return Err(refused(format!("model.{part} of {CONFIG}"), "a decoder alone", &model.kind));
     }
     let decoder = model.decoder.ok_or_else(|| refused(format!("model of {CONFIG}"), "a decoder", "none"))?;
-    if let Some(pipeline) = &decoder.pipeline {
-        return Err(bound::pipeline(folder.path(), pipeline));
-    }
     if let Some(error) = bound::by_options(folder.path(), &decoder.session_options) {
         return Err(error);
     }
@@ -94,8 +95,14 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
     let checked = |what: &str, value: Option<usize>, range| {
         value.map(|value| bounded(&path, what, value, range)).transpose()
     };
-    let graph = decoder.filename.unwrap_or_else(|| "model.onnx".to_owned());
-    if graph.is_empty() || !inside(&graph) {
+    let (graphs, form) = match &decoder.pipeline {
+        Some(pipeline) => {
+            let stages = pipeline::stages(pipeline)?;
+            (stages.iter().map(|stage| stage.file.clone()).collect(), Form::Stages(stages))
+        }
+        None => (vec![decoder.filename.unwrap_or_else(|| "model.onnx".to_owned())], Form::One),
+    };
+    if let Some(graph) = graphs.iter().find(|graph| graph.is_empty() || !inside(graph)) {
         return Err(refused(format!("filename of {CONFIG}"), "a file in the folder", graph));
     }
     let settings = Settings {
@@ -110,7 +117,8 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
         class: None,
         ids: model.ids,
     };
-    Ok(Genai { graph, names: names(&decoder.inputs, &decoder.outputs), settings })
+    let names = names(&decoder.inputs, &decoder.outputs);
+    Ok(Genai { graphs, form, pipeline: decoder.pipeline, names, settings })
 }
 
 /// The names that the file gives, and the usual ones of onnxruntime-genai for the others.
@@ -121,10 +129,16 @@ fn names(inputs: &serde_json::Map<String, Value>, outputs: &serde_json::Map<Stri
     };
     let [past_key, past_value] = usual.past;
     let [key, value] = usual.present;
+    let [total, current] = usual.totals;
     Names {
         tokens: name(inputs, "input_ids", usual.tokens),
         mask: name(inputs, "attention_mask", usual.mask),
         positions: name(inputs, "position_ids", usual.positions),
+        last: name(inputs, "past_sequence_length", usual.last),
+        totals: [
+            name(inputs, "total_sequence_length", total),
+            name(inputs, "current_sequence_length", current),
+        ],
         past: [name(inputs, "past_key_names", past_key), name(inputs, "past_value_names", past_value)],
         present: [name(outputs, "present_key_names", key), name(outputs, "present_value_names", value)],
         logits: name(outputs, "logits", usual.logits),

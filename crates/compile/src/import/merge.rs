@@ -1,6 +1,7 @@
-//! Several graphs as one: an embedding before a decoder, and the two forms of a decoder as branches.
+//! Several graphs as one: stages one behind another, such as an embedding before a decoder, and the two forms of a decoder
+//! as branches.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
@@ -14,25 +15,47 @@ pub(super) const EMBEDS: &str = "inputs_embeds";
 ///
 /// # Errors
 /// A refusal where the graphs' operator sets differ or the embedding gives no one value.
-pub(super) fn embedded(mut embedding: Graph, mut decoder: Graph) -> Result<Graph, CompileError> {
+pub(super) fn embedded(embedding: Graph, decoder: Graph) -> Result<Graph, CompileError> {
     let [output] = &embedding.outputs[..] else {
         return Err(refused("outputs of the embedding's graph", "one", embedding.outputs.len()));
     };
-    let given = output.name.clone();
-    let inputs: HashSet<String> = embedding.inputs.iter().map(|input| input.name.clone()).collect();
-    rename(&mut embedding, &|name| match name {
-        name if name == given => EMBEDS.to_owned(),
-        name if inputs.contains(name) => name.to_owned(),
-        name => format!("embedding/{name}"),
-    });
-    opsets(&mut decoder, &embedding)?;
-    decoder.inputs.retain(|input| input.name != EMBEDS);
-    let known: HashSet<String> = decoder.inputs.iter().map(|input| input.name.clone()).collect();
-    decoder.inputs.extend(embedding.inputs.into_iter().filter(|input| !known.contains(&input.name)));
-    decoder.initializers.extend(embedding.initializers);
-    decoder.nodes.splice(0..0, embedding.nodes);
-    decoder.unread.extend(embedding.unread);
-    Ok(decoder)
+    let given = BTreeMap::from([(output.name.clone(), EMBEDS.to_owned())]);
+    chained([(embedding, &given), (decoder, &BTreeMap::new())])
+}
+
+/// One graph of stages that run one behind another: what a stage gives under a name, or under the new name that stands with
+/// it, later ones take by it. Inputs that nothing gives are the whole's, as are outputs that nothing takes.
+///
+/// # Errors
+/// A refusal where the graphs' operator sets differ.
+pub(super) fn chained<'a>(
+    stages: impl IntoIterator<Item = (Graph, &'a BTreeMap<String, String>)>,
+) -> Result<Graph, CompileError> {
+    let mut whole = Graph::default();
+    let mut taken: HashSet<String> = HashSet::new();
+    for (index, (mut stage, renamed)) in stages.into_iter().enumerate() {
+        let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
+        let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();
+        // Inside, stages may use the same names.
+        rename(&mut stage, &|name| match name {
+            name if inputs.contains(name) => name.to_owned(),
+            name if outputs.contains(name) => renamed.get(name).cloned().unwrap_or_else(|| name.to_owned()),
+            name => format!("{index}/{name}"),
+        });
+        opsets(&mut whole, &stage)?;
+        let given = |name: &str| whole.outputs.iter().any(|output| output.name == name);
+        taken.extend(inputs.iter().filter(|name| given(name)).cloned());
+        stage.inputs.retain(|input| !given(&input.name));
+        let known: HashSet<String> = whole.inputs.iter().map(|input| input.name.clone()).collect();
+        whole.inputs.extend(stage.inputs.into_iter().filter(|input| !known.contains(&input.name)));
+        whole.outputs.extend(stage.outputs);
+        whole.unranked.extend(stage.unranked);
+        whole.initializers.extend(stage.initializers);
+        whole.nodes.extend(stage.nodes);
+        whole.unread.extend(stage.unread);
+    }
+    whole.outputs.retain(|output| !taken.contains(&output.name));
+    Ok(whole)
 }
 
 /// One decoder of two graphs: `first` for the beginning of a sequence, `next` after a past. Constants that both have are

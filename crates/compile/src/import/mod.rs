@@ -12,6 +12,7 @@ mod genai;
 mod glue;
 mod head;
 mod merge;
+mod pipeline;
 mod rotary;
 mod settings;
 mod write;
@@ -91,8 +92,14 @@ pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
     let mut folder = Folder::new(root);
     if file.is_none() && folder.has(genai::CONFIG) {
         let genai = genai::read(&mut folder)?;
-        let parts = open_files(&[folder.file(&genai.graph)])?;
-        let opened = Opened { parts, names: genai.names, settings: genai.settings, form: Form::One };
+        let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
+        let parts = open_files(&files)?;
+        if let Some(pipeline) =
+            genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph)))
+        {
+            return Err(bound::pipeline(folder.path(), &pipeline, &parts, &genai.names.past_key()));
+        }
+        let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form };
         return decoding(folder, opened, "onnxruntime-genai");
     }
     if let Some(error) = bound::genie(&mut folder) {
@@ -125,6 +132,9 @@ fn origin(parts: &[Part]) -> Result<(PathBuf, String), CompileError> {
         }
     }
     let part = parts.first().ok_or_else(|| refused("the export", "a graph", "none"))?;
+    if let Some(other) = parts.iter().find(|other| other.folder != part.folder) {
+        return Err(refused("graphs of one model", "in one folder", other.folder.display()));
+    }
     Ok((part.folder.clone(), part.name.clone()))
 }
 
@@ -142,6 +152,7 @@ fn decoding(
         Form::One => next()?,
         Form::Embedded => merge::embedded(next()?, next()?)?,
         Form::Branches => merge::branches(next()?, next()?)?,
+        Form::Stages(stages) => pipeline::unified((&stages, graphs.collect()), &names, &data)?,
     };
     let Decoder { graph, entry, imported, max_length } = decoder(&file, graph, &names, &settings)?;
     let text = text::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;

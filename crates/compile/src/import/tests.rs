@@ -2,8 +2,8 @@
 
 use std::{fs, sync::atomic::AtomicBool};
 
-use narthex_graph::{Builder, build::NodeSpec};
-use narthex_spec::progress::Quiet;
+use narthex_graph::{Builder, InitializerData, build::NodeSpec};
+use narthex_spec::{Variant, manifest::Slot, progress::Quiet};
 use serde_json::json;
 
 use super::*;
@@ -53,10 +53,31 @@ fn check(folder: &Path, expect: &str) {
     assert!(error.contains(expect), "{error} lacks {expect}");
 }
 
+/// A graph that stands for what a vendor's compiler made.
+fn context(source: &str) -> Graph {
+    let mut b = Builder::new("g", &[("", 17), ("com.microsoft", 1)]);
+    let x = b.input("past_key_0_in", DType::F16, &[2_usize.into(), "n".into()]);
+    let text = |text: &str| Attribute::String(text.to_owned());
+    let attributes = [("source", text(source)), ("ep_sdk_version", text("2.51"))];
+    let spec = NodeSpec {
+        name: "c",
+        op: "EPContext",
+        domain: "com.microsoft",
+        inputs: &[&x],
+        attributes: &attributes,
+    };
+    let y = b.node(spec);
+    b.output(&y, DType::F32, &["n".into()]);
+    b.finish()
+}
+
 #[test]
 fn bundles_for_one_device_are_refused_with_the_device() {
     let check = |files: &[(&str, serde_json::Value)], expect: &str, target: &str| {
         let folder = tempfile::tempdir().unwrap();
+        for graph in ["e.onnx", "prompt_1.onnx"] {
+            fs::write(folder.path().join(graph), context("Qnn").encode()).unwrap();
+        }
         for (name, value) in files {
             fs::write(folder.path().join(name), value.to_string()).unwrap();
         }
@@ -66,13 +87,15 @@ fn bundles_for_one_device_are_refused_with_the_device() {
     };
     let pipeline = |options| {
         let stage = json!({"filename": "prompt_1.onnx", "session_options": {"provider_options": [options]}});
-        let decoder = json!({"pipeline": [{"embedding": {"filename": "e.onnx"}, "prompt": stage}]});
-        json!({"model": {"type": "decoder-pipeline", "decoder": decoder}})
+        let decoder = json!([{"embedding": {"filename": "e.onnx"}, "prompt": stage}]);
+        let inputs = json!({"past_key_names": "past_key_%d_in"});
+        json!({"model": {"type": "decoder-pipeline", "decoder": {"pipeline": decoder, "inputs": inputs}}})
     };
     let config = "genai_config.json";
     check(
-        &[(config, pipeline(json!({"qnn": {"soc_model": "60", "htp_arch": "73"}}))), ("a.bin", json!(1))],
-        "a decoder-pipeline of 2 stages with 1 compiled contexts, which runs on the NPU of Snapdragon X Elite, X Plus",
+        &[(config, pipeline(json!({"qnn": {"soc_model": "60", "htp_arch": "73"}})))],
+        "a decoder-pipeline of 2 stages, 2 of them compiled contexts (made with SDK 2.51, with keys in f16 [2, n]), \
+         which runs on the NPU of Snapdragon X Elite, X Plus",
         "qnn:x-elite",
     );
     check(
@@ -81,6 +104,9 @@ fn bundles_for_one_device_are_refused_with_the_device() {
         "qnn:x-elite",
     );
     check(&[(config, pipeline(json!({"qnn": {"soc_model": "999"}})))], "soc_model 999", "qnn:x-elite");
+    check(&[(config, pipeline(json!({})))], "runs on a Snapdragon's NPU alone", "qnn:x-elite");
+    let intel = pipeline(json!({"OpenVINO": {"device_type": "NPU"}}));
+    check(&[(config, intel)], "Intel's devices, through OpenVINO, alone", "openvino:npu");
     let genie = json!({"devices": [{"soc_model": 69, "dsp_arch": "v79", "cores": []}]});
     check(
         &[("genie_config.json", json!({"dialog": {}})), ("htp_backend_ext_config.json", genie)],
@@ -99,21 +125,9 @@ fn bundles_for_one_device_are_refused_with_the_device() {
 #[test]
 fn a_compiled_context_is_refused_with_its_compiler() {
     let folder = copy("sentence");
-    let mut b = Builder::new("g", &[("", 17), ("com.microsoft", 1)]);
-    let x = b.input("x", DType::F32, &["n".into()]);
-    let source = ("source", Attribute::String("QNNExecutionProvider".to_owned()));
-    let attributes = [source];
-    let spec = NodeSpec {
-        name: "c",
-        op: "EPContext",
-        domain: "com.microsoft",
-        inputs: &[&x],
-        attributes: &attributes,
-    };
-    let y = b.node(spec);
-    b.output(&y, DType::F32, &["n".into()]);
-    fs::write(folder.path().join("onnx/model.onnx"), b.finish().encode()).unwrap();
-    check(folder.path(), "a compiled context, which runs on a Snapdragon's NPU alone");
+    let graph = context("QNNExecutionProvider");
+    fs::write(folder.path().join("onnx/model.onnx"), graph.encode()).unwrap();
+    check(folder.path(), "a compiled context (made with SDK 2.51), which runs on a Snapdragon's NPU alone");
 }
 
 #[test]
@@ -186,6 +200,87 @@ fn what_is_missing_or_unknown_is_named() {
 }
 
 #[test]
+fn stages_become_one_graph_where_shapes_alone_tell_them_apart() {
+    /// A graph of the folder, changed.
+    fn graph(folder: &Path, file: &str, edit: &dyn Fn(&mut Graph)) {
+        let path = folder.join(file);
+        let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+        edit(&mut graph);
+        fs::write(path, graph.encode()).unwrap();
+    }
+    /// The pipeline of the folder's configuration, changed.
+    fn pipeline(folder: &Path, edit: &dyn Fn(&mut serde_json::Value)) {
+        let path = folder.join("genai_config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        edit(&mut config["model"]["decoder"]["pipeline"]);
+        fs::write(path, config.to_string()).unwrap();
+    }
+    /// Gives the stages for single tokens a data file of their own.
+    fn apart(folder: &Path) {
+        fs::copy(folder.join("transformer.onnx.data"), folder.join("other.data")).unwrap();
+        graph(folder, "iterator.onnx", &|graph| {
+            for constant in &mut graph.initializers {
+                if let InitializerData::External { file, .. } = &mut constant.data {
+                    "other.data".clone_into(file);
+                }
+            }
+        });
+    }
+    let taken = |edit: &dyn Fn(&Path)| {
+        let folder = copy("pipeline");
+        edit(folder.path());
+        let manifest = import(folder.path()).unwrap();
+        let [entry] = &manifest.graphs[..] else { panic!("{} graphs", manifest.graphs.len()) };
+        assert_eq!((entry.kv.len(), entry.variant), (2, Variant::Dynamic));
+        entry.clone()
+    };
+    let entry = taken(&|_| {});
+    // One buffer for past and present, of one sequence, as the stages declare it.
+    let past = entry.input(Slot::PastKey { layer: 0 }).unwrap();
+    assert_eq!(past.shape[0], Dim::Fixed(1));
+    assert!(entry.output(Slot::PresentKey { layer: 0 }).is_some());
+    // Stages without a list around them, a head of a fixed length, weights in two files, an output under another name.
+    taken(&|folder| pipeline(folder, &|stages| *stages = stages[0].take()));
+    taken(&|folder| graph(folder, "lm_head.onnx", &|graph| graph.outputs[0].shape[1] = 1_usize.into()));
+    taken(&apart);
+    taken(&|folder| {
+        graph(folder, "lm_head.onnx", &|graph| {
+            graph.inputs[0].name = "states".to_owned();
+            let first = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs);
+            first.filter(|name| *name == "/final_norm/output").for_each(|name| *name = "states".to_owned());
+        });
+        pipeline(folder, &|stages| {
+            for stage in ["context", "iterator"] {
+                stages[0][stage]["output_names_forwarder"] = json!({"/final_norm/output": "states"});
+            }
+        });
+    });
+    let refused = |edit: &dyn Fn(&Path), expect: &str| {
+        let folder = copy("pipeline");
+        edit(folder.path());
+        check(folder.path(), expect);
+    };
+    let epsilon = |graph: &mut Graph| graph.nodes[3].attributes.push(("x".to_owned(), Attribute::Int(1)));
+    refused(&|folder| graph(folder, "iterator.onnx", &epsilon), "another node than /model/");
+    let changed = |folder: &Path| {
+        apart(folder);
+        let path = folder.join("other.data");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[100] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    refused(&changed, "another constant 1/");
+    refused(&|folder| pipeline(folder, &|stages| *stages = json!([])), "0 of them");
+    refused(&|folder| pipeline(folder, &|stages| *stages = json!(7)), "7");
+    let stage = |key: &'static str, value: serde_json::Value| {
+        move |folder: &Path| pipeline(folder, &|stages| stages[0]["lm_head"][key] = value.clone())
+    };
+    refused(&stage("filename", json!("../lm_head.onnx")), "a file in the folder");
+    refused(&stage("filename", json!(1)), "lm_head: invalid type");
+    refused(&stage("run_on_prompt", json!(false)), " nodes\"");
+}
+
+#[test]
 fn graphs_that_cannot_be_kept_are_refused() {
     let check = |edit: &dyn Fn(&mut Graph), expect: &str| {
         let folder = copy("genai-cpu");
@@ -197,8 +292,8 @@ fn graphs_that_cannot_be_kept_are_refused() {
     };
     let data = |graph: &mut Graph, edit: &dyn Fn(&mut String, &mut u64)| {
         let external = graph.initializers.iter_mut().find_map(|constant| match &mut constant.data {
-            narthex_graph::InitializerData::External { file, offset, .. } => Some((file, offset)),
-            narthex_graph::InitializerData::Inline(_) => None,
+            InitializerData::External { file, offset, .. } => Some((file, offset)),
+            InitializerData::Inline(_) => None,
         });
         let (file, offset) = external.expect("a data file");
         edit(file, offset);

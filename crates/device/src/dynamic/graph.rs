@@ -5,6 +5,7 @@ use std::ffi::CString;
 use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType,
+    dtype::Dim,
     manifest::{GraphEntry, Slot},
 };
 
@@ -32,6 +33,8 @@ pub(super) struct Names {
     pub(super) cache: Vec<[Held; 2]>,
     /// What the graph gives of keys and values.
     pub(super) gives: Gives,
+    /// Whether it takes one row at a time.
+    pub(super) one_row: bool,
 }
 
 /// Keys or values of one entry of the cache: the past, and every output in its place, or the new ones.
@@ -108,8 +111,15 @@ impl Names {
             },
             cache,
             gives,
+            one_row: gives == Gives::New || declares_one_row(entry),
         })
     }
+}
+
+/// Whether a graph's cache is declared as that of one row.
+fn declares_one_row(entry: &GraphEntry) -> bool {
+    let past = entry.input(Slot::PastKey { layer: 0 });
+    past.is_some_and(|past| past.shape.first() == Some(&Dim::Fixed(1)))
 }
 
 /// Rotary angles of every position.

@@ -181,7 +181,7 @@ impl DynamicExecutor {
             prefill: bound(limits.chunk)?,
             logits: vec![0.0; limits.batch * limits.vocab],
             group: Vec::with_capacity(limits.batch),
-            batch: if names.gives == Gives::New { 1 } else { limits.batch },
+            batch: if names.one_row { 1 } else { limits.batch },
             limits,
             feed,
             kept,

@@ -1,14 +1,15 @@
 """Makes the tiny exports of this folder, and what their graphs give (`golden.json`), with the tools that people use.
 
     pip install onnxruntime-genai==0.18.0 onnxruntime==1.31.1 onnx==1.23.2 onnx-ir==1.1.0 torch==2.15.0 transformers==5.23.0
-    python make.py [builder] [optimum] [transformers_js] [sentence] [heads]
+    python make.py [builder] [optimum] [transformers_js] [sentence] [heads] [pipeline]
 
-`genai-*` come from onnxruntime-genai's builder. The others have the files, names and shapes of Optimum's exports: two graphs
-for the beginning of a sequence and for one token after a past (`optimum-two`), the same merged into one with an `If`
-(`optimum-merged`), and a decoder of embedded tokens beside its embedding (`transformers-js`). `sentence` is an encoder in the
-layout of sentence-transformers; `answers` and `masked` are heads on the encoders of `crates/device/tests/goldens/encoders`,
-whose `expected.json` says what they give. Everywhere else the logits are those that ONNX Runtime's own Python package gives
-for the export as it is, the whole sequence at once.
+`genai-*` come from onnxruntime-genai's builder; `pipeline` is such a model in stages, as Olive makes them for NPUs. The others
+have the files, names and shapes of Optimum's exports: two graphs for the beginning of a sequence and for one token after a
+past (`optimum-two`), the same merged into one with an `If` (`optimum-merged`), and a decoder of embedded tokens beside its
+embedding (`transformers-js`). `sentence` is an encoder in the layout of sentence-transformers; `answers` and `masked` are
+heads on the encoders of `crates/device/tests/goldens/encoders`, whose `expected.json` says what they give. Everywhere else
+the logits are those that ONNX Runtime's own Python package gives for the export as it is, the whole sequence at once, or
+window after window as a pipeline's stages take it.
 """
 
 import json
@@ -293,6 +294,107 @@ def head(name, family, kind, inputs, outputs):
     shorten(folder / "model.onnx")
 
 
+WINDOW = 4
+
+
+def lengths(model):
+    """Olive's AttentionMaskToSequenceLengths: attention reads two lengths, and nothing reads the mask."""
+    graph = model.graph
+    attention = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    for place, name, shape in ((5, "past_seq_len", ["batch_size", 1]), (6, "total_seq_len", [])):
+        for node in attention:
+            node.input[place] = name
+        graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT32, shape))
+    kept, needed = [], {value.name for value in graph.output}
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            kept.insert(0, node)
+            needed |= set(node.input)
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(kept)
+    for values in (graph.input, graph.initializer):
+        unused = [value for value in values if value.name not in needed]
+        for value in unused:
+            values.remove(value)
+
+
+def fixed(model, sequence):
+    """Olive's StaticLLM: one sequence, and so many tokens."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    for value in [*model.graph.input, *model.graph.output]:
+        for dim in value.type.tensor_type.shape.dim:
+            extent = {"batch_size": 1, "sequence_length": sequence}.get(dim.dim_param)
+            if extent:
+                dim.dim_value = extent
+    return model
+
+
+def pipeline():
+    """A decoder as Olive splits it for NPUs: embedding, layers for a window of tokens and for one, head."""
+    folder = HERE / "pipeline"
+    folder.mkdir(exist_ok=True)
+    small = dict(COMMON, hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
+    with tempfile.TemporaryDirectory() as temporary:
+        whole = pathlib.Path(temporary)
+        built(LlamaForCausalLM(LlamaConfig(**small)), "cpu", whole)
+        model = onnx.load(whole / "model.onnx")
+        config = json.loads((whole / "genai_config.json").read_text())
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            (folder / file).write_text((whole / file).read_text())
+    lengths(model)
+    head = next(node for node in model.graph.node if node.output[0] == "logits")
+    rows = next(node for node in model.graph.node if "input_ids" in node.input).output[0]
+    cut = {rows: "/embed/QuantizeLinear_Output", head.input[0]: "/final_norm/output"}
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [cut.get(name, name) for name in names]
+    rows, states = cut.values()
+    model.graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch_size", "sequence_length", 32])
+                                  for name in cut.values())
+    part = onnx.utils.Extractor(model).extract_model
+    names = [[value.name for value in values] for values in (model.graph.input, model.graph.output)]
+    pasts, presents = ([name for name in each if "." in name] for each in names)
+    layers = part([rows, *pasts, "past_seq_len", "total_seq_len"], [*presents, states])
+    onnx.save(part(["input_ids"], [rows]), folder / "embeddings.onnx")
+    onnx.save(part([states], ["logits"]), folder / "lm_head.onnx")
+    data = dict(save_as_external_data=True, location="transformer.onnx.data", size_threshold=64)
+    (folder / "transformer.onnx.data").unlink(missing_ok=True)
+    onnx.save(layers, folder / "transformer.onnx", **data)
+    layers = onnx.load(folder / "transformer.onnx", load_external_data=False)
+    (folder / "transformer.onnx").unlink()
+    for name, sequence in (("context", WINDOW), ("iterator", 1)):
+        onnx.save(fixed(layers, sequence), folder / f"{name}.onnx")
+    decoder = config["model"]["decoder"]
+    del decoder["filename"]
+    config["model"]["type"] = "decoder-pipeline"
+    decoder["inputs"] |= dict(past_sequence_length="past_seq_len", total_sequence_length="total_seq_len")
+    decoder["sliding_window"] = dict(window_size=WINDOW, pad_value=0, alignment="left", slide_key_value_cache=False)
+    io = dict(inputs=[rows, *pasts, "past_seq_len", "total_seq_len"], outputs=[*presents, states])
+    decoder["pipeline"] = [dict(
+        embeddings=dict(filename="embeddings.onnx", inputs=["input_ids"], outputs=[rows]),
+        context=dict(filename="context.onnx", **io, run_on_token_gen=False),
+        iterator=dict(filename="iterator.onnx", **io, run_on_prompt=False),
+        lm_head=dict(filename="lm_head.onnx", inputs=[states], outputs=["logits"], is_lm_head=True))]
+    (folder / "genai_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    golden(folder, windows(folder, pasts, presents, rows, states))
+
+
+def windows(folder, pasts, presents, rows, states):
+    """What the stages give, window after window, as onnxruntime-genai runs them: the last window is filled up on the right."""
+    stages = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in ("embeddings", "context", "lm_head")}
+    cache = {name: np.zeros((1, 1, 128, 16), np.float32) for name in pasts}
+    found = []
+    for at in range(0, len(TOKENS), WINDOW):
+        tokens = np.array([(TOKENS[at:at + WINDOW] + [0] * WINDOW)[:WINDOW]])
+        x = stages["embeddings"].run(None, {"input_ids": tokens})[0]
+        feeds = {rows: x, **cache, "past_seq_len": np.array([[at + WINDOW - 1]], np.int32),
+                 "total_seq_len": np.array(at + WINDOW, np.int32)}
+        *kept, x = stages["context"].run([*presents, states], feeds)
+        cache = dict(zip(pasts, kept))
+        found.append(stages["lm_head"].run(None, {states: x})[0][0])
+    return np.concatenate(found)[:len(TOKENS)]
+
+
 def heads():
     names = ["input_ids", "attention_mask", "token_type_ids"]
     head("answers", "distilbert", DistilBertForQuestionAnswering, names[:2], ["start_logits", "end_logits"])
@@ -308,7 +410,7 @@ def builder():
 
 
 if __name__ == "__main__":
-    every = [builder, optimum, transformers_js, sentence, heads]
+    every = [builder, optimum, transformers_js, sentence, heads, pipeline]
     for make in every:
         if make.__name__ in sys.argv[1:] or not sys.argv[1:]:
             make()
