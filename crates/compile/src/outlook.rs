@@ -124,16 +124,17 @@ impl Outlook {
         self.cache.iter().map(|cache| cache.token_bytes).sum()
     }
 
-    /// The scheme in which the model suits a target best, and what the target makes of it.
-    pub fn best(&self, target: &Target) -> Option<(Scheme, &TargetOutlook)> {
+    /// The scheme and the target, among some, that suit each other best: one that takes the model before one that does
+    /// not, then by score.
+    pub fn best(&self, among: impl Fn(&Target) -> bool) -> Option<(Scheme, &TargetOutlook)> {
         let all = self
             .schemes
             .iter()
             .flat_map(|outlook| outlook.targets.iter().map(move |found| (outlook.scheme, found)));
-        let score = |found: &TargetOutlook| found.score.total;
+        let suits = |found: &TargetOutlook| (found.runs(), found.score.total);
         // Of equals the first: 8 bits before 4.
-        all.filter(|(_, found)| found.target == *target)
-            .reduce(|best, next| if score(next.1) > score(best.1) { next } else { best })
+        all.filter(|(_, found)| among(&found.target))
+            .reduce(|best, next| if suits(next.1) > suits(best.1) { next } else { best })
     }
 }
 
@@ -173,4 +174,54 @@ fn alike(layers: &[KvLayout]) -> Vec<CacheOutlook> {
         cache.token_bytes += layer.bytes_per_token() as u64;
     }
     found.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outlook(found: &[(Scheme, &str, f64, bool)]) -> Outlook {
+        let target = |&(_, target, total, runs): &(Scheme, &str, f64, bool)| TargetOutlook {
+            target: target.parse().unwrap(),
+            graph_bytes: 0,
+            limit: 0,
+            verdict: if runs {
+                Verdict::Whole
+            } else {
+                Verdict::Refused { reason: "it is large".to_owned() }
+            },
+            score: Score { total, components: Vec::new() },
+        };
+        let scheme = |found: &(Scheme, &str, f64, bool)| SchemeOutlook {
+            scheme: found.0,
+            bytes: 0,
+            fixed_bytes: None,
+            targets: vec![target(found)],
+        };
+        Outlook {
+            structure: String::new(),
+            parameters: 0,
+            longest: 0,
+            schemes: found.iter().map(scheme).collect(),
+            cache: Vec::new(),
+            npu_token_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn what_takes_the_model_goes_before_what_refuses_it() {
+        const QNN: &str = "qnn:x-elite";
+        let check = |found: &[(Scheme, &str, f64, bool)], expect: Scheme| {
+            let target: Target = QNN.parse().unwrap();
+            assert_eq!(outlook(found).best(|known| *known == target).unwrap().0, expect, "{found:?}");
+        };
+        check(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, QNN, 100.0, true)], Scheme::W4);
+        check(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, QNN, 60.0, true)], Scheme::W4);
+        check(&[(Scheme::W8, QNN, 90.0, true), (Scheme::W4, QNN, 100.0, true)], Scheme::W4);
+        check(&[(Scheme::W8, QNN, 100.0, true), (Scheme::W4, QNN, 100.0, true)], Scheme::W8);
+        check(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, QNN, 100.0, false)], Scheme::W8);
+        check(&[(Scheme::W8, QNN, 90.0, true), (Scheme::W4, "openvino:npu", 100.0, true)], Scheme::W8);
+        let two = outlook(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, "openvino:npu", 80.0, true)]);
+        assert_eq!(two.best(|_| true).unwrap().1.target.to_string(), "openvino:npu");
+    }
 }

@@ -23,7 +23,7 @@ fn architecture(entry: &Entry) -> Option<Architecture> {
 fn figures(architecture: &Architecture) -> Figures {
     let target: Target = TARGET.parse().unwrap();
     let outlook = Outlook::new(architecture, std::slice::from_ref(&target)).unwrap();
-    let (scheme, best) = outlook.best(&target).unwrap();
+    let (scheme, best) = outlook.best(|known| *known == target).unwrap();
     let bytes = |scheme| outlook.scheme(scheme).unwrap().bytes;
     Figures {
         w8: bytes(Scheme::W8),

@@ -2,6 +2,7 @@
 
 use comfy_table::Cell;
 use narthex_gateway::plan::{CacheOutlook, DeviceFit, PlanReport, SchemeFit, SchemeOutlook, TargetOutlook};
+use narthex_spec::Scheme;
 
 use super::{bytes, right, table};
 
@@ -23,8 +24,8 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(outlook.npu_token_bytes * 1000)));
     }
     text.push_str(&format!("\n{}\n\n{}\n", schemes(&outlook.schemes), targets(&outlook.schemes)));
-    if let Some(best) = best(&outlook.schemes) {
-        text.push_str(&format!("\n{best}"));
+    if let Some((scheme, target)) = outlook.best(|_| true) {
+        text.push_str(&format!("\n{}", score(scheme, target)));
     }
     text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
     if let Some(room) = &report.least {
@@ -95,11 +96,8 @@ fn place(scheme: &SchemeOutlook, target: &TargetOutlook) -> usize {
     scheme.targets.iter().position(|known| known.target == target.target).unwrap_or(0)
 }
 
-/// The parts of the best score.
-fn best(schemes: &[SchemeOutlook]) -> Option<String> {
-    let all = schemes.iter().flat_map(|found| found.targets.iter().map(move |target| (found.scheme, target)));
-    let (scheme, target) =
-        all.reduce(|best, next| if next.1.score.total > best.1.score.total { next } else { best })?;
+/// The parts of a score.
+fn score(scheme: Scheme, target: &TargetOutlook) -> String {
     let mut text = format!("score {:.1} of 100 ({} in {scheme})\n", target.score.total, target.target);
     for part in &target.score.components {
         let points = part.value * part.weight;
@@ -108,7 +106,7 @@ fn best(schemes: &[SchemeOutlook]) -> Option<String> {
             part.weight, part.name, part.detail
         ));
     }
-    Some(text)
+    text
 }
 
 fn machine(devices: &[DeviceFit]) -> String {
