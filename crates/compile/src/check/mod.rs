@@ -91,7 +91,7 @@ fn look(subject: &str, parts: &[Part], options: &Options) -> Report {
         tally.add(&view);
         summaries.push(summary);
     }
-    findings.extend(storage::check_layout(parts, &summaries));
+    findings.extend(storage::check_layout(parts, &summaries, &facts));
     findings.sort_by_key(|finding| finding.severity);
     Report {
         subject: subject.to_owned(),

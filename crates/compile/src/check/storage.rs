@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use narthex_graph::InitializerData;
 
 use super::{
-    facts::Facts,
+    facts::{Facts, Sessions},
     finding,
     report::{Finding, Fix, PartSummary, Rule, Severity},
     view::{Outcome, Part, View},
@@ -191,12 +191,8 @@ fn tensor_size(view: &View<'_>) -> Option<Finding> {
     })
 }
 
-/// What one process of an NPU's driver holds, in bytes, and how many of them a program has: Qualcomm's figures for Hexagon.
-const SESSION: u64 = 3_750_000_000;
-const SESSIONS: u64 = 4;
-
 /// Findings on how a model is divided into files.
-pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary]) -> Vec<Finding> {
+pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary], facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     if parts.len() > 1 {
         let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
@@ -217,25 +213,30 @@ pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary]) -> Vec<Fin
         .map(|summary| summary.npu_weight_bytes)
         .sum::<u64>()
         .saturating_sub(shared_bytes(parts));
-    if total > SESSION {
-        let all = SESSION * SESSIONS;
-        let (severity, then) = if total > all {
-            (
-                Severity::Refuses,
-                format!("and a program has about {SESSIONS} of them, {:.1} GB", all as f64 / 1e9),
-            )
-        } else {
-            (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
-        };
-        let message = format!(
-            "the model's weights take {:.1} GB on the NPU together; one process of the NPU's driver holds about {:.2} \
-             GB, {then}",
-            total as f64 / 1e9,
-            SESSION as f64 / 1e9
-        );
-        findings.push(finding(Rule::PartSize, severity, Vec::new(), message, None));
-    }
+    findings.extend(facts.sessions.and_then(|sessions| model_size(total, sessions)));
     findings
+}
+
+/// Weights of all graphs together that one of the driver's processes cannot hold, or all of them.
+fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding> {
+    let all = bytes.saturating_mul(count);
+    let (severity, then) = match total {
+        total if total <= bytes => return None,
+        total if total <= all => {
+            (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
+        }
+        _ => (
+            Severity::Refuses,
+            format!("and a program has about {count} of them, {:.1} GB", all as f64 / 1e9),
+        ),
+    };
+    let message = format!(
+        "the model's weights take {:.1} GB on the NPU together; one process of the NPU's driver holds about {:.2} GB, \
+         {then}",
+        total as f64 / 1e9,
+        bytes as f64 / 1e9
+    );
+    Some(finding(Rule::PartSize, severity, Vec::new(), message, None))
 }
 
 /// Bytes of data files that more than one graph reads.

@@ -24,7 +24,21 @@ pub(super) struct Facts {
     pub(super) part_limit: u64,
     /// Bytes of memory beside the cores; nothing where that is not known.
     pub(super) near_memory: Option<u64>,
+    /// What a program has of the driver's processes; nothing where the driver sets no such bound.
+    pub(super) sessions: Option<Sessions>,
 }
+
+/// The processes of an NPU's driver that hold a program's graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sessions {
+    /// Bytes that one of them holds.
+    pub(super) bytes: u64,
+    /// How many of them a program has.
+    pub(super) count: u64,
+}
+
+/// Qualcomm's figures for Hexagon.
+const HEXAGON_SESSIONS: Sessions = Sessions { bytes: 3_750_000_000, count: 4 };
 
 /// A vendor's compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +80,7 @@ impl Facts {
                     part_caution: target.part_bytes(),
                     part_limit: if wide { 3_750_000_000 } else { 2 << 30 },
                     near_memory: near,
+                    sessions: Some(HEXAGON_SESSIONS),
                 }
             }
             Target::OpenVino(_) => Self {
@@ -74,6 +89,7 @@ impl Facts {
                 part_caution: target.part_bytes(),
                 part_limit: 8 << 30,
                 near_memory: None,
+                sessions: None,
             },
         }
     }
