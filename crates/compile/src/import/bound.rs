@@ -32,8 +32,9 @@ pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part], past: &st
     let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
     let (stages, count) = (parts.len(), compiled().count());
     let what = format!("a decoder-pipeline of {stages} stages, {count} of them compiled contexts{details}");
+    let stated = compiled().find_map(|part| stated(&part.graph));
     let made_for = || compiled().flat_map(|part| contexts(&part.graph)).map(made_for).next();
-    error(folder, what, device(options).or_else(made_for))
+    error(folder, what, stated.or_else(|| device(options)).or_else(made_for))
 }
 
 /// A graph whose session needs a vendor's own software, if the options say so.
@@ -70,7 +71,21 @@ pub(super) fn is_compiled(graph: &Graph) -> bool {
 pub(super) fn compiled(path: &Path, graph: &Graph) -> Option<CompileError> {
     let node = contexts(graph).next()?;
     let version = sdk(node).map(|version| format!(" (made with SDK {version})")).unwrap_or_default();
-    Some(error(path, format!("a compiled context{version}"), Some(made_for(node))))
+    let device = stated(graph).unwrap_or_else(|| made_for(node));
+    Some(error(path, format!("a compiled context{version}"), Some(device)))
+}
+
+/// The chips that QNN's provider says it compiled a graph for: `v2:BACKEND:SDK:API:ARCHITECTURES:CHIPS:…`, lists with commas.
+fn stated(graph: &Graph) -> Option<String> {
+    let (_, info) =
+        graph.metadata.iter().find(|(key, _)| key == "ep_compatibility_info.QNNExecutionProvider")?;
+    let fields: Vec<&str> = info.split(':').collect();
+    let [version, _, _, _, archs, chips, ..] = fields[..] else { return None };
+    let mut archs = archs.split(',').map(|arch| arch.parse().ok());
+    let chips = chips.split(',').map(|chip| chip.parse().ok());
+    let each = chips.take(QnnChip::ALL.len()).filter_map(|chip| npu(chip, archs.next().flatten()));
+    let each: Vec<String> = each.collect();
+    (version == "v2" && !each.is_empty()).then(|| each.join(", "))
 }
 
 /// The nodes that stand for what a vendor's compiler made.
@@ -131,15 +146,21 @@ fn device(value: &Value) -> Option<String> {
     let model = number(value, "soc_model").or_else(|| number(value, "soc_id"));
     let arch = text(value, "dsp_arch").and_then(|arch| arch.trim_start_matches('v').parse().ok());
     let arch = arch.or_else(|| number(value, "htp_arch"));
+    npu(model, arch).or_else(|| provider(value))
+}
+
+/// The NPU with QNN's number of a chip, or with a version of the Hexagon architecture; 0 stands for none.
+fn npu(model: Option<u64>, arch: Option<u64>) -> Option<String> {
+    let [model, arch] = [model, arch].map(|number| number.filter(|&number| number > 0));
     let chip = QnnChip::ALL.into_iter().map(QnnChip::facts).find(|facts| match model {
-        Some(model) if model > 0 => u64::from(facts.soc_model) == model,
-        _ => arch == Some(u64::from(facts.htp_arch)),
+        Some(model) => u64::from(facts.soc_model) == model,
+        None => arch == Some(u64::from(facts.htp_arch)),
     });
-    match (chip, model.filter(|&model| model > 0), arch) {
+    match (chip, model, arch) {
         (Some(facts), ..) => Some(format!("the NPU of {} ({})", facts.title, facts.id)),
         (None, Some(model), _) => Some(format!("the NPU of the Snapdragon chip with soc_model {model}")),
         (None, None, Some(arch)) => Some(format!("a Hexagon NPU v{arch}")),
-        (None, None, None) => provider(value),
+        (None, None, None) => None,
     }
 }
 

@@ -9,7 +9,7 @@ use narthex_spec::{
     manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
 };
 
-use super::refused;
+use super::{merge::constants_are_no_inputs, refused};
 use crate::{error::CompileError, lower::dynamic::GRAPH_FILE};
 
 /// What every name of the nodes put in begins with; a graph that has such names already is refused.
@@ -61,10 +61,7 @@ impl Glue {
                 name,
             ));
         }
-        // Old files list constants among the inputs.
-        let constants: HashSet<&str> =
-            foreign.initializers.iter().map(|constant| constant.name.as_str()).collect();
-        foreign.inputs.retain(|input| !constants.contains(input.name.as_str()));
+        constants_are_no_inputs(&mut foreign);
         // What is declared of values between nodes speaks of symbols that are inputs no more.
         foreign.values.clear();
         let builder = || Builder::new("", &[]);

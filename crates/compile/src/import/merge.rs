@@ -34,6 +34,7 @@ pub(super) fn chained<'a>(
     let mut whole = Graph::default();
     let mut taken: HashSet<String> = HashSet::new();
     for (index, (mut stage, renamed)) in stages.into_iter().enumerate() {
+        constants_are_no_inputs(&mut stage);
         let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
         let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();
         // Inside, stages may use the same names.
@@ -56,6 +57,12 @@ pub(super) fn chained<'a>(
     }
     whole.outputs.retain(|output| !taken.contains(&output.name));
     Ok(whole)
+}
+
+/// Old files list constants among the inputs.
+pub(super) fn constants_are_no_inputs(graph: &mut Graph) {
+    let constants: HashSet<&str> = graph.initializers.iter().map(|constant| constant.name.as_str()).collect();
+    graph.inputs.retain(|input| !constants.contains(input.name.as_str()));
 }
 
 /// One decoder of two graphs: `first` for the beginning of a sequence, `next` after a past. Constants that both have are

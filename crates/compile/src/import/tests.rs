@@ -126,8 +126,26 @@ fn bundles_for_one_device_are_refused_with_the_device() {
 fn a_compiled_context_is_refused_with_its_compiler() {
     let folder = copy("sentence");
     let graph = context("QNNExecutionProvider");
-    fs::write(folder.path().join("onnx/model.onnx"), graph.encode()).unwrap();
+    let path = folder.path().join("onnx/model.onnx");
+    let write = |graph: &Graph| fs::write(&path, graph.encode()).unwrap();
+    write(&graph);
     check(folder.path(), "a compiled context (made with SDK 2.51), which runs on a Snapdragon's NPU alone");
+    // What the provider keeps of the chips says more.
+    let key = "ep_compatibility_info.QNNExecutionProvider";
+    let stated = |info: &str, expect: &str| {
+        let metadata = vec![(key.to_owned(), info.to_owned())];
+        write(&Graph { metadata, ..graph.clone() });
+        check(folder.path(), expect);
+    };
+    stated("v2:6:2.51.0:5.51.0:79:69:8:0", "the NPU of Snapdragon 8 Elite (8-elite) alone");
+    stated(
+        "v2:6:2.51.0:5.51.0:73,79:60,69:8,8:0",
+        "X Plus (x-elite), the NPU of Snapdragon 8 Elite (8-elite) alone",
+    );
+    stated("v2:6:2.51.0:5.51.0:73:0:8:0", "Snapdragon X Elite, X Plus (x-elite) alone");
+    for unknown in ["v3:6:2.51.0:5.51.0:79:69:8:0", "v2:6", "v2:6:a:b:c:d:e", ""] {
+        stated(unknown, "a Snapdragon's NPU alone");
+    }
 }
 
 #[test]
