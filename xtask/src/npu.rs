@@ -123,7 +123,7 @@ fn report(workspace: &Workspace, findings: &[String]) -> anyhow::Result<String> 
         "# Models on stand-ins for NPUs, {}\n\nCommit {}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
          x-elite, onnxruntime-ep-openvino 1.8.1, onnxruntime-webgpu 1.27.0 on SwiftShader; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
-         token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.105 times their \
+         token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.1 times their \
          weights.\n\n{list}",
         stamp::today(),
         stamp::commit(workspace)?,

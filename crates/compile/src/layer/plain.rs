@@ -107,7 +107,9 @@ fn rotate(e: &mut Emitter<'_>, scope: &str, x: &str, size: usize, [cos, sin]: &[
 /// (Ainslie et al. 2023, arXiv:2305.13245) share keys by a reshape: `[1, kv_heads, group · tokens, size]`.
 ///
 /// One token has the same elements in the same order whichever of heads and tokens comes first, so its graph goes without
-/// the transposes, and without the reshapes between heads and groups.
+/// the transposes, and without the reshapes between heads and groups. What is transposed right after a projection,
+/// Qualcomm's compiler makes of one product for each head, with weights cut to match. The one token's graph is written so,
+/// for their context to hold these weights once.
 ///
 /// ```text
 /// x ── qkv_proj ─┬─ q ─ rotate ─ scale ────────────── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
@@ -124,16 +126,14 @@ pub(crate) fn cached(
     (norm, attention): (Norm, &Attention),
     (step, kv): (&Step<'_>, &Kv<'_>),
 ) -> Result<Attended, CompileError> {
-    let q_size = attention.heads * attention.head_size;
-    let kv_size = attention.kv_heads * attention.head_size;
     let (q, kv) = match kv {
         Kv::Own(past) => {
-            let [q, k, v] =
-                projected(e, x, at, (norm, attention), (["q", "k", "v"], [q_size, kv_size, kv_size]))?;
+            let of = [("q", attention.heads), ("k", attention.kv_heads), ("v", attention.kv_heads)];
+            let [q, k, v] = projected(e, x, at, (norm, attention), step.tokens, of)?;
             (q, keys_and_values(e, at, [k, v], (norm, attention), (step, past))?)
         }
         Kv::Shared(kv) => {
-            let [q] = projected(e, x, at, (norm, attention), (["q"], [q_size]))?;
+            let [q] = projected(e, x, at, (norm, attention), step.tokens, [("q", attention.heads)])?;
             (q, (*kv).clone())
         }
     };
@@ -141,7 +141,7 @@ pub(crate) fn cached(
     // Scaled before the product, which half precision might not hold otherwise.
     let q = scale(e, &format!("{}/q/scale", at.0), &q, attention.scale());
     let mixed = mixed(e, at.0, q, &kv, (attention, step));
-    let flat = [1, step.tokens, q_size];
+    let flat = [1, step.tokens, attention.heads * attention.head_size];
     let output = project_out(e, &mixed, at, flat, attention.output_bias.into())?;
     Ok(Attended { output, kv })
 }
@@ -174,19 +174,40 @@ fn mixed(
     between(e, "mix/heads", mixed, [1, attention.heads, tokens, size])
 }
 
-/// Some of queries, keys and values, each `[1, tokens, size]` of its own.
+/// Some of queries, keys and values, by name and heads: each `[1, tokens, heads · size]` of its own; of one token, what is
+/// not normed is `[1, heads, size]`.
 fn projected<const PARTS: usize>(
     e: &mut Emitter<'_>,
     x: &str,
     (scope, weights): (&str, &str),
     (norm, attention): (Norm, &Attention),
-    (names, sizes): ([&str; PARTS], [usize; PARTS]),
+    tokens: usize,
+    of: [(&str, usize); PARTS],
 ) -> Result<[String; PARTS], CompileError> {
-    let parts = names.map(|part| format!("{weights}.{part}_proj"));
-    let scope = format!("{scope}/{}_proj", names.concat());
+    let parts = of.map(|(part, _)| format!("{weights}.{part}_proj"));
+    let all_scope = format!("{scope}/{}_proj", of.map(|(part, _)| part).concat());
     let bias = attention.qkv_bias.into();
-    let all = linear(e, x, &Linear { scope: &scope, parts: &parts, cols: norm.width, bias })?;
-    Ok(split(e, &scope, &all, 2, &sizes))
+    let all = linear(e, x, &Linear { scope: &all_scope, parts: &parts, cols: norm.width, bias })?;
+    let size = attention.head_size;
+    let pieces = of.map(|(part, heads)| {
+        let normed = if part == "v" { attention.value_norm } else { attention.qk_norm != QkNorm::None };
+        (part, if tokens > 1 || normed { vec![heads * size] } else { vec![size; heads] })
+    });
+    let sizes: Vec<usize> = pieces.iter().flat_map(|(_, sizes)| sizes).copied().collect();
+    let mut found = split_all(e, &all_scope, &all, 2, &sizes).into_iter();
+    Ok(pieces.map(|(part, sizes)| {
+        let own: Vec<String> = found.by_ref().take(sizes.len()).collect();
+        together(e, &format!("{scope}/{part}/heads"), &own)
+    }))
+}
+
+/// Heads `[1, 1, size]` each, one after another: `[1, heads, size]`. One stays as it is.
+fn together(e: &mut Emitter<'_>, scope: &str, heads: &[String]) -> String {
+    let all: Vec<&str> = heads.iter().map(String::as_str).collect();
+    match all[..] {
+        [whole] => whole.to_owned(),
+        _ => e.graph.op_with(scope, "Concat", &all, &[("axis", Attribute::Int(1))]),
+    }
 }
 
 /// Keys, rotated, and values of the past and of the new tokens together: `[1, kv_heads, size, past + tokens]` and
@@ -217,8 +238,8 @@ fn keys_and_values(
     Ok([keys, values])
 }
 
-/// Queries (`q`) or keys (`k`) `[1, tokens, heads · size]`, normed and rotated: `[1, heads, tokens, size]`, or those of one
-/// token by groups: `[1, kv_heads, heads / kv_heads, size]`.
+/// Queries (`q`) or keys (`k`), as [`projected`] gives them, normed and rotated: `[1, heads, tokens, size]`, or those of
+/// one token by groups: `[1, kv_heads, heads / kv_heads, size]`.
 fn turned(
     e: &mut Emitter<'_>,
     x: &str,
