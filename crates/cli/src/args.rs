@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub(crate) use catalogue::{ListArgs, PlanArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
-pub(crate) use compile::{CheckArgs, CompileArgs};
+pub(crate) use compile::{CheckArgs, CompileArgs, TryOutArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 use narthex_gateway::Config;
@@ -78,6 +78,9 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Say whether a model would run on an NPU, what keeps it from that, and what can be done
     Check(CheckArgs),
+    /// Let a vendor's compiler have one graph; `check` starts this, so that a crash ends it alone
+    #[command(hide = true)]
+    TryOut(TryOutArgs),
     /// Say what this machine has and what is missing
     Doctor(JsonArgs),
     /// Measure a model on this machine

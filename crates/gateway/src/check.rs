@@ -5,6 +5,7 @@
 //! joins what it made of a graph with [`Report::record`].
 
 mod compiler;
+mod trial;
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use narthex_compile::check::{
-    self, Compiled, Finding, Fix, Left, Options, Part, Rule, Severity, architecture, fix, open, write,
+    self, Finding, Fix, Left, Options, Part, Rule, Severity, architecture, fix, open, write,
 };
 use narthex_spec::{
     Target, Variant,
@@ -20,7 +21,8 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
-pub use narthex_compile::check::{CheckError, Report, Verdict};
+pub use narthex_compile::check::{CheckError, Compiled, Report, Verdict};
+pub use trial::Program;
 
 use crate::{
     cancel::Cancel,
@@ -45,10 +47,12 @@ pub struct CheckRequest {
 }
 
 /// Whether a check asks a vendor's compiler, which takes as long as a compile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// Where it is installed.
-    IfInstalled,
+    /// Where it is installed, in this process. A graph on which it crashes is the end of the process.
+    Here,
+    /// Where it is installed, in a process for each graph. One on which it crashes is a finding.
+    Apart(Program),
     /// Never; the rules are enough.
     Never,
 }

@@ -22,7 +22,7 @@ fn check(gateway: &Gateway, subject: &str) -> Result<CheckReport, Error> {
         target: "qnn:x-elite".parse().unwrap(),
         extents: BTreeMap::new(),
         fix: None,
-        compiler: Asked::IfInstalled,
+        compiler: Asked::Here,
     };
     gateway.check(&request, &Cancel::new())
 }
@@ -83,7 +83,7 @@ fn what_a_subject_has_no_use_for_is_refused() {
             target: "qnn:x-elite".parse().unwrap(),
             extents: extents.iter().map(|&(name, extent)| (name.to_owned(), extent)).collect(),
             fix: fix.map(Into::into),
-            compiler: Asked::IfInstalled,
+            compiler: Asked::Here,
         };
         gateway.check(&request, &Cancel::new())
     };
@@ -153,6 +153,51 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     assert_eq!(told.places, ["/alone/Erf"]);
     assert!(told.message.contains("not supported by QNN EP"), "{}", told.message);
     assert!(matches!(report.verdict(), Verdict::Partly { .. }));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_compiler_that_crashes_is_a_finding() {
+    use narthex_gateway::check::Program;
+
+    let tiny = Tiny::new();
+    tiny.with_qnn();
+    let folder = tempfile::tempdir().unwrap();
+    let file = chain(folder.path(), |b, x| b.op("/alone", "Erf", &[x]));
+    // A shell in the compiler's place; behind the target it is given a graph and the file for its answer.
+    let check = |script: &str| {
+        let arguments = ["-c", script, "compiler"].map(Into::into).to_vec();
+        let program = Program { path: "/bin/sh".into(), arguments };
+        let request = CheckRequest {
+            subject: file.clone(),
+            target: "qnn:x-elite".parse().unwrap(),
+            extents: BTreeMap::new(),
+            fix: None,
+            compiler: Asked::Apart(program),
+        };
+        tiny.gateway().check(&request, &Cancel::new())
+    };
+    let report = check(r#"echo '{"whole":{"nodes":13}}' > "$3""#).unwrap();
+    assert_eq!(
+        compiled(&report, Severity::Notes).unwrap().message,
+        "the vendor's compiler took all 13 nodes"
+    );
+    // It goes down over whatever has the one operator, which is found as one over which it fails is.
+    let report = check(r#"grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();
+    let told = compiled(&report, Severity::Refuses).unwrap();
+    assert!(told.message.contains("crashed over this graph (signal: 6 (SIGABRT)"), "{}", told.message);
+    assert_eq!(
+        (told.part.as_deref(), told.places.as_slice()),
+        (Some("chain.onnx"), ["/alone/Erf".to_owned()].as_slice())
+    );
+    assert!(matches!(report.verdict(), Verdict::Refused { .. }));
+    // What is killed from outside says nothing of the nodes.
+    let report = check("kill -KILL $$").unwrap();
+    let told = compiled(&report, Severity::Refuses).unwrap();
+    assert!(told.message.contains("memory ran out") && told.places.is_empty(), "{told:?}");
+    // A program's own end is none of the compiler's, and half an answer is none.
+    let error = check(r#"echo '{"whole":' > "$3"; exit 3"#).unwrap_err();
+    assert!(error.to_string().contains("without an answer (exit status: 3)"), "{error}");
 }
 
 #[test]

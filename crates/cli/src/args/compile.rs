@@ -87,6 +87,19 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
+/// `narthex try-out`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TryOutArgs {
+    /// The NPU
+    pub(crate) target: Target,
+
+    /// The graph's file
+    pub(crate) graph: PathBuf,
+
+    /// The file for the outcome, as JSON
+    pub(crate) answer: PathBuf,
+}
+
 /// `batch=1` as a dimension's name and its extent.
 fn extent(text: &str) -> Result<(String, u64), String> {
     let parts = text.rsplit_once('=').map(|(name, extent)| (name.trim(), extent.trim().parse()));

@@ -1,11 +1,36 @@
-//! `narthex check`.
+//! `narthex check`, and the process in which it lets a vendor's compiler have a graph.
 
+use std::{env, fs};
+
+use anyhow::Context;
 use narthex_gateway::{
     Gateway,
-    check::{Asked, CheckRequest, Verdict},
+    check::{Asked, CheckRequest, Program, Verdict},
 };
 
-use crate::{args::CheckArgs, exit::Judged, interrupt, output};
+use crate::{
+    args::{CheckArgs, TryOutArgs},
+    exit::Judged,
+    interrupt, output,
+};
+
+/// This executable, told to let a compiler have a graph.
+fn apart(gateway: &Gateway) -> anyhow::Result<Program> {
+    let mut arguments = Vec::new();
+    if let Some(home) = &gateway.config().home {
+        arguments.extend(["--home".into(), home.into()]);
+    }
+    // What follows are paths, which may begin like options.
+    arguments.extend(["try-out".into(), "--".into()]);
+    Ok(Program { path: env::current_exe().context("this executable is not found")?, arguments })
+}
+
+/// Lets a vendor's compiler have one graph, and writes down what it made of it.
+pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()> {
+    let found = gateway.try_out(&args.target, &args.graph, interrupt::cancel())?;
+    let found = found.with_context(|| format!("no compiler for {} is installed", args.target))?;
+    fs::write(&args.answer, serde_json::to_vec(&found)?).with_context(|| args.answer.display().to_string())
+}
 
 /// Says whether a model would run on an NPU; ends with a code for the verdict.
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
@@ -15,7 +40,7 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
         target: args.target,
         extents: args.set.into_iter().collect(),
         fix: args.fix,
-        compiler: if args.rules_only { Asked::Never } else { Asked::IfInstalled },
+        compiler: if args.rules_only { Asked::Never } else { Asked::Apart(apart(gateway)?) },
     };
     let found = gateway.check(&request, interrupt::cancel())?;
     if args.json {

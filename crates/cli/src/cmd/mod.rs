@@ -56,6 +56,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Export(export) => exports::export(&plain(home)?.0, &export),
         Command::Import(import) => exports::import(&plain(home)?.0, import),
         Command::Check(check) => check::run(&plain(home)?.0, check),
+        Command::TryOut(try_out) => check::try_out(&plain(home)?.0, &try_out),
         Command::Doctor(doctor) => doctor::run(&plain(home)?.0, &doctor),
         Command::Bench(bench) => bench::run(&open(config(home, Some(&bench.load)))?.0, &bench),
         Command::Runtime(runtime) => runtime::run(&plain(home)?.0, runtime.command),

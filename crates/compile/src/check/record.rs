@@ -3,13 +3,16 @@
 //! The rules predict; where the compiler is installed, the gateway lets it finalize each part and records the outcome
 //! here.
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     qnn_errors::{LADDER, code_in, explain},
     report::{Finding, Fix, Report, Rule, Severity, Verdict},
 };
 
 /// What a vendor's compiler made of one graph.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Compiled {
     /// It took every node.
     Whole {
@@ -27,13 +30,32 @@ pub enum Compiled {
     Failed {
         /// Its message.
         message: String,
+        /// The nodes at fault. A compiler does not tell them; whoever asks it seeks them.
+        #[serde(skip)]
+        fault: Fault,
+    },
+    /// Its process ended without an answer.
+    Ended {
+        /// How.
+        how: Ending,
         /// The nodes at fault.
+        #[serde(skip)]
         fault: Fault,
     },
 }
 
+/// How a compiler's process ended before it could answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// From outside, as a system does whose memory is full.
+    Killed,
+    /// By itself, with this status.
+    Crashed(String),
+}
+
 /// A node that a compiler left to other devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// The node's path.
     pub path: String,
@@ -42,9 +64,10 @@ pub struct Left {
 }
 
 /// What is known of the nodes on which a compiler fails.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Fault {
     /// Nobody looked for them.
+    #[default]
     NotSought,
     /// It fails on these, and takes them as soon as any one is left out.
     Nodes {
@@ -76,14 +99,17 @@ impl Report {
                 }
                 left(elsewhere, *nodes)
             }
-            Compiled::Failed { message, fault } => {
-                let (message, fix, places) = failed(message, fault);
-                self.verdict = Verdict::Refused { reason: message.clone() };
-                vec![finding(Severity::Refuses, places, message, Some(fix))]
-            }
+            Compiled::Failed { message, fault } => self.refused(in_words(message), fault),
+            Compiled::Ended { how, fault } => self.refused(ended(how), fault),
         };
         self.findings.extend(found.into_iter().map(|found| Finding { part: Some(part.to_owned()), ..found }));
         self.findings.sort_by_key(|finding| finding.severity);
+    }
+
+    fn refused(&mut self, failure: (String, Fix), fault: &Fault) -> Vec<Finding> {
+        let (message, fix, places) = failed(failure, fault);
+        self.verdict = Verdict::Refused { reason: message.clone() };
+        vec![finding(Severity::Refuses, places, message, Some(fix))]
     }
 }
 
@@ -109,9 +135,8 @@ fn left(elsewhere: &[Left], nodes: usize) -> Vec<Finding> {
     groups.into_iter().map(told).collect()
 }
 
-/// A failure in words, with the next step and the nodes at fault.
-fn failed(message: &str, fault: &Fault) -> (String, Fix, Vec<String>) {
-    let (message, usual) = in_words(message);
+/// A failure and its usual fix with the nodes at fault.
+fn failed((message, usual): (String, Fix), fault: &Fault) -> (String, Fix, Vec<String>) {
     match fault {
         Fault::NotSought => (message, usual, Vec::new()),
         Fault::NotFound { reason } => {
@@ -128,6 +153,22 @@ fn failed(message: &str, fault: &Fault) -> (String, Fix, Vec<String>) {
             let rewrite = || Fix::you("write these nodes with other operators, or in another order");
             (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
         }
+    }
+}
+
+/// The end of a compiler's process in words, and the next step.
+fn ended(how: &Ending) -> (String, Fix) {
+    match how {
+        Ending::Killed => (
+            "the vendor's compiler was killed over this graph, most likely because memory ran out".to_owned(),
+            Fix::you("check it where there is more memory, or divide the model into parts"),
+        ),
+        Ending::Crashed(status) => (
+            format!("the vendor's compiler crashed over this graph ({status})"),
+            Fix::you(
+                "report the crash to the vendor with this graph; `--rules-only` checks without the compiler",
+            ),
+        ),
     }
 }
 

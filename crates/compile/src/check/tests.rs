@@ -586,6 +586,8 @@ fn a_compiler_has_the_last_word() {
     assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("qnn_op_trace.json")));
     assert!(matches!(report.verdict, Verdict::Refused { .. }));
+    report.record("model.onnx", &Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought });
+    assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
     let mut report = report_on(one("Relu", F32, &["1 4"], &[]));
     let fault = Fault::Nodes { paths: vec!["/b".into()], fix: None };
     report.record("model.onnx", &Compiled::Failed { message, fault });

@@ -1,25 +1,18 @@
 //! The vendor's own compiler, asked about each graph of a check. Where it fails, the graph is taken apart until the nodes at
 //! fault are named.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, path::Path};
 
-use narthex_catalog::runtimes::{self, RuntimeKind};
 use narthex_compile::check::{
-    self, Compiled, Fault, Left, Part, Report, Rule, Severity,
+    self, Compiled, Ending, Fault, Part, Report, Rule, Severity,
     bisect::{self, Stopped},
     qnn_errors::code_in,
     write,
 };
-use narthex_device::{
-    DeviceError,
-    ep::{Device, QnnOptions},
-    precompile::try_out,
-    runtime::Runtime,
-};
-use narthex_spec::{Target, progress::Quiet};
+use narthex_spec::Target;
 
-use super::{Asked, CheckRequest, note};
-use crate::{cancel::Cancel, error::Error, gateway::Inner, job};
+use super::{CheckRequest, note, trial::Trial};
+use crate::{cancel::Cancel, error::Error, gateway::Inner};
 
 /// How often the compiler is asked about parts of a graph.
 const TRIES: usize = 64;
@@ -31,8 +24,7 @@ const MOST_BYTES: u64 = 4 << 30;
 pub(super) struct Compiler<'a> {
     inner: &'a Inner,
     cancel: &'a Cancel,
-    runtime: &'static Runtime,
-    device: Device,
+    trial: Trial<'a>,
     target: &'a Target,
 }
 
@@ -42,16 +34,9 @@ pub(super) fn of<'a>(
     request: &'a CheckRequest,
     cancel: &'a Cancel,
 ) -> Result<Option<Compiler<'a>>, Error> {
-    let Target::Qnn(chips) = &request.target else { return Ok(None) };
-    let found = runtimes::locate(&inner.store, RuntimeKind::Qnn);
-    let (Some(plugin), Asked::IfInstalled, Some(_)) = (found, request.compiler, job::found_library(inner)?)
-    else {
-        return Ok(None);
-    };
-    let runtime = inner.runtime(&Quiet, cancel)?;
-    runtime.register(request.target.ep(), &plugin.library)?;
-    let device = Device::Qnn(QnnOptions::new(&plugin.library, chips));
-    Ok(Some(Compiler { inner, cancel, runtime, device, target: &request.target }))
+    let target = &request.target;
+    let trial = Trial::of(inner, target, &request.compiler, cancel)?;
+    Ok(trial.map(|trial| Compiler { inner, cancel, trial, target }))
 }
 
 /// Records what the compiler makes of every part whose shapes are fixed and whose files are whole.
@@ -84,33 +69,44 @@ fn is_ready(report: &Report, part: &Part) -> bool {
         && report.findings.iter().find(broken).is_none()
 }
 
+/// A way to fail by which a piece of a graph is known to fail as the whole does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum How {
+    Code(u32),
+    Crash(String),
+}
+
+impl How {
+    /// How a compiler failed, where that says anything of the nodes: a process that was killed ran out of memory, most likely.
+    fn of(outcome: &Compiled) -> Option<Self> {
+        match outcome {
+            Compiled::Failed { message, .. } => code_in(message).map(Self::Code),
+            Compiled::Ended { how: Ending::Crashed(status), .. } => Some(Self::Crash(status.clone())),
+            _ => None,
+        }
+    }
+}
+
 impl Compiler<'_> {
     fn ask(&self, part: &Part) -> Result<Compiled, Error> {
-        match self.try_out(part.folder.join(&part.name))? {
-            Ok(nodes) => Ok(Compiled::Whole { nodes }),
-            Err(DeviceError::NotWhole { nodes, refused, .. }) => {
-                let left = refused.into_iter().map(|node| Left { path: node.name, why: node.reason });
-                Ok(Compiled::Partly { elsewhere: left.collect(), nodes })
-            }
-            Err(DeviceError::Ort { message, .. }) => {
-                let fault = self.fault(part, &message)?;
-                Ok(Compiled::Failed { message, fault })
-            }
-            Err(error) => Err(error.into()),
+        let mut outcome = self.try_out(&part.folder.join(&part.name))?;
+        let fault = match How::of(&outcome) {
+            Some(how) => self.fault(part, &how)?,
+            None => return Ok(outcome),
+        };
+        if let Compiled::Failed { fault: found, .. } | Compiled::Ended { fault: found, .. } = &mut outcome {
+            *found = fault;
         }
+        Ok(outcome)
     }
 
     /// What the compiler makes of a file. An interrupt alone is an error.
-    fn try_out(&self, graph: PathBuf) -> Result<Result<usize, DeviceError>, Error> {
-        if self.cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        Ok(try_out(self.runtime, &self.device, &graph))
+    fn try_out(&self, graph: &Path) -> Result<Compiled, Error> {
+        self.trial.run(graph, self.cancel)
     }
 
-    /// Takes a graph on which the compiler fails apart, down to the nodes at fault.
-    fn fault(&self, part: &Part, message: &str) -> Result<Fault, Error> {
-        let Some(code) = code_in(message) else { return Ok(Fault::NotSought) };
+    /// Takes a graph on which the compiler fails in some way apart, down to the nodes at fault.
+    fn fault(&self, part: &Part, how: &How) -> Result<Fault, Error> {
         let bytes: u64 = part.graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum();
         if bytes > MOST_BYTES {
             let reason = format!("its {:.1} GB of weights are too many to take apart", bytes as f64 / 1e9);
@@ -120,10 +116,7 @@ impl Compiler<'_> {
         let mut fails = |nodes: &BTreeSet<usize>| {
             let Some(graph) = part.graph.extract(nodes, &known) else { return Ok(false) };
             let piece = Part { graph, ..part.clone() };
-            let outcome = self.try_piece(&piece)?;
-            Ok::<_, Error>(
-                matches!(outcome, Err(DeviceError::Ort { message, .. }) if code_in(&message) == Some(code)),
-            )
+            Ok::<_, Error>(How::of(&self.try_piece(&piece)?).as_ref() == Some(how))
         };
         let found = bisect::smallest(part.graph.nodes.len(), TRIES, &mut fails);
         let reason = match found {
@@ -136,10 +129,10 @@ impl Compiler<'_> {
     }
 
     /// Writes a piece of a graph with its weights and lets the compiler have it.
-    fn try_piece(&self, piece: &Part) -> Result<Result<usize, DeviceError>, Error> {
+    fn try_piece(&self, piece: &Part) -> Result<Compiled, Error> {
         let scratch = self.inner.store.scratch()?;
         write::write(std::slice::from_ref(piece), scratch.path())?;
-        self.try_out(scratch.path().join(&piece.name))
+        self.try_out(&scratch.path().join(&piece.name))
     }
 
     /// Nodes by their paths, with the fix that a rule knows for one of them.
