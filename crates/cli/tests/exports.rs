@@ -66,9 +66,31 @@ fn exports_become_models_like_any_other() {
     let out = out.to_str().unwrap();
     check(&["export", "genai-dml", out], 5, "", "an import, which has its export already");
     check(&["export", "no-such-model", out], 3, "", "no model is called");
-    check(&["export", "tiny", out, "--format", "toaster"], 2, "", "[possible values: genai]");
+    check(&["export", "tiny", out, "--format", "toaster"], 2, "", "[possible values: genai, quark]");
     assert!(!Path::new(out).exists());
     check(&["rm", "genai-dml"], 0, "", "removed genai-dml");
+}
+
+#[test]
+fn a_checkpoint_is_exported_for_amd_s_tools_and_compiled_again() {
+    let home = tempfile::tempdir().unwrap();
+    let check =
+        |args: &[&str], code, stdout: &str, stderr: &str| check(home.path(), args, code, stdout, stderr);
+    let (model, out) = (home.path().join("tiny"), home.path().join("tiny-quark"));
+    std::fs::create_dir(&model).unwrap();
+    for file in ["llama/config.json", "llama/model.safetensors", "tokenizer.json"] {
+        let from = exports("../families").join(file);
+        std::fs::copy(&from, model.join(from.file_name().unwrap())).unwrap();
+    }
+    let (model, out) = (model.to_str().unwrap(), out.to_str().unwrap());
+    let quark = ["export", model, out, "--format", "quark"];
+    check(&quark, 5, "", "--group 32");
+    check(&[&quark[..], &["--group", "48"]].concat(), 2, "", "[128, 64, 32]");
+    check(&["export", &format!("{model}@w4"), out, "--format", "quark"], 2, "", "without @w4");
+    check(&["export", model, out, "--group", "32"], 2, "", "--group goes with --format quark");
+    check(&[&quark[..], &["--group", "32"]].concat(), 0, "tiny-quark", "exported");
+    check(&["compile", out, "--scheme", "w4"], 0, "tiny-quark", "");
+    check(&["list"], 0, "tiny-quark", "");
 }
 
 #[test]

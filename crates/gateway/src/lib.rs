@@ -51,7 +51,7 @@ pub use cancel::Cancel;
 pub use compiling::{CompileRequest, Rebuild, Vocabulary, vocabulary};
 pub use config::Config;
 pub use error::{Error, ErrorKind};
-pub use export::ExportFormat;
+pub use export::{ExportFormat, ExportRequest};
 pub use fallen::{Fallen, FallenNode};
 pub use gateway::{Announced, Gateway};
 pub use import::ImportRequest;

@@ -24,12 +24,16 @@ pub(crate) struct ImportArgs {
 /// `narthex export`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ExportArgs {
-    /// The model, with @w4 for one scheme
+    /// The model: a package, with @w4 for one scheme, for genai; for quark a catalogue name, hf:owner/repo or a path
     pub(crate) model: String,
 
     /// What the folder is for
     #[arg(long, default_value = "genai")]
     pub(crate) format: Format,
+
+    /// Columns that share a scale and a zero point, for quark: 128, 64 or 32 [default: 128]
+    #[arg(long, value_name = "N")]
+    pub(crate) group: Option<usize>,
 
     /// A folder that is not there yet, or is empty
     pub(crate) out: PathBuf,
@@ -40,12 +44,15 @@ pub(crate) struct ExportArgs {
 pub(crate) enum Format {
     /// onnxruntime-genai
     Genai,
+    /// Ryzen AI's model_generate, which makes models for AMD's NPUs: a checkpoint as AMD Quark writes it
+    Quark,
 }
 
 impl From<Format> for ExportFormat {
     fn from(format: Format) -> Self {
         match format {
             Format::Genai => Self::Genai,
+            Format::Quark => Self::Quark,
         }
     }
 }

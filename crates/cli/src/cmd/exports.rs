@@ -1,6 +1,6 @@
 //! `narthex import` and `export`.
 
-use narthex_gateway::{Gateway, ImportRequest};
+use narthex_gateway::{ExportRequest, Gateway, ImportRequest};
 
 use crate::{
     args::{ExportArgs, ImportArgs},
@@ -23,9 +23,11 @@ pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> 
     output::line(folder.display())
 }
 
-/// Writes a package for another runtime.
-pub(crate) fn export(gateway: &Gateway, args: &ExportArgs) -> anyhow::Result<()> {
-    gateway.export(&args.model, args.format.into(), &args.out)?;
-    output::note(format!("exported {}", args.model));
-    output::line(args.out.display())
+/// Writes a model for others.
+pub(crate) fn export(gateway: &Gateway, args: ExportArgs) -> anyhow::Result<()> {
+    let ExportArgs { model, format, group, out } = args;
+    let request = ExportRequest { model, format: format.into(), group, out };
+    gateway.export(&request, &Bars::new(), interrupt::cancel())?;
+    output::note(format!("exported {}", request.model));
+    output::line(request.out.display())
 }

@@ -53,7 +53,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Ps(ps) => ps::run(&plain(home)?.0, &ps),
         Command::Compile(compile) => models::compile(&plain(home)?.0, &compile),
         Command::Plan(plan) => plan::run(&plain(home)?.0, plan),
-        Command::Export(export) => exports::export(&plain(home)?.0, &export),
+        Command::Export(export) => exports::export(&plain(home)?.0, export),
         Command::Import(import) => exports::import(&plain(home)?.0, import),
         Command::Check(check) => check::run(&plain(home)?.0, check),
         Command::TryOut(try_out) => check::try_out(&plain(home)?.0, &try_out),

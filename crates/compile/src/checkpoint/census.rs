@@ -9,7 +9,7 @@ use narthex_spec::arch::{
     KvSource, NormKind, PerLayer, QkNorm, Residual,
 };
 
-use super::{CheckpointError, WeightSource, limit::unsupported, tensors::Tensors};
+use super::{CheckpointError, limit::unsupported, tensors::Tensors};
 
 /// Fails unless every weight of `architecture` is there with the right shape and a known encoding, and no weight of
 /// a layer is left over.
@@ -22,7 +22,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     }
     let mut used = HashSet::new();
     for (name, shape) in &needed {
-        tensors.weight(name)?.expect_shape(shape).map_err(|error| error.in_file(tensors.file_of(name)))?;
+        tensors.check(name, shape)?;
         used.extend(tensors.find(name).into_iter().flatten());
     }
     if let Architecture::Decoder(decoder) = architecture {
@@ -53,7 +53,7 @@ pub fn parameters(architecture: &Architecture) -> u64 {
 }
 
 /// Every weight but the segment embedding, whose stored shape is not certain.
-fn needed(architecture: &Architecture) -> Needed {
+pub(super) fn needed(architecture: &Architecture) -> Needed {
     match architecture {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),
@@ -79,7 +79,7 @@ fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>, Ch
     }
 }
 
-type Needed = Vec<(String, Vec<usize>)>;
+pub(super) type Needed = Vec<(String, Vec<usize>)>;
 
 /// Pushes a weight `[out, in]` and, where there is one, its bias.
 fn linear(needed: &mut Needed, module: String, [out, input]: [usize; 2], bias: Bias) {

@@ -15,7 +15,7 @@ impl Encoding {
     pub fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Uint4 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => SUPER,
         }
     }
@@ -33,6 +33,7 @@ impl Encoding {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Uint4 => 21,
         }
     }
 
@@ -59,6 +60,7 @@ impl Encoding {
             Self::Q4K => blocks(bytes, out, q4_k),
             Self::Q5K => blocks(bytes, out, q5_k),
             Self::Q6K => blocks(bytes, out, q6_k),
+            Self::Uint4 => blocks(bytes, out, uint4),
         }
     }
 }
@@ -82,6 +84,14 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 /// The fifth bits of a block, one per element.
 fn fifth_bits(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+fn uint4(b: &[u8; 21], y: &mut [f32; 32]) {
+    let (scale, zero) = (f32::from_le_bytes([b[0], b[1], b[2], b[3]]), i16::from(b[4]));
+    for (j, &q) in b[5..].iter().enumerate() {
+        y[j] = f32::from(i16::from(q & 15) - zero) * scale;
+        y[j + 16] = f32::from(i16::from(q >> 4) - zero) * scale;
+    }
 }
 
 fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {

@@ -99,6 +99,19 @@ impl Layout {
         }
     }
 
+    /// For each row of a weight in the file, its row in the canonical form; `None` where they are the same.
+    pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
+        let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention.head_size;
+        if self.dims == 0 || (self.pairs == Pairs::Halves && self.dims == size) || size == 0 {
+            return None;
+        }
+        let mut stored = vec![0; rows];
+        for (place, from) in order(rows, size, (self.pairs, self.dims)).into_iter().enumerate() {
+            stored.iter_mut().skip(from as usize).take(1).for_each(|row| *row = place as u32);
+        }
+        Some(stored)
+    }
+
     /// A weight of q or k with the elements of each head in the canonical order.
     fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>, CheckpointError> {
         if self.dims == 0 || (self.pairs == Pairs::Halves && self.dims == size) {

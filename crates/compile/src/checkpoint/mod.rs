@@ -20,6 +20,7 @@ pub(crate) mod limit;
 pub(crate) mod map;
 mod names;
 mod prune;
+pub(crate) mod quark;
 mod slice;
 mod special;
 mod tensors;
@@ -58,6 +59,8 @@ pub enum Encoding {
     Q5K,
     /// 6-bit super-blocks of 256.
     Q6K,
+    /// 4-bit blocks of 32 with a scale in single precision and a zero point; how AMD Quark's groups are read.
+    Uint4,
 }
 
 /// One weight, still encoded, usually borrowed from a memory map.

@@ -24,8 +24,8 @@ pub(super) struct Words {
     pub(super) gamma_and_beta: Option<&'static str>,
 }
 
-/// Which part of a file's weight a canonical one is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which part of a file's weight a canonical one is, those of one weight in the order of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Part {
     /// Queries, of rows of queries, keys and values.
     Query,

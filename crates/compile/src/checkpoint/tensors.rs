@@ -15,6 +15,7 @@ use super::{
     layout::Layout,
     limit::unsupported,
     names::{Part, Words},
+    quark::{self, Elements, Packed},
 };
 
 /// What the readers decode; the expectation of every error about another type.
@@ -26,12 +27,14 @@ const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_
 pub(super) enum Kind {
     /// A type that is decoded.
     Known(Encoding),
+    /// Integers of AMD Quark, with what lies beside them.
+    Packed(Box<Packed>),
     /// The format's name of one that is not; an error only when the tensor is asked for.
     Other(String),
 }
 
 /// Where a tensor lies.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Located {
     /// Row-major shape.
     pub(super) shape: Vec<usize>,
@@ -98,21 +101,28 @@ impl Tensors {
 
     /// The tensor that the file calls `file_name`, in the file's order.
     pub(super) fn stored(&self, file_name: &str, name: &str) -> Result<Weight<'_>, CheckpointError> {
+        self.tensor(file_name, name, Elements::Read)
+    }
+
+    fn tensor(&self, file_name: &str, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
         let Some(located) = self.by_name.get(file_name) else { return Err(self.missing(name)) };
+        let bytes = |located: &Located| {
+            self.maps.get(located.file).and_then(|map| map.get(located.bytes.clone())).unwrap_or(&[])
+        };
         let encoding = match &located.kind {
             Kind::Known(encoding) => *encoding,
+            Kind::Packed(packed) => return quark::weight(name, located, packed, elements, bytes),
             Kind::Other(found) => {
                 return Err(unsupported(format!("type of tensor {file_name}"), ENCODINGS, found));
             }
         };
-        let bytes = self.maps.get(located.file).and_then(|map| map.get(located.bytes.clone())).unwrap_or(&[]);
-        Weight::new(name, located.shape.clone(), encoding, bytes)
+        Weight::new(name, located.shape.clone(), encoding, bytes(located))
     }
 }
 
 impl WeightSource for Tensors {
     fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
-        self.read(name).map_err(|error| error.in_file(self.file_of(name)))
+        self.of_file(name, Elements::Read)
     }
 
     fn has(&self, name: &str) -> bool {
@@ -121,10 +131,20 @@ impl WeightSource for Tensors {
 }
 
 impl Tensors {
-    fn read(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+    /// Fails unless the weight `name` is there, in a known encoding and of the shape `expected`. No elements are read.
+    pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
+        let found = self.of_file(name, Elements::Unread)?.expect_shape(expected);
+        found.map_err(|error| error.in_file(self.file_of(name)))
+    }
+
+    fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+        self.read(name, elements).map_err(|error| error.in_file(self.file_of(name)))
+    }
+
+    fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
         let Some(names) = self.find(name) else { return Err(self.missing(name)) };
         let weight = match &names[..] {
-            [file_name] => self.stored(file_name, name)?,
+            [file_name] => self.tensor(file_name, name, elements)?,
             heads => stacked(name, heads.iter().map(|head| self.stored(head, name)))?,
         };
         self.layout.canonical(weight, self.words.part(name))

@@ -258,7 +258,7 @@ fn transposed(parts: &[Weight<'_>], columns: Range<usize>) -> Vec<f32> {
 /// Steps over a block's range in the encodings that have fewer than 8 bits.
 fn steps(encoding: Encoding) -> Option<u8> {
     match encoding {
-        Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K => Some(15),
+        Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K | Encoding::Uint4 => Some(15),
         Encoding::Q5_0 | Encoding::Q5_1 | Encoding::Q5K => Some(31),
         Encoding::Q6K => Some(63),
         Encoding::F32 | Encoding::F16 | Encoding::Bf16 | Encoding::Q8_0 => None,

@@ -1,5 +1,7 @@
 //! The files beside the graph: `genai_config.json` and those of the tokenizer.
 
+use std::collections::BTreeMap;
+
 use narthex_spec::{
     arch::DecoderArch,
     manifest::{GraphEntry, Manifest},
@@ -43,11 +45,18 @@ pub(super) fn files(
         template = String::from_utf8(bytes.clone()).ok();
         files.push((TEMPLATE_FILE, bytes));
     }
-    files.push(("tokenizer_config.json", pretty(&tokenizer_config(manifest, template))));
+    let none = BTreeMap::new();
+    let said = Said {
+        bos: manifest.tokenizer.bos,
+        longest: manifest.max_length,
+        special: manifest.chat.as_ref().map_or(&none, |chat| &chat.special_tokens),
+        template: template.as_deref(),
+    };
+    files.push(("tokenizer_config.json", pretty(&said.tokenizer_config())));
     Ok(files)
 }
 
-fn pretty(value: &Value) -> Vec<u8> {
+pub(super) fn pretty(value: &Value) -> Vec<u8> {
     format!("{value:#}\n").into_bytes()
 }
 
@@ -116,14 +125,26 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
     Ok(json!({"model": model, "search": search}))
 }
 
-fn tokenizer_config(manifest: &Manifest, template: Option<String>) -> Value {
-    let mut config = Map::new();
-    config.insert("tokenizer_class".to_owned(), "PreTrainedTokenizerFast".into());
-    config.insert("add_bos_token".to_owned(), manifest.tokenizer.bos.is_some().into());
-    config.insert("model_max_length".to_owned(), manifest.max_length.into());
-    for (role, text) in manifest.chat.iter().flat_map(|chat| &chat.special_tokens) {
-        config.insert(role.clone(), text.as_str().into());
+/// What a tokenizer's configuration says of a model.
+pub(super) struct Said<'a> {
+    /// Begins every sequence, where the model wants one.
+    pub(super) bos: Option<u32>,
+    /// The longest sequence, in tokens.
+    pub(super) longest: usize,
+    /// Special tokens by role.
+    pub(super) special: &'a BTreeMap<String, String>,
+    pub(super) template: Option<&'a str>,
+}
+
+impl Said<'_> {
+    /// `tokenizer_config.json`.
+    pub(super) fn tokenizer_config(&self) -> Value {
+        let mut config = Map::new();
+        config.insert("tokenizer_class".to_owned(), "PreTrainedTokenizerFast".into());
+        config.insert("add_bos_token".to_owned(), self.bos.is_some().into());
+        config.insert("model_max_length".to_owned(), self.longest.into());
+        config.extend(self.special.iter().map(|(role, text)| (role.clone(), text.as_str().into())));
+        config.extend(self.template.map(|template| ("chat_template".to_owned(), template.into())));
+        Value::Object(config)
     }
-    config.extend(template.map(|template| ("chat_template".to_owned(), template.into())));
-    Value::Object(config)
 }

@@ -1,10 +1,12 @@
-//! Packages become what other runtimes load. The weights are those of the package, byte by byte.
+//! Models become what others load.
 //!
-//! [`genai()`] writes a folder for onnxruntime-genai: variant A with its embedding in front, `genai_config.json`, and the
-//! tokenizer's files.
+//! [`genai()`] writes a package as a folder for onnxruntime-genai: variant A with its embedding in front,
+//! `genai_config.json`, and the tokenizer's files, over the weights of the package, byte by byte. [`quark()`] writes a
+//! checkpoint anew as AMD's tools take it, with weights of another form than a package has.
 
 mod config;
 mod genai;
+mod quark;
 
 use std::{
     fs, io,
@@ -17,6 +19,8 @@ use narthex_spec::{
     arch::{DecoderArch, Structure},
     manifest::{GraphEntry, Manifest},
 };
+
+pub use quark::{GROUPS, QuarkJob, quark};
 
 use crate::{check::open::open_files, error::CompileError, import::refused};
 

@@ -10,6 +10,7 @@ use crate::checkpoint::{
     CheckpointError,
     family::{HF, HfFamily},
     limit::{malformed, unsupported},
+    quark,
 };
 
 /// A folder's `config.json`.
@@ -116,11 +117,12 @@ impl Config {
 
     /// The family that reads the model's class.
     pub(in crate::checkpoint) fn family(&self) -> Result<&'static HfFamily, CheckpointError> {
-        if self.class.quantization_config.is_some() {
+        if let Some(other) = self.class.quantization_config.as_ref().filter(|config| !quark::is_read(config))
+        {
             return Err(unsupported(
                 format!("quantization_config of {}", self.path.display()),
-                "none; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
-                "some",
+                "none, or AMD Quark's with uint4 weights in groups; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
+                other.get("quant_method").and_then(Value::as_str).unwrap_or("some"),
             ));
         }
         let stated = self.class();

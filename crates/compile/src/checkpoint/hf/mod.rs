@@ -2,7 +2,8 @@
 //!
 //! `config` finds the family, which reads the architecture with `decoder`'s or
 //! `encoder`'s help; `pooling` and `prompts` read
-//! what sentence-transformers adds to it, `text` the tokenizer and its special tokens. Weights are `safetensors`' matter.
+//! what sentence-transformers adds to it, `text` the tokenizer and its special tokens; `written` goes the other way. Weights
+//! are `safetensors`' matter.
 
 pub(crate) mod config;
 pub(super) mod decoder;
@@ -12,6 +13,7 @@ pub(crate) mod pooling;
 pub(crate) mod prompts;
 mod sentencepiece;
 pub(crate) mod text;
+pub(crate) mod written;
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +27,7 @@ use super::{
     Checkpoint, CheckpointError, TokenizerSource, census,
     family::{Decoder, HfFamily, HfReader},
     layout::Layout,
-    limit, safetensors,
+    limit, quark, safetensors,
     tensors::Tensors,
 };
 use folder::Folder;
@@ -100,7 +102,8 @@ fn weights(
     family: &HfFamily,
     (architecture, layout): (&Architecture, Layout),
 ) -> Result<(Tensors, Vec<PathBuf>), CheckpointError> {
-    let shards = safetensors::open(path)?;
+    let mut shards = safetensors::open(path)?;
+    quark::gather(path, &mut shards.by_name)?;
     let tensors = Tensors {
         origin: path.to_owned(),
         maps: shards.maps,

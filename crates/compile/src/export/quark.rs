@@ -1,0 +1,373 @@
+//! A checkpoint as AMD Quark's Hugging Face export writes it: linear weights as 4-bit integers with a scale and a zero point
+//! for each group of a row, everything else in half precision.
+//!
+//! It is what Ryzen AI's `model_generate` takes, which alone makes models for AMD's NPUs; onnxruntime-genai's model builder,
+//! the first step of that tool, and Quark itself read it too. Weights are rounded as `w4` rounds them, without the
+//! scaling of channels that Quark adds with AWQ.
+//!
+//! At most one weight is held at a time, and of it the integers.
+
+use std::{
+    fs::{self, File},
+    io::{BufWriter, Write},
+    ops::Range,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use half::f16;
+use narthex_spec::{
+    ProgressSink,
+    arch::Architecture,
+    progress::{Stage, Unit},
+};
+use narthex_text::tokenizer::Tokenizer;
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Partial,
+    config::{self, Said},
+};
+use crate::{
+    checkpoint::{
+        self, Checkpoint, TokenizerSource, Weight, WeightSource,
+        hf::written::{FileTensor, Written},
+        quark::PLACES,
+    },
+    error::CompileError,
+    import::refused,
+    pipeline::{TEMPLATE_FILE, TOKENIZER_FILE},
+    quant::block::{QuantRow, quantize_w4},
+};
+
+/// Columns that may share a scale and a zero point, the usual number first.
+pub const GROUPS: [usize; 3] = [128, 64, 32];
+
+/// Rows that are rounded at a time.
+const BATCH: usize = 512;
+
+/// A checkpoint that is exported, and where to.
+#[derive(Debug, Clone, Copy)]
+pub struct QuarkJob<'a> {
+    /// The checkpoint's file or folder.
+    pub checkpoint: &'a Path,
+    /// What the model is called, for messages.
+    pub name: &'a str,
+    /// Columns that share a scale and a zero point: one of [`GROUPS`].
+    pub group: usize,
+    /// A folder that is not there yet, or is empty.
+    pub out: &'a Path,
+}
+
+/// Writes a checkpoint as a folder of AMD Quark. The folder is there as a whole or not at all.
+///
+/// # Errors
+/// [`CompileError::Foreign`] for encoders, and for weights whose rows are no whole number of groups;
+/// [`CompileError::Checkpoint`] for what cannot be read, and for families that AMD's tools do not take;
+/// [`CompileError::Write`], [`CompileError::Cancelled`].
+pub fn quark(
+    job: &QuarkJob<'_>,
+    progress: &dyn ProgressSink,
+    cancel: &AtomicBool,
+) -> Result<(), CompileError> {
+    let checkpoint = checkpoint::open(job.checkpoint)?;
+    let Architecture::Decoder(arch) = &checkpoint.architecture else {
+        return Err(refused(format!("export of {}", job.name), "a chat model", "an encoder"));
+    };
+    let written = Written::new(arch)?;
+    let tensors: Vec<Tensor> = written.tensors(arch.tied_head).into_iter().map(Tensor::new).collect();
+    whole_groups(job, &tensors)?;
+    let partial = Partial::beside(job.out)?;
+    for (name, bytes) in files(job, &checkpoint, written.keys.clone())? {
+        let path = partial.0.join(name);
+        fs::write(&path, bytes).map_err(|source| CompileError::Write { path, source })?;
+    }
+    let path = partial.0.join("model.safetensors");
+    let failed = |source| CompileError::Write { path: path.clone(), source };
+    let places = places(&tensors, job.group);
+    let total = places.last().map_or(0, |place| place.end);
+    let stage = Stage::start(progress, format!("Exporting {}", job.name), Unit::Bytes, Some(total as u64));
+    let file = File::create(&path).map_err(failed)?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    file.write_all(&header(&places)).map_err(failed)?;
+    let source = Source { weights: checkpoint.weights.as_ref(), written: &written, cancel };
+    let mut done = 0;
+    for tensor in &tensors {
+        for bytes in source.encode(tensor, job.group)? {
+            file.write_all(&bytes).map_err(failed)?;
+            done += bytes.len() as u64;
+        }
+        stage.advance(done);
+    }
+    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
+    drop(stage);
+    partial.settle(job.out)
+}
+
+/// A tensor of the checkpoint's own format, and how it is stored.
+struct Tensor {
+    of: FileTensor,
+    /// `[out, in]` of a linear weight; any other shape is stored as it is.
+    packed: Option<[usize; 2]>,
+    shape: Vec<usize>,
+}
+
+impl Tensor {
+    fn new(of: FileTensor) -> Self {
+        let linear = |name: &str| name.ends_with("_proj.weight") || name == "lm_head.weight";
+        let mut shape = of.parts.first().map(|(_, shape)| shape.clone()).unwrap_or_default();
+        let rows = of.parts.iter().filter_map(|(_, shape)| shape.first()).sum();
+        shape.iter_mut().take(1).for_each(|first| *first = rows);
+        let packed = <[usize; 2]>::try_from(&shape[..]).ok().filter(|_| linear(&of.name));
+        Self { of, packed, shape }
+    }
+}
+
+/// A stored tensor: its name, type and shape, and the bytes that it ends before.
+struct Place {
+    name: String,
+    dtype: &'static str,
+    shape: Vec<usize>,
+    end: usize,
+}
+
+/// The stored tensors in their order: of a linear weight `[out, in]` the integers `[in, out / 8]`, eight rows in a word, the
+/// scales `[in / group, out]` and the zero points `[in / group, out / 8]`.
+fn places(tensors: &[Tensor], group: usize) -> Vec<Place> {
+    let mut places = Vec::new();
+    let mut end = 0;
+    for Tensor { of, packed, shape } in tensors {
+        let stored = match packed {
+            Some([rows, cols]) => {
+                let (words, groups) = (rows.div_ceil(8), cols / group);
+                vec![
+                    (of.name.clone(), "I32", vec![*cols, words]),
+                    (format!("{}_scale", of.name), "F16", vec![groups, *rows]),
+                    (format!("{}_zero_point", of.name), "I32", vec![groups, words]),
+                ]
+            }
+            None => vec![(of.name.clone(), "F16", shape.clone())],
+        };
+        for (name, dtype, shape) in stored {
+            end += shape.iter().product::<usize>() * if dtype == "I32" { 4 } else { 2 };
+            places.push(Place { name, dtype, shape, end });
+        }
+    }
+    places
+}
+
+/// The beginning of the safetensors file, padded to eight bytes.
+fn header(places: &[Place]) -> Vec<u8> {
+    let mut header = Map::new();
+    header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
+    let mut start = 0;
+    for Place { name, dtype, shape, end } in places {
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
+        header.insert(name.clone(), entry);
+        start = *end;
+    }
+    let mut text = Value::Object(header).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    [(text.len() as u64).to_le_bytes().to_vec(), text].concat()
+}
+
+/// Refuses weights whose rows end within a group, which Quark and its readers have no form for, and fused ones whose parts
+/// share a word.
+fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<(), CompileError> {
+    let packed = || tensors.iter().filter_map(|tensor| Some((tensor, tensor.packed?)));
+    let fits = |group: usize| packed().all(|(_, [_, cols])| cols.is_multiple_of(group));
+    if let Some((tensor, [_, cols])) = packed().find(|(_, [_, cols])| !cols.is_multiple_of(job.group)) {
+        let next = match GROUPS.into_iter().find(|&group| fits(group)) {
+            Some(group) => format!(
+                "; onnxruntime-genai takes --group {group} too, AMD's NPUs are documented for 128 alone"
+            ),
+            None => String::new(),
+        };
+        let expected = format!("a multiple of the group of {}{next}", job.group);
+        return Err(refused(format!("width of {} of {}", tensor.of.name, job.name), expected, cols));
+    }
+    let parts = tensors.iter().filter(|tensor| tensor.of.parts.len() > 1).flat_map(|tensor| &tensor.of.parts);
+    match parts.filter_map(|(name, shape)| Some((name, shape.first()?))).find(|(_, rows)| *rows % 8 != 0) {
+        Some((name, rows)) => Err(refused(
+            format!("rows of {name} of {}", job.name),
+            "a multiple of 8, which share a word",
+            rows,
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Where weights come from.
+struct Source<'a> {
+    weights: &'a dyn WeightSource,
+    written: &'a Written,
+    cancel: &'a AtomicBool,
+}
+
+impl Source<'_> {
+    /// The bytes of a tensor, in the order of its places.
+    fn encode(&self, tensor: &Tensor, group: usize) -> Result<Vec<Vec<u8>>, CompileError> {
+        match tensor.packed {
+            Some(shape) => self.packed(&tensor.of, shape, group),
+            None => Ok(vec![self.halves(&tensor.of)?]),
+        }
+    }
+
+    fn packed(
+        &self,
+        tensor: &FileTensor,
+        [rows, cols]: [usize; 2],
+        group: usize,
+    ) -> Result<Vec<Vec<u8>>, CompileError> {
+        let (words, groups) = (rows.div_ceil(8), cols / group);
+        let mut quants = vec![0u32; cols * words];
+        let mut zeros = vec![0u32; groups * words];
+        let mut scales = vec![f16::ZERO; groups * rows];
+        let mut first = 0;
+        for (name, _) in &tensor.parts {
+            let weight = self.weights.weight(name)?;
+            let order = self.written.rows(name, weight.rows_len());
+            for start in (0..weight.rows_len()).step_by(BATCH) {
+                if self.cancel.load(Ordering::Relaxed) {
+                    return Err(CompileError::Cancelled);
+                }
+                let some = start..(start + BATCH).min(weight.rows_len());
+                let batch = rounded(&weight, some, order.as_deref(), group);
+                pack(&mut quants, words, first, |row| batch.get(row).map(|row| &row.quants[..]));
+                pack(&mut zeros, words, first, |row| batch.get(row).map(|row| &row.zeros[..]));
+                scales.par_chunks_mut(rows).enumerate().for_each(|(group, line)| {
+                    let found = batch.iter().filter_map(|row| row.scales.get(group));
+                    line.iter_mut().skip(first).zip(found).for_each(|(out, scale)| *out = *scale);
+                });
+                first += batch.len();
+            }
+        }
+        Ok(vec![bytes(&quants), bytes(&scales), bytes(&zeros)])
+    }
+
+    /// Every element in half precision.
+    fn halves(&self, tensor: &FileTensor) -> Result<Vec<u8>, CompileError> {
+        let mut out = Vec::new();
+        for (name, _) in &tensor.parts {
+            let weight = self.weights.weight(name)?;
+            let offset = self.written.offset(name);
+            let mut row = vec![0.0; weight.cols()];
+            for index in 0..weight.rows_len() {
+                weight.read_row(index, &mut row);
+                let halves: Vec<f16> = row.iter().map(|x| f16::from_f32(x - offset)).collect();
+                if let Some((x, _)) = row.iter().zip(&halves).find(|(_, half)| !half.is_finite()) {
+                    let expected = "numbers of half precision, at most 65504";
+                    return Err(refused(format!("an element of {name}"), expected, x));
+                }
+                out.extend(bytes(&halves));
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn bytes<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
+    bytemuck::cast_slice(values).to_vec()
+}
+
+/// Some rows of a weight, as `order` has them, rounded.
+fn rounded(weight: &Weight<'_>, rows: Range<usize>, order: Option<&[u32]>, group: usize) -> Vec<QuantRow> {
+    let round = |row: usize| {
+        let mut values = vec![0.0; weight.cols()];
+        let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
+        weight.read_row(from, &mut values);
+        quantize_w4(&values, group)
+    };
+    rows.into_par_iter().map(round).collect()
+}
+
+/// Puts the nibbles of some rows, from row `first` on, into lines of `words` words: line `i` gets nibble `i` of each row.
+fn pack<'a>(lines: &mut [u32], words: usize, first: usize, row: impl Fn(usize) -> Option<&'a [u8]> + Sync) {
+    lines.par_chunks_mut(words).enumerate().for_each(|(index, line)| {
+        for (at, nibbles) in (0..).map_while(|at| Some((at, row(at)?))) {
+            let nibble = nibbles.get(index / 2).map_or(0, |pair| pair >> (4 * (index % 2)) & 15);
+            let (word, place) = ((first + at) / 8, (first + at) % 8);
+            if let Some(word) = line.get_mut(word) {
+                *word |= u32::from(nibble) << (4 * PLACES[place]);
+            }
+        }
+    });
+}
+
+/// Every file but the weights.
+fn files(
+    job: &QuarkJob<'_>,
+    checkpoint: &Checkpoint,
+    mut settings: Map<String, Value>,
+) -> Result<Vec<(&'static str, Vec<u8>)>, CompileError> {
+    let special = &checkpoint.special;
+    let one_or_more = |ids: &[u32]| match ids {
+        [] => None,
+        [id] => Some(json!(id)),
+        ids => Some(json!(ids)),
+    };
+    let bos = special.bos.map(Value::from);
+    let pad = special.pad.or(special.stop.first().copied()).map(Value::from);
+    let ids = [("bos_token_id", bos), ("eos_token_id", one_or_more(&special.stop)), ("pad_token_id", pad)];
+    let ids: Map<String, Value> =
+        ids.into_iter().filter_map(|(key, id)| Some((key.to_owned(), id?))).collect();
+    settings.extend(ids.clone());
+    settings.insert("torch_dtype".to_owned(), "float16".into());
+    settings.insert("quantization_config".to_owned(), quantization(job.group));
+    let tokenizer = match &checkpoint.tokenizer {
+        TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,
+        TokenizerSource::Json(bytes) => Tokenizer::from_json(bytes)?,
+    };
+    let template = checkpoint.chat_template.clone();
+    let said = Said {
+        bos: special.bos,
+        longest: checkpoint.max_length,
+        special: &special.texts,
+        template: template.as_deref(),
+    };
+    let mut files = vec![
+        (checkpoint::hf::CONFIG, config::pretty(&Value::Object(settings))),
+        ("generation_config.json", config::pretty(&Value::Object(ids))),
+        (TOKENIZER_FILE, tokenizer.to_json()?),
+        ("tokenizer_config.json", config::pretty(&said.tokenizer_config())),
+    ];
+    files.extend(template.map(|template| (TEMPLATE_FILE, template.into_bytes())));
+    Ok(files)
+}
+
+/// `quantization_config` as Quark 0.13 writes it for its scheme `w_uint4_per_group_asym`, the head included.
+fn quantization(group: usize) -> Value {
+    let weight = json!({
+        "dtype": "uint4",
+        "qscheme": "per_group",
+        "group_size": group,
+        "ch_axis": -1,
+        "symmetric": false,
+        "zero_point_type": "int32",
+        "scale_type": "float",
+        "round_method": "half_even",
+        "observer_cls": "PerGroupMinMaxObserver",
+        "is_dynamic": false,
+    });
+    json!({
+        "quant_method": "quark",
+        "quant_mode": "eager_mode",
+        "version": "0.13",
+        "global_quant_config":
+            {"weight": weight, "bias": null, "input_tensors": null, "output_tensors": null, "target_device": null},
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "kv_cache_quant_config": {},
+        "algo_config": null,
+        "softmax_quant_spec": null,
+        "exclude": [],
+        "export": {
+            "kv_cache_group": [],
+            "min_kv_scale": 0.0,
+            "pack_method": "reorder",
+            "weight_format": "real_quantized",
+            "weight_merge_groups": null,
+        },
+    })
+}
