@@ -37,20 +37,6 @@ pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part], past: &st
     error(folder, what, stated.or_else(|| device(options)).or_else(made_for))
 }
 
-/// A graph whose session needs a vendor's own software, if the options say so.
-pub(super) fn by_options(folder: &Path, options: &Value) -> Option<CompileError> {
-    let library = text(options, "custom_ops_library");
-    let found = provider(options)?;
-    if found.starts_with("an AMD") || library.is_some() {
-        let what = match library {
-            Some(library) => format!("a graph of operators from {library}"),
-            None => "a graph".to_owned(),
-        };
-        return Some(error(folder, what, Some(found)));
-    }
-    None
-}
-
 /// A folder that holds what AI Hub makes for Genie.
 pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
     let file = GENIE.into_iter().find(|name| folder.has(name))?;
@@ -121,6 +107,7 @@ const SNAPDRAGON: &str = "a Snapdragon's NPU";
 
 /// Contexts of OpenVINO are its own form of the graph, which each of its devices compiles at a load.
 const OPENVINO: &str = "Intel's devices, through OpenVINO,";
+pub(super) const RYZEN: &str = "an AMD Ryzen AI NPU";
 
 fn error(path: &Path, what: String, device: Option<String>) -> CompileError {
     let chip = QnnChip::ALL.into_iter().find(|chip| {
@@ -165,10 +152,10 @@ fn npu(model: Option<u64>, arch: Option<u64>) -> Option<String> {
 }
 
 /// The provider that options name, in words.
-fn provider(options: &Value) -> Option<String> {
+pub(super) fn provider(options: &Value) -> Option<String> {
     const KNOWN: [(&[&str], &str); 3] = [
         (&["qnn", "qnnexecutionprovider"], SNAPDRAGON),
-        (&["vitisai", "vitisaiexecutionprovider", "ryzenai"], "an AMD Ryzen AI NPU"),
+        (&["vitisai", "vitisaiexecutionprovider", "ryzenai"], RYZEN),
         (&["openvino", "openvinoexecutionprovider"], OPENVINO),
     ];
     let named = |names: &[&str]| {
@@ -176,7 +163,7 @@ fn provider(options: &Value) -> Option<String> {
             .is_some()
     };
     let npu = KNOWN.iter().find(|(names, _)| named(names)).map(|(_, words)| (*words).to_owned());
-    npu.or_else(|| text(options, "custom_ops_library").map(|_| "an AMD Ryzen AI NPU".to_owned()))
+    npu.or_else(|| text(options, "custom_ops_library").map(|_| RYZEN.to_owned()))
 }
 
 /// Settings nest this deep at most.
@@ -201,7 +188,7 @@ fn number(value: &Value, name: &str) -> Option<u64> {
     })
 }
 
-fn text(value: &Value, name: &str) -> Option<String> {
+pub(super) fn text(value: &Value, name: &str) -> Option<String> {
     find(value, 0, &|key, value| (key == name).then(|| value.as_str().map(shortened)).flatten())
 }
 

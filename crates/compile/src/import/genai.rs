@@ -72,6 +72,8 @@ pub(super) struct Genai {
     pub(super) pipeline: Option<Value>,
     pub(super) names: Names,
     pub(super) settings: Settings,
+    /// What its session is told.
+    pub(super) options: Value,
 }
 
 /// Reads `genai_config.json`.
@@ -88,8 +90,6 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
         return Err(refused(format!("model.{part} of {CONFIG}"), "a decoder alone", &model.kind));
     }
     let decoder = model.decoder.ok_or_else(|| refused(format!("model of {CONFIG}"), "a decoder", "none"))?;
-    if let Some(error) = bound::by_options(folder.path(), &decoder.session_options) {
-        return Err(error);
     }
     let path = folder.file(CONFIG);
     let checked = |what: &str, value: Option<usize>, range| {
@@ -118,7 +118,7 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
         ids: model.ids,
     };
     let names = names(&decoder.inputs, &decoder.outputs);
-    Ok(Genai { graphs, form, pipeline: decoder.pipeline, names, settings })
+    Ok(Genai { graphs, form, pipeline: decoder.pipeline, names, settings, options: decoder.session_options })
 }
 
 /// The names that the file gives, and the usual ones of onnxruntime-genai for the others.

@@ -2,7 +2,7 @@
 //!
 //! [`open`] finds out by its files what a folder holds: onnxruntime-genai's ([`genai`]), Optimum's or transformers.js'
 //! decoders ([`choice`], [`merge`]), an encoder ([`encoder`]), or a bundle for one kind of device, which is refused
-//! ([`bound`]). [`glue`] puts nodes before and behind the graph; [`Import::write`] writes the package. No weight is changed.
+//! ([`bound`], [`ryzen`]). [`glue`] puts nodes before and behind the graph; [`Import::write`] writes the package. No weight is changed.
 
 mod bound;
 mod choice;
@@ -14,6 +14,7 @@ mod head;
 mod merge;
 mod pipeline;
 mod rotary;
+mod ryzen;
 mod settings;
 mod write;
 
@@ -93,7 +94,10 @@ pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
     if file.is_none() && folder.has(genai::CONFIG) {
         let genai = genai::read(&mut folder)?;
         let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
-        let parts = open_files(&files)?;
+        let parts = open_files(&files);
+        let graphs = parts.as_ref().ok().map(|parts| parts.iter().map(|part| &part.graph));
+        ryzen::refuse(folder.path(), &genai.options, graphs)?;
+        let parts = parts?;
         if let Some(pipeline) =
             genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph)))
         {

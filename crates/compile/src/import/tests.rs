@@ -118,8 +118,27 @@ fn bundles_for_one_device_are_refused_with_the_device() {
     check(
         &[(config, hybrid)],
         "operators from onnx_custom_ops.dll, which runs on an AMD Ryzen AI NPU",
-        "x-elite",
+        "narthex compile DIR",
     );
+}
+
+#[test]
+fn settings_for_amd_do_not_bar_a_graph_that_any_device_runs() {
+    let folder = copy("genai-cpu");
+    let path = folder.path().join("genai_config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let options = r#""provider_options": [{"RyzenAI": {"hybrid_opt_token_backend": "npu"}}]"#;
+    fs::write(path, text.replace(r#""provider_options": []"#, options)).unwrap();
+    assert!(fs::read_to_string(folder.path().join("genai_config.json")).unwrap().contains("RyzenAI"));
+    let manifest = import(folder.path()).unwrap();
+    assert_eq!(manifest.recipe.scheme, Scheme::W4);
+    let path = folder.path().join("model.onnx");
+    let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+    graph.opsets.push(("com.ryzenai".to_owned(), 1));
+    let product = graph.nodes.iter_mut().find(|node| node.op == "MatMulNBits").unwrap();
+    "com.ryzenai".clone_into(&mut product.domain);
+    fs::write(path, graph.encode()).unwrap();
+    check(folder.path(), "a graph with com.ryzenai:MatMulNBits, which runs on an AMD Ryzen AI NPU alone");
 }
 
 #[test]

@@ -1,0 +1,113 @@
+//! Folders for AMD's NPUs: onnxruntime-genai's, with the settings of Ryzen AI. A graph in them whose operators ONNX Runtime
+//! itself has is imported like any other. Where `model_generate` has put operators of AMD's own into it (domain
+//! `com.ryzenai`), with weights that they alone read (`.pb.bin`, `dd_cache`), nothing but AMD's software runs it.
+
+use std::path::Path;
+
+use narthex_graph::Graph;
+use serde_json::Value;
+
+use super::{bound, nodes};
+use crate::error::CompileError;
+
+/// The domains of operators that ONNX Runtime has.
+const OWN: [&str; 5] = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"];
+
+/// Refuses a graph that AMD's software alone runs: one with operators that ONNX Runtime has not, or one that is not there
+/// to be looked at, under settings that name that software.
+pub(super) fn refuse<'a>(
+    folder: &Path,
+    options: &Value,
+    graphs: Option<impl IntoIterator<Item = &'a Graph>>,
+) -> Result<(), CompileError> {
+    let library = bound::text(options, "custom_ops_library");
+    let amd = bound::provider(options).is_some_and(|device| device == bound::RYZEN) || library.is_some();
+    let mut foreign = None;
+    let there = graphs.is_some();
+    for graph in graphs.into_iter().flatten() {
+        nodes(graph, &mut |node| {
+            if foreign.is_none() && !OWN.contains(&node.domain.as_str()) {
+                foreign = Some((node.domain.clone(), node.op.clone()));
+            }
+        });
+    }
+    let what = match (foreign, library) {
+        (Some((domain, op)), Some(library)) => {
+            format!("a graph of operators from {library}, {domain}:{op} first")
+        }
+        (Some((domain, op)), None) if amd || domain == "com.ryzenai" => format!("a graph with {domain}:{op}"),
+        (None, Some(library)) if !there => format!("a graph of operators from {library}"),
+        (None, None) if amd && !there => "a graph".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(CompileError::Bound {
+        path: folder.to_owned(),
+        what,
+        device: bound::RYZEN.to_owned(),
+        instead:
+            "run it with the onnxruntime-genai of AMD's Ryzen AI software; for other devices import what \
+                  onnxruntime-genai's model builder makes of the export that went into model_generate \
+                  (narthex export MODEL --format quark DIR), or compile its checkpoint: narthex compile DIR"
+                .to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_graph::{Builder, build::NodeSpec};
+    use narthex_spec::DType;
+    use serde_json::json;
+
+    use super::*;
+
+    fn graph(domain: &str, op: &str) -> Graph {
+        let mut b = Builder::new("g", &[("", 17), (domain, 1)]);
+        let x = b.input("x", DType::F32, &["n".into()]);
+        let y = b.node(NodeSpec { name: "n", op, domain, inputs: &[&x], attributes: &[] });
+        b.output(&y, DType::F32, &["n".into()]);
+        b.finish()
+    }
+
+    #[test]
+    fn operators_decide_and_not_settings() {
+        let check = |options: Value, graph: Option<Graph>, expect: Option<&str>| {
+            let found = refuse(Path::new("folder"), &options, graph.as_ref().map(|graph| [graph]));
+            match (found, expect) {
+                (Ok(()), None) => {}
+                (Err(error), Some(expect)) => {
+                    let (text, hint) = (error.to_string(), error.hint().unwrap_or_default());
+                    assert!(
+                        text.contains(expect) && text.contains("runs on an AMD Ryzen AI NPU alone"),
+                        "{text}"
+                    );
+                    assert!(hint.contains("--format quark"), "{hint}");
+                }
+                (found, _) => panic!("{options}: {found:?}"),
+            }
+        };
+        let npu = json!({"provider_options": [{"RyzenAI": {"hybrid_opt_token_backend": "npu"}}]});
+        let vitis = json!({"provider_options": [{"VitisAI": {"config_file": "vaip_llm.json"}}]});
+        let hybrid = json!({
+            "custom_ops_library": "onnx_custom_ops.dll",
+            "external_data_file": "model_jit.pb.bin",
+            "provider_options": [],
+        });
+        let ours = || Some(graph("com.microsoft", "MatMulNBits"));
+        let theirs = || Some(graph("com.ryzenai", "MatMulNBitsBf"));
+        for options in [&npu, &vitis, &hybrid, &json!({"provider_options": []})] {
+            check(options.clone(), ours(), None);
+        }
+        check(npu.clone(), theirs(), Some("a graph with com.ryzenai:MatMulNBitsBf"));
+        check(json!({}), theirs(), Some("a graph with com.ryzenai:MatMulNBitsBf"));
+        check(
+            hybrid.clone(),
+            theirs(),
+            Some("operators from onnx_custom_ops.dll, com.ryzenai:MatMulNBitsBf first"),
+        );
+        check(hybrid, None, Some("operators from onnx_custom_ops.dll"));
+        check(vitis, None, Some("folder holds a graph"));
+        check(json!({"provider_options": [{"dml": {}}]}), None, None);
+        // Other people's operators are found out where they are looked for: by ONNX Runtime.
+        check(json!({}), Some(graph("org.example", "Op")), None);
+    }
+}
