@@ -2,6 +2,11 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use crate::registry;
+
+/// Where Windows keeps the name of the first processor.
+const PROCESSOR_KEY: &str = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0";
+
 /// The processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpu {
@@ -61,6 +66,8 @@ pub fn cpu() -> Cpu {
     Cpu {
         name: field("model name")
             .or_else(|| field("Model"))
+            .or_else(|| soc(Path::new("/")))
+            .or_else(|| registry::text(PROCESSOR_KEY, "ProcessorNameString"))
             // Windows tells every process.
             .or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok())
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
@@ -69,6 +76,19 @@ pub fn cpu() -> Cpu {
         physical_cores: physical_cores(),
         features: features(),
     }
+}
+
+/// What the kernel and the firmware call the chip around an Arm processor, which has no name of its own there: the
+/// chip's number, and the names in the device tree, of the board and of the chip. Linux is at `root`.
+fn soc(root: &Path) -> Option<String> {
+    /// A device tree names a board and a chip, each perhaps twice.
+    const MOST: usize = 8;
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
+    let machine = read("sys/devices/soc0/machine");
+    let tree = read("proc/device-tree/compatible");
+    let names = std::iter::once(machine.trim()).chain(tree.split('\0').map(str::trim));
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).take(MOST).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// Threads that compute: `wanted`, or where that is 0 one per physical core that this process may use. A second thread
@@ -252,6 +272,22 @@ mod tests {
         assert!(cpu.usable_cores >= 1 && cpu.cores >= cpu.usable_cores && !cpu.name.is_empty());
         assert!((1..=cpu.usable_cores).contains(&threads(0)));
         assert_eq!(threads(7), 7);
+    }
+
+    #[test]
+    fn a_chip_is_called_what_the_kernel_and_the_device_tree_call_it() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(soc(root.path()), None);
+        let write = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/device-tree/compatible", "lenovo,thinkpad-t14s\0qcom,x1e78100\0qcom,x1e80100\0");
+        let tree = "lenovo,thinkpad-t14s, qcom,x1e78100, qcom,x1e80100";
+        assert_eq!(soc(root.path()).as_deref(), Some(tree));
+        write("sys/devices/soc0/machine", "X1E78100\n");
+        assert_eq!(soc(root.path()), Some(format!("X1E78100, {tree}")));
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod ort;
 mod package;
 pub mod placement;
 pub mod precompile;
+mod registry;
 pub mod runtime;
 pub mod split;
 mod switch;

@@ -5,10 +5,10 @@
 use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use narthex_device::{
-    ep::{Facts, probe},
+    ep::{Device, Facts, probe},
     inventory::{Accelerator, AcceleratorKind},
 };
-use narthex_spec::{DeviceName, Ep, provider::Order};
+use narthex_spec::{DeviceName, Ep, provider::Order, target::QnnChip};
 
 const ORDERS: [&str; 6] = ["auto", "snapdragon", "ryzen-ai", "core-ultra", "apple", "nvidia"];
 
@@ -18,28 +18,29 @@ type Machine = (&'static str, [&'static str; 3], &'static [(AcceleratorKind, &'s
 const NPU: AcceleratorKind = AcceleratorKind::Npu;
 const GPU: AcceleratorKind = AcceleratorKind::Gpu;
 
-const MACHINES: [Machine; 9] = [
+const MACHINES: [Machine; 10] = [
     (
         "Snapdragon X laptop, Windows",
+        ["windows", "aarch64", "Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU"],
+        &[],
+    ),
+    (
+        "Snapdragon X laptop, Windows without a registry to read",
         ["windows", "aarch64", "ARMv8 (64-bit) Family 8 Model 1 Revision 201, Qualcomm Technologies Inc"],
         &[],
     ),
-    ("Snapdragon X laptop, Linux", ["linux", "aarch64", "aarch64"], &[(NPU, "fastrpc"), (GPU, "msm_dpu")]),
     (
-        "Ryzen AI 300, Windows",
-        ["windows", "x86_64", "AMD64 Family 26 Model 36 Stepping 0, AuthenticAMD"],
-        &[],
+        "Snapdragon X laptop, Linux",
+        ["linux", "aarch64", "X1E78100, lenovo,thinkpad-t14s, qcom,x1e78100, qcom,x1e80100"],
+        &[(NPU, "fastrpc"), (GPU, "msm_dpu")],
     ),
+    ("Ryzen AI 300, Windows", ["windows", "x86_64", "AMD Ryzen AI 9 HX 370 w/ Radeon 890M"], &[]),
     (
         "Ryzen AI 300, Linux",
         ["linux", "x86_64", "AMD Ryzen AI 9 HX 370 w/ Radeon 890M"],
         &[(NPU, "amdxdna"), (GPU, "amdgpu")],
     ),
-    (
-        "Core Ultra, Windows",
-        ["windows", "x86_64", "Intel64 Family 6 Model 170 Stepping 4, GenuineIntel"],
-        &[],
-    ),
+    ("Core Ultra, Windows", ["windows", "x86_64", "Intel(R) Core(TM) Ultra 7 155H"], &[]),
     (
         "Core Ultra, Linux",
         ["linux", "x86_64", "Intel(R) Core(TM) Ultra 7 155H"],
@@ -107,6 +108,17 @@ fn every_machine_takes_its_own_devices_and_says_why_not_others() {
         }
     }
     insta::assert_snapshot!(all);
+}
+
+#[test]
+fn a_snapdragon_is_known_by_its_name() {
+    let chips = |machine: &Machine| match probe(DeviceName::Qnn, &facts(machine, &[Ep::Qnn])) {
+        Ok(Device::Qnn(options)) => options.chips,
+        other => panic!("{}: {other:?}", machine.0),
+    };
+    let found: Vec<Vec<QnnChip>> = MACHINES[..3].iter().map(chips).collect();
+    // Without a name the driver decides what suits it.
+    assert_eq!(found, [vec![QnnChip::XElite], vec![], vec![QnnChip::XElite]]);
 }
 
 #[test]

@@ -5,13 +5,14 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::PathBuf};
 
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{
-    ep::{Device, QnnOptions},
+    ep::Device,
     fixed::Form,
     precompile::{Job, Weights, precompile},
 };
 use narthex_spec::{
     DeviceName, Sha256, Target, Variant,
     manifest::{Context, GraphEntry, Part},
+    target::QnnChip,
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,15 +48,10 @@ pub(crate) fn open(
     notes: &mut Vec<String>,
 ) -> Result<Opened, Error> {
     let Candidate { opening, device, machine, now, .. } = candidate;
-    if let (DeviceName::Qnn, Device::Qnn(options)) = compiler {
-        match from_package(opening, options) {
-            Ok(Some(target)) => match opening.open(device, Variant::Static, Form::Context(&target)) {
-                Ok(opened) => return Ok(opened),
-                Err(error) => notes.push(format!("the package's contexts were refused: {error}")),
-            },
-            Ok(None) => {}
-            Err(reason) => notes.push(format!("the package's contexts were refused: {reason}")),
-        }
+    if let (DeviceName::Qnn, Device::Qnn(options)) = compiler
+        && let Some(opened) = from_package(opening, device, options.chips.first().copied(), notes)
+    {
+        return Ok(opened);
     }
     match kept(machine, now) {
         Ok(Some(folder)) => match opening.open(device, Variant::Static, Form::Folder(&folder)) {
@@ -76,15 +72,46 @@ pub(crate) fn open(
     }
 }
 
-/// The target of the package's contexts for this NPU; the reason where it has some that cannot be used.
-fn from_package(opening: &Opening<'_>, options: &QnnOptions) -> Result<Option<Target>, String> {
-    let manifest = opening.manifest;
-    let Some(first) = manifest.contexts.first() else { return Ok(None) };
-    let chip = options.chips.first().ok_or("this NPU's chip is not known, so none is known to suit it")?;
-    let suits = |context: &&Context| matches!(&context.target, Target::Qnn(chips) if chips.contains(chip));
-    let Some(context) = manifest.contexts.iter().find(suits) else {
-        return Err(format!("they are for {}, and this is qnn:{}", first.target, chip.facts().id));
+/// Loads the package's contexts for this NPU, of this chip where that is known. What was refused is added to `notes`.
+fn from_package(
+    opening: &Opening<'_>,
+    device: &Device,
+    chip: Option<QnnChip>,
+    notes: &mut Vec<String>,
+) -> Option<Opened> {
+    let mut refused = |reason: String| notes.push(format!("the package's contexts were refused: {reason}"));
+    let contexts = suiting(&opening.manifest.contexts, chip).map_err(&mut refused).ok()?;
+    contexts.into_iter().find_map(|context| {
+        check_whole(opening, context).map_err(&mut refused).ok()?;
+        let opened = opening.open(device, Variant::Static, Form::Context(&context.target));
+        opened.map_err(|error| refused(error.to_string())).ok()
+    })
+}
+
+/// Of each target that a chip belongs to, one context. Where the chip is not known they are tried in turn, and the
+/// provider refuses those for another one.
+fn suiting(contexts: &[Context], chip: Option<QnnChip>) -> Result<Vec<&Context>, String> {
+    let suits = |context: &Context| match (&context.target, chip) {
+        (Target::Qnn(chips), Some(chip)) => chips.contains(&chip),
+        (Target::Qnn(_), None) => true,
+        (Target::OpenVino(_), _) => false,
     };
+    let mut found: Vec<&Context> = Vec::new();
+    for context in contexts.iter().filter(|context| suits(context)) {
+        if !found.iter().any(|other| other.target == context.target) {
+            found.push(context);
+        }
+    }
+    match (contexts.first(), chip) {
+        (Some(first), Some(chip)) if found.is_empty() => {
+            Err(format!("they are for {}, and this is qnn:{}", first.target, chip.facts().id))
+        }
+        _ => Ok(found),
+    }
+}
+
+/// Refuses contexts of another compiler, and damaged ones, with the reason.
+fn check_whole(opening: &Opening<'_>, context: &Context) -> Result<(), String> {
     let wanted = provider(context.target.ep());
     if context.compiler != wanted {
         return Err(format!("they were made by {}, and this is {wanted}", context.compiler));
@@ -92,7 +119,7 @@ fn from_package(opening: &Opening<'_>, options: &QnnOptions) -> Result<Option<Ta
     let place = opening.folder.join(&context.file);
     let folder = place.parent().unwrap_or(opening.folder);
     let found = MachineFolder::digests(folder).map_err(|error| error.to_string())?;
-    for (file, entry) in &manifest.files {
+    for (file, entry) in &opening.manifest.files {
         let path = opening.folder.join(file);
         let own = path.parent() == Some(folder);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -100,7 +127,7 @@ fn from_package(opening: &Opening<'_>, options: &QnnOptions) -> Result<Option<Ta
             return Err(format!("{file} is damaged"));
         }
     }
-    Ok(Some(context.target.clone()))
+    Ok(())
 }
 
 /// The folder of the contexts that this machine made before; the reason where they hold no longer.
@@ -144,6 +171,8 @@ fn make(candidate: &Candidate<'_>, (name, device): (DeviceName, &Device)) -> Res
 mod tests {
     use std::path::Path;
 
+    use narthex_spec::manifest::PlacementRecord;
+
     use super::*;
 
     fn circumstances(provider: &str) -> Circumstances {
@@ -153,6 +182,31 @@ mod tests {
             provider: provider.into(),
             settings: BTreeMap::new(),
         }
+    }
+
+    #[test]
+    fn a_chip_has_the_contexts_for_it_and_an_unknown_one_tries_all() {
+        let context = |chips: &[QnnChip], graph: &str| Context {
+            target: Target::Qnn(chips.to_vec()),
+            graph: graph.to_owned(),
+            file: format!("contexts/{graph}"),
+            compiler: "onnxruntime-qnn 2.7.0".to_owned(),
+            placement: PlacementRecord { subgraphs: BTreeMap::new(), nodes: BTreeMap::new() },
+        };
+        let (elite, pair) = ([QnnChip::XElite], [QnnChip::X2Elite, QnnChip::Gen3]);
+        let contexts = [context(&elite, "a"), context(&elite, "b"), context(&pair, "a"), context(&pair, "b")];
+        let check = |chip: Option<QnnChip>, expected: &[&[QnnChip]]| {
+            let found = suiting(&contexts, chip).unwrap();
+            let targets: Vec<&Target> = found.iter().map(|context| &context.target).collect();
+            let expected: Vec<Target> = expected.iter().map(|chips| Target::Qnn(chips.to_vec())).collect();
+            assert_eq!(targets, expected.iter().collect::<Vec<_>>(), "{chip:?}");
+        };
+        check(Some(QnnChip::XElite), &[&elite]);
+        check(Some(QnnChip::Gen3), &[&pair]);
+        check(None, &[&elite, &pair]);
+        let refused = suiting(&contexts, Some(QnnChip::Elite)).unwrap_err();
+        assert_eq!(refused, "they are for qnn:x-elite, and this is qnn:8-elite");
+        assert!(suiting(&[], Some(QnnChip::Elite)).unwrap().is_empty());
     }
 
     #[test]

@@ -109,14 +109,17 @@ pub(super) fn trace_to(folder: &Path) -> Vec<(&'static str, String)> {
     vec![("enable_framework_op_trace", "1".to_owned()), ("framework_op_trace_dir", folder)]
 }
 
-/// The chip of a processor with this name; `None` for one that this version does not know.
+/// The chip of a processor with this name; `None` for one that this version does not know. Windows says `Snapdragon(R)
+/// X Elite - X1E80100 - …`, Linux has the chip's number or the names in the kernel's device trees.
 pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
     let name = processor.to_ascii_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     match () {
-        () if has(&["x2 elite", "x2e"]) => Some(QnnChip::X2Elite),
-        () if has(&["x elite", "x plus", "x1e", "x1p"]) => Some(QnnChip::XElite),
-        () if has(&["8 elite gen 5", "sm8850"]) => Some(QnnChip::EliteGen5),
+        () if has(&["x2 elite", "x2e", "sc8480xp", "qcom,glymur"]) => Some(QnnChip::X2Elite),
+        () if has(&["x elite", "x plus", "x1e", "x1p", "x1-26", "x126100", "sc8380xp"]) => {
+            Some(QnnChip::XElite)
+        }
+        () if has(&["8 elite gen 5", "sm8850", "qcom,kaanapali"]) => Some(QnnChip::EliteGen5),
         () if has(&["8 elite", "sm8750"]) => Some(QnnChip::Elite),
         () if has(&["8 gen 3", "sm8650"]) => Some(QnnChip::Gen3),
         () => None,
@@ -163,7 +166,16 @@ mod tests {
         check("Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU", Some(QnnChip::XElite));
         check("Snapdragon(R) X Plus - X1P42100", Some(QnnChip::XElite));
         check("Snapdragon(R) X2 Elite - X2E96100", Some(QnnChip::X2Elite));
+        check("Snapdragon(R) X - X126100 - Qualcomm(R) Oryon(TM) CPU", Some(QnnChip::XElite));
+        for name in ["X1E-80-100", "X1P-42-100", "X1-26-100", "qcom,sc8380xp"] {
+            check(name, Some(QnnChip::XElite));
+        }
+        check("qcom,glymur-crd, qcom,glymur", Some(QnnChip::X2Elite));
         check("Qualcomm Technologies, Inc SM8650", Some(QnnChip::Gen3));
+        check("qcom,sm8650-mtp, qcom,sm8650", Some(QnnChip::Gen3));
+        check("qcom,sm8750-mtp, qcom,sm8750", Some(QnnChip::Elite));
+        check("qcom,kaanapali-mtp, qcom,kaanapali", Some(QnnChip::EliteGen5));
+        check("ARMv8 (64-bit) Family 8 Model 1 Revision 201, Qualcomm Technologies Inc", None);
         check("Intel(R) Core(TM) Ultra 7 155H", None);
     }
 

@@ -1,0 +1,37 @@
+//! Windows' registry, where it tells what a machine is made of. Other systems have none, and it is empty there.
+
+/// A value of the local machine as text; `None` where there is none, or something else than text.
+#[cfg(windows)]
+pub(crate) fn text(key: &str, name: &str) -> Option<String> {
+    use windows_sys::Win32::{
+        Foundation::ERROR_SUCCESS,
+        System::Registry::{HKEY_LOCAL_MACHINE, RRF_RT_REG_SZ, RegGetValueW},
+    };
+
+    /// The most that is read, in units of UTF-16.
+    const MOST: usize = 1024;
+    let wide = |text: &str| text.encode_utf16().chain([0]).collect::<Vec<u16>>();
+    let (key, name, mut found) = (wide(key), wide(name), [0u16; MOST]);
+    let mut bytes = size_of_val(&found) as u32;
+    // SAFETY: both names end in a zero, `bytes` is what fits into `found`, and all of them outlive the call.
+    let status = unsafe {
+        RegGetValueW(
+            HKEY_LOCAL_MACHINE,
+            key.as_ptr(),
+            name.as_ptr(),
+            RRF_RT_REG_SZ,
+            std::ptr::null_mut(),
+            found.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    let text = String::from_utf16_lossy(found.get(..bytes as usize / 2)?);
+    let text = text.trim_matches(['\0', ' ']);
+    (status == ERROR_SUCCESS && !text.is_empty()).then(|| text.to_owned())
+}
+
+/// Nothing: this system has no registry.
+#[cfg(not(windows))]
+pub(crate) fn text(_: &str, _: &str) -> Option<String> {
+    None
+}
