@@ -7,7 +7,7 @@ use std::{ops::ControlFlow, path::Path};
 use crate::{
     ep::Device,
     error::{DeviceError, RefusedNode},
-    ort::{ContextFile, Session, SessionOptions, Sharing},
+    ort::{Context, Session, SessionOptions, Sharing},
     placement::Placement,
     runtime::Runtime,
     trace,
@@ -52,8 +52,8 @@ pub fn precompile(
             Weights::Shared if index + 1 < jobs.len() => Sharing::More,
             Weights::Shared => Sharing::Last,
         };
-        let context = ContextFile { path: job.context, sharing };
-        let options = SessionOptions { context: Some(context), ..SessionOptions::on(device, 1) };
+        let context = Context::Written { path: job.context, sharing };
+        let options = SessionOptions { context, ..SessionOptions::on(device, 1) };
         let session = Session::open(runtime, job.graph, options)?;
         whole(runtime, job.graph, device, session.placement())?;
         open.push(session);

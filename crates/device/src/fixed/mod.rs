@@ -9,9 +9,16 @@ mod encoder;
 mod graph;
 mod step;
 
-use std::path::Path;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
-use narthex_spec::manifest::{GraphEntry, Manifest};
+use narthex_graph::Graph;
+use narthex_spec::{
+    Target,
+    manifest::{GraphEntry, Manifest},
+};
 
 pub use decoder::{FixedExecutor, FixedOptions};
 pub use encoder::FixedEncoder;
@@ -19,7 +26,7 @@ pub use encoder::FixedEncoder;
 use crate::{
     ep::Device,
     error::DeviceError,
-    ort::{Session, SessionOptions},
+    ort::{Context, Session, SessionOptions},
     package, precompile,
     runtime::Runtime,
 };
@@ -60,7 +67,7 @@ pub enum Form<'a> {
     /// As ONNX; the provider compiles it on the spot.
     Graph,
     /// As the contexts for this target, which the package holds.
-    Context(&'a narthex_spec::Target),
+    Context(&'a Target),
     /// As the contexts in this folder, each under its graph's file name.
     Folder(&'a Path),
 }
@@ -78,7 +85,12 @@ fn open(
         form => package::path(package, file(manifest, entry, form)?)?,
     };
     let threads = crate::inventory::threads(place.threads);
-    let session = Session::open(runtime, &path, SessionOptions::on(place.device, threads))?;
+    let context = match place.form {
+        Form::Context(target) => shared(&contexts(package, manifest, target)?, &entry.file)?,
+        Form::Graph | Form::Folder(_) => Context::Own,
+    };
+    let options = SessionOptions { context, ..SessionOptions::on(place.device, threads) };
+    let session = Session::open(runtime, &path, options)?;
     precompile::whole(runtime, &path, place.device, session.placement())?;
     Ok(session)
 }
@@ -88,4 +100,80 @@ fn file<'a>(manifest: &'a Manifest, entry: &'a GraphEntry, form: Form<'_>) -> Re
     let context = manifest.contexts.iter().find(|c| c.target == *target && c.graph == entry.file);
     let missing = || DeviceError::package(format!("a context of {} for {target}", entry.file), "none");
     Ok(&context.ok_or_else(missing)?.file)
+}
+
+/// The package's contexts for a target: each graph's file, and the ONNX file that stands for it.
+fn contexts<'a>(
+    folder: &Path,
+    manifest: &'a Manifest,
+    target: &Target,
+) -> Result<Vec<(&'a str, PathBuf)>, DeviceError> {
+    let contexts = manifest.contexts.iter().filter(|context| context.target == *target);
+    contexts.map(|context| Ok((context.graph.as_str(), package::path(folder, &context.file)?))).collect()
+}
+
+/// How the context of a graph is loaded: those that name one binary have their weights in it once.
+fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>, DeviceError> {
+    let (mut own, mut others) = (None, Vec::new());
+    for (of, path) in contexts {
+        match binary(path)? {
+            Some(binary) if *of == graph => own = Some(binary),
+            other => others.extend(other),
+        }
+    }
+    Ok(if own.is_some_and(|own| others.contains(&own)) { Context::Shared } else { Context::Own })
+}
+
+/// The binary that a context's ONNX file names; `None` for one that holds it, or none.
+fn binary(path: &Path) -> Result<Option<PathBuf>, DeviceError> {
+    let bytes = fs::read(path)
+        .map_err(|error| DeviceError::Read { path: path.to_owned(), reason: error.to_string() })?;
+    let graph = Graph::decode(&bytes).map_err(|error| DeviceError::package("a context in ONNX", error))?;
+    let contexts = graph.nodes.iter().filter(|node| node.int("embed_mode") == Some(0));
+    let named = contexts.filter_map(|node| node.text("ep_cache_context")).next();
+    Ok(named.map(|name| path.with_file_name(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_graph::{Attribute, Builder};
+
+    use super::*;
+
+    #[test]
+    fn contexts_that_name_one_binary_share_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |file: &str, mode: i64, binary: &str| {
+            let mut graph = Builder::new("context", &[]).finish();
+            graph.nodes.push(narthex_graph::Node {
+                name: "context".to_owned(),
+                op: "EPContext".to_owned(),
+                domain: "com.microsoft".to_owned(),
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                attributes: vec![
+                    ("embed_mode".to_owned(), Attribute::Int(mode)),
+                    ("ep_cache_context".to_owned(), Attribute::String(binary.to_owned())),
+                ],
+            });
+            let path = folder.path().join(file);
+            fs::write(&path, graph.encode()).unwrap();
+            path
+        };
+        let contexts = [
+            ("prefill", write("prefill.onnx", 0, "pair.bin")),
+            ("decode", write("decode.onnx", 0, "pair.bin")),
+            ("head", write("head.onnx", 0, "head.bin")),
+            ("inside", write("inside.onnx", 1, "pair.bin")),
+        ];
+        let check = |graph, expected: bool| {
+            let found = shared(&contexts, graph).unwrap();
+            assert_eq!(matches!(found, Context::Shared), expected, "{graph}");
+        };
+        check("prefill", true);
+        check("decode", true);
+        check("head", false);
+        check("inside", false);
+        assert!(shared(&[("gone", folder.path().join("gone.onnx"))], "gone").is_err());
+    }
 }

@@ -30,8 +30,8 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) threads: usize,
     /// The device.
     pub(crate) device: &'a Device,
-    /// Where the provider's compiled form of the graph is written, if it is wanted.
-    pub(crate) context: Option<ContextFile<'a>>,
+    /// What the provider does with its compiled form of the graph.
+    pub(crate) context: Context<'a>,
     /// The folder for the provider's trace of the nodes that it takes and refuses, if it is wanted.
     pub(crate) trace: Option<&'a Path>,
 }
@@ -39,17 +39,24 @@ pub(crate) struct SessionOptions<'a> {
 impl<'a> SessionOptions<'a> {
     /// A graph on a device, compiled on the spot where the provider compiles.
     pub(crate) fn on(device: &'a Device, threads: usize) -> Self {
-        Self { threads, device, context: None, trace: None }
+        Self { threads, device, context: Context::Own, trace: None }
     }
 }
 
-/// A provider's compiled form of a graph.
+/// A provider's compiled form of a graph, which is a context.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ContextFile<'a> {
-    /// The ONNX file that stands for the graph; the binary lies beside it.
-    pub(crate) path: &'a Path,
-    /// How it shares a binary.
-    pub(crate) sharing: Sharing,
+pub(crate) enum Context<'a> {
+    /// It is made for this session alone, or loaded with a binary of its own.
+    Own,
+    /// It is loaded, and other sessions take their graphs out of the same binary.
+    Shared,
+    /// It is made and written.
+    Written {
+        /// The ONNX file that stands for the graph; the binary lies beside it.
+        path: &'a Path,
+        /// How it shares a binary.
+        sharing: Sharing,
+    },
 }
 
 /// Whether several graphs share one binary.
@@ -67,17 +74,25 @@ fn failed<R>(what: &'static str) -> impl FnOnce(ort::Error<R>) -> DeviceError {
     move |error| DeviceError::Ort { what, message: error.message().to_owned() }
 }
 
-impl ContextFile<'_> {
-    fn entries(&self) -> Vec<(&'static str, String)> {
+impl Context<'_> {
+    /// The settings of a session, by ONNX Runtime's names.
+    fn entries(self) -> Vec<(&'static str, String)> {
+        const SHARE: &str = "ep.share_ep_contexts";
+        let (path, sharing) = match self {
+            Self::Own => return Vec::new(),
+            // Without it each session would load the whole binary for itself.
+            Self::Shared => return vec![(SHARE, "1".to_owned())],
+            Self::Written { path, sharing } => (path, sharing),
+        };
         let mut entries = vec![
             ("ep.context_enable", "1".to_owned()),
             ("ep.context_embed_mode", "0".to_owned()),
-            ("ep.context_file_path", self.path.to_string_lossy().into_owned()),
+            ("ep.context_file_path", path.to_string_lossy().into_owned()),
         ];
-        if self.sharing != Sharing::Alone {
-            entries.push(("ep.share_ep_contexts", "1".to_owned()));
+        if sharing != Sharing::Alone {
+            entries.push((SHARE, "1".to_owned()));
         }
-        if self.sharing == Sharing::Last {
+        if sharing == Sharing::Last {
             entries.push(("ep.stop_share_ep_contexts", "1".to_owned()));
         }
         entries
@@ -157,7 +172,7 @@ impl Session {
             .map_err(failed("set the optimisation level"))?
             .with_config_entry("session.record_ep_graph_assignment_info", "1")
             .map_err(failed("record the placement"))?;
-        for (key, value) in options.context.iter().flat_map(|context| context.entries()) {
+        for (key, value) in options.context.entries() {
             builder = builder.with_config_entry(key, value).map_err(failed("ask for a compiled graph"))?;
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(Aside::new);
@@ -189,5 +204,27 @@ impl Session {
 
     pub(super) fn ptr(&self) -> *mut ort_sys::OrtSession {
         self.inner.ptr().cast_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_share_a_binary_where_they_are_told_to() {
+        let check = |context: Context<'_>, expected: &[&str]| {
+            let entries = context.entries();
+            let keys: Vec<&str> = entries.iter().map(|(key, _)| *key).collect();
+            assert_eq!(keys, expected, "{context:?}");
+        };
+        let made = ["ep.context_enable", "ep.context_embed_mode", "ep.context_file_path"];
+        let (share, stop) = ("ep.share_ep_contexts", "ep.stop_share_ep_contexts");
+        let written = |sharing| Context::Written { path: Path::new("g.onnx"), sharing };
+        check(Context::Own, &[]);
+        check(Context::Shared, &[share]);
+        check(written(Sharing::Alone), &made);
+        check(written(Sharing::More), &[&made[..], &[share]].concat());
+        check(written(Sharing::Last), &[&made[..], &[share, stop]].concat());
     }
 }
