@@ -31,6 +31,9 @@ const CONTEXT_OP: &str = "EPContext";
 /// What a symbolic extent counts as where work is weighed: tokens of a short prompt.
 const NOMINAL: u64 = 64;
 
+/// The symbols of those extents that are 1 for one prompt: sequences, and rows of logits.
+const ONCE: [&str; 3] = ["batch", "batch_size", "rows"];
+
 /// Where a model runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacementReport {
@@ -44,9 +47,12 @@ pub struct PlacementReport {
     pub head: Option<DeviceName>,
     /// Multiply-accumulates of one run of every graph.
     pub multiply_accumulates: u64,
-    /// Share of the whole model's multiply-accumulates that an NPU does, 0 to 1. The host's own work (embedding rows,
-    /// angles, masks, sampling) multiplies no matrices. A stand-in is no NPU.
+    /// Share of the model's multiply-accumulates that an NPU does, 0 to 1: of a decoder the smaller one of its phases'.
+    /// The host's own work (embedding rows, angles, masks, sampling) multiplies no matrices. A stand-in is no NPU.
     pub npu_share: f64,
+    /// That share in each phase of a decoder in graphs of fixed shape, or on two devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phases: Option<PhaseShares>,
     /// One line for each graph and provider.
     pub lines: Vec<PlacementLine>,
     /// The nodes that do not run on the device that their graph was loaded on.
@@ -58,6 +64,21 @@ pub struct PlacementReport {
     /// What was refused on the way, such as a stale compiled form of a graph.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+/// Shares of the multiply-accumulates of a decoder's phases that an NPU does, 0 to 1. The head is part of both.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PhaseShares {
+    /// While it reads a prompt; of graphs for several lengths the least share.
+    pub prefill: f64,
+    /// While it writes an answer.
+    pub decode: f64,
+}
+
+impl PhaseShares {
+    fn least(self) -> f64 {
+        self.prefill.min(self.decode)
+    }
 }
 
 /// What a provider does of a graph.
@@ -94,17 +115,32 @@ impl PlacementReport {
         self.place().to_string()
     }
 
+    /// The NPU's share of the work in words, such as `86.20 % of the multiply-accumulates`, with each phase's where they
+    /// differ.
+    pub fn share_in_words(&self) -> String {
+        let share = format!("{:.2} % of the multiply-accumulates", self.npu_share * 100.0);
+        match self.phases.filter(|phases| phases.prefill != phases.decode) {
+            Some(PhaseShares { prefill, decode }) => {
+                let (prefill, decode) = (prefill * 100.0, decode * 100.0);
+                format!("{share} (prefill {prefill:.2} %, decode {decode:.2} %)")
+            }
+            None => share,
+        }
+    }
+
     /// The report of a model that is divided between two devices.
     pub(crate) fn joined(prefill: Self, decode: Self) -> Self {
-        let work = |report: &Self| report.multiply_accumulates as f64;
-        let all = (work(&prefill) + work(&decode)).max(1.0);
-        let on_npu = prefill.npu_share * work(&prefill) + decode.npu_share * work(&decode);
+        let phases = PhaseShares {
+            prefill: prefill.phases.map_or(prefill.npu_share, |phases| phases.prefill),
+            decode: decode.phases.map_or(decode.npu_share, |phases| phases.decode),
+        };
         Self {
             device: prefill.device,
             decode: Some(decode.device),
             head: None,
             multiply_accumulates: prefill.multiply_accumulates.saturating_add(decode.multiply_accumulates),
-            npu_share: on_npu / all,
+            npu_share: phases.least(),
+            phases: Some(phases),
             lines: [prefill.lines, decode.lines].concat(),
             fallen: prefill.fallen.and(decode.fallen),
             why: None,
@@ -137,34 +173,70 @@ pub(crate) fn report(
     notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
     let head = opening.head.map(|(head, _)| head);
-    let (mut lines, mut total, mut on_npu) = (Vec::new(), 0u64, 0.0);
+    let (mut lines, mut done) = (Vec::new(), Vec::new());
     let mut fallen = Fallen::default();
     for found in graphs {
         let worth = worth(opening.folder, &found.graph)?;
         let work: u64 = worth.values().map(|node| node.work).sum();
         let new = graph_lines(&found.graph, &found.placement, &worth);
         let on = device_of(&opening.manifest.graphs, &found.graph, (device, head));
-        if on.kind() == DeviceKind::Npu {
-            let own = new.iter().filter(|line| line.ep == on.ep());
-            on_npu += own.map(|line| line.compute_share * work as f64).sum::<f64>();
-        }
-        total = total.saturating_add(work);
+        let own = new.iter().filter(|line| on.kind() == DeviceKind::Npu && line.ep == on.ep());
+        let on_npu = own.map(|line| line.compute_share * work as f64).sum::<f64>();
+        let entry = opening.manifest.graphs.iter().find(|entry| entry.file == found.graph);
+        done.push((entry.map_or(Part::Whole, |entry| entry.part), Work { all: work, on_npu }));
         lines.extend(new);
         fallen = fallen.and(left(opening.folder, found, on.ep()));
     }
-    let npu_share = if total > 0 { on_npu / total as f64 } else { 0.0 };
+    let phases = phases(&done);
+    let total = done.iter().fold(Work::default(), |sum, (_, work)| sum.and(*work));
     let (decode, why) = (None, None);
     Ok(PlacementReport {
         device,
         decode,
         head,
-        multiply_accumulates: total,
-        npu_share,
+        multiply_accumulates: total.all,
+        npu_share: phases.map_or_else(|| total.npu_share(), PhaseShares::least),
+        phases,
         lines,
         fallen,
         why,
         notes,
     })
+}
+
+/// Multiply-accumulates, and those of them that an NPU does.
+#[derive(Debug, Clone, Copy, Default)]
+struct Work {
+    all: u64,
+    on_npu: f64,
+}
+
+impl Work {
+    fn and(self, other: Self) -> Self {
+        Self { all: self.all.saturating_add(other.all), on_npu: self.on_npu + other.on_npu }
+    }
+
+    fn npu_share(self) -> f64 {
+        if self.all > 0 { self.on_npu / self.all as f64 } else { 0.0 }
+    }
+}
+
+/// The NPU's share in each phase of a decoder in graphs of fixed shape; `None` for a model that has no phases.
+fn phases(done: &[(Part, Work)]) -> Option<PhaseShares> {
+    let (mut head, mut layers) = (Work::default(), BTreeMap::<usize, Work>::new());
+    for (part, work) in done {
+        match part {
+            Part::Head { .. } => head = head.and(*work),
+            Part::Layers { tokens, .. } => {
+                let sum = layers.entry(*tokens).or_default();
+                *sum = sum.and(*work);
+            }
+            Part::Whole | Part::Bucket { .. } => {}
+        }
+    }
+    let decode = layers.remove(&1)?.and(head).npu_share();
+    let prefill = layers.into_values().map(|work| work.and(head).npu_share()).reduce(f64::min);
+    Some(PhaseShares { prefill: prefill.unwrap_or(decode), decode })
 }
 
 /// The nodes of a graph that its device's provider left to another one. Graphs that NPUs run are loaded whole or not at
@@ -194,7 +266,7 @@ fn worth(folder: &Path, file: &str) -> Result<BTreeMap<String, Worth>, Error> {
         what: format!("cannot read {file} of the package"),
         source: std::io::Error::other(error.to_string()),
     })?;
-    let known = graph.infer(&|_| Some(NOMINAL));
+    let known = graph.infer(&|symbol| Some(if ONCE.contains(&symbol) { 1 } else { NOMINAL }));
     let sizes: BTreeMap<&str, u64> = graph
         .initializers
         .iter()
@@ -216,19 +288,18 @@ fn graph_lines(graph: &str, placement: &Placement, worth: &BTreeMap<String, Wort
     let mut eps: Vec<Ep> = placement.nodes.iter().map(|node| node.ep).collect();
     eps.sort_unstable();
     eps.dedup();
+    let runs = runners(placement, worth);
     let line = |ep: Ep| {
         let own = placement.nodes.iter().filter(|node| node.ep == ep);
-        // Only whole graphs are compiled ahead of time, so the one node stands for all of the file's.
-        let ops: Vec<(&str, Option<&Worth>)> = if compiled {
-            worth.values().map(|node| (node.op.as_str(), Some(node))).collect()
+        let ops: Vec<&str> = if compiled {
+            worth.values().map(|node| node.op.as_str()).collect()
         } else {
-            own.map(|node| (node.op.as_str(), worth.get(&node.name))).collect()
+            own.map(|node| node.op.as_str()).collect()
         };
         let mut counts = BTreeMap::new();
+        ops.iter().for_each(|op| *counts.entry((*op).to_owned()).or_insert(0usize) += 1);
         let (mut work, mut read, mut weight_bytes) = (0u64, BTreeSet::new(), 0u64);
-        for (op, node) in &ops {
-            *counts.entry((*op).to_owned()).or_insert(0usize) += 1;
-            let Some(node) = node else { continue };
+        for node in runs.iter().filter(|(_, on)| **on == ep).filter_map(|(path, _)| worth.get(*path)) {
             work += node.work;
             let new = node.constants.iter().filter(|(name, _)| read.insert(name.as_str()));
             weight_bytes += new.map(|(_, bytes)| bytes).sum::<u64>();
@@ -246,10 +317,27 @@ fn graph_lines(graph: &str, placement: &Placement, worth: &BTreeMap<String, Wort
     eps.into_iter().map(line).collect()
 }
 
+/// The provider that runs each node of a graph file, by path. ONNX Runtime makes nodes of its own out of several, and calls
+/// them after one of those, if at all; where all that is placed is on one provider, so is what went into them. That holds
+/// for the one node of a graph that was compiled ahead of time too.
+fn runners<'a>(placement: &Placement, worth: &'a BTreeMap<String, Worth>) -> BTreeMap<&'a str, Ep> {
+    let placed: BTreeMap<&str, Ep> =
+        placement.nodes.iter().map(|node| (node.name.as_str(), node.ep)).collect();
+    let made: Vec<(&str, Ep)> =
+        placed.iter().map(|(name, ep)| (*name, *ep)).filter(|(name, _)| !worth.contains_key(*name)).collect();
+    let first = placement.nodes.first().map(|node| node.ep);
+    let only = first.filter(|first| placement.nodes.iter().all(|node| node.ep == *first));
+    let runner = |path: &str| {
+        let after = || made.iter().find(|(name, _)| name.starts_with(path)).map(|(_, ep)| *ep);
+        placed.get(path).copied().or_else(after).or(only)
+    };
+    worth.keys().filter_map(|path| Some((path.as_str(), runner(path)?))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use narthex_device::placement::PlacedNode;
-    use narthex_spec::Variant;
+    use narthex_spec::{DType, Variant};
 
     use super::*;
 
@@ -295,6 +383,7 @@ mod tests {
             head: None,
             multiply_accumulates: work,
             npu_share,
+            phases: None,
             lines: Vec::new(),
             fallen: Fallen::default(),
             why: None,
@@ -302,10 +391,56 @@ mod tests {
         };
         let joined =
             PlacementReport::joined(report(DeviceName::Qnn, 900, 1.0), report(DeviceName::Cpu, 300, 0.0));
-        assert_eq!((joined.npu_share, joined.multiply_accumulates), (0.75, 1200));
+        assert_eq!((joined.npu_share, joined.multiply_accumulates), (0.0, 1200));
+        assert_eq!(joined.phases, Some(PhaseShares { prefill: 1.0, decode: 0.0 }));
+        let words = joined.share_in_words();
+        assert_eq!(words, "0.00 % of the multiply-accumulates (prefill 100.00 %, decode 0.00 %)");
         assert_eq!((joined.name().as_str(), joined.notes.len()), ("prefill=qnn,decode=cpu", 2));
-        let parts = PlacementReport { decode: None, head: joined.decode, ..joined };
+        let parts = PlacementReport { decode: None, head: joined.decode, phases: None, ..joined };
+        assert_eq!(parts.share_in_words(), "0.00 % of the multiply-accumulates");
         assert_eq!(parts.name(), "layers=qnn,head=cpu");
+    }
+
+    #[test]
+    fn a_head_on_the_cpu_weighs_most_in_the_shorter_phase() {
+        let layers = |tokens, all| {
+            let part = Part::Layers { tokens, past: 64, range: None };
+            (part, Work { all, on_npu: all as f64 })
+        };
+        let head = (Part::Head { rows: 1 }, Work { all: 25, on_npu: 0.0 });
+        let done = [layers(64, 4_000), layers(64, 5_975), layers(8, 975), layers(1, 75), layers(1, 25), head];
+        assert_eq!(phases(&done), Some(PhaseShares { prefill: 0.975, decode: 0.8 }));
+        assert_eq!(phases(&[layers(1, 75), head]), Some(PhaseShares { prefill: 0.75, decode: 0.75 }));
+        assert_eq!(phases(&[(Part::Whole, Work { all: 1, on_npu: 1.0 })]), None);
+    }
+
+    #[test]
+    fn nodes_that_the_runtime_made_do_the_work_of_those_that_they_stand_for() {
+        let check = |nodes: Vec<PlacedNode>, ep, expected: f64| {
+            let placement = Placement { nodes, ..Placement::default() };
+            let lines = graph_lines("g.onnx", &placement, &worth());
+            let line = lines.iter().find(|line| line.ep == ep).unwrap();
+            assert_eq!(line.compute_share, expected, "{placement:?}");
+        };
+        let fused = |ep| placed(ep, "Gemm", "/b/MatMul/MatMulAddFusion");
+        let nameless = placed(Ep::Cpu, "FusedMatMul", "");
+        check(vec![placed(Ep::Cpu, "MatMul", "/a/MatMul"), fused(Ep::Cpu)], Ep::Cpu, 1.0);
+        check(vec![nameless.clone(), placed(Ep::Cpu, "MatMul", "/a/MatMul")], Ep::Cpu, 1.0);
+        check(vec![placed(Ep::Qnn, "MatMul", "/a/MatMul"), fused(Ep::Cpu)], Ep::Cpu, 0.25);
+        // Of what two providers might have done neither is given.
+        check(vec![placed(Ep::Qnn, "MatMul", "/a/MatMul"), nameless], Ep::Cpu, 0.0);
+    }
+
+    #[test]
+    fn a_symbol_counts_as_one_prompt() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut builder = narthex_graph::Builder::new("g", &[("", 20)]);
+        let x = builder.input("x", DType::F32, &["batch".into(), "sequence".into(), 4usize.into()]);
+        let weights = builder.input("w", DType::F32, &[4usize.into(), 8usize.into()]);
+        builder.op("/a", "MatMul", &[&x, &weights]);
+        std::fs::write(folder.path().join("g.onnx"), builder.finish().encode()).unwrap();
+        let work: u64 = super::worth(folder.path(), "g.onnx").unwrap().values().map(|node| node.work).sum();
+        assert_eq!(work, NOMINAL * 4 * 8);
     }
 
     #[test]

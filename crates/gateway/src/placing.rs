@@ -180,8 +180,8 @@ fn short_of(config: &Config, device: DeviceName, report: &PlacementReport) -> Op
         let fallen = report.fallen.clone();
         let nodes = if fallen.is_empty() { String::new() } else { format!(": {fallen}") };
         let reason = format!(
-            "{:.2} % of the multiply-accumulates run on the NPU, and {:.2} % are required{nodes}",
-            report.npu_share * 100.0,
+            "{} run on the NPU, and {:.2} % are required{nodes}",
+            report.share_in_words(),
             config.npu_share * 100.0
         );
         PassedOver { device, reason, fix: fallen.fix(), announced: true, fallen }

@@ -131,10 +131,7 @@ fn placements(report: &Comparison) -> Vec<Vec<String>> {
                 percent(line.compute_share),
             ]
         }));
-        rows.push(vec![
-            name.clone(),
-            format!("{} of the whole model's work on the NPU", percent(placement.npu_share)),
-        ]);
+        rows.push(vec![name.clone(), format!("{} on the NPU", placement.share_in_words())]);
         rows.extend(placement.notes.iter().map(|note| vec![name.clone(), note.clone()]));
     }
     rows

@@ -45,6 +45,7 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
         head: None,
         multiply_accumulates: 1000,
         npu_share,
+        phases: None,
         lines: vec![line(device.ep(), 0.9999), line(Ep::Cpu, 0.0001)],
         fallen: Fallen::default(),
         why: None,

@@ -155,6 +155,7 @@ mod tests {
             head: None,
             multiply_accumulates: 1,
             npu_share: 1.0,
+            phases: None,
             lines: Vec::new(),
             fallen: Fallen::default(),
             why: None,
