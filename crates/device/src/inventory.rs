@@ -54,6 +54,15 @@ pub struct Accelerator {
     pub memory: Option<u64>,
 }
 
+/// A driver as far as what it does depends on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Driver {
+    /// What it drives.
+    pub kind: AcceleratorKind,
+    /// Its name and version, and the version of what it loads into the device, where that is told.
+    pub text: String,
+}
+
 /// The processor of this machine.
 pub fn cpu() -> Cpu {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -240,6 +249,47 @@ pub fn accelerators() -> Vec<Accelerator> {
     found
 }
 
+/// The drivers of these accelerators, and on Windows those of every NPU and GPU.
+pub fn drivers(accelerators: &[Accelerator]) -> Vec<Driver> {
+    /// The classes of Windows' devices `ComputeAccelerator` and `Display`.
+    const CLASSES: [(AcceleratorKind, &str); 2] = [
+        (AcceleratorKind::Npu, "{f01a9d53-3ff6-48d2-9f97-c8a7004be10c}"),
+        (AcceleratorKind::Gpu, "{4d36e968-e325-11ce-bfc1-08002be10318}"),
+    ];
+    /// The most drivers of a class that are looked at; their numbers may have gaps.
+    const MOST: usize = 16;
+    let mut found = drivers_at(Path::new("/"), accelerators);
+    for (kind, class) in CLASSES {
+        let drivers = (0..MOST).filter_map(|index| {
+            let key = format!(r"SYSTEM\CurrentControlSet\Control\Class\{class}\{index:04}");
+            let value = |name| registry::text(&key, name);
+            Some(Driver { kind, text: format!("{} {}", value("DriverDesc")?, value("DriverVersion")?) })
+        });
+        found.extend(drivers);
+    }
+    found.sort_by(|a, b| a.text.cmp(&b.text));
+    found
+}
+
+/// The drivers of these accelerators, of Linux at `root`. One that is part of the kernel has the kernel's version.
+fn drivers_at(root: &Path, accelerators: &[Accelerator]) -> Vec<Driver> {
+    let read = |path: &Path| {
+        let text = fs::read_to_string(root.join(path)).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let class = root.join("sys/class/accel");
+    let version = |Accelerator { kind, driver, .. }: &Accelerator| {
+        let own = read(&Path::new("sys/module").join(driver).join("version"));
+        let kernel = || Some(format!("kernel {}", read(Path::new("proc/sys/kernel/osrelease"))?));
+        let devices = in_class(&class, "accel").into_iter().filter(|(other, _)| other == driver);
+        let firmware = devices.filter_map(|(_, device)| read(&class.join(device).join("device/fw_version")));
+        let mut text = format!("{driver} {}", own.or_else(kernel).unwrap_or_else(|| "unknown".to_owned()));
+        firmware.for_each(|firmware| text.push_str(&format!(" with firmware {firmware}")));
+        Driver { kind: *kind, text }
+    };
+    accelerators.iter().map(version).collect()
+}
+
 /// Bytes of a graphics card's own memory, as AMD's driver tells them.
 fn own_memory(card: &Path) -> Option<u64> {
     fs::read_to_string(card.join("device/mem_info_vram_total")).ok()?.trim().parse().ok()
@@ -319,6 +369,42 @@ mod tests {
         assert_eq!(limits("5:cpu:/\n4:cpuset,memory:/jobs\n0::/\n"), [3000, 9223372036854771712]);
         assert_eq!(limits("4:memory:/of/the/machine/outside\n"), [9223372036854771712]);
         assert!(limits("nonsense\n\n7:memory\n::").len() <= 1);
+    }
+
+    #[test]
+    fn drivers_have_the_version_that_the_system_tells() {
+        let root = tempfile::tempdir().unwrap();
+        let accelerator = |kind, driver: &str| Accelerator {
+            kind,
+            driver: driver.to_owned(),
+            text: driver.to_owned(),
+            memory: None,
+        };
+        let (npu, gpu) = (AcceleratorKind::Npu, AcceleratorKind::Gpu);
+        let accelerators =
+            [accelerator(npu, "amdxdna"), accelerator(npu, "fastrpc"), accelerator(gpu, "nvidia")];
+        let told = || {
+            let drivers = drivers_at(root.path(), &accelerators);
+            drivers.into_iter().map(|driver| driver.text).collect::<Vec<_>>()
+        };
+        assert_eq!(told(), ["amdxdna unknown", "fastrpc unknown", "nvidia unknown"]);
+        let write = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/sys/kernel/osrelease", "6.12.9\n");
+        write("sys/module/nvidia/version", "580.95\n");
+        write("sys/class/accel/accel0/device/fw_version", "1.5.2.380\n");
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(
+            "/sys/bus/pci/drivers/amdxdna",
+            root.path().join("sys/class/accel/accel0/device/driver"),
+        )
+        .unwrap();
+        let xdna = if cfg!(unix) { " with firmware 1.5.2.380" } else { "" };
+        let xdna = format!("amdxdna kernel 6.12.9{xdna}");
+        assert_eq!(told(), [&xdna, "fastrpc kernel 6.12.9", "nvidia 580.95"]);
     }
 
     #[test]

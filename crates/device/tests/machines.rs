@@ -68,6 +68,7 @@ fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -
         arch: (*arch).to_owned(),
         processor: (*processor).to_owned(),
         accelerators: accelerators.iter().map(accelerator).collect(),
+        drivers: Vec::new(),
         libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
     }
 }

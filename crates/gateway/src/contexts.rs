@@ -180,6 +180,7 @@ mod tests {
             device: DeviceName::QnnEmulation,
             runtime: "1.31.1".into(),
             provider: provider.into(),
+            driver: "unknown".into(),
             settings: BTreeMap::new(),
         }
     }

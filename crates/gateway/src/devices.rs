@@ -69,6 +69,7 @@ mod tests {
             arch: "aarch64".into(),
             processor: "Snapdragon X Elite".into(),
             accelerators: vec![npu],
+            drivers: Vec::new(),
             libraries: BTreeMap::new(),
         };
         let qnn = |facts: &Facts| statuses(facts).into_iter().find(|s| s.device == DeviceName::Qnn).unwrap();

@@ -1,10 +1,15 @@
-//! What decides whether something that this machine made earlier still holds: the device, the provider, its options.
+//! What decides whether something that this machine made earlier still holds: the device, its driver, the provider, its
+//! options.
 
 use std::collections::BTreeMap;
 
 use narthex_catalog::runtimes::RuntimeKind;
-use narthex_device::{ep::Device, runtime::Runtime};
-use narthex_spec::{DeviceName, Ep};
+use narthex_device::{
+    ep::{Device, Facts},
+    inventory::AcceleratorKind,
+    runtime::Runtime,
+};
+use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -18,24 +23,28 @@ pub(crate) struct Circumstances {
     pub(crate) runtime: String,
     /// The provider's package and version; ONNX Runtime's own providers have its version.
     pub(crate) provider: String,
+    /// The driver and its version, as the system tells them.
+    #[serde(default = "unknown")]
+    pub(crate) driver: String,
     /// What the provider was told.
     pub(crate) settings: BTreeMap<String, String>,
 }
 
 impl Circumstances {
     /// Those of today.
-    pub(crate) fn now(name: DeviceName, device: &Device, runtime: &Runtime) -> Self {
+    pub(crate) fn now((name, device): (DeviceName, &Device), runtime: &Runtime, facts: &Facts) -> Self {
         Self {
             device: name,
             runtime: runtime.version().to_owned(),
             provider: provider(name.ep()),
+            driver: driver(name.kind(), facts),
             settings: device.settings(),
         }
     }
 
     /// Those of a model whose head runs elsewhere: the head's count as settings.
     pub(crate) fn with_head(mut self, head: Self) -> Self {
-        let own = [("device", head.device.to_string()), ("provider", head.provider)];
+        let own = [("device", head.device.to_string()), ("provider", head.provider), ("driver", head.driver)];
         let own = own.map(|(key, value)| (key.to_owned(), value));
         let settings = own.into_iter().chain(head.settings);
         self.settings.extend(settings.map(|(key, value)| (format!("head.{key}"), value)));
@@ -56,6 +65,9 @@ impl Circumstances {
                 self.runtime, now.runtime
             ));
         }
+        if self.driver != now.driver {
+            return Some(format!("it was made with the driver {}, and this is {}", self.driver, now.driver));
+        }
         let keys = self.settings.keys().chain(now.settings.keys());
         let differs = keys.into_iter().find(|key| self.settings.get(*key) != now.settings.get(*key))?;
         let value =
@@ -66,6 +78,23 @@ impl Circumstances {
             value(&now.settings)
         ))
     }
+}
+
+/// What a driver is called that the system does not tell.
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+/// The drivers of this kind of device, each with its version. What computes on the processor needs none.
+fn driver(kind: DeviceKind, facts: &Facts) -> String {
+    let kind = match kind {
+        DeviceKind::Npu => AcceleratorKind::Npu,
+        DeviceKind::Gpu => AcceleratorKind::Gpu,
+        DeviceKind::Cpu | DeviceKind::StandIn => return "none".to_owned(),
+    };
+    let found = facts.drivers.iter().filter(|driver| driver.kind == kind);
+    let found: Vec<&str> = found.map(|driver| driver.text.as_str()).collect();
+    if found.is_empty() { unknown() } else { found.join(", ") }
 }
 
 /// The package that a provider comes in, with its version.
@@ -87,7 +116,37 @@ pub(crate) fn to_json(record: &impl Serialize) -> Result<Vec<u8>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use narthex_device::inventory::Driver;
+
     use super::*;
+
+    #[test]
+    fn a_driver_is_that_of_the_kind_of_device() {
+        let driver = |kind, text: &str| Driver { kind, text: text.to_owned() };
+        let (npu, gpu) = (AcceleratorKind::Npu, AcceleratorKind::Gpu);
+        let drivers =
+            vec![driver(npu, "intel_vpu 1.0"), driver(gpu, "i915 1.6"), driver(gpu, "nvidia 580.95")];
+        let facts = Facts {
+            os: "linux".into(),
+            arch: "x86_64".into(),
+            processor: "Intel(R) Core(TM) Ultra 7 155H".into(),
+            accelerators: Vec::new(),
+            drivers,
+            libraries: BTreeMap::new(),
+        };
+        assert_eq!(super::driver(DeviceKind::Npu, &facts), "intel_vpu 1.0");
+        assert_eq!(super::driver(DeviceKind::Gpu, &facts), "i915 1.6, nvidia 580.95");
+        assert_eq!(super::driver(DeviceKind::StandIn, &facts), "none");
+        let untold = Facts { drivers: Vec::new(), ..facts };
+        assert_eq!(super::driver(DeviceKind::Npu, &untold), "unknown");
+    }
+
+    #[test]
+    fn a_record_from_before_drivers_were_noted_holds_where_the_driver_is_unknown() {
+        let text = r#"{"device": "qnn", "runtime": "1.31.1", "provider": "p", "settings": {}}"#;
+        let record: Circumstances = serde_json::from_str(text).unwrap();
+        assert_eq!(record.driver, "unknown");
+    }
 
     #[test]
     fn what_changed_is_named() {
@@ -95,6 +154,7 @@ mod tests {
             device: DeviceName::Qnn,
             runtime: "1.31.1".into(),
             provider: "onnxruntime-qnn 2.7.0".into(),
+            driver: "fastrpc, kernel 6.12.9".into(),
             settings: BTreeMap::from([("soc_model".into(), "60".into())]),
         };
         let check = |now: Circumstances, expected: Option<&str>| {
@@ -111,6 +171,8 @@ mod tests {
         };
         check(made.clone().with_head(cpu), Some("head.device nothing, and this is cpu"));
         check(Circumstances { provider: "onnxruntime-qnn 2.8.0".into(), ..made.clone() }, Some("2.8.0"));
+        let driver = "fastrpc, kernel 6.13.0".to_owned();
+        check(Circumstances { driver, ..made.clone() }, Some("6.12.9, and this is fastrpc, kernel 6.13.0"));
         check(Circumstances { runtime: "1.32.0".into(), ..made.clone() }, Some("1.32.0"));
         let other = BTreeMap::from([("soc_model".into(), "69".into())]);
         check(Circumstances { settings: other, ..made.clone() }, Some("soc_model 60, and this is 69"));

@@ -256,10 +256,11 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
         return Err(Attempt::Refused(lacking(opening, variant)));
     }
     let device = ready_device(opening, name, facts)?;
-    let (mut kept_as, mut now) = (name.to_string(), Circumstances::now(name, &device, opening.runtime));
+    let (mut kept_as, mut now) =
+        (name.to_string(), Circumstances::now((name, &device), opening.runtime, facts));
     if let Some((head, device)) = opening.head {
         kept_as = Parts { layers: name, head }.to_string();
-        now = now.with_head(Circumstances::now(head, device, opening.runtime));
+        now = now.with_head(Circumstances::now((head, device), opening.runtime, facts));
     }
     let machine = opening.store.machine(opening.folder, &kept_as)?;
     let candidate = Candidate { opening, name, device, machine, now };

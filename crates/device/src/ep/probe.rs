@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use narthex_spec::{DeviceName, Ep};
 
 use super::{Device, coreml, cpu, cuda, directml, openvino, qnn, vitisai, webgpu};
-use crate::inventory::{self, Accelerator};
+use crate::inventory::{self, Accelerator, Driver};
 
 /// What decides which devices a machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct Facts {
     pub processor: String,
     /// Accelerators whose drivers are loaded.
     pub accelerators: Vec<Accelerator>,
+    /// Their drivers, and those that Windows keeps, with their versions.
+    pub drivers: Vec<Driver>,
     /// Installed libraries of providers.
     pub libraries: BTreeMap<Ep, PathBuf>,
 }
@@ -29,11 +31,13 @@ impl Facts {
         if let Some(path) = std::env::var_os(vitisai::VARIABLE).filter(|path| !path.is_empty()) {
             libraries.entry(Ep::VitisAi).or_insert_with(|| PathBuf::from(path));
         }
+        let accelerators = inventory::accelerators();
         Self {
             os: std::env::consts::OS.to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
             processor: inventory::cpu().name,
-            accelerators: inventory::accelerators(),
+            drivers: inventory::drivers(&accelerators),
+            accelerators,
             libraries,
         }
     }

@@ -122,8 +122,10 @@ fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<PassedOver>) 
 
 /// Those of devices which this machine has.
 fn circumstances(opening: &Opening<'_>, facts: &Facts, devices: &[DeviceName]) -> Vec<Circumstances> {
-    let now =
-        |&name: &DeviceName| Some(Circumstances::now(name, &ep::probe(name, facts).ok()?, opening.runtime));
+    let now = |&name: &DeviceName| {
+        let device = ep::probe(name, facts).ok()?;
+        Some(Circumstances::now((name, &device), opening.runtime, facts))
+    };
     devices.iter().filter_map(now).collect()
 }
 

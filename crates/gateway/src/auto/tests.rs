@@ -137,6 +137,7 @@ fn a_record_holds_until_a_device_changes() {
         device,
         runtime: "1.31.1".into(),
         provider: provider.into(),
+        driver: "unknown".into(),
         settings: BTreeMap::new(),
     };
     let circumstances = vec![made(NPU, "onnxruntime-qnn 2.7.0"), made(CPU, "onnxruntime")];
@@ -163,6 +164,7 @@ fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
             text: "Hexagon".into(),
             memory: None,
         }],
+        drivers: Vec::new(),
         libraries: [(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())].into(),
     };
     let check = |providers: &str, npu, expected: &[DeviceName]| {

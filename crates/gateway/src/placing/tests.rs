@@ -94,6 +94,7 @@ fn snapdragon() -> Facts {
             text: "Hexagon".into(),
             memory: None,
         }],
+        drivers: Vec::new(),
         libraries: BTreeMap::from([(Ep::Qnn, library)]),
     }
 }

@@ -75,6 +75,7 @@ fn a_record_holds_until_the_circumstances_change() {
         device: DeviceName::Qnn,
         runtime: "1.31.1".into(),
         provider: "onnxruntime-qnn 2.7.0".into(),
+        driver: "unknown".into(),
         settings: std::collections::BTreeMap::new(),
     };
     assert!(earlier(&machine, &now).unwrap().is_none());
