@@ -12,6 +12,7 @@ use narthex_device::{
 use narthex_spec::{
     DeviceName, Sha256, Target, Variant,
     manifest::{Context, GraphEntry, Part},
+    progress::{Stage, Unit},
     target::QnnChip,
 };
 use serde::{Deserialize, Serialize};
@@ -56,7 +57,12 @@ pub(crate) fn open(
     match kept(machine, now) {
         Ok(Some(folder)) => match opening.open(device, Variant::Static, Form::Folder(&folder)) {
             Ok(opened) => return Ok(opened),
-            Err(error) => notes.push(format!("the kept contexts were refused and made anew: {error}")),
+            Err(error) => {
+                notes.push(format!("the kept contexts were refused and made anew: {error}"));
+                if machine.remove(FOLDER).is_err() {
+                    return opening.open(device, Variant::Static, Form::Graph);
+                }
+            }
         },
         Ok(None) => {}
         Err(reason) => notes.push(format!("the kept contexts were refused and made anew: {reason}")),
@@ -64,7 +70,7 @@ pub(crate) fn open(
     match make(candidate, compiler) {
         Ok(folder) => opening.open(device, Variant::Static, Form::Folder(&folder)),
         // Nothing can be kept here, but the provider compiles on the spot all the same.
-        Err(Error::Catalog(error)) => {
+        Err(Error::Catalog(error)) if !matches!(error, narthex_catalog::Error::Cancelled) => {
             notes.push(format!("the contexts are not kept for the next load: {error}"));
             opening.open(device, Variant::Static, Form::Graph)
         }
@@ -147,19 +153,32 @@ fn kept(machine: &MachineFolder, now: &Circumstances) -> Result<Option<PathBuf>,
     }
 }
 
-/// Compiles the fixed graphs that run on a device and keeps the contexts; gives their folder.
+/// Compiles the fixed graphs that run on a device and keeps the contexts; gives their folder. Of two processes that want
+/// the same, one compiles and the other finds it made.
 fn make(candidate: &Candidate<'_>, (name, device): (DeviceName, &Device)) -> Result<PathBuf, Error> {
     let Candidate { opening, machine, now, .. } = candidate;
+    let (manifest, cancel) = (opening.manifest, opening.cancel);
+    let lock = format!("contexts-{}-{}-{name}", manifest.name.file_stem(), manifest.recipe.scheme);
+    let _lock = opening.store.lock(&lock, opening.progress, cancel.flag())?;
+    if let Ok(Some(folder)) = kept(machine, now) {
+        return Ok(folder);
+    }
     let staging = machine.stage(FOLDER)?;
     let runs_here = |graph: &&GraphEntry| {
         let head = opening.head.filter(|_| matches!(graph.part, Part::Head { .. }));
         graph.variant == Variant::Static && head.map_or(candidate.name, |(head, _)| head) == name
     };
-    let fixed = opening.manifest.graphs.iter().filter(runs_here);
+    let fixed = manifest.graphs.iter().filter(runs_here);
     let paths: Vec<(PathBuf, PathBuf)> =
         fixed.map(|graph| (opening.folder.join(&graph.file), staging.path().join(&graph.file))).collect();
     let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
-    precompile(opening.runtime, device, &jobs, Weights::Apart, &mut |_| ControlFlow::Continue(()))?;
+    let title = format!("Compiling for {}", name.describe());
+    let stage = Stage::start(opening.progress, title, Unit::Items, Some(jobs.len() as u64));
+    let mut done = |count: usize| {
+        stage.advance(count as u64);
+        if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    precompile(opening.runtime, device, &jobs, Weights::Apart, &mut done)?;
     let record = Record { circumstances: now.clone(), files: MachineFolder::digests(staging.path())? };
     // The record goes first: contexts without theirs would be trusted, a record without its contexts is nothing.
     machine.remove(FOLDER)?;

@@ -326,7 +326,7 @@ impl Inner {
         let graphs = if placing::wants_fixed(&self.config, &facts) { Graphs::Both } else { Graphs::Any };
         let folder = job::package_for_load(self, (key, graphs), from, progress, cancel)?;
         let runtime = self.runtime(progress, cancel)?;
-        Loaded::open(key, &folder, runtime, (&self.config, &self.store, &facts))
+        Loaded::open(key, &folder, runtime, (&self.config, &self.store, &facts), (progress, cancel))
     }
 
     /// ONNX Runtime; the CPU one is installed on first need.

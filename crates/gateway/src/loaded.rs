@@ -5,10 +5,11 @@ use std::path::Path;
 use narthex_catalog::store::Store;
 use narthex_device::{ep::Facts, runtime::Runtime};
 use narthex_engine::worker::{Drain, Engine};
-use narthex_spec::manifest::Manifest;
+use narthex_spec::{ProgressSink, manifest::Manifest};
 use narthex_text::{template::ChatTemplate, tokenizer::Tokenizer};
 
 use crate::{
+    cancel::Cancel,
     config::Config,
     encoding::{EncoderQueue, Load},
     error::Error,
@@ -50,8 +51,10 @@ impl Loaded {
         folder: &Path,
         runtime: &'static Runtime,
         (config, store, facts): (&Config, &Store, &Facts),
+        watched: (&dyn ProgressSink, &Cancel),
     ) -> Result<Self, Error> {
-        Self::open_by(key, folder, runtime, (config, store), |opening| placing::place(opening, facts))
+        let place = |opening: &Opening<'_>| placing::place(opening, facts);
+        Self::open_by(key, folder, runtime, (config, store), watched, place)
     }
 
     /// Loads the package in `folder` where `place` puts it.
@@ -60,17 +63,12 @@ impl Loaded {
         folder: &Path,
         runtime: &'static Runtime,
         (config, store): (&Config, &Store),
+        (progress, cancel): (&dyn ProgressSink, &Cancel),
         place: impl FnOnce(&Opening<'_>) -> Result<Placed, Error>,
     ) -> Result<Self, Error> {
         let manifest = package::read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&package::read(folder, &manifest.tokenizer.file)?)?;
-        let template = match &manifest.chat {
-            Some(chat) => {
-                let source = package::read_text(folder, &chat.template)?;
-                Some(ChatTemplate::new(&source, chat.special_tokens.clone())?)
-            }
-            None => None,
-        };
+        let template = template(folder, &manifest)?;
         let opening = Opening {
             folder,
             manifest: &manifest,
@@ -79,6 +77,8 @@ impl Loaded {
             tokenizer: &tokenizer,
             store,
             head: None,
+            progress,
+            cancel,
         };
         let Placed { worker, report: placement, passed_over, alarms } = place(&opening)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
@@ -168,6 +168,13 @@ impl Loaded {
             Worker::Encoder(queue) => queue.shutdown(),
         }
     }
+}
+
+/// The chat template of a package, if it has one.
+fn template(folder: &Path, manifest: &Manifest) -> Result<Option<ChatTemplate>, Error> {
+    let Some(chat) = &manifest.chat else { return Ok(None) };
+    let source = package::read_text(folder, &chat.template)?;
+    Ok(Some(ChatTemplate::new(&source, chat.special_tokens.clone())?))
 }
 
 fn counters(engine: &Engine) -> EngineCounters {

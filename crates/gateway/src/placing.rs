@@ -7,10 +7,7 @@ mod divided;
 use std::collections::BTreeMap;
 
 use narthex_catalog::runtimes::{self, RuntimeKind};
-use narthex_device::{
-    DeviceError,
-    ep::{self, Cause, Device, Facts, Refusal},
-};
+use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
 use narthex_engine::executor::Executor;
 use narthex_spec::{
     DeviceName, Division, Ep, ModelName, NpuPolicy, Parts, Place, Split, Variant, provider::DeviceKind,
@@ -20,7 +17,7 @@ use narthex_spec::{
 use crate::{
     auto, care,
     config::Config,
-    error::Error,
+    error::{Error, ErrorKind},
     fallen::Fallen,
     gateway::Inner,
     listing::PassedOver,
@@ -237,7 +234,7 @@ pub(crate) fn executor(
 }
 
 fn is_interrupt(error: &Error) -> bool {
-    matches!(error, Error::Device(DeviceError::Cancelled) | Error::Cancelled)
+    error.kind() == ErrorKind::Cancelled
 }
 
 /// A device that is there, with its provider loaded.

@@ -17,11 +17,14 @@ use narthex_engine::{
     executor::Executor,
     worker::{Engine, EngineConfig},
 };
-use narthex_spec::{DeviceName, ModelName, Variant, arch::Structure, manifest::Manifest};
+use narthex_spec::{
+    DeviceName, ModelName, ProgressSink, Variant, arch::Structure, manifest::Manifest, progress::Quiet,
+};
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
-    config::Config, contexts, encoding::EncoderQueue, error::Error, listing::ModelKind, loaded::Worker,
+    cancel::Cancel, config::Config, contexts, encoding::EncoderQueue, error::Error, listing::ModelKind,
+    loaded::Worker,
 };
 
 /// Tokens by which the KV cache grows.
@@ -46,6 +49,10 @@ pub(crate) struct Opening<'a> {
     pub(crate) store: &'a Store,
     /// Where a decoder's head runs, if not with its layers.
     pub(crate) head: Option<(DeviceName, &'a Device)>,
+    /// Hears what takes long.
+    pub(crate) progress: &'a dyn ProgressSink,
+    /// Ends the load.
+    pub(crate) cancel: &'a Cancel,
 }
 
 /// What it takes to load a package again, long after its first load.
@@ -57,6 +64,7 @@ pub(crate) struct Kept {
     tokenizer: Tokenizer,
     store: Store,
     head: Option<(DeviceName, Device)>,
+    cancel: Cancel,
 }
 
 impl Kept {
@@ -69,6 +77,8 @@ impl Kept {
             tokenizer: &self.tokenizer,
             store: &self.store,
             head: self.head.as_ref().map(|(name, device)| (*name, device)),
+            progress: &Quiet,
+            cancel: &self.cancel,
         }
     }
 }
@@ -96,7 +106,13 @@ impl Opening<'_> {
             tokenizer: self.tokenizer.clone(),
             store: self.store.clone(),
             head: self.head.map(|(name, device)| (name, device.clone())),
+            cancel: self.cancel.clone(),
         }
+    }
+
+    /// Ends a load that is wanted no more.
+    pub(crate) fn check_cancel(&self) -> Result<(), Error> {
+        if self.cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 
     /// The graphs that a device runs: only those of fixed shape have parts.

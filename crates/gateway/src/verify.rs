@@ -14,7 +14,10 @@ use narthex_engine::{
     encoder::{Encoder, Text},
     executor::{Executor, StepError, StepPlan, Wanted},
 };
-use narthex_spec::{DeviceName, SlotId, TokenId};
+use narthex_spec::{
+    DeviceName, SlotId, TokenId,
+    progress::{Stage, Unit},
+};
 use narthex_text::tokenizer::Specials;
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +83,9 @@ pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Op
         return Ok(earlier.quarantine.map(|reason| refusal(*name, &reason)));
     }
     tracing::info!("checking {} on {} against the CPU, once", opening.manifest.name, name.describe());
+    let title = format!("Checking {} against the CPU, once", name.describe());
+    let _stage = Stage::start(opening.progress, title, Unit::Nothing, None);
+    let wanted = || opening.check_cancel();
     let config = Config { slots: 1, ..opening.config.clone() };
     let reference = Opening { config: &config, head: None, ..**opening };
     let mut reference = reference.open(&Device::Cpu, opening.variant(*name), Form::Graph)?;
@@ -93,11 +99,11 @@ pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Op
     let texts = golden(opening)?;
     match (&mut opened.model, &mut reference.model) {
         (Model::Decoder(device), Model::Decoder(cpu)) => {
-            found.positions = decoder(device.as_mut(), cpu.as_mut(), &texts)?;
+            found.positions = decoder(device.as_mut(), cpu.as_mut(), &texts, &wanted)?;
             found.quarantine = compare::decoder_verdict(&found.positions);
         }
         (Model::Encoder(device), Model::Encoder(cpu)) => {
-            found.texts = encoder(device.as_mut(), cpu.as_mut(), &texts)?;
+            found.texts = encoder(device.as_mut(), cpu.as_mut(), &texts, &wanted)?;
             found.quarantine = compare::encoder_verdict(&found.texts);
         }
         _ => {}
@@ -152,21 +158,24 @@ fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
         .collect()
 }
 
-/// Runs every text on both, then the CPU's own next tokens one by one.
+/// Runs every text on both, then the CPU's own next tokens one by one; `wanted` is asked before each of them.
 fn decoder(
     device: &mut dyn Executor,
     cpu: &mut dyn Executor,
     texts: &[Vec<TokenId>],
-) -> Result<Vec<Position>, StepError> {
+    wanted: &dyn Fn() -> Result<(), Error>,
+) -> Result<Vec<Position>, Error> {
     let mut positions = Vec::new();
     for (text, tokens) in texts.iter().enumerate() {
         let longest = device.limits().longest().min(cpu.limits().longest()).saturating_sub(STEPS + 1).max(1);
         let prompt = &tokens[..tokens.len().min(longest)];
         let mut at = prompt.len().saturating_sub(1) / PIECE * PIECE;
+        wanted()?;
         feed(cpu, 0, &prompt[..at])?;
         feed(device, 0, &prompt[..at])?;
         let mut next = prompt[at..].to_vec();
         for _ in 0..=STEPS {
+            wanted()?;
             let expected = feed(cpu, at, &next)?;
             let found = feed(device, at, &next)?;
             at += next.len();
@@ -202,9 +211,11 @@ fn encoder(
     device: &mut dyn Encoder,
     cpu: &mut dyn Encoder,
     texts: &[Vec<TokenId>],
-) -> Result<Vec<TextMeasure>, StepError> {
+    wanted: &dyn Fn() -> Result<(), Error>,
+) -> Result<Vec<TextMeasure>, Error> {
     let longest = device.limits().max_length.min(cpu.limits().max_length);
     let measure = |(text, tokens): (usize, &Vec<TokenId>)| {
+        wanted()?;
         let tokens = &tokens[..tokens.len().min(longest)];
         // A model that gives rows on request is asked for one in the middle.
         let text_run = [Text { asked: &[tokens.len() / 2], ..Text::of(tokens) }];

@@ -57,7 +57,11 @@ impl Gateway {
         let stage = Stage::start(progress, "Loading", Unit::Items, Some(places.as_slice().len() as u64));
         let mut runners = Vec::new();
         for (number, &place) in places.as_slice().iter().enumerate() {
-            runners.push(Runner { place, state: contest.enter(place, cancel)?, laps: Vec::new() });
+            runners.push(Runner {
+                place,
+                state: contest.enter(place, (progress, cancel))?,
+                laps: Vec::new(),
+            });
             stage.advance(number as u64 + 1);
         }
         drop(stage);
@@ -92,14 +96,18 @@ struct Runs {
 
 impl Contest<'_> {
     /// Loads a contender and lets it run a round that is not counted. An interrupt alone is an error.
-    fn enter(&self, place: Place, cancel: &Cancel) -> Result<Result<Runs, PassedOver>, Error> {
+    fn enter(
+        &self,
+        place: Place,
+        watched: (&dyn ProgressSink, &Cancel),
+    ) -> Result<Result<Runs, PassedOver>, Error> {
         let entered = || {
             let before = memory::rss();
             // The first load checks the device against the CPU and compiles for it, both once.
-            drop(self.load(place, cancel)?);
+            drop(self.load(place, watched)?);
             let fresh = memory::reset_peak_rss();
             let begun = Instant::now();
-            let loaded = self.load(place, cancel)?;
+            let loaded = self.load(place, watched)?;
             let load_ms = begun.elapsed().as_secs_f64() * 1e3;
             let engine = loaded.engine()?;
             fits(engine, self.options)?;
@@ -111,13 +119,13 @@ impl Contest<'_> {
         settled(place, entered())
     }
 
-    fn load(&self, place: Place, cancel: &Cancel) -> Result<Loaded, Error> {
-        if cancel.is_cancelled() {
+    fn load(&self, place: Place, watched: (&dyn ProgressSink, &Cancel)) -> Result<Loaded, Error> {
+        if watched.1.is_cancelled() {
             return Err(Error::Cancelled);
         }
         let Inner { config, store, .. } = self.inner;
         let settings: (_, &Store) = (config, store);
-        Loaded::open_by(&self.key, &self.folder, self.runtime, settings, |opening| {
+        Loaded::open_by(&self.key, &self.folder, self.runtime, settings, watched, |opening| {
             placing::first(opening, [place], &self.facts)
         })
     }

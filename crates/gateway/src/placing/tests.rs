@@ -11,10 +11,10 @@ use narthex_catalog::store::Store;
 use narthex_device::inventory::{Accelerator, AcceleratorKind};
 use narthex_graph::{Attribute, Graph, Node, graph::MICROSOFT};
 use narthex_spec::{
-    Scheme,
+    ProgressSink, Scheme,
     dtype::Dim,
     manifest::{FileEntry, MANIFEST_FILE},
-    progress::Quiet,
+    progress::{Progress, Quiet},
     target::{QnnChip, Target},
 };
 use narthex_testkit::checkpoint;
@@ -66,10 +66,20 @@ impl Package {
     }
 
     fn load(&self, npu: NpuPolicy) -> Result<Loaded, Error> {
+        self.load_watched(npu, &Quiet, &Cancel::new())
+    }
+
+    fn load_watched(
+        &self,
+        npu: NpuPolicy,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Loaded, Error> {
         let gateway = gateway(&self.home, npu);
         let inner = gateway.inner();
         let runtime = inner.runtime(&Quiet, &Cancel::new()).unwrap();
-        Loaded::open(&self.key, &self.folder, runtime, (&inner.config, &inner.store, &snapdragon()))
+        let settings = (&inner.config, &inner.store, &snapdragon());
+        Loaded::open(&self.key, &self.folder, runtime, settings, (progress, cancel))
     }
 }
 
@@ -202,6 +212,62 @@ fn a_graph_that_an_npu_takes_whole_counts_as_the_npu_s() {
     let report = loaded.placement();
     assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0));
     assert!(report.fallen.is_empty() && loaded.ran_on().fallback.is_none());
+}
+
+/// The stages that begin while something is loaded.
+#[derive(Default)]
+struct Stages(Mutex<Vec<String>>);
+
+impl Stages {
+    /// Notes a stage that begins.
+    fn hear(&self, event: &Progress) {
+        if let Progress::Started { stage, .. } = event {
+            self.0.lock().unwrap().push(stage.clone());
+        }
+    }
+}
+
+const COMPILING: &str = "Compiling for the Hexagon NPU";
+const CHECKING: &str = "Checking the Hexagon NPU against the CPU, once";
+
+#[test]
+fn what_takes_long_at_a_load_is_told_and_can_be_interrupted() {
+    let package = Package::new();
+    for stage in [COMPILING, CHECKING] {
+        let (stages, cancel) = (Stages::default(), Cancel::new());
+        let sink = |event: Progress| {
+            stages.hear(&event);
+            if matches!(&event, Progress::Started { stage: begun, .. } if begun == stage) {
+                cancel.cancel();
+            }
+        };
+        let error = package.load_watched(NpuPolicy::Prefer, &sink, &cancel).err();
+        let told = stages.0.lock().unwrap();
+        assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Cancelled), "{told:?}");
+        assert_eq!(told.last().map(String::as_str), Some(stage));
+    }
+}
+
+#[test]
+fn of_two_loads_at_once_one_compiles() {
+    let package = Package::new();
+    let gateway = gateway(&package.home, NpuPolicy::Prefer);
+    let lock = format!("contexts-{}-{}-qnn", package.key.name.file_stem(), package.key.scheme);
+    let held = Mutex::new(Some(gateway.inner().store.try_lock(&lock).unwrap().expect("it is free")));
+    let (stages, other) = (Stages::default(), Stages::default());
+    let sink = |event: Progress| {
+        stages.hear(&event);
+        // The other process is done in the meantime.
+        if let (Progress::Note(_), Some(held)) = (&event, held.lock().unwrap().take()) {
+            drop(held);
+            let hear = |event: Progress| other.hear(&event);
+            package.load_watched(NpuPolicy::Require, &hear, &Cancel::new()).map(drop).unwrap();
+        }
+    };
+    let loaded = package.load_watched(NpuPolicy::Require, &sink, &Cancel::new()).unwrap();
+    assert_eq!(loaded.placement().npu_share, 1.0);
+    assert_eq!(*other.0.lock().unwrap(), [COMPILING, CHECKING]);
+    assert!(stages.0.lock().unwrap().is_empty());
 }
 
 /// What a node that falls back is called, why it does, and what helps, told by every part that has a say.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use narthex_device::{ep::Device, fixed::Form, runtime::Runtime};
-use narthex_engine::executor::{Executor, StepError, StepPlan, Wanted};
+use narthex_engine::executor::{Executor, StepPlan, Wanted};
 use narthex_spec::{
     ProgressSink, TokenId, Variant,
     manifest::{Manifest, Quality},
@@ -43,13 +43,15 @@ pub(crate) fn measure(
 ) -> Result<Quality, Error> {
     let runtime = inner.runtime(progress, cancel)?;
     let _stage = Stage::start(progress, "Comparing with the model without its passes", Unit::Nothing, None);
-    let Pair { changed, plain, texts } = Pair::open(inner, runtime, (changed, plain), Variant::Static)?;
+    let pair = Pair::open(inner, runtime, (changed, plain), Variant::Static, (progress, cancel))?;
+    let Pair { changed, plain, texts } = pair;
+    let wanted = || check(cancel);
     match (changed, plain) {
         (Model::Decoder(mut changed), Model::Decoder(mut plain)) => {
-            of_decoder(&decoder(changed.as_mut(), plain.as_mut(), &texts)?)
+            of_decoder(&decoder(changed.as_mut(), plain.as_mut(), &texts, &wanted)?)
         }
         (Model::Encoder(mut changed), Model::Encoder(mut plain)) => {
-            of_encoder(&encoder(changed.as_mut(), plain.as_mut(), &texts)?)
+            of_encoder(&encoder(changed.as_mut(), plain.as_mut(), &texts, &wanted)?)
         }
         _ => Err(refused("it has become another kind of model")),
     }
@@ -68,18 +70,24 @@ pub(crate) fn loss(
 ) -> Result<Quality, Error> {
     let runtime = inner.runtime(progress, cancel)?;
     let _stage = Stage::start(progress, "Comparing with the whole model", Unit::Nothing, None);
-    let Pair { changed, plain, texts } = Pair::open(inner, runtime, (reduced, whole), Variant::Dynamic)?;
+    let pair = Pair::open(inner, runtime, (reduced, whole), Variant::Dynamic, (progress, cancel))?;
+    let Pair { changed, plain, texts } = pair;
+    let wanted = || check(cancel);
     match (changed, plain) {
         (Model::Decoder(mut reduced), Model::Decoder(mut whole)) => {
             let nonsense = || broken("it gives logits that are not finite");
-            lost(&losses(reduced.as_mut(), whole.as_mut(), &texts)?).ok_or_else(nonsense)
+            lost(&losses(reduced.as_mut(), whole.as_mut(), &texts, &wanted)?).ok_or_else(nonsense)
         }
         (Model::Encoder(mut reduced), Model::Encoder(mut whole)) => {
-            let found = encoder(reduced.as_mut(), whole.as_mut(), &texts)?;
+            let found = encoder(reduced.as_mut(), whole.as_mut(), &texts, &wanted)?;
             least_cosine(&found).ok_or_else(|| broken("it gives numbers that are not finite"))
         }
         _ => Err(broken("it has become another kind of model")),
     }
+}
+
+fn check(cancel: &Cancel) -> Result<(), Error> {
+    if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
 }
 
 /// Both models, and what they read.
@@ -95,6 +103,7 @@ impl Pair {
         runtime: &'static Runtime,
         (changed, plain): (Package<'_>, Package<'_>),
         variant: Variant,
+        (progress, cancel): (&dyn ProgressSink, &Cancel),
     ) -> Result<Self, Error> {
         let config = Config { slots: 1, ..inner.config.clone() };
         let tokenizer = Tokenizer::from_json(&package::read(plain.0, &plain.1.tokenizer.file)?)?;
@@ -106,6 +115,8 @@ impl Pair {
             tokenizer: &tokenizer,
             store: &inner.store,
             head: None,
+            progress,
+            cancel,
         };
         let texts = golden(&opening(plain))?;
         let open = |package| opening(package).open(&Device::Cpu, variant, Form::Graph);
@@ -122,7 +133,8 @@ fn losses(
     reduced: &mut dyn Executor,
     whole: &mut dyn Executor,
     texts: &[Vec<TokenId>],
-) -> Result<Vec<Option<Loss>>, StepError> {
+    wanted: &dyn Fn() -> Result<(), Error>,
+) -> Result<Vec<Option<Loss>>, Error> {
     let mut losses = Vec::new();
     let [chunk, longest] = [
         AT_ONCE.min(reduced.limits().chunk).min(whole.limits().chunk).max(1),
@@ -131,6 +143,7 @@ fn losses(
     for tokens in texts {
         let mut at = 0;
         for part in tokens[..tokens.len().min(longest)].chunks(chunk) {
+            wanted()?;
             let mut plan = StepPlan::default();
             plan.push(SLOT, at, part, Wanted::All);
             let (expected, found) = (whole.step(&plan)?, reduced.step(&plan)?);

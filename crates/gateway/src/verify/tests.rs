@@ -19,7 +19,7 @@ fn texts() -> Vec<Vec<TokenId>> {
 
 #[test]
 fn the_same_arithmetic_in_other_chunks_agrees_everywhere() {
-    let positions = decoder(&mut executor(16), &mut executor(64), &texts()).unwrap();
+    let positions = decoder(&mut executor(16), &mut executor(64), &texts(), &|| Ok(())).unwrap();
     assert_eq!(positions.len(), 3 * (1 + STEPS));
     assert!(positions.iter().all(|p| p.agrees && p.divergence == Some(0.0)), "{positions:?}");
     let at: Vec<usize> = positions[8..].iter().map(|position| position.at).collect();
@@ -58,9 +58,20 @@ impl Executor for Turned {
 #[test]
 fn other_arithmetic_is_found_out() {
     let mut turned = Turned(executor(16), Vec::new());
-    let positions = decoder(&mut turned, &mut executor(16), &texts()).unwrap();
+    let positions = decoder(&mut turned, &mut executor(16), &texts(), &|| Ok(())).unwrap();
     assert!(positions.iter().all(|position| !position.agrees), "{positions:?}");
     assert!(compare::decoder_verdict(&positions).is_some());
+}
+
+#[test]
+fn a_check_that_is_wanted_no_more_ends() {
+    let asked = std::cell::Cell::new(0);
+    let wanted = || {
+        asked.set(asked.get() + 1);
+        if asked.get() > 2 { Err(Error::Cancelled) } else { Ok(()) }
+    };
+    let ended = decoder(&mut executor(16), &mut executor(16), &texts(), &wanted);
+    assert!(matches!(ended, Err(Error::Cancelled)) && asked.get() == 3);
 }
 
 #[test]
