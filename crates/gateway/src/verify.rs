@@ -5,6 +5,8 @@ mod compare;
 pub(crate) mod quality;
 mod watch;
 
+use std::collections::BTreeSet;
+
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{
     ep::{Cause, Device, Refusal},
@@ -16,6 +18,7 @@ use narthex_engine::{
 };
 use narthex_spec::{
     DeviceName, SlotId, TokenId,
+    manifest::Part,
     progress::{Stage, Unit},
 };
 use narthex_text::tokenizer::Specials;
@@ -35,7 +38,7 @@ pub(crate) use watch::{Alarm, watched};
 const RECORD: &str = "verification.json";
 
 /// Changes when the golden texts or the bounds do; records of other editions are made again.
-const EDITION: u32 = 2;
+const EDITION: u32 = 3;
 
 /// Texts of several lengths: a few tokens, about thirty, and over [`PIECE`].
 const GOLDEN: [&str; 3] = [
@@ -50,7 +53,7 @@ const GOLDEN: [&str; 3] = [
 /// Tokens of each text that are fed one by one after its prompt.
 const STEPS: usize = 3;
 
-/// The longest prompt, in tokens.
+/// The longest prompt, in tokens. An encoder's longer buckets are filled besides.
 const LONGEST: usize = 72;
 
 /// The most tokens of a prompt that are read at once, so that the rest of a longer one is read over a past, whatever chunks
@@ -144,18 +147,33 @@ fn keep(machine: &MachineFolder, found: &Verification) {
     }
 }
 
-/// The golden texts in the model's own tokens.
+/// The golden texts in the model's own tokens: for each of an encoder's buckets that none of them runs in, one that fills
+/// it.
 fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
     let longest = LONGEST.min(opening.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
-    GOLDEN
-        .iter()
-        .map(|text| {
-            let mut tokens = opening.tokenizer.encode(text, Specials::AsText)?;
-            tokens.truncate(longest);
-            Ok(tokens)
-        })
-        .filter(|tokens| tokens.as_ref().map_or(true, |tokens| !tokens.is_empty()))
-        .collect()
+    let mut texts = Vec::with_capacity(GOLDEN.len());
+    for text in GOLDEN {
+        let tokens = opening.tokenizer.encode(text, Specials::AsText)?;
+        texts.extend((!tokens.is_empty()).then_some(tokens));
+    }
+    let length = |part| match part {
+        Part::Bucket { length } => Some(length),
+        _ => None,
+    };
+    let buckets = opening.manifest.graphs.iter().filter_map(|graph| length(graph.part)).collect();
+    let lengths: Vec<usize> = texts.iter().map(|tokens| tokens.len().min(longest)).collect();
+    let filling = unseen(buckets, &lengths).into_iter().zip(texts.clone().into_iter().rev().cycle());
+    let filling: Vec<Vec<TokenId>> =
+        filling.map(|(bucket, tokens)| tokens.into_iter().cycle().take(bucket).collect()).collect();
+    texts.iter_mut().for_each(|tokens| tokens.truncate(longest));
+    Ok(texts.into_iter().chain(filling).collect())
+}
+
+/// The buckets that a package runs none of these lengths in: each runs in the shortest that holds it.
+fn unseen(buckets: BTreeSet<usize>, lengths: &[usize]) -> Vec<usize> {
+    let run: BTreeSet<usize> =
+        lengths.iter().filter_map(|&length| buckets.range(length..).next().copied()).collect();
+    buckets.difference(&run).copied().collect()
 }
 
 /// Runs every text on both, then the CPU's own next tokens one by one; `wanted` is asked before each of them.

@@ -64,6 +64,19 @@ fn other_arithmetic_is_found_out() {
 }
 
 #[test]
+fn every_bucket_of_an_encoder_is_run() {
+    let check = |buckets: &[usize], lengths: &[usize], expected: &[usize]| {
+        assert_eq!(unseen(buckets.iter().copied().collect(), lengths), expected, "{buckets:?} {lengths:?}");
+    };
+    check(&[64, 128, 256, 512], &[5, 30, 72], &[256, 512]);
+    check(&[512, 64], &[5, 30, 72], &[]);
+    check(&[32, 64, 128], &[72], &[32, 64]);
+    // A text that fits into no bucket is cut to the longest, which is filled by then.
+    check(&[16, 32], &[5, 72], &[32]);
+    check(&[], &[5], &[]);
+}
+
+#[test]
 fn a_check_that_is_wanted_no_more_ends() {
     let asked = std::cell::Cell::new(0);
     let wanted = || {
