@@ -1,4 +1,5 @@
-//! Variant A over WebGPU, on SwiftShader, a GPU made of software: what a GPU's cache in its own memory holds.
+//! Variant A over WebGPU, on SwiftShader, a GPU made of software: what a GPU's cache in its own memory holds, and what
+//! encoders give.
 //!
 //! A process holds one ONNX Runtime, so this needs one of its own: `ORT_DYLIB_PATH` names the library of
 //! `onnxruntime-webgpu` 1.27.0, and `NARTHEX_SWIFTSHADER` and `VK_DRIVER_FILES` both name SwiftShader's
@@ -21,15 +22,24 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use narthex_catalog::{Cancel, fetch::fetch, index::Catalog, resolve::ModelRef, store::Store};
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
+    encoder::{DynamicEncoder, EncoderOptions},
     ep::{Device, WebGpuOptions},
     split::{SplitExecutor, SplitOptions},
 };
-use narthex_engine::executor::{Executor, KvLayer, StepPlan, Wanted};
-use narthex_spec::{Ep, Recipe, Scheme, SlotId};
+use narthex_engine::{
+    encoder::{Encoder, Text},
+    executor::{Executor, KvLayer, StepPlan, Wanted},
+};
+use narthex_spec::{Ep, Recipe, Scheme, SlotId, TokenId, progress::Quiet};
 use narthex_testkit::checkpoint::tiny_llama_gguf;
-use support::{OPTIONS, Package, library, prompt, relative, runtime, step};
+use support::{
+    OPTIONS, Package,
+    encoders::{FAMILIES, Golden, Head},
+    library, prompt, relative, runtime, step, texts,
+};
 
 /// The bound between a GPU's kernels and the CPU's, as relative L2.
 const GPU: f32 = 1e-4;
@@ -127,5 +137,63 @@ fn prefill_on_the_cpu_and_decode_on_the_gpu_agree_with_the_cpu() {
             "WebGPU over SwiftShader: prefill on the CPU and decode on WebGPU, tiny Llama in {scheme}, relative L2 \
              {most:.2e} to the CPU"
         );
+    }
+}
+
+/// An encoder with every node on the device.
+fn encoder(package: &Package, device: &Device) -> DynamicEncoder {
+    let options = EncoderOptions { threads: 1, max_batch_tokens: 1000 };
+    let encoder = DynamicEncoder::open(runtime(), package.folder.path(), &package.manifest, device, &options)
+        .unwrap_or_else(|error| panic!("{error}"));
+    // A provider inside of ONNX Runtime records no node; the CPU, which has the rest, does.
+    let fallen = encoder.placement().nodes.iter().find(|node| node.ep != device.ep());
+    assert_eq!(fallen, None);
+    encoder
+}
+
+#[test]
+#[ignore = "needs an ONNX Runtime of its own; `cargo xtask npu` runs it"]
+fn every_encoder_and_every_head_on_the_gpu_computes_what_the_cpu_does() {
+    let (device, _turn) = webgpu();
+    let others = FAMILIES.into_iter().skip(1).map(|family| (family, Head::Mean));
+    let mut most = 0.0f32;
+    for (family, head) in Head::ALL.map(|head| (FAMILIES[0], head)).into_iter().chain(others) {
+        let golden = Golden::read(family);
+        let folder = golden.checkpoint(head);
+        let recipe = Recipe { accuracy_level: 0, ..Recipe::new(Scheme::W8) };
+        let package = Package::make(folder.path().to_owned(), recipe);
+        let (inputs, _) = golden.texts(head);
+        let texts = texts(&inputs);
+        let run = |device: &Device| encoder(&package, device).run(&texts).unwrap().data;
+        let distance = relative(&run(&device), &run(&Device::Cpu));
+        assert!(distance <= GPU, "{family} {head:?}: {distance}");
+        most = most.max(distance);
+    }
+    assert!(most > 0.0);
+    println!("WebGPU over SwiftShader: every tiny encoder and head, relative L2 {most:.2e} to the CPU");
+}
+
+#[test]
+#[ignore = "needs an ONNX Runtime of its own; `cargo xtask npu` runs it"]
+fn minilm_on_the_gpu_gives_the_cpu_s_vectors() {
+    let (device, _turn) = webgpu();
+    let store = Store::open(None).unwrap();
+    let model = ModelRef::parse("all-minilm-l6-v2").unwrap().resolve(&Catalog::builtin().unwrap()).unwrap();
+    let checkpoint =
+        fetch(&store, &model, &Quiet, &Cancel::default()).unwrap_or_else(|error| panic!("{error}"));
+    for scheme in [Scheme::F32, Scheme::W8] {
+        let recipe = Recipe { accuracy_level: 0, ..Recipe::new(scheme) };
+        let package = Package::make(checkpoint.path.clone(), recipe);
+        let tokens: Vec<Vec<TokenId>> =
+            [(3, 5), (5, 20), (7, 40)].map(|(seed, length)| prompt(seed, length)).into();
+        let texts: Vec<Text<'_>> = tokens.iter().map(|tokens| Text::of(tokens)).collect();
+        let run = |device: &Device| encoder(&package, device).run(&texts).unwrap();
+        let (found, expected) = (run(&device), run(&Device::Cpu));
+        let rows = found.data.chunks_exact(found.width).zip(expected.data.chunks_exact(found.width));
+        // Both are of length 1.
+        let cosines = rows.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>());
+        let least = cosines.fold(f32::INFINITY, f32::min);
+        assert!(least >= 0.999, "{scheme}: {least}");
+        println!("WebGPU over SwiftShader: all-minilm-l6-v2 in {scheme}, least cosine {least:.7} to the CPU");
     }
 }

@@ -185,31 +185,3 @@ impl Bidirectional<'_> {
         linear(e, x, &Linear { scope: &scope, parts: &parts, cols, bias: Bias::With })
     }
 }
-
-/// Attention of every token to every token of its text.
-///
-/// ```text
-/// keys ───┬─ q_proj ─┐
-///         ├─ k_proj ─┼─ MultiHeadAttention(padding mask) ── o_proj
-/// values ─┴─ v_proj ─┘
-/// ```
-pub(crate) fn bidirectional(
-    e: &mut Emitter<'_>,
-    attention: &Bidirectional<'_>,
-    (scope, weights): (&str, &str),
-    padding_mask: &str,
-) -> Result<String, CompileError> {
-    let q = attention.project(e, (scope, weights), "q_proj")?;
-    let k = attention.project(e, (scope, weights), "k_proj")?;
-    let v = attention.project(e, (scope, weights), "v_proj")?;
-    let name = format!("{scope}/MultiHeadAttention");
-    let output = e.graph.node(NodeSpec {
-        name: &name,
-        op: "MultiHeadAttention",
-        domain: MICROSOFT,
-        inputs: &[&q, &k, &v, "", padding_mask],
-        attributes: &[("num_heads", attention.heads.into())],
-    });
-    let (scope, parts) = (format!("{scope}/o_proj"), [format!("{weights}.o_proj")]);
-    linear(e, &output, &Linear { scope: &scope, parts: &parts, cols: attention.width, bias: Bias::With })
-}

@@ -1,6 +1,6 @@
 //! What an encoder gives of its rows: a vector, numbers, spans, or logits at some tokens.
 
-use narthex_graph::{Attribute, build::NodeSpec, onnx::external::Place};
+use narthex_graph::{Attribute, Builder, build::NodeSpec, onnx::external::Place};
 use narthex_spec::{
     DType,
     arch::{Activation, EncoderArch, Pooling},
@@ -21,38 +21,46 @@ use crate::{emit::Emitter, error::CompileError, quant::Storage};
 /// mean:  x ── Mul(mask) ── ReduceSum ── Div(ReduceSum(mask))
 /// cls:   x ── Gather(0)
 /// max:   x ── Add(far below zero for padding) ── ReduceMax
-/// last:  x ── GatherND(ReduceSum(mask) - 1)
+/// last:  x ── Mul(mask - next token's mask) ── ReduceSum
 /// ```
 pub(crate) fn pool(e: &mut Emitter<'_>, x: &str, pooling: Pooling, padding_mask: &str) -> String {
     let g = &mut e.graph;
-    let (last, sequence) = (g.ints(&[1], &[-1]), g.ints(&[1], &[1]));
+    let sequence = g.ints(&[1], &[1]);
     let drop_axis = [("keepdims", Attribute::Int(0))];
+    let mask = |g: &mut Builder| {
+        let column = g.ints(&[1], &[-1]);
+        let mask = g.op_with("/pool/mask", "Cast", &[padding_mask], &[("to", Attribute::Int(1))]);
+        g.op("/pool/mask", "Unsqueeze", &[&mask, &column])
+    };
+    let weighed = |g: &mut Builder, mask: &str| {
+        let masked = g.op("/pool", "Mul", &[x, mask]);
+        g.op_with("/pool", "ReduceSum", &[&masked, &sequence], &drop_axis)
+    };
     match pooling {
         Pooling::Cls => {
             let first = g.ints(&[], &[0]);
             g.op_with("/pool", "Gather", &[x, &first], &[("axis", Attribute::Int(1))])
         }
-        Pooling::Mean | Pooling::Max => {
-            let mask = g.op_with("/pool/mask", "Cast", &[padding_mask], &[("to", Attribute::Int(1))]);
-            let mask = g.op("/pool/mask", "Unsqueeze", &[&mask, &last]);
-            if pooling == Pooling::Max {
-                let (one, far) = (g.scalar(1.0), g.scalar(1e9));
-                let below = g.op("/pool/mask", "Sub", &[&mask, &one]);
-                let below = g.op("/pool/mask", "Mul", &[&below, &far]);
-                let masked = g.op("/pool", "Add", &[x, &below]);
-                return g.op_with("/pool", "ReduceMax", &[&masked, &sequence], &drop_axis);
-            }
-            let masked = g.op("/pool", "Mul", &[x, &mask]);
-            let sum = g.op_with("/pool", "ReduceSum", &[&masked, &sequence], &drop_axis);
+        Pooling::Mean => {
+            let mask = mask(g);
+            let sum = weighed(g, &mask);
             let count = g.op_with("/pool/mask", "ReduceSum", &[&mask, &sequence], &drop_axis);
             g.op("/pool", "Div", &[&sum, &count])
         }
+        Pooling::Max => {
+            let (mask, one, far) = (mask(g), g.scalar(1.0), g.scalar(1e9));
+            let below = g.op("/pool/mask", "Sub", &[&mask, &one]);
+            let below = g.op("/pool/mask", "Mul", &[&below, &far]);
+            let masked = g.op("/pool", "Add", &[x, &below]);
+            g.op_with("/pool", "ReduceMax", &[&masked, &sequence], &drop_axis)
+        }
         Pooling::Last => {
-            let mask = g.op_with("/pool/mask", "Cast", &[padding_mask], &[("to", Attribute::Int(7))]);
-            let keep_axis = [("keepdims", Attribute::Int(1))];
-            let count = g.op_with("/pool/mask", "ReduceSum", &[&mask, &sequence], &keep_axis);
-            let place = g.op("/pool/mask", "Sub", &[&count, &sequence]);
-            g.op_with("/pool", "GatherND", &[x, &place], &[("batch_dims", Attribute::Int(1))])
+            let mask = mask(g);
+            let (end, one_more) = (g.ints(&[1], &[i64::MAX]), g.ints(&[6], &[0, 0, 0, 0, 1, 0]));
+            let padded = g.op("/pool/next", "Pad", &[&mask, &one_more]);
+            let next = g.op("/pool/next", "Slice", &[&padded, &sequence, &end, &sequence]);
+            let last = g.op("/pool/last", "Sub", &[&mask, &next]);
+            weighed(g, &last)
         }
     }
 }

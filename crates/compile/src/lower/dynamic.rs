@@ -21,7 +21,7 @@ use crate::{
         altup::Streams,
         attention, embed, mlp,
         norm::{Carried, Norm, Stream},
-        rope, task,
+        plain, rope, task,
     },
 };
 
@@ -262,7 +262,8 @@ pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
     let embedded = encoder::embedded(e, &mut io, arch, texts.clone())?;
     let padding = io.input(e, Slot::PaddingMask, "padding_mask", DType::I32, &texts);
-    let form = encoder::Form::Dynamic { padding: &padding };
+    let mask = plain::padding_scores(e, &padding);
+    let form = encoder::Form::Dynamic { mask: &mask };
     let x = encoder::Body { e, arch, form }.rows(&embedded)?;
     let tokens = encoder_head(e, &mut io, arch, (&x, &padding))?;
     let tables = encoder::tables(e, arch, tokens)?;

@@ -1,6 +1,6 @@
 //! The body of an encoder, which both variants share, and the tables that the host reads for it.
 //!
-//! Variant A takes attention and residual norms as one operator each, variant B in plain ones; nothing else differs.
+//! Variant A takes residual norms as one operator each, variant B in plain ones; nothing else differs.
 
 use narthex_spec::{
     DType,
@@ -13,19 +13,19 @@ use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
-        attention::{self, Bidirectional},
+        attention::Bidirectional,
         embed,
         linear::{Bias, Linear, linear},
         mlp, norm, plain,
     },
 };
 
-/// What the body reads besides its rows, and in which operators it is written.
+/// The additive mask that the body reads besides its rows, and in which operators it is written.
 #[derive(Clone, Copy)]
 pub(super) enum Form<'a> {
-    /// Any number of texts of any length; 1 for a token, 0 for padding.
-    Dynamic { padding: &'a str },
-    /// One text of a fixed length, with an additive mask.
+    /// Any number of texts of any length.
+    Dynamic { mask: &'a str },
+    /// One text of a fixed length.
     Fixed { mask: &'a str, length: usize },
 }
 
@@ -145,10 +145,11 @@ impl Body<'_, '_> {
             width: self.arch.inside(),
             heads: self.arch.heads,
         };
-        match self.form {
-            Form::Dynamic { padding } => attention::bidirectional(self.e, &attention, at, padding),
-            Form::Fixed { mask, length } => plain::bidirectional(self.e, &attention, at, (length, mask)),
-        }
+        let (texts, mask) = match self.form {
+            Form::Dynamic { mask } => ([0, 0], mask),
+            Form::Fixed { mask, length } => ([1, length], mask),
+        };
+        plain::bidirectional(self.e, &attention, at, (texts, mask))
     }
 
     fn norm(&mut self, x: &str, at: At<'_>, width: usize) -> Result<String, CompileError> {
