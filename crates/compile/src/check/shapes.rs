@@ -13,6 +13,9 @@ use super::{
 /// Dimensions that are looked at one by one; each costs a walk over the whole graph.
 const MOST_SYMBOLS: usize = 32;
 
+/// Inputs of one dimension that are shown with their shapes; a decoder has one for each layer's keys and values.
+const MOST_INPUTS: usize = 4;
+
 /// Findings on a graph's shapes.
 pub(super) fn check(view: &View<'_>, extents: &Extents) -> Vec<Finding> {
     let mut findings = well_formed(view);
@@ -52,16 +55,7 @@ fn well_formed(view: &View<'_>) -> Vec<Finding> {
 
 /// One open dimension: where it stands, and how many nodes it touches.
 fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
-    let inputs: Vec<String> = view
-        .graph()
-        .inputs
-        .iter()
-        .filter(|input| input.shape.iter().any(|dim| names(dim, symbol)))
-        .map(|input| {
-            let shape: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
-            format!("{} [{}]", input.name, shape.join(", "))
-        })
-        .collect();
+    let inputs = inputs(view, symbol);
     // With every other symbol fixed, what is open is open because of this one.
     let known = view.graph().infer(&|other| {
         // Sums are taken apart by inference.
@@ -83,8 +77,7 @@ fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
         [first, ..] => format!("{} nodes, from {first} on, would run elsewhere", touched.len()),
     };
     let message = format!(
-        "dimension {symbol:?} of {} is dynamic, and an NPU's compiler needs fixed shapes: {nodes}",
-        inputs.join(", ")
+        "dimension {symbol:?} of {inputs} is dynamic, and an NPU's compiler needs fixed shapes: {nodes}"
     );
     let set = match extents.get(symbol) {
         Some(extent) => format!("--fix DIR --set {symbol}={extent} fixes it"),
@@ -92,6 +85,22 @@ fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
     };
     let severity = if touched.is_empty() { Severity::Notes } else { Severity::Falls };
     finding(Rule::DynamicDimension, severity, touched, message, Some(Fix::narthex(set)))
+}
+
+/// The inputs that have a dimension, the first of them with their shapes.
+fn inputs(view: &View<'_>, symbol: &str) -> String {
+    let having =
+        || view.graph().inputs.iter().filter(|input| input.shape.iter().any(|dim| names(dim, symbol)));
+    let mut shown: Vec<String> = having()
+        .take(MOST_INPUTS)
+        .map(|input| {
+            let shape: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
+            format!("{} [{}]", input.name, shape.join(", "))
+        })
+        .collect();
+    let more = having().count().saturating_sub(MOST_INPUTS);
+    shown.extend((more > 0).then(|| format!("{more} more inputs")));
+    shown.join(", ")
 }
 
 /// The open dimensions beyond those that are looked at one by one.

@@ -260,6 +260,24 @@ fn many_open_dimensions_are_gathered() {
     );
 }
 
+#[test]
+fn a_dimension_of_many_inputs_is_named_with_some_of_them() {
+    let named = |inputs: usize| {
+        let mut b = Builder::new("g", &[("", 17)]);
+        for index in 0..inputs {
+            b.input(&format!("x{index}"), F32, &dims("n 4"));
+        }
+        let y = b.op("/layers.0", "Relu", &["x0"]);
+        b.output(&y, F32, &dims("n 4"));
+        let report = report_on(b.finish());
+        let mut found = report.findings.iter().filter(|finding| finding.rule == Rule::DynamicDimension);
+        found.next().unwrap().message.split(" is dynamic").next().unwrap().to_owned()
+    };
+    let four = "dimension \"n\" of x0 [n, 4], x1 [n, 4], x2 [n, 4], x3 [n, 4]";
+    assert_eq!(named(4), four);
+    assert_eq!(named(60), format!("{four}, 56 more inputs"));
+}
+
 /// The other three cases in one graph.
 #[test]
 fn a_boolean_mask_a_flat_product_and_a_skip_norm_are_named() {
