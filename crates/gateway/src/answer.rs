@@ -4,11 +4,12 @@
 //! the model sees become probabilities over the context and the first token, which stands for "no answer here"; a span's
 //! score is the product of its ends', and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
 
-use std::{collections::HashMap, ops::Range};
+use std::ops::Range;
 
 use narthex_text::tokenizer::Pair;
 
 use crate::{
+    cancel::Cancel,
     encoding::Item,
     error::Error,
     listing::ModelKind,
@@ -23,9 +24,10 @@ const MAX_ANSWERS: usize = 100;
 type Place = (usize, usize);
 
 /// Finds the answers, the best first.
-pub(crate) fn answer(loaded: &Loaded, request: &AnswerRequest) -> Result<Answers, Error> {
+pub(crate) fn answer(loaded: &Loaded, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
     let encoder = loaded.encoder(ModelKind::Answer)?;
     check(request)?;
+    let place = encoder.enter(cancel)?;
     let pair = loaded.tokenizer.encode_pair(&request.question, &request.context)?;
     let limit = encoder.limits().max_length.min(loaded.manifest.max_length).min(request.window.max(1));
     let room = limit.saturating_sub(pair.overhead());
@@ -33,30 +35,30 @@ pub(crate) fn answer(loaded: &Loaded, request: &AnswerRequest) -> Result<Answers
         let found = pair.overhead();
         return invalid("question", format!("it has {found} tokens, but a window has {limit}; shorten it"));
     }
-    let windows: Vec<Pair> =
-        windows(pair.second.len(), room, request.stride).map(|part| pair.part(part)).collect();
-    let items = windows.iter().map(|pair| Item {
-        tokens: pair.tokens.clone(),
-        second: pair.segment,
-        asked: Vec::new(),
-    });
-    let items: Vec<Item> = items.collect();
-    let prompt_tokens = items.iter().map(|item| item.tokens.len()).sum();
-    let mut no_answer = 1.0_f64;
-    let mut best: HashMap<Place, f64> = HashMap::new();
-    for (window, rows) in windows.iter().zip(encoder.run(items)?) {
-        let scores = Scores::new(window, &rows);
-        no_answer = no_answer.min(scores.none);
-        for (place, score) in scores.spans(window, &request.context, request.longest) {
-            let known = best.entry(place).or_insert(score);
-            *known = known.max(score);
+    let at_once = (encoder.limits().max_batch_tokens / limit).max(1);
+    let mut parts = windows(pair.second.len(), room, request.stride).peekable();
+    let (mut no_answer, mut prompt_tokens) = (1.0_f64, 0);
+    let mut best = Best::new(request.top_k);
+    while parts.peek().is_some() {
+        let batch: Vec<Pair> = parts.by_ref().take(at_once).map(|part| pair.part(part)).collect();
+        prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
+        let rows = place.run(batch.iter().map(item).collect())?;
+        for (window, rows) in batch.iter().zip(rows) {
+            let scores = Scores::new(window, &rows);
+            no_answer = no_answer.min(scores.none);
+            for ([first, last], score) in scores.spans(request.longest) {
+                let (start, end) = (window.bytes[first].start, window.bytes[last].end);
+                best.offer(score, || trimmed(&request.context, start, end));
+            }
         }
     }
-    let mut best: Vec<(Place, f64)> = best.into_iter().collect();
-    best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    let context = request.context.as_str();
-    let answers = best.into_iter().take(request.top_k).map(|(place, score)| found(context, place, score));
+    let answers = best.found.into_iter().map(|(place, score)| found(&request.context, place, score));
     Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: loaded.ran_on() })
+}
+
+/// A window as the encoder reads it.
+fn item(window: &Pair) -> Item {
+    Item { tokens: window.tokens.clone(), second: window.segment, asked: Vec::new() }
 }
 
 fn invalid<T>(param: &'static str, message: String) -> Result<T, Error> {
@@ -67,8 +69,10 @@ fn check(request: &AnswerRequest) -> Result<(), Error> {
     if !(1..=MAX_ANSWERS).contains(&request.top_k) {
         return invalid("top_k", format!("expected 1 to {MAX_ANSWERS}, found {}", request.top_k));
     }
-    if request.longest == 0 {
-        return invalid("max_answer_tokens", "expected a number above zero, found 0".to_owned());
+    let (longest, window) = (request.longest, request.window);
+    if !(1..=window).contains(&longest) {
+        let message = format!("expected 1 to {window}, the tokens that are read at once, found {longest}");
+        return invalid("max_answer_tokens", message);
     }
     for (param, text) in [("question", &request.question), ("context", &request.context)] {
         if text.trim().is_empty() {
@@ -118,20 +122,42 @@ impl Scores {
         Self { ends: begins[1..].iter().zip(&ends[1..]).map(|(a, b)| [*a, *b]).collect(), none }
     }
 
-    /// Every span of at most `longest` tokens with its score; blanks around it are not part of it.
-    fn spans<'a>(
-        &'a self,
-        window: &'a Pair,
-        context: &'a str,
-        longest: usize,
-    ) -> impl Iterator<Item = (Place, f64)> + 'a {
+    /// Every span of at most `longest` tokens, by its first and last one of the window's part of the context, with its
+    /// score.
+    fn spans(&self, longest: usize) -> impl Iterator<Item = ([usize; 2], f64)> {
         (0..self.ends.len()).flat_map(move |first| {
             let last = first.saturating_add(longest).min(self.ends.len());
-            (first..last).filter_map(move |last| {
-                let place = trimmed(context, window.bytes[first].start, window.bytes[last].end)?;
-                Some((place, self.ends[first][0] * self.ends[last][1]))
-            })
+            (first..last).map(move |last| ([first, last], self.ends[first][0] * self.ends[last][1]))
         })
+    }
+}
+
+/// The best places so far, the best first; of equals the one that comes earlier.
+struct Best {
+    most: usize,
+    found: Vec<(Place, f64)>,
+}
+
+impl Best {
+    fn new(most: usize) -> Self {
+        Self { most, found: Vec::with_capacity(most + 1) }
+    }
+
+    /// Takes a span in if its score is good enough; only then is its place asked for. A place has its best score.
+    fn offer(&mut self, score: f64, place: impl FnOnce() -> Option<Place>) {
+        if self.found.len() == self.most && self.found.last().is_some_and(|last| score < last.1) {
+            return;
+        }
+        let Some(place) = place() else { return };
+        if let Some(known) = self.found.iter().position(|known| known.0 == place) {
+            if self.found[known].1 >= score {
+                return;
+            }
+            self.found.remove(known);
+        }
+        let before = |known: &(Place, f64)| score.total_cmp(&known.1).then(known.0.cmp(&place)).is_lt();
+        self.found.insert(self.found.partition_point(before), (place, score));
+        self.found.truncate(self.most);
     }
 }
 
@@ -171,10 +197,31 @@ mod tests {
         let scores = Scores::new(&window, &rows);
         let close = |a: f64, b: f64| (a - b).abs() < 1e-6;
         assert!(close(scores.none, 0.2 * 0.25));
-        let spans: HashMap<Place, f64> = scores.spans(&window, "ab cd", 15).collect();
-        assert!(close(spans[&(0, 2)], 0.6 * 0.25) && close(spans[&(0, 5)], 0.6 * 0.5));
-        assert!(close(spans[&(3, 5)], 0.2 * 0.5) && spans.len() == 3);
-        assert_eq!(scores.spans(&window, "ab cd", 1).count(), 2);
+        let spans: Vec<([usize; 2], f64)> = scores.spans(15).collect();
+        assert_eq!(spans.iter().map(|span| span.0).collect::<Vec<_>>(), [[0, 0], [0, 1], [1, 1]]);
+        let expected = [0.6 * 0.25, 0.6 * 0.5, 0.2 * 0.5];
+        assert!(spans.iter().zip(expected).all(|(span, expected)| close(span.1, expected)));
+        assert_eq!(scores.spans(1).count(), 2);
+    }
+
+    #[test]
+    fn no_more_places_are_kept_than_are_asked_for() {
+        let mut best = Best::new(2);
+        let mut offer = |score, place: Place| {
+            best.offer(score, || Some(place));
+            assert!(best.found.capacity() <= 4);
+            best.found.clone()
+        };
+        assert_eq!(offer(0.2, (4, 5)), [((4, 5), 0.2)]);
+        assert_eq!(offer(0.2, (1, 2)), [((1, 2), 0.2), ((4, 5), 0.2)]);
+        // A place that is found again has its better score, and one that is worse than all is not even looked for.
+        assert_eq!(offer(0.1, (4, 5)), [((1, 2), 0.2), ((4, 5), 0.2)]);
+        assert_eq!(offer(0.3, (4, 5)), [((4, 5), 0.3), ((1, 2), 0.2)]);
+        assert_eq!(offer(0.2, (0, 2)), [((4, 5), 0.3), ((0, 2), 0.2)]);
+        assert_eq!(offer(0.5, (7, 9)), [((7, 9), 0.5), ((4, 5), 0.3)]);
+        best.offer(0.2, || panic!("a place that cannot be among the best"));
+        best.offer(0.9, || None);
+        assert_eq!(best.found.len(), 2);
     }
 
     #[test]

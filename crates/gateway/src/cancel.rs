@@ -5,6 +5,8 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use crate::error::Error;
+
 /// Tells a long job to stop; clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
@@ -23,6 +25,11 @@ impl Cancel {
     /// Whether it was asked.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Fails where the job was asked to stop.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 
     pub(crate) fn flag(&self) -> &AtomicBool {

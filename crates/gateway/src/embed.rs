@@ -3,6 +3,7 @@
 use narthex_spec::manifest::Prompts;
 
 use crate::{
+    cancel::Cancel,
     encoding::Item,
     error::Error,
     listing::ModelKind,
@@ -14,7 +15,7 @@ use crate::{
 const MAX_INPUTS: usize = 2048;
 
 /// Embeds every input of a request.
-pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embeddings, Error> {
+pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
     let encoder = loaded.encoder(ModelKind::Embedding)?;
     let invalid = |param, message: String| Error::Invalid { param, message: format!("{param}: {message}") };
     let inputs = request.inputs.len();
@@ -29,6 +30,7 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embedding
     }
     let prompt = prompt(&loaded.manifest.prompts, request)?;
     let limit = limits.max_length.min(loaded.manifest.max_length);
+    let place = encoder.enter(cancel)?;
     let texts = request
         .inputs
         .iter()
@@ -36,7 +38,7 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest) -> Result<Embedding
         .map(|(index, input)| tokens(loaded, (index, input), prompt, (limit, request.overlong)))
         .collect::<Result<Vec<_>, Error>>()?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let mut vectors = encoder.run(texts.into_iter().map(Item::from).collect())?;
+    let mut vectors = place.run(texts.into_iter().map(Item::from).collect())?;
     if let Some(dimensions) = request.dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }

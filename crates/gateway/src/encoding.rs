@@ -1,7 +1,12 @@
 //! The queue in front of an encoder: requests are packed into batches of texts of like length.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    cmp::Reverse,
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -9,13 +14,17 @@ use std::{
 use narthex_engine::{
     encoder::{Encoder, EncoderLimits, Text},
     executor::StepError,
+    worker::Drain,
 };
 use narthex_spec::TokenId;
 
-use crate::error::Error;
+use crate::{cancel::Cancel, error::Error};
 
 /// How soon a client should ask again when the queue is full.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How often a request that waits looks whether it is still wanted.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// A text of a request, as [`Text`] has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,27 +47,53 @@ impl From<Vec<TokenId>> for Item {
 }
 
 struct Job {
+    place: u64,
     texts: Vec<Item>,
+    cancel: Cancel,
     reply: mpsc::Sender<Result<Vec<Vec<f32>>, StepError>>,
 }
 
 /// Requests on their way through an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Load {
-    /// Those in the batches that run now.
+    /// Those that the encoder has begun.
     pub(crate) running: usize,
     /// Those that come after.
     pub(crate) waiting: usize,
 }
 
+/// Where a request stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Waiting,
+    Running,
+}
+
+/// Every request that has come and not ended yet, by its place.
+#[derive(Default)]
+struct Places {
+    next: u64,
+    taken: BTreeMap<u64, Standing>,
+}
+
 /// An encoder on a thread of its own.
 pub(crate) struct EncoderQueue {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
-    load: Arc<Mutex<Load>>,
-    /// Requests that may wait while others run; 0 lets none wait, but one run.
+    places: Arc<Mutex<Places>>,
+    /// Requests that there may be besides one.
     limit: usize,
     limits: EncoderLimits,
+    /// Set where what runs shall not be finished.
+    closing: Cancel,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A request's place in the queue, from its coming to its end; dropping it makes room.
+pub(crate) struct Place<'a> {
+    queue: &'a EncoderQueue,
+    id: u64,
+    jobs: mpsc::Sender<Job>,
+    cancel: &'a Cancel,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,52 +104,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl EncoderQueue {
     pub(crate) fn start(mut encoder: Box<dyn Encoder>, limit: usize) -> Result<Self, Error> {
         let (sender, receiver) = mpsc::channel::<Job>();
-        let load = Arc::new(Mutex::new(Load::default()));
-        let own = load.clone();
+        let (places, closing) = (Arc::new(Mutex::new(Places::default())), Cancel::new());
+        let (own, stop) = (places.clone(), closing.clone());
         let limits = encoder.limits().clone();
         let thread = std::thread::Builder::new()
             .name("encoder".to_owned())
             .spawn(move || {
                 while let Ok(first) = receiver.recv() {
-                    let mut jobs = vec![first];
-                    jobs.extend(receiver.try_iter());
-                    let running = jobs.len();
-                    take(&own, running);
-                    let answers = run(encoder.as_mut(), &jobs);
-                    // The place is free before the answer is out, so that who has it may ask again at once.
-                    lock(&own).running = 0;
-                    reply(jobs, answers);
+                    let jobs: Vec<Job> = [first].into_iter().chain(receiver.try_iter()).collect();
+                    begin(&own, &jobs);
+                    let rows = run(encoder.as_mut(), &jobs, &stop);
+                    reply(jobs, rows, &stop);
                 }
             })
             .map_err(|source| Error::Io { what: "cannot start the encoder's thread".to_owned(), source })?;
-        Ok(Self { jobs: Mutex::new(Some(sender)), load, limit, limits, thread: Mutex::new(Some(thread)) })
+        let (jobs, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
+        Ok(Self { jobs, places, limit, limits, closing, thread })
     }
 
-    /// Waits for the rows of each of `texts`, in their order.
-    pub(crate) fn run(&self, texts: Vec<Item>) -> Result<Vec<Vec<f32>>, Error> {
-        self.enter()?;
-        let (reply, answer) = mpsc::channel();
-        let sent = match &*lock(&self.jobs) {
-            Some(jobs) => jobs.send(Job { texts, reply }).is_ok(),
-            None => false,
-        };
-        if !sent {
-            lock(&self.load).waiting -= 1;
-            return Err(Error::ShuttingDown);
+    /// Takes a place for a request that ends once `cancel` is set, or refuses it where there are too many.
+    pub(crate) fn enter<'a>(&'a self, cancel: &'a Cancel) -> Result<Place<'a>, Error> {
+        let jobs = lock(&self.jobs).clone().ok_or(Error::ShuttingDown)?;
+        let mut places = lock(&self.places);
+        if places.taken.len() > self.limit {
+            return Err(Error::Overloaded { queued: places.taken.len() - 1, retry_after: RETRY });
         }
-        Ok(answer.recv().map_err(|_| Error::ShuttingDown)??)
-    }
-
-    /// Counts a request in, or refuses it. Where nothing runs yet, the first of those that wait is as good as running.
-    fn enter(&self) -> Result<(), Error> {
-        let mut load = lock(&self.load);
-        let about_to_run = usize::from(load.running == 0);
-        if load.waiting >= self.limit.saturating_add(about_to_run) {
-            let queued = load.waiting - about_to_run;
-            return Err(Error::Overloaded { queued, retry_after: RETRY });
-        }
-        load.waiting += 1;
-        Ok(())
+        let id = places.next;
+        places.next += 1;
+        places.taken.insert(id, Standing::Waiting);
+        Ok(Place { queue: self, id, jobs, cancel })
     }
 
     pub(crate) fn limits(&self) -> &EncoderLimits {
@@ -122,11 +140,17 @@ impl EncoderQueue {
     }
 
     pub(crate) fn load(&self) -> Load {
-        *lock(&self.load)
+        let places = lock(&self.places);
+        let running = places.taken.values().filter(|&&standing| standing == Standing::Running).count();
+        Load { running, waiting: places.taken.len() - running }
     }
 
-    /// Ends the thread once the queued jobs are done.
-    pub(crate) fn shutdown(&self) {
+    /// Takes no more requests, and ends the thread once those that came have finished or, with [`Drain::Now`], the batch
+    /// that runs.
+    pub(crate) fn shutdown(&self, drain: Drain) {
+        if drain == Drain::Now {
+            self.closing.cancel();
+        }
         drop(lock(&self.jobs).take());
         if let Some(thread) = lock(&self.thread).take()
             && thread.join().is_err()
@@ -138,53 +162,86 @@ impl EncoderQueue {
 
 impl Drop for EncoderQueue {
     fn drop(&mut self) {
-        self.shutdown();
+        self.shutdown(Drain::Now);
     }
 }
 
-fn take(load: &Mutex<Load>, jobs: usize) {
-    let mut load = lock(load);
-    load.waiting -= jobs;
-    load.running = jobs;
+impl Place<'_> {
+    /// Waits for the rows of each of `texts`, in their order. A request may come more than once, so that it need not hold
+    /// all its texts and their rows.
+    pub(crate) fn run(&self, texts: Vec<Item>) -> Result<Vec<Vec<f32>>, Error> {
+        let (reply, answer) = mpsc::channel();
+        let job = Job { place: self.id, texts, cancel: self.cancel.clone(), reply };
+        self.jobs.send(job).map_err(|_| Error::ShuttingDown)?;
+        loop {
+            let heard = answer.recv_timeout(GLANCE);
+            self.cancel.check()?;
+            match heard {
+                Ok(rows) => return Ok(rows?),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::ShuttingDown),
+            }
+        }
+    }
 }
 
-/// Runs all texts of all jobs, the longest first; gives all their rows in order.
-fn run(encoder: &mut dyn Encoder, jobs: &[Job]) -> Result<Vec<Vec<f32>>, StepError> {
-    let texts: Vec<Text<'_>> = jobs.iter().flat_map(|job| job.texts.iter().map(Item::text)).collect();
-    run_batches(encoder, &texts)
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        lock(&self.queue.places).taken.remove(&self.id);
+    }
 }
 
-/// Answers each job with its part.
-fn reply(jobs: Vec<Job>, outcome: Result<Vec<Vec<f32>>, StepError>) {
+/// Marks the requests of `jobs` as running; one that has left meanwhile has no place any more.
+fn begin(places: &Mutex<Places>, jobs: &[Job]) {
+    let mut places = lock(places);
+    for job in jobs {
+        if let Some(standing) = places.taken.get_mut(&job.place) {
+            *standing = Standing::Running;
+        }
+    }
+}
+
+/// Whether nobody waits for a job any more.
+fn is_gone(job: &Job, stop: &Cancel) -> bool {
+    job.cancel.is_cancelled() || stop.is_cancelled()
+}
+
+/// Answers each job with its part. The sender of one that is gone is dropped, which tells whoever still listens.
+fn reply(jobs: Vec<Job>, outcome: Result<Vec<Vec<f32>>, StepError>, stop: &Cancel) {
     let mut outcome = outcome.map(Vec::into_iter);
     for job in jobs {
         let answer = match &mut outcome {
             Ok(vectors) => Ok(vectors.by_ref().take(job.texts.len()).collect()),
             Err(error) => Err(error.clone()),
         };
-        // A caller that has gone away needs no answer.
-        let _ = job.reply.send(answer);
+        if !is_gone(&job, stop) {
+            // A caller that has gone away needs no answer.
+            let _ = job.reply.send(answer);
+        }
     }
 }
 
-fn run_batches(encoder: &mut dyn Encoder, texts: &[Text<'_>]) -> Result<Vec<Vec<f32>>, StepError> {
+/// Runs all texts of all jobs, the longest first; gives all their rows in order, none for jobs that are gone.
+fn run(encoder: &mut dyn Encoder, jobs: &[Job], stop: &Cancel) -> Result<Vec<Vec<f32>>, StepError> {
     let EncoderLimits { max_batch_tokens: budget, rows, .. } = *encoder.limits();
+    let texts = jobs.iter().flat_map(|job| job.texts.iter().map(move |item| (job, item.text())));
+    let texts: Vec<(&Job, Text<'_>)> = texts.collect();
+    // The next one is the last here.
     let mut order: Vec<usize> = (0..texts.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(texts[index].tokens.len()));
+    order.sort_by_key(|&index| (texts[index].1.tokens.len(), Reverse(index)));
     let mut vectors = vec![Vec::new(); texts.len()];
-    let mut rest = order.as_slice();
-    while let Some(&longest) = rest.first() {
-        let fits = (budget / texts[longest].tokens.len().max(1)).clamp(1, rest.len());
-        let (batch, later) = rest.split_at(fits);
-        let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index]).collect();
+    loop {
+        order.retain(|&index| !is_gone(texts[index].0, stop));
+        let Some(&longest) = order.last() else { return Ok(vectors) };
+        let fits = (budget / texts[longest].1.tokens.len().max(1)).clamp(1, order.len());
+        let batch = order.split_off(order.len() - fits);
+        let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index].1).collect();
         let output = encoder.run(&input)?;
         let mut data = output.data.into_iter();
-        for &index in batch {
-            vectors[index] = data.by_ref().take(rows.of(&texts[index]) * output.width).collect();
+        for &index in &batch {
+            vectors[index] = data.by_ref().take(rows.of(&texts[index].1) * output.width).collect();
         }
-        rest = later;
     }
-    Ok(vectors)
 }
 
 #[cfg(test)]
@@ -210,6 +267,11 @@ mod tests {
         }
     }
 
+    /// A request of one go.
+    fn ask(queue: &EncoderQueue, texts: Vec<Item>) -> Result<Vec<Vec<f32>>, Error> {
+        queue.enter(&Cancel::new())?.run(texts)
+    }
+
     fn queue(max_batch_tokens: usize, limit: usize, rows: Rows) -> EncoderQueue {
         let limits = EncoderLimits { max_length: 100, max_batch_tokens, rows, width: 2 };
         EncoderQueue::start(Box::new(Lengths(limits)), limit).unwrap()
@@ -223,7 +285,7 @@ mod tests {
         for rows in [Rows::Text, Rows::Tokens, Rows::Asked] {
             let row = |t: &Item| [t.tokens.len() as f32, t.tokens[0] as f32].repeat(rows.of(&t.text()));
             let expected: Vec<Vec<f32>> = texts.iter().map(row).collect();
-            assert_eq!(queue(32, 8, rows).run(texts.clone()).unwrap(), expected);
+            assert_eq!(ask(&queue(32, 8, rows), texts.clone()).unwrap(), expected);
         }
     }
 
@@ -253,7 +315,7 @@ mod tests {
             let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
             let queue = EncoderQueue::start(Box::new(Held { limits, begun, go_on }), limit).unwrap();
             std::thread::scope(|scope| {
-                let one = || queue.run(vec![vec![1].into()]);
+                let one = || ask(&queue, vec![vec![1].into()]);
                 let mut callers = vec![scope.spawn(one)];
                 has_begun.recv().unwrap();
                 callers.extend((0..limit).map(|_| scope.spawn(one)));
@@ -267,16 +329,75 @@ mod tests {
             });
             // Who has an answer finds the place free.
             release.send(()).unwrap();
-            queue.run(vec![vec![1].into()]).unwrap();
+            ask(&queue, vec![vec![1].into()]).unwrap();
             assert_eq!(queue.load(), Load::default());
         }
+    }
+
+    /// A queue whose encoder takes one text at a time, and when it is told to.
+    fn held() -> (EncoderQueue, mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, rows: Rows::Text, width: 1 };
+        let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());
+        (EncoderQueue::start(Box::new(Held { limits, begun, go_on }), 4).unwrap(), has_begun, release)
+    }
+
+    #[test]
+    fn a_request_that_nobody_waits_for_ends_between_batches() {
+        let (queue, has_begun, release) = held();
+        let cancel = Cancel::new();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| queue.enter(&cancel)?.run(vec![vec![1].into(); 100]));
+            has_begun.recv().unwrap();
+            let second = scope.spawn(|| ask(&queue, vec![vec![1].into()]));
+            while queue.load() != (Load { running: 1, waiting: 1 }) {
+                std::thread::yield_now();
+            }
+            cancel.cancel();
+            assert!(matches!(first.join().unwrap(), Err(Error::Cancelled)));
+            assert_eq!(queue.load(), Load { running: 0, waiting: 1 });
+            // The batch that runs is the last of the first request; the next one is the second's.
+            (0..2).for_each(|_| release.send(()).unwrap());
+            assert_eq!(second.join().unwrap().unwrap(), [[1.0]]);
+        });
+        assert_eq!(has_begun.try_iter().count(), 1);
+    }
+
+    #[test]
+    fn a_request_runs_from_its_first_texts_to_its_end() {
+        let (queue, _begun, release) = held();
+        (0..2).for_each(|_| release.send(()).unwrap());
+        let cancel = Cancel::new();
+        let place = queue.enter(&cancel).unwrap();
+        assert_eq!(queue.load(), Load { running: 0, waiting: 1 });
+        for _ in 0..2 {
+            place.run(vec![vec![1].into()]).unwrap();
+            assert_eq!(queue.load(), Load { running: 1, waiting: 0 });
+        }
+        drop(place);
+        assert_eq!(queue.load(), Load::default());
+    }
+
+    #[test]
+    fn who_closes_the_queue_at_once_waits_for_one_batch() {
+        let (queue, has_begun, release) = held();
+        std::thread::scope(|scope| {
+            let caller = scope.spawn(|| ask(&queue, vec![vec![1].into(); 100]));
+            has_begun.recv().unwrap();
+            let closer = scope.spawn(|| queue.shutdown(Drain::Now));
+            while !queue.closing.is_cancelled() {
+                std::thread::yield_now();
+            }
+            release.send(()).unwrap();
+            assert!(matches!(caller.join().unwrap(), Err(Error::ShuttingDown)));
+            closer.join().unwrap();
+        });
     }
 
     #[test]
     fn a_closed_queue_says_so() {
         let queue = queue(32, 4, Rows::Text);
-        queue.shutdown();
-        assert!(matches!(queue.run(vec![vec![1].into()]), Err(Error::ShuttingDown)));
+        queue.shutdown(Drain::Finish);
+        assert!(matches!(ask(&queue, vec![vec![1].into()]), Err(Error::ShuttingDown)));
         assert_eq!(queue.load(), Load::default());
     }
 }

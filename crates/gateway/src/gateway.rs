@@ -104,25 +104,24 @@ impl Gateway {
         chat::complete(&loaded, request, sink)
     }
 
-    /// Embeds texts.
-    pub fn embed(&self, model: &str, request: &EmbedRequest) -> Result<Embeddings, Error> {
-        let loaded = self.ready(model)?;
-        embed::embed(&loaded, request)
+    /// Embeds texts. This and what follows ends early with [`Error::Cancelled`] once `cancel` is set.
+    pub fn embed(&self, model: &str, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
+        embed::embed(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Sorts documents by how well they answer a query.
-    pub fn rerank(&self, model: &str, request: &RerankRequest) -> Result<Ranking, Error> {
-        rerank::rerank(self.ready(model)?.as_ref(), request)
+    pub fn rerank(&self, model: &str, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
+        rerank::rerank(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Finds the parts of a text that answer a question.
-    pub fn answer(&self, model: &str, request: &AnswerRequest) -> Result<Answers, Error> {
-        answer::answer(self.ready(model)?.as_ref(), request)
+    pub fn answer(&self, model: &str, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
+        answer::answer(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Says what fits in a text's masks.
-    pub fn fill(&self, model: &str, request: &MaskRequest) -> Result<Fillings, Error> {
-        mask::fill(self.ready(model)?.as_ref(), request)
+    pub fn fill(&self, model: &str, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
+        mask::fill(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Fetches, compiles and loads a model in the foreground, whatever its size.

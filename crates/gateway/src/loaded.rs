@@ -165,7 +165,7 @@ impl Loaded {
     pub(crate) fn shutdown(&self, drain: Drain) {
         match &self.worker {
             Worker::Engine(engine) => engine.shutdown(drain),
-            Worker::Encoder(queue) => queue.shutdown(),
+            Worker::Encoder(queue) => queue.shutdown(drain),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Masked tokens: what a masked language model would put in their place.
 
 use crate::{
+    cancel::Cancel,
     encoding::Item,
     error::Error,
     listing::ModelKind,
@@ -9,7 +10,7 @@ use crate::{
 };
 
 /// Fills every mask of the text; each is seen with all others masked.
-pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest) -> Result<Fillings, Error> {
+pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
     let encoder = loaded.encoder(ModelKind::Masked)?;
     let invalid = |message: String| Error::Invalid { param: "text", message: format!("text: {message}") };
     let mask = loaded.manifest.tokenizer.mask.as_deref().unwrap_or_default();
@@ -20,6 +21,7 @@ pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest) -> Result<Fillings, E
             reason: format!("its mask {mask:?} is no token of its tokenizer"),
         });
     };
+    let place = encoder.enter(cancel)?;
     let tokens = loaded.tokenizer.encode_document_with(&request.text, mask)?;
     let asked: Vec<usize> = (0..tokens.len()).filter(|&place| tokens[place] == id).collect();
     if asked.is_empty() {
@@ -33,7 +35,7 @@ pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest) -> Result<Fillings, E
         )));
     }
     let prompt_tokens = tokens.len();
-    let rows = encoder.run(vec![Item { second: prompt_tokens, tokens, asked }])?;
+    let rows = place.run(vec![Item { second: prompt_tokens, tokens, asked }])?;
     let width = encoder.limits().width;
     let masks = rows.iter().flat_map(|rows| rows.chunks_exact(width));
     let masks = masks.map(|row| best(row, request.top_k, |id| loaded.tokenizer.decode(&[id])));

@@ -1,6 +1,7 @@
 //! Reranking: how well each of some documents answers a query.
 
 use crate::{
+    cancel::Cancel,
     encoding::Item,
     error::Error,
     listing::ModelKind,
@@ -12,7 +13,7 @@ use crate::{
 const MAX_DOCUMENTS: usize = 2048;
 
 /// Scores every document and sorts them, the best first; of equals the earlier one.
-pub(crate) fn rerank(loaded: &Loaded, request: &RerankRequest) -> Result<Ranking, Error> {
+pub(crate) fn rerank(loaded: &Loaded, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
     let encoder = loaded.encoder(ModelKind::Rerank)?;
     let found = request.documents.len();
     if !(1..=MAX_DOCUMENTS).contains(&found) {
@@ -23,13 +24,14 @@ pub(crate) fn rerank(loaded: &Loaded, request: &RerankRequest) -> Result<Ranking
         let message = "top_n: expected a number above zero, found 0".to_owned();
         return Err(Error::Invalid { param: "top_n", message });
     }
+    let place = encoder.enter(cancel)?;
     let limit = encoder.limits().max_length.min(loaded.manifest.max_length);
     let pairs = request.documents.iter().enumerate();
     let pairs: Vec<Item> = pairs
         .map(|(index, document)| pair(loaded, request, (index, document), limit))
         .collect::<Result<_, _>>()?;
     let prompt_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
-    let rows = encoder.run(pairs)?;
+    let rows = place.run(pairs)?;
     let mut results: Vec<Ranked> = rows
         .iter()
         .enumerate()

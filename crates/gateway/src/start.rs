@@ -112,7 +112,7 @@ impl Opening<'_> {
 
     /// Ends a load that is wanted no more.
     pub(crate) fn check_cancel(&self) -> Result<(), Error> {
-        if self.cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+        self.cancel.check()
     }
 
     /// The graphs that a device runs: only those of fixed shape have parts.

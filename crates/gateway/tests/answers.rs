@@ -7,7 +7,7 @@ mod support;
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
-    Config, Drain, Error, ErrorKind, Gateway,
+    Cancel, Config, Drain, Error, ErrorKind, Gateway,
     request::{EmbedRequest, FinishReason, GenerateOptions, Overlong, Prompt, TurnEvent},
 };
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
@@ -172,7 +172,7 @@ fn without_a_queue_one_request_runs_and_the_next_is_refused() {
 fn embed(gateway: &Gateway, model: &str, texts: &[&str]) -> Vec<Vec<f32>> {
     let inputs = texts.iter().map(|text| Prompt::Text((*text).to_owned())).collect();
     let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None };
-    gateway.embed(model, &request).unwrap_or_else(|error| panic!("{error}")).vectors
+    gateway.embed(model, &request, &Cancel::new()).unwrap_or_else(|error| panic!("{error}")).vectors
 }
 
 #[test]
@@ -197,7 +197,11 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
     let (model, gateway) = (tiny.embedding(), tiny.gateway());
     let run = |words: usize, overlong| {
         let inputs = vec![Prompt::Text("a".to_owned()), Prompt::Text("cat ".repeat(words))];
-        gateway.embed(&model, &EmbedRequest { inputs, overlong, dimensions: None, prompt: None })
+        gateway.embed(
+            &model,
+            &EmbedRequest { inputs, overlong, dimensions: None, prompt: None },
+            &Cancel::new(),
+        )
     };
     let error = run(100, Overlong::Refuse).unwrap_err();
     assert!(matches!(error, Error::InputTooLong { index: 1, found: 102, limit: BERT_MAX_LENGTH }), "{error}");

@@ -5,7 +5,7 @@
 mod support;
 
 use narthex_gateway::{
-    Error,
+    Cancel, Error,
     request::{AnswerRequest, EmbedRequest, MaskRequest, Overlong, Prompt, RerankRequest},
 };
 use support::{
@@ -32,7 +32,7 @@ fn scores_are_those_of_the_reference() {
                 top_n: None,
                 overlong: Overlong::Refuse,
             };
-            let found = gateway.rerank(&model, &request).unwrap();
+            let found = gateway.rerank(&model, &request, &Cancel::new()).unwrap();
             assert_eq!(found.prompt_tokens, expected["ids"].as_array().unwrap().len(), "{}", golden.family);
             let logit = expected["logit"].as_f64().unwrap();
             near(f64::from(found.results[0].score), 1.0 / (1.0 + (-logit).exp()), golden.family);
@@ -41,7 +41,7 @@ fn scores_are_those_of_the_reference() {
         let documents: Vec<String> = (0..3).map(|pair| text(pair, 1)).collect();
         let ask = |documents: Vec<String>, top_n| {
             let request = RerankRequest { query: text(0, 0), documents, top_n, overlong: Overlong::Refuse };
-            gateway.rerank(&model, &request).unwrap().results
+            gateway.rerank(&model, &request, &Cancel::new()).unwrap().results
         };
         let all = ask(documents.clone(), None);
         assert!(all.is_sorted_by(|a, b| a.score >= b.score) && all.len() == 3);
@@ -69,7 +69,7 @@ fn answers_are_those_of_the_reference() {
             stride: number("stride"),
             ..AnswerRequest::new(text("question"), text("context"))
         };
-        let found = tiny.gateway().answer(&model, &request).unwrap();
+        let found = tiny.gateway().answer(&model, &request, &Cancel::new()).unwrap();
         near(found.no_answer, expected["null"].as_f64().unwrap(), golden.family);
         let spans = expected["answers"].as_array().unwrap();
         assert_eq!(found.answers.len(), spans.len());
@@ -94,7 +94,7 @@ fn masks_are_filled_as_the_reference_does() {
         let gateway = tiny.gateway();
         for case in golden.expected["masked"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap().to_owned();
-            let found = gateway.fill(&model, &MaskRequest { text, top_k: 3 }).unwrap();
+            let found = gateway.fill(&model, &MaskRequest { text, top_k: 3 }, &Cancel::new()).unwrap();
             let rows = case["logits"].as_array().unwrap();
             assert_eq!(found.masks.len(), rows.len());
             for (mask, row) in found.masks.iter().zip(rows) {
@@ -108,7 +108,9 @@ fn masks_are_filled_as_the_reference_does() {
                 }
             }
         }
-        let error = gateway.fill(&model, &MaskRequest { text: "the cat".to_owned(), top_k: 3 }).unwrap_err();
+        let error = gateway
+            .fill(&model, &MaskRequest { text: "the cat".to_owned(), top_k: 3 }, &Cancel::new())
+            .unwrap_err();
         assert!(error.to_string().contains("at least once"), "{error}");
     }
 }
@@ -121,7 +123,11 @@ fn texts_that_are_too_long_are_refused_or_cut() {
     let long = "the cat ".repeat(40);
     let ask = |query: &str, overlong| {
         let documents = vec!["the dog".to_owned(), long.clone()];
-        gateway.rerank(&ranker, &RerankRequest { query: query.to_owned(), documents, top_n: None, overlong })
+        gateway.rerank(
+            &ranker,
+            &RerankRequest { query: query.to_owned(), documents, top_n: None, overlong },
+            &Cancel::new(),
+        )
     };
     let error = ask("a cat", Overlong::Refuse).unwrap_err().to_string();
     assert!(error.contains("document 1 have 85 tokens") && error.contains("at most 64"), "{error}");
@@ -129,9 +135,9 @@ fn texts_that_are_too_long_are_refused_or_cut() {
     let error = ask(&long, Overlong::Truncate).unwrap_err();
     assert!(matches!(&error, Error::Invalid { param: "query", .. }), "{error}");
     // A context of any length is read in windows.
-    let found = gateway.answer(&reader, &AnswerRequest::new("a cat?", long.clone())).unwrap();
+    let found = gateway.answer(&reader, &AnswerRequest::new("a cat?", long.clone()), &Cancel::new()).unwrap();
     assert!(found.prompt_tokens > 85 && !found.answers.is_empty());
-    let error = gateway.answer(&reader, &AnswerRequest::new(long, "a cat")).unwrap_err();
+    let error = gateway.answer(&reader, &AnswerRequest::new(long, "a cat"), &Cancel::new()).unwrap_err();
     assert!(matches!(&error, Error::Invalid { param: "question", .. }), "{error}");
 }
 
@@ -144,7 +150,10 @@ fn a_model_does_its_own_job_alone() {
         assert!(matches!(error, Error::WrongKind { .. }) && error.to_string().ends_with(expect), "{error}");
     };
     let question = AnswerRequest::new("a?", "a");
-    says(gateway.answer(&ranker, &question).unwrap_err(), "is a reranker, not a question-answering model");
+    says(
+        gateway.answer(&ranker, &question, &Cancel::new()).unwrap_err(),
+        "is a reranker, not a question-answering model",
+    );
     let embed = EmbedRequest {
         inputs: vec![Prompt::Text("a".to_owned())],
         overlong: Overlong::Refuse,
@@ -152,11 +161,11 @@ fn a_model_does_its_own_job_alone() {
         prompt: None,
     };
     says(
-        gateway.embed(&reader, &embed).unwrap_err(),
+        gateway.embed(&reader, &embed, &Cancel::new()).unwrap_err(),
         "is a question-answering model, not an embedding model",
     );
     let mask = MaskRequest { text: "a".to_owned(), top_k: 1 };
-    says(gateway.fill(&reader, &mask).unwrap_err(), "not a masked language model");
+    says(gateway.fill(&reader, &mask, &Cancel::new()).unwrap_err(), "not a masked language model");
 }
 
 #[test]
@@ -171,7 +180,7 @@ fn a_prompt_stands_before_every_text() {
             dimensions: None,
             prompt: prompt.map(str::to_owned),
         };
-        gateway.embed(&model, &request).map(|found| found.vectors)
+        gateway.embed(&model, &request, &Cancel::new()).map(|found| found.vectors)
     };
     let text = |text: &str| Prompt::Text(text.to_owned());
     let (query, none) =
@@ -195,6 +204,6 @@ fn a_prompt_stands_before_every_text() {
         dimensions: None,
         prompt: Some("query".to_owned()),
     };
-    let error = tiny.gateway().embed(&plain, &request).unwrap_err().to_string();
+    let error = tiny.gateway().embed(&plain, &request, &Cancel::new()).unwrap_err().to_string();
     assert!(error.contains("this model has no prompts"), "{error}");
 }

@@ -87,7 +87,7 @@ fn two_models_answer_at_once() {
     heard.recv_timeout(PATIENCE).unwrap();
     let inputs = vec![Prompt::Text("the cat".to_owned())];
     let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: Some(8), prompt: None };
-    assert_eq!(gateway.embed(&embedding, &request).unwrap().vectors[0].len(), 8);
+    assert_eq!(gateway.embed(&embedding, &request, &Cancel::new()).unwrap().vectors[0].len(), 8);
     assert_eq!(
         gateway.status().iter().filter_map(|status| status.engine).map(|e| e.running).sum::<usize>(),
         1
@@ -98,7 +98,7 @@ fn two_models_answer_at_once() {
     expected.sort_by(|a, b| a.0.cmp(&b.0));
     assert_eq!(states(&gateway), expected);
     assert!(matches!(refused(&gateway, &embedding), Error::WrongKind { .. }));
-    assert!(matches!(gateway.embed(&chat, &request), Err(Error::WrongKind { .. })));
+    assert!(matches!(gateway.embed(&chat, &request, &Cancel::new()), Err(Error::WrongKind { .. })));
 }
 
 #[test]

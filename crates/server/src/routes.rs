@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use narthex_gateway::Gateway;
+use narthex_gateway::{Cancel, Gateway};
 use serde_json::Value;
 
 use crate::{
@@ -80,6 +80,24 @@ async fn count(State(app): State<App>, route: Option<MatchedPath>, request: Requ
     let response = next.run(request).await;
     app.metrics.request(&route, response.status().as_u16());
     response
+}
+
+/// Asks a job to stop when nobody waits for it any more.
+struct Waited(Cancel);
+
+impl Drop for Waited {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// As [`blocking`], for a call that ends early once the client has gone.
+pub(crate) async fn wanted<T: Send + 'static>(
+    call: impl FnOnce(&Cancel) -> Result<T, narthex_gateway::Error> + Send + 'static,
+) -> Result<T, ApiError> {
+    let cancel = Cancel::new();
+    let _waited = Waited(cancel.clone());
+    blocking(move || call(&cancel)).await
 }
 
 /// Runs a call of the gateway, which may wait for a model to load, away from the tasks that serve.

@@ -83,7 +83,8 @@ fn questions_are_answered() {
         assert!(error["message"].as_str().unwrap().contains(text), "{error}");
     };
     refused(json!({"top_k": 0}), "top_k", "expected 1 to 100, found 0");
-    refused(json!({"max_answer_tokens": 0}), "max_answer_tokens", "above zero");
+    refused(json!({"max_answer_tokens": 0}), "max_answer_tokens", "expected 1 to 384");
+    refused(json!({"max_answer_tokens": u64::MAX}), "max_answer_tokens", "expected 1 to 384");
     refused(json!({"context": " "}), "context", "expected some text");
     refused(json!({"question": 3}), "question", "string");
     refused(json!({"model": ranker}), "model", "is a reranker, not a question-answering model");

@@ -8,7 +8,7 @@ use std::{fs, net::TcpStream, time::Duration};
 
 use narthex_gateway::Config;
 use serde_json::{Value, json};
-use support::{LONG_CONTEXT, Live, Stream, Tiny, chat, eventually, text_of, with};
+use support::{Head, LONG_CONTEXT, Live, Stream, Tiny, chat, eventually, text_of, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -73,6 +73,24 @@ fn a_client_that_leaves_while_it_waits_frees_its_place() {
     // The one in front has not ended meanwhile.
     assert_eq!(live.engine(&model)["running"], 1);
     assert!(running.chunk().is_some());
+}
+
+#[test]
+fn a_client_that_leaves_an_encoder_frees_its_place() {
+    let tiny = Tiny::new();
+    let model = tiny.encoder("bert", Head::Spans);
+    let live = Live::start(Config { max_queue: 0, ..tiny.config() });
+    // A question that leaves room for one token of the context, so that there are as many windows as tokens.
+    let (question, context) = ("the ".repeat(60), "cat ".repeat(1_000_000));
+    let asked = json!({"model": model, "question": question, "context": context});
+    let short = with(asked.clone(), json!({"context": "the cat"}));
+    assert_eq!(live.post("/v1/answer", &short).status, 200);
+    let running = live.stream("/v1/answer", &asked);
+    eventually("the start", || live.engine(&model)["running"] == 1);
+    live.post("/v1/answer", &short).error(429);
+    drop(running);
+    eventually("a free place", || live.engine(&model)["running"] == 0);
+    assert_eq!(live.post("/v1/answer", &short).status, 200);
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
-    let found = gateway.answer(&args.model, &request)?;
+    let found = gateway.answer(&args.model, &request, interrupt::cancel())?;
     if args.json { report(args, &found) } else { lines(args, &found) }
 }
 

@@ -4,7 +4,7 @@ use std::io::{BufRead, stdin};
 
 use anyhow::Context;
 use narthex_gateway::{
-    Error, Gateway,
+    Gateway,
     request::{EmbedRequest, Overlong, Prompt},
 };
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::{args::EmbedArgs, bars::Bars, interrupt, output};
 
 /// Texts per request.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -38,16 +38,13 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let mut report = Report { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {
-        if interrupt::pressed() {
-            return Err(Error::Cancelled.into());
-        }
         let request = EmbedRequest {
             inputs: batch.iter().cloned().map(Prompt::Text).collect(),
             overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
             dimensions: args.dimensions,
             prompt: args.prompt.clone(),
         };
-        let answer = gateway.embed(&args.model, &request)?;
+        let answer = gateway.embed(&args.model, &request, interrupt::cancel())?;
         report.prompt_tokens += answer.prompt_tokens;
         for (text, embedding) in batch.iter().zip(answer.vectors) {
             if args.json {

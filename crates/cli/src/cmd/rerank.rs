@@ -41,7 +41,7 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
         top_n: args.top_n,
         overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
     };
-    let ranking = gateway.rerank(&args.model, &request)?;
+    let ranking = gateway.rerank(&args.model, &request, interrupt::cancel())?;
     let lines = ranking.results.iter().map(|ranked| Line {
         index: ranked.index,
         score: ranked.score,

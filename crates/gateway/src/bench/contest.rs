@@ -120,9 +120,7 @@ impl Contest<'_> {
     }
 
     fn load(&self, place: Place, watched: (&dyn ProgressSink, &Cancel)) -> Result<Loaded, Error> {
-        if watched.1.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
+        watched.1.check()?;
         let Inner { config, store, .. } = self.inner;
         let settings: (_, &Store) = (config, store);
         Loaded::open_by(&self.key, &self.folder, self.runtime, settings, watched, |opening| {
@@ -143,9 +141,7 @@ impl Contest<'_> {
         let mut done = 0;
         for number in 1..=self.options.rounds {
             for runner in runners.iter_mut() {
-                if cancel.is_cancelled() {
-                    return Err(Error::Cancelled);
-                }
+                cancel.check()?;
                 if let Ok(runs) = &runner.state {
                     round::rest();
                     match settled(runner.place, self.lap(runs, number, meter))? {

@@ -166,9 +166,7 @@ fn measure(
     let stage = Stage::start(progress, "Measuring", Unit::Items, Some(options.rounds as u64));
     let mut rounds = Vec::with_capacity(options.rounds);
     for number in 0..=options.rounds {
-        if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
+        cancel.check()?;
         round::rest();
         let round = run_round(engine, options, number)?;
         // The first round warms caches and grows buffers.

@@ -71,9 +71,7 @@ pub(super) fn measure(
     }
     let mut pairs = Vec::with_capacity(options.rounds);
     for number in 0..=options.rounds {
-        if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
+        cancel.check()?;
         let pair = contest.round(number)?;
         // The first round is not counted, as in the rest of the benchmark.
         if number > 0 {

@@ -45,7 +45,7 @@ pub(crate) fn measure(
     let _stage = Stage::start(progress, "Comparing with the model without its passes", Unit::Nothing, None);
     let pair = Pair::open(inner, runtime, (changed, plain), Variant::Static, (progress, cancel))?;
     let Pair { changed, plain, texts } = pair;
-    let wanted = || check(cancel);
+    let wanted = || cancel.check();
     match (changed, plain) {
         (Model::Decoder(mut changed), Model::Decoder(mut plain)) => {
             of_decoder(&decoder(changed.as_mut(), plain.as_mut(), &texts, &wanted)?)
@@ -72,7 +72,7 @@ pub(crate) fn loss(
     let _stage = Stage::start(progress, "Comparing with the whole model", Unit::Nothing, None);
     let pair = Pair::open(inner, runtime, (reduced, whole), Variant::Dynamic, (progress, cancel))?;
     let Pair { changed, plain, texts } = pair;
-    let wanted = || check(cancel);
+    let wanted = || cancel.check();
     match (changed, plain) {
         (Model::Decoder(mut reduced), Model::Decoder(mut whole)) => {
             let nonsense = || broken("it gives logits that are not finite");
@@ -84,10 +84,6 @@ pub(crate) fn loss(
         }
         _ => Err(broken("it has become another kind of model")),
     }
-}
-
-fn check(cancel: &Cancel) -> Result<(), Error> {
-    if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
 }
 
 /// Both models, and what they read.

@@ -1,6 +1,9 @@
 //! Embeddings of 64 texts against sentence-transformers', and against themselves in other company.
 
-use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
+use narthex_gateway::{
+    Cancel,
+    request::{EmbedRequest, Overlong, Prompt},
+};
 use narthex_spec::Scheme;
 
 use crate::{GATEWAY, goldens, package};
@@ -14,7 +17,7 @@ fn embed(scheme: Scheme, texts: &[&str]) -> Vec<Vec<f32>> {
     package(MODEL, scheme);
     let inputs = texts.iter().map(|&text| Prompt::Text(text.to_owned())).collect();
     let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None };
-    GATEWAY.lock().unwrap().embed(&format!("{MODEL}@{scheme}"), &request).unwrap().vectors
+    GATEWAY.lock().unwrap().embed(&format!("{MODEL}@{scheme}"), &request, &Cancel::new()).unwrap().vectors
 }
 
 pub(crate) fn cosine(a: &[f32], b: &[f32]) -> f64 {

@@ -9,7 +9,7 @@ use super::{body::Body, refuse_path, usage_of_prompt};
 use crate::{
     error::ApiError,
     ran_on::marked,
-    routes::{App, blocking},
+    routes::{App, wanted},
 };
 
 #[derive(Debug, Deserialize)]
@@ -39,7 +39,7 @@ pub(crate) async fn create(
     refuse_path(&request.model)?;
     let answer = request.answer();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let found = blocking(move || gateway.answer(&model, &answer)).await?;
+    let found = wanted(move |cancel| gateway.answer(&model, &answer, cancel)).await?;
     let body = json!({
         "object": "answer",
         "model": request.model,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::ApiError,
     ran_on::marked,
-    routes::{App, blocking},
+    routes::{App, wanted},
 };
 
 /// Fields that are read.
@@ -89,7 +89,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> R
     let embed = request.embed();
     let format = request.encoding_format.unwrap_or_default();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let answer = blocking(move || gateway.embed(&model, &embed)).await?;
+    let answer = wanted(move |cancel| gateway.embed(&model, &embed, cancel)).await?;
     let data: Vec<Value> = answer
         .vectors
         .iter()

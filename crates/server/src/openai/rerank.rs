@@ -9,7 +9,7 @@ use super::{body::Body, fresh_id, refuse_path, usage_of_prompt};
 use crate::{
     error::ApiError,
     ran_on::marked,
-    routes::{App, blocking},
+    routes::{App, wanted},
 };
 
 #[derive(Debug, Deserialize)]
@@ -71,7 +71,7 @@ pub(crate) async fn create(
     refuse_path(&request.model)?;
     let rerank = request.rerank()?;
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let answer = blocking(move || gateway.rerank(&model, &rerank)).await?;
+    let answer = wanted(move |cancel| gateway.rerank(&model, &rerank, cancel)).await?;
     let result = |ranked: &narthex_gateway::request::Ranked| {
         let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
         if request.return_documents {
