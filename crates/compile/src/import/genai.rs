@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{bound, choice::Form, decoder::Names, pipeline, refused, settings::Settings};
+use super::{choice::Form, decoder::Names, pipeline, refused, settings::Settings};
 use crate::{
     checkpoint::{
         hf::{
@@ -90,7 +90,6 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
         return Err(refused(format!("model.{part} of {CONFIG}"), "a decoder alone", &model.kind));
     }
     let decoder = model.decoder.ok_or_else(|| refused(format!("model of {CONFIG}"), "a decoder", "none"))?;
-    }
     let path = folder.file(CONFIG);
     let checked = |what: &str, value: Option<usize>, range| {
         value.map(|value| bounded(&path, what, value, range)).transpose()
