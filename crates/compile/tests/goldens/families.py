@@ -302,23 +302,34 @@ def whole_gains(key, value):
     return value + np.float32(1) if key.endswith("norm.weight") else value
 
 
+# Other than the size of a head, so that a reader that takes the one for the other is found out.
+GEMMA_SCALAR = 4 * HEAD
+
+
+def gemma_queries(norms):
+    """GGUF has no key for the scalar, and stands for the size of a head: queries are half as long instead."""
+    halved = "q_norm.weight" if norms else "q_proj.weight"
+    return lambda key, value: whole_gains(key, value) * value.dtype.type(0.5 if key.endswith(halved) else 1)
+
+
 def gemma2(out):
-    config = transformers.Gemma2Config(**gemma_sizes(2), head_dim=HEAD, sliding_window=10, query_pre_attn_scalar=HEAD,
-                                       attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+    config = transformers.Gemma2Config(**gemma_sizes(2), head_dim=HEAD, sliding_window=10,
+                                       query_pre_attn_scalar=GEMMA_SCALAR, attn_logit_softcapping=2.0,
+                                       final_logit_softcapping=3.0)
     folder, tensors = from_transformers(out, "gemma2", config, less_one=True)
     meta = gemma_meta(2, sliding_window=10, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
-    write_gguf(folder, gguf.MODEL_ARCH.GEMMA2, tensors, meta, whole_gains)
+    write_gguf(folder, gguf.MODEL_ARCH.GEMMA2, tensors, meta, gemma_queries(norms=False))
 
 
 def gemma3(out):
     ropes = dict(full_attention=dict(rope_type="linear", factor=2.0, rope_theta=1e6),
                  sliding_attention=dict(rope_type="default", rope_theta=1e4))
     config = transformers.Gemma3TextConfig(**gemma_sizes(6), head_dim=HEAD, sliding_window=10,
-                                           query_pre_attn_scalar=HEAD, rope_parameters=ropes)
+                                           query_pre_attn_scalar=GEMMA_SCALAR, rope_parameters=ropes)
     folder, tensors = from_transformers(out, "gemma3", config, less_one=True)
     meta = gemma_meta(6, sliding_window=10, rope_scaling_factors=2.0) | dict(rope_freq_base=1e6)
     meta["rope_scaling_type"], meta["rope_scaling_factor"] = gguf.RopeScalingType.LINEAR, meta.pop("rope_scaling_factors")
-    write_gguf(folder, gguf.MODEL_ARCH.GEMMA3, tensors, meta, whole_gains)
+    write_gguf(folder, gguf.MODEL_ARCH.GEMMA3, tensors, meta, gemma_queries(norms=True))
 
 
 GEMMA3N_WIDTHS = [64, 32, 64, 64, 96, 64, 64]

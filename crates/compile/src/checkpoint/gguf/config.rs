@@ -67,8 +67,8 @@ mod tests {
 
     use narthex_spec::arch::EncoderHead;
 
-    use super::*;
-    use crate::checkpoint::Checkpoint;
+    use super::{super::read::Contents, *};
+    use crate::checkpoint::{Checkpoint, map::map};
 
     fn open(file: &Gguf) -> Result<Checkpoint, CheckpointError> {
         let folder = tempfile::tempdir().unwrap();
@@ -156,6 +156,56 @@ mod tests {
         refused(tiny_llama(1), heads(&[2, 2, 2]), "2 values of llama.attention.head_count_kv, found 3");
         refused(tiny_llama(1), heads(&[2, 4]), "tensor layers.1.attn.k_proj.weight has the wrong shape");
         refused(tiny_llama(1), heads(&[2, 0]), "key/value heads from 1");
+    }
+
+    /// What a Gemma's metadata says of its layers: heads of 16 in a width of 64.
+    fn gemma(name: &str, layers: u32) -> DecoderArch {
+        let mut file = tiny_llama(1);
+        for (key, _) in &mut file.meta {
+            *key = key.replace("llama.", &format!("{name}."));
+        }
+        for (key, value) in
+            [("block_count", layers), ("attention.head_count", 2), ("attention.key_length", 16)]
+        {
+            file.set(&format!("{name}.{key}"), Meta::U32(value));
+        }
+        file.set("general.architecture", Meta::Text(name.into()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tiny.gguf");
+        std::fs::write(&path, file.to_bytes()).unwrap();
+        let map = map(&path).unwrap();
+        let Contents { metadata, tensors: by_name } = super::super::read::read(&path, &map).unwrap();
+        let family = family(&metadata).unwrap();
+        let tensors = Tensors {
+            origin: path.clone(),
+            maps: vec![map],
+            files: vec![path],
+            by_name,
+            words: family.words,
+            layout: Layout::default(),
+        };
+        match read(family, &metadata, &tensors).unwrap().architecture {
+            Architecture::Decoder(decoder) => decoder,
+            Architecture::Encoder(encoder) => panic!("{encoder:?}"),
+        }
+    }
+
+    #[test]
+    fn gemma_s_scores_are_scaled_by_the_heads_but_in_the_largest_size() {
+        // `query_pre_attn_scalar` of the 27B sizes is the width over the heads; the others' is the size of a head.
+        let (head, width) = (Some(0.25), Some(32f32.powf(-0.5)));
+        for (name, layers, expect) in [
+            ("gemma2", 26, head),
+            ("gemma2", 42, head),
+            ("gemma2", 46, width),
+            ("gemma3", 18, head),
+            ("gemma3", 46, head),
+            ("gemma3", 62, width),
+        ] {
+            let found = gemma(name, layers);
+            assert_eq!(found.layers.len(), layers as usize);
+            assert!(found.layers.iter().all(|layer| layer.attention.scale == expect), "{name} {layers}");
+        }
     }
 
     #[test]
