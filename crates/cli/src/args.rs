@@ -4,6 +4,7 @@ mod catalogue;
 mod compile;
 mod encoders;
 mod exports;
+mod generate;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs, TryOutArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
+pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
 use narthex_gateway::Config;
 use narthex_spec::{Division, NpuPolicy, Order, Places, Power, Scheme};
 
@@ -50,6 +52,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Ask a model; without a prompt, converse
     Chat(ChatArgs),
+    /// Let a model go on from a text
+    Complete(CompleteArgs),
     /// Turn texts into vectors
     Embed(EmbedArgs),
     /// Sort documents by how well they answer a query
@@ -125,56 +129,6 @@ pub(crate) struct LoadArgs {
     /// Threads for compute; 0 takes one per usable core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
-}
-
-/// `narthex chat`.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct ChatArgs {
-    /// The question; read from standard input when it is not a terminal
-    pub(crate) prompt: Option<String>,
-
-    /// The model: a name, hf:owner/repo, or a path
-    #[arg(short, long, default_value = "smollm2:135m")]
-    pub(crate) model: String,
-
-    /// Instructions for the model
-    #[arg(long)]
-    pub(crate) system: Option<String>,
-
-    /// 0 always takes the likeliest token; up to 2
-    #[arg(long, default_value_t = 0.0)]
-    pub(crate) temperature: f32,
-
-    /// Keep the likeliest tokens up to this probability
-    #[arg(long, default_value_t = 1.0)]
-    pub(crate) top_p: f32,
-
-    /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, default_value_t = 0)]
-    pub(crate) top_k: usize,
-
-    /// Drop tokens less likely than this share of the likeliest
-    #[arg(long, default_value_t = 0.0)]
-    pub(crate) min_p: f32,
-
-    /// Tokens to generate at most
-    #[arg(long, value_name = "N")]
-    pub(crate) max_tokens: Option<usize>,
-
-    /// Repeatable sampling
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-
-    /// End the answer at this text; may be given several times
-    #[arg(long)]
-    pub(crate) stop: Vec<String>,
-
-    /// Print only the answer
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-
-    #[command(flatten)]
-    pub(crate) load: LoadArgs,
 }
 
 /// `narthex serve`.

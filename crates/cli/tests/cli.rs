@@ -129,7 +129,7 @@ fn the_catalogue_is_a_ranking() {
     }
     // What an NPU cannot hold stands behind what it can.
     assert!(!runs(models.last().unwrap()) && runs(&models[0]));
-    check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, embedding");
+    check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, text, embedding");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! `rerank` and `answer` over tiny models in a store of their own.
+//! `rerank`, `answer` and `complete` over tiny models in a store of their own.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::{
     io::Write,
     path::Path,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 #[path = "../../device/tests/support/encoders.rs"]
@@ -13,10 +13,17 @@ mod encoders;
 
 use encoders::{Golden, Head};
 use narthex_catalog::{runtimes, store::Store};
+use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::Value;
 
 /// Runs `narthex` over `home` with the runtime of the prepared store; gives its standard output.
 fn narthex(home: &Path, args: &[&str], stdin: &str) -> String {
+    let output = run(home, args, stdin);
+    assert!(output.status.success(), "{args:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn run(home: &Path, args: &[&str], stdin: &str) -> Output {
     let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
     let library = runtimes::core_library(&store).unwrap_or_else(|error| panic!("{error}"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_narthex"))
@@ -33,9 +40,7 @@ fn narthex(home: &Path, args: &[&str], stdin: &str) -> String {
         .unwrap();
     // A child that has failed already reads nothing.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{args:?}\n{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    child.wait_with_output().unwrap()
 }
 
 /// Compiles a tiny encoder into the store at `home`; gives the path that names it.
@@ -81,4 +86,27 @@ fn a_context_is_a_file_or_standard_input() {
     let span = &report["answers"][0];
     let place = ["start", "end"].map(|end| span[end].as_u64().unwrap() as usize);
     assert_eq!(&context[place[0]..place[1]], span["text"].as_str().unwrap());
+}
+
+#[test]
+fn a_model_without_a_template_goes_on_from_a_text() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("base");
+    std::fs::create_dir(&folder).unwrap();
+    tiny_llama_safetensors(&folder, 7).unwrap();
+    let config = folder.join("tokenizer_config.json");
+    let mut keys: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    keys.as_object_mut().unwrap().remove("chat_template");
+    std::fs::write(config, keys.to_string()).unwrap();
+    let model = folder.to_str().unwrap();
+    narthex(home.path(), &["compile", "--scheme", "f32", model], "");
+    let listed: Value = serde_json::from_str(&narthex(home.path(), &["list", "--json"], "")).unwrap();
+    assert_eq!(listed[0]["kind"], "text");
+    let complete = ["complete", "--scheme", "f32", "--max-tokens", "4", "-m", model];
+    let text = narthex(home.path(), &[&complete[..], &["the cat"]].concat(), "");
+    assert!(!text.trim().is_empty());
+    assert_eq!(narthex(home.path(), &complete, "the cat\n"), text, "a text may come through a pipe");
+    let refused = run(home.path(), &["chat", "--scheme", "f32", "-m", model, "hello"], "");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("`narthex complete -m"), "{said}");
 }

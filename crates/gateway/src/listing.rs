@@ -3,10 +3,7 @@
 use std::time::SystemTime;
 
 pub use narthex_catalog::index::Figures;
-use narthex_spec::{
-    DeviceName, ModelName, Scheme,
-    arch::{EncoderHead, Structure},
-};
+use narthex_spec::{DeviceName, ModelName, Scheme, arch::EncoderHead, manifest::Manifest};
 use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, fallen::Fallen, placement::PlacementReport};
@@ -17,6 +14,8 @@ use crate::{error::Error, fallen::Fallen, placement::PlacementReport};
 pub enum ModelKind {
     /// It answers.
     Chat,
+    /// It continues a text, and has no chat template.
+    Text,
     /// It gives vectors.
     Embedding,
     /// It says how well a document answers a query.
@@ -31,13 +30,14 @@ pub enum ModelKind {
 
 impl ModelKind {
     /// Every kind.
-    pub const ALL: [Self; 6] =
-        [Self::Chat, Self::Embedding, Self::Rerank, Self::Answer, Self::Masked, Self::Other];
+    pub const ALL: [Self; 7] =
+        [Self::Chat, Self::Text, Self::Embedding, Self::Rerank, Self::Answer, Self::Masked, Self::Other];
 
     /// The name used on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "chat",
+            Self::Text => "text",
             Self::Embedding => "embedding",
             Self::Rerank => "rerank",
             Self::Answer => "answer",
@@ -46,9 +46,10 @@ impl ModelKind {
         }
     }
 
-    /// The kind that a structure gives.
-    pub fn of(structure: &Structure) -> Self {
-        match structure.head() {
+    /// The kind of what a package holds.
+    pub fn of(manifest: &Manifest) -> Self {
+        match manifest.architecture.head() {
+            None if manifest.chat.is_none() => Self::Text,
             None => Self::Chat,
             Some(EncoderHead::Embedding { .. }) => Self::Embedding,
             Some(EncoderHead::Score { labels: 1, .. }) => Self::Rerank,
@@ -62,6 +63,7 @@ impl ModelKind {
     pub fn describe(self) -> &'static str {
         match self {
             Self::Chat => "a chat model",
+            Self::Text => "a model that continues texts",
             Self::Embedding => "an embedding model",
             Self::Rerank => "a reranker",
             Self::Answer => "a question-answering model",

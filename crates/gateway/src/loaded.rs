@@ -96,7 +96,7 @@ impl Loaded {
     }
 
     pub(crate) fn kind(&self) -> ModelKind {
-        ModelKind::of(&self.manifest.architecture)
+        ModelKind::of(&self.manifest)
     }
 
     /// The engine, or an error that says what the model is instead.

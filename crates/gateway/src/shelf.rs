@@ -149,7 +149,7 @@ fn from_entry(entry: &Entry, inner: &Inner) -> ModelListing {
             Kind::Rerank => ModelKind::Rerank,
             Kind::Answer => ModelKind::Answer,
             Kind::Masked => ModelKind::Masked,
-            Kind::Text => ModelKind::Other,
+            Kind::Text => ModelKind::Text,
         },
         title: entry.title.clone(),
         parameters: Some(entry.parameters),
@@ -169,7 +169,7 @@ fn from_entry(entry: &Entry, inner: &Inner) -> ModelListing {
 fn from_manifest(manifest: &Manifest) -> ModelListing {
     ModelListing {
         name: manifest.name.clone(),
-        kind: ModelKind::of(&manifest.architecture),
+        kind: ModelKind::of(manifest),
         title: manifest.name.to_string(),
         parameters: None,
         download_bytes: None,

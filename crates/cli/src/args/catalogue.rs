@@ -11,7 +11,7 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     pub(crate) available: bool,
 
-    /// Only models of this kind: chat, embedding, rerank, answer, masked or other
+    /// Only models of this kind: chat, text, embedding, rerank, answer, masked or other
     #[arg(long, value_parser = kind)]
     pub(crate) kind: Option<ModelKind>,
 
@@ -38,5 +38,7 @@ pub(crate) struct PlanArgs {
 /// Reads a kind of models.
 fn kind(text: &str) -> Result<ModelKind, String> {
     let found = ModelKind::ALL.into_iter().find(|kind| kind.as_str() == text);
-    found.ok_or_else(|| format!("expected chat, embedding, rerank, answer, masked or other, found {text:?}"))
+    found.ok_or_else(|| {
+        format!("expected chat, text, embedding, rerank, answer, masked or other, found {text:?}")
+    })
 }

@@ -1,4 +1,5 @@
-//! `narthex chat`: one question from the command line or standard input, or a conversation.
+//! `narthex chat`: one question from the command line or standard input, or a conversation; `narthex complete`: a text that
+//! goes on.
 
 use std::{
     io::{IsTerminal, Read, stdin},
@@ -9,13 +10,20 @@ use std::{
 
 use anyhow::Context;
 use narthex_gateway::{
-    Error, Gateway,
-    listing::ModelStatus,
-    request::{ChatRequest, GenerateOptions, Message, Role, Summary, TurnEvent, TurnSink},
+    Error, Gateway, Turn,
+    listing::{ModelKind, ModelStatus},
+    request::{
+        ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role, Summary, TurnEvent,
+        TurnSink,
+    },
 };
 
 use super::converse;
-use crate::{args::ChatArgs, bars::Bars, interrupt, output, render};
+use crate::{
+    args::{ChatArgs, CompleteArgs, GenerateArgs},
+    bars::Bars,
+    interrupt, output, render,
+};
 
 /// The longest prompt taken from standard input, in bytes.
 const MAX_STDIN: u64 = 16 << 20;
@@ -28,14 +36,41 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         None => Some(interrupt::input(read_stdin)?),
     };
     let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    if status.kind == Some(ModelKind::Text) {
+        let message = format!(
+            "model: {0} has no chat template; `narthex complete -m {0} TEXT` lets it go on from a text",
+            args.model
+        );
+        return Err(Error::Invalid { param: "model", message }.into());
+    }
     let Some(prompt) = prompt else {
         return converse::run(gateway, args, &status);
     };
     let mut messages = opening(args);
     messages.push(Message::new(Role::User, prompt));
-    let answer = ask(gateway, args, messages)?;
+    finish(&args.generate, &status, ask(gateway, args, messages)?)
+}
+
+/// Lets a model go on from a text.
+pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result<()> {
+    let prompt = match &args.prompt {
+        Some(prompt) => prompt.clone(),
+        None => read_stdin()?,
+    };
+    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let request = CompletionRequest {
+        prompt: Prompt::Text(prompt),
+        echo: Echo::Completion,
+        options: options(&args.generate),
+    };
+    let answer = print(|sink| gateway.complete(&args.model, request, sink))?;
+    finish(&args.generate, &status, answer)
+}
+
+/// The last line of a text that came to its end.
+fn finish(args: &GenerateArgs, status: &ModelStatus, answer: Answer) -> anyhow::Result<()> {
     match answer.end {
-        End::Done(summary) => report(args, &status, &summary),
+        End::Done(summary) => report(args, status, &summary),
         End::Interrupted => return Err(Error::Cancelled.into()),
     }
     Ok(())
@@ -69,9 +104,14 @@ pub(crate) enum End {
 
 /// Prints the answer as it comes.
 pub(crate) fn ask(gateway: &Gateway, args: &ChatArgs, messages: Vec<Message>) -> anyhow::Result<Answer> {
+    let request = ChatRequest { messages, options: options(&args.generate) };
+    print(|sink| gateway.chat(&args.model, request, sink))
+}
+
+/// Prints what a request gives as it comes.
+fn print(start: impl FnOnce(Box<dyn TurnSink>) -> Result<Turn, Error>) -> anyhow::Result<Answer> {
     let (sender, events) = mpsc::channel();
-    let request = ChatRequest { messages, options: options(args) };
-    let turn = gateway.chat(&args.model, request, Box::new(Channel(sender)))?;
+    let turn = start(Box::new(Channel(sender)))?;
     let mut text = String::new();
     loop {
         match events.recv_timeout(Duration::from_millis(50)) {
@@ -101,7 +141,7 @@ pub(crate) fn ask(gateway: &Gateway, args: &ChatArgs, messages: Vec<Message>) ->
     }
 }
 
-fn options(args: &ChatArgs) -> GenerateOptions {
+fn options(args: &GenerateArgs) -> GenerateOptions {
     GenerateOptions {
         max_tokens: args.max_tokens,
         temperature: args.temperature,
@@ -115,7 +155,7 @@ fn options(args: &ChatArgs) -> GenerateOptions {
 }
 
 /// The last line: where it ran and how fast.
-pub(crate) fn report(args: &ChatArgs, status: &ModelStatus, summary: &Summary) {
+pub(crate) fn report(args: &GenerateArgs, status: &ModelStatus, summary: &Summary) {
     if !args.quiet {
         output::note(render::answer_line(status, summary));
     }

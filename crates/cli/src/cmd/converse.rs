@@ -80,7 +80,7 @@ fn say(
         Ok(Answer { text, end }) => {
             messages.push(Message::new(Role::Assistant, text));
             match end {
-                End::Done(summary) => report(args, status, &summary),
+                End::Done(summary) => report(&args.generate, status, &summary),
                 End::Interrupted => drop(interrupt::take()),
             }
         }

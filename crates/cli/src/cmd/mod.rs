@@ -42,6 +42,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let plain = |home| open(config(home, None));
     match command {
         Command::Chat(chat) => chat::run(&open(config(home, Some(&chat.load)))?.0, &chat),
+        Command::Complete(complete) => {
+            chat::complete(&open(config(home, Some(&complete.load)))?.0, &complete)
+        }
         Command::Embed(embed) => embed::run(&open(config(home, Some(&embed.load)))?.0, &embed),
         Command::Rerank(rerank) => rerank::run(&open(config(home, Some(&rerank.load)))?.0, &rerank),
         Command::Answer(answer) => answer::run(&open(config(home, Some(&answer.load)))?.0, &answer),
