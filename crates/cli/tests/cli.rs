@@ -9,19 +9,24 @@ use std::{
 
 use narthex_graph::Builder;
 use narthex_spec::{DType, dtype::Dim};
+use narthex_testkit::checkpoint::tiny_llama_safetensors;
 
 /// Runs `narthex` over a store of its own, with nothing to fetch from.
 fn narthex(home: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_narthex"))
+    command(home, args).output().unwrap()
+}
+
+fn command(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_narthex"));
+    command
         .args(args)
         .env("NARTHEX_HOME", home)
         .env("NARTHEX_PYTHON", "/nonexistent/python")
         .env("HF_HUB_CACHE", home)
         .env("HF_HUB_OFFLINE", "1")
         .env_remove("ORT_DYLIB_PATH")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
+        .stdin(Stdio::null());
+    command
 }
 
 /// Checks the exit code, and that standard output and standard error contain these texts.
@@ -130,6 +135,36 @@ fn the_catalogue_is_a_ranking() {
     // What an NPU cannot hold stands behind what it can.
     assert!(!runs(models.last().unwrap()) && runs(&models[0]));
     check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, text, embedding");
+}
+
+#[test]
+fn a_checkpoint_is_found_from_where_the_user_stands() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("ck/llama");
+    std::fs::create_dir_all(&folder).unwrap();
+    tiny_llama_safetensors(&folder, 7).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = command(home.path(), args);
+        let output = command.current_dir(home.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), text + &String::from_utf8_lossy(&output.stdout))
+    };
+    for args in [
+        &["plan", "ck/llama"][..],
+        &["compile", "ck/llama", "--scheme", "f32"],
+        &["show", "ck/llama@f32"],
+        &["show", "./ck/llama@f32"],
+        &["rm", "ck/llama"],
+    ] {
+        let (code, text) = run(args);
+        assert_eq!(code, Some(0), "{args:?}\n{text}");
+    }
+    let (code, text) = run(&["compile", "ck/lama"]);
+    assert!(code == Some(3) && text.contains("no model is called \"ck/lama\""), "{text}");
+    // A name that is known goes first.
+    std::fs::create_dir(home.path().join("gpt2")).unwrap();
+    let (code, text) = run(&["show", "gpt2"]);
+    assert!(code == Some(3) && text.contains("narthex pull gpt2"), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
 
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
-    resolve::{ModelRef, Resolved},
+    resolve::Resolved,
     runtimes::{self, RuntimeKind, RuntimeSource},
 };
 use narthex_compile::{
@@ -30,7 +30,7 @@ use crate::{
     error::Error,
     gateway::Inner,
     names::{PackageKey, split_scheme},
-    package, vendor,
+    package, shelf, vendor,
     verify::quality,
 };
 
@@ -108,7 +108,7 @@ pub(crate) fn ensure_package(
     if let Some(folder) = wanted.found(inner) {
         return Ok(folder);
     }
-    let resolved = ModelRef::parse(wanted.model)?.resolve(&inner.catalog)?;
+    let resolved = shelf::reference(inner, wanted.model)?.resolve(&inner.catalog)?;
     // The lock keeps two processes from compiling one package twice; the second finds it made.
     let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
     let _lock = inner.store.lock(&lock_name, progress, cancel.flag())?;

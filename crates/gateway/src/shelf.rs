@@ -1,6 +1,6 @@
 //! What lies in the store and what the catalogue offers.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use narthex_catalog::{
     index::{Entry, Kind},
@@ -44,17 +44,26 @@ pub(crate) fn installed_key(inner: &Inner, model: &str) -> Result<PackageKey, Er
 }
 
 fn resolve_name(inner: &Inner, text: &str) -> Result<ModelName, Error> {
-    if let Ok(name) = text.parse::<ModelName>() {
-        if let Some(entry) = inner.catalog.get(&name) {
-            return Ok(entry.name.clone());
-        }
-        if Scheme::ALL.iter().any(|&scheme| inner.store.package(&name, scheme).is_some()) {
-            return Ok(name);
-        }
+    match reference(inner, text)? {
+        ModelRef::Catalogue(name) => Ok(inner.catalog.get(&name).map_or(name, |entry| entry.name.clone())),
+        other => Ok(other.resolve(&inner.catalog)?.name),
+    }
+}
+
+/// What a text without a scheme refers to. Names that are known go first; what is none may lie in the folder where the
+/// user stands.
+pub(crate) fn reference(inner: &Inner, text: &str) -> Result<ModelRef, Error> {
+    let installed =
+        |name: &ModelName| Scheme::ALL.iter().any(|&scheme| inner.store.package(name, scheme).is_some());
+    if let Ok(name) = text.parse::<ModelName>()
+        && (inner.catalog.get(&name).is_some() || installed(&name))
+    {
+        return Ok(ModelRef::Catalogue(name));
     }
     match ModelRef::parse(text) {
+        Ok(ModelRef::Catalogue(_)) | Err(_) if Path::new(text).exists() => Ok(ModelRef::Local(text.into())),
         Ok(ModelRef::Catalogue(_)) | Err(_) => Err(inner.unknown(text)),
-        Ok(reference) => Ok(reference.resolve(&inner.catalog)?.name),
+        Ok(reference) => Ok(reference),
     }
 }
 

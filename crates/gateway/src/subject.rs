@@ -46,19 +46,14 @@ pub(crate) struct Settled {
 
 /// Finds what a text names: an installed package, else an entry of the catalogue, else a model of the hub or a file.
 pub(crate) fn find(inner: &Inner, text: &str, cancel: &Cancel) -> Result<Subject, Error> {
-    let path = Path::new(text);
-    let is_onnx = text.to_ascii_lowercase().ends_with(".onnx");
     let (name, scheme) = split_scheme(text);
     let scheme = scheme.unwrap_or(shelf::USUAL_SCHEME);
-    let reference = ModelRef::parse(name);
-    if let Ok(ModelRef::Local(local)) = &reference {
-        return from_path(local, scheme);
+    if text.to_ascii_lowercase().ends_with(".onnx") {
+        return from_path(Path::new(text), scheme);
     }
-    match shelf::key(inner, text) {
-        Ok(key) if !is_onnx => named(inner, &key, &reference?, cancel),
-        // Names go first, as everywhere else; what is no name may still lie in the folder where the user stands.
-        Err(error) if !is_onnx && !path.exists() => Err(error),
-        _ => from_path(path, scheme),
+    match shelf::reference(inner, name)? {
+        ModelRef::Local(path) => from_path(&path, scheme),
+        reference => named(inner, &shelf::key(inner, text)?, &reference, cancel),
     }
 }
 
