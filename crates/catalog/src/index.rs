@@ -252,9 +252,22 @@ pub struct HubSource {
     /// Which files are wanted: globs in which `*` stops at `/`; a leading `!` excludes. Empty for the usual ones.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Where the tokenizer lies, if not beside the weights.
+    #[serde(default)]
+    pub tokenizer: Option<TokenizerFiles>,
 }
 
-fn main_branch() -> String {
+/// A tokenizer in another repository of the model hub, for a model whose publisher shares none.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerFiles {
+    /// `owner/repo`.
+    pub repo: String,
+    /// The names of the files.
+    pub files: Vec<String>,
+}
+
+pub(crate) fn main_branch() -> String {
     "main".to_owned()
 }
 
@@ -360,6 +373,13 @@ impl Catalog {
             .find(|entry| matches!(&entry.source, Source::Wheel(wheel) if wheel.sha256 == *digest))
     }
 
+    /// The entry whose checkpoint lies in this repository of the hub, `owner/repo`.
+    pub fn by_repo(&self, repo: &str) -> Option<&Entry> {
+        self.entries
+            .iter()
+            .find(|entry| matches!(&entry.source, Source::Hub(hub) if hub.repo.eq_ignore_ascii_case(repo)))
+    }
+
     /// Up to five names that a user may have meant, the nearest first.
     pub fn suggest(&self, text: &str) -> Vec<ModelName> {
         let candidates =
@@ -425,7 +445,12 @@ mod tests {
                     );
                 }
                 Source::Hub(hub) => {
-                    assert!(crate::source::hub::reference::is_repo(&hub.repo), "{name}: {}", hub.repo);
+                    let lent = hub.tokenizer.iter();
+                    for repo in lent.map(|tokenizer| &tokenizer.repo).chain([&hub.repo]) {
+                        assert!(crate::source::hub::reference::is_repo(repo), "{name}: {repo}");
+                    }
+                    // Apple shares none.
+                    assert_eq!(hub.tokenizer.is_some(), entry.family == Family::Openelm, "{name}");
                 }
             }
         }

@@ -88,7 +88,7 @@ impl ModelRef {
                 Some(entry) => Ok(from_entry(entry, None)),
                 None => Err(Error::UnknownModel { name: name.clone(), near: catalog.suggest(name.as_str()) }),
             },
-            Self::Hub(hub) => from_hub(hub),
+            Self::Hub(hub) => from_hub(hub, catalog),
             Self::Local(path) => from_path(path, catalog),
         }
     }
@@ -127,6 +127,7 @@ fn parse_hub(rest: &str) -> Option<HubSource> {
         repo,
         revision: revision.to_owned(),
         files,
+        tokenizer: None,
     })
 }
 
@@ -157,7 +158,7 @@ fn from_entry(entry: &Entry, file: Option<PathBuf>) -> Resolved {
 }
 
 /// A hub model's name is its repository, with the revision and the file where they are not the usual ones.
-fn from_hub(hub: &HubSource) -> Result<Resolved, Error> {
+fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<Resolved, Error> {
     let mut name = hub.repo.to_ascii_lowercase();
     if let Some(file) = hub.files.first() {
         let stem = file
@@ -171,7 +172,13 @@ fn from_hub(hub: &HubSource) -> Result<Resolved, Error> {
         name = format!("{name}:{}", local::safe(&hub.revision));
     }
     let provenance = Source::Hub(hub.clone()).describe();
-    Ok(Resolved { name: name.parse()?, source: Location::Hub(hub.clone()), license: None, provenance })
+    // What the catalogue knows of a repository is true however the repository was named.
+    let tokenizer = match catalog.by_repo(&hub.repo).map(|entry| &entry.source) {
+        Some(Source::Hub(known)) => known.tokenizer.clone(),
+        _ => None,
+    };
+    let source = Location::Hub(HubSource { tokenizer, ..hub.clone() });
+    Ok(Resolved { name: name.parse()?, source, license: None, provenance })
 }
 
 fn from_path(path: &Path, catalog: &Catalog) -> Result<Resolved, Error> {
@@ -195,7 +202,12 @@ mod tests {
 
     fn hub(repo: &str, revision: &str, files: &[&str]) -> ModelRef {
         let files = files.iter().map(|&file| file.to_owned()).collect();
-        ModelRef::Hub(HubSource { repo: repo.to_owned(), revision: revision.to_owned(), files })
+        ModelRef::Hub(HubSource {
+            repo: repo.to_owned(),
+            revision: revision.to_owned(),
+            files,
+            tokenizer: None,
+        })
     }
 
     #[test]
@@ -235,6 +247,16 @@ mod tests {
         check("hf:Owner/Repo-1.5", "owner/repo-1.5");
         check("hf:o/r@v1.0", "o/r:v1.0");
         check("hf:o/r/x.Q4_0.gguf", "o/r/x.q4_0");
+    }
+
+    #[test]
+    fn a_lent_tokenizer_is_known_by_the_repository() {
+        let catalog = Catalog::builtin().unwrap();
+        let source = |text: &str| ModelRef::parse(text).unwrap().resolve(&catalog).unwrap().source;
+        let Location::Hub(named) = source("openelm:270m") else { panic!("a model of the hub") };
+        assert!(named.tokenizer.is_some());
+        assert_eq!(source("hf:apple/OpenELM-270M-Instruct"), Location::Hub(named));
+        assert!(matches!(source("hf:o/r"), Location::Hub(HubSource { tokenizer: None, .. })));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::{
 
 use narthex_catalog::{
     Cancel, Error, ErrorKind,
-    index::HubSource,
+    index::{HubSource, TokenizerFiles},
     source::hub::{Hub, HubError, HubOptions, Network, Snapshot},
 };
 use narthex_spec::{Progress, progress::Quiet};
@@ -28,13 +28,19 @@ fn repo() -> Repo {
     Repo::new(&[
         ("config.json", b"{}"),
         (WEIGHTS, &noise(300_000)),
+        ("tokenizer.json", b"{}"),
         ("README.md", b"no"),
         ("onnx/model.onnx", b"no"),
     ])
 }
 
 fn source() -> HubSource {
-    HubSource { repo: "owner/tiny".to_owned(), revision: "main".to_owned(), files: Vec::new() }
+    HubSource {
+        repo: "owner/tiny".to_owned(),
+        revision: "main".to_owned(),
+        files: Vec::new(),
+        tokenizer: None,
+    }
 }
 
 fn options(endpoint: &str, cache: &Path) -> HubOptions {
@@ -91,7 +97,7 @@ fn a_snapshot_has_the_standard_layout_and_is_not_fetched_twice() {
     let root = cache.path().join("models--owner--tiny");
     assert_eq!(snapshot.path, root.join("snapshots").join(COMMIT));
     assert_eq!(snapshot.license.as_deref(), Some("apache-2.0"));
-    assert_eq!(snapshot.digests.keys().collect::<Vec<_>>(), ["config.json", WEIGHTS]);
+    assert_eq!(snapshot.digests.keys().collect::<Vec<_>>(), ["config.json", WEIGHTS, "tokenizer.json"]);
     let etag = Repo::etag(WEIGHTS, &repo.files[WEIGHTS]);
     assert_eq!(snapshot.digests[WEIGHTS].to_string(), etag);
     assert_eq!(fs::read(snapshot.path.join(WEIGHTS)).unwrap(), repo.files[WEIGHTS]);
@@ -243,7 +249,10 @@ fn wrong_bytes_are_refused_and_deleted() {
 #[test]
 fn a_file_that_changes_between_attempts_is_begun_anew() {
     let cache = tempfile::tempdir().unwrap();
-    let (old, new) = (repo(), Repo::new(&[("config.json", b"{}"), (WEIGHTS, &noise(200_000)[1..])]));
+    let (old, new) = (
+        repo(),
+        Repo::new(&[("config.json", b"{}"), ("tokenizer.json", b"{}"), (WEIGHTS, &noise(200_000)[1..])]),
+    );
     let (before, after) = (old.clone(), new.clone());
     let changed = AtomicUsize::new(0);
     let server = Server::start(move |request| {
@@ -394,7 +403,7 @@ fn endless_redirects_end() {
 #[test]
 fn a_cancelled_download_stops_and_goes_on_later() {
     let cache = tempfile::tempdir().unwrap();
-    let repo = Repo::new(&[("config.json", b"{}"), (WEIGHTS, &noise(3_000_000))]);
+    let repo = Repo::new(&[("config.json", b"{}"), ("tokenizer.json", b"{}"), (WEIGHTS, &noise(3_000_000))]);
     let server = server_with(&repo, |_, _, honest| honest);
     let cancel = Arc::new(Cancel::new(false));
     let flag = Arc::clone(&cancel);
@@ -427,6 +436,39 @@ fn waiting_for_a_busy_server_can_be_cancelled() {
         Hub::new(options(&server.endpoint, cache.path())).unwrap().snapshot(&source(), &Quiet, &cancel);
     assert!(matches!(result, Err(Error::Cancelled)));
     assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_tokenizer_is_there_or_lent_before_the_weights_are_fetched() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut bare = repo();
+    bare.files.remove("tokenizer.json");
+    let lender = Repo::new(&[("tokenizer.json", b"[1]"), ("map.json", b"[2]"), (WEIGHTS, b"no")]);
+    let server = Server::start(move |request| {
+        if request.path.contains("/lender/") { lender.answer(request) } else { bare.answer(request) }
+    });
+    let error = hub_error(pull(&server.endpoint, cache.path()));
+    assert!(matches!(&error, HubError::NoTokenizer { repo } if repo == "owner/tiny"), "{error}");
+    assert!(server.gets(WEIGHTS).is_empty());
+    let files = vec!["tokenizer.json".to_owned(), "map.json".to_owned()];
+    let lent = TokenizerFiles { repo: "lender/other".to_owned(), files };
+    let source = HubSource { tokenizer: Some(lent), ..source() };
+    let snapshot = |endpoint: &str| {
+        Hub::new(options(endpoint, cache.path())).unwrap().snapshot(&source, &Quiet, &Cancel::new(false))
+    };
+    let found = snapshot(&server.endpoint).unwrap();
+    assert_eq!(fs::read(found.path.join("tokenizer.json")).unwrap(), b"[1]");
+    assert_eq!(fs::read(found.path.join("map.json")).unwrap(), b"[2]");
+    assert_eq!(
+        found.digests.keys().collect::<Vec<_>>(),
+        ["config.json", "map.json", WEIGHTS, "tokenizer.json"]
+    );
+    let weights: Vec<Request> =
+        server.requests().into_iter().filter(|request| request.is("GET", WEIGHTS)).collect();
+    assert!(weights.len() == 1 && weights[0].path.contains("owner/tiny"), "{weights:?}");
+    // What lies in the cache is enough, and of the lender no more than was asked for.
+    assert_eq!(snapshot("http://127.0.0.1:1").unwrap().digests, found.digests);
+    assert!(!cache.path().join("models--lender--other/snapshots").join(COMMIT).join(WEIGHTS).exists());
 }
 
 #[test]
@@ -555,7 +597,7 @@ fn an_etag_that_is_no_file_name_is_refused() {
 #[test]
 fn two_downloads_at_once_fetch_the_bytes_once() {
     let cache = tempfile::tempdir().unwrap();
-    let repo = Repo::new(&[("config.json", b"{}"), (WEIGHTS, &noise(2_000_000))]);
+    let repo = Repo::new(&[("config.json", b"{}"), ("tokenizer.json", b"{}"), (WEIGHTS, &noise(2_000_000))]);
     let server = Arc::new(server_with(&repo, |_, _, honest| {
         thread::sleep(Duration::from_millis(50));
         honest

@@ -1,4 +1,4 @@
-//! A plan of a model on the hub, against a local stand-in: settings and the beginnings of files are all that is asked for.
+//! Models on the hub, against a local stand-in. Of a plan, settings and the beginnings of files are all that is asked for.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "the stand-in does more than is asked of it here")]
@@ -17,8 +17,12 @@ use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_shards};
 use standin::{Repo, Server};
 
 fn plan(endpoint: &str, home: &Path, model: &str) -> Output {
+    narthex(endpoint, home, &["plan", model, "--json", "--target", "qnn:x-elite"])
+}
+
+fn narthex(endpoint: &str, home: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_narthex"))
-        .args(["plan", model, "--json", "--target", "qnn:x-elite"])
+        .args(args)
         .env("NARTHEX_HOME", home)
         .env("HF_HUB_CACHE", home.join("hub"))
         .env("HF_ENDPOINT", endpoint)
@@ -30,13 +34,28 @@ fn plan(endpoint: &str, home: &Path, model: &str) -> Output {
 
 /// A repository of a tiny Llama in two shards; behind the tensors of the last lies what nobody asks for.
 fn repo() -> Repo {
+    repo_of(|folder| tiny_llama_shards(folder, 7).unwrap())
+}
+
+/// A repository of what is written to a folder.
+fn repo_of(write: impl FnOnce(&Path)) -> Repo {
     let folder = tempfile::tempdir().unwrap();
-    tiny_llama_shards(folder.path(), 7).unwrap();
-    let file =
-        |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
-    let files: BTreeMap<String, Vec<u8>> =
-        fs::read_dir(folder.path()).unwrap().map(|entry| file(entry.unwrap())).collect();
+    write(folder.path());
+    let mut files = BTreeMap::new();
+    gather(folder.path(), "", &mut files);
     Repo { files }
+}
+
+/// A folder's files by their path in it.
+fn gather(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let name = format!("{prefix}{}", entry.file_name().into_string().unwrap());
+        if entry.path().is_dir() {
+            gather(&entry.path(), &format!("{name}/"), files);
+        } else {
+            files.insert(name, fs::read(entry.path()).unwrap());
+        }
+    }
 }
 
 #[test]
@@ -79,4 +98,25 @@ fn a_tensor_that_a_hub_model_lacks_is_named_before_the_download() {
     let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && text.contains("no tensor for layers.2."), "{text}");
+}
+
+#[test]
+fn a_model_without_a_tokenizer_of_its_own_gets_the_one_that_the_catalogue_names() {
+    let home = tempfile::tempdir().unwrap();
+    let (whole, mut bare) = (repo(), repo());
+    bare.files.retain(|name, _| name != "tokenizer.json" && name != "tokenizer_config.json");
+    let mut lender = whole;
+    lender.files.retain(|name, _| name == "tokenizer.json");
+    lender.files.insert("special_tokens_map.json".to_owned(), b"{}".to_vec());
+    let server = Server::start(move |request| {
+        if request.path.contains("/TinyLlama/") { lender.answer(request) } else { bare.answer(request) }
+    });
+    let run = |args: &[&str]| narthex(&server.endpoint, home.path(), args);
+    let output = run(&["compile", "openelm:270m", "--scheme", "f32"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed: serde_json::Value = serde_json::from_slice(&run(&["list", "--json"]).stdout).unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["kind"]), (&"openelm:270m".into(), &"text".into()));
+    let output = run(&["pull", "hf:owner/tiny"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(4) && text.contains("no tokenizer.json"), "{text}");
 }

@@ -14,8 +14,8 @@ mod transfer;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env,
-    path::PathBuf,
+    env, fs,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -28,7 +28,12 @@ pub use outline::Wanted;
 use serde::Deserialize;
 
 use self::{cache::RepoCache, client::Client, transfer::Transfer};
-use crate::{Cancel, check_cancel, error::Error, files, index::HubSource};
+use crate::{
+    Cancel, check_cancel,
+    error::Error,
+    files,
+    index::{self, HubSource, TokenizerFiles},
+};
 
 /// The hub that is used unless `HF_ENDPOINT` names another.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
@@ -198,6 +203,7 @@ impl Hub {
         };
         let names =
             glob::choose(&source.repo, listing.siblings.iter().map(|s| s.rfilename.as_str()), &source.files)?;
+        let lent = self.tokenizer(source, &names, &repo.snapshot(&listing.sha), cancel)?;
         let title = format!("Downloading {}", source.repo);
         let stage = Stage::start(progress, title, Unit::Bytes, listing.bytes_of(&names));
         let mut before = 0;
@@ -209,7 +215,38 @@ impl Hub {
         }
         repo.write_ref(&source.revision, &listing.sha)?;
         let license = listing.license();
+        let names = names.into_iter().chain(lent).collect();
         self.describe(&repo, listing.sha, names, license, cancel)
+    }
+
+    /// Sees to it before the weights are fetched that there is a tokenizer among the files or that another repository
+    /// lends its own, whose names are given: they are copied into the snapshot, beside the weights.
+    fn tokenizer(
+        &self,
+        source: &HubSource,
+        names: &[String],
+        snapshot: &Path,
+        cancel: &Cancel,
+    ) -> Result<Vec<String>, Error> {
+        if glob::has_tokenizer(names) {
+            return Ok(Vec::new());
+        }
+        let Some(TokenizerFiles { repo, files: lent }) = &source.tokenizer else {
+            return Err(HubError::NoTokenizer { repo: source.repo.clone() }.into());
+        };
+        let lender = HubSource { repo: repo.clone(), revision: index::main_branch(), ..source.clone() };
+        let commit = self.listing(&lender, cancel)?.sha;
+        let cache = RepoCache::new(&self.options.cache, repo);
+        fs::create_dir_all(snapshot).map_err(Error::io("create", snapshot))?;
+        for name in lent {
+            self.bring(&cache, &commit, name, cancel)?;
+            let (from, to) = (cache.snapshot(&commit).join(name), snapshot.join(name));
+            let bytes = files::read_small(&from, SMALL_FILE).map_err(Error::io("read", &from))?;
+            let new = to.with_added_extension(format!("{}.new", std::process::id()));
+            files::write_durably(&new, &bytes)?;
+            fs::rename(&new, &to).map_err(Error::io("move into place", &to))?;
+        }
+        Ok(lent.clone())
     }
 
     /// Brings a repository's small settings into the cache, and gives the folder they lie in; weights, tokenizers and
@@ -278,7 +315,7 @@ impl Hub {
             let path = folder.join(name);
             if let Some(digest) = repo.digest_in_name(&path) {
                 digests.insert(name.clone(), digest);
-            } else if std::fs::metadata(&path).is_ok_and(|meta| meta.len() <= SMALL_FILE) {
+            } else if fs::metadata(&path).is_ok_and(|meta| meta.len() <= SMALL_FILE) {
                 digests.insert(name.clone(), files::digest_file(&path, cancel, |_| ())?);
             }
         }
@@ -308,7 +345,7 @@ mod tests {
     fn the_hubs_own_variables_are_honoured() {
         let folder = tempfile::tempdir().unwrap();
         let token_file = folder.path().join("token");
-        std::fs::write(&token_file, "from-file\n").unwrap();
+        fs::write(&token_file, "from-file\n").unwrap();
         let token_file = token_file.display().to_string();
         let check = |given: &[(&str, &str)], cache: &str, token: Option<&str>, network: Network| {
             let get = |name: &str| {

@@ -126,6 +126,12 @@ pub enum HubError {
         /// The repository.
         repo: String,
     },
+    /// The repository has no tokenizer that Narthex reads.
+    #[error("{repo} has no tokenizer.json or tokenizer.model; its weights were not fetched")]
+    NoTokenizer {
+        /// The repository.
+        repo: String,
+    },
     /// The repository has several GGUF files.
     #[error("{repo} has {} GGUF files: {}", names.len(), some(names))]
     ManyGguf {
@@ -197,6 +203,10 @@ impl HubError {
                 "a proxy or mirror may be altering the files; try without it, or run the command again"
             }
             Self::NoWeights { .. } => "look for a conversion of the model with .safetensors or .gguf files",
+            Self::NoTokenizer { .. } => {
+                "look for a conversion of the model with tokenizer.json, or download it and put its tokenizer.json beside \
+                 the weights"
+            }
             Self::ManyGguf { repo, names } => {
                 let first = names.first().map_or("FILE.gguf", String::as_str);
                 return Some(format!("name one of them: hf:{repo}/{first}"));

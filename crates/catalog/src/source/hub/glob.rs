@@ -42,6 +42,12 @@ pub(crate) fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
+/// Whether the files of a checkpoint say how its texts are cut into tokens, in a form that Narthex reads.
+pub(super) fn has_tokenizer(names: &[String]) -> bool {
+    let is_tokenizer = |name: &String| matches!(name.as_str(), "tokenizer.json" | "tokenizer.model");
+    names.iter().any(|name| is_tokenizer(name) || is_gguf(name))
+}
+
 /// The files to fetch of a repository, in order.
 ///
 /// Where the usual files are wanted and there are safetensors, GGUF conversions beside them are left alone; a
