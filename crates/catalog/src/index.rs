@@ -67,6 +67,9 @@ pub struct Entry {
     pub config: serde_json::Value,
     /// How an embedding model's rows become one vector.
     pub pooling: Option<Pooling>,
+    /// What is put before its inputs, by what an input is for, where its checkpoint does not say.
+    #[serde(default)]
+    pub prompts: BTreeMap<String, String>,
     /// The element type of its checkpoint, where that has one.
     pub dtype: Option<DType>,
     /// Elements of its checkpoint that are not compiled: image parts, poolers, copies of a tied head.
@@ -433,6 +436,7 @@ mod tests {
                 "{name}"
             );
             assert_eq!(entry.pooling.is_some(), entry.kind == Kind::Embedding, "{name}");
+            assert!(entry.prompts.is_empty() || entry.kind == Kind::Embedding, "{name}");
             assert_eq!(entry.dtype.is_some(), matches!(entry.source, Source::Hub(_)), "{name}");
             assert!(
                 entry.notes.as_ref().is_none_or(|text| text.ends_with('.')),

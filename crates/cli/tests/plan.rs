@@ -13,7 +13,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_shards};
+use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf, tiny_llama_shards};
 use standin::{Repo, Server};
 
 fn plan(endpoint: &str, home: &Path, model: &str) -> Output {
@@ -119,4 +119,30 @@ fn a_model_without_a_tokenizer_of_its_own_gets_the_one_that_the_catalogue_names(
     let output = run(&["pull", "hf:owner/tiny"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(4) && text.contains("no tokenizer.json"), "{text}");
+}
+
+#[test]
+fn an_embedding_model_has_the_prompts_that_the_catalogue_knows() {
+    let home = tempfile::tempdir().unwrap();
+    let bert = repo_of(|folder| {
+        tiny_bert_safetensors(folder, 7).unwrap();
+        let _ = fs::remove_file(folder.join("config_sentence_transformers.json"));
+    });
+    let server = Server::start(move |request| bert.answer(request));
+    let run = |args: &[&str]| {
+        let output = narthex(&server.endpoint, home.path(), args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for model in ["bge-small-en-v1.5", "hf:BAAI/bge-small-en-v1.5"] {
+        run(&["pull", model]);
+        let shown = run(&["show", model]);
+        assert!(
+            shown.contains("query: \"Represent this sentence for searching relevant passages: \""),
+            "{shown}"
+        );
+        assert!(shown.contains("passage: \"\""), "{shown}");
+    }
+    run(&["pull", "hf:owner/other"]);
+    assert!(!run(&["show", "hf:owner/other"]).contains("Represent"), "another model has none");
 }

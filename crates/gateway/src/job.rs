@@ -135,6 +135,11 @@ fn compile(
     let (vocabulary, keep_stages) =
         (wanted.request.vocabulary.as_ref(), wanted.request.keep_stages.as_deref());
     let mut manifest = work.run((&recipe, vocabulary), staging.path(), keep_stages)?;
+    let entry = shelf::entry(inner, resolved);
+    if let Some(entry) = entry.filter(|entry| manifest.prompts.is_empty() && !entry.prompts.is_empty()) {
+        manifest.prompts.named = entry.prompts.clone();
+        adopt(staging.path(), &mut manifest, &[])?;
+    }
     if !recipe.passes.is_empty() || manifest.recipe.is_reduced() {
         manifest.quality = work.quality(&recipe, (staging.path(), &manifest))?;
         manifest.loss = work.loss(&recipe, (staging.path(), &manifest))?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use narthex_catalog::{
     index::{Entry, Kind},
-    resolve::ModelRef,
+    resolve::{Location, ModelRef, Resolved},
 };
 use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
 
@@ -65,6 +65,14 @@ pub(crate) fn reference(inner: &Inner, text: &str) -> Result<ModelRef, Error> {
         Ok(ModelRef::Catalogue(_)) | Err(_) => Err(inner.unknown(text)),
         Ok(reference) => Ok(reference),
     }
+}
+
+/// What the catalogue says of a model, whether it was named by its name there or by its repository.
+pub(crate) fn entry<'a>(inner: &'a Inner, resolved: &Resolved) -> Option<&'a Entry> {
+    inner.catalog.get(&resolved.name).or_else(|| match &resolved.source {
+        Location::Hub(hub) => inner.catalog.by_repo(&hub.repo),
+        Location::Wheel { .. } | Location::Local(_) => None,
+    })
 }
 
 /// The manifest of an installed package.
