@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     resolve::{Location, Resolved},
     source::{
-        hub::{Hub, HubOptions, Wanted},
+        hub::{Hub, HubOptions, Stated, Wanted},
         local,
         wheel::{self, Origin},
     },
@@ -85,12 +85,16 @@ pub fn settings(resolved: &Resolved, cancel: &Cancel) -> Result<Option<PathBuf>,
 }
 
 /// A hub model's outline: settings and the beginnings of its weights' files, for as long as this lives.
-pub struct Outline(Staging);
+pub struct Outline {
+    folder: Staging,
+    /// What the repository says of itself.
+    pub stated: Stated,
+}
 
 impl Outline {
     /// The folder.
     pub fn path(&self) -> &Path {
-        self.0.path()
+        self.folder.path()
     }
 }
 
@@ -103,8 +107,9 @@ pub fn outline(
 ) -> Result<Option<Outline>, Error> {
     let Location::Hub(source) = &resolved.source else { return Ok(None) };
     let hub = Hub::new(HubOptions::from_environment()?)?;
-    let outline = Outline(Staging::scratch(store)?);
-    Ok(hub.outline(source, outline.path(), wanted, cancel)?.then_some(outline))
+    let folder = Staging::scratch(store)?;
+    let stated = hub.outline(source, folder.path(), wanted, cancel)?;
+    Ok(stated.map(|stated| Outline { folder, stated }))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod near;
 use std::{collections::BTreeMap, fmt};
 
 use narthex_spec::{DType, ModelName, Sha256, arch::Pooling};
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub use self::figures::Figures;
 use crate::error::Error;
@@ -189,7 +189,7 @@ pub enum Kind {
 }
 
 /// Whether a model's publisher lets everybody download it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
     /// Everybody may.
@@ -484,6 +484,16 @@ mod tests {
         let mut seen = BTreeSet::new();
         for entry in catalog().entries() {
             assert!(seen.insert(entry.source.describe()), "{} occurs twice", entry.source);
+        }
+    }
+
+    #[test]
+    fn a_model_that_an_npu_takes_in_some_scheme_is_not_refused() {
+        let catalog = catalog();
+        for name in ["qwen2.5:14b", "qwen2.5-coder:14b", "qwen3:14b"] {
+            let entry = catalog.get(&name.parse().unwrap()).unwrap();
+            let figures = catalog.figures(entry).unwrap();
+            assert!(figures.runs && figures.scheme == narthex_spec::Scheme::W4, "{name}: {figures:?}");
         }
     }
 

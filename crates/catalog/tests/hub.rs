@@ -17,7 +17,7 @@ use std::{
 use narthex_catalog::{
     Cancel, Error, ErrorKind,
     index::{HubSource, TokenizerFiles},
-    source::hub::{Hub, HubError, HubOptions, Network, Snapshot},
+    source::hub::{Hub, HubError, HubOptions, Network, Snapshot, Stated},
 };
 use narthex_spec::{Progress, progress::Quiet};
 use standin::{COMMIT, Reply, Repo, Request, Server, noise};
@@ -511,7 +511,9 @@ fn an_outline_is_settings_and_beginnings() {
     };
     for wanted in [10, 1_000_000] {
         let (folder, done) = outline(&server.endpoint, wanted);
-        assert!(done.unwrap());
+        let stated = done.unwrap().unwrap();
+        // The weights, and two files of two bytes.
+        assert_eq!(stated, Stated { license: Some("apache-2.0".to_owned()), bytes: Some(3_000_004) });
         let found = fs::read(folder.path().join(WEIGHTS)).unwrap();
         assert_eq!(found.len(), whole.len(), "a hole has the file's length");
         let begun = (wanted as usize).max(256 << 10);
@@ -521,7 +523,7 @@ fn an_outline_is_settings_and_beginnings() {
     let lengths: Vec<_> = server.requests().iter().filter_map(Request::range_length).collect();
     assert_eq!(lengths, [256 << 10, 256 << 10, 1_000_000]);
     let (folder, done) = outline("http://127.0.0.1:1", 10);
-    assert!(!done.unwrap() && fs::read_dir(folder.path()).unwrap().count() == 0);
+    assert!(done.unwrap().is_none() && fs::read_dir(folder.path()).unwrap().count() == 0);
 }
 
 #[test]

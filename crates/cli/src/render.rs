@@ -9,7 +9,7 @@ use narthex_gateway::{
     announce::RunningServer,
     bench::{self, BenchReport, Comparison, Contender, Outcome, Spread},
     doctor::{Doctor, Level},
-    listing::{Figures, ModelListing, ModelState, ModelStatus, Support},
+    listing::{Access, Figures, ModelListing, ModelState, ModelStatus, Support},
     request::Summary,
 };
 use narthex_spec::Scheme;
@@ -120,6 +120,7 @@ pub(crate) fn catalogue(models: &[ModelListing]) -> String {
     for model in models {
         let state = match &model.support {
             _ if !model.installed.is_empty() => "installed".to_owned(),
+            Support::Ready if model.access == Access::Gated => "gated".to_owned(),
             Support::Ready => "available".to_owned(),
             Support::NotYet { reason } => format!("not yet: {reason}"),
         };
@@ -138,6 +139,16 @@ pub(crate) fn catalogue(models: &[ModelListing]) -> String {
         ]);
     }
     table.trim_fmt()
+}
+
+/// What must be done before a model can be downloaded.
+fn access(access: Access) -> Option<&'static str> {
+    match access {
+        Access::Open => None,
+        Access::Gated => {
+            Some("gated: accept its licence on the model's page, and set HF_TOKEN to a token of that account")
+        }
+    }
 }
 
 /// A score, with the scheme that it needs where that is not the usual one.

@@ -112,6 +112,11 @@ fn plan_needs_nothing_but_settings() {
     check(&["plan", "llama3.3:70b", "--target", "qnn:x-elite"], 0, "refused: the model's weights take", "");
     check(&["plan", "gemma3:1b"], 0, "that look back 512 tokens", "");
     check(&["plan", "gemma3n:e2b"], 0, "30 layers", "");
+    check(&["plan", "gemma3n:e2b"], 0, "note        Its text part", "");
+    check(&["plan", "llama3.2:1b"], 0, "access      gated: accept its licence", "");
+    check(&["plan", "llama3.2:1b@w4", "--json"], 0, "\"access\": \"gated\"", "");
+    // The headline is of what takes the model.
+    check(&["plan", "llama3.3:70b"], 0, "(openvino:npu in", "");
     check(&["plan", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["plan", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
     let folder = models();
@@ -135,6 +140,20 @@ fn the_catalogue_is_a_ranking() {
     // What an NPU cannot hold stands behind what it can.
     assert!(!runs(models.last().unwrap()) && runs(&models[0]));
     check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, text, embedding");
+}
+
+#[test]
+fn gated_models_are_marked() {
+    let home = tempfile::tempdir().unwrap();
+    let output = narthex(home.path(), &["list", "--available"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let state = |name: &str| {
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(name)).unwrap();
+        line.split_whitespace().last().unwrap().to_owned()
+    };
+    assert_eq!((state("llama3.2:1b").as_str(), state("smollm2:135m").as_str()), ("gated", "available"));
+    check(&["list", "--available", "--json"], 0, "\"access\": \"gated\"", "");
+    check(&["list", "--available", "--kind", "text"], 0, "openelm:270m", "");
 }
 
 #[test]

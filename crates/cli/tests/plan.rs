@@ -62,12 +62,17 @@ fn gather(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
 fn a_hub_model_is_planned_without_its_weights() {
     let home = tempfile::tempdir().unwrap();
     let repo = repo();
+    // The model card is no part of the checkpoint.
+    let wanted = repo.files.iter().filter(|(name, _)| *name != "README.md");
+    let bytes: usize = wanted.map(|(_, bytes)| bytes.len()).sum();
     let server = Server::start(move |request| repo.answer(request));
     let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
     let found: serde_json::Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     assert_eq!((&found["longest"], &found["schemes"][0]["scheme"]), (&256.into(), &"w8".into()));
     assert!(found["parameters"].as_u64().is_some_and(|count| count > 10_000), "{found}");
+    assert_eq!((&found["license"], &found["source"]), (&"apache-2.0".into(), &"hub owner/tiny".into()));
+    assert_eq!(found["download_bytes"], bytes);
     let gets: Vec<String> = server.requests().into_iter().map(|request| request.path).collect();
     assert!(gets.iter().all(|path| !path.ends_with("tokenizer.json")), "{gets:?}");
     assert!(gets.iter().filter(|path| path.ends_with(".safetensors")).count() == 2, "{gets:?}");

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-pub use narthex_catalog::index::Figures;
+pub use narthex_catalog::index::{Access, Figures};
 use narthex_spec::{DeviceName, ModelName, Scheme, arch::EncoderHead, manifest::Manifest};
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +90,10 @@ pub struct ModelListing {
     pub figures: Option<Figures>,
     /// Licence, where known.
     pub license: Option<String>,
+    /// Whether everybody may download it, of a model in the catalogue.
+    pub access: Access,
+    /// What a user should know before using it.
+    pub notes: Option<String>,
     /// Where it comes from.
     pub source: String,
     /// Its packages on this machine.

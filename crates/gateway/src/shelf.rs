@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use narthex_catalog::{
-    index::{Entry, Kind},
+    index::{Access, Entry, Kind},
     resolve::{Location, ModelRef, Resolved},
 };
 use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
@@ -173,6 +173,8 @@ fn from_entry(entry: &Entry, inner: &Inner) -> ModelListing {
         download_bytes: entry.checkpoint_bytes(),
         figures: inner.catalog.figures(entry).copied(),
         license: entry.license.clone(),
+        access: entry.access,
+        notes: entry.notes.clone(),
         source: entry.source.describe(),
         installed: Vec::new(),
         support: match entry.unsupported() {
@@ -192,6 +194,8 @@ fn from_manifest(manifest: &Manifest) -> ModelListing {
         download_bytes: None,
         figures: None,
         license: manifest.provenance.license.clone(),
+        access: Access::Open,
+        notes: None,
         source: manifest.provenance.source.clone(),
         installed: Vec::new(),
         support: Support::Ready,

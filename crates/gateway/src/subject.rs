@@ -8,6 +8,7 @@ use narthex_catalog::{
     fetch,
     index::{Entry, Kind},
     resolve::ModelRef,
+    source::hub::Stated,
 };
 use narthex_compile::{
     CompileError,
@@ -42,6 +43,8 @@ pub(crate) struct Settled {
     pub(crate) architecture: Architecture,
     /// The scheme that the text names, or the usual one.
     pub(crate) scheme: Scheme,
+    /// What its repository says of itself, of a model on the hub.
+    pub(crate) stated: Option<Stated>,
 }
 
 /// Finds what a text names: an installed package, else an entry of the catalogue, else a model of the hub or a file.
@@ -79,7 +82,7 @@ fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
 
 fn settings(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
     let architecture = checkpoint::architecture(path).map_err(CompileError::from)?;
-    Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme })))
+    Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme, stated: None })))
 }
 
 /// An installed package, else what the catalogue says of a model, else the settings of a model that is not here.
@@ -89,14 +92,17 @@ fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel)
     }
     if let Some(entry) = inner.catalog.get(&key.name) {
         return Ok(match architecture(entry) {
-            Ok(architecture) => Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme })),
+            Ok(architecture) => {
+                Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme, stated: None }))
+            }
             Err(error) => Subject::Unknown(entry.unsupported().unwrap_or_else(|| error.to_string())),
         });
     }
     let resolved = reference.resolve(&inner.catalog)?;
     if let Some(outline) = fetch::outline(&inner.store, &resolved, &checkpoint::wanted, cancel.flag())? {
         let architecture = checkpoint::outlined(outline.path()).map_err(CompileError::from)?;
-        return Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme })));
+        let stated = Some(outline.stated);
+        return Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme, stated })));
     }
     match fetch::settings(&resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),

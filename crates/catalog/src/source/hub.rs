@@ -24,7 +24,7 @@ use narthex_spec::{
     ProgressSink, Sha256,
     progress::{Progress, Stage, Unit},
 };
-pub use outline::Wanted;
+pub use outline::{Stated, Wanted};
 use serde::Deserialize;
 
 use self::{cache::RepoCache, client::Client, transfer::Transfer};

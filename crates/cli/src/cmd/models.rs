@@ -46,7 +46,10 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
 /// Shows a package.
 pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
     let manifest = gateway.manifest(&args.model)?;
-    if args.json { output::json(&manifest) } else { output::line(render::manifest(&manifest)) }
+    if args.json {
+        return output::json(&manifest);
+    }
+    output::line(render::manifest(&manifest, &gateway.model(&args.model)?))
 }
 
 /// Removes a model's packages.

@@ -1,16 +1,17 @@
 //! What a package holds.
 
 use comfy_table::Cell;
+use narthex_gateway::listing::ModelListing;
 use narthex_spec::{
     Variant,
     arch::{ImportedEncoder, Structure},
     manifest::{Manifest, Quality},
 };
 
-use super::{bytes, table};
+use super::{access, bytes, table};
 
-/// A package in words.
-pub(crate) fn manifest(manifest: &Manifest) -> String {
+/// A package in words, with what its listing says besides.
+pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     let size = manifest.files.values().map(|file| file.bytes).sum();
     let shape = match &manifest.architecture {
         Structure::Decoder(arch) => {
@@ -37,6 +38,8 @@ pub(crate) fn manifest(manifest: &Manifest) -> String {
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
     ];
+    lines.extend(access(listing.access).map(|text| format!("access       {text}")));
+    lines.extend(listing.notes.iter().map(|notes| format!("note         {notes}")));
     for (name, text) in &manifest.prompts.named {
         let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
         lines.push(format!("prompt       {name}{default}: {text:?}"));

@@ -14,9 +14,12 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     fact("structure", outlook.structure.clone());
     fact("parameters", thousands(outlook.parameters));
     fact("context", format!("{} tokens at most", outlook.longest));
-    report.source.iter().for_each(|source| fact("source", source.clone()));
-    report.license.iter().for_each(|license| fact("licence", license.clone()));
-    report.download_bytes.iter().for_each(|size| fact("download", bytes(*size)));
+    let origin = &report.origin;
+    origin.source.iter().for_each(|source| fact("source", source.clone()));
+    origin.license.iter().for_each(|license| fact("licence", license.clone()));
+    origin.access.and_then(super::access).iter().for_each(|text| fact("access", (*text).to_owned()));
+    origin.download_bytes.iter().for_each(|size| fact("download", bytes(*size)));
+    origin.notes.iter().for_each(|notes| fact("note", notes.clone()));
     for cache in &outlook.cache {
         fact("KV cache", cached(cache));
     }

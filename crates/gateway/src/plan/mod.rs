@@ -5,6 +5,7 @@
 
 mod fit;
 
+use narthex_catalog::{index::Access, source::hub::Stated};
 use narthex_spec::{
     Target,
     target::{OpenVinoDevice, QnnChip},
@@ -17,7 +18,9 @@ pub use self::fit::{DeviceFit, Room, SchemeFit};
 use crate::{
     cancel::Cancel,
     error::Error,
-    gateway::Gateway,
+    gateway::{Gateway, Inner},
+    names::split_scheme,
+    shelf,
     subject::{self, Subject},
 };
 
@@ -30,17 +33,47 @@ pub struct PlanRequest {
     pub targets: Vec<Target>,
 }
 
+/// Where a model comes from, as far as the catalogue or the hub says.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Origin {
+    /// The source as a person would write it.
+    pub source: Option<String>,
+    /// Its licence.
+    pub license: Option<String>,
+    /// Whether everybody may download it.
+    pub access: Option<Access>,
+    /// Bytes to download.
+    pub download_bytes: Option<u64>,
+    /// What a user should know before using it.
+    pub notes: Option<String>,
+}
+
+impl Origin {
+    /// That of a model by the text that names it, and by what its repository says of itself.
+    fn new(inner: &Inner, subject: &str, stated: Option<&Stated>) -> Self {
+        let reference = shelf::reference(inner, split_scheme(subject).0).ok();
+        let resolved = reference.and_then(|reference| reference.resolve(&inner.catalog).ok());
+        let Some(resolved) = resolved else { return Self::default() };
+        let entry = shelf::entry(inner, &resolved);
+        let hub = || stated.and_then(|stated| stated.license.clone());
+        Self {
+            license: entry.and_then(|entry| entry.license.clone()).or_else(hub),
+            access: entry.map(|entry| entry.access),
+            download_bytes: stated.map_or_else(|| entry?.checkpoint_bytes(), |stated| stated.bytes),
+            notes: entry.and_then(|entry| entry.notes.clone()),
+            source: Some(resolved.provenance),
+        }
+    }
+}
+
 /// What a model would be.
 #[derive(Debug, Clone, Serialize)]
 pub struct PlanReport {
     /// The model: a path or a name.
     pub subject: String,
-    /// Where it comes from, where the catalogue says.
-    pub source: Option<String>,
-    /// Its licence, where the catalogue says.
-    pub license: Option<String>,
-    /// Bytes to download, where the catalogue says.
-    pub download_bytes: Option<u64>,
+    /// Where it comes from.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// The compiler's part.
     #[serde(flatten)]
     pub outlook: Outlook,
@@ -60,25 +93,22 @@ impl Gateway {
         let inner = self.inner();
         let refused = |message: String| Err(Error::Invalid { param: "model", message });
         let exports = "model: a plan is made of a checkpoint; `narthex check` looks at ONNX files";
-        let architecture = match subject::find(inner, &request.subject, cancel)? {
+        let (architecture, stated) = match subject::find(inner, &request.subject, cancel)? {
             Subject::Package(manifest, _) => match manifest.architecture.architecture() {
-                Some(architecture) => architecture,
+                Some(architecture) => (architecture, None),
                 None => return refused(exports.to_owned()),
             },
-            Subject::Checkpoint(found) => found.architecture,
+            Subject::Checkpoint(found) => (found.architecture, found.stated),
             Subject::Unknown(reason) => return refused(format!("model: {reason}")),
             Subject::Graphs(_) => return refused(exports.to_owned()),
         };
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let outlook = Outlook::new(&architecture, &targets)?;
         let machine = fit::machine(&outlook, &fit::memories());
-        let entry = request.subject.parse().ok().and_then(|name| inner.catalog.get(&name));
         let fits = machine.iter().any(DeviceFit::fits);
         Ok(PlanReport {
             subject: request.subject.clone(),
-            source: entry.map(|entry| entry.source.describe()),
-            license: entry.and_then(|entry| entry.license.clone()),
-            download_bytes: entry.and_then(|entry| entry.checkpoint_bytes()),
+            origin: Origin::new(inner, &request.subject, stated.as_ref()),
             least: if fits { None } else { fit::least(&outlook) },
             outlook,
             machine,

@@ -24,9 +24,18 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Says how many bytes of a file's beginning are needed, by its name and those that are there; nothing once they suffice.
 pub type Wanted<'a> = dyn Fn(&str, &[u8]) -> Option<u64> + 'a;
 
+/// What a repository says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stated {
+    /// The licence.
+    pub license: Option<String>,
+    /// Bytes of the files that a download would fetch, where every one is known.
+    pub bytes: Option<u64>,
+}
+
 impl Hub {
-    /// Brings a repository's outline into an empty folder, and says whether there was a network for it. Without one, the
-    /// folder stays empty.
+    /// Brings a repository's outline into an empty folder, and gives what the repository says of itself. Without a network
+    /// there is nothing to give, and the folder stays empty.
     ///
     /// # Errors
     /// [`HubError`], and those of writing.
@@ -36,12 +45,12 @@ impl Hub {
         folder: &Path,
         wanted: &Wanted<'_>,
         cancel: &Cancel,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Stated>, Error> {
         if self.options.network == super::Network::CacheOnly {
-            return Ok(false);
+            return Ok(None);
         }
         let listing = match self.listing(source, cancel) {
-            Err(Error::Hub(HubError::Unreachable { .. })) => return Ok(false),
+            Err(Error::Hub(HubError::Unreachable { .. })) => return Ok(None),
             other => other?,
         };
         let names = listing.siblings.iter().map(|sibling| sibling.rfilename.as_str());
@@ -59,7 +68,8 @@ impl Hub {
         for name in chosen.iter().filter(|name| glob::is_weights(name)) {
             self.beginning((source, &listing), name, &folder.join(name), wanted, cancel)?;
         }
-        Ok(true)
+        let (license, bytes) = (listing.license(), listing.bytes_of(&chosen));
+        Ok(Some(Stated { license, bytes }))
     }
 
     /// Writes one file's beginning, and a hole behind it.
