@@ -24,7 +24,7 @@ pub(crate) struct Circumstances {
     /// The provider's package and version; ONNX Runtime's own providers have its version.
     pub(crate) provider: String,
     /// The driver and its version, as the system tells them.
-    #[serde(default = "unknown")]
+    #[serde(default = "none")]
     pub(crate) driver: String,
     /// What the provider was told.
     pub(crate) settings: BTreeMap<String, String>,
@@ -80,21 +80,22 @@ impl Circumstances {
     }
 }
 
-/// What a driver is called that the system does not tell.
-fn unknown() -> String {
-    "unknown".to_owned()
+/// The driver in records that note none.
+fn none() -> String {
+    "none".to_owned()
 }
 
-/// The drivers of this kind of device, each with its version. What computes on the processor needs none.
+/// The drivers of this kind of device, each with its version; `unknown` where the system does not tell. What computes on
+/// the processor needs none.
 fn driver(kind: DeviceKind, facts: &Facts) -> String {
     let kind = match kind {
         DeviceKind::Npu => AcceleratorKind::Npu,
         DeviceKind::Gpu => AcceleratorKind::Gpu,
-        DeviceKind::Cpu | DeviceKind::StandIn => return "none".to_owned(),
+        DeviceKind::Cpu | DeviceKind::StandIn => return none(),
     };
     let found = facts.drivers.iter().filter(|driver| driver.kind == kind);
     let found: Vec<&str> = found.map(|driver| driver.text.as_str()).collect();
-    if found.is_empty() { unknown() } else { found.join(", ") }
+    if found.is_empty() { "unknown".to_owned() } else { found.join(", ") }
 }
 
 /// The package that a provider comes in, with its version.
@@ -142,10 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_from_before_drivers_were_noted_holds_where_the_driver_is_unknown() {
-        let text = r#"{"device": "qnn", "runtime": "1.31.1", "provider": "p", "settings": {}}"#;
+    fn a_record_from_before_drivers_were_noted_holds_where_there_is_none() {
+        let text = r#"{"device": "cpu", "runtime": "1.31.1", "provider": "p", "settings": {}}"#;
         let record: Circumstances = serde_json::from_str(text).unwrap();
-        assert_eq!(record.driver, "unknown");
+        let now = |driver: &str| Circumstances { driver: driver.to_owned(), ..record.clone() };
+        assert_eq!(record.outdated(&now("none")), None);
+        assert!(record.outdated(&now("fastrpc kernel 6.12.9")).is_some());
     }
 
     #[test]
