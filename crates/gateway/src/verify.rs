@@ -161,19 +161,19 @@ fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
         _ => None,
     };
     let buckets = opening.manifest.graphs.iter().filter_map(|graph| length(graph.part)).collect();
-    let lengths: Vec<usize> = texts.iter().map(|tokens| tokens.len().min(longest)).collect();
-    let filling = unseen(buckets, &lengths).into_iter().zip(texts.clone().into_iter().rev().cycle());
-    let filling: Vec<Vec<TokenId>> =
-        filling.map(|(bucket, tokens)| tokens.into_iter().cycle().take(bucket).collect()).collect();
-    texts.iter_mut().for_each(|tokens| tokens.truncate(longest));
-    Ok(texts.into_iter().chain(filling).collect())
+    Ok(suited(texts, longest, &buckets))
 }
 
-/// The buckets that a package runs none of these lengths in: each runs in the shortest that holds it.
-fn unseen(buckets: BTreeSet<usize>, lengths: &[usize]) -> Vec<usize> {
-    let run: BTreeSet<usize> =
-        lengths.iter().filter_map(|&length| buckets.range(length..).next().copied()).collect();
-    buckets.difference(&run).copied().collect()
+/// Texts of `longest` tokens at most, and of those repeated one for each bucket that none of them runs in, which is the
+/// shortest that holds it.
+fn suited(mut texts: Vec<Vec<TokenId>>, longest: usize, buckets: &BTreeSet<usize>) -> Vec<Vec<TokenId>> {
+    texts.iter_mut().for_each(|tokens| tokens.truncate(longest));
+    let runs_in = |tokens: &Vec<TokenId>| buckets.range(tokens.len()..).next().copied();
+    let run: BTreeSet<usize> = texts.iter().filter_map(runs_in).collect();
+    let lacking = buckets.difference(&run).zip(texts.iter().rev().cycle());
+    let filling: Vec<Vec<TokenId>> =
+        lacking.map(|(&bucket, tokens)| tokens.iter().copied().cycle().take(bucket).collect()).collect();
+    texts.into_iter().chain(filling).collect()
 }
 
 /// Runs every text on both, then the CPU's own next tokens one by one; `wanted` is asked before each of them.

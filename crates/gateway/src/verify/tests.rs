@@ -66,14 +66,19 @@ fn other_arithmetic_is_found_out() {
 #[test]
 fn every_bucket_of_an_encoder_is_run() {
     let check = |buckets: &[usize], lengths: &[usize], expected: &[usize]| {
-        assert_eq!(unseen(buckets.iter().copied().collect(), lengths), expected, "{buckets:?} {lengths:?}");
+        let texts = lengths.iter().map(|&length| (1..).take(length).collect()).collect();
+        let suited = suited(texts, 72, &buckets.iter().copied().collect());
+        let found: Vec<usize> = suited.iter().map(Vec::len).collect();
+        assert_eq!(found, expected, "{buckets:?} {lengths:?}");
+        assert!(suited.iter().flatten().all(|&token| (1..=72).contains(&token)));
     };
-    check(&[64, 128, 256, 512], &[5, 30, 72], &[256, 512]);
-    check(&[512, 64], &[5, 30, 72], &[]);
-    check(&[32, 64, 128], &[72], &[32, 64]);
+    check(&[64, 128, 256, 512], &[5, 30, 90], &[5, 30, 72, 256, 512]);
+    check(&[512, 64], &[5, 30, 90], &[5, 30, 72]);
+    check(&[32, 64, 128], &[90], &[72, 32, 64]);
     // A text that fits into no bucket is cut to the longest, which is filled by then.
-    check(&[16, 32], &[5, 72], &[32]);
-    check(&[], &[5], &[]);
+    check(&[16, 32], &[5, 90], &[5, 72, 32]);
+    check(&[], &[5], &[5]);
+    check(&[64], &[], &[]);
 }
 
 #[test]
