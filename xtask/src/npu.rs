@@ -45,8 +45,15 @@ const TESTS: [Tests; 3] = [
 ];
 
 /// What needs an ONNX Runtime of its own.
-const WEBGPU: Tests =
-    Tests { package: "narthex-device", file: "webgpu", names: "", findings: &["WebGPU over SwiftShader: "] };
+const WEBGPU: [Tests; 2] = [
+    Tests { package: "narthex-device", file: "webgpu", names: "", findings: &["WebGPU over SwiftShader: "] },
+    Tests {
+        package: "narthex-gateway",
+        file: "accuracy",
+        names: "webgpu::",
+        findings: &["WebGPU over SwiftShader: "],
+    },
+];
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +76,11 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
         findings.extend(tests.run(&session, &Vec::new())?);
     }
     match swiftshader::prepare(&session)? {
-        Some(environment) => findings.extend(WEBGPU.run(&session, &environment)?),
+        Some(environment) => {
+            for tests in &WEBGPU {
+                findings.extend(tests.run(&session, &environment)?);
+            }
+        }
         None => terminal::line("WebGPU is left out: SwiftShader comes from Debian's packages for x86-64"),
     }
     if keep == Keep::Record {

@@ -2,7 +2,8 @@
 //!
 //! `bench/goldens` holds the references and the program that wrote them. The models come out of the store that
 //! `cargo xtask test` prepares; nothing is fetched. Start at [`decoder`] and [`encoder`]; [`company`] asks whether a
-//! request is answered alike alone and among others, [`npu`] what an NPU's arithmetic changes.
+//! request is answered alike alone and among others, [`npu`] what an NPU's arithmetic changes, [`webgpu`] what a
+//! GPU's does.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,9 +17,10 @@ mod decoder;
 mod encoder;
 mod goldens;
 mod npu;
+mod webgpu;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{LazyLock, Mutex},
 };
 
@@ -63,8 +65,14 @@ fn package(model: &str, scheme: Scheme) -> (PathBuf, Manifest) {
 /// An executor over the decoder in one scheme.
 fn executor(scheme: Scheme, slots: usize) -> DynamicExecutor {
     let (folder, manifest) = package(DECODER, scheme);
+    dynamic((&folder, &manifest), &Device::Cpu, slots)
+}
+
+/// An executor over variant A of a decoder's package.
+fn dynamic((folder, manifest): (&Path, &Manifest), device: &Device, slots: usize) -> DynamicExecutor {
     let options = ExecutorOptions { threads: 0, slots, kv_budget: 1 << 30, kv_step: 256, chunk: 256 };
-    DynamicExecutor::open(runtime(), &folder, &manifest, &Device::Cpu, &options).unwrap()
+    DynamicExecutor::open(runtime(), folder, manifest, device, &options)
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The logits after each of `tokens[from..]`, teacher-forced: the tokens before in one chunk, then one step a token,
