@@ -12,7 +12,7 @@ pub(crate) use catalogue::{ListArgs, PlanArgs};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use clap_complete::Shell;
 pub(crate) use compile::{CheckArgs, CompileArgs, TryOutArgs};
-pub(crate) use encoders::{AnswerArgs, EmbedArgs, RerankArgs};
+pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
 use narthex_gateway::Config;
@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Rerank(RerankArgs),
     /// Find the answer to a question in a text
     Answer(AnswerArgs),
+    /// Fill a text's masks, or add tokens to it, with a masked language model
+    Fill(FillArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
     /// Fetch a model and compile it

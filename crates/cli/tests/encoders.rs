@@ -1,4 +1,4 @@
-//! `rerank`, `answer` and `complete` over tiny models in a store of their own.
+//! `rerank`, `answer`, `fill` and `complete` over tiny models in a store of their own.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -109,4 +109,25 @@ fn a_model_without_a_template_goes_on_from_a_text() {
     let refused = run(home.path(), &["chat", "--scheme", "f32", "-m", model, "hello"], "");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && said.contains("`narthex complete -m"), "{said}");
+}
+
+#[test]
+fn masks_are_filled_and_tokens_added() {
+    let home = tempfile::tempdir().unwrap();
+    let model = compiled(home.path(), "mobilebert", Head::Masked);
+    let fill = ["fill", "--scheme", "f32", "-m", &model];
+    let ask = |more: &[&str]| narthex(home.path(), &[&fill[..], more].concat(), "");
+    let lines = ask(&["a [MASK] runs to the [MASK].", "--top-k", "3"]);
+    let masks: Vec<&str> = lines.lines().map(|line| line.split_once('\t').unwrap().0).collect();
+    assert_eq!(masks, ["1", "1", "1", "2", "2", "2"]);
+    let report: Value = serde_json::from_str(&ask(&["the [MASK] sleeps", "--json"])).unwrap();
+    assert_eq!(report["masks"][0].as_array().unwrap().len(), 5);
+    let more = ["the [MASK] sleeps", "--generate", "3", "--rounds", "2"];
+    let text = ask(&more);
+    assert!(text.starts_with("the") && text.ends_with(" sleeps\n"), "{text}");
+    let report: Value = serde_json::from_str(&ask(&[&more[..], &["--json"]].concat())).unwrap();
+    assert_eq!(
+        (report["text"].as_str(), report["tokens"].as_array().unwrap().len()),
+        (Some(text.trim_end()), 3)
+    );
 }

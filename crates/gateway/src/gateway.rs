@@ -25,10 +25,10 @@ use crate::{
     loaded::Loaded,
     mask,
     names::{PackageKey, split_scheme},
-    placing,
+    placing, refine,
     request::{
         AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
-        MaskRequest, Ranking, RerankRequest, TurnSink,
+        MaskRequest, Ranking, RefineRequest, Refined, RerankRequest, TurnSink,
     },
     rerank,
     residency::{Claim, Residents},
@@ -122,6 +122,11 @@ impl Gateway {
     /// Says what fits in a text's masks.
     pub fn fill(&self, model: &str, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
         mask::fill(self.ready(model)?.as_ref(), request, cancel)
+    }
+
+    /// Adds tokens to a text with a masked language model, in rounds (mask-predict, arXiv:1904.09324).
+    pub fn refine(&self, model: &str, request: &RefineRequest, cancel: &Cancel) -> Result<Refined, Error> {
+        refine::refine(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Fetches, compiles and loads a model in the foreground, whatever its size.

@@ -35,6 +35,7 @@ mod package;
 mod placement;
 mod placing;
 pub mod plan;
+mod refine;
 pub mod request;
 mod rerank;
 mod residency;

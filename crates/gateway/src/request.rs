@@ -330,9 +330,9 @@ pub struct Answer {
 /// A text with masks to fill.
 #[derive(Debug, Clone)]
 pub struct MaskRequest {
-    /// The text, with the model's own mask (`[MASK]`, `<mask>`) at least once.
+    /// The text, with the model's own mask (`[MASK]`, `<mask>`) at least once and at most 64 times.
     pub text: String,
-    /// How many tokens are wanted for each mask.
+    /// How many tokens are wanted for each mask, 1 to 100.
     pub top_k: usize,
 }
 
@@ -356,4 +356,37 @@ pub struct Filling {
     pub text: String,
     /// Its probability.
     pub score: f64,
+}
+
+/// A text to which a masked language model adds tokens.
+#[derive(Debug, Clone)]
+pub struct RefineRequest {
+    /// The text, with the model's own mask where the tokens are wanted; without one they come at its end.
+    pub text: String,
+    /// How many tokens are wanted, 1 to 64.
+    pub tokens: usize,
+    /// How often the least certain tokens are chosen again, the first time included, 1 to 64.
+    pub rounds: usize,
+}
+
+impl RefineRequest {
+    /// A text with the usual settings: ten rounds, as in the paper.
+    pub fn new(text: impl Into<String>, tokens: usize) -> Self {
+        Self { text: text.into(), tokens, rounds: 10 }
+    }
+}
+
+/// A text with what was added to it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refined {
+    /// The whole text.
+    pub text: String,
+    /// What was added.
+    pub generated: String,
+    /// The same as tokens, each with its probability in the round that put it there.
+    pub tokens: Vec<Filling>,
+    /// Tokens that were read at once: text, added tokens and special ones.
+    pub prompt_tokens: usize,
+    /// Where they were computed.
+    pub ran_on: RanOn,
 }

@@ -6,7 +6,7 @@ mod support;
 
 use narthex_gateway::{
     Cancel, Error,
-    request::{AnswerRequest, EmbedRequest, MaskRequest, Overlong, Prompt, RerankRequest},
+    request::{AnswerRequest, EmbedRequest, MaskRequest, Overlong, Prompt, RefineRequest, RerankRequest},
 };
 use support::{
     Tiny,
@@ -112,6 +112,42 @@ fn masks_are_filled_as_the_reference_does() {
             .fill(&model, &MaskRequest { text: "the cat".to_owned(), top_k: 3 }, &Cancel::new())
             .unwrap_err();
         assert!(error.to_string().contains("at least once"), "{error}");
+    }
+}
+
+#[test]
+fn tokens_are_added_as_the_reference_adds_them() {
+    let tiny = Tiny::new();
+    for golden in FAMILIES.map(Golden::read) {
+        let model = tiny.encoder(golden.family, Head::Masked);
+        let gateway = tiny.gateway();
+        for case in golden.expected["refined"].as_array().unwrap() {
+            let list = |key: &str| case[key].as_array().unwrap();
+            let text = case["text"].as_str().unwrap();
+            let rounds = case["rounds"].as_u64().unwrap() as usize;
+            let request = RefineRequest { rounds, ..RefineRequest::new(text, list("tokens").len()) };
+            let found = gateway.refine(&model, &request, &Cancel::new()).unwrap();
+            let what = format!("{} {text}", golden.family);
+            let tokens: Vec<u64> = found.tokens.iter().map(|one| u64::from(one.token)).collect();
+            assert_eq!(
+                tokens,
+                list("tokens").iter().map(|x| x.as_u64().unwrap()).collect::<Vec<_>>(),
+                "{what}"
+            );
+            for (one, score) in found.tokens.iter().zip(list("scores")) {
+                near(one.score, score.as_f64().unwrap(), &what);
+            }
+            assert!(found.text.contains(&found.generated) && !found.text.contains("mask"), "{}", found.text);
+            assert_eq!(gateway.refine(&model, &request, &Cancel::new()).unwrap(), found);
+        }
+        let refused = |request: RefineRequest, param: &str, expect: &str| {
+            let error = gateway.refine(&model, &request, &Cancel::new()).unwrap_err();
+            assert!(error.param() == Some(param) && error.to_string().contains(expect), "{error}");
+        };
+        refused(RefineRequest::new("a", 0), "generate", "expected 1 to 64, found 0");
+        refused(RefineRequest::new("a", 65), "generate", "expected 1 to 64, found 65");
+        refused(RefineRequest { rounds: 0, ..RefineRequest::new("a", 1) }, "rounds", "expected 1 to 64");
+        refused(RefineRequest::new("a", 64), "text", "but this model takes at most 64");
     }
 }
 

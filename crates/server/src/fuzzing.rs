@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     error::ApiError,
-    openai::{answer, body::parse, chat, completions, embeddings, rerank},
+    openai::{answer, body::parse, chat, completions, embeddings, fill, rerank},
 };
 
 /// What a body is sent to.
@@ -20,11 +20,14 @@ pub enum Endpoint {
     Rerank,
     /// `/v1/answer`.
     Answer,
+    /// `/v1/fill`.
+    Fill,
 }
 
 impl Endpoint {
     /// Every endpoint that has a body.
-    pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Embeddings, Self::Rerank, Self::Answer];
+    pub const ALL: [Self; 6] =
+        [Self::Chat, Self::Completions, Self::Embeddings, Self::Rerank, Self::Answer, Self::Fill];
 }
 
 /// Reads a body up to where the gateway is asked; a refusal is given as the error object that is sent.
@@ -39,6 +42,7 @@ pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
             Endpoint::Embeddings => parse::<embeddings::Request>(body).map(|request| drop(request.embed())),
             Endpoint::Rerank => parse::<rerank::Request>(body)?.rerank().map(drop),
             Endpoint::Answer => parse::<answer::Request>(body).map(|request| drop(request.answer())),
+            Endpoint::Fill => parse::<fill::Request>(body)?.fill().map(drop),
         }
     };
     read().map_err(|error| error.body())
@@ -69,5 +73,9 @@ mod tests {
         check(Endpoint::Rerank, r#"{"model": "m", "query": "a"}"#, Some("documents"));
         check(Endpoint::Answer, r#"{"model": "m", "question": "a", "context": "b"}"#, None);
         check(Endpoint::Answer, r#"{"model": "m", "question": "a"}"#, Some("context"));
+        check(Endpoint::Fill, r#"{"model": "m", "text": "a [MASK]", "top_k": 2}"#, None);
+        check(Endpoint::Fill, r#"{"model": "m", "text": "a", "generate": 2, "rounds": 3}"#, None);
+        check(Endpoint::Fill, r#"{"model": "m", "text": "a", "generate": 2, "top_k": 3}"#, Some("top_k"));
+        check(Endpoint::Fill, r#"{"model": "m", "text": "a", "rounds": 3}"#, Some("rounds"));
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     guard::{self, Guard},
     health,
     metrics::Metrics,
-    openai::{answer, chat, completions, embeddings, models, rerank},
+    openai::{answer, chat, completions, embeddings, fill, models, rerank},
     serve::ServeOptions,
 };
 
@@ -42,6 +42,7 @@ pub(crate) fn router(gateway: Gateway, options: &ServeOptions) -> Router {
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(rerank::create))
         .route("/v1/answer", post(answer::create))
+        .route("/v1/fill", post(fill::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/health", get(health))

@@ -1,4 +1,4 @@
-//! `/v1/rerank` and `/v1/answer` over tiny models, wrong requests included.
+//! `/v1/rerank`, `/v1/answer` and `/v1/fill` over tiny models, wrong requests included.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -88,4 +88,41 @@ fn questions_are_answered() {
     refused(json!({"context": " "}), "context", "expected some text");
     refused(json!({"question": 3}), "question", "string");
     refused(json!({"model": ranker}), "model", "is a reranker, not a question-answering model");
+}
+
+#[test]
+fn masks_are_filled_and_tokens_added() {
+    let tiny = Tiny::new();
+    let (model, ranker) = (tiny.encoder("mobilebert", Head::Masked), tiny.encoder("bert", Head::Score));
+    let live = Live::start(tiny.config());
+    let request = json!({"model": model, "text": "a [MASK] runs to the [MASK]."});
+    let ask = |fields: Value| live.post("/v1/fill", &with(request.clone(), fields));
+    let answer = ask(json!({"top_k": 2})).json();
+    assert_eq!((&answer["object"], answer["model"].as_str()), (&json!("fill"), Some(&*model)));
+    let masks = answer["masks"].as_array().unwrap();
+    assert_eq!(masks.iter().map(|mask| mask.as_array().unwrap().len()).collect::<Vec<_>>(), [2, 2]);
+    assert!(masks[0][0]["score"].as_f64() >= masks[0][1]["score"].as_f64());
+    assert!(masks[0][0]["text"].is_string() && masks[0][0]["token"].is_u64());
+    assert_eq!(ask(json!({})).json()["masks"][1].as_array().unwrap().len(), 5);
+
+    let more = json!({"text": "the cat", "generate": 3, "rounds": 2});
+    let answer = ask(more.clone()).json();
+    assert_eq!(answer["tokens"].as_array().unwrap().len(), 3);
+    let (text, generated) = (answer["text"].as_str().unwrap(), answer["generated"].as_str().unwrap());
+    assert!(text.starts_with("the cat") && text.ends_with(generated), "{answer}");
+    assert_eq!(answer["usage"]["prompt_tokens"], 7);
+    assert_eq!(ask(more).json(), answer);
+
+    let refused = |fields: Value, param: &str, text: &str| {
+        let error = ask(fields).error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    refused(json!({"top_k": 101}), "top_k", "expected 1 to 100, found 101");
+    refused(json!({"text": "the cat"}), "text", "expected [MASK] at least once");
+    refused(json!({"generate": 3}), "text", "expected [MASK] once, or not at all");
+    refused(json!({"generate": 3, "top_k": 2}), "top_k", "beside generate");
+    refused(json!({"rounds": 2}), "rounds", "expected generate");
+    refused(json!({"generate": 1000}), "generate", "expected 1 to 64, found 1000");
+    refused(json!({"model": ranker}), "model", "is a reranker, not a masked language model");
 }

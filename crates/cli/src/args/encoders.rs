@@ -1,4 +1,4 @@
-//! What can be typed behind `embed`, `rerank` and `answer`.
+//! What can be typed behind `embed`, `rerank`, `answer` and `fill`.
 
 use std::path::PathBuf;
 
@@ -82,6 +82,36 @@ pub(crate) struct AnswerArgs {
     /// Answers to print; more than one come with scores and places
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) top_k: usize,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// `narthex fill`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct FillArgs {
+    /// The text, with the model's own mask ([MASK], <mask>) where tokens are wanted
+    pub(crate) text: String,
+
+    /// The model: a name, hf:owner/repo, or a path
+    #[arg(short, long, default_value = "mobilebert-uncased")]
+    pub(crate) model: String,
+
+    /// Tokens to print for each mask
+    #[arg(long, default_value_t = 5, value_name = "N", conflicts_with = "generate")]
+    pub(crate) top_k: usize,
+
+    /// Put N tokens in the mask's place, or at the end of a text without one
+    #[arg(long, value_name = "N")]
+    pub(crate) generate: Option<usize>,
+
+    /// How often the least certain of these tokens are chosen again, the first time included
+    #[arg(long, default_value_t = 10, value_name = "N", requires = "generate")]
+    pub(crate) rounds: usize,
 
     /// Print one JSON object
     #[arg(long)]

@@ -9,6 +9,7 @@ mod converse;
 mod doctor;
 mod embed;
 mod exports;
+mod fill;
 mod models;
 mod plan;
 mod ps;
@@ -48,6 +49,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Embed(embed) => embed::run(&open(config(home, Some(&embed.load)))?.0, &embed),
         Command::Rerank(rerank) => rerank::run(&open(config(home, Some(&rerank.load)))?.0, &rerank),
         Command::Answer(answer) => answer::run(&open(config(home, Some(&answer.load)))?.0, &answer),
+        Command::Fill(fill) => fill::run(&open(config(home, Some(&fill.load)))?.0, &fill),
         Command::Serve(serve) => serve::run(&open(serve_config(home, &serve))?.0, serve),
         Command::Pull(pull) => models::pull(&plain(home)?.0, &pull),
         Command::List(list) => models::list(&plain(home)?.0, &list),

@@ -5,6 +5,7 @@ pub(crate) mod body;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
+pub(crate) mod fill;
 pub(crate) mod models;
 pub(crate) mod options;
 pub(crate) mod rerank;

@@ -79,5 +79,7 @@ fn valid() -> Vec<(&'static str, Value)> {
             "answer",
             json!({"model": "m", "question": "q", "context": "c", "top_k": 2, "max_answer_tokens": 9}),
         ),
+        ("fill", json!({"model": "m", "text": "a [MASK]", "top_k": 2})),
+        ("fill-more", json!({"model": "m", "text": "a", "generate": 3, "rounds": 2})),
     ]
 }

@@ -43,7 +43,9 @@ impl EncoderKeys {
             return Err(unsupported("position_embedding_type", "absolute", other));
         }
         if self.is_decoder == Some(true) {
-            return Err(unsupported("is_decoder", "false: an encoder", true));
+            let expected =
+                "false: a causal head over BERT's blocks is not compiled, an encoder and its masked head are";
+            return Err(unsupported("is_decoder", expected, true));
         }
         Ok(EncoderArch {
             family: Family::Bert,

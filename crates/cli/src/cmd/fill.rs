@@ -1,0 +1,78 @@
+//! `narthex fill`: what a masked language model puts in the place of a text's masks, or adds to it.
+
+use narthex_gateway::{
+    Gateway,
+    request::{Filling, Fillings, MaskRequest, RefineRequest, Refined},
+};
+use serde::Serialize;
+
+use crate::{args::FillArgs, bars::Bars, interrupt, output};
+
+#[derive(Serialize)]
+struct Masks<'a> {
+    model: &'a str,
+    text: &'a str,
+    masks: Vec<Vec<Token<'a>>>,
+}
+
+#[derive(Serialize)]
+struct Generated<'a> {
+    model: &'a str,
+    text: &'a str,
+    generated: &'a str,
+    tokens: Vec<Token<'a>>,
+}
+
+#[derive(Serialize)]
+struct Token<'a> {
+    token: u32,
+    text: &'a str,
+    score: f64,
+}
+
+impl<'a> From<&'a Filling> for Token<'a> {
+    fn from(filling: &'a Filling) -> Self {
+        Self { token: filling.token, text: &filling.text, score: filling.score }
+    }
+}
+
+/// Fills the masks, or adds as many tokens as are asked for.
+pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
+    let cancel = interrupt::cancel();
+    gateway.load(&args.model, &Bars::new(), cancel)?;
+    match args.generate {
+        Some(tokens) => {
+            let request = RefineRequest { rounds: args.rounds, ..RefineRequest::new(&args.text, tokens) };
+            added(args, &gateway.refine(&args.model, &request, cancel)?)
+        }
+        None => {
+            let request = MaskRequest { text: args.text.clone(), top_k: args.top_k };
+            masks(args, &gateway.fill(&args.model, &request, cancel)?)
+        }
+    }
+}
+
+fn added(args: &FillArgs, found: &Refined) -> anyhow::Result<()> {
+    if !args.json {
+        return output::line(&found.text);
+    }
+    output::json(&Generated {
+        model: &args.model,
+        text: &found.text,
+        generated: &found.generated,
+        tokens: found.tokens.iter().map(Token::from).collect(),
+    })
+}
+
+fn masks(args: &FillArgs, found: &Fillings) -> anyhow::Result<()> {
+    if args.json {
+        let masks = found.masks.iter().map(|mask| mask.iter().map(Token::from).collect()).collect();
+        return output::json(&Masks { model: &args.model, text: &args.text, masks });
+    }
+    for (number, mask) in (1..).zip(&found.masks) {
+        for filling in mask {
+            output::line(format!("{number}\t{:.4}\t{}", filling.score, filling.text.trim()))?;
+        }
+    }
+    Ok(())
+}
