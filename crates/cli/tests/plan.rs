@@ -93,6 +93,18 @@ fn a_gguf_file_on_the_hub_is_planned_from_its_beginning() {
 }
 
 #[test]
+fn a_shard_that_is_cut_off_is_called_as_on_the_hub() {
+    let home = tempfile::tempdir().unwrap();
+    let mut repo = repo();
+    let shard = repo.files.get_mut("model-00002-of-00002.safetensors").unwrap();
+    shard.truncate(shard.len() - 8);
+    let server = Server::start(move |request| repo.answer(request));
+    let output = plan(&server.endpoint, home.path(), "hf:owner/tiny");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("error: hf:owner/tiny/model-00002-of-00002.safetensors is malformed"), "{text}");
+}
+
+#[test]
 fn a_tensor_that_a_hub_model_lacks_is_named_before_the_download() {
     let home = tempfile::tempdir().unwrap();
     let mut repo = repo();

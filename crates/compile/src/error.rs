@@ -92,12 +92,18 @@ impl CompileError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
             }
-            Self::Checkpoint(CheckpointError::Malformed { .. }) => {
-                Some("fetch the checkpoint again; it may be cut off or damaged".to_owned())
-            }
-            Self::Checkpoint(CheckpointError::Unsupported { .. }) => {
-                Some("`narthex list --available` shows what this version compiles".to_owned())
-            }
+            Self::Checkpoint(error) => match error.what() {
+                CheckpointError::Malformed { .. } => {
+                    Some("fetch the checkpoint again; it may be cut off or damaged".to_owned())
+                }
+                CheckpointError::Architecture { .. } => {
+                    Some("`narthex list --available` shows models that this version compiles".to_owned())
+                }
+                CheckpointError::Unsupported { .. } => {
+                    Some("take another checkpoint of the model, or another model".to_owned())
+                }
+                _ => None,
+            },
             Self::Open(error) => error.hint(),
             Self::Bound { instead, .. } => Some(instead.clone()),
             Self::Calibration(RunnerError { hint, .. }) => {

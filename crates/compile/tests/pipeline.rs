@@ -360,3 +360,43 @@ fn a_checkpoint_without_a_tensor_is_refused() {
     assert!(error.to_string().contains("ffn_down"), "{error}");
     assert!(!out.path().join(MANIFEST_FILE).exists());
 }
+
+#[test]
+fn refusals_name_the_file_and_a_next_step_that_leads_somewhere() {
+    let (source, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    checkpoint::tiny_llama_safetensors(source.path(), 7).unwrap();
+    let config = source.path().join("config.json");
+    let settings = fs::read_to_string(&config).unwrap();
+    let refused = || {
+        let made =
+            pipeline::compile(job(source.path(), Scheme::W8, out.path()), &Quiet, &AtomicBool::new(false));
+        made.err().unwrap()
+    };
+    let check = |from: &str, to: &str, expect: &str, hint: &str| {
+        assert!(settings.contains(from), "{settings}");
+        fs::write(&config, settings.replace(from, to)).unwrap();
+        let error = refused();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("{}: {expect}", config.display())), "{text}");
+        assert!(error.hint().is_some_and(|found| found.contains(hint)), "{:?}", error.hint());
+    };
+    check(
+        "\"silu\"",
+        "\"mish\"",
+        "hidden_act \"mish\" is not supported: expected silu, ",
+        "another checkpoint",
+    );
+    let class =
+        "architecture \"LlamaForTokenClassification\" is not supported: expected one of LlamaForCausalLM";
+    check("LlamaForCausalLM", "LlamaForTokenClassification", class, "narthex list --available");
+    fs::write(&config, &settings).unwrap();
+    let mut tensors = checkpoint::hf_tensors(&checkpoint::tiny_llama_weights(7));
+    let norm = tensors.iter_mut().find(|tensor| tensor.name == "model.norm.weight").unwrap();
+    assert_eq!(norm.dtype, "F32");
+    norm.dtype = "I32";
+    let file = source.path().join("model.safetensors");
+    fs::write(&file, checkpoint::safetensors_bytes(&tensors)).unwrap();
+    let text = refused().to_string();
+    let expect = format!("{}: type of tensor model.norm.weight \"I32\" is not supported", file.display());
+    assert!(text.starts_with(&expect), "{text}");
+}

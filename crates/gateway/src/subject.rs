@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use narthex_catalog::{
     fetch,
     index::{Entry, Kind},
-    resolve::ModelRef,
+    resolve::{Location, ModelRef, Resolved},
     source::hub::Stated,
 };
 use narthex_compile::{
@@ -100,13 +100,23 @@ fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel)
     }
     let resolved = reference.resolve(&inner.catalog)?;
     if let Some(outline) = fetch::outline(&inner.store, &resolved, &checkpoint::wanted, cancel.flag())? {
-        let architecture = checkpoint::outlined(outline.path()).map_err(CompileError::from)?;
+        let there = |path: &Path| in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path));
+        let architecture =
+            checkpoint::outlined(outline.path()).map_err(|error| CompileError::from(error.renamed(there)))?;
         let stated = Some(outline.stated);
         return Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme, stated })));
     }
     match fetch::settings(&resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),
         None => Err(Error::NotInstalled { name: key.name.clone() }),
+    }
+}
+
+/// What a user calls a file of a repository, which was read out of a folder for the while.
+fn in_repo(resolved: &Resolved, file: &Path) -> PathBuf {
+    match &resolved.source {
+        Location::Hub(source) => Path::new(&format!("hf:{}", source.repo)).join(file),
+        Location::Wheel { .. } | Location::Local(_) => file.to_owned(),
     }
 }
 

@@ -204,13 +204,21 @@ pub enum CheckpointError {
         /// What is there.
         found: usize,
     },
-    /// A weight's shape or size is wrong, and this is its file.
+    /// A weight or a setting is wrong or not supported, and this is its file.
     #[error("{path}: {what}")]
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the weight.
+        /// What is wrong.
         what: Box<CheckpointError>,
+    },
+    /// The model's class or family is not one that is compiled.
+    #[error("architecture {found:?} is not supported: expected one of {}", expected.join(", "))]
+    Architecture {
+        /// The classes or families that are.
+        expected: Vec<&'static str>,
+        /// What the checkpoint states.
+        found: String,
     },
     /// Something well-formed that Narthex does not compile.
     #[error("{what} {found:?} is not supported: expected {expected}")]
@@ -225,13 +233,39 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// The same error with the file of its weight, where it is about one.
+    /// The same error with the file of what it is about, unless it names one already.
     fn in_file(self, path: &std::path::Path) -> Self {
         match self {
-            Self::WrongShape { .. } | Self::WrongSize { .. } => {
-                Self::InFile { path: path.to_owned(), what: Box::new(self) }
+            Self::Read { .. } | Self::Malformed { .. } | Self::MissingTensor { .. } | Self::InFile { .. } => {
+                self
             }
+            Self::WrongShape { .. }
+            | Self::WrongSize { .. }
+            | Self::Architecture { .. }
+            | Self::Unsupported { .. } => Self::InFile { path: path.to_owned(), what: Box::new(self) },
+        }
+    }
+
+    /// What is wrong, without the file around it.
+    pub fn what(&self) -> &Self {
+        match self {
+            Self::InFile { what, .. } => what.what(),
             other => other,
         }
+    }
+
+    /// The same error about a file that was read under another name, as those are that were fetched in part.
+    pub fn renamed(mut self, name: impl Fn(&std::path::Path) -> PathBuf) -> Self {
+        match &mut self {
+            Self::Read { path, .. }
+            | Self::Malformed { path, .. }
+            | Self::MissingTensor { path, .. }
+            | Self::InFile { path, .. } => *path = name(path),
+            Self::WrongShape { .. }
+            | Self::WrongSize { .. }
+            | Self::Architecture { .. }
+            | Self::Unsupported { .. } => {}
+        }
+        self
     }
 }

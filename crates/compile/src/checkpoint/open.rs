@@ -40,7 +40,7 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     names.sort_unstable();
     let has = |name: &str| names.iter().any(|found| found == name);
     if has(hf::CONFIG) && (has(SINGLE) || has(INDEX)) {
-        return hf::open(path);
+        return hf::open(path).map_err(|error| error.in_file(path));
     }
     let ggufs: Vec<PathBuf> = names.iter().filter(|name| is_gguf(name)).map(|name| path.join(name)).collect();
     match &ggufs[..] {
@@ -65,7 +65,7 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 /// As [`open`].
 pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     if path.join(hf::CONFIG).is_file() {
-        return hf::architecture(path);
+        return hf::architecture(path).map_err(|error| error.in_file(path));
     }
     Ok(open(path)?.architecture)
 }
@@ -83,7 +83,7 @@ pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
 /// As [`open`].
 pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
     if path.join(hf::CONFIG).is_file() {
-        return hf::outlined(path);
+        return hf::outlined(path).map_err(|error| error.in_file(path));
     }
     architecture(path)
 }

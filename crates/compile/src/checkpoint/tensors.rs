@@ -204,7 +204,7 @@ mod tests {
         };
         check(
             "layers.0.attn.v_proj.weight",
-            "type of tensor blk.0.attn_v.weight \"IQ4_NL\" is not supported",
+            "tiny.gguf: type of tensor blk.0.attn_v.weight \"IQ4_NL\" is not supported",
         );
         check("norm.weight", "tiny.gguf has no tensor for norm.weight (there called output_norm.weight)");
         check("rubbish", "tiny.gguf has no tensor for rubbish");

@@ -7,7 +7,7 @@ use crate::checkpoint::{
     CheckpointError,
     family::{GGUF, GgufFamily, GgufReader},
     layout::Layout,
-    limit::{malformed, unsupported},
+    limit::malformed,
     tensors::Tensors,
 };
 
@@ -28,8 +28,8 @@ pub(super) fn family(metadata: &Metadata) -> Result<&'static GgufFamily, Checkpo
         return Err(malformed(metadata.path(), "the key general.architecture", "none"));
     };
     GGUF.iter().find(|family| family.name == name).copied().ok_or_else(|| {
-        let known: Vec<&str> = GGUF.iter().map(|family| family.name).collect();
-        unsupported("architecture", format!("one of {}", known.join(", ")), name)
+        let known = GGUF.iter().map(|family| family.name).collect();
+        CheckpointError::Architecture { expected: known, found: name.to_owned() }
     })
 }
 

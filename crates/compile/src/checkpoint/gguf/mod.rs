@@ -21,6 +21,10 @@ use meta::Metadata;
 
 /// Opens a GGUF file of version 2 or 3.
 pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    opened(path).map_err(|error| error.in_file(path))
+}
+
+fn opened(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = map(path)?;
     let read::Contents { metadata, tensors: by_name } = read::read(path, &file)?;
     refuse_parts(&metadata)?;

@@ -120,10 +120,11 @@ impl Config {
         if let Some(other) = self.class.quantization_config.as_ref().filter(|config| !quark::is_read(config))
         {
             return Err(unsupported(
-                format!("quantization_config of {}", self.path.display()),
+                "quantization_config",
                 "none, or AMD Quark's with uint4 weights in groups; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
                 other.get("quant_method").and_then(Value::as_str).unwrap_or("some"),
-            ));
+            )
+            .in_file(&self.path));
         }
         let stated = self.class();
         let kind = self.class.model_type.as_deref();
@@ -132,12 +133,17 @@ impl Config {
             None => Some(family.model_type) == kind,
         };
         HF.iter().find(known).copied().ok_or_else(|| {
-            let known: Vec<&str> = HF.iter().map(|family| family.model_type).collect();
-            unsupported(
-                format!("architecture of {}", self.path.display()),
-                format!("one of {}", known.join(", ")),
-                stated.or(kind).unwrap_or("none stated"),
-            )
+            // Of a family that is compiled, its other classes; else everything.
+            let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
+            let expected: Vec<&str> = match stated {
+                Some(_) if of_kind().next().is_some() => {
+                    of_kind().flat_map(|family| family.classes).copied().collect()
+                }
+                Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
+                None => HF.iter().map(|family| family.model_type).collect(),
+            };
+            let found = stated.or(kind).unwrap_or("none stated").to_owned();
+            CheckpointError::Architecture { expected, found }.in_file(&self.path)
         })
     }
 }
@@ -175,12 +181,15 @@ mod tests {
         };
         refused(
             json!({"architectures": ["MambaForCausalLM"]}),
-            "architecture of config.json \"MambaForCausalLM\"",
+            "config.json: architecture \"MambaForCausalLM\" is not supported: expected one of LlamaForCausalLM, ",
         );
+        // A class of a family that is compiled is told its family's classes alone.
+        let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
+        refused(tokens, "\"BertForTokenClassification\" is not supported: expected one of Bert");
         refused(json!({"architectures": []}), "\"none stated\"");
         refused(
             json!({"architectures": null, "model_type": "mamba"}),
-            "architecture of config.json \"mamba\"",
+            "config.json: architecture \"mamba\" is not supported: expected one of llama, ",
         );
         refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
         let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});

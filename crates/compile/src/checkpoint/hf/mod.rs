@@ -54,13 +54,14 @@ struct Settings {
 /// What a model's published settings say that it computes: the keys of its [`CONFIG`], and how an encoder pools.
 pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
     let config = config::Config::new(CONFIG.into(), keys)?;
+    let in_config = |error: CheckpointError| error.in_file(config.path());
     let architecture = match config.family()?.read {
-        HfReader::Decoder(read) => Architecture::Decoder(read(&config)?.arch),
+        HfReader::Decoder(read) => Architecture::Decoder(read(&config).map_err(in_config)?.arch),
         HfReader::Encoder(read) => {
             let listed = pooling.is_some();
             let pooling = pooling.unwrap_or(Pooling::Mean);
             let sentence = pooling::Sentence { pooling, normalize: true, max_length: None, listed };
-            Architecture::Encoder(read(&config, &sentence)?)
+            Architecture::Encoder(read(&config, &sentence).map_err(in_config)?)
         }
     };
     limit::check_architecture(config.path(), &architecture)?;
@@ -69,15 +70,16 @@ pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architectu
 
 fn settings(folder: &mut Folder, config: &config::Config) -> Result<Settings, CheckpointError> {
     let family = config.family()?;
+    let in_config = |error: CheckpointError| error.in_file(config.path());
     let (architecture, layout, max_length) = match family.read {
         HfReader::Decoder(read) => {
-            let Decoder { arch, layout } = read(config)?;
+            let Decoder { arch, layout } = read(config).map_err(in_config)?;
             let context = arch.context;
             (Architecture::Decoder(arch), layout, context)
         }
         HfReader::Encoder(read) => {
             let sentence = pooling::read(folder)?;
-            let encoder = read(config, &sentence)?;
+            let encoder = read(config, &sentence).map_err(in_config)?;
             let longest = text::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
             let max_length = encoder.positions.min(longest);
             (Architecture::Encoder(encoder), Layout::default(), max_length)

@@ -149,7 +149,7 @@ fn tokenizer_bytes(
     let found = ["vocab.txt", "vocab.json"].into_iter().find(|name| folder.has(name));
     let expected =
         "tokenizer.json; load the tokenizer with transformers' AutoTokenizer and save_pretrained it";
-    Err(unsupported(format!("tokenizer of {}", folder.path().display()), expected, found.unwrap_or("none")))
+    Err(unsupported("tokenizer", expected, found.unwrap_or("none")).in_file(folder.path()))
 }
 
 fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig, CheckpointError> {
