@@ -102,6 +102,13 @@ impl<'a> Emitter<'a> {
         Ok(weight)
     }
 
+    /// Every element of a small weight.
+    pub(crate) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CompileError> {
+        let values = self.weight(name, shape)?.to_f32();
+        self.weights.check_finite(name, &values)?;
+        Ok(values)
+    }
+
     /// Declares a small tensor in the activations' type, and writes it unless an earlier graph did.
     pub(crate) fn tensor(
         &mut self,
@@ -166,7 +173,7 @@ impl<'a> Emitter<'a> {
     /// A weight vector in the activations' type, scaled.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<String, CompileError> {
         self.tensor(name, &[length], |e| {
-            let mut values = e.weight(name, &[length])?.to_f32();
+            let mut values = e.values(name, &[length])?;
             e.scaling.divide(name, &mut values);
             Ok(values)
         })
@@ -184,6 +191,7 @@ impl<'a> Emitter<'a> {
         let mut buffer = vec![0.0; cols];
         for row in 0..rows {
             weight.read_row(row, &mut buffer);
+            self.weights.check_finite(name, &buffer)?;
             for (index, &column) in columns.iter().enumerate() {
                 picked[index * rows + row] = buffer[column];
             }

@@ -70,7 +70,7 @@ pub(crate) fn scaled(
 }
 
 /// Weights that nobody has.
-struct Unread;
+pub(crate) struct Unread;
 
 impl WeightSource for Unread {
     fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {

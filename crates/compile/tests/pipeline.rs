@@ -362,6 +362,29 @@ fn a_checkpoint_without_a_tensor_is_refused() {
 }
 
 #[test]
+fn values_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
+    let names =
+        ["embed.weight", "norm.weight", "layers.1.attn.k_proj.weight", "layers.0.mlp.down_proj.weight"];
+    let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    for ((name, bad), scheme) in
+        names.iter().zip(bad).flat_map(|case| [Scheme::W8, Scheme::W4, Scheme::F32].map(|s| (case, s)))
+    {
+        let (source, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        checkpoint::tiny_llama_safetensors(source.path(), 7).unwrap();
+        let mut weights = checkpoint::tiny_llama_weights(7);
+        let weight = weights.iter_mut().find(|weight| weight.name == *name).unwrap();
+        *weight.values.last_mut().unwrap() = bad;
+        let file = source.path().join("model.safetensors");
+        fs::write(&file, checkpoint::safetensors_bytes(&checkpoint::hf_tensors(&weights))).unwrap();
+        let made = pipeline::compile(job(source.path(), scheme, out.path()), &Quiet, &AtomicBool::new(false));
+        let error = made.err().map(|error| error.to_string());
+        let expected = format!("{}: tensor {name} holds {bad}: expected finite numbers", file.display());
+        assert!(error.as_ref().is_some_and(|error| error.starts_with(&expected)), "{scheme} {error:?}");
+        assert!(!out.path().join(MANIFEST_FILE).exists());
+    }
+}
+
+#[test]
 fn refusals_name_the_file_and_a_next_step_that_leads_somewhere() {
     let (source, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     checkpoint::tiny_llama_safetensors(source.path(), 7).unwrap();

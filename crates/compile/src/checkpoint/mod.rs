@@ -97,6 +97,21 @@ pub trait WeightSource: Send + Sync {
 
     /// Whether the weight called `name` exists.
     fn has(&self, name: &str) -> bool;
+
+    /// The file that has the weight called `name`, for messages.
+    fn file(&self, _name: &str) -> Option<&std::path::Path> {
+        None
+    }
+
+    /// Fails with [`CheckpointError::NotFinite`] where one of these values of the weight called `name` is not.
+    fn check_finite(&self, name: &str, values: &[f32]) -> Result<(), CheckpointError> {
+        let Some(&found) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+        let error = CheckpointError::NotFinite { name: name.to_owned(), found };
+        Err(match self.file(name) {
+            Some(file) => error.in_file(file),
+            None => error,
+        })
+    }
 }
 
 /// What a checkpoint says about text.
@@ -204,6 +219,14 @@ pub enum CheckpointError {
         /// What is there.
         found: usize,
     },
+    /// A weight has a value that no model computes with.
+    #[error("tensor {name} holds {found}: expected finite numbers; take another copy of the checkpoint")]
+    NotFinite {
+        /// The canonical name.
+        name: String,
+        /// The first such value.
+        found: f32,
+    },
     /// A weight or a setting is wrong or not supported, and this is its file.
     #[error("{path}: {what}")]
     InFile {
@@ -241,6 +264,7 @@ impl CheckpointError {
             }
             Self::WrongShape { .. }
             | Self::WrongSize { .. }
+            | Self::NotFinite { .. }
             | Self::Architecture { .. }
             | Self::Unsupported { .. } => Self::InFile { path: path.to_owned(), what: Box::new(self) },
         }
@@ -263,6 +287,7 @@ impl CheckpointError {
             | Self::InFile { path, .. } => *path = name(path),
             Self::WrongShape { .. }
             | Self::WrongSize { .. }
+            | Self::NotFinite { .. }
             | Self::Architecture { .. }
             | Self::Unsupported { .. } => {}
         }

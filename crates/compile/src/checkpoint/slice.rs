@@ -4,7 +4,7 @@
 //! What a layer shares or has of its own goes with it: the columns of its per-layer embeddings, and the keys and values
 //! of the layer that it took them from. Weights stay in the file; rows and columns are passed over as they are read.
 
-use std::ops::Range;
+use std::{ops::Range, path::Path};
 
 use narthex_spec::{
     LayerList, Recipe,
@@ -199,6 +199,10 @@ impl WeightSource for Sliced {
 
     fn has(&self, name: &str) -> bool {
         self.slice.original(name).is_some_and(|(original, _)| self.whole.has(&original))
+    }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        self.whole.file(&self.slice.original(name)?.0)
     }
 }
 

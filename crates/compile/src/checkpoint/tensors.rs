@@ -128,6 +128,10 @@ impl WeightSource for Tensors {
     fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        Some(self.file_of(name))
+    }
 }
 
 impl Tensors {

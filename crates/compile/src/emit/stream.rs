@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 use super::{Emitter, Quantized, encoded, size};
 use crate::{
-    checkpoint::{Encoding, Weight, WeightSource},
+    checkpoint::{CheckpointError, Encoding, Weight, WeightSource},
     error::CompileError,
     package::HashedFile,
     quant::{
@@ -108,7 +108,11 @@ impl Emitter<'_> {
             if all != 1 || weight.shape != [cols] {
                 weight.expect_shape(&[all, cols])?;
             }
-            pieces(rows, cols).try_for_each(|piece| append(&encoded(&decoded(&weight, piece), dtype)))
+            pieces(rows, cols).try_for_each(|piece| {
+                let values = decoded(&weight, piece);
+                weights.check_finite(name, &values)?;
+                append(&encoded(&values, dtype))
+            })
         })
     }
 
@@ -128,7 +132,7 @@ impl Emitter<'_> {
                 parts.push(weight);
             }
             cut(0..cols, TRANSPOSED / all.max(1))
-                .try_for_each(|columns| append(&encoded(&transposed(&parts, columns), dtype)))
+                .try_for_each(|columns| append(&encoded(&transposed(&parts, columns, weights)?, dtype)))
         })
     }
 
@@ -213,21 +217,24 @@ impl Quantizer<'_> {
         let divisors = self.scaling.divisors(name);
         let quantized = |buffer: &mut Vec<f32>, row| {
             weight.read_row(row, buffer);
+            self.weights.check_finite(name, buffer)?;
             if let Some(factors) = &factors {
                 factors.multiply(buffer);
             }
             if let Some(divisor) = divisors.and_then(|all| all.get(row)) {
                 buffer.iter_mut().for_each(|x| *x /= divisor);
             }
-            match self.storage {
+            Ok(match self.storage {
                 Storage::W4 => quantize_w4(buffer, block),
                 Storage::W8Zeros => quantize_w8_zeros(buffer, block, steps, factors.as_ref()),
                 Storage::W8 | Storage::F32 | Storage::F16 => quantize_w8(buffer, block),
-            }
+            })
         };
         pieces(0..rows, cols).try_for_each(|piece| {
-            let quantized: Vec<QuantRow> =
-                piece.into_par_iter().map_init(|| vec![0.0; cols], quantized).collect();
+            let quantized: Vec<QuantRow> = piece
+                .into_par_iter()
+                .map_init(|| vec![0.0; cols], quantized)
+                .collect::<Result<_, CheckpointError>>()?;
             quantized.iter().try_for_each(&mut *take)
         })
     }
@@ -242,7 +249,11 @@ fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
 }
 
 /// Some columns of weights that are stacked row upon row, each column's elements side by side.
-fn transposed(parts: &[Weight<'_>], columns: Range<usize>) -> Vec<f32> {
+fn transposed(
+    parts: &[Weight<'_>],
+    columns: Range<usize>,
+    weights: &dyn WeightSource,
+) -> Result<Vec<f32>, CheckpointError> {
     let all: usize = parts.iter().map(Weight::rows_len).sum();
     let mut out = vec![0.0; columns.len() * all];
     let mut buffer = vec![0.0; parts.iter().map(Weight::cols).max().unwrap_or(0)];
@@ -250,9 +261,10 @@ fn transposed(parts: &[Weight<'_>], columns: Range<usize>) -> Vec<f32> {
     for (at, (part, row)) in rows.enumerate() {
         part.read_row(row, &mut buffer);
         let values = buffer.get(columns.clone()).unwrap_or_default();
+        weights.check_finite(&part.name, values)?;
         out.iter_mut().skip(at).step_by(all).zip(values).for_each(|(out, x)| *out = *x);
     }
-    out
+    Ok(out)
 }
 
 /// Steps over a block's range in the encodings that have fewer than 8 bits.
@@ -268,6 +280,7 @@ fn steps(encoding: Encoding) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paper::Unread;
 
     #[test]
     fn pieces_cover_a_range() {
@@ -287,8 +300,9 @@ mod tests {
             Weight::new("w", vec![2, 2], Encoding::F32, bytes).unwrap()
         };
         let parts = [weight([1.0, 2.0, 3.0, 4.0]), weight([5.0, 6.0, 7.0, 8.0])];
-        assert_eq!(transposed(&parts, 0..2), [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0]);
-        assert_eq!(transposed(&parts, 1..2), [2.0, 4.0, 6.0, 8.0]);
+        let transposed = |columns| transposed(&parts, columns, &Unread).unwrap();
+        assert_eq!(transposed(0..2), [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0]);
+        assert_eq!(transposed(1..2), [2.0, 4.0, 6.0, 8.0]);
         let mut rows = decoded(&parts[1], 1..2);
         rows.extend(decoded(&parts[0], 0..1));
         assert_eq!(rows, [7.0, 8.0, 1.0, 2.0]);

@@ -194,7 +194,7 @@ impl<'a> Streams<'a> {
         let hidden = self.arch.hidden;
         let name = format!("layers.{index}.altup.router_norm.weight");
         let gain = e.tensor(&name, &[hidden], |e| {
-            let gain = e.weight(&name, &[hidden])?.to_f32();
+            let gain = e.values(&name, &[hidden])?;
             Ok(gain.into_iter().map(|gain| gain / hidden as f32).collect())
         })?;
         let weight = Self::small(e, &format!("layers.{index}.altup.router"), (self.altup.streams, hidden))?;

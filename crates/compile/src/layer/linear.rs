@@ -63,7 +63,7 @@ fn stacked_bias(e: &mut Emitter<'_>, spec: &Linear<'_>) -> Result<String, Compil
     e.tensor(&format!("{}/bias", spec.scope), &[length], |e| {
         let mut values = Vec::with_capacity(length);
         for part in spec.parts {
-            let mut bias = e.weight(&format!("{part}.bias"), &[rows(e, part)])?.to_f32();
+            let mut bias = e.values(&format!("{part}.bias"), &[rows(e, part)])?;
             // What divides a weight's rows divides their bias.
             e.scaling.divide(&format!("{part}.weight"), &mut bias);
             values.extend(bias);

@@ -63,7 +63,7 @@ impl Norm {
         }
         let name = format!("{weights}.weight");
         let values = |e: &Emitter<'_>| {
-            let gain = e.weight(&name, &[self.width])?.to_f32();
+            let gain = e.values(&name, &[self.width])?;
             Ok(gain.into_iter().map(|gain| gain * factor).collect())
         };
         let gain = e.tensor(&format!("{scope}/gain"), &[self.width], values)?;
@@ -191,7 +191,7 @@ pub(crate) fn head_norm(
             let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
             let normed = e.graph.op_with(scope, "LayerNormalization", &[x, &ones], &attributes);
             let shape = [heads, size];
-            let gain = e.tensor(weight, &shape, |e| Ok(e.weight(weight, &shape)?.to_f32()))?;
+            let gain = e.tensor(weight, &shape, |e| e.values(weight, &shape))?;
             Ok(e.graph.op(scope, "Mul", &[&normed, &gain]))
         }
     }
@@ -201,7 +201,7 @@ fn gain_and_bias(e: &mut Emitter<'_>, weights: &str, width: usize) -> Result<[St
     let gain = format!("{weights}.weight");
     let bias = format!("{weights}.bias");
     let divided = |e: &Emitter<'_>| {
-        let mut values = e.weight(&bias, &[width])?.to_f32();
+        let mut values = e.values(&bias, &[width])?;
         // What divides a gain divides the bias beside it.
         e.scaling.divide(&gain, &mut values);
         Ok(values)

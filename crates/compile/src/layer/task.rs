@@ -148,8 +148,7 @@ pub(crate) fn masked(
     } else {
         let parts = plain::split(e, "/mlm", &x, -1, &[width, hidden - width]);
         let shape = [hidden - width, arch.vocab];
-        let rest =
-            e.tensor("/mlm/rest/weight", &shape, |e| Ok(e.weight("mlm.rest.weight", &shape)?.to_f32()))?;
+        let rest = e.tensor("/mlm/rest/weight", &shape, |e| e.values("mlm.rest.weight", &shape))?;
         let rest = e.graph.op("/mlm/rest", "MatMul", &[&parts[1], &rest]);
         let tokens = by_tokens(e, &parts[0], arch)?;
         e.graph.op("/mlm/sum", "Add", &[&tokens, &rest])
