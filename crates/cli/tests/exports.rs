@@ -101,6 +101,11 @@ fn what_is_not_imported_says_why() {
     let path = folder.path().to_str().unwrap();
     check(&["import", "/no/such/folder"], 3, "/no/such/folder");
     check(&["import", path, "--name", "empty"], 5, "choose a graph with --file");
+    let checkpoint = folder.path().join("checkpoint");
+    std::fs::create_dir(&checkpoint).unwrap();
+    std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();
+    let checkpoint = checkpoint.to_str().unwrap();
+    check(&["import", checkpoint], 2, &format!("try `narthex compile {checkpoint}`"));
     let config = r#"{"model": {"type": "decoder-pipeline", "decoder": {"pipeline": [{"a": {"qnn": {"soc_model": "88"}}}]}}}"#;
     std::fs::write(folder.path().join("genai_config.json"), config).unwrap();
     check(
@@ -111,4 +116,20 @@ fn what_is_not_imported_says_why() {
     check(&["import", path, "--name", "bundle"], 5, "narthex compile MODEL --target qnn:x2-elite");
     check(&["import", path, "--name", "smollm2:135m"], 2, "another name with --name");
     check(&["list"], 0, "No model is installed");
+}
+
+#[test]
+fn a_name_stays_with_what_it_was_given_to() {
+    let home = tempfile::tempdir().unwrap();
+    let check = |args: &[&str], code, stderr: &str| check(home.path(), args, code, "", stderr);
+    let (chat, vectors) = (exports("genai-dml"), exports("sentence"));
+    let (chat, vectors) = (chat.to_str().unwrap(), vectors.to_str().unwrap());
+    let other = ["import", vectors, "--name", "tiny", "--file", "onnx/model.onnx"];
+    check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
+    check(&other, 2, "tiny is called after another model already, which was made from local ");
+    check(&other, 2, "`narthex rm tiny`");
+    // The same folder may come again.
+    check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
+    check(&["rm", "tiny"], 0, "");
+    check(&other, 0, "imported tiny");
 }

@@ -76,6 +76,14 @@ pub enum Error {
         /// Names like it.
         near: Vec<ModelName>,
     },
+    /// The name is another model's.
+    #[error("{name} is called after another model already, which was made from {found}")]
+    Taken {
+        /// The name.
+        name: ModelName,
+        /// Where that model came from.
+        found: String,
+    },
     /// The model is known, but its package is not on this machine.
     #[error("{name} is not installed on this machine")]
     NotInstalled {
@@ -229,6 +237,7 @@ impl Error {
             | Self::ContextLength { .. }
             | Self::InputTooLong { .. }
             | Self::WrongKind { .. }
+            | Self::Taken { .. }
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } => ErrorKind::Overloaded,
@@ -278,6 +287,9 @@ impl Error {
                 "the model takes {of_model} tokens, but the KV budget holds fewer: start the server with a greater --kv-budget"
             )),
             Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
+            Self::Taken { name, .. } => {
+                Some(format!("give another name with --name, or remove that model: `narthex rm {name}`"))
+            }
             Self::LoadFailed { hint, .. } => hint.clone(),
             Self::NoDevice { passed_over, .. } => {
                 let fix = passed_over.iter().find_map(|passed| passed.fix.clone());
