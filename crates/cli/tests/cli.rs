@@ -192,6 +192,12 @@ fn near_names_are_offered() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_named() {
+    check(&["answer", "--context", "/no/such", "what?"], 3, "", "error: cannot read the context /no/such: ");
+    check(&["answer", "--context", "/no/such", "what?"], 3, "", "hint: check the path");
+}
+
+#[test]
 fn empty_lists_say_what_to_do() {
     check(&["list"], 0, "", "narthex list --available");
     check(&["ps"], 0, "", "narthex serve");

@@ -133,3 +133,30 @@ fn a_name_stays_with_what_it_was_given_to() {
     check(&["rm", "tiny"], 0, "");
     check(&other, 0, "imported tiny");
 }
+
+#[test]
+fn data_that_is_cut_off_or_missing_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let check = |args: &[&str], code, stderr: &str| check(home.path(), args, code, "", stderr);
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(exports("genai-dml")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let path = folder.path().to_str().unwrap();
+    let data = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let data = data.into_iter().find(|path| path.extension().is_some_and(|end| end == "data")).unwrap();
+    let bytes = std::fs::read(&data).unwrap();
+    std::fs::write(&data, &bytes[..bytes.len() / 2]).unwrap();
+    check(
+        &["import", path, "--name", "cut"],
+        5,
+        &format!("error: {} ends before the weight", data.display()),
+    );
+    std::fs::remove_file(&data).unwrap();
+    check(
+        &["import", path, "--name", "none"],
+        3,
+        &format!("error: cannot read {}: No such file", data.display()),
+    );
+}

@@ -92,6 +92,9 @@ impl CompileError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
             }
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                Some("name a folder that is not there yet, or is empty; nothing is replaced".to_owned())
+            }
             Self::Checkpoint(error) => match error.what() {
                 CheckpointError::Malformed { .. } => {
                     Some("fetch the checkpoint again; it may be cut off or damaged".to_owned())
@@ -113,5 +116,16 @@ impl CompileError {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_way_has_a_next_step() {
+        let error = CompileError::Write { path: "out".into(), source: io::ErrorKind::AlreadyExists.into() };
+        assert!(error.hint().is_some_and(|hint| hint.contains("not there yet, or is empty")));
     }
 }

@@ -140,10 +140,7 @@ fn a_write_that_fails_leaves_nothing() {
     let mut parts = open::open(&path).unwrap();
     fs::write(folder.path().join("embed.data"), "short").unwrap();
     let (error, left) = write_to(&parts, "a");
-    assert!(
-        matches!(error, CheckError::CannotFix { .. }) && error.to_string().contains("ends before"),
-        "{error}"
-    );
+    assert!(matches!(error, CheckError::Data { .. }) && error.to_string().contains("ends before"), "{error}");
     assert_eq!(left, 0);
     // Nothing outside of the model's folder is ever copied.
     if let InitializerData::External { file, .. } = &mut parts[0].graph.initializers[0].data {

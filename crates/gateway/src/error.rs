@@ -329,6 +329,7 @@ fn io_hint(error: &std::io::Error) -> Option<String> {
         Io::ReadOnlyFilesystem | Io::PermissionDenied => {
             Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
         }
+        Io::NotFound => Some("check the path; the file is not there".to_owned()),
         _ => None,
     }
 }
@@ -354,6 +355,7 @@ fn check_kind(error: &narthex_compile::check::CheckError) -> ErrorKind {
         }
         Check::Read { source, .. } | Check::Write { source, .. } => io_kind(source),
         Check::NoModel { .. } => ErrorKind::NotFound,
+        Check::Data { .. } => ErrorKind::Unavailable,
         Check::Decode { .. } | Check::TooLarge { .. } | Check::TooMany { .. } | Check::CannotFix { .. } => {
             ErrorKind::BadRequest
         }
@@ -364,6 +366,9 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
     use narthex_compile::CompileError as Compile;
     match error {
         Compile::Cancelled => ErrorKind::Cancelled,
+        Compile::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
+            ErrorKind::BadRequest
+        }
         Compile::Write { source, .. } => match io_kind(source) {
             ErrorKind::NotFound => ErrorKind::Storage,
             other => other,

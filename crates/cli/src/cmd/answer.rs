@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use narthex_gateway::{
-    Gateway,
+    Error, Gateway,
     request::{AnswerRequest, Answers},
 };
 use serde::Serialize;
@@ -40,8 +40,8 @@ pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
             .context("cannot read standard input")?;
         text
     } else {
-        fs::read_to_string(&args.context)
-            .with_context(|| format!("cannot read the context {}", args.context.display()))?
+        let what = format!("cannot read the context {}", args.context.display());
+        fs::read_to_string(&args.context).map_err(|source| Error::Io { what, source })?
     };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };

@@ -68,6 +68,12 @@ pub enum CheckError {
         /// How many.
         found: usize,
     },
+    /// A graph's weights cannot be had.
+    #[error("{reason}")]
+    Data {
+        /// Which file, what was expected of it and found.
+        reason: String,
+    },
     /// The fixes cannot be applied.
     #[error("cannot write a fixed model: {reason}")]
     CannotFix {
@@ -85,6 +91,10 @@ impl CheckError {
             }
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 Some("name a folder that has no such file; --fix replaces nothing".to_owned())
+            }
+            Self::Data { .. } => Some("fetch the model again; it may be cut off or damaged".to_owned()),
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("check the path; the data files of a graph lie beside it".to_owned())
             }
             Self::NoModel { .. } => {
                 Some("a model is an .onnx file, a folder with some, a checkpoint, or a name of `narthex list --available`".to_owned())

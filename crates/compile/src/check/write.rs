@@ -14,14 +14,14 @@ use narthex_graph::{
 };
 
 use super::{open::CheckError, storage::is_beside, view::Part};
-use crate::checkpoint::map::map;
+use crate::checkpoint::{CheckpointError, map::map};
 
 /// Writes graphs and their weights into a folder, and gives the files that were written.
 ///
 /// A weight that several graphs share is written once. Files that stand in the folder already are not replaced.
 ///
 /// # Errors
-/// [`CheckError::CannotFix`] where a graph holds what Narthex does not keep, or a weight is not there;
+/// [`CheckError::CannotFix`] where a graph holds what Narthex does not keep, [`CheckError::Data`] where a weight is not there;
 /// [`CheckError::Write`] and [`CheckError::Read`].
 pub fn write(parts: &[Part], folder: &Path) -> Result<Vec<PathBuf>, CheckError> {
     if let Some((part, what)) = parts.iter().find_map(|part| Some((part, part.graph.unread.first()?))) {
@@ -92,7 +92,7 @@ impl Sources {
     /// The bytes of a constant of a graph in `folder`, wherever they lie.
     ///
     /// # Errors
-    /// [`CheckError::CannotFix`] for a data file outside the folder and one that is too short; [`CheckError::Read`].
+    /// [`CheckError::Data`] for a data file outside the folder and one that is too short; [`CheckError::Read`].
     pub(crate) fn bytes<'a>(
         &'a mut self,
         folder: &Path,
@@ -106,17 +106,20 @@ impl Sources {
         if !is_beside(file) {
             let reason =
                 format!("the weight {name:?} is in the data file {file:?}, which lies outside {folder_name}");
-            return Err(CheckError::CannotFix { reason });
+            return Err(CheckError::Data { reason });
         }
         let path = folder.join(file);
         if !self.0.contains_key(&path) {
-            let read = |error| CheckError::Read { path: path.clone(), source: io::Error::other(error) };
+            let read = |error| match error {
+                CheckpointError::Read { path, source } => CheckError::Read { path, source },
+                other => CheckError::Read { path: path.clone(), source: io::Error::other(other) },
+            };
             self.0.insert(path.clone(), map(&path).map_err(read)?);
         }
         let end = offset.saturating_add(length);
         let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
         let bytes = self.0.get(&path).zip(range).and_then(|(source, (start, end))| source.get(start..end));
-        bytes.ok_or_else(|| CheckError::CannotFix {
+        bytes.ok_or_else(|| CheckError::Data {
             reason: format!(
                 "{} ends before the weight {name:?}, which reaches to byte {end}",
                 path.display()

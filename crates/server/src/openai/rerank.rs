@@ -29,7 +29,7 @@ pub(crate) struct Request {
 
 /// A document: its text, or an object that holds it.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or an object with the field text")]
 enum Document {
     Text(String),
     Object { text: String },

@@ -132,6 +132,16 @@ pub enum HubError {
         /// The repository.
         repo: String,
     },
+    /// The repository has weights, but not those that were named.
+    #[error("{repo} has no {}; its weights are {}", some(wanted), some(names))]
+    NoSuchWeights {
+        /// The repository.
+        repo: String,
+        /// What was named.
+        wanted: Vec<String>,
+        /// What is there.
+        names: Vec<String>,
+    },
     /// The repository has several GGUF files.
     #[error("{repo} has {} GGUF files: {}", names.len(), some(names))]
     ManyGguf {
@@ -166,7 +176,7 @@ impl HubError {
     /// What kind of failure it is.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::NotFound { .. } | Self::NoSuchWeights { .. } => ErrorKind::NotFound,
             Self::BadEndpoint { .. }
             | Self::BadToken
             | Self::BadCertificates { .. }
@@ -207,7 +217,7 @@ impl HubError {
                 "look for a conversion of the model with tokenizer.json, or download it and put its tokenizer.json beside \
                  the weights"
             }
-            Self::ManyGguf { repo, names } => {
+            Self::ManyGguf { repo, names } | Self::NoSuchWeights { repo, names, .. } => {
                 let first = names.first().map_or("FILE.gguf", String::as_str);
                 return Some(format!("name one of them: hf:{repo}/{first}"));
             }

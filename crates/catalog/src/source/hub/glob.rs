@@ -57,7 +57,9 @@ pub(super) fn choose<'a>(
     names: impl Iterator<Item = &'a str>,
     patterns: &[String],
 ) -> Result<Vec<String>, HubError> {
-    let mut chosen: Vec<String> = names.filter(|name| wanted(name, patterns)).map(str::to_owned).collect();
+    let all: Vec<&str> = names.collect();
+    let chosen = all.iter().filter(|name| wanted(name, patterns));
+    let mut chosen: Vec<String> = chosen.map(|&name| name.to_owned()).collect();
     chosen.sort();
     chosen.dedup();
     if let Some(name) = chosen.iter().find(|name| !is_safe_path(name)) {
@@ -66,7 +68,15 @@ pub(super) fn choose<'a>(
     let gguf: Vec<String> = chosen.iter().filter(|name| is_gguf(name)).cloned().collect();
     let weights = chosen.iter().filter(|name| is_weights(name)).count();
     match (gguf.len(), weights) {
-        (_, 0) => Err(HubError::NoWeights { repo: repo.to_owned() }),
+        (_, 0) => {
+            let names: Vec<String> =
+                all.iter().filter(|name| is_weights(name)).map(|&name| name.to_owned()).collect();
+            let (repo, wanted) = (repo.to_owned(), patterns.to_vec());
+            Err(match names.is_empty() || wanted.is_empty() {
+                true => HubError::NoWeights { repo },
+                false => HubError::NoSuchWeights { repo, wanted, names },
+            })
+        }
         (0, _) => Ok(chosen),
         (files, all) if files < all => {
             chosen.retain(|name| !is_gguf(name));
@@ -134,6 +144,8 @@ mod tests {
         check(&["q4.gguf", "q8.gguf"], &[], Err("has 2 GGUF files: q4.gguf, q8.gguf"));
         check(&["q4.gguf", "q8.gguf"], &["q8.gguf"], Ok(&["q8.gguf"]));
         check(&["config.json", "pytorch_model.bin"], &[], Err("no .safetensors or .gguf"));
+        let there = &["config.json", "a.gguf", "b.gguf"];
+        check(there, &["zz.gguf"], Err("o/r has no zz.gguf; its weights are a.gguf, b.gguf"));
         check(
             &["../../x.json", "a.safetensors"],
             &["*/*/*.json", "*.safetensors"],
