@@ -106,8 +106,9 @@ fn what_is_not_imported_says_why() {
     std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();
     let checkpoint = checkpoint.to_str().unwrap();
     check(&["import", checkpoint], 2, &format!("try `narthex compile {checkpoint}`"));
-    let config = r#"{"model": {"type": "decoder-pipeline", "decoder": {"pipeline": [{"a": {"qnn": {"soc_model": "88"}}}]}}}"#;
-    std::fs::write(folder.path().join("genai_config.json"), config).unwrap();
+    std::fs::write(folder.path().join("genie_config.json"), "{}").unwrap();
+    let device = r#"{"devices": [{"soc_model": 88}]}"#;
+    std::fs::write(folder.path().join("htp_backend_ext_config.json"), device).unwrap();
     check(
         &["import", path, "--name", "bundle"],
         5,

@@ -149,7 +149,7 @@ fn settings_that_contradict_the_weights_are_named() {
     check(
         "smollm3",
         json!({"architectures": ["SmolLM4ForCausalLM"]}),
-        &["config.json \"SmolLM4ForCausalLM\""],
+        &["config.json: architecture \"SmolLM4ForCausalLM\""],
     );
 }
 

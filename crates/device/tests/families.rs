@@ -208,8 +208,8 @@ fn several_streams_go_from_part_to_part() {
 fn a_stream_past_what_half_precision_holds_is_carried() {
     // Each layer adds vectors whose elements are about as large as this.
     let loud = ("post_feedforward_layernorm", 30_000.0);
-    // Between several streams there are small differences of them.
-    for (family, bound) in [("gemma3", HALF), ("gemma3n", 2.0 * HALF)] {
+    // What is small beside them is rounded as they are; between several streams there are small differences of them.
+    for (family, bound) in [("gemma3", 1.5 * HALF), ("gemma3n", 2.0 * HALF)] {
         let package = with_values(family, exact(Scheme::W8), loud);
         check_static(&package, &format!("a loud {family}"), bound);
     }

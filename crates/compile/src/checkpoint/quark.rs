@@ -46,8 +46,10 @@ pub(super) fn is_read(config: &Value) -> bool {
 
 /// Makes one tensor `[out, in]` of a packed weight and its scales and zero points, for every packed weight of a folder.
 pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, Located>) -> Result<(), CheckpointError> {
+    let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
     let packed = |(name, located): (&String, &Located)| {
-        (name.ends_with(".weight") && located.kind == integers()).then(|| name.clone())
+        let told = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
+        (told && located.kind == integers()).then(|| name.clone())
     };
     let mut names: Vec<String> = tensors.iter().filter_map(packed).collect();
     names.sort_unstable();

@@ -74,10 +74,13 @@ pub(super) enum Given {
 }
 
 impl Loss {
-    /// Of two rows of logits; none where they are not finite.
+    /// Of two rows of logits; none where they are not finite, or nothing is given.
     pub(super) fn of(whole: &[f32], reduced: &[f32]) -> Option<Self> {
-        let given = whole.iter().zip(reduced).filter(|(_, logit)| **logit > NEVER);
+        let given = whole.iter().zip(reduced).filter(|(_, logit)| **logit != NEVER);
         let (expected, found): (Vec<f32>, Vec<f32>) = given.unzip();
+        if found.is_empty() {
+            return None;
+        }
         let mass = (norm(&expected) - norm(whole)).exp();
         let divergence = divergence(&expected, &found).filter(|_| mass.is_finite())?;
         let tokens = if found.len() == reduced.len() { Given::All } else { Given::Some };
