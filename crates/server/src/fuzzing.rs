@@ -36,13 +36,14 @@ impl Endpoint {
 /// The `error` object of the answer.
 pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
     let read = || -> Result<(), ApiError> {
+        let body = parse(body)?;
         match endpoint {
-            Endpoint::Chat => chat::interpret(&parse(body)?).map(drop),
-            Endpoint::Completions => completions::interpret(&parse(body)?).map(drop),
-            Endpoint::Embeddings => parse::<embeddings::Request>(body).map(|request| drop(request.embed())),
-            Endpoint::Rerank => parse::<rerank::Request>(body)?.rerank().map(drop),
-            Endpoint::Answer => parse::<answer::Request>(body).map(|request| drop(request.answer())),
-            Endpoint::Fill => parse::<fill::Request>(body)?.fill().map(drop),
+            Endpoint::Chat => chat::interpret(&body).map(drop),
+            Endpoint::Completions => completions::interpret(&body).map(drop),
+            Endpoint::Embeddings => embeddings::Request::read(&body).map(|request| drop(request.embed())),
+            Endpoint::Rerank => rerank::Request::read(&body).map(|request| drop(request.rerank())),
+            Endpoint::Answer => answer::Request::read(&body).map(|request| drop(request.answer())),
+            Endpoint::Fill => fill::Request::read(&body)?.fill().map(drop),
         }
     };
     read().map_err(|error| error.body())

@@ -38,6 +38,7 @@ fn documents_are_ranked() {
         assert_eq!(error["param"], param, "{error}");
         assert!(error["message"].as_str().unwrap().contains(text), "{error}");
     };
+    refused(json!({"unknown": 1}), "unknown", "not supported");
     refused(json!({"documents": []}), "documents", "expected 1 to 2048 documents, found 0");
     refused(json!({"documents": "the cat"}), "documents", "sequence");
     refused(json!({"documents": [3]}), "documents[0]", "expected a text, or an object with the field text");
@@ -83,6 +84,7 @@ fn questions_are_answered() {
         assert_eq!(error["param"], param, "{error}");
         assert!(error["message"].as_str().unwrap().contains(text), "{error}");
     };
+    refused(json!({"unknown": 1}), "unknown", "not supported");
     refused(json!({"top_k": 0}), "top_k", "expected 1 to 100, found 0");
     refused(json!({"max_answer_tokens": 0}), "max_answer_tokens", "expected 1 to 384");
     refused(json!({"max_answer_tokens": u64::MAX}), "max_answer_tokens", "expected 1 to 384");
@@ -119,6 +121,7 @@ fn masks_are_filled_and_tokens_added() {
         assert_eq!(error["param"], param, "{error}");
         assert!(error["message"].as_str().unwrap().contains(text), "{error}");
     };
+    refused(json!({"unknown": 1}), "unknown", "not supported");
     refused(json!({"top_k": 101}), "top_k", "expected 1 to 100, found 101");
     refused(json!({"text": "the cat"}), "text", "expected [MASK] at least once");
     refused(json!({"generate": 3}), "text", "expected [MASK] once, or not at all");

@@ -5,12 +5,18 @@ use narthex_gateway::request::{Answer, AnswerRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, refuse_path, usage_of_prompt};
+use super::{
+    body::{Body, read_whole},
+    refuse_path, usage_of_prompt,
+};
 use crate::{
     error::ApiError,
     ran_on::marked,
     routes::{App, wanted},
 };
+
+/// Fields that are read.
+const FIELDS: &[&str] = &["model", "question", "context", "top_k", "max_answer_tokens"];
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
@@ -22,6 +28,13 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// Reads a body.
+    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+        let request: Self = read_whole(body, &[FIELDS])?;
+        refuse_path(&request.model)?;
+        Ok(request)
+    }
+
     /// What the gateway makes of it.
     pub(crate) fn answer(&self) -> AnswerRequest {
         let mut request = AnswerRequest::new(&self.question, &self.context);
@@ -32,11 +45,8 @@ impl Request {
 }
 
 /// Answers a question.
-pub(crate) async fn create(
-    State(app): State<App>,
-    Body(request): Body<Request>,
-) -> Result<Response, ApiError> {
-    refuse_path(&request.model)?;
+pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
+    let request = Request::read(&body)?;
     let answer = request.answer();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     let found = wanted(move |cancel| gateway.answer(&model, &answer, cancel)).await?;

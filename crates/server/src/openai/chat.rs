@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    body::{Body, read},
+    body::{Body, read, read_whole},
     finish_reason, fresh_id, now,
-    options::{Sampling, StreamOptions, refuse_unread},
+    options::{Sampling, StreamOptions},
     refuse_path,
     stream::{self, Chunks},
     usage,
@@ -126,8 +126,8 @@ impl WireMessage {
 
 /// Reads a body: the request, what the gateway makes of it, and how it is streamed, if it is.
 pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<StreamOptions>), ApiError> {
-    let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
-    refuse_unread(body, &[FIELDS, Sampling::FIELDS])?;
+    let request: Request = read_whole(body, &[FIELDS, Sampling::FIELDS])?;
+    let sampling: Sampling = read(body)?;
     refuse_path(&request.model)?;
     request.check()?;
     let options = sampling.options(request.top_logprobs()?)?;
@@ -136,7 +136,7 @@ pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<St
 }
 
 /// Answers a conversation.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
     let (request, chat, streaming) = interpret(&body)?;
     let n = chat.options.n;
     let (gateway, model) = (app.gateway.clone(), request.model.clone());

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    body::{Body, read},
+    body::{Body, read, read_whole},
     finish_reason, fresh_id, now,
-    options::{Sampling, StreamOptions, refuse_unread},
+    options::{Sampling, StreamOptions},
     refuse_path,
     stream::{self, Chunks},
     usage,
@@ -79,8 +79,8 @@ pub(crate) struct Asked {
 
 /// Reads a body.
 pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
-    let (request, sampling): (Request, Sampling) = (read(body)?, read(body)?);
-    refuse_unread(body, &[FIELDS, Sampling::FIELDS])?;
+    let request: Request = read_whole(body, &[FIELDS, Sampling::FIELDS])?;
+    let sampling: Sampling = read(body)?;
     refuse_path(&request.model)?;
     if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
         return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
@@ -104,7 +104,7 @@ pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
 }
 
 /// Completes one or several prompts.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
     let Asked { model, prompts, echo, options, streaming, wants_logprobs } = interpret(&body)?;
     let n = options.n;
     let head = Head { id: fresh_id("cmpl"), created: now(), model: model.clone() };

@@ -7,8 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    body::{Body, read},
-    options::refuse_unread,
+    body::{Body, read_whole},
     refuse_path, usage_of_prompt,
 };
 use crate::{
@@ -65,6 +64,13 @@ enum End {
 }
 
 impl Request {
+    /// Reads a body.
+    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+        let request: Self = read_whole(body, &[FIELDS])?;
+        refuse_path(&request.model)?;
+        Ok(request)
+    }
+
     /// What the gateway makes of it.
     pub(crate) fn embed(&self) -> EmbedRequest {
         let inputs = match &self.input {
@@ -82,10 +88,8 @@ impl Request {
 }
 
 /// Embeds texts.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body<Value>) -> Result<Response, ApiError> {
-    let request: Request = read(&body)?;
-    refuse_unread(&body, &[FIELDS])?;
-    refuse_path(&request.model)?;
+pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
+    let request = Request::read(&body)?;
     let embed = request.embed();
     let format = request.encoding_format.unwrap_or_default();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());

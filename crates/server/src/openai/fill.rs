@@ -5,12 +5,18 @@ use narthex_gateway::request::{Filling, MaskRequest, RefineRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, refuse_path, usage_of_prompt};
+use super::{
+    body::{Body, read_whole},
+    refuse_path, usage_of_prompt,
+};
 use crate::{
     error::ApiError,
     ran_on::marked,
     routes::{App, wanted},
 };
+
+/// Fields that are read.
+const FIELDS: &[&str] = &["model", "text", "top_k", "generate", "rounds"];
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
@@ -30,6 +36,13 @@ pub(crate) enum Fill {
 }
 
 impl Request {
+    /// Reads a body.
+    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+        let request: Self = read_whole(body, &[FIELDS])?;
+        refuse_path(&request.model)?;
+        Ok(request)
+    }
+
     /// What the gateway makes of it.
     pub(crate) fn fill(&self) -> Result<Fill, ApiError> {
         let apart =
@@ -49,11 +62,8 @@ impl Request {
 }
 
 /// Fills masks.
-pub(crate) async fn create(
-    State(app): State<App>,
-    Body(request): Body<Request>,
-) -> Result<Response, ApiError> {
-    refuse_path(&request.model)?;
+pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
+    let request = Request::read(&body)?;
     let fill = request.fill()?;
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     let (ran_on, mut body) = wanted(move |cancel| match fill {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use narthex_gateway::request::GenerateOptions;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::error::ApiError;
 
@@ -104,45 +103,5 @@ impl Sampling {
                 }
             })
             .collect()
-    }
-}
-
-/// Fields that say something of the caller and nothing of the answer.
-const OF_THE_CALLER: &[&str] =
-    &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
-
-/// Refuses every field that is not read, unless it asks for nothing, since ignoring it would give another answer than was
-/// asked for.
-pub(crate) fn refuse_unread(body: &Value, read: &[&[&str]]) -> Result<(), ApiError> {
-    let asks = |value: &Value| match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(items) => !items.is_empty(),
-        _ => true,
-    };
-    let is_read = |name: &str| read.iter().chain([&OF_THE_CALLER]).any(|fields| fields.contains(&name));
-    let fields = body.as_object().into_iter().flatten();
-    match fields.into_iter().find(|(name, value)| !is_read(name) && asks(value)) {
-        Some((name, _)) => Err(ApiError::unsupported(name)),
-        None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn what_is_not_read_and_asks_for_something_is_refused() {
-        let check = |body: Value, expect: Option<&str>| {
-            let found = refuse_unread(&body, &[Sampling::FIELDS, &["model"]]).err().map(|error| error.body());
-            assert_eq!(found.as_ref().and_then(|body| body["error"]["param"].as_str()), expect, "{body}");
-        };
-        check(json!({"model": "m", "seed": 1, "user": "u", "metadata": {"a": "b"}}), None);
-        check(json!({"tools": [], "suffix": null, "store": false}), None);
-        check(json!({"tools": [1]}), Some("tools"));
-        check(json!({"ignore_eos": true}), Some("ignore_eos"));
-        check(json!({"reasoning_effort": "low"}), Some("reasoning_effort"));
     }
 }

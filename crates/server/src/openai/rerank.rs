@@ -5,12 +5,18 @@ use narthex_gateway::request::{Overlong, RerankRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{body::Body, fresh_id, refuse_path, usage_of_prompt};
+use super::{
+    body::{Body, read_whole},
+    fresh_id, refuse_path, usage_of_prompt,
+};
 use crate::{
     error::ApiError,
     ran_on::marked,
     routes::{App, wanted},
 };
+
+/// Fields that are read.
+const FIELDS: &[&str] = &["model", "query", "documents", "top_n", "return_documents", "truncate"];
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
@@ -22,9 +28,6 @@ pub(crate) struct Request {
     return_documents: bool,
     #[serde(default)]
     truncate: bool,
-    rank_fields: Option<Value>,
-    max_tokens_per_doc: Option<Value>,
-    max_chunks_per_doc: Option<Value>,
 }
 
 /// A document: its text, or an object that holds it.
@@ -44,32 +47,28 @@ impl Document {
 }
 
 impl Request {
+    /// Reads a body.
+    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+        let request: Self = read_whole(body, &[FIELDS])?;
+        refuse_path(&request.model)?;
+        Ok(request)
+    }
+
     /// What the gateway makes of it.
-    pub(crate) fn rerank(&self) -> Result<RerankRequest, ApiError> {
-        let unsupported = [
-            ("rank_fields", &self.rank_fields),
-            ("max_tokens_per_doc", &self.max_tokens_per_doc),
-            ("max_chunks_per_doc", &self.max_chunks_per_doc),
-        ];
-        if let Some((param, _)) = unsupported.iter().find(|(_, value)| value.is_some()) {
-            return Err(ApiError::unsupported(param));
-        }
-        Ok(RerankRequest {
+    pub(crate) fn rerank(&self) -> RerankRequest {
+        RerankRequest {
             query: self.query.clone(),
             documents: self.documents.iter().map(|document| document.text().to_owned()).collect(),
             top_n: self.top_n,
             overlong: if self.truncate { Overlong::Truncate } else { Overlong::Refuse },
-        })
+        }
     }
 }
 
 /// Sorts documents.
-pub(crate) async fn create(
-    State(app): State<App>,
-    Body(request): Body<Request>,
-) -> Result<Response, ApiError> {
-    refuse_path(&request.model)?;
-    let rerank = request.rerank()?;
+pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
+    let request = Request::read(&body)?;
+    let rerank = request.rerank();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
     let answer = wanted(move |cancel| gateway.rerank(&model, &rerank, cancel)).await?;
     let result = |ranked: &narthex_gateway::request::Ranked| {
