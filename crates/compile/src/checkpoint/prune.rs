@@ -1,7 +1,7 @@
 //! A checkpoint whose head has lost tokens: rows of its weight are passed over as they are read. The token table stays as it
 //! is, and so does everything else.
 
-use std::ops::Range;
+use std::{ops::Range, path::Path};
 
 use narthex_spec::{TokenId, arch::DecoderArch};
 
@@ -40,5 +40,9 @@ impl WeightSource for Pruned {
 
     fn has(&self, name: &str) -> bool {
         name == HEAD || self.whole.has(name)
+    }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        self.whole.file(if name == HEAD { self.head } else { name })
     }
 }

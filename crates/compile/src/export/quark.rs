@@ -233,7 +233,7 @@ impl Source<'_> {
                     return Err(CompileError::Cancelled);
                 }
                 let some = start..(start + BATCH).min(weight.rows_len());
-                let batch = rounded(&weight, some, order.as_deref(), group);
+                let batch = self.rounded(&weight, some, order.as_deref(), group)?;
                 pack(&mut quants, words, first, |row| batch.get(row).map(|row| &row.quants[..]));
                 pack(&mut zeros, words, first, |row| batch.get(row).map(|row| &row.zeros[..]));
                 scales.par_chunks_mut(rows).enumerate().for_each(|(group, line)| {
@@ -244,6 +244,24 @@ impl Source<'_> {
             }
         }
         Ok(vec![bytes(&quants), bytes(&scales), bytes(&zeros)])
+    }
+
+    /// Some rows of a weight, as `order` has them, rounded.
+    fn rounded(
+        &self,
+        weight: &Weight<'_>,
+        rows: Range<usize>,
+        order: Option<&[u32]>,
+        group: usize,
+    ) -> Result<Vec<QuantRow>, CompileError> {
+        let round = |row: usize| {
+            let mut values = vec![0.0; weight.cols()];
+            let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
+            weight.read_row(from, &mut values);
+            self.weights.check_finite(&weight.name, &values)?;
+            Ok(quantize_w4(&values, group))
+        };
+        rows.into_par_iter().map(round).collect()
     }
 
     /// Every element in half precision.
@@ -269,17 +287,6 @@ impl Source<'_> {
 
 fn bytes<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
-}
-
-/// Some rows of a weight, as `order` has them, rounded.
-fn rounded(weight: &Weight<'_>, rows: Range<usize>, order: Option<&[u32]>, group: usize) -> Vec<QuantRow> {
-    let round = |row: usize| {
-        let mut values = vec![0.0; weight.cols()];
-        let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
-        weight.read_row(from, &mut values);
-        quantize_w4(&values, group)
-    };
-    rows.into_par_iter().map(round).collect()
 }
 
 /// Puts the nibbles of some rows, from row `first` on, into lines of `words` words: line `i` gets nibble `i` of each row.
