@@ -1,11 +1,15 @@
 //! Ctrl-C and SIGTERM: the first asks the running job to stop, the second ends the process at once. So does the first
 //! while a command waits for its input.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicBool, AtomicU8, Ordering},
+use std::{
+    io::{BufRead, stdin},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
 };
 
+use anyhow::Context;
 use narthex_gateway::Cancel;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
@@ -45,6 +49,11 @@ pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
     let input = read();
     WAITING.store(false, Ordering::Relaxed);
     input
+}
+
+/// Reads the lines of standard input, before a command begins.
+pub(crate) fn lines() -> anyhow::Result<Vec<String>> {
+    input(|| stdin().lock().lines().collect::<Result<_, _>>()).context("cannot read standard input")
 }
 
 /// Takes a Ctrl-C that was meant for one answer, so that the conversation goes on.

@@ -33,7 +33,10 @@ pub(crate) fn answer(loaded: &Loaded, request: &AnswerRequest, cancel: &Cancel) 
     let room = limit.saturating_sub(pair.overhead());
     if room == 0 {
         let found = pair.overhead();
-        return invalid("question", format!("it has {found} tokens, but a window has {limit}; shorten it"));
+        return Err(Error::invalid(
+            "question",
+            format!("it has {found} tokens, but a window has {limit}; shorten it"),
+        ));
     }
     let at_once = (encoder.limits().max_batch_tokens / limit).max(1);
     let mut parts = windows(pair.second.len(), room, request.stride).peekable();
@@ -61,22 +64,18 @@ fn item(window: &Pair) -> Item {
     Item { tokens: window.tokens.clone(), second: window.segment, asked: Vec::new() }
 }
 
-fn invalid<T>(param: &'static str, message: String) -> Result<T, Error> {
-    Err(Error::Invalid { param, message: format!("{param}: {message}") })
-}
-
 fn check(request: &AnswerRequest) -> Result<(), Error> {
     if !(1..=MAX_ANSWERS).contains(&request.top_k) {
-        return invalid("top_k", format!("expected 1 to {MAX_ANSWERS}, found {}", request.top_k));
+        return Err(Error::invalid("top_k", format!("expected 1 to {MAX_ANSWERS}, found {}", request.top_k)));
     }
     let (longest, window) = (request.longest, request.window);
     if !(1..=window).contains(&longest) {
         let message = format!("expected 1 to {window}, the tokens that are read at once, found {longest}");
-        return invalid("max_answer_tokens", message);
+        return Err(Error::invalid("max_answer_tokens", message));
     }
     for (param, text) in [("question", &request.question), ("context", &request.context)] {
         if text.trim().is_empty() {
-            return invalid(param, "expected some text, found none".to_owned());
+            return Err(Error::invalid(param, "expected some text, found none"));
         }
     }
     Ok(())

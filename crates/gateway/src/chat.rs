@@ -39,10 +39,10 @@ pub(crate) fn chat(
     loaded.engine()?;
     check(&request.options)?;
     if request.messages.is_empty() {
-        return Err(invalid("messages", "expected at least one message, found none"));
+        return Err(Error::invalid("messages", "expected at least one message, found none"));
     }
     let Some(template) = &loaded.template else {
-        return Err(invalid(
+        return Err(Error::invalid(
             "model",
             "this model has no chat template; use /v1/completions, or a chat-tuned model",
         ));
@@ -156,10 +156,13 @@ fn start_choice(
 
 fn check_prompt(tokens: &[TokenId], param: &'static str, limits: &Limits) -> Result<(), Error> {
     if tokens.is_empty() {
-        return Err(invalid(param, "expected at least one token, found an empty prompt"));
+        return Err(Error::invalid(param, "expected at least one token, found an empty prompt"));
     }
     if let Some(bad) = tokens.iter().find(|&&token| token as usize >= limits.vocab) {
-        return Err(invalid(param, format!("token {bad} is not below the vocabulary size {}", limits.vocab)));
+        return Err(Error::invalid(
+            param,
+            format!("token {bad} is not below the vocabulary size {}", limits.vocab),
+        ));
     }
     if tokens.len() >= limits.longest() {
         return Err(too_long(param, tokens.len(), limits));
@@ -178,13 +181,13 @@ fn refused(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
         }
         SubmitError::PromptTooLong { prompt, .. } => too_long(param, prompt, limits),
         SubmitError::ShutDown => Error::ShuttingDown,
-        other => invalid(param, other.to_string()),
+        other => Error::invalid(param, other.to_string()),
     }
 }
 
 fn sampling(options: &GenerateOptions, limits: &Limits) -> Result<Sampling, Error> {
     if let Some(bad) = options.logit_bias.keys().find(|&&token| token as usize >= limits.vocab) {
-        return Err(invalid(
+        return Err(Error::invalid(
             "logit_bias",
             format!("token {bad} is not below the vocabulary size {}", limits.vocab),
         ));
@@ -209,11 +212,6 @@ fn fresh_seed() -> u64 {
     RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn invalid(param: &'static str, message: impl Into<String>) -> Error {
-    let message = message.into();
-    Error::Invalid { param, message: format!("{param}: {message}") }
-}
-
 /// Checks every option against the API's range.
 fn check(options: &GenerateOptions) -> Result<(), Error> {
     in_range("temperature", options.temperature, 0.0, 2.0)?;
@@ -229,13 +227,13 @@ fn check(options: &GenerateOptions) -> Result<(), Error> {
     at_most("stop", options.stop.len(), MAX_STOPS)?;
     at_most("top_logprobs", options.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
     if options.n == 0 {
-        return Err(invalid("n", "expected at least 1, found 0"));
+        return Err(Error::invalid("n", "expected at least 1, found 0"));
     }
     if options.max_tokens == Some(0) {
-        return Err(invalid("max_tokens", "expected at least 1, found 0"));
+        return Err(Error::invalid("max_tokens", "expected at least 1, found 0"));
     }
     if options.stop.iter().any(String::is_empty) {
-        return Err(invalid("stop", "expected non-empty strings, found an empty one"));
+        return Err(Error::invalid("stop", "expected non-empty strings, found an empty one"));
     }
     Ok(())
 }
@@ -244,7 +242,7 @@ fn in_range(param: &'static str, found: f32, low: f32, high: f32) -> Result<(), 
     if found >= low && found <= high {
         Ok(())
     } else {
-        Err(invalid(param, format!("expected a number from {low} to {high}, found {found}")))
+        Err(Error::invalid(param, format!("expected a number from {low} to {high}, found {found}")))
     }
 }
 
@@ -252,7 +250,7 @@ fn at_most(param: &'static str, found: usize, limit: usize) -> Result<(), Error>
     if found <= limit {
         Ok(())
     } else {
-        Err(invalid(param, format!("expected at most {limit}, found {found}")))
+        Err(Error::invalid(param, format!("expected at most {limit}, found {found}")))
     }
 }
 

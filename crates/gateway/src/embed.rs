@@ -17,16 +17,18 @@ const MAX_INPUTS: usize = 2048;
 /// Embeds every input of a request.
 pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
     let encoder = loaded.encoder(ModelKind::Embedding)?;
-    let invalid = |param, message: String| Error::Invalid { param, message: format!("{param}: {message}") };
     let inputs = request.inputs.len();
     if inputs == 0 || inputs > MAX_INPUTS {
-        return Err(invalid("input", format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}")));
+        return Err(Error::invalid("input", format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}")));
     }
     let limits = encoder.limits();
     if let Some(dimensions) = request.dimensions
         && !(1..=limits.width).contains(&dimensions)
     {
-        return Err(invalid("dimensions", format!("expected 1 to {}, found {dimensions}", limits.width)));
+        return Err(Error::invalid(
+            "dimensions",
+            format!("expected 1 to {}, found {dimensions}", limits.width),
+        ));
     }
     let prompt = prompt(&loaded.manifest.prompts, request)?;
     let limit = limits.max_length.min(loaded.manifest.max_length);

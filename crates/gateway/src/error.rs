@@ -1,6 +1,6 @@
 //! The one error of the library, with what it means for a caller and the next step.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use narthex_compile::vocabulary::VocabularyError;
 use narthex_device::DeviceError;
@@ -230,6 +230,11 @@ fn reasons(passed_over: &[PassedOver]) -> String {
 }
 
 impl Error {
+    /// A wrong field of a request; `message` says what was expected and found.
+    pub(crate) fn invalid(param: &'static str, message: impl Display) -> Self {
+        Self::Invalid { param, message: format!("{param}: {message}") }
+    }
+
     /// What kind of failure it is.
     pub fn kind(&self) -> ErrorKind {
         match self {

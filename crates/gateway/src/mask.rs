@@ -38,10 +38,8 @@ pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest, cancel: &Cancel) -> R
     let (tokens, asked) = model.tokens(&request.text)?;
     if !(1..=MAX_MASKS).contains(&asked.len()) {
         let (mask, found) = (model.mask, asked.len());
-        return invalid(
-            "text",
-            format!("expected {mask} at least once and at most {MAX_MASKS} times, found {found}"),
-        );
+        let message = format!("expected {mask} at least once and at most {MAX_MASKS} times, found {found}");
+        return Err(Error::invalid("text", message));
     }
     let prompt_tokens = tokens.len();
     let text = |id| loaded.tokenizer.decode(&[id]);
@@ -50,16 +48,12 @@ pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest, cancel: &Cancel) -> R
     Ok(Fillings { masks, prompt_tokens, ran_on: loaded.ran_on() })
 }
 
-pub(crate) fn invalid<T>(param: &'static str, message: String) -> Result<T, Error> {
-    Err(Error::Invalid { param, message: format!("{param}: {message}") })
-}
-
 /// Fails unless a number of the request lies from 1 to `most`.
 pub(crate) fn within(param: &'static str, found: usize, most: usize) -> Result<(), Error> {
     if (1..=most).contains(&found) {
         return Ok(());
     }
-    invalid(param, format!("expected 1 to {most}, found {found}"))
+    Err(Error::invalid(param, format!("expected 1 to {most}, found {found}")))
 }
 
 impl<'a> Masked<'a> {
@@ -89,7 +83,7 @@ impl<'a> Masked<'a> {
         let (found, limit) = (tokens.len(), self.limits.max_length.min(self.loaded.manifest.max_length));
         if found > limit {
             let message = format!("it has {found} tokens, but this model takes at most {limit}; shorten it");
-            return invalid("text", message);
+            return Err(Error::invalid("text", message));
         }
         let item = Item { second: found, tokens: tokens.to_vec(), asked };
         Ok(self.place.run(vec![item])?.into_iter().flatten().collect())

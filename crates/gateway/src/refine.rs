@@ -12,7 +12,7 @@ use crate::{
     cancel::Cancel,
     error::Error,
     loaded::Loaded,
-    mask::{MAX_MASKS, Masked, invalid, probability, within},
+    mask::{MAX_MASKS, Masked, probability, within},
     request::{Filling, RefineRequest, Refined},
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn refine(loaded: &Loaded, request: &RefineRequest, cancel: &Cancel) 
         let (mask, found) = (model.mask, masks.len());
         let message =
             format!("expected {mask} once, or not at all for tokens at the end, found {found} of them");
-        return invalid("text", message);
+        return Err(Error::invalid("text", message));
     };
     tokens.splice(first..=first, std::iter::repeat_n(model.id, request.tokens));
     let scores = rounds(request, |open| predict(&model, (&mut tokens[..], first), open))?;

@@ -110,11 +110,6 @@ impl Opening<'_> {
         }
     }
 
-    /// Ends a load that is wanted no more.
-    pub(crate) fn check_cancel(&self) -> Result<(), Error> {
-        self.cancel.check()
-    }
-
     /// The graphs that a device runs: only those of fixed shape have parts.
     pub(crate) fn variant(&self, name: DeviceName) -> Variant {
         if self.head.is_some() { Variant::Static } else { name.variant() }

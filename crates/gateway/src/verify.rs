@@ -88,7 +88,7 @@ pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Op
     tracing::info!("checking {} on {} against the CPU, once", opening.manifest.name, name.describe());
     let title = format!("Checking {} against the CPU, once", name.describe());
     let _stage = Stage::start(opening.progress, title, Unit::Nothing, None);
-    let wanted = || opening.check_cancel();
+    let wanted = || opening.cancel.check();
     let config = Config { slots: 1, ..opening.config.clone() };
     let reference = Opening { config: &config, head: None, ..**opening };
     let mut reference = reference.open(&Device::Cpu, opening.variant(*name), Form::Graph)?;

@@ -55,7 +55,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
 pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
         Some(prompt) => prompt.clone(),
-        None => read_stdin()?,
+        None => interrupt::input(read_stdin)?,
     };
     let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let request = CompletionRequest {

@@ -1,8 +1,5 @@
 //! `narthex embed`: a vector per text, as lines of JSON.
 
-use std::io::{BufRead, stdin};
-
-use anyhow::Context;
 use narthex_gateway::{
     Gateway,
     request::{EmbedRequest, Overlong, Prompt},
@@ -29,12 +26,7 @@ struct Item<'a> {
 
 /// Embeds the given texts, or each line of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
-    let texts = if args.texts.is_empty() {
-        interrupt::input(|| stdin().lock().lines().collect::<Result<Vec<_>, _>>())
-            .context("cannot read standard input")?
-    } else {
-        args.texts.clone()
-    };
+    let texts = if args.texts.is_empty() { interrupt::lines()? } else { args.texts.clone() };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let mut report = Report { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {

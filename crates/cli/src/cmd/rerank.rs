@@ -1,8 +1,5 @@
 //! `narthex rerank`: documents by how well they answer a query, the best first.
 
-use std::io::{BufRead, stdin};
-
-use anyhow::Context;
 use narthex_gateway::{
     Gateway,
     request::{Overlong, RerankRequest},
@@ -28,12 +25,7 @@ struct Line<'a> {
 
 /// Sorts the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
-    let documents = if args.documents.is_empty() {
-        interrupt::input(|| stdin().lock().lines().collect::<Result<Vec<_>, _>>())
-            .context("cannot read standard input")?
-    } else {
-        args.documents.clone()
-    };
+    let documents = if args.documents.is_empty() { interrupt::lines()? } else { args.documents.clone() };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let request = RerankRequest {
         query: args.query.clone(),

@@ -91,9 +91,7 @@ impl<'a> Trial<'a> {
 
     /// What the compiler makes of a graph. Nodes at fault are not sought.
     pub(super) fn run(&self, graph: &Path, cancel: &Cancel) -> Result<Compiled, Error> {
-        if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
+        cancel.check()?;
         match self {
             Self::Here(runtime, device) => told(try_out(runtime, device, graph)),
             Self::Apart(program, inner, target) => {
@@ -167,9 +165,7 @@ impl Running {
 
     fn end(mut self, cancel: &Cancel) -> Result<ExitStatus, Error> {
         loop {
-            if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
+            cancel.check()?;
             let looked = self.0.try_wait();
             match looked
                 .map_err(|source| Error::Io { what: "wait for the compiler's process".into(), source })?
