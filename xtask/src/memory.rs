@@ -56,6 +56,8 @@ struct Measured {
 
 /// Makes the checkpoint, compiles it, and holds the peaks against the bound.
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
+    // What lies in the workspace may change while this runs.
+    let commit = stamp::commit(workspace)?;
     crate::test::run(workspace, Choice::Only(Stage::Store))?;
     let session = Session::new(workspace)?;
     let narthex = session.build_narthex()?;
@@ -66,7 +68,7 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     }
     let (largest, measured) = outcome?;
     let bound = BASE + 3 * largest;
-    let page = report(workspace, (largest, bound), &measured)?;
+    let page = report(&commit, (largest, bound), &measured);
     terminal::line(&page);
     if keep == Keep::Record {
         let path = workspace.root.join(FOLDER).join(format!("memory-{}.md", stamp::today()));
@@ -251,11 +253,7 @@ fn noise() -> Vec<u8> {
     (0..32 << 20).flat_map(|_| bits(next()).to_le_bytes()).collect()
 }
 
-fn report(
-    workspace: &Workspace,
-    (largest, bound): (u64, u64),
-    measured: &[Measured],
-) -> anyhow::Result<String> {
+fn report(commit: &str, (largest, bound): (u64, u64), measured: &[Measured]) -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("? unknown processor");
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
@@ -271,14 +269,13 @@ fn report(
             )
         })
         .collect();
-    Ok(format!(
-        "# What a compile holds in memory, {}\n\nCommit {}; narthex {}, onnxruntime 1.31.1; {}, {} threads, {} {}; `cargo xtask \
+    format!(
+        "# What a compile holds in memory, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}, {} threads, {} {}; `cargo xtask \
          memory --record`.\n\nA checkpoint in the shape of a 7B Llama, a quarter of it noise and the rest zeros: {LAYERS} layers of width {HIDDEN}, {VOCAB} tokens, \
          bf16, {:.1} GB in {SHARDS} files. Its largest tensor has {:.0} MB, so the bound, 2 GiB and three times that, is {:.2} GB. \
          Counted is memory that belongs to no file (RssAnon), every 5 ms. Times are of the build that tests run.\n\n\
          | Compile | Most held | of the bound | Time |\n|---|---:|---:|---:|\n{rows}",
         stamp::today(),
-        stamp::commit(workspace)?,
         env!("CARGO_PKG_VERSION"),
         cpu.trim_start_matches([' ', '\t', ':']),
         thread::available_parallelism().map_or(1, usize::from),
@@ -287,7 +284,7 @@ fn report(
         gigabytes((0..SHARDS).flat_map(tensors).map(|(_, [rows, cols])| 2 * (rows * cols) as u64).sum()),
         largest as f64 / 1e6,
         gigabytes(bound),
-    ))
+    )
 }
 
 #[cfg(test)]
