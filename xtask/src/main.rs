@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 
 use crate::{
+    stamp::Keep,
     test::{Choice, Stage},
     workspace::Workspace,
 };
@@ -58,8 +59,8 @@ enum Command {
     ListStages,
     Test(Choice),
     Fuzz(fuzz::Options),
-    Npu(npu::Keep),
-    Memory(npu::Keep),
+    Npu(Keep),
+    Memory(Keep),
     Peers(peers::Options),
     Vocabularies,
 }
@@ -84,11 +85,11 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["test", "--list"] => Command::ListStages,
         ["test", "--only", stage] => Command::Test(Choice::Only(stage.parse()?)),
         ["fuzz", rest @ ..] => Command::Fuzz(fuzz::Options::parse(rest)?),
-        ["npu"] => Command::Npu(npu::Keep::Nothing),
-        ["npu", "--record"] => Command::Npu(npu::Keep::Record),
+        ["npu"] => Command::Npu(Keep::Nothing),
+        ["npu", "--record"] => Command::Npu(Keep::Record),
         ["vocabularies"] => Command::Vocabularies,
-        ["memory"] => Command::Memory(npu::Keep::Nothing),
-        ["memory", "--record"] => Command::Memory(npu::Keep::Record),
+        ["memory"] => Command::Memory(Keep::Nothing),
+        ["memory", "--record"] => Command::Memory(Keep::Record),
         ["peers", rest @ ..] => Command::Peers(peers::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
@@ -139,8 +140,8 @@ mod tests {
         let once = peers::Options::parse(&["--rounds", "1"]).unwrap();
         check("peers --rounds 1", Ok(Command::Peers(once)));
         check("vocabularies", Ok(Command::Vocabularies));
-        check("npu --record", Ok(Command::Npu(npu::Keep::Record)));
-        check("memory --record", Ok(Command::Memory(npu::Keep::Record)));
+        check("npu --record", Ok(Command::Npu(Keep::Record)));
+        check("memory --record", Ok(Command::Memory(Keep::Record)));
         check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
     }

@@ -19,14 +19,11 @@ use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    npu::Keep,
-    stamp, terminal,
+    stamp::{self, Keep},
+    terminal,
     test::{Choice, Stage, session::Session},
-    workspace::{Workspace, relative},
+    workspace::Workspace,
 };
-
-/// Where results are kept.
-const FOLDER: &str = "bench/runs";
 
 /// Bytes that a compile may hold beside three times the largest tensor.
 const BASE: u64 = 2 << 30;
@@ -71,9 +68,7 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     let page = report(&commit, (largest, bound), &measured);
     terminal::line(&page);
     if keep == Keep::Record {
-        let path = workspace.root.join(FOLDER).join(format!("memory-{}.md", stamp::today()));
-        fs::write(&path, &page).with_context(|| path.display().to_string())?;
-        terminal::line(format!("kept in {}", relative(&path, &workspace.root)));
+        stamp::keep(workspace, stamp::BENCH, "memory", &page)?;
     }
     match measured.iter().find(|measured| measured.peak > bound) {
         Some(over) => bail!("{} held {} bytes, and {bound} are allowed", over.arguments, over.peak),

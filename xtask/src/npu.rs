@@ -4,23 +4,20 @@
 //! The checks themselves are tests that the ordinary suite leaves out; this runs them and keeps what they print. Stand-ins
 //! show an NPU's arithmetic; nothing here is a time.
 
-use std::{fs, time::Instant};
+use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 
 use crate::{
-    stamp,
+    stamp::{self, Keep},
     swiftshader::{self, Environment},
     terminal,
     test::{
         Choice, Stage,
         session::{self, Session},
     },
-    workspace::{Workspace, relative},
+    workspace::Workspace,
 };
-
-/// Where results are kept.
-const FOLDER: &str = "conformance/runs";
 
 /// Tests that the ordinary suite leaves out.
 struct Tests {
@@ -55,15 +52,6 @@ const WEBGPU: [Tests; 2] = [
     },
 ];
 
-/// Where the result goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// The terminal alone.
-    Nothing,
-    /// [`FOLDER`] too.
-    Record,
-}
-
 /// Prepares the store and runs the checks.
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     crate::test::run(workspace, Choice::Only(Stage::Store))?;
@@ -84,8 +72,7 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
         None => terminal::line("WebGPU is left out: SwiftShader comes from Debian's packages for x86-64"),
     }
     if keep == Keep::Record {
-        let path = write(workspace, &report(workspace, &findings)?)?;
-        terminal::line(format!("kept in {path}"));
+        stamp::keep(workspace, stamp::CONFORMANCE, "npu", &report(workspace, &findings)?)?;
     }
     terminal::line(format!("npu: every check holds ({} s)", begun.elapsed().as_secs()));
     Ok(())
@@ -141,15 +128,6 @@ fn report(workspace: &Workspace, findings: &[String]) -> anyhow::Result<String> 
         std::env::consts::OS,
         std::env::consts::ARCH,
     ))
-}
-
-/// Writes a report and gives its path relative to the root.
-fn write(workspace: &Workspace, report: &str) -> anyhow::Result<String> {
-    let folder = workspace.root.join(FOLDER);
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let path = folder.join(format!("npu-{}.md", stamp::today()));
-    fs::write(&path, report).with_context(|| path.display().to_string())?;
-    Ok(relative(&path, &workspace.root))
 }
 
 #[cfg(test)]

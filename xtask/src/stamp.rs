@@ -1,13 +1,42 @@
-//! What a recorded run is marked with: the day and the commit.
+//! What a recorded run is marked with, the day and the commit, and where its page is kept.
 
 use std::{
+    fs,
     process::Command,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context;
 
-use crate::workspace::Workspace;
+use crate::{
+    terminal,
+    workspace::{Workspace, relative},
+};
+
+/// Where pages of checks are kept.
+pub(crate) const CONFORMANCE: &str = "conformance/runs";
+
+/// Where pages of benchmarks are kept.
+pub(crate) const BENCH: &str = "bench/runs";
+
+/// What becomes of a run's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// It is shown, and no more.
+    Nothing,
+    /// It is kept with the sources too.
+    Record,
+}
+
+/// Writes a page that is named by its kind and the day, and says where.
+pub(crate) fn keep(workspace: &Workspace, folder: &str, kind: &str, page: &str) -> anyhow::Result<()> {
+    let folder = workspace.root.join(folder);
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let path = folder.join(format!("{kind}-{}.md", today()));
+    fs::write(&path, page).with_context(|| path.display().to_string())?;
+    terminal::line(format!("kept in {}", relative(&path, &workspace.root)));
+    Ok(())
+}
 
 /// The commit that lies in the workspace, and whether it was changed.
 pub(crate) fn commit(workspace: &Workspace) -> anyhow::Result<String> {

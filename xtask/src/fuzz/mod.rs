@@ -13,7 +13,11 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
 
-use crate::{terminal, workspace::Workspace};
+use crate::{
+    stamp::{self, Keep},
+    terminal,
+    workspace::Workspace,
+};
 
 use campaign::Outcome;
 
@@ -92,15 +96,6 @@ impl FromStr for Target {
             .find(|target| target.name() == name)
             .ok_or_else(|| anyhow!("no fuzz target is called {name:?}: expected one of {}", names()))
     }
-}
-
-/// Where the table goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// The terminal.
-    Nothing,
-    /// `conformance/runs`, too.
-    Record,
 }
 
 /// What was asked for.
@@ -197,7 +192,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> anyhow::Result<()>
     let table = record::table(workspace, &outcomes)?;
     terminal::line(format!("\n{table}"));
     if options.keep == Keep::Record {
-        terminal::line(format!("written to {}", record::write(workspace, &table)?));
+        stamp::keep(workspace, stamp::CONFORMANCE, "fuzz", &table)?;
     }
     let broken: Vec<&str> =
         outcomes.iter().filter(|o| !o.crashes.is_empty()).map(|o| o.target.name()).collect();

@@ -1,4 +1,4 @@
-//! The table of a run, and the file that keeps it.
+//! The table of a run.
 
 use std::{fmt::Write as _, fs};
 
@@ -7,11 +7,8 @@ use anyhow::Context;
 use crate::{
     fuzz::{build::rustc, campaign::Outcome},
     stamp,
-    workspace::{Workspace, relative},
+    workspace::Workspace,
 };
-
-/// Where tables are kept.
-const FOLDER: &str = "conformance/runs";
 
 /// The table as Markdown, with what it was made of.
 pub(super) fn table(workspace: &Workspace, outcomes: &[Outcome]) -> anyhow::Result<String> {
@@ -37,15 +34,6 @@ pub(super) fn table(workspace: &Workspace, outcomes: &[Outcome]) -> anyhow::Resu
         writeln!(text, "{row}")?;
     }
     Ok(text)
-}
-
-/// Writes a table and gives its path relative to the root.
-pub(super) fn write(workspace: &Workspace, table: &str) -> anyhow::Result<String> {
-    let folder = workspace.root.join(FOLDER);
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let path = folder.join(format!("fuzz-{}.md", stamp::today()));
-    fs::write(&path, table).with_context(|| path.display().to_string())?;
-    Ok(relative(&path, &workspace.root))
 }
 
 /// The version of a package in the lock file of the targets.

@@ -17,7 +17,7 @@ mod visit;
 
 use anyhow::{Context, bail};
 
-use crate::{terminal, test::session::Session, workspace::Workspace};
+use crate::{stamp::Keep, terminal, test::session::Session, workspace::Workspace};
 
 use figures::Spread;
 use report::{Measured, Report};
@@ -44,15 +44,6 @@ pub(crate) struct Workload {
 
 /// The workload of every run, so that runs can be held against each other.
 const WORKLOAD: Workload = Workload { prompt: 256, decode: 64, repeat: 2 };
-
-/// Where the result goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// `target/peers`.
-    Nothing,
-    /// `bench/runs`.
-    Record,
-}
 
 /// What was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

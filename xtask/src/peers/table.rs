@@ -5,13 +5,11 @@ use std::{fmt::Write as _, fs};
 use anyhow::Context;
 
 use crate::{
-    peers::{Keep, report::Report},
+    peers::report::Report,
+    stamp::{BENCH, Keep},
     terminal,
     workspace::{Workspace, relative},
 };
-
-/// Where runs are kept, relative to the root.
-const FOLDER: &str = "bench/runs";
 
 /// Prints a run and writes it as JSON and as a page.
 pub(super) fn write(workspace: &Workspace, report: &Report, keep: Keep) -> anyhow::Result<()> {
@@ -19,7 +17,7 @@ pub(super) fn write(workspace: &Workspace, report: &Report, keep: Keep) -> anyho
     terminal::line(format!("\n{page}"));
     let (folder, name) = match keep {
         Keep::Nothing => (workspace.target.join("peers"), "latest".to_owned()),
-        Keep::Record => (workspace.root.join(FOLDER), name(report)),
+        Keep::Record => (workspace.root.join(BENCH), name(report)),
     };
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let json = serde_json::to_string_pretty(report)? + "\n";
