@@ -2,10 +2,11 @@
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
 //! parser; `npu` checks real models under HTP emulation, `vocabularies` tokenizers with real vocabularies; `peers` measures
-//! Narthex beside other runtimes, `memory` what a compile of a large model holds. Nothing of the product lives here. Start
+//! Narthex beside other runtimes, `memory` what a compile of a large model holds, and `load` keeps a server busy. Nothing of the product lives here. Start
 //! at [`tidy`] for the house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
 
 mod fuzz;
+mod load;
 mod memory;
 mod npu;
 mod peers;
@@ -46,6 +47,9 @@ Commands:
   peers --only S,S     measure some sides
   peers --rounds N     visit every side N times
   peers --record       keep the figures in bench/runs
+  load                 keep a server busy for ten minutes; nothing may fail, or be left behind
+  load --minutes N     keep it busy for N minutes
+  load --record        keep the figures in bench/runs
   memory               compile a generated 7B checkpoint, and measure what that holds; takes 14 GB of disk
   memory --record      keep the figures in bench/runs
   vocabularies         check tokenizers against real vocabularies and what others make of them
@@ -61,6 +65,7 @@ enum Command {
     Fuzz(fuzz::Options),
     Npu(Keep),
     Memory(Keep),
+    Load(load::Options),
     Peers(peers::Options),
     Vocabularies,
 }
@@ -90,6 +95,7 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["vocabularies"] => Command::Vocabularies,
         ["memory"] => Command::Memory(Keep::Nothing),
         ["memory", "--record"] => Command::Memory(Keep::Record),
+        ["load", rest @ ..] => Command::Load(load::Options::parse(rest)?),
         ["peers", rest @ ..] => Command::Peers(peers::Options::parse(rest)?),
         _ => bail!("`{}` is no command\n\n{USAGE}", words.join(" ")),
     })
@@ -108,6 +114,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
         Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
         Command::Memory(keep) => memory::run(&Workspace::read()?, keep)?,
+        Command::Load(options) => load::run(&Workspace::read()?, options)?,
         Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
         Command::Vocabularies => vocabularies::run(&Workspace::read()?)?,
     }

@@ -4,11 +4,8 @@
 //! environment with the pinned client, and a running server.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
-    process::{Child, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -16,6 +13,7 @@ use anyhow::{Context, bail};
 use crate::{
     terminal,
     test::{
+        server::Server,
         session::{self, Session},
         tools::Python,
     },
@@ -27,9 +25,6 @@ const CLIENT: &str = "openai==3.52.0";
 /// What asks the server, relative to the root.
 const SCRIPT: &str = "conformance/openai_client.py";
 
-/// How long a server may take until it listens.
-const START: Duration = Duration::from_secs(60);
-
 /// Runs the script against a server of its own.
 pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
     let script = session.workspace.root.join(SCRIPT);
@@ -38,7 +33,7 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
     }
     let folder = session.workspace.target.join("conformance");
     let python = environment(session, &folder)?;
-    let server = Server::start(session, &folder.join("server.log"))?;
+    let server = Server::start(session, &folder.join("server.log"), &[])?;
     let mut verdict = String::new();
     let mut client = session.command(python);
     let asked =
@@ -67,80 +62,4 @@ fn environment(session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> 
     session::run(session.command(&python).args(pip))?;
     fs::write(&mark, CLIENT).with_context(|| mark.display().to_string())?;
     Ok(python)
-}
-
-/// A running server; it ends with this value.
-struct Server {
-    child: Child,
-    address: String,
-    log: PathBuf,
-}
-
-impl Server {
-    fn start(session: &Session<'_>, log: &Path) -> anyhow::Result<Self> {
-        let narthex = session.build_narthex()?;
-        let file = File::create(log).with_context(|| log.display().to_string())?;
-        let child = session
-            .command(narthex)
-            .args(["serve", "--port", "0"])
-            .stdout(file.try_clone()?)
-            .stderr(Stdio::from(file))
-            .spawn()
-            .context("the server cannot be started")?;
-        let mut server = Self { child, address: String::new(), log: log.to_owned() };
-        server.address = server.wait_for_address()?;
-        Ok(server)
-    }
-
-    fn wait_for_address(&mut self) -> anyhow::Result<String> {
-        let started = Instant::now();
-        loop {
-            let said = fs::read_to_string(&self.log).unwrap_or_default();
-            if let Some(address) = address(&said) {
-                return Ok(address.to_owned());
-            }
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the server ended with {status}:\n{}", self.last_words());
-            }
-            if started.elapsed() > START {
-                bail!("the server did not listen within {START:?}:\n{}", self.last_words());
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    fn last_words(&self) -> String {
-        let said = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = said.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself, and there is nothing to do about a process that will not.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The `host:port` in what a server says once it listens; the line must be whole.
-fn address(said: &str) -> Option<&str> {
-    let whole = &said[..said.rfind('\n')?];
-    let line = whole.lines().find(|line| line.starts_with("listening on "))?;
-    line.split_once("http://")?.1.split([' ', '/']).next()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_address_is_read_from_a_whole_line() {
-        let said = "a warning\nlistening on http://127.0.0.1:43210 (OpenAI API under /v1)\n";
-        assert_eq!(address(said), Some("127.0.0.1:43210"));
-        assert_eq!(address(said.trim_end()), None);
-        assert_eq!(address("loading\n"), None);
-        assert_eq!(address(""), None);
-    }
 }

@@ -6,6 +6,7 @@
 
 mod clients;
 mod count;
+pub(crate) mod server;
 pub(crate) mod session;
 mod stages;
 pub(crate) mod tools;
