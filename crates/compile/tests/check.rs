@@ -203,7 +203,7 @@ fn flipped_bytes_do_no_harm() {
 
 fn package(checkpoint: &Path, scheme: Scheme) -> (tempfile::TempDir, Manifest) {
     let out = tempfile::tempdir().unwrap();
-    let shapes = FixedShapes { context: 48, prefill: vec![16], buckets: vec![8] };
+    let shapes = FixedShapes { context: 48, shorter: vec![], prefill: vec![16], buckets: vec![8] };
     let job = CompileJob {
         checkpoint,
         name: "tiny".parse().unwrap(),

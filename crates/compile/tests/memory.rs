@@ -125,7 +125,7 @@ fn a_compile_holds_pieces_of_a_weight() {
     let bytes = checkpoint(folder.path());
     // The whole model is far more, as is the largest tensor once it is decoded.
     assert!(bytes as usize > 4 * MOST && 4 * VOCAB * HIDDEN > 2 * MOST, "{bytes}");
-    let fixed = Some(FixedShapes { context: 64, prefill: vec![16], buckets: Vec::new() });
+    let fixed = Some(FixedShapes { context: 64, shorter: vec![], prefill: vec![16], buckets: Vec::new() });
     let with_npu = |scheme| Recipe { fixed: fixed.clone(), ..Recipe::new(scheme) };
     for recipe in [with_npu(Scheme::W8), Recipe::new(Scheme::W4), with_npu(Scheme::F16)] {
         let scheme = recipe.scheme;

@@ -48,7 +48,7 @@ fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
 
 /// The graphs, the tables and the length of the data file are the compile's own, in every scheme.
 fn agrees(checkpoint: &Path) {
-    let shapes = FixedShapes { context: 24, prefill: vec![8], buckets: vec![8] };
+    let shapes = FixedShapes { context: 24, shorter: vec![], prefill: vec![8], buckets: vec![8] };
     let with_npu = |scheme| Recipe { fixed: Some(shapes.clone()), ..Recipe::new(scheme) };
     let npu = [Scheme::W8, Scheme::W4, Scheme::F16].map(with_npu);
     for recipe in npu.into_iter().chain([Scheme::W8, Scheme::F16, Scheme::F32].map(Recipe::new)) {

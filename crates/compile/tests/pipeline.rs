@@ -264,7 +264,7 @@ fn graphs_are_as_reviewed() {
 
 fn compile_fixed(checkpoint: &Path, scheme: Scheme) -> Package {
     let folder = tempfile::tempdir().unwrap();
-    let shapes = FixedShapes { context: 32, prefill: vec![4], buckets: vec![8] };
+    let shapes = FixedShapes { context: 32, shorter: vec![], prefill: vec![4], buckets: vec![8] };
     let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
     let job = CompileJob { recipe, ..job(checkpoint, scheme, folder.path()) };
     let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();

@@ -31,7 +31,7 @@ const HALF: f32 = 0.01;
 const SCHEMES: [Scheme; 3] = [Scheme::W8, Scheme::W4, Scheme::F16];
 
 fn shapes() -> FixedShapes {
-    FixedShapes { context: 64, prefill: vec![], buckets: vec![16, 64] }
+    FixedShapes { context: 64, shorter: vec![], prefill: vec![], buckets: vec![16, 64] }
 }
 
 fn package(golden: &Golden, head: Head, scheme: Scheme) -> Package {

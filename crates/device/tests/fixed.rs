@@ -30,7 +30,7 @@ const HALF: f32 = 0.01;
 const PARTED: f32 = 0.002;
 
 fn shapes() -> FixedShapes {
-    FixedShapes { context: 48, prefill: vec![4, 16], buckets: vec![8, 64] }
+    FixedShapes { context: 48, shorter: vec![], prefill: vec![4, 16], buckets: vec![8, 64] }
 }
 
 fn executor(package: &Package) -> FixedExecutor {
@@ -80,6 +80,45 @@ fn logits_are_those_of_variant_a_however_tokens_are_cut() {
         for GraphPlacement { graph, placement } in executor.placements() {
             assert_eq!(placement.nodes_per_ep().into_keys().collect::<Vec<_>>(), [Ep::Cpu], "{graph}");
         }
+    }
+}
+
+#[test]
+fn a_sequence_moves_from_context_to_context() {
+    let several = FixedShapes { shorter: vec![6, 20], ..shapes() };
+    let package = Package::fixed_llama(Scheme::W8, several);
+    let layers = package.manifest.graphs.iter().map(|graph| graph.file.as_str());
+    let layers: Vec<&str> = layers.filter(|file| file.starts_with("layers")).collect();
+    let shapes = ["1x6", "4x6", "1x20", "4x20", "16x20", "1x48", "4x48", "16x48"];
+    assert_eq!(layers, shapes.map(|shape| format!("layers-{shape}.onnx")));
+    let tokens = prompt(3, 40);
+    let expected = expected(&package, &tokens);
+    let mut executor = executor(&package);
+    assert_eq!((executor.limits().context, executor.limits().chunk), (48, 16));
+    let near = |executor: &mut FixedExecutor, slot, at: usize, length: usize| {
+        let rows = run(executor, slot, at, &tokens[at..at + length], Wanted::All);
+        for (index, row) in rows.iter().enumerate() {
+            let found = relative(row, &expected[at + index]);
+            assert!(found <= HALF, "slot {slot}, token {}: {found}", at + index);
+        }
+    };
+    // Two sequences take turns, so that graphs are bound to one after the other, in different contexts.
+    let mut at = 0;
+    for length in [4, 1, 1, 1, 13, 4, 16] {
+        near(&mut executor, 0, at, length);
+        at += length;
+        near(&mut executor, 1, 0, 5);
+        executor.truncate(SlotId(1), 0).unwrap();
+    }
+    // What is handed over is laid out for its length, and what is cut back goes on in a shorter context.
+    let block = executor.read_kv(SlotId(0), 0..18).unwrap();
+    executor.write_kv(SlotId(2), 0, &block).unwrap();
+    near(&mut executor, 2, 18, 4);
+    for left in [19, 5, 3] {
+        let before = executor.read_kv(SlotId(0), 0..left).unwrap();
+        executor.truncate(SlotId(0), left).unwrap();
+        near(&mut executor, 0, left, 1);
+        assert_eq!(executor.read_kv(SlotId(0), 0..left).unwrap(), before, "{left} tokens are left");
     }
 }
 

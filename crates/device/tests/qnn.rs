@@ -150,7 +150,8 @@ fn every_encoder_family_and_head_runs_whole_under_htp_emulation() {
         for head in [Head::Mean, Head::Max, Head::Score, Head::Spans, Head::Masked] {
             let what = format!("{} {head:?}", golden.family);
             let checkpoint = golden.checkpoint(head);
-            let fixed = Some(FixedShapes { context: 64, prefill: vec![], buckets: vec![64] });
+            let fixed =
+                Some(FixedShapes { context: 64, shorter: vec![], prefill: vec![], buckets: vec![64] });
             let recipe = Recipe { accuracy_level: 0, fixed, ..Recipe::new(Scheme::W8) };
             let package = Package::with_runner(checkpoint.path().to_owned(), recipe, None);
             let (inputs, _) = golden.texts(head);

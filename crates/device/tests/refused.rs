@@ -25,7 +25,7 @@ fn open(package: &Package, device: &Device) -> DeviceError {
 
 #[test]
 fn a_provider_that_is_not_there_is_named() {
-    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] };
+    let shapes = FixedShapes { context: 32, shorter: vec![], prefill: vec![8], buckets: vec![16] };
     let package = Package::fixed_llama(Scheme::W8, shapes);
     let check = |device: Device, expected: &str| {
         let error = open(&package, &device);

@@ -199,7 +199,7 @@ fn fixed(package: &Package) -> FixedExecutor {
 }
 
 fn tiny() -> Package {
-    let shapes = FixedShapes { context: 48, prefill: vec![4, 16], buckets: vec![8] };
+    let shapes = FixedShapes { context: 48, shorter: vec![], prefill: vec![4, 16], buckets: vec![8] };
     Package::fixed_llama(Scheme::W8, shapes)
 }
 

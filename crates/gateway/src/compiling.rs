@@ -31,9 +31,9 @@ pub struct CompileRequest {
     pub rebuild: Rebuild,
     /// The NPU that it is compiled for ahead of time, besides the graph that every device runs.
     pub target: Option<Target>,
-    /// The longest sequence of the NPU's graphs, in tokens; `None` takes 2048 or the model's, whichever is
-    /// less.
-    pub context: Option<usize>,
+    /// The contexts of the NPU's graphs, in tokens: the longest sequence, and shorter ones with graphs of their own. Without
+    /// any it is 2048 or the model's, whichever is less.
+    pub contexts: Vec<usize>,
     /// The changes of its graphs; `None` takes those of the package that is installed, if there is one. Any makes
     /// graphs of fixed shape too.
     pub passes: Option<BTreeSet<Pass>>,
@@ -54,7 +54,7 @@ impl CompileRequest {
             keep_stages: None,
             rebuild: Rebuild::IfMissing,
             target: None,
-            context: None,
+            contexts: Vec::new(),
             passes: None,
             part_bytes: None,
         }

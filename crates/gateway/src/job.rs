@@ -62,13 +62,14 @@ impl<'a> Wanted<'a> {
             return None;
         }
         let folder = inner.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, context, part_bytes, .. } = self.request;
-        if target.is_none() && context.is_none() && part_bytes.is_none() {
+        let CompileRequest { target, contexts, part_bytes, .. } = self.request;
+        if target.is_none() && contexts.is_empty() && part_bytes.is_none() {
             return Some(folder);
         }
         let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
-        let found = recipe.fixed.as_ref().map(|shapes| shapes.context);
-        let long_enough = context.is_none_or(|wanted| found == Some(wanted));
+        let wanted = FixedShapes::for_contexts(contexts);
+        let has = |shapes: &FixedShapes| shapes.contexts().eq(wanted.contexts());
+        let long_enough = contexts.is_empty() || recipe.fixed.as_ref().is_some_and(has);
         let compiled = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
         let divided = part_bytes.is_none_or(|wanted| recipe.part_bytes == wanted);
         (compiled && long_enough && divided).then_some(folder)
@@ -76,7 +77,7 @@ impl<'a> Wanted<'a> {
 
     /// What is made. Another target joins those that the installed package is compiled for.
     fn recipe(&self, inner: &Inner) -> Recipe {
-        let CompileRequest { scheme, target, context, passes, part_bytes, .. } = self.request;
+        let CompileRequest { scheme, target, contexts, passes, part_bytes, .. } = self.request;
         let (matformer, drop_layers) = (self.request.matformer.clone(), self.request.drop_layers.clone());
         let installed = inner.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
@@ -87,9 +88,11 @@ impl<'a> Wanted<'a> {
         targets.extend(target.clone());
         targets.sort();
         targets.dedup();
-        let before = earlier.and_then(|recipe| Some(recipe.fixed?.context));
-        let shapes = || FixedShapes::new(context.or(before).unwrap_or(FixedShapes::USUAL_CONTEXT));
-        let fixed = (target.is_some() || context.is_some() || !passes.is_empty()).then(shapes);
+        let before: Vec<usize> =
+            earlier.and_then(|recipe| recipe.fixed).iter().flat_map(FixedShapes::contexts).collect();
+        let contexts = if contexts.is_empty() { &before } else { contexts };
+        let wanted = target.is_some() || !self.request.contexts.is_empty() || !passes.is_empty();
+        let fixed = wanted.then(|| FixedShapes::for_contexts(contexts));
         let usual = Recipe::new(*scheme);
         let held = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(held).unwrap_or(usual.part_bytes);
@@ -260,8 +263,8 @@ pub(crate) fn package_for_load(
         progress.event(Progress::Note(format!("Compiling {} again, with graphs for the NPU.", key.name)));
     }
     check_obtainable(inner, key, pull)?;
-    let context = (graphs == Graphs::Both).then_some(FixedShapes::USUAL_CONTEXT);
-    let request = CompileRequest { context, ..CompileRequest::new(key.scheme) };
+    let contexts = (graphs == Graphs::Both).then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
+    let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };
     ensure_package(inner, &Wanted::new(key, source, &request), progress, cancel)
 }
 

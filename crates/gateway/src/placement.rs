@@ -223,19 +223,22 @@ impl Work {
 
 /// The NPU's share in each phase of a decoder in graphs of fixed shape; `None` for a model that has no phases.
 fn phases(done: &[(Part, Work)]) -> Option<PhaseShares> {
-    let (mut head, mut layers) = (Work::default(), BTreeMap::<usize, Work>::new());
+    let (mut head, mut layers) = (Work::default(), BTreeMap::<(usize, usize), Work>::new());
     for (part, work) in done {
         match part {
             Part::Head { .. } => head = head.and(*work),
-            Part::Layers { tokens, .. } => {
-                let sum = layers.entry(*tokens).or_default();
+            Part::Layers { tokens, past, .. } => {
+                let sum = layers.entry((*tokens, *past)).or_default();
                 *sum = sum.and(*work);
             }
             Part::Whole | Part::Bucket { .. } => {}
         }
     }
-    let decode = layers.remove(&1)?.and(head).npu_share();
-    let prefill = layers.into_values().map(|work| work.and(head).npu_share()).reduce(f64::min);
+    let least = |of: fn(usize) -> bool| {
+        let layers = layers.iter().filter(|((tokens, _), _)| of(*tokens));
+        layers.map(|(_, work)| work.and(head).npu_share()).reduce(f64::min)
+    };
+    let (decode, prefill) = (least(|tokens| tokens == 1)?, least(|tokens| tokens > 1));
     Some(PhaseShares { prefill: prefill.unwrap_or(decode), decode })
 }
 

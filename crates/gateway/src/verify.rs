@@ -148,7 +148,7 @@ fn keep(machine: &MachineFolder, found: &Verification) {
 }
 
 /// The golden texts in the model's own tokens: for each of an encoder's buckets that none of them runs in, one that fills
-/// it.
+/// it, and for each of a decoder's contexts that they do not reach, one that does.
 fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
     let longest = LONGEST.min(opening.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
     let mut texts = Vec::with_capacity(GOLDEN.len());
@@ -156,12 +156,23 @@ fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
         let tokens = opening.tokenizer.encode(text, Specials::AsText)?;
         texts.extend((!tokens.is_empty()).then_some(tokens));
     }
-    let length = |part| match part {
-        Part::Bucket { length } => Some(length),
-        _ => None,
-    };
-    let buckets = opening.manifest.graphs.iter().filter_map(|graph| length(graph.part)).collect();
-    Ok(suited(texts, longest, &buckets))
+    let (mut buckets, mut contexts) = (BTreeSet::new(), BTreeSet::new());
+    for graph in &opening.manifest.graphs {
+        match graph.part {
+            Part::Bucket { length } => drop(buckets.insert(length)),
+            Part::Layers { past, .. } => drop(contexts.insert(past)),
+            Part::Whole | Part::Head { .. } => {}
+        }
+    }
+    let mut texts = suited(texts, longest, &buckets);
+    texts.extend(beyond(texts.last().map_or(&[], Vec::as_slice), &contexts));
+    Ok(texts)
+}
+
+/// A text repeated until it is a token longer than each context but the longest, so that it runs in the next.
+fn beyond(text: &[TokenId], contexts: &BTreeSet<usize>) -> Vec<Vec<TokenId>> {
+    let shorter = contexts.iter().rev().skip(1).rev().filter(|_| !text.is_empty());
+    shorter.map(|&context| text.iter().copied().cycle().take(context + 1).collect()).collect()
 }
 
 /// Texts of `longest` tokens at most, and of those repeated one for each bucket that none of them runs in, which is the

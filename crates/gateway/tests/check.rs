@@ -46,7 +46,7 @@ fn packages_are_checked_by_their_graphs_for_npus() {
     let report = check(&gateway, &name).unwrap();
     assert!(says(&report, "only the graph that CPUs and GPUs run"), "{}", report.report);
     assert_eq!(report.report.parts.len(), 3, "one token, a prompt and the head: {}", report.report);
-    let manifest = compile(&CompileRequest { context: Some(32), ..CompileRequest::new(Scheme::W8) });
+    let manifest = compile(&CompileRequest { contexts: vec![32], ..CompileRequest::new(Scheme::W8) });
     let report = check(&gateway, &name).unwrap();
     assert_eq!(report.report.parts.len() + 1, manifest.graphs.len(), "all but the one for every device");
     assert_eq!(*report.verdict(), Verdict::Whole, "{}", report.report);

@@ -15,7 +15,9 @@ use narthex_gateway::{
     Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver,
 };
 use narthex_graph::Graph;
-use narthex_spec::{DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, manifest::Quality, progress::Quiet};
+use narthex_spec::{
+    DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, manifest::Quality, progress::Quiet, recipe::FixedShapes,
+};
 use support::{Tiny, ask, greedy, question};
 
 fn config(tiny: &Tiny, providers: &str) -> Config {
@@ -28,7 +30,7 @@ fn load(config: Config, model: &str) -> Result<narthex_gateway::listing::ModelSt
 
 /// Compiles the tiny Llama with graphs of fixed shape too; gives its name.
 fn fixed(tiny: &Tiny) -> String {
-    let request = CompileRequest { context: Some(64), ..CompileRequest::new(Scheme::W8) };
+    let request = CompileRequest { contexts: vec![64], ..CompileRequest::new(Scheme::W8) };
     let compiled = tiny.gateway().compile(&tiny.checkpoint(), &request, &Quiet, &Cancel::new());
     compiled.unwrap_or_else(|error| panic!("{error}")).1.name.to_string()
 }
@@ -360,24 +362,26 @@ fn another_target_joins_the_first() {
     let tiny = Tiny::new();
     tiny.with_qnn();
     let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
-    let compile = |target: &str, context| {
-        let target = Some(target.parse().unwrap());
-        let request = CompileRequest { target, context, ..CompileRequest::new(Scheme::W8) };
+    let compile = |target: &str, contexts: &[usize]| {
+        let (target, contexts) = (Some(target.parse().unwrap()), contexts.to_vec());
+        let request = CompileRequest { target, contexts, ..CompileRequest::new(Scheme::W8) };
         gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1
     };
-    let first = compile("qnn:x-elite", Some(64));
-    assert_eq!(first.contexts.len(), 3, "one for each fixed graph");
-    let both = compile("qnn:x-elite,8-elite,8-gen-3", None);
-    assert_eq!(both.recipe.fixed.as_ref().unwrap().context, 64, "the context of before is kept");
+    let first = compile("qnn:x-elite", &[64, 32]);
+    let graphs: Vec<&str> = first.contexts.iter().map(|context| context.graph.as_str()).collect();
+    assert_eq!(graphs, ["layers-1x32.onnx", "layers-1x64.onnx", "layers-64x64.onnx", "head.onnx"]);
+    let both = compile("qnn:x-elite,8-elite,8-gen-3", &[]);
+    let kept: Vec<usize> = both.recipe.fixed.iter().flat_map(FixedShapes::contexts).collect();
+    assert_eq!(kept, [32, 64], "the contexts of before are kept");
     let targets: Vec<String> = both.recipe.targets.iter().map(ToString::to_string).collect();
     assert_eq!(targets, ["qnn:x-elite", "qnn:x-elite,8-gen-3,8-elite"]);
-    assert_eq!(both.contexts.len(), 6);
+    assert_eq!(both.contexts.len(), 8);
     let binaries = |target: &str| {
         let own = format!("contexts/{target}/");
         both.files.keys().filter(|file| file.starts_with(&own) && file.ends_with(".bin")).count()
     };
     // One chip's graphs share a binary; several chips' cannot.
-    assert_eq!((binaries("qnn-x-elite"), binaries("qnn-x-elite-8-gen-3-8-elite")), (1, 3));
+    assert_eq!((binaries("qnn-x-elite"), binaries("qnn-x-elite-8-gen-3-8-elite")), (1, 4));
     for context in &both.contexts {
         assert_eq!(context.placement.subgraphs, [(Ep::Qnn, 1)].into(), "{context:?}");
     }
@@ -387,12 +391,13 @@ fn another_target_joins_the_first() {
 fn passes_are_measured_and_stay_when_a_package_is_made_again() {
     let tiny = Tiny::new();
     let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
-    let compile = |context, passes: Option<&[Pass]>| {
+    let compile = |contexts: &[usize], passes: Option<&[Pass]>| {
         let passes = passes.map(|passes| passes.iter().copied().collect());
-        let request = CompileRequest { context, passes, ..CompileRequest::new(Scheme::W8) };
+        let contexts = contexts.to_vec();
+        let request = CompileRequest { contexts, passes, ..CompileRequest::new(Scheme::W8) };
         gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1
     };
-    assert_eq!(compile(None, None).quality, None);
+    assert_eq!(compile(&[], None).quality, None);
     let request = CompileRequest { rebuild: Rebuild::Always, ..CompileRequest::new(Scheme::W8) };
     let passes = Some([Pass::GroupedProjections, Pass::SplitHeads].into());
     let request = CompileRequest { passes, ..request };
@@ -402,7 +407,7 @@ fn passes_are_measured_and_stay_when_a_package_is_made_again() {
         panic!("{:?}", changed.quality)
     };
     assert!(positions > 0 && divergence.abs() < 0.01, "{:?}", changed.quality);
-    let again = compile(Some(48), None);
+    let again = compile(&[48], None);
     assert_eq!((again.recipe.fixed.unwrap().context, again.recipe.passes), (48, changed.recipe.passes));
     assert!(again.quality.is_some());
 }
@@ -414,7 +419,7 @@ fn a_divided_model_has_a_context_for_each_part() {
     let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
     let target = Some("qnn:x-elite".parse().unwrap());
     let request =
-        CompileRequest { target, context: Some(64), part_bytes: Some(1), ..CompileRequest::new(Scheme::W8) };
+        CompileRequest { target, contexts: vec![64], part_bytes: Some(1), ..CompileRequest::new(Scheme::W8) };
     let (folder, manifest) = gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap();
     assert_eq!(manifest.recipe.part_bytes, 1);
     assert_eq!(manifest.contexts.len(), 5, "prefill and decode of two parts, and the head");

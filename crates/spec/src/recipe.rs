@@ -166,6 +166,9 @@ fn usual_part_bytes() -> u64 {
 pub struct FixedShapes {
     /// Columns of a decoder's past: the longest sequence, in tokens.
     pub context: usize,
+    /// Contexts below it, rising: each has graphs of its own, which attend to less and so run sooner.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shorter: Vec<usize>,
     /// New tokens of each prefill graph, rising, each above 1. The decode graph takes one. Of a recipe, none leaves them to
     /// the compiler, which goes by the model's size.
     pub prefill: Vec<usize>,
@@ -179,7 +182,22 @@ impl FixedShapes {
 
     /// The shapes for sequences of up to `context` tokens: prefill as suits the model, texts in buckets of 64 to 512.
     pub fn new(context: usize) -> Self {
-        Self { context, prefill: Vec::new(), buckets: vec![64, 128, 256, 512] }.within(context)
+        let (shorter, prefill) = (Vec::new(), Vec::new());
+        Self { context, shorter, prefill, buckets: vec![64, 128, 256, 512] }.within(context)
+    }
+
+    /// The shapes for several contexts, in any order; without one, for the usual.
+    pub fn for_contexts(contexts: &[usize]) -> Self {
+        let longest = contexts.iter().copied().max().unwrap_or(Self::USUAL_CONTEXT);
+        let mut shorter = contexts.to_vec();
+        shorter.sort_unstable();
+        shorter.dedup();
+        Self { shorter, ..Self::new(longest) }.within(longest)
+    }
+
+    /// Every context, rising.
+    pub fn contexts(&self) -> impl Iterator<Item = usize> {
+        self.shorter.iter().copied().chain([self.context])
     }
 
     /// The same shapes with these lengths of prefill, where none were given.
@@ -194,6 +212,7 @@ impl FixedShapes {
     pub fn within(mut self, longest: usize) -> Self {
         let longest = longest.max(2);
         self.context = self.context.min(longest);
+        self.shorter.retain(|&shorter| (2..self.context).contains(&shorter));
         for (lengths, most) in [(&mut self.prefill, self.context.max(2)), (&mut self.buckets, longest)] {
             let over = lengths.iter().any(|&length| length >= most);
             lengths.retain(|&length| length < most);
@@ -268,7 +287,24 @@ mod tests {
         let given = FixedShapes { prefill: vec![8], ..FixedShapes::new(48) };
         assert_eq!(given.or_prefill(&[64]).prefill, [8]);
         // A decoder's past says nothing of an encoder's texts.
-        let given = FixedShapes { context: 16, prefill: vec![32], buckets: vec![64] }.within(512);
+        let given = FixedShapes { prefill: vec![32], buckets: vec![64], ..FixedShapes::new(16) }.within(512);
         assert_eq!((&*given.prefill, &*given.buckets), (&[16][..], &[64][..]));
+    }
+
+    #[test]
+    fn contexts_rise_and_fit_the_model() {
+        let check = |contexts: &[usize], longest, expected: &[usize]| {
+            let shapes = FixedShapes::for_contexts(contexts).within(longest);
+            assert_eq!(shapes.contexts().collect::<Vec<_>>(), expected);
+        };
+        check(&[4096, 512, 1024, 512], 8192, &[512, 1024, 4096]);
+        check(&[4096, 512, 1024], 1024, &[512, 1024]);
+        check(&[512], 8192, &[512]);
+        check(&[], 8192, &[2048]);
+        check(&[1, 64], 8192, &[64]);
+        // Manifests of before have one.
+        let json = serde_json::to_value(FixedShapes::new(64)).unwrap();
+        assert!(json.get("shorter").is_none());
+        assert_eq!(serde_json::from_value::<FixedShapes>(json).unwrap(), FixedShapes::new(64));
     }
 }

@@ -50,9 +50,10 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "PROVIDER:CHIP")]
     pub(crate) target: Option<Target>,
 
-    /// The longest sequence on the NPU, in tokens [default: 2048, or the model's own]
-    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
-    pub(crate) context: Option<usize>,
+    /// The longest sequence on the NPU, in tokens; several, as in 512,4096, give shorter sequences graphs of their own, which
+    /// run sooner [default: 2048, or the model's own]
+    #[arg(long = "context", value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
+    pub(crate) contexts: Vec<usize>,
 
     /// The most bytes of weights in one of the NPU's graphs, beyond which the layers are divided [default: what the NPU
     /// holds]

@@ -72,7 +72,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         keep_stages: args.keep_stages.clone(),
         rebuild: Rebuild::Always,
         target: args.target.clone(),
-        context: args.context,
+        contexts: args.contexts.clone(),
         passes: Some(args.passes.iter().copied().collect()),
         part_bytes: args.part_bytes,
     };
@@ -84,7 +84,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         manifest.recipe.scheme,
         render::bytes(bytes)
     ));
-    if let (Some(wanted), Some(shapes)) = (args.context, &manifest.recipe.fixed)
+    if let (Some(&wanted), Some(shapes)) = (args.contexts.iter().max(), &manifest.recipe.fixed)
         && shapes.context < wanted
     {
         output::note(format!(

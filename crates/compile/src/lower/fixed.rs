@@ -1,8 +1,8 @@
 //! Variant B: fixed shapes and plain operators in half precision, for NPUs.
 //!
-//! One decoder becomes a graph for one new token, a graph for each prefill length, and a graph for the head. Embedding,
-//! rotary angles and masks come from the host; of keys and values only the new ones leave a graph. All of them
-//! read the weights that variant A wrote. Encoders are in `fixed_encoder`.
+//! One decoder becomes, for each context, a graph for one new token and a graph for each prefill length, and a graph for the
+//! head. Embedding, rotary angles and masks come from the host; of keys and values only the new ones leave a graph. All of
+//! them read the weights that variant A wrote. Encoders are in `fixed_encoder`.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -53,9 +53,13 @@ pub(crate) fn lower(
 fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
     let mut graphs = Vec::new();
     let parts = parts::parts(arch, e.plan, e.recipe);
-    for &tokens in std::iter::once(&1).chain(&shapes.prefill) {
-        for &range in &parts {
-            let entry = layers(e, arch, (tokens, shapes.context), range)?;
+    for past in shapes.contexts() {
+        let prefill = shapes.prefill.iter().filter(|&&tokens| tokens <= past);
+        for (&tokens, &range) in std::iter::once(&1)
+            .chain(prefill)
+            .flat_map(|tokens| parts.iter().map(move |range| (tokens, range)))
+        {
+            let entry = layers(e, arch, (tokens, past), range)?;
             graphs.push((e.next_graph(Builder::default())?, entry));
         }
     }

@@ -1,6 +1,7 @@
 //! The KV cache of fixed graphs: for each slot and layer, keys `[heads, size, past]` and values `[heads, past, size]`.
 //!
-//! A slot's memory is made when it is first used and kept; tokens lie from column 0 on, and masks hide the rest.
+//! A slot's memory is made when it is first used, for the longest past, and kept; tokens lie from column 0 on, and masks
+//! hide the rest. How many columns there are goes by the graphs that run over it: where they change, the tokens move.
 
 use std::ops::Range;
 
@@ -11,6 +12,7 @@ use narthex_spec::{SlotId, manifest::KvLayout};
 /// Keys and values of all slots.
 pub(super) struct Cache {
     layers: Vec<KvLayout>,
+    /// Columns at most.
     past: usize,
     slots: Vec<Slot>,
 }
@@ -18,6 +20,8 @@ pub(super) struct Cache {
 #[derive(Default)]
 struct Slot {
     length: usize,
+    /// Columns as the tokens lie.
+    past: usize,
     /// Keys and values of each layer; empty until the slot is first used.
     layers: Vec<[Vec<f16>; 2]>,
 }
@@ -68,12 +72,26 @@ impl Cache {
         Ok(held)
     }
 
+    /// Lays a slot out in `past` columns, and keeps its first `held` tokens.
+    pub(super) fn fit(&mut self, slot: SlotId, past: usize, held: usize) -> Result<(), StepError> {
+        self.layers(slot)?;
+        let slot = &mut self.slots[slot.index()];
+        let from = std::mem::replace(&mut slot.past, past);
+        for (layout, [key, value]) in self.layers.iter().zip(&mut slot.layers) {
+            let KvLayout { heads, head_size: size, .. } = *layout;
+            space(key, heads * size, (from, past), held);
+            space(value, heads, (from * size, past * size), held * size);
+        }
+        Ok(())
+    }
+
     /// Writes a layer's new tokens at column `at`.
     pub(super) fn put(&mut self, slot: SlotId, layer: usize, at: usize, new: New<'_>) {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
         let New { keys, values, tokens, count } = new;
-        let (past, first) = (self.past, tokens - count);
-        let [key, value] = &mut self.slots[slot.index()].layers[layer];
+        let Slot { past, layers, .. } = &mut self.slots[slot.index()];
+        let (past, first) = (*past, tokens - count);
+        let [key, value] = &mut layers[layer];
         for row in 0..heads * size {
             let from = &keys[row * tokens + first..(row + 1) * tokens];
             key[row * past + at..][..count].copy_from_slice(from);
@@ -87,13 +105,14 @@ impl Cache {
     /// A slot's tokens in a layer, keys and values, each as `[tokens, heads, size]`.
     pub(super) fn read(&self, slot: SlotId, layer: usize, range: Range<usize>) -> [Vec<f16>; 2] {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
-        let [key, value] = &self.slots[slot.index()].layers[layer];
+        let Slot { past, layers, .. } = &self.slots[slot.index()];
+        let [key, value] = &layers[layer];
         let elements = range.len() * heads * size;
         let (mut keys, mut values) = (Vec::with_capacity(elements), Vec::with_capacity(elements));
         for token in range {
-            keys.extend((0..heads * size).map(|row| key[row * self.past + token]));
+            keys.extend((0..heads * size).map(|row| key[row * past + token]));
             for head in 0..heads {
-                values.extend_from_slice(&value[(head * self.past + token) * size..][..size]);
+                values.extend_from_slice(&value[(head * past + token) * size..][..size]);
             }
         }
         [keys, values]
@@ -102,8 +121,8 @@ impl Cache {
     /// Writes a layer's keys and values, each `[tokens, heads, size]`, from column `at` on; the slot's memory is there.
     pub(super) fn write(&mut self, slot: SlotId, layer: usize, at: usize, [keys, values]: [&[f16]; 2]) {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
-        let past = self.past;
-        let [key, value] = &mut self.slots[slot.index()].layers[layer];
+        let Slot { past, layers, .. } = &mut self.slots[slot.index()];
+        let (past, [key, value]) = (*past, &mut layers[layer]);
         for (token, line) in (at..).zip(keys.chunks_exact(heads * size)) {
             line.iter().enumerate().for_each(|(row, element)| key[row * past + token] = *element);
         }
@@ -112,6 +131,18 @@ impl Cache {
                 value[(head * past + token) * size..][..size].copy_from_slice(vector);
             }
         }
+    }
+}
+
+/// Moves `rows` rows that begin every `from` elements to every `to` elements, and keeps the first `kept` of each.
+fn space(elements: &mut [f16], rows: usize, (from, to): (usize, usize), kept: usize) {
+    let mut place =
+        |row: usize| elements.copy_within(row * from..row * from + kept.min(from).min(to), row * to);
+    if to > from {
+        // From the last on, no row is overwritten before it has moved.
+        (0..rows).rev().for_each(&mut place);
+    } else if to < from {
+        (0..rows).for_each(&mut place);
     }
 }
 
@@ -136,7 +167,7 @@ mod tests {
         };
         let (past, tokens, count, at) = (5, 4, 2, 1);
         let mut cache = Cache::new(&[layer], past, 1);
-        cache.layers(SlotId(0)).unwrap();
+        cache.fit(SlotId(0), past, 0).unwrap();
         // Each element says its head, its row and its token.
         let number =
             |head: usize, row: usize, token: usize| f16::from_f32((head * 100 + row * 10 + token) as f32);
@@ -169,5 +200,30 @@ mod tests {
         let [key, _] = &cache.layers(SlotId(0)).unwrap()[0];
         let untouched = key.iter().filter(|x| **x == f16::ZERO).count();
         assert_eq!(untouched, key.len() - 2 * 3 * count);
+    }
+
+    #[test]
+    fn tokens_move_with_the_columns() {
+        let layer = KvLayout {
+            heads: 2,
+            head_size: 3,
+            window: None,
+            dtype: DType::F16,
+            keys: KeyRotation::After,
+            order: KeyOrder::Transposed,
+        };
+        let mut cache = Cache::new(&[layer], 9, 2);
+        let slot = SlotId(1);
+        cache.fit(slot, 4, 0).unwrap();
+        let held: [Vec<f16>; 2] =
+            [0, 100].map(|first| (first..first + 18).map(|value| f16::from_f32(value as f32)).collect());
+        cache.write(slot, 0, 0, held.each_ref().map(Vec::as_slice));
+        for past in [9, 5, 5, 3, 7] {
+            cache.fit(slot, past, 3).unwrap();
+            assert_eq!(cache.read(slot, 0, 0..3), held, "{past} columns");
+        }
+        // Of a sequence that was cut back, only what is left has to fit.
+        cache.fit(slot, 2, 2).unwrap();
+        assert_eq!(cache.read(slot, 0, 0..2), held.map(|part| part[..12].to_vec()));
     }
 }

@@ -38,15 +38,16 @@ pub struct FixedOptions {
     pub kv_budget: usize,
 }
 
+/// By columns of the past, and of each by new tokens, the parts of the layers in their order.
+type Layers = BTreeMap<usize, BTreeMap<usize, Vec<FixedGraph>>>;
+
 /// A decoder in fixed graphs, on one device or with its head on another.
 pub struct FixedExecutor {
     limits: Limits,
-    past: usize,
     tables: Tables,
     /// For models with two sets of rotary factors.
     switch: Option<Switch>,
-    /// By new tokens, rising; the parts of each in the order of their layers.
-    layers: BTreeMap<usize, Vec<FixedGraph>>,
+    layers: Layers,
     head: FixedGraph,
     kept: Kept,
     kv: Vec<KvLayout>,
@@ -79,33 +80,33 @@ impl FixedExecutor {
         let load = |entry: &GraphEntry, place: Place<'_>| {
             FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
         };
-        let (mut layers, mut widths) = (BTreeMap::<usize, Vec<FixedGraph>>::new(), Vec::new());
-        let mut kv = BTreeMap::new();
-        let mut head = None;
+        let (mut layers, mut kv, mut head) = (Layers::new(), BTreeMap::new(), None);
         for entry in &manifest.graphs {
             match entry.part {
                 Part::Layers { tokens, past, .. } => {
                     let graph = load(entry, places.layers)?;
                     kv.extend(graph.layers().zip(entry.kv.iter().cloned()));
-                    layers.entry(tokens).or_default().push(graph);
-                    widths.push(past);
+                    layers.entry(past).or_default().entry(tokens).or_default().push(graph);
                 }
                 Part::Head { .. } => head = Some(load(entry, places.head)?),
                 Part::Whole | Part::Bucket { .. } => {}
             }
         }
-        let (Some(&past), Some(head)) = (widths.first(), head) else {
+        let (Some((&past, longest)), Some(head)) = (layers.last_key_value(), head) else {
             return Err(DeviceError::package("a decoder in fixed graphs", "none"));
         };
+        let chunk = longest.keys().next_back().copied().unwrap_or(1);
         let kept = Kept::open(folder, manifest, arch)?;
         let given = head.output(Slot::Logits).len();
         if given != kept.width() {
             return Err(DeviceError::package(format!("a head of {} tokens", kept.width()), given));
         }
-        if !layers.contains_key(&1) || widths.iter().any(|&width| width != past) {
-            return Err(DeviceError::package("a graph for one token, and one past", "others"));
+        if let Some(past) =
+            layers.iter().find_map(|(past, graphs)| (!graphs.contains_key(&1)).then_some(past))
+        {
+            return Err(DeviceError::package(format!("a graph for one token over {past}"), "none"));
         }
-        for (tokens, parts) in &mut layers {
+        for (tokens, parts) in layers.values_mut().flatten() {
             let entries = arch.kv_index(arch.layers.len());
             in_order(parts, entries, tokens.saturating_mul(arch.hidden))?;
         }
@@ -114,19 +115,19 @@ impl FixedExecutor {
         let limits = Limits {
             slots: options.slots,
             context: past.min(manifest.max_length),
-            chunk: layers.keys().next_back().copied().unwrap_or(1),
+            chunk,
             batch: options.slots,
             vocab: arch.vocab,
             kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
         };
         let cache = Cache::new(&kv, past, options.slots);
         let switch = arch.switch().map(|at| Switch::new(at, limits.slots, limits.chunk));
-        Ok(Self { limits, past, tables, switch, layers, head, kept, kv, logits: Vec::new(), cache })
+        Ok(Self { limits, tables, switch, layers, head, kept, kv, logits: Vec::new(), cache })
     }
 
     /// Where the nodes of each graph run.
     pub fn placements(&self) -> Vec<GraphPlacement> {
-        let graphs = self.layers.values().flatten().chain([&self.head]);
+        let graphs = self.layers.values().flat_map(BTreeMap::values).flatten().chain([&self.head]);
         graphs.map(FixedGraph::placement).collect()
     }
 
@@ -154,10 +155,18 @@ impl FixedExecutor {
         row: usize,
     ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
-        let Some((&rows, parts)) = self.layers.range_mut(tokens.len()..).next() else {
-            return Err(StepError::BadPlan { reason: format!("no graph takes {} tokens", tokens.len()) });
+        // A rewritten sequence keeps the tokens that it does not reach.
+        let held = span.at.max(self.cache.length(span.slot));
+        let needed = held.max(span.at + tokens.len());
+        let graphs = self.layers.range_mut(needed..).find_map(|(&past, graphs)| {
+            graphs.range_mut(tokens.len()..).next().map(|(&rows, parts)| (past, rows, parts))
+        });
+        let Some((past, rows, parts)) = graphs else {
+            let reason = format!("no graph takes {} tokens over {}", tokens.len(), span.at);
+            return Err(StepError::BadPlan { reason });
         };
-        let run = Run { at: span.at, past: self.past, rows, tokens };
+        self.cache.fit(span.slot, past, held)?;
+        let run = Run { at: span.at, past, rows, tokens };
         let states = run_parts(parts, (&self.tables, factors), run, (&mut self.cache, span.slot))?;
         let (hidden, vocab) = (self.tables.embedding.width(), self.limits.vocab);
         let count = span.logits.rows(tokens.len());
@@ -306,7 +315,8 @@ impl Executor for FixedExecutor {
         block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
         let length = at + block.tokens();
         self.switch.iter_mut().try_for_each(|switch| switch.hand_over(slot, (at, length)))?;
-        self.cache.layers(slot)?;
+        let past = self.layers.range(length..).next().map_or(self.limits.context, |(&past, _)| past);
+        self.cache.fit(slot, past, at)?;
         for (index, layer) in block.layers().iter().enumerate() {
             let (keys, values) = (layer.keys.to_f16()?, layer.values.to_f16()?);
             self.cache.write(slot, index, at, [&keys, &values]);

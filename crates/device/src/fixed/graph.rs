@@ -118,6 +118,10 @@ impl FixedGraph {
             self.slot = None;
             for (layer, names) in cache.layers(slot)?.iter_mut().skip(self.first).zip(&self.past) {
                 for (part, (name, shape)) in layer.iter_mut().zip(names) {
+                    let elements = shape.iter().product::<i64>().max(0) as usize;
+                    let part = part.get_mut(..elements).ok_or_else(|| StepError::Device {
+                        message: format!("{} takes a past of {shape:?}, more than its context", self.file),
+                    })?;
                     // SAFETY: a slot's memory stays where it is as long as the cache, which its executor drops after
                     // its graphs; it is written between runs only.
                     unsafe { self.binding.input(name, Tensor::new(part, DType::F16, shape)) }?;

@@ -46,7 +46,7 @@ pub(crate) enum Format {
 
 /// Shapes of the static variant that make it read the tokens in several steps.
 pub(crate) fn shapes() -> FixedShapes {
-    FixedShapes { context: 48, prefill: vec![8], buckets: vec![16] }
+    FixedShapes { context: 48, shorter: vec![], prefill: vec![8], buckets: vec![16] }
 }
 
 /// The tokens that the reference read.

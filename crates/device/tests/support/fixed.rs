@@ -29,7 +29,7 @@ pub(crate) fn plugin(kind: RuntimeKind) -> PathBuf {
 
 /// Small shapes: one prefill length, one bucket.
 pub(crate) fn shapes() -> FixedShapes {
-    FixedShapes { context: 32, prefill: vec![8], buckets: vec![16] }
+    FixedShapes { context: 32, shorter: vec![], prefill: vec![8], buckets: vec![16] }
 }
 
 /// A package's fixed decoder.

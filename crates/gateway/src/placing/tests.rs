@@ -42,7 +42,7 @@ impl Package {
         let checkpoint = home.path().join("tiny.gguf");
         fs::write(&checkpoint, checkpoint::tiny_llama_gguf(7)).unwrap();
         let gateway = gateway(&home, NpuPolicy::Prefer);
-        let request = CompileRequest { context: Some(64), ..CompileRequest::new(Scheme::W8) };
+        let request = CompileRequest { contexts: vec![64], ..CompileRequest::new(Scheme::W8) };
         let compiled = gateway.compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
         let (folder, manifest) = compiled.unwrap();
         Self { home, key: PackageKey { name: manifest.name, scheme: Scheme::W8 }, folder }

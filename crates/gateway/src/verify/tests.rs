@@ -82,6 +82,18 @@ fn every_bucket_of_an_encoder_is_run() {
 }
 
 #[test]
+fn every_context_of_a_decoder_is_run() {
+    let lengths = |contexts: &[usize]| -> Vec<usize> {
+        let texts = beyond(&[1, 2, 3], &contexts.iter().copied().collect());
+        assert!(texts.iter().all(|text| text.starts_with(&[1, 2, 3, 1])));
+        texts.iter().map(Vec::len).collect()
+    };
+    assert_eq!(lengths(&[512, 4096, 1024]), [513, 1025]);
+    assert!(lengths(&[2048]).is_empty() && lengths(&[]).is_empty());
+    assert!(beyond(&[], &[8, 16].into()).is_empty());
+}
+
+#[test]
 fn a_check_that_is_wanted_no_more_ends() {
     let asked = std::cell::Cell::new(0);
     let wanted = || {

@@ -263,7 +263,7 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
 #[test]
 fn a_real_decoder_runs_whole_under_htp_emulation() {
     let _alone = alone();
-    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: Vec::new() };
+    let shapes = FixedShapes { context: 32, shorter: vec![], prefill: vec![8], buckets: Vec::new() };
     let (folder, manifest) = compiled(DECODER, shapes, None);
     decoder_agrees((folder.path(), &manifest), Extent { prompts: 1, length: 8, steps: 2 });
 }
@@ -271,7 +271,7 @@ fn a_real_decoder_runs_whole_under_htp_emulation() {
 #[test]
 fn a_real_encoder_runs_whole_under_htp_emulation() {
     let _alone = alone();
-    let shapes = FixedShapes { context: 32, prefill: vec![8], buckets: vec![32] };
+    let shapes = FixedShapes { context: 32, shorter: vec![], prefill: vec![8], buckets: vec![32] };
     let (folder, manifest) = compiled(encoder::MODEL, shapes, None);
     encoder_agrees((folder.path(), &manifest), 2);
 }
