@@ -2,8 +2,9 @@
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
 //! parser; `npu` checks real models under HTP emulation, `vocabularies` tokenizers with real vocabularies; `peers` measures
-//! Narthex beside other runtimes, `memory` what a compile of a large model holds, and `load` keeps a server busy. Nothing of the product lives here. Start
-//! at [`tidy`] for the house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
+//! Narthex beside other runtimes, `perplexity` what a model in `f32` predicts beside llama.cpp over the same file, `memory`
+//! what a compile of a large model holds, and `load` keeps a server busy. Nothing of the product lives here. Start at
+//! [`tidy`] for the house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
 
 mod fuzz;
 mod load;
@@ -50,6 +51,8 @@ Commands:
   load                 keep a server busy for ten minutes; nothing may fail, or be left behind
   load --minutes N     keep it busy for N minutes
   load --record        keep the figures in bench/runs
+  perplexity           hold models in f32 against llama.cpp over the same files
+  perplexity --record  keep the figures in bench/runs
   memory               compile a generated 7B checkpoint, and measure what that holds; takes 14 GB of disk
   memory --record      keep the figures in bench/runs
   vocabularies         check tokenizers against real vocabularies and what others make of them
@@ -67,6 +70,7 @@ enum Command {
     Memory(Keep),
     Load(load::Options),
     Peers(peers::Options),
+    Perplexity(Keep),
     Vocabularies,
 }
 
@@ -93,6 +97,8 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["npu"] => Command::Npu(Keep::Nothing),
         ["npu", "--record"] => Command::Npu(Keep::Record),
         ["vocabularies"] => Command::Vocabularies,
+        ["perplexity"] => Command::Perplexity(Keep::Nothing),
+        ["perplexity", "--record"] => Command::Perplexity(Keep::Record),
         ["memory"] => Command::Memory(Keep::Nothing),
         ["memory", "--record"] => Command::Memory(Keep::Record),
         ["load", rest @ ..] => Command::Load(load::Options::parse(rest)?),
@@ -116,6 +122,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Memory(keep) => memory::run(&Workspace::read()?, keep)?,
         Command::Load(options) => load::run(&Workspace::read()?, options)?,
         Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
+        Command::Perplexity(keep) => peers::same::run(&Workspace::read()?, keep)?,
         Command::Vocabularies => vocabularies::run(&Workspace::read()?)?,
     }
     Ok(())
@@ -148,6 +155,7 @@ mod tests {
         check("peers --rounds 1", Ok(Command::Peers(once)));
         check("vocabularies", Ok(Command::Vocabularies));
         check("npu --record", Ok(Command::Npu(Keep::Record)));
+        check("perplexity", Ok(Command::Perplexity(Keep::Nothing)));
         check("memory --record", Ok(Command::Memory(Keep::Record)));
         check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));

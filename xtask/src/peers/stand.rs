@@ -24,7 +24,7 @@ use crate::{
 pub(super) const MODEL: &str = "smollm2:135m";
 
 /// The file that every side's weights are made of.
-const CHECKPOINT: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+pub(super) const CHECKPOINT: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// What every Python program here needs.
 const PACKAGES: &[&str] = &["numpy==2.4.6", "onnxruntime==1.31.1"];
@@ -49,16 +49,21 @@ impl<'a> Stand<'a> {
     pub(super) fn prepare(session: &'a Session<'a>) -> anyhow::Result<Self> {
         // Preparing is work itself, so the load is asked for first.
         let load = fs::read_to_string("/proc/loadavg").ok().and_then(|said| load(&said));
-        let folder = session.workspace.target.join("peers");
-        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let narthex = session.build_release()?;
-        let python = environment(session, &folder)?;
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        let stand = Self { session, folder, narthex, python, threads, load };
-        stand.install("base", PACKAGES)?;
+        let stand = Self { load, ..Self::untimed(session, session.build_release()?)? };
         for scheme in ["w8", "w4"] {
             stand.compile(scheme)?;
         }
+        Ok(stand)
+    }
+
+    /// The environment alone, for what takes no time into account.
+    pub(super) fn untimed(session: &'a Session<'a>, narthex: PathBuf) -> anyhow::Result<Self> {
+        let folder = session.workspace.target.join("peers");
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let python = environment(session, &folder)?;
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let stand = Self { session, folder, narthex, python, threads, load: None };
+        stand.install("base", PACKAGES)?;
         Ok(stand)
     }
 
@@ -98,9 +103,9 @@ impl<'a> Stand<'a> {
         self.python.with_file_name(format!("{name}{}", env::consts::EXE_SUFFIX))
     }
 
-    /// The folder of a package.
-    pub(super) fn package(&self, scheme: &str) -> PathBuf {
-        self.session.home.join("packages").join(MODEL.replace(':', "--")).join(scheme)
+    /// The folder of a model's package.
+    pub(super) fn package(&self, model: &str, scheme: &str) -> PathBuf {
+        self.session.home.join("packages").join(model.replace(':', "--")).join(scheme)
     }
 
     /// The processor's name, as `narthex doctor` gives it.
@@ -111,14 +116,16 @@ impl<'a> Stand<'a> {
         cpu(&report).context("`narthex doctor` names no processor")
     }
 
-    /// The GGUF file in the store.
-    pub(super) fn checkpoint(&self) -> anyhow::Result<PathBuf> {
+    /// A model's GGUF file in the store.
+    pub(super) fn checkpoint(&self, model: &str, name: &str) -> anyhow::Result<PathBuf> {
         let folder = self.session.home.join("checkpoints");
         let found = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
-        let paths = found.flatten().map(|entry| entry.path().join("files").join(CHECKPOINT));
+        let paths = found.flatten().map(|entry| entry.path().join("files").join(name));
         let path = paths.into_iter().find(|path| path.is_file());
         path.with_context(|| {
-            format!("{CHECKPOINT} is not in the store; fetch it with `narthex rm {MODEL}` and `narthex pull {MODEL}`")
+            format!(
+                "{name} is not in the store; fetch it with `narthex rm {model}` and `narthex pull {model}`"
+            )
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::peers::{
     llama::Llama,
     program,
     side::Side,
-    stand::{MODEL, Stand},
+    stand::{CHECKPOINT, MODEL, Stand},
 };
 
 /// What the onnxruntime-genai side needs.
@@ -132,7 +132,7 @@ impl<'a> Ready<'a> {
                 stand.install("genai", GENAI)?;
                 Ok(Self::Script("loop_genai.py", genai_folder(stand, scheme)?))
             }
-            (_, Some(scheme)) => Ok(Self::Script("loop_onnxruntime.py", stand.package(scheme))),
+            (_, Some(scheme)) => Ok(Self::Script("loop_onnxruntime.py", stand.package(MODEL, scheme))),
             (Side::LlamaQ8, None) => llama("Q8_0"),
             (Side::LlamaQ4, None) => llama("Q4_0"),
             (_, None) => {
@@ -171,7 +171,7 @@ impl<'a> Ready<'a> {
 /// The graph of a package as genai runs it, written anew: the package may have been compiled anew.
 fn genai_folder(stand: &Stand<'_>, scheme: &str) -> anyhow::Result<PathBuf> {
     let folder = stand.folder.join(format!("genai-{scheme}"));
-    program::output(stand.script("export_genai.py").arg(stand.package(scheme)).arg(&folder))?;
+    program::output(stand.script("export_genai.py").arg(stand.package(MODEL, scheme)).arg(&folder))?;
     Ok(folder)
 }
 
@@ -182,7 +182,7 @@ fn openvino_folder(stand: &Stand<'_>) -> anyhow::Result<PathBuf> {
     if !mark.is_file() {
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let copy = folder.join("model.gguf");
-        fs::copy(stand.checkpoint()?, &copy).with_context(|| copy.display().to_string())?;
+        fs::copy(stand.checkpoint(MODEL, CHECKPOINT)?, &copy).with_context(|| copy.display().to_string())?;
         program::output(stand.script("loop_openvino.py").arg(&copy).arg("--read"))?;
         fs::write(&mark, "").with_context(|| mark.display().to_string())?;
     }
