@@ -1,9 +1,10 @@
 //! Calibration with made-up measurements: what a runner is given, and what becomes of what it measured.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails fails its test")]
 
+mod support;
+
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
@@ -18,7 +19,7 @@ use narthex_compile::{
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{
     Calibration, Feed, Fetch, Recipe, Scheme,
-    manifest::{MANIFEST_FILE, Manifest, Provenance},
+    manifest::{MANIFEST_FILE, Manifest},
     progress::Quiet,
 };
 use narthex_testkit::checkpoint::{HIDDEN, INNER, LAYERS, LLAMA_CONTEXT, tiny_bert_safetensors, tiny_llama};
@@ -72,14 +73,8 @@ fn compile(
     keep_stages: Option<&Path>,
 ) -> Result<Package, CompileError> {
     let folder = tempfile::tempdir().unwrap();
-    let provenance = Provenance {
-        source: "a test".to_owned(),
-        checkpoint: BTreeMap::new(),
-        license: None,
-        compiler: "narthex test".to_owned(),
-    };
-    let (name, recipe, out) = ("tiny".parse().unwrap(), Recipe::new(scheme), folder.path());
-    let job = CompileJob { checkpoint, name, recipe, runner, vocabulary: None, out, keep_stages, provenance };
+    let out = folder.path();
+    let job = CompileJob { runner, keep_stages, ..support::job(checkpoint, Recipe::new(scheme), out) };
     let result = pipeline::compile(job, &Quiet, &AtomicBool::new(false));
     assert_eq!(out.join(MANIFEST_FILE).exists(), result.is_ok());
     Ok(Package { manifest: result?, folder })

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod support;
+
 use std::{collections::BTreeMap, fs, path::Path, sync::atomic::AtomicBool};
 
 use narthex_compile::{
     check::{CheckError, Options, Part, Report, Rule, Severity, Verdict, check, fix, open, write},
-    pipeline::{CompileJob, compile},
+    pipeline::compile,
 };
 use narthex_graph::{
     Attribute, Builder, Graph, InitializerData,
@@ -14,11 +16,7 @@ use narthex_graph::{
     graph::MICROSOFT,
 };
 use narthex_spec::{
-    DType, Recipe, Scheme, Variant,
-    dtype::Dim,
-    manifest::{Manifest, Provenance},
-    progress::Quiet,
-    recipe::FixedShapes,
+    DType, Recipe, Scheme, Variant, dtype::Dim, manifest::Manifest, progress::Quiet, recipe::FixedShapes,
 };
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 
@@ -204,21 +202,8 @@ fn flipped_bytes_do_no_harm() {
 fn package(checkpoint: &Path, scheme: Scheme) -> (tempfile::TempDir, Manifest) {
     let out = tempfile::tempdir().unwrap();
     let shapes = FixedShapes { context: 48, shorter: vec![], prefill: vec![16], buckets: vec![8] };
-    let job = CompileJob {
-        checkpoint,
-        name: "tiny".parse().unwrap(),
-        recipe: Recipe { fixed: Some(shapes), ..Recipe::new(scheme) },
-        runner: None,
-        vocabulary: None,
-        out: out.path(),
-        keep_stages: None,
-        provenance: Provenance {
-            source: "test".into(),
-            checkpoint: BTreeMap::new(),
-            license: None,
-            compiler: "test".into(),
-        },
-    };
+    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
+    let job = support::job(checkpoint, recipe, out.path());
     let manifest = compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
     (out, manifest)
 }

@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
+mod support;
+
 use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
 
 use narthex_compile::{
     checkpoint::{CheckpointError, open},
-    pipeline::{CompileJob, compile},
+    pipeline::compile,
 };
-use narthex_spec::{Recipe, Scheme, arch::Architecture, manifest::Provenance, progress::Quiet};
+use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet};
 use serde_json::{Value, json};
 
 const FAMILIES: [&str; 16] = [
@@ -101,18 +103,7 @@ fn both_formats_say_the_same_of_the_layers() {
 /// A compile of a broken copy fails with a message that has all of the words, and writes no package.
 fn refused(folder: &tempfile::TempDir, words: &[&str]) {
     let out = tempfile::tempdir().unwrap();
-    let provenance =
-        Provenance { source: "test".into(), checkpoint: [].into(), license: None, compiler: "0".into() };
-    let job = CompileJob {
-        checkpoint: folder.path(),
-        name: "tiny".parse().unwrap(),
-        recipe: Recipe::new(Scheme::W8),
-        runner: None,
-        vocabulary: None,
-        out: out.path(),
-        keep_stages: None,
-        provenance,
-    };
+    let job = support::job(folder.path(), Recipe::new(Scheme::W8), out.path());
     let error = compile(job, &Quiet, &AtomicBool::new(false)).unwrap_err().to_string();
     assert!(words.iter().all(|word| error.contains(word)), "{error} lacks one of {words:?}");
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "{error}");

@@ -3,6 +3,8 @@
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
+mod support;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     fs::{self, File},
@@ -11,8 +13,8 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use narthex_compile::pipeline::{CompileJob, compile};
-use narthex_spec::{Recipe, Scheme, manifest::Provenance, progress::Quiet, recipe::FixedShapes};
+use narthex_compile::pipeline::compile;
+use narthex_spec::{Recipe, Scheme, progress::Quiet, recipe::FixedShapes};
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::{Value, json};
 
@@ -96,21 +98,7 @@ fn checkpoint(folder: &Path) -> u64 {
 
 fn peak(folder: &Path, recipe: Recipe) -> usize {
     let out = tempfile::tempdir().unwrap();
-    let job = CompileJob {
-        checkpoint: folder,
-        name: "zeros".parse().unwrap(),
-        recipe,
-        runner: None,
-        vocabulary: None,
-        out: out.path(),
-        keep_stages: None,
-        provenance: Provenance {
-            source: "test".into(),
-            checkpoint: [].into(),
-            license: None,
-            compiler: "0".into(),
-        },
-    };
+    let job = support::job(folder, recipe, out.path());
     let before = HELD.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     compile(job, &Quiet, &AtomicBool::new(false)).unwrap();

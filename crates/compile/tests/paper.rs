@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
+mod support;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -13,35 +15,16 @@ use narthex_compile::{
     checkpoint::{self, open},
     outlook::Outlook,
     paper,
-    pipeline::{CompileJob, compile},
+    pipeline::compile,
 };
-use narthex_spec::{
-    Recipe, Scheme, Target,
-    manifest::{Manifest, Provenance},
-    progress::Quiet,
-    recipe::FixedShapes,
-};
+use narthex_spec::{Recipe, Scheme, Target, manifest::Manifest, progress::Quiet, recipe::FixedShapes};
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 use serde_json::{Value, json};
 
 /// Compiles for real.
 fn package(checkpoint: &Path, recipe: Recipe) -> (tempfile::TempDir, Manifest) {
     let out = tempfile::tempdir().unwrap();
-    let job = CompileJob {
-        checkpoint,
-        name: "tiny".parse().unwrap(),
-        recipe,
-        runner: None,
-        vocabulary: None,
-        out: out.path(),
-        keep_stages: None,
-        provenance: Provenance {
-            source: "test".into(),
-            checkpoint: [].into(),
-            license: None,
-            compiler: "0".into(),
-        },
-    };
+    let job = support::job(checkpoint, recipe, out.path());
     let manifest = compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
     (out, manifest)
 }

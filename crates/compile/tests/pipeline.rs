@@ -1,6 +1,8 @@
 //! Whole compiles of tiny checkpoints: every package is checked against its own manifest, and graphs against goldens.
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
+mod support;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -17,7 +19,7 @@ use narthex_spec::{
     DType, Progress, Recipe, Scheme, Sha256, Variant,
     arch::Structure,
     dtype::Dim,
-    manifest::{FileRange, GraphEntry, MANIFEST_FILE, Manifest, Provenance, Slot, TableEncoding, TableRole},
+    manifest::{FileRange, GraphEntry, MANIFEST_FILE, Manifest, Slot, TableEncoding, TableRole},
     progress::Quiet,
     recipe::FixedShapes,
 };
@@ -33,23 +35,7 @@ struct Package {
 }
 
 fn job<'a>(checkpoint: &'a Path, scheme: Scheme, out: &'a Path) -> CompileJob<'a> {
-    let provenance = Provenance {
-        source: "a test".to_owned(),
-        checkpoint: BTreeMap::new(),
-        license: None,
-        compiler: "narthex test".to_owned(),
-    };
-    let name = "tiny".parse().unwrap();
-    CompileJob {
-        checkpoint,
-        name,
-        recipe: Recipe::new(scheme),
-        runner: None,
-        vocabulary: None,
-        out,
-        keep_stages: None,
-        provenance,
-    }
+    support::job(checkpoint, Recipe::new(scheme), out)
 }
 
 fn compile(checkpoint: &Path, scheme: Scheme) -> Package {
@@ -266,7 +252,7 @@ fn compile_fixed(checkpoint: &Path, scheme: Scheme) -> Package {
     let folder = tempfile::tempdir().unwrap();
     let shapes = FixedShapes { context: 32, shorter: vec![], prefill: vec![4], buckets: vec![8] };
     let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
-    let job = CompileJob { recipe, ..job(checkpoint, scheme, folder.path()) };
+    let job = support::job(checkpoint, recipe, folder.path());
     let manifest = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap();
     Package { folder, manifest }
 }
@@ -311,7 +297,7 @@ fn single_precision_is_refused_for_npus() {
     let gguf = llama_gguf(source.path());
     let out = tempfile::tempdir().unwrap();
     let recipe = Recipe { fixed: Some(FixedShapes::new(64)), ..Recipe::new(Scheme::F32) };
-    let job = CompileJob { recipe, ..job(&gguf, Scheme::F32, out.path()) };
+    let job = support::job(&gguf, recipe, out.path());
     let error = pipeline::compile(job, &Quiet, &AtomicBool::new(false)).unwrap_err();
     assert!(error.to_string().contains("--scheme w8"), "{error}");
 }

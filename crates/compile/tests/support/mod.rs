@@ -1,0 +1,27 @@
+//! What the tests of whole compiles ask for.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+use std::path::Path;
+
+use narthex_compile::pipeline::CompileJob;
+use narthex_spec::{Recipe, manifest::Provenance};
+
+/// A compile that is not calibrated, of a checkpoint from nowhere.
+pub(crate) fn job<'a>(checkpoint: &'a Path, recipe: Recipe, out: &'a Path) -> CompileJob<'a> {
+    CompileJob {
+        checkpoint,
+        name: "tiny".parse().unwrap(),
+        recipe,
+        runner: None,
+        vocabulary: None,
+        out,
+        keep_stages: None,
+        provenance: Provenance {
+            source: "a test".to_owned(),
+            checkpoint: [].into(),
+            license: None,
+            compiler: "narthex test".to_owned(),
+        },
+    }
+}
