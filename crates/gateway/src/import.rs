@@ -52,7 +52,7 @@ fn run(
 ) -> Result<(PathBuf, Manifest), Error> {
     let name = match &request.name {
         Some(name) => name.clone(),
-        None => import_name(&request.path)?,
+        None => import_name(&import::folder(&request.path))?,
     };
     if inner.catalog.get(&name).is_some() {
         let message = format!("{name} is a model of the catalogue; give the import another name with --name");

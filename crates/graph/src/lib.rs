@@ -10,6 +10,7 @@ mod extract;
 pub mod graph;
 pub mod infer;
 pub mod onnx;
+mod order;
 pub mod patch;
 pub mod replacement;
 pub mod work;

@@ -42,7 +42,9 @@ const OTHERS: [&str; 2] = ["encoder_model", "vision_encoder"];
 
 /// The graph called `file`, or the one without a suffix, with those that belong to it.
 pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<Choice, CompileError> {
-    let files = graph_files(folder.path())?;
+    // A graph that is named by its place has its partners beside it.
+    let named = file.filter(|file| inside(file)).map(|file| folder.file(file)).filter(|path| path.is_file());
+    let files = graph_files(named.as_deref().and_then(Path::parent).unwrap_or(folder.path()))?;
     let stem =
         |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let stems: Vec<String> = files.iter().map(|path| stem(path)).collect();
@@ -139,6 +141,11 @@ mod tests {
         check(&["model.onnx", "model_q4.onnx"], None, Ok((&["model.onnx"], Form::One)));
         check(&["model.onnx", "model_q4.onnx"], Some("model_q4.onnx"), Ok((&["model_q4.onnx"], Form::One)));
         check(&["onnx/model.onnx"], Some("onnx/model.onnx"), Ok((&["onnx/model.onnx"], Form::One)));
+        check(
+            &["model.onnx", "onnx/model.onnx"],
+            Some("onnx/model.onnx"),
+            Ok((&["onnx/model.onnx"], Form::One)),
+        );
         check(&["any.onnx"], None, Ok((&["any.onnx"], Form::One)));
         let merged = ["decoder_model_merged.onnx", "decoder_model_merged_q4.onnx", "embed_tokens.onnx"];
         let embedded = |graph| vec!["embed_tokens.onnx", graph];

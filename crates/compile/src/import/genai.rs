@@ -76,11 +76,11 @@ pub(super) struct Genai {
     pub(super) options: Value,
 }
 
-/// Reads `genai_config.json`.
+/// Reads `genai_config.json`. `file` names a graph that stands in the place of the one in the configuration.
 ///
 /// # Errors
-/// A refusal of what is not one decoder; [`CompileError::Bound`] for graphs that need a vendor's own operators.
-pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
+/// A refusal of what is not one decoder, and of a graph that is no stage of a pipeline; [`CompileError::Bound`] for graphs that need a vendor's own operators.
+pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<Genai, CompileError> {
     let expected = "the configuration of a model of onnxruntime-genai";
     let File { model } = folder
         .json(CONFIG, expected)?
@@ -97,9 +97,17 @@ pub(super) fn read(folder: &mut Folder) -> Result<Genai, CompileError> {
     let (graphs, form) = match &decoder.pipeline {
         Some(pipeline) => {
             let stages = pipeline::stages(pipeline)?;
-            (stages.iter().map(|stage| stage.file.clone()).collect(), Form::Stages(stages))
+            let graphs: Vec<String> = stages.iter().map(|stage| stage.file.clone()).collect();
+            if let Some(file) = file.filter(|file| graphs.iter().all(|graph| graph != file)) {
+                let stages = graphs.join(", ");
+                return Err(refused(format!("graph of {CONFIG}"), format!("a stage of it: {stages}"), file));
+            }
+            (graphs, Form::Stages(stages))
         }
-        None => (vec![decoder.filename.unwrap_or_else(|| "model.onnx".to_owned())], Form::One),
+        None => {
+            let own = || decoder.filename.unwrap_or_else(|| "model.onnx".to_owned());
+            (vec![file.map_or_else(own, str::to_owned)], Form::One)
+        }
     };
     if let Some(graph) = graphs.iter().find(|graph| graph.is_empty() || !inside(graph)) {
         return Err(refused(format!("filename of {CONFIG}"), "a file in the folder", graph));

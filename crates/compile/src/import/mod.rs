@@ -32,13 +32,18 @@ use narthex_spec::{
 };
 
 use crate::{
-    check::{Part, open::open_files},
+    check::{
+        Part,
+        open::{CheckError, open_files},
+    },
     checkpoint::hf::{
+        CONFIG,
         folder::Folder,
         pooling, prompts,
         text::{self, Text, Vocab},
     },
     error::CompileError,
+    pipeline::TOKENIZER_FILE,
 };
 use choice::{Choice, Form};
 use decoder::{Decoder, Names, decoder};
@@ -78,39 +83,25 @@ impl Import {
     }
 }
 
-/// Reads the export in `path`: a folder, or one `.onnx` file of it. `file` chooses among several exports of one model by
-/// the name of its graph; without it, the graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`) is taken.
+/// Reads the export in `path`: a folder, or one `.onnx` file of it, whose configuration and tokenizer may lie in the folder
+/// above, as beside `onnx/model.onnx`. `file` chooses among several exports of one model by the name of its graph; without
+/// it, the graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`) is taken.
 ///
 /// # Errors
 /// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] with what was expected and found for
 /// what is not imported, [`CompileError::Bound`] for what runs on one kind of device alone.
 pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
-    let named = path.file_name().and_then(|name| name.to_str()).filter(|_| path.is_file());
-    let (root, file) = match (named, path.parent()) {
-        (Some(name), Some(parent)) => (parent, Some(file.unwrap_or(name))),
-        _ => (path, file),
-    };
-    let mut folder = Folder::new(root);
-    if file.is_none() && folder.has(genai::CONFIG) {
-        let genai = genai::read(&mut folder)?;
-        let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
-        let parts = open_files(&files);
-        let graphs = parts.as_ref().ok().map(|parts| parts.iter().map(|part| &part.graph));
-        ryzen::refuse(folder.path(), &genai.options, graphs)?;
-        let parts = parts?;
-        if let Some(pipeline) =
-            genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph)))
-        {
-            return Err(bound::pipeline(folder.path(), &pipeline, &parts, &genai.names.past_key()));
-        }
-        let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form };
-        return decoding(folder, opened, "onnxruntime-genai");
+    let (root, named) = placed(path);
+    let file = file.or(named.as_deref());
+    let mut folder = Folder::new(&root);
+    if folder.has(genai::CONFIG) {
+        return onnxruntime_genai(folder, file);
     }
     if let Some(error) = bound::genie(&mut folder) {
         return Err(error);
     }
     let Choice { files, form } = choice::choose(&folder, file)?;
-    let parts = open_files(&files)?;
+    let parts = read(&files)?;
     let settings = Settings::read(&mut folder)?;
     let names = Names::default();
     if parts.iter().any(|part| names.fit(&part.graph)) {
@@ -118,6 +109,55 @@ pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
         return decoding(folder, opened, "Optimum or transformers.js");
     }
     encoding(folder, parts, settings)
+}
+
+/// The folder of the export that [`open`] reads in `path`.
+pub fn folder(path: &Path) -> PathBuf {
+    placed(path).0
+}
+
+/// The folder of an export, and the graph in it that `path` names, where it names one. It is the nearest folder that says
+/// what the graph is: its own, or the one above.
+fn placed(path: &Path) -> (PathBuf, Option<String>) {
+    if !path.is_file() {
+        return (path.to_owned(), None);
+    }
+    let Some(own) = path.parent() else { return (path.to_owned(), None) };
+    // The name of a folder may be hidden behind `.` or a link.
+    let own = if own.as_os_str().is_empty() { Path::new(".") } else { own };
+    let says = |folder: &&Path| SAYING.iter().any(|file| folder.join(file).is_file());
+    let whole = own.canonicalize().unwrap_or_else(|_| own.to_owned());
+    let root = [Some(own), whole.parent()].into_iter().flatten().find(says).unwrap_or(own);
+    let folder = whole.file_name().filter(|_| root != own);
+    let named = folder.map_or_else(PathBuf::new, PathBuf::from).join(path.file_name().unwrap_or_default());
+    (root.to_owned(), Some(named.to_string_lossy().into_owned()))
+}
+
+/// Files that say what a graph beside or below them is.
+const SAYING: [&str; 3] = [genai::CONFIG, CONFIG, TOKENIZER_FILE];
+
+/// Reads a folder of onnxruntime-genai: the graphs that its configuration names, or `file` as another form of the one.
+fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, CompileError> {
+    let genai = genai::read(&mut folder, file)?;
+    let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
+    let parts = read(&files);
+    let graphs = parts.as_ref().ok().map(|parts| parts.iter().map(|part| &part.graph));
+    ryzen::refuse(folder.path(), &genai.options, graphs)?;
+    let parts = parts?;
+    if let Some(pipeline) =
+        genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph)))
+    {
+        return Err(bound::pipeline(folder.path(), &pipeline, &parts, &genai.names.past_key()));
+    }
+    let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form };
+    decoding(folder, opened, "onnxruntime-genai")
+}
+
+/// Reads graphs, with their nodes in order.
+fn read(files: &[PathBuf]) -> Result<Vec<Part>, CheckError> {
+    let mut parts = open_files(files)?;
+    parts.iter_mut().for_each(|part| part.graph.sort_nodes());
+    Ok(parts)
 }
 
 /// The graphs of a decoder, and what is known of them.

@@ -349,6 +349,57 @@ fn graphs_that_cannot_be_kept_are_refused() {
 }
 
 #[test]
+fn one_file_gives_what_its_folder_gives() {
+    let written = |path: &Path, file: Option<&str>| {
+        let out = tempfile::tempdir().unwrap();
+        let job = ImportJob {
+            name: "tiny".parse().unwrap(),
+            out: out.path(),
+            source: "test".to_owned(),
+            compiler: "test".to_owned(),
+        };
+        let found = open(path, file).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        found.write(job, &Quiet, &AtomicBool::new(false)).unwrap()
+    };
+    for (name, file) in [
+        ("genai-cpu", "model.onnx"),
+        ("pipeline", "iterator.onnx"),
+        ("optimum-merged", "decoder_model_merged.onnx"),
+        ("transformers-js", "onnx/decoder_model_merged.onnx"),
+        ("sentence", "onnx/model.onnx"),
+    ] {
+        let root = exports(name);
+        let whole = written(&root, None);
+        assert_eq!(written(&root.join(file), None), whole, "{name}/{file}");
+        assert_eq!(written(&root, Some(file)), whole, "{name}, {file}");
+        assert_eq!(folder(&root.join(file)).canonicalize().unwrap(), root.canonicalize().unwrap());
+    }
+    // Another quantisation beside the one of the configuration, and one that no stage of a pipeline is.
+    let other = copy("genai-cpu");
+    fs::rename(other.path().join("model.onnx"), other.path().join("model_q4.onnx")).unwrap();
+    assert_eq!(written(&other.path().join("model_q4.onnx"), None).graphs.len(), 1);
+    let stages = copy("pipeline");
+    fs::copy(exports("genai-cpu/model.onnx"), stages.path().join("other.onnx")).unwrap();
+    let error = open(&stages.path().join("other.onnx"), None).err().map(|error| error.to_string());
+    assert!(
+        error.as_ref().is_some_and(|error| error.contains("a stage of it: embeddings.onnx")),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn nodes_in_any_order_give_the_same_package() {
+    let shuffled = copy("genai-cpu");
+    let path = shuffled.path().join("model.onnx");
+    let mut graph = Graph::decode(&fs::read(&path).unwrap()).unwrap();
+    graph.nodes.reverse();
+    fs::write(&path, graph.encode()).unwrap();
+    let found = open(shuffled.path(), None).unwrap();
+    assert_eq!(found.entry, open(&exports("genai-cpu"), None).unwrap().entry);
+    found.graph.check_values().unwrap();
+}
+
+#[test]
 fn files_that_are_cut_off_give_errors() {
     for (name, file) in [
         ("genai-cpu", "model.onnx"),

@@ -1,0 +1,105 @@
+//! The order of nodes: ONNX wants each behind those that it reads, and some converters write them otherwise.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
+
+use crate::graph::{Attribute, Graph, Node};
+
+impl Graph {
+    /// Puts each node behind those whose outputs it, or a body in it, reads; in bodies too. Nodes that are in order stay as
+    /// they are, and those in a circle come last, for [`Graph::check_values`] to name.
+    pub fn sort_nodes(&mut self) {
+        for (_, attribute) in self.nodes.iter_mut().flat_map(|node| &mut node.attributes) {
+            if let Attribute::Graph(body) = attribute {
+                body.sort_nodes();
+            }
+        }
+        let order = order(&self.nodes);
+        if !order.is_sorted() {
+            let mut nodes: Vec<Option<Node>> = self.nodes.drain(..).map(Some).collect();
+            self.nodes =
+                order.into_iter().filter_map(|at| nodes.get_mut(at).and_then(Option::take)).collect();
+        }
+    }
+}
+
+/// The nodes' places in an order in which each comes behind those that it reads; of those that may come next, the first.
+fn order(nodes: &[Node]) -> Vec<usize> {
+    let makers: HashMap<&str, usize> = nodes
+        .iter()
+        .enumerate()
+        .flat_map(|(at, node)| node.outputs.iter().map(move |name| (name.as_str(), at)))
+        .filter(|(name, _)| !name.is_empty())
+        .collect();
+    let mut awaited = vec![0_usize; nodes.len()];
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+    for (at, node) in nodes.iter().enumerate() {
+        reads(node, &mut |name| {
+            if let Some(&maker) = makers.get(name) {
+                awaited[at] += 1;
+                readers[maker].push(at);
+            }
+        });
+    }
+    let mut ready: BinaryHeap<Reverse<usize>> =
+        (0..nodes.len()).filter(|&at| awaited[at] == 0).map(Reverse).collect();
+    let mut order = Vec::with_capacity(nodes.len());
+    while let Some(Reverse(at)) = ready.pop() {
+        order.push(at);
+        for &reader in &readers[at] {
+            awaited[reader] -= 1;
+            if awaited[reader] == 0 {
+                ready.push(Reverse(reader));
+            }
+        }
+    }
+    order.extend((0..nodes.len()).filter(|&at| awaited[at] > 0));
+    order
+}
+
+/// What a node reads, and what the bodies in it do.
+fn reads<'a>(node: &'a Node, each: &mut dyn FnMut(&'a str)) {
+    node.inputs.iter().for_each(|name| each(name));
+    for (_, attribute) in &node.attributes {
+        if let Attribute::Graph(body) = attribute {
+            body.nodes.iter().for_each(|node| reads(node, each));
+            body.outputs.iter().for_each(|output| each(&output.name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, inputs: &[&str]) -> Node {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let (inputs, outputs) = (names(inputs), names(&[name]));
+        let (name, op) = (name.to_owned(), "Add".to_owned());
+        Node { name, op, domain: String::new(), inputs, outputs, attributes: Vec::new() }
+    }
+
+    #[test]
+    fn nodes_come_behind_what_they_read() {
+        let check = |nodes: Vec<Node>, expect: &str| {
+            let mut graph = Graph { nodes, ..Graph::default() };
+            graph.sort_nodes();
+            let order: Vec<&str> = graph.nodes.iter().map(|node| node.name.as_str()).collect();
+            assert_eq!(order.join(""), expect);
+        };
+        check(vec![node("a", &["x"]), node("b", &["x"]), node("c", &["a", ""])], "abc");
+        check(vec![node("c", &["a", "b"]), node("b", &["a"]), node("d", &["x"]), node("a", &["x"])], "dabc");
+        check(vec![node("a", &["b"]), node("b", &["a"]), node("c", &["a"]), node("d", &[])], "dabc");
+        // A body reads values of the graph around it, and has an order of its own.
+        let body = Graph { nodes: vec![node("f", &["e"]), node("e", &["b"])], ..Graph::default() };
+        let mut branch = node("a", &[]);
+        branch.attributes.push(("then_branch".to_owned(), Attribute::Graph(Box::new(body))));
+        let mut graph = Graph { nodes: vec![branch, node("b", &["x"])], ..Graph::default() };
+        graph.sort_nodes();
+        assert_eq!(graph.nodes.iter().map(|node| node.name.as_str()).collect::<String>(), "ba");
+        let Some(Attribute::Graph(body)) = graph.nodes[1].attribute("then_branch") else { panic!() };
+        assert_eq!(body.nodes.iter().map(|node| node.name.as_str()).collect::<String>(), "ef");
+    }
+}
