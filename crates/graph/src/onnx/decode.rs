@@ -222,12 +222,12 @@ fn has_unread(attribute: &Attribute) -> bool {
 fn decode_attribute(proto: AttributeProto) -> Result<Option<Attribute>, DecodeError> {
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec());
     Ok(Some(match (proto.r#type, proto.t, proto.g) {
-        (attribute_type::INT, ..) => Attribute::Int(proto.i),
-        (attribute_type::FLOAT, ..) => Attribute::Float(proto.f),
-        (attribute_type::STRING, ..) => match text(&proto.s) {
-            Ok(text) => Attribute::String(text),
-            Err(_) => Attribute::Bytes(proto.s),
-        },
+        (attribute_type::INT, ..) => Attribute::Int(proto.i.unwrap_or_default()),
+        (attribute_type::FLOAT, ..) => Attribute::Float(proto.f.unwrap_or_default()),
+        (attribute_type::STRING, ..) => {
+            let bytes = proto.s.unwrap_or_default();
+            text(&bytes).map_or_else(|_| Attribute::Bytes(bytes), Attribute::String)
+        }
         (attribute_type::INTS, ..) => Attribute::Ints(proto.ints),
         (attribute_type::FLOATS, ..) => Attribute::Floats(proto.floats),
         (attribute_type::STRINGS, ..) => {

@@ -64,12 +64,12 @@ fn node(node: &Node) -> NodeProto {
 fn attribute(name: &str, value: &Attribute) -> AttributeProto {
     let mut proto = AttributeProto { name: name.to_owned(), ..AttributeProto::default() };
     match value {
-        Attribute::Int(v) => (proto.r#type, proto.i) = (attribute_type::INT, *v),
-        Attribute::Float(v) => (proto.r#type, proto.f) = (attribute_type::FLOAT, *v),
-        Attribute::String(v) => (proto.r#type, proto.s) = (attribute_type::STRING, v.clone().into()),
+        Attribute::Int(v) => (proto.r#type, proto.i) = (attribute_type::INT, Some(*v)),
+        Attribute::Float(v) => (proto.r#type, proto.f) = (attribute_type::FLOAT, Some(*v)),
+        Attribute::String(v) => (proto.r#type, proto.s) = (attribute_type::STRING, Some(v.clone().into())),
         Attribute::Ints(v) => (proto.r#type, proto.ints) = (attribute_type::INTS, v.clone()),
         Attribute::Floats(v) => (proto.r#type, proto.floats) = (attribute_type::FLOATS, v.clone()),
-        Attribute::Bytes(v) => (proto.r#type, proto.s) = (attribute_type::STRING, v.clone()),
+        Attribute::Bytes(v) => (proto.r#type, proto.s) = (attribute_type::STRING, Some(v.clone())),
         Attribute::Strings(v) => {
             proto.r#type = attribute_type::STRINGS;
             proto.strings = v.iter().map(|text| text.clone().into()).collect();
@@ -117,5 +117,20 @@ fn dimension(dim: &Dim) -> DimensionProto {
             Dim::Fixed(extent) => DimensionValue::DimValue(*extent as i64),
             Dim::Symbol(name) => DimensionValue::DimParam(name.clone()),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zero_and_an_empty_text_are_written() {
+        // Readers take what is absent for defaults of their own: the provider for Qualcomm's NPUs an absent `embed_mode` for 1.
+        assert_eq!(attribute("embed_mode", &Attribute::Int(0)).encode_to_vec().len(), 17);
+        assert_eq!(attribute("x", &Attribute::Float(0.0)).f, Some(0.0));
+        assert_eq!(attribute("x", &Attribute::String(String::new())).s, Some(prost::bytes::Bytes::new()));
+        let read = AttributeProto::decode(attribute("x", &Attribute::Int(0)).encode_to_vec().as_slice());
+        assert_eq!(read.unwrap().i, Some(0));
     }
 }

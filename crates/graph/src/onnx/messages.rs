@@ -77,12 +77,13 @@ pub(super) struct NodeProto {
 pub(super) struct AttributeProto {
     #[prost(string, tag = "1")]
     pub(super) name: String,
-    #[prost(float, tag = "2")]
-    pub(super) f: f32,
-    #[prost(int64, tag = "3")]
-    pub(super) i: i64,
-    #[prost(bytes = "bytes", tag = "4")]
-    pub(super) s: Bytes,
+    // Of numbers and texts presence counts: a reader may take an absent 0 for a default of its own.
+    #[prost(float, optional, tag = "2")]
+    pub(super) f: Option<f32>,
+    #[prost(int64, optional, tag = "3")]
+    pub(super) i: Option<i64>,
+    #[prost(bytes = "bytes", optional, tag = "4")]
+    pub(super) s: Option<Bytes>,
     #[prost(message, optional, boxed, tag = "5")]
     pub(super) t: Option<Box<TensorProto>>,
     #[prost(message, optional, boxed, tag = "6")]
