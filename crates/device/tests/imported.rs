@@ -30,8 +30,9 @@ use support::{
 
 /// Decoders, with how near they come to what they gave: exactly where products are exact, and within what products of
 /// quantised activations differ by between processors elsewhere.
-const DECODERS: [(&str, f32, Scheme); 6] = [
+const DECODERS: [(&str, f32, Scheme); 7] = [
     ("genai-cpu", 2e-2, Scheme::W4),
+    ("genai-quark", 2e-2, Scheme::W4),
     ("genai-dml", 1e-2, Scheme::W4),
     ("pipeline", 2e-2, Scheme::W4),
     ("optimum-two", 1e-4, Scheme::F32),

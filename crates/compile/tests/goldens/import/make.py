@@ -1,19 +1,22 @@
 """Makes the tiny exports of this folder, and what their graphs give (`golden.json`), with the tools that people use.
 
     pip install onnxruntime-genai==0.18.0 onnxruntime==1.31.1 onnx==1.23.2 onnx-ir==1.1.0 torch==2.15.0 transformers==5.23.0
-    python make.py [builder] [optimum] [transformers_js] [sentence] [heads] [pipeline]
+    python make.py [builder] [genai_quark] [optimum] [transformers_js] [sentence] [heads] [pipeline]
 
-`genai-*` come from onnxruntime-genai's builder; `pipeline` is such a model in stages, as Olive makes them for NPUs. The others
-have the files, names and shapes of Optimum's exports: two graphs for the beginning of a sequence and for one token after a
-past (`optimum-two`), the same merged into one with an `If` (`optimum-merged`), and a decoder of embedded tokens beside its
-embedding (`transformers-js`). `sentence` is an encoder in the layout of sentence-transformers; `answers` and `masked` are
-heads on the encoders of `crates/device/tests/goldens/encoders`, whose `expected.json` says what they give. Everywhere else
-the logits are those that ONNX Runtime's own Python package gives for the export as it is, the whole sequence at once, or
-window after window as a pipeline's stages take it.
+`genai-*` come from onnxruntime-genai's builder, `genai-quark` out of what `narthex export --format quark` (the program is
+NARTHEX, or else target/debug/narthex) writes of a model of `../families`; `pipeline` is such a model in stages, as Olive makes
+them for NPUs. The others have the files, names and shapes of Optimum's exports: two graphs for the beginning of a sequence and
+for one token after a past (`optimum-two`), the same merged into one with an `If` (`optimum-merged`), and a decoder of embedded
+tokens beside its embedding (`transformers-js`). `sentence` is an encoder in the layout of sentence-transformers; `answers` and
+`masked` are heads on the encoders of `crates/device/tests/goldens/encoders`, whose `expected.json` says what they give.
+Everywhere else the logits are those that ONNX Runtime's own Python package gives for the export as it is, the whole sequence
+at once, or window after window as a pipeline's stages take it.
 """
 
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,9 +61,9 @@ COMMON = dict(vocab_size=256, num_hidden_layers=2, bos_token_id=None, eos_token_
               max_position_embeddings=128, tie_word_embeddings=False)
 
 
-def golden(folder, logits):
+def golden(folder, logits, tokens=TOKENS):
     rows = [[float(f"{x:.5g}") for x in row] for row in np.asarray(logits, dtype=np.float64)]
-    (folder / "golden.json").write_text(json.dumps(dict(tokens=TOKENS, rows=rows)) + "\n")
+    (folder / "golden.json").write_text(json.dumps(dict(tokens=tokens, rows=rows)) + "\n")
 
 
 def run(session, **feeds):
@@ -93,6 +96,22 @@ def genai(name, model, provider):
     built(model, provider, folder)
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     golden(folder, run(session, input_ids=np.array([TOKENS])))
+
+
+def genai_quark():
+    folder, models = HERE / "genai-quark", HERE.parent / "families"
+    with tempfile.TemporaryDirectory() as temporary:
+        source, export = pathlib.Path(temporary) / "tiny", pathlib.Path(temporary) / "export"
+        source.mkdir()
+        for file in ["llama/config.json", "llama/model.safetensors", "tokenizer.json"]:
+            shutil.copy(models / file, source)
+        narthex = os.environ.get("NARTHEX", "target/debug/narthex")
+        subprocess.run([narthex, "export", source, export, "--format", "quark", "--group", "32"], check=True)
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", export, "-o", folder, "-p", "int4"]
+        subprocess.run(command + ["-e", "cpu", "-c", source], check=True, capture_output=True)
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    tokens = [token % 80 for token in TOKENS]
+    golden(folder, run(session, input_ids=np.array([tokens])), tokens)
 
 
 class Flat(torch.nn.Module):
@@ -410,7 +429,7 @@ def builder():
 
 
 if __name__ == "__main__":
-    every = [builder, optimum, transformers_js, sentence, heads, pipeline]
+    every = [builder, genai_quark, optimum, transformers_js, sentence, heads, pipeline]
     for make in every:
         if make.__name__ in sys.argv[1:] or not sys.argv[1:]:
             make()
