@@ -62,3 +62,4 @@ pub use narthex_engine::worker::Drain;
 pub use placement::{PlacementLine, PlacementReport, RanOn};
 pub use runtime::RuntimeListing;
 pub use turn::Turn;
+pub use vendor::{Unshared, unshared};

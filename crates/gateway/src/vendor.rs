@@ -18,7 +18,7 @@ use narthex_device::{
 use narthex_graph::Graph;
 use narthex_spec::{
     ProgressSink, Target, Variant,
-    manifest::{Context, Manifest, Part, PlacementRecord},
+    manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
 };
 
@@ -26,6 +26,48 @@ use crate::{cancel::Cancel, error::Error, fallen, gateway::Inner, machine};
 
 /// The operator that stands for a compiled graph.
 const CONTEXT_OP: &str = "EPContext";
+
+/// What the name of a context's binary has in the place of `.onnx`.
+const BINARY: &str = "_qnn.bin";
+
+/// What a target of several chips takes, whose graphs have no weights in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unshared {
+    /// The target.
+    pub target: Target,
+    /// Bytes of its compiled files.
+    pub bytes: u64,
+    /// About what they would be if graphs of the same layers shared their weights, as those for one chip do.
+    pub shared: u64,
+}
+
+/// Of the targets that a package is compiled for, those whose graphs could have shared weights and do not.
+pub fn unshared(manifest: &Manifest) -> Vec<Unshared> {
+    let several = |target: &&Target| matches!(target, Target::Qnn(chips) if chips.len() > 1);
+    let cost = |target: &Target| {
+        let (mut bytes, mut largest) = (0, BTreeMap::new());
+        for context in manifest.contexts.iter().filter(|context| context.target == *target) {
+            let binary = context.file.strip_suffix(".onnx").map(|stem| format!("{stem}{BINARY}"));
+            let files = [Some(&context.file), binary.as_ref()].into_iter().flatten();
+            let size = files.filter_map(|file| Some(manifest.files.get(file)?.bytes)).sum::<u64>();
+            let entry = manifest.graphs.iter().find(|graph| graph.file == context.graph);
+            let most = largest.entry(entry.and_then(first_layer)).or_insert(0);
+            (bytes, *most) = (bytes + size, size.max(*most));
+        }
+        Unshared { target: target.clone(), bytes, shared: largest.into_values().sum() }
+    };
+    let targets = manifest.recipe.targets.iter().filter(several);
+    targets.map(cost).filter(|cost| cost.shared < cost.bytes).collect()
+}
+
+/// The first of the layers that a graph has; `None` for a head.
+fn first_layer(entry: &GraphEntry) -> Option<usize> {
+    match entry.part {
+        Part::Head { .. } => None,
+        Part::Layers { range, .. } => Some(range.map_or(0, |range| range.first)),
+        Part::Whole | Part::Bucket { .. } => Some(0),
+    }
+}
 
 /// Compiles every fixed graph of the package in `folder` for a target, and enters the contexts into its manifest.
 pub(crate) fn compile_for(
@@ -72,15 +114,10 @@ pub(crate) fn compile_for(
 fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error> {
     let (mut parts, mut head) = (BTreeMap::<usize, Vec<String>>::new(), None);
     for entry in manifest.graphs.iter().filter(|graph| graph.variant == Variant::Static) {
-        let first = match entry.part {
-            Part::Head { .. } => {
-                head = Some(entry.file.clone());
-                continue;
-            }
-            Part::Layers { range, .. } => range.map_or(0, |range| range.first),
-            Part::Whole | Part::Bucket { .. } => 0,
-        };
-        parts.entry(first).or_default().push(entry.file.clone());
+        match first_layer(entry) {
+            Some(first) => parts.entry(first).or_default().push(entry.file.clone()),
+            None => head = Some(entry.file.clone()),
+        }
     }
     let mut groups: Vec<Vec<String>> = parts.into_values().collect();
     if let Some(head) = head {

@@ -12,7 +12,7 @@ use std::{
 
 use narthex_catalog::store::Store;
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver,
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver, unshared,
 };
 use narthex_graph::Graph;
 use narthex_spec::{
@@ -382,6 +382,10 @@ fn another_target_joins_the_first() {
     };
     // One chip's graphs share a binary; several chips' cannot.
     assert_eq!((binaries("qnn-x-elite"), binaries("qnn-x-elite-8-gen-3-8-elite")), (1, 4));
+    let [cost] = &unshared(&both)[..] else { panic!("of two targets one is of several chips") };
+    let own = both.files.iter().filter(|(file, _)| file.starts_with("contexts/qnn-x-elite-8-gen-3-8-elite/"));
+    assert_eq!((&cost.target, cost.bytes), (&both.recipe.targets[1], own.map(|(_, file)| file.bytes).sum()));
+    assert!(cost.shared < cost.bytes * 9 / 10, "{cost:?}");
     for context in &both.contexts {
         assert_eq!(context.placement.subgraphs, [(Ep::Qnn, 1)].into(), "{context:?}");
     }

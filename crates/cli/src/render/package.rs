@@ -1,7 +1,7 @@
 //! What a package holds.
 
 use comfy_table::Cell;
-use narthex_gateway::listing::ModelListing;
+use narthex_gateway::{Unshared, listing::ModelListing};
 use narthex_spec::{
     Variant,
     arch::{ImportedEncoder, Structure},
@@ -115,7 +115,8 @@ fn quality(quality: &Quality, beside: &str) -> String {
     }
 }
 
-/// What a package holds for NPUs: where each graph's nodes went, and what the compiled files weigh.
+/// What a package holds for NPUs: where each graph's nodes went, what the compiled files weigh, and what of that several
+/// chips cost.
 pub(crate) fn contexts(manifest: &Manifest) -> String {
     let mut table = table(&["TARGET", "GRAPH", "NODES", "COMPILER"]);
     for context in &manifest.contexts {
@@ -136,5 +137,29 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
     }
     let compiled = manifest.files.iter().filter(|(name, _)| name.starts_with("contexts/"));
     let size = bytes(compiled.map(|(_, file)| file.bytes).sum());
-    format!("{}\ncompiled files  {size}", table.trim_fmt())
+    let unshared: String = narthex_gateway::unshared(manifest).iter().map(cost).collect();
+    format!("{}\ncompiled files  {size}{unshared}", table.trim_fmt())
+}
+
+/// What a target of several chips costs, on a line of its own.
+fn cost(Unshared { target, bytes: found, shared }: &Unshared) -> String {
+    let (found, shared) = (bytes(*found), bytes(*shared));
+    format!(
+        "\nunshared        {target}: {found} instead of about {shared}, since several chips' graphs cannot share weights"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_chips_say_what_they_cost() {
+        let target = "qnn:x-elite,8-elite".parse().unwrap();
+        let line = cost(&Unshared { target, bytes: 46_000_000, shared: 12_300_000 });
+        assert!(
+            line.starts_with("\nunshared        qnn:x-elite,8-elite: 46 MB instead of about 12 MB, "),
+            "{line}"
+        );
+    }
 }
