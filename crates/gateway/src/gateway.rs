@@ -34,6 +34,7 @@ use crate::{
     residency::{Claim, Residents},
     shelf, today,
     turn::Turn,
+    vendor,
 };
 
 /// Models of one machine behind one door. Cloning gives another handle to the same models.
@@ -183,6 +184,10 @@ impl Gateway {
 
     /// Compiles a model; gives the package's folder and manifest. A smaller model is called after the one that it is cut
     /// out of, as in `gemma3n:e4b-e2b`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a target that nothing can be compiled for ahead of time, or a scheme that no NPU computes in,
+    /// before anything is fetched.
     pub fn compile(
         &self,
         model: &str,
@@ -190,6 +195,7 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(PathBuf, Manifest), Error> {
+        vendor::refuse(request)?;
         let (text, _) = split_scheme(model);
         let key = self.key_of(text)?;
         shelf::refuse_import(&self.inner, &key)?;

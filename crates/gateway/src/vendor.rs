@@ -17,18 +17,38 @@ use narthex_device::{
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    ProgressSink, Target, Variant,
+    ProgressSink, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
+    target::QnnChip,
 };
 
-use crate::{cancel::Cancel, error::Error, fallen, gateway::Inner, machine};
+use crate::{cancel::Cancel, compiling::CompileRequest, error::Error, fallen, gateway::Inner, machine};
 
 /// The operator that stands for a compiled graph.
 const CONTEXT_OP: &str = "EPContext";
 
 /// What the name of a context's binary has in the place of `.onnx`.
 const BINARY: &str = "_qnn.bin";
+
+/// Refuses what no vendor's compiler can be asked for, before anything is fetched or made.
+pub(crate) fn refuse(request: &CompileRequest) -> Result<(), Error> {
+    if let Some(target) = &request.target {
+        chips(target)?;
+    }
+    let passes = request.passes.as_ref().is_some_and(|passes| !passes.is_empty());
+    let asks =
+        [("target", request.target.is_some()), ("context", !request.contexts.is_empty()), ("pass", passes)];
+    match asks.into_iter().find(|(_, asked)| *asked && request.scheme == Scheme::F32) {
+        Some((option, _)) => Err(Error::invalid(
+            "scheme",
+            format!(
+                "--{option} makes graphs for NPUs, which compute in half precision; expected w8, w4 or f16, found f32"
+            ),
+        )),
+        None => Ok(()),
+    }
+}
 
 /// What a target of several chips takes, whose graphs have no weights in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,19 +178,25 @@ fn device(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(Device, String), Error> {
-    let Target::Qnn(chips) = target else {
-        return Err(Error::Invalid {
-            param: "target",
-            message: format!(
-                "target: {target} compiles its graphs when it loads them, so there is nothing to do ahead of time; \
-                 expected qnn:CHIP"
-            ),
-        });
-    };
+    let chips = chips(target)?;
     let (runtime, library) = plugin(inner, RuntimeKind::Qnn, progress, cancel)?;
     runtime.register(target.ep(), &library)?;
     let compiler = machine::provider(target.ep());
     Ok((Device::Qnn(QnnOptions::new(&library, chips)), compiler))
+}
+
+/// The chips of a target that is compiled for ahead of time.
+fn chips(target: &Target) -> Result<&[QnnChip], Error> {
+    match target {
+        Target::Qnn(chips) => Ok(chips),
+        Target::OpenVino(_) => Err(Error::invalid(
+            "target",
+            format!(
+                "{target} compiles its graphs when it loads them, so there is nothing to do ahead of time; expected \
+                 qnn:CHIP, or --context N for the graphs that it loads"
+            ),
+        )),
+    }
 }
 
 /// ONNX Runtime and a provider's library, which is installed on first need.
