@@ -2,9 +2,9 @@
 
 use std::{
     ffi::OsString,
-    fs,
-    io::{self, IsTerminal, Write},
-    path::Path,
+    fs::{self, File},
+    io::{self, ErrorKind, IsTerminal, Write},
+    path::{Path, PathBuf},
 };
 
 use anyhow::Context;
@@ -46,17 +46,38 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
-/// Writes a file in the place of an older one, whole or not at all.
-pub(crate) fn file(path: &Path, text: &str) -> anyhow::Result<()> {
-    let mut new = OsString::from(path);
-    new.push(".new");
-    let new = Path::new(&new);
-    let written = fs::write(new, text).and_then(|()| fs::rename(new, path));
-    if written.is_err() {
-        // What is left of it is of no use, and it may never have been made.
-        let _ = fs::remove_file(new);
+/// A file that takes the place of an older one once it is written, whole or not at all.
+pub(crate) struct NewFile {
+    path: PathBuf,
+    /// Where it grows.
+    beside: PathBuf,
+    file: File,
+}
+
+impl NewFile {
+    /// Begins it, so that a place where it cannot be is known before there is anything to write.
+    pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
+        let mut beside = OsString::from(path);
+        beside.push(".new");
+        let beside = PathBuf::from(beside);
+        let file = if path.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { File::create(&beside) };
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), beside, file })
     }
-    written.with_context(|| format!("cannot write {}", path.display()))
+
+    /// Writes it all.
+    pub(crate) fn write(mut self, text: &str) -> anyhow::Result<()> {
+        let written =
+            self.file.write_all(text.as_bytes()).and_then(|()| fs::rename(&self.beside, &self.path));
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        // What is left of it is of no use, and after a rename nothing is.
+        let _ = fs::remove_file(&self.beside);
+    }
 }
 
 /// Prints one line for people to standard error.
@@ -73,14 +94,18 @@ mod tests {
     fn files_are_whole_or_absent() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report.html");
-        file(&path, "old").unwrap();
-        file(&path, "new").unwrap();
+        NewFile::create(&path).unwrap().write("old").unwrap();
+        let begun = NewFile::create(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old", "nothing is written yet");
+        begun.write("new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        drop(NewFile::create(&path).unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new", "it was given up");
         // A folder cannot be replaced by a file; nothing half-written stays beside it.
         let taken = folder.path().join("taken");
         fs::create_dir(&taken).unwrap();
-        let error = file(&taken, "text").unwrap_err().to_string();
-        assert!(error.contains("taken"), "{error}");
+        let error = NewFile::create(&taken).err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains("taken")));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

@@ -2,7 +2,13 @@
 
 use narthex_gateway::{Gateway, bench::BenchOptions};
 
-use crate::{args::BenchArgs, bars::Bars, interrupt, output, page, render};
+use crate::{
+    args::BenchArgs,
+    bars::Bars,
+    interrupt,
+    output::{self, NewFile},
+    page, render,
+};
 
 /// Measures a model on this machine, on one device or on several.
 pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
@@ -16,9 +22,14 @@ pub(crate) fn run(gateway: &Gateway, args: &BenchArgs) -> anyhow::Result<()> {
         let report = gateway.bench(&args.model, options, &bars, cancel)?;
         return if args.json { output::json(&report) } else { output::line(render::bench(&report)) };
     };
+    // A report that cannot be written is no reason to lose minutes of measurements.
+    let file = args.report.as_deref().map(NewFile::create).transpose()?;
     let comparison = gateway.compare(&args.model, places, options, &bars, cancel)?;
-    if let Some(file) = &args.report {
-        output::file(file, &page::page(&comparison))?;
+    let written = file.map_or(Ok(()), |file| file.write(&page::page(&comparison)));
+    if args.json {
+        output::json(&comparison)?
+    } else {
+        output::line(render::comparison(&comparison))?
     }
-    if args.json { output::json(&comparison) } else { output::line(render::comparison(&comparison)) }
+    written
 }
