@@ -2,6 +2,7 @@
 //!
 //! Handlers parse, call the gateway, render. Start at [`routes`] for the table, at [`openai`] for the wire types.
 
+mod connection;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

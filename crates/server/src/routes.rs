@@ -14,6 +14,7 @@ use narthex_gateway::{Cancel, Gateway};
 use serde_json::Value;
 
 use crate::{
+    connection,
     error::ApiError,
     guard::{self, Guard},
     health,
@@ -52,6 +53,7 @@ pub(crate) fn router(gateway: Gateway, options: &ServeOptions) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(app.clone(), count))
         .layer(middleware::from_fn_with_state(guard, guard::check))
+        .layer(middleware::from_fn(connection::note))
         .with_state(app)
 }
 

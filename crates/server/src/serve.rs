@@ -5,7 +5,10 @@ use std::{future::IntoFuture, io, net::SocketAddr, time::Duration};
 use narthex_gateway::{Drain, Gateway};
 use tokio::{net::TcpListener, signal, sync::watch};
 
-use crate::routes;
+use crate::{
+    connection::{Connections, Use},
+    routes,
+};
 
 /// How long running answers may take to finish after the first signal.
 const GRACE: Duration = Duration::from_secs(60);
@@ -54,7 +57,8 @@ impl ServeError {
     }
 }
 
-/// Serves until SIGINT or SIGTERM; `ready` hears the address once it is bound. A second signal ends it at once.
+/// Serves until SIGINT or SIGTERM; `ready` hears the address once it is bound. Answers that run then are finished, and
+/// connections without one are closed. A second signal ends it at once.
 pub fn run_blocking(
     gateway: Gateway,
     options: ServeOptions,
@@ -91,9 +95,9 @@ async fn serve(
     })?;
     let address = listener.local_addr()?;
     let (stop, mut stopped) = watch::channel(false);
-    let app = routes::router(gateway.clone(), &options);
+    let app = routes::router(gateway.clone(), &options).into_make_service_with_connect_info::<Use>();
     ready(address);
-    let server = axum::serve(listener, app)
+    let server = axum::serve(Connections { listener, stopped: stopped.clone() }, app)
         .with_graceful_shutdown(async move {
             // The sender lives until the signal, so this ends only with it.
             let _ = stopped.wait_for(|stop| *stop).await;

@@ -4,7 +4,12 @@
 
 mod support;
 
-use std::{fs, net::TcpStream, time::Duration};
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
 
 use narthex_gateway::Config;
 use serde_json::{Value, json};
@@ -197,6 +202,34 @@ fn a_signal_lets_streams_finish_and_refuses_new_connections() {
     let chunks = [vec![first], stream.rest()].concat();
     assert_eq!(text_of(&chunks), expect["choices"][0]["message"]["content"].as_str().unwrap());
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    live.join();
+}
+
+#[test]
+fn a_signal_closes_connections_that_carry_no_answer() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let mut stream = live.stream(CHAT, &streamed(chat(&model, 600)));
+    assert!(stream.chunk().is_some());
+    let head = format!("POST {CHAT} HTTP/1.1\r\nHost: {}\r\nContent-Length: 100\r\n", live.address);
+    // Nothing yet, a part of the head, and a part of the body behind a whole head.
+    // Less than running answers have.
+    let patience = Some(Duration::from_secs(30));
+    let begun = ["".to_owned(), head.clone(), format!("{head}\r\n{{")].map(|bytes| live.begin(&bytes));
+    // A connection that was answered on, and has begun another request.
+    let mut answered = live.begin(&format!("GET /v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", live.address));
+    assert!(answered.read(&mut [0; 4096]).unwrap() > 0);
+    answered.write_all(head.as_bytes()).unwrap();
+    live.signal();
+    for mut connection in begun.into_iter().chain([answered]) {
+        connection.set_read_timeout(patience).unwrap();
+        // A request whose body broke off may still be told so, and what was never read is given back as a reset.
+        if let Err(error) = connection.read_to_end(&mut Vec::new()) {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is open after {patience:?}");
+        }
+    }
+    assert_eq!(stream.rest().last().unwrap()["choices"][0]["finish_reason"], "length");
     live.join();
 }
 

@@ -8,7 +8,7 @@ use axum::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::{connection::Use, error::ApiError};
 
 /// A JSON body, whatever its content type says.
 pub(crate) struct Body(pub(crate) Value);
@@ -17,6 +17,7 @@ impl<S: Send + Sync> FromRequest<S> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let extensions = request.extensions().clone();
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
             let status = rejection.status();
             match status {
@@ -26,6 +27,7 @@ impl<S: Send + Sync> FromRequest<S> for Body {
                 _ => ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()),
             }
         })?;
+        Use::answers(&extensions);
         parse(&bytes).map(Body)
     }
 }

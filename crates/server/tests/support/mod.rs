@@ -79,6 +79,13 @@ impl Live {
         stream
     }
 
+    /// Opens a connection and sends the beginning of a request.
+    pub(crate) fn begin(&self, bytes: &str) -> TcpStream {
+        let mut stream = self.connect();
+        stream.write_all(bytes.as_bytes()).unwrap();
+        stream
+    }
+
     /// Sends bytes as they are; the request must ask for the connection to be closed.
     pub(crate) fn raw(&self, request: &[u8]) -> Answer {
         let mut stream = self.connect();
