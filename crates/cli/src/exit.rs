@@ -20,18 +20,21 @@ impl std::fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
-/// What a check came to, where the model does not run whole; it was printed already.
+/// What a check or the doctor came to, where not all is well; it was printed already.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Judged {
-    /// Some of it would run elsewhere.
+    /// Something on this machine must be mended first.
+    Broken,
+    /// Some of the model would run elsewhere.
     Partly,
-    /// It is refused.
+    /// The model is refused.
     Refused,
 }
 
 impl std::fmt::Display for Judged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Broken => "something on this machine must be mended first",
             Self::Partly => "some of the model would run elsewhere",
             Self::Refused => "the model is refused",
         })
@@ -59,6 +62,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     match error.downcast_ref::<Judged>() {
+        Some(Judged::Broken) => return ExitCode::FAILURE,
         Some(Judged::Partly) => return ExitCode::from(7),
         Some(Judged::Refused) => return ExitCode::from(8),
         None => {}

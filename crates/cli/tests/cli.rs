@@ -220,7 +220,29 @@ fn empty_lists_say_what_to_do() {
     check(&["ps"], 0, "", "narthex serve");
     check(&["list", "--json"], 0, "[]", "");
     check(&["ps", "--json"], 0, "[]", "");
-    check(&["doctor"], 0, "narthex runtime install cpu", "");
+}
+
+#[test]
+fn the_doctor_names_what_must_be_mended_first_and_fails() {
+    let home = tempfile::tempdir().unwrap();
+    let doctor = |home: &Path| {
+        let output = narthex(home, &["doctor"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), text)
+    };
+    let (code, text) = doctor(home.path());
+    let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words:?} is not in\n{text}"));
+    assert_eq!(code, Some(1), "{text}");
+    // Without pip the runtime's own command cannot work.
+    assert!(place("FIX   pip: ") < place("install Python 3 with pip"), "{text}");
+    assert!(place("install Python 3 with pip") < place("→ narthex runtime install cpu"), "{text}");
+    assert!(text.contains("holds no model yet"), "{text}");
+    // Where no store can be, no model is to be pulled into it.
+    let file = home.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let (code, text) = doctor(&file.join("store"));
+    assert!(code == Some(1) && !text.contains("holds no model yet"), "{text}");
+    assert!(text.contains("FIX   store: ") && text.contains("→ set NARTHEX_HOME to a folder"), "{text}");
 }
 
 #[test]
@@ -235,7 +257,9 @@ fn json_is_json() {
     let smollm = models.as_array().unwrap().iter().find(|model| model["name"] == "smollm2:135m").unwrap();
     assert_eq!((&smollm["kind"], &smollm["support"]["state"]), (&"chat".into(), &"ready".into()));
     assert!(models.as_array().unwrap().iter().all(|model| model["support"]["state"] == "ready"));
-    assert!(json(&["doctor", "--json"])["findings"].as_array().unwrap().len() >= 3);
+    let doctor = narthex(home.path(), &["doctor", "--json"]);
+    let findings: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    assert!(doctor.status.code() == Some(1) && findings["findings"].as_array().unwrap().len() >= 3);
     let runtimes = json(&["runtime", "list", "--json"]);
     assert!(runtimes.as_array().unwrap().iter().any(|runtime| runtime["kind"] == "qnn"));
 }

@@ -1,9 +1,15 @@
 //! `narthex doctor`: what this machine has, what is missing, and the command that mends it.
 
+use std::path::PathBuf;
+
+use narthex_catalog::{
+    runtimes::RuntimeKind,
+    source::pip::{Pip, Requirement},
+};
 use narthex_device::{inventory, runtime::Runtime};
 use serde::Serialize;
 
-use crate::{gateway::Gateway, job};
+use crate::{error::Error, gateway::Gateway, job};
 
 /// What was found on this machine.
 #[derive(Debug, Clone, Serialize)]
@@ -38,6 +44,11 @@ pub enum Level {
 }
 
 impl Doctor {
+    /// Whether something does not work until it is mended.
+    pub fn has_problem(&self) -> bool {
+        self.findings.iter().any(|finding| finding.level == Level::Problem)
+    }
+
     fn add(&mut self, level: Level, subject: &str, text: impl Into<String>, fix: Option<String>) {
         self.findings.push(Finding { level, subject: subject.to_owned(), text: text.into(), fix });
     }
@@ -48,33 +59,12 @@ impl Gateway {
     pub fn doctor(&self) -> Doctor {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
-        self.runtime_finding(&mut report);
+        let library = job::found_library(self.inner());
+        pip(&mut report, &library);
+        runtime(&mut report, library);
         self.device_findings(&mut report);
         self.store_finding(&mut report);
         report
-    }
-
-    fn runtime_finding(&self, report: &mut Doctor) {
-        let install = || Some("narthex runtime install cpu".to_owned());
-        let library = match job::found_library(self.inner()) {
-            Ok(Some(library)) => library,
-            Ok(None) => {
-                let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";
-                return report.add(Level::Note, "runtime", text, install());
-            }
-            Err(error) => return report.add(Level::Problem, "runtime", error.to_string(), error.hint()),
-        };
-        match Runtime::load(&library) {
-            Ok(runtime) => {
-                let text = format!("ONNX Runtime {} from {}", runtime.version(), library.display());
-                report.add(Level::Good, "runtime", text, None);
-                for device in runtime.devices() {
-                    let text = format!("{} ({}, {})", device.ep, device.hardware, device.vendor);
-                    report.add(Level::Good, "device", text, None);
-                }
-            }
-            Err(error) => report.add(Level::Problem, "runtime", error.to_string(), install()),
-        }
     }
 
     fn device_findings(&self, report: &mut Doctor) {
@@ -90,7 +80,9 @@ impl Gateway {
     fn store_finding(&self, report: &mut Doctor) {
         let store = &self.inner().store;
         let root = store.root().display().to_string();
+        let writable = store.check_writable();
         match store.packages() {
+            Ok(packages) if packages.is_empty() && writable.is_err() => {}
             Ok(packages) if packages.is_empty() => {
                 let fix = Some("narthex pull smollm2:135m".to_owned());
                 report.add(Level::Note, "store", format!("{root} holds no model yet"), fix);
@@ -100,9 +92,47 @@ impl Gateway {
             }
             Err(error) => report.add(Level::Problem, "store", error.to_string(), error.hint()),
         }
-        if let Err(error) = store.check_writable() {
-            report.add(Level::Problem, "store", error.to_string(), error.hint());
+        if let Err(error) = writable {
+            let elsewhere = || "set NARTHEX_HOME to a folder that you may write to".to_owned();
+            let fix = error.hint().unwrap_or_else(elsewhere);
+            report.add(Level::Problem, "store", error.to_string(), Some(fix));
         }
+    }
+}
+
+/// What wheels are fetched with. Without it there is no way to an ONNX Runtime for those who have none.
+fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
+    let (package, version) = (RuntimeKind::Cpu.package(), RuntimeKind::Cpu.version());
+    match Pip::find(Requirement { package, version, platform: "any" }) {
+        Ok(found) => report.add(Level::Good, "pip", found.to_string(), None),
+        Err(error) => {
+            let level = if matches!(library, Ok(None)) { Level::Problem } else { Level::Note };
+            report.add(level, "pip", error.to_string(), error.hint());
+        }
+    }
+}
+
+/// ONNX Runtime, and the devices that it offers.
+fn runtime(report: &mut Doctor, library: Result<Option<PathBuf>, Error>) {
+    let install = || Some("narthex runtime install cpu".to_owned());
+    let library = match library {
+        Ok(Some(library)) => library,
+        Ok(None) => {
+            let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";
+            return report.add(Level::Note, "runtime", text, install());
+        }
+        Err(error) => return report.add(Level::Problem, "runtime", error.to_string(), error.hint()),
+    };
+    match Runtime::load(&library) {
+        Ok(runtime) => {
+            let text = format!("ONNX Runtime {} from {}", runtime.version(), library.display());
+            report.add(Level::Good, "runtime", text, None);
+            for device in runtime.devices() {
+                let text = format!("{} ({}, {})", device.ep, device.hardware, device.vendor);
+                report.add(Level::Good, "device", text, None);
+            }
+        }
+        Err(error) => report.add(Level::Problem, "runtime", error.to_string(), install()),
     }
 }
 

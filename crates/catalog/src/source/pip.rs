@@ -4,7 +4,7 @@
 //! gets the same pinned file whatever Python runs pip.
 
 use std::{
-    env,
+    env, fmt,
     io::{self, Read},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -44,6 +44,13 @@ pub struct Requirement<'a> {
 pub struct Pip {
     /// The program and its first arguments: `["py", "-3"]`.
     command: Vec<String>,
+}
+
+/// `python3 -m pip`.
+impl fmt::Display for Pip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -m pip", self.command.join(" "))
+    }
 }
 
 impl Pip {
