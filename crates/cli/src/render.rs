@@ -160,20 +160,27 @@ fn suits(figures: Figures) -> String {
     }
 }
 
-/// A model's device, why it runs there, and which ones should have run it and did not.
-fn device(model: &ModelStatus) -> String {
-    let Some(report) = &model.placement else { return "-".to_owned() };
+/// What is to be told of a model that no column has room for, a line each: why it is not loaded, why it runs where it does,
+/// and which devices should have run it and did not.
+fn told(model: &ModelStatus) -> Vec<String> {
+    if let ModelState::Failed { reason, hint } = &model.state {
+        // The reason names the devices too.
+        let hint = hint.as_ref().map(|hint| format!("can be mended: {hint}"));
+        return std::iter::once(format!("failed: {reason}")).chain(hint).collect();
+    }
+    let report = model.placement.as_ref();
+    let why = report.and_then(|report| report.why.clone());
+    let fallen = report.filter(|report| !report.fallen.is_empty());
+    let fallen = fallen.map(|report| format!("elsewhere: {}", report.fallen));
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
     let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
-    let fallen = (!report.fallen.is_empty()).then(|| format!("elsewhere: {}", report.fallen));
-    let told: Vec<String> = report.why.iter().cloned().chain(fallen).chain(reasons).collect();
-    let name = report.name();
-    if told.is_empty() { name } else { format!("{name} ({})", told.join("; ")) }
+    why.into_iter().chain(fallen).chain(reasons).collect()
 }
 
-/// Running servers.
+/// Running servers, and below them what is to be told of each model.
 pub(crate) fn servers(servers: &[RunningServer]) -> String {
     let mut table = table(&["ADDRESS", "PID", "MODEL", "SCHEME", "STATE", "DEVICE"]);
+    let mut below = String::new();
     for server in servers {
         let first = [Cell::new(&server.address), right(server.pid)];
         if server.models.is_empty() {
@@ -182,19 +189,19 @@ pub(crate) fn servers(servers: &[RunningServer]) -> String {
         }
         for model in &server.models {
             let state = match &model.state {
-                ModelState::Loading => "loading".to_owned(),
-                ModelState::Ready => "ready".to_owned(),
-                ModelState::Failed { reason, .. } => format!("failed: {reason}"),
+                ModelState::Loading => "loading",
+                ModelState::Ready => "ready",
+                ModelState::Failed { .. } => "failed",
             };
-            table.add_row(first.clone().into_iter().chain([
-                Cell::new(&model.name),
-                Cell::new(model.scheme),
-                Cell::new(state),
-                Cell::new(device(model)),
-            ]));
+            let device = model.placement.as_ref().map_or_else(|| "-".to_owned(), PlacementReport::name);
+            let cells = [model.name.to_string(), model.scheme.to_string(), state.to_owned(), device];
+            table.add_row(first.clone().into_iter().chain(cells.map(Cell::new)));
+            for line in told(model) {
+                below.push_str(&format!("\n{} ({}) {line}", model.name, model.scheme));
+            }
         }
     }
-    table.trim_fmt()
+    table.trim_fmt() + &below
 }
 
 /// Runtimes.
@@ -403,7 +410,14 @@ mod tests {
             engine: None,
             max_length: None,
         };
-        assert_eq!(device(&status), "prefill=qnn,decode=cpu");
+        let lines = |model: &ModelStatus| {
+            let (pid, address, started) = (7, "127.0.0.1:8000".to_owned(), std::time::SystemTime::UNIX_EPOCH);
+            let text = servers(&[RunningServer { pid, address, started, models: vec![model.clone()] }]);
+            let squeezed = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            squeezed.skip(1).collect::<Vec<_>>()
+        };
+        let row = |rest: &str| format!("127.0.0.1:8000 7 tiny w8 {rest}");
+        assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu")]);
         let why = Some("measured on this machine, 5 ms".to_owned());
         status.placement = Some(PlacementReport { why, ..figures.placement.clone() });
         status.passed_over = vec![PassedOver {
@@ -413,9 +427,20 @@ mod tests {
             announced: true,
             fallen: Fallen::default(),
         }];
-        let expected =
-            "prefill=qnn,decode=cpu (measured on this machine, 5 ms; not webgpu: it is in quarantine)";
-        assert_eq!(device(&status), expected);
+        let expected = [
+            row("ready prefill=qnn,decode=cpu"),
+            "tiny (w8) measured on this machine, 5 ms".to_owned(),
+            "tiny (w8) not webgpu: it is in quarantine".to_owned(),
+        ];
+        assert_eq!(lines(&status), expected);
+        let (reason, hint) = ("tiny runs on no device".to_owned(), Some("narthex doctor".to_owned()));
+        status = ModelStatus { state: ModelState::Failed { reason, hint }, placement: None, ..status };
+        let expected = [
+            row("failed -"),
+            "tiny (w8) failed: tiny runs on no device".to_owned(),
+            "tiny (w8) can be mended: narthex doctor".to_owned(),
+        ];
+        assert_eq!(lines(&status), expected);
     }
 
     #[test]

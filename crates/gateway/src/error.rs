@@ -125,6 +125,8 @@ pub enum Error {
         reason: String,
         /// The next step.
         hint: Option<String>,
+        /// When to try again, where it may be better then by itself.
+        retry_after: Option<Duration>,
     },
     /// No device of the order took the model.
     #[error("{name} runs on no device of the order{}: {}", required(*policy), reasons(passed_over))]
@@ -279,7 +281,8 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { retry_after, .. } | Self::Loading { retry_after, .. } => Some(*retry_after),
-            Self::LoadFailed { .. } | Self::ShuttingDown => Some(Duration::from_secs(10)),
+            Self::LoadFailed { retry_after, .. } => *retry_after,
+            Self::ShuttingDown => Some(Duration::from_secs(10)),
             _ => None,
         }
     }

@@ -316,11 +316,9 @@ impl Turn<'_> {
         match outcome {
             Ok(ready) => match short_of(self.config, device, &ready.report) {
                 None => return Ok(Some(ready)),
-                Some(short) => self.passed_over.push(short),
+                Some(short) => self.note(short),
             },
-            Err(Attempt::Refused(refusal)) => {
-                self.passed_over.push(passed_over(self.config, device, refusal));
-            }
+            Err(Attempt::Refused(refusal)) => self.note(passed_over(self.config, device, refusal)),
             Err(Attempt::Failed(error)) if is_interrupt(&error) => return Err(Error::Cancelled),
             Err(Attempt::Failed(error)) => self.fail(device, *error),
         }
@@ -328,8 +326,15 @@ impl Turn<'_> {
     }
 
     fn fail(&mut self, device: DeviceName, error: Error) {
-        self.passed_over.push(PassedOver::failed(device, &error));
+        self.note(PassedOver::failed(device, &error));
         self.failed.push(error);
+    }
+
+    /// Notes a device that is not taken. One that is asked again as part of another place may say the same again.
+    fn note(&mut self, passed: PassedOver) {
+        if !self.passed_over.contains(&passed) {
+            self.passed_over.push(passed);
+        }
     }
 
     /// No device took the model. Where only one was really tried, its own error says most.

@@ -9,9 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use narthex_spec::ModelName;
+
 use crate::{
-    error::Error,
-    listing::{ModelState, ModelStatus},
+    error::{Error, ErrorKind},
+    listing::{ModelState, ModelStatus, PassedOver},
     loaded::Loaded,
     names::PackageKey,
 };
@@ -22,7 +24,43 @@ const LOADING_RETRY: Duration = Duration::from_secs(5);
 enum Residence {
     Loading,
     Ready(Arc<Loaded>),
-    Failed { at: Instant, reason: String, hint: Option<String> },
+    Failed { at: Instant, failure: Failure },
+}
+
+/// What is told of a load that failed.
+struct Failure {
+    reason: String,
+    hint: Option<String>,
+    retry_after: Option<Duration>,
+    /// The devices that were tried, where none took the model.
+    passed_over: Vec<PassedOver>,
+}
+
+impl Failure {
+    /// Of a failed load that is tried again after `retry`.
+    fn new(error: &Error, retry: Duration) -> Self {
+        let passed_over = match error {
+            Error::NoDevice { passed_over, .. } => passed_over.clone(),
+            _ => Vec::new(),
+        };
+        let retry_after = passes(error.kind()).then_some(retry);
+        Self { reason: error.to_string(), hint: error.hint(), retry_after, passed_over }
+    }
+
+    fn error(&self, name: &ModelName) -> Error {
+        let Self { reason, hint, retry_after, .. } = self;
+        let (name, reason, hint) = (name.clone(), reason.clone(), hint.clone());
+        Error::LoadFailed { name, reason, hint, retry_after: *retry_after }
+    }
+}
+
+/// Whether a failure may be over after a while, though nobody mends anything.
+fn passes(kind: ErrorKind) -> bool {
+    use ErrorKind as Kind;
+    match kind {
+        Kind::Overloaded | Kind::Loading | Kind::Fetch | Kind::Cancelled => true,
+        Kind::BadRequest | Kind::NotFound | Kind::Unavailable | Kind::Storage | Kind::Internal => false,
+    }
 }
 
 /// The models in memory.
@@ -82,12 +120,8 @@ impl Residents {
         match models.get(key) {
             Some(Residence::Ready(loaded)) if !loaded.is_broken() => return Ok(Claim::Ready(loaded.clone())),
             Some(Residence::Loading) => return Ok(Claim::Wait),
-            Some(Residence::Failed { at, reason, hint }) if at.elapsed() < self.retry_failed_after => {
-                return Err(Error::LoadFailed {
-                    name: key.name.clone(),
-                    reason: reason.clone(),
-                    hint: hint.clone(),
-                });
+            Some(Residence::Failed { at, failure }) if at.elapsed() < self.retry_failed_after => {
+                return Err(failure.error(&key.name));
             }
             Some(Residence::Failed { .. } | Residence::Ready(_)) | None => {}
         }
@@ -102,7 +136,8 @@ impl Residents {
         let residence = match outcome {
             Ok(loaded) => Residence::Ready(Arc::new(loaded)),
             Err(error) => {
-                Residence::Failed { at: Instant::now(), reason: error.to_string(), hint: error.hint() }
+                let failure = Failure::new(error, self.retry_failed_after);
+                Residence::Failed { at: Instant::now(), failure }
             }
         };
         self.lock().insert(key.clone(), residence);
@@ -115,13 +150,7 @@ impl Residents {
         loop {
             match models.get(key) {
                 Some(Residence::Ready(loaded)) => return Ok(loaded.clone()),
-                Some(Residence::Failed { reason, hint, .. }) => {
-                    return Err(Error::LoadFailed {
-                        name: key.name.clone(),
-                        reason: reason.clone(),
-                        hint: hint.clone(),
-                    });
-                }
+                Some(Residence::Failed { failure, .. }) => return Err(failure.error(&key.name)),
                 Some(Residence::Loading) => {}
                 None => return Err(Error::ShuttingDown),
             }
@@ -167,8 +196,9 @@ impl Residents {
             .map(|(key, residence)| match residence {
                 Residence::Ready(loaded) => loaded.status(),
                 Residence::Loading => blank_status(key, ModelState::Loading),
-                Residence::Failed { reason, hint, .. } => {
-                    blank_status(key, ModelState::Failed { reason: reason.clone(), hint: hint.clone() })
+                Residence::Failed { failure: Failure { reason, hint, passed_over, .. }, .. } => {
+                    let state = ModelState::Failed { reason: reason.clone(), hint: hint.clone() };
+                    ModelStatus { passed_over: passed_over.clone(), ..blank_status(key, state) }
                 }
             })
             .collect()

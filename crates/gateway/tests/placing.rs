@@ -67,10 +67,18 @@ fn a_device_that_was_asked_for_is_missed_aloud() {
 fn an_order_that_ends_without_the_cpu_fails_closed() {
     let tiny = Tiny::new();
     let model = fixed(&tiny);
-    let error = load(config(&tiny, "qnn:emulation"), &model).unwrap_err();
+    // A split asks one device that the order asks again.
+    let place = Some("prefill=qnn:emulation,decode=cpu".parse().unwrap());
+    let gateway = Gateway::open(Config { place, ..config(&tiny, "qnn:emulation") }).unwrap();
+    let error = gateway.load(&model, &Quiet, &Cancel::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("qnn:emulation: the qnn runtime is not installed"), "{error}");
+    let reason = "qnn:emulation: the qnn runtime is not installed";
+    assert_eq!(error.to_string().matches(reason).count(), 1, "{error}");
     assert_eq!(error.hint().as_deref(), Some("narthex runtime install qnn"));
+    // It stays so until a person mends it; the status says so device by device.
+    let again = gateway.load(&model, &Quiet, &Cancel::new()).unwrap_err();
+    assert!(matches!(&again, Error::LoadFailed { .. }) && again.retry_after().is_none(), "{again}");
+    assert!(only(&gateway.status()[0].passed_over).announced);
 }
 
 #[test]

@@ -183,16 +183,17 @@ fn divided(text: &str) -> Result<Place, UnknownPlace> {
         }
     }
     match devices {
+        // A rule that holds whatever the others say goes first.
+        [None, None, Some(_), Some(_), Some(device)] if device != DeviceName::Cpu => {
+            Err(UnknownPlace::Embeddings { device })
+        }
         [Some(device), Some(other), None, None, None] | [None, None, Some(device), Some(other), _]
             if device == other =>
         {
             Err(UnknownPlace::Same { device })
         }
         [Some(prefill), Some(decode), None, None, None] => Ok(Place::Phases(Split { prefill, decode })),
-        [None, None, Some(layers), Some(head), None | Some(DeviceName::Cpu)] => {
-            Ok(Place::Parts(Parts { layers, head }))
-        }
-        [None, None, Some(_), Some(_), Some(device)] => Err(UnknownPlace::Embeddings { device }),
+        [None, None, Some(layers), Some(head), _] => Ok(Place::Parts(Parts { layers, head })),
         _ => Err(form()),
     }
 }
@@ -285,6 +286,7 @@ mod tests {
         check("layers=qnn,head=cpu", Ok("layers=qnn,head=cpu"));
         check("embeddings=cpu, head=cpu,Layers=qnn", Ok("layers=qnn,head=cpu"));
         check("embeddings=qnn,layers=qnn,head=cpu", Err("expected embeddings=cpu, found qnn"));
+        check("embeddings=qnn,layers=cpu,head=cpu", Err("expected embeddings=cpu, found qnn"));
         check("layers=qnn", Err("layers=DEVICE,head=DEVICE"));
         check("layers=qnn,decode=cpu", Err("found \"layers=qnn"));
         check("embeddings=cpu,layers=qnn,head=qnn", Err("qnn alone"));
