@@ -16,7 +16,7 @@ pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
 use narthex_gateway::Config;
-use narthex_spec::{Division, NpuPolicy, Order, Places, Power, Scheme};
+use narthex_spec::{Division, NpuOptions, NpuPolicy, Order, Places, Power, Scheme};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -127,6 +127,11 @@ pub(crate) struct LoadArgs {
     /// What NPUs and GPUs give for their speed: burst, balanced or saver
     #[arg(long, default_value_t = Power::Burst, value_name = "PRESET")]
     pub(crate) power: Power,
+
+    /// What Qualcomm's NPUs are told besides: priority=low, normal or high, vtcm=MIB, rpc-latency=MICROSECONDS [default:
+    /// normal, all that the chip has, what the preset of --power has]
+    #[arg(long, value_name = "NAME=VALUE,...")]
+    pub(crate) npu_option: Option<NpuOptions>,
 
     /// Threads for compute; 0 takes one per usable core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
@@ -292,6 +297,16 @@ mod tests {
         assert_eq!((threads("0"), threads("8"), at_least_one("1")), (Ok(0), Ok(8), Ok(1)));
         assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
         assert!(at_least_one("0").is_err() && at_least_one("-1").is_err());
+    }
+
+    #[test]
+    fn settings_of_an_npu_are_refused_with_those_that_there_are() {
+        let error =
+            Args::try_parse_from(["narthex", "serve", "--npu-option", "hvx=4"]).unwrap_err().to_string();
+        assert!(
+            error.contains("priority=low, normal or high, vtcm=MIB") && error.contains("hvx=4"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
             npu: load.npu,
             npu_share: load.npu_share,
             power: load.power,
+            npu_options: load.npu_option.unwrap_or_default(),
             ..standard
         },
     }
@@ -66,6 +67,8 @@ mod tests {
             "0.5",
             "--power",
             "saver",
+            "--npu-option",
+            "vtcm=4,priority=high",
             "--place",
             "prefill=qnn,decode=cpu",
         ])
@@ -76,6 +79,7 @@ mod tests {
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));
         assert_eq!(config.power, Power::Saver);
+        assert_eq!(config.npu_options.to_string(), "priority=high,vtcm=4");
         assert_eq!(
             (config.npu_share, config.place.unwrap().to_string().as_str()),
             (0.5, "prefill=qnn,decode=cpu")

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use narthex_spec::{Division, NpuPolicy, Order, Power, Scheme};
+use narthex_spec::{Division, NpuOptions, NpuPolicy, Order, Power, Scheme};
 
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
@@ -23,6 +23,8 @@ pub struct Config {
     pub npu_share: f64,
     /// What devices other than the CPU give for their speed.
     pub power: Power,
+    /// What a Hexagon NPU is told besides; other NPUs refuse it.
+    pub npu_options: NpuOptions,
     /// Threads for compute; 0 takes one per core that this process may use.
     pub threads: usize,
     /// Sequences that may run at once, per chat model.
@@ -51,6 +53,7 @@ impl Config {
             npu: NpuPolicy::Prefer,
             npu_share: 0.99,
             power: Power::Burst,
+            npu_options: NpuOptions::default(),
             threads: 0,
             slots: 8,
             kv_budget: 2 << 30,

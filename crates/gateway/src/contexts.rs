@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::PathBuf};
 
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{
-    ep::Device,
+    ep::{Device, QnnOptions},
     fixed::Form,
     precompile::{Job, Weights, precompile},
 };
 use narthex_spec::{
-    DeviceName, Sha256, Target, Variant,
+    DeviceName, NpuOptions, Sha256, Target, Variant,
     manifest::{Context, GraphEntry, Part},
     progress::{Stage, Unit},
     target::QnnChip,
@@ -50,7 +50,7 @@ pub(crate) fn open(
 ) -> Result<Opened, Error> {
     let Candidate { opening, device, machine, now, .. } = candidate;
     if let (DeviceName::Qnn, Device::Qnn(options)) = compiler
-        && let Some(opened) = from_package(opening, device, options.chips.first().copied(), notes)
+        && let Some(opened) = from_package(opening, device, options, notes)
     {
         return Ok(opened);
     }
@@ -82,16 +82,29 @@ pub(crate) fn open(
 fn from_package(
     opening: &Opening<'_>,
     device: &Device,
-    chip: Option<QnnChip>,
+    options: &QnnOptions,
     notes: &mut Vec<String>,
 ) -> Option<Opened> {
+    let chip = options.chips.first().copied();
     let mut refused = |reason: String| notes.push(format!("the package's contexts were refused: {reason}"));
     let contexts = suiting(&opening.manifest.contexts, chip).map_err(&mut refused).ok()?;
     contexts.into_iter().find_map(|context| {
+        fits(&context.target, options.npu).map_err(&mut refused).ok()?;
         check_whole(opening, context).map_err(&mut refused).ok()?;
         let opened = opening.open(device, Variant::Static, Form::Context(&context.target));
         opened.map_err(|error| refused(error.to_string())).ok()
     })
+}
+
+/// Refuses contexts that take more vector memory than the settings give. Those of a package take all that their chips have.
+fn fits(target: &Target, NpuOptions { vtcm_mb, .. }: NpuOptions) -> Result<(), String> {
+    let Target::Qnn(chips) = target else { return Ok(()) };
+    match (QnnChip::shared_vtcm(chips), vtcm_mb) {
+        (Some(made), Some(wanted)) if made > wanted => {
+            Err(format!("they were made with {made} MiB of VTCM, and --npu-option gives {wanted}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Of each target that a chip belongs to, one context. Where the chip is not known they are tried in turn, and the
@@ -227,6 +240,17 @@ mod tests {
         let refused = suiting(&contexts, Some(QnnChip::Elite)).unwrap_err();
         assert_eq!(refused, "they are for qnn:x-elite, and this is qnn:8-elite");
         assert!(suiting(&[], Some(QnnChip::Elite)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn contexts_that_take_more_memory_than_is_given_are_refused() {
+        let target = Target::Qnn(vec![QnnChip::XElite, QnnChip::Gen3]);
+        let check = |text: &str| fits(&target, text.parse().unwrap());
+        assert_eq!((fits(&target, NpuOptions::default()), check("vtcm=8,priority=high")), (Ok(()), Ok(())));
+        assert_eq!(
+            check("vtcm=4").unwrap_err(),
+            "they were made with 8 MiB of VTCM, and --npu-option gives 4"
+        );
     }
 
     #[test]

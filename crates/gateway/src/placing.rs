@@ -239,7 +239,10 @@ fn is_interrupt(error: &Error) -> bool {
 
 /// A device that is there, with its provider loaded.
 fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Device, Attempt> {
-    let device = ep::probe(name, facts).map_err(Attempt::Refused)?.with_power(opening.config.power);
+    let Config { power, npu_options, .. } = opening.config;
+    let device =
+        ep::probe(name, facts).and_then(|device| device.with_power(*power).with_npu_options(*npu_options));
+    let device = device.map_err(Attempt::Refused)?;
     if let Some(library) = facts.libraries.get(&name.ep()) {
         opening.runtime.register(name.ep(), library)?;
     }

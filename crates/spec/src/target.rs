@@ -119,6 +119,11 @@ impl QnnChip {
     /// Every chip.
     pub const ALL: [Self; 5] = [Self::XElite, Self::X2Elite, Self::Gen3, Self::Elite, Self::EliteGen5];
 
+    /// The vector memory that all of some chips have, in MiB; `None` where there is no chip.
+    pub fn shared_vtcm(chips: &[Self]) -> Option<u32> {
+        chips.iter().map(|chip| chip.facts().vtcm_mb).min()
+    }
+
     /// What is known of it.
     pub const fn facts(self) -> QnnFacts {
         let (id, title, soc_model, htp_arch) = match self {

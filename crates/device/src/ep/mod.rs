@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_spec::{DeviceName, Ep, Power, target::OpenVinoDevice};
+use narthex_spec::{DeviceName, Ep, NpuOptions, Power, target::OpenVinoDevice};
 
 pub use coreml::{CoreMlOptions, Specialization, Units};
 pub use cuda::{CudaOptions, Products};
@@ -26,7 +26,7 @@ pub use directml::{DirectMlOptions, Metacommands, Preference};
 pub use openvino::{Hint, Mode, OpenVinoOptions, Precision};
 use probe::Vendor;
 pub use probe::{Cause, Facts, Refusal, probe};
-pub use qnn::{Priority, QnnOptions};
+pub use qnn::QnnOptions;
 pub use vitisai::{Cache, Overlay, VitisAiOptions};
 pub use webgpu::{Choice, Validation, WebGpuOptions};
 
@@ -81,7 +81,11 @@ impl Device {
             Self::VitisAi(options) => options.cache = None,
             Self::CoreMl(options) => options.cache = None,
             // Clocks and priorities change no outcome.
-            Self::Qnn(options) => (options.power, options.priority) = (Power::Burst, Priority::Normal),
+            Self::Qnn(options) => {
+                let NpuOptions { vtcm_mb, .. } = options.npu;
+                (options.power, options.npu) =
+                    (Power::Burst, NpuOptions { vtcm_mb, ..NpuOptions::default() });
+            }
             Self::Cpu | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => {}
         }
         let options = device.options().into_iter().filter(|(key, _)| !key.ends_with("_path"));
@@ -98,6 +102,24 @@ impl Device {
             _ => {}
         }
         self
+    }
+
+    /// The device with settings of an NPU; a CPU or GPU is none, and needs them not.
+    ///
+    /// # Errors
+    /// A [`Refusal`] by an NPU of another maker, which has no such settings.
+    pub fn with_npu_options(mut self, wanted: NpuOptions) -> Result<Self, Refusal> {
+        if let Self::Qnn(options) = &mut self {
+            options.npu = wanted;
+        } else if wanted != NpuOptions::default() && self.hardware() == "NPU" {
+            let reason = format!("{wanted} are settings of Qualcomm's NPUs, and this is none");
+            return Err(Refusal {
+                cause: Cause::Refused,
+                reason,
+                fix: Some("leave --npu-option out".to_owned()),
+            });
+        }
+        Ok(self)
     }
 
     /// The provider's options, by its own names.
@@ -207,6 +229,8 @@ fn beside(library: &Path, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use narthex_spec::target::QnnChip;
+
     use super::*;
 
     #[test]
@@ -215,6 +239,21 @@ mod tests {
             assert_eq!(of_ort_name(ort_name(ep)), Some(ep));
         }
         assert_eq!(of_ort_name("NoSuchExecutionProvider"), None);
+    }
+
+    #[test]
+    fn settings_of_an_npu_reach_it_and_count_where_they_change_what_is_compiled() {
+        let npu = |text: &str| text.parse::<NpuOptions>().unwrap();
+        let qnn = Device::Qnn(QnnOptions::new(Path::new("/q/plugin.so"), &[QnnChip::XElite]));
+        let told = |text: &str| qnn.clone().with_npu_options(npu(text)).unwrap();
+        assert!(told("priority=high").options().contains(&("qnn_context_priority", "high".to_owned())));
+        assert_eq!(told("priority=high,rpc-latency=7").settings(), qnn.settings());
+        assert_eq!(told("vtcm=4").settings()["vtcm_mb"], "4");
+        assert_eq!(Device::Cpu.with_npu_options(npu("vtcm=4")), Ok(Device::Cpu));
+        let other = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
+        assert_eq!(other.clone().with_npu_options(NpuOptions::default()), Ok(other.clone()));
+        let refusal = other.with_npu_options(npu("vtcm=4")).unwrap_err();
+        assert!(refusal.reason.contains("vtcm=4 are settings of Qualcomm's NPUs"), "{refusal:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use narthex_spec::{Ep, Power, target::QnnChip};
+use narthex_spec::{Ep, NpuOptions, Power, target::QnnChip};
 
 use super::{Device, Facts, Refusal, beside};
 
@@ -24,21 +24,8 @@ pub struct QnnOptions {
     pub chips: Vec<QnnChip>,
     /// What the NPU's clocks do while a graph runs.
     pub power: Power,
-    /// Whose work comes first.
-    pub priority: Priority,
-    /// Megabytes of the memory near the cores that a graph may take; `None` takes all that the chips have.
-    pub vtcm_mb: Option<u32>,
-}
-
-/// Which work the NPU does first where there is more than one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Priority {
-    /// That of others.
-    Low,
-    /// Neither.
-    Normal,
-    /// This.
-    High,
+    /// What it is told besides.
+    pub npu: NpuOptions,
 }
 
 /// What the NPU is told for a preset.
@@ -65,23 +52,19 @@ impl QnnOptions {
             backend: PathBuf::from(beside(plugin, name)),
             chips: chips.to_vec(),
             power: Power::Burst,
-            priority: Priority::Normal,
-            vtcm_mb: None,
+            npu: NpuOptions::default(),
         }
     }
 
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
         let Preset { mode, rpc_latency } = preset(self.power);
-        let priority = match self.priority {
-            Priority::Low => "low",
-            Priority::Normal => "normal",
-            Priority::High => "high",
-        };
+        let NpuOptions { priority, vtcm_mb, rpc_latency: latency } = self.npu;
+        let rpc_latency = latency.unwrap_or(rpc_latency);
         let mut entries = vec![
             ("backend_path", self.backend.to_string_lossy().into_owned()),
             ("htp_performance_mode", mode.to_owned()),
             ("rpc_control_latency", rpc_latency.to_string()),
-            ("qnn_context_priority", priority.to_owned()),
+            ("qnn_context_priority", priority.unwrap_or_default().as_str().to_owned()),
             ("htp_graph_finalization_optimization_mode", "3".to_owned()),
             // Its default differs from what its documentation says, so it is always given.
             ("enable_htp_fp16_precision", "1".to_owned()),
@@ -95,8 +78,9 @@ impl QnnOptions {
             };
             entries.push(("soc_model", list(|chip| chip.facts().soc_model)));
             entries.push(("htp_arch", list(|chip| chip.facts().htp_arch)));
-            let all = self.chips.iter().map(|chip| chip.facts().vtcm_mb).min().unwrap_or(0);
-            let vtcm = self.vtcm_mb.map_or(all, |wanted| wanted.min(all));
+        }
+        // Where neither is known, the driver takes what the chip has.
+        if let Some(vtcm) = QnnChip::shared_vtcm(&self.chips).into_iter().chain(vtcm_mb).min() {
             entries.push(("vtcm_mb", vtcm.to_string()));
         }
         entries
@@ -194,9 +178,8 @@ mod tests {
         check("qnn_context_priority", "normal");
         check("vtcm_mb", "8");
         assert!(options.backend.starts_with("/q"));
-        let thrifty =
-            QnnOptions { power: Power::Saver, priority: Priority::Low, vtcm_mb: Some(4), ..options.clone() };
-        let thrifty = thrifty.entries();
+        let npu = "priority=low,vtcm=4".parse().unwrap();
+        let thrifty = QnnOptions { power: Power::Saver, npu, ..options.clone() }.entries();
         for entry in [
             ("htp_performance_mode", "power_saver"),
             ("rpc_control_latency", "1000"),
@@ -206,6 +189,11 @@ mod tests {
             assert!(thrifty.contains(&(entry.0, entry.1.to_owned())), "{entry:?}");
         }
         let none = QnnOptions::new(Path::new("/q/plugin.so"), &[]);
-        assert!(none.entries().iter().all(|(key, _)| *key != "soc_model"));
+        assert!(none.entries().iter().all(|(key, _)| !["soc_model", "vtcm_mb"].contains(key)));
+        let npu = "vtcm=2,rpc-latency=300,priority=high".parse().unwrap();
+        let told = QnnOptions { npu, ..none }.entries();
+        for entry in [("vtcm_mb", "2"), ("rpc_control_latency", "300"), ("qnn_context_priority", "high")] {
+            assert!(told.contains(&(entry.0, entry.1.to_owned())), "{entry:?}");
+        }
     }
 }

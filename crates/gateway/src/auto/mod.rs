@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use narthex_device::ep::{self, Cause, Facts, Refusal};
 use narthex_engine::executor::Executor;
-use narthex_spec::{DeviceName, Power, Split, provider::DeviceKind};
+use narthex_spec::{DeviceName, Split, provider::DeviceKind};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -26,9 +26,11 @@ use measure::Clock;
 /// What a record is kept under, in a device's place.
 const FOLDER: &str = "auto";
 
-/// The record of what was measured: one for each preset of power, since clocks decide times.
-fn record_name(power: Power) -> String {
-    format!("placing-{power}.json")
+/// The record of what was measured: one for each preset of power and settings of an NPU, since those decide times.
+fn record_name(Config { power, npu_options, .. }: &Config) -> String {
+    let told = npu_options.to_string().replace([',', '='], "-");
+    let told = if told.is_empty() { told } else { format!("-{told}") };
+    format!("placing-{power}{told}.json")
 }
 
 /// Changes when what is measured does; records of other editions are made again.
@@ -168,14 +170,14 @@ impl Record {
 /// The record, if there is one that can be read.
 fn kept(opening: &Opening<'_>) -> Option<Record> {
     let machine = opening.store.machine(opening.folder, FOLDER).ok()?;
-    let name = record_name(opening.config.power);
+    let name = record_name(opening.config);
     serde_json::from_slice(&machine.read(&name).ok()??).ok()
 }
 
 fn keep(opening: &Opening<'_>, record: &Record) {
     let write = || {
         let machine = opening.store.machine(opening.folder, FOLDER)?;
-        Ok::<(), Error>(machine.write(&record_name(opening.config.power), &to_json(record)?)?)
+        Ok::<(), Error>(machine.write(&record_name(opening.config), &to_json(record)?)?)
     };
     if let Err(error) = write() {
         tracing::warn!("what was measured is not kept and will be measured again: {error}");
