@@ -1,57 +1,157 @@
 //! Keeps what vendors' libraries print away from the program's own output.
 //!
-//! Qualcomm's emulator prints a line to standard output when it is loaded, where programs that read ours would find it.
+//! Qualcomm's emulator prints a line to standard output when it is loaded, where programs that read ours would find it. It
+//! says that there is no file of settings for the emulator itself, which no user has to know; whatever else a library
+//! prints goes to standard error.
 
-/// While it lives, standard output is standard error, for the whole process.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
+use std::{
+    fs::File,
+    io::{self, Read, Seek, Write},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::{Mutex, PoisonError},
+};
+
+/// The line that Qualcomm's emulator prints whatever its settings are.
+#[cfg(target_os = "linux")]
+const NOTICE: &str = "# LIBNATIVE: No alternate configuration present";
+
+/// While one lives, standard output is a file in memory, for the whole process; with the last, its lines go to standard
+/// error.
+#[cfg(target_os = "linux")]
 pub(super) struct Aside {
-    /// Standard output as it was; `None` where it could not be kept, and then nothing was changed.
-    kept: Option<i32>,
+    /// Whether it is one of those that the redirection waits for.
+    counts: bool,
 }
 
-#[cfg(unix)]
+/// Standard output while it is redirected.
+#[cfg(target_os = "linux")]
+struct Held {
+    /// How many [`Aside`]s live.
+    users: usize,
+    /// Standard output as it was.
+    kept: OwnedFd,
+    /// What it is meanwhile.
+    file: File,
+}
+
+#[cfg(target_os = "linux")]
+static HELD: Mutex<Option<Held>> = Mutex::new(None);
+
+#[cfg(target_os = "linux")]
 impl Aside {
+    /// Where output cannot be redirected, nothing is changed.
     pub(super) fn new() -> Self {
-        // SAFETY: both calls take and give plain descriptors; the copy is ours and closed once, on drop.
-        let kept = unsafe {
-            flush();
-            let kept = libc::dup(libc::STDOUT_FILENO);
-            (kept >= 0 && libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) >= 0).then_some(kept)
-        };
-        Self { kept }
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *held {
+            Some(held) => held.users += 1,
+            None => *held = Held::begin().ok(),
+        }
+        Self { counts: held.is_some() }
     }
 }
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 impl Drop for Aside {
     fn drop(&mut self) {
-        let Some(kept) = self.kept else { return };
-        // SAFETY: the descriptor is the copy that `new` made.
-        unsafe {
-            flush();
-            libc::dup2(kept, libc::STDOUT_FILENO);
-            libc::close(kept);
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.counts
+            && held.as_mut().is_some_and(|held| {
+                held.users -= 1;
+                held.users == 0
+            });
+        if let Some(held) = held.take_if(|_| last) {
+            held.end();
         }
     }
 }
 
-/// Writes out what the C library holds back.
-///
-/// # Safety
-/// No C code may hold a stream's lock for ever.
-#[cfg(unix)]
-unsafe fn flush() {
-    // SAFETY: a null stream means all of them.
-    unsafe { libc::fflush(std::ptr::null_mut()) };
+#[cfg(target_os = "linux")]
+impl Held {
+    fn begin() -> io::Result<Self> {
+        let kept = io::stdout().as_fd().try_clone_to_owned()?;
+        // SAFETY: the name is a C string; the descriptor that is made is ours alone.
+        let file = unsafe {
+            match libc::memfd_create(c"aside".as_ptr(), libc::MFD_CLOEXEC) {
+                -1 => return Err(io::Error::last_os_error()),
+                made => File::from_raw_fd(made),
+            }
+        };
+        redirect(file.as_fd())?;
+        Ok(Self { users: 1, kept, file })
+    }
+
+    fn end(mut self) {
+        // Neither can fail with descriptors that are open, and there would be nobody to tell.
+        let _ = redirect(self.kept.as_fd());
+        let mut bytes = Vec::new();
+        let _ = self.file.rewind().and_then(|()| self.file.take(MOST_BYTES).read_to_end(&mut bytes));
+        let mut stderr = io::stderr().lock();
+        for line in worth_telling(&String::from_utf8_lossy(&bytes)) {
+            let _ = writeln!(stderr, "{line}");
+        }
+    }
+}
+
+/// The most that is passed on of what was printed, in bytes.
+#[cfg(target_os = "linux")]
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Makes standard output another file, once what the C library holds back is written out.
+#[cfg(target_os = "linux")]
+fn redirect(to: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a null stream means all of them, and both descriptors are open.
+    let outcome = unsafe {
+        libc::fflush(std::ptr::null_mut());
+        libc::dup2(to.as_raw_fd(), libc::STDOUT_FILENO)
+    };
+    if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The lines of what was printed, without the emulator's notice.
+#[cfg(target_os = "linux")]
+fn worth_telling(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with(NOTICE))
 }
 
 /// There is no emulator elsewhere.
-#[cfg(not(unix))]
+#[cfg(not(target_os = "linux"))]
 pub(super) struct Aside;
 
-#[cfg(not(unix))]
+#[cfg(not(target_os = "linux"))]
 impl Aside {
     pub(super) fn new() -> Self {
         Self
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn only_the_notice_is_left_out() {
+        let notice =
+            " # LIBNATIVE: No alternate configuration present in libnative_tls.conf or from LIBNATIVE_CONFIG";
+        let text = format!("{notice}\n\nLIBNATIVE - Error: malloc failed for thread_t.\n[ ERROR ] x\n");
+        let told: Vec<&str> = worth_telling(&text).collect();
+        assert_eq!(told, ["LIBNATIVE - Error: malloc failed for thread_t.", "[ ERROR ] x"]);
+    }
+
+    #[test]
+    fn output_is_itself_again_after_the_last() {
+        let number = || {
+            let file = File::from(io::stdout().as_fd().try_clone_to_owned().unwrap());
+            file.metadata().map(|found| (found.dev(), found.ino())).unwrap()
+        };
+        let before = number();
+        let (first, second) = (Aside::new(), Aside::new());
+        let meanwhile = number();
+        drop(first);
+        assert_eq!((meanwhile != before, number()), (true, meanwhile));
+        drop(second);
+        assert_eq!(number(), before);
     }
 }
