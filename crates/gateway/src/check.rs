@@ -120,7 +120,7 @@ fn graphs(
     refuse_unknown(&parts, options)?;
     let compiler = compiler::of(inner, request, cancel)?;
     let mut report = check::check(&request.subject, &parts, options);
-    compiler::finalize(&compiler, &mut report, parts.iter())?;
+    compiler::finalize(&compiler, &mut report, (&parts, options), BTreeMap::new())?;
     let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
     let cannot =
         |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
@@ -132,7 +132,7 @@ fn graphs(
     let written: Vec<PathBuf> = fixed.iter().map(|part| folder.join(&part.name)).collect();
     let parts = open::open_files(&written)?;
     let mut after = check::check(&folder.display().to_string(), &parts, options);
-    compiler::finalize(&compiler, &mut after, parts.iter())?;
+    compiler::finalize(&compiler, &mut after, (&parts, options), BTreeMap::new())?;
     Ok(CheckReport { report, fixed: Some(Fixed { files, report: after }) })
 }
 
@@ -163,12 +163,10 @@ fn package(
     let parts = open::open_files(&files)?;
     let mut report = check::check(&request.subject, &parts, options);
     let own = |context: &&Context| context.target == request.target;
-    for context in manifest.contexts.iter().filter(own) {
-        report.record(&context.graph, &compiled(&context.placement, &request.target));
-    }
-    let known = |part: &&Part| manifest.contexts.iter().filter(own).any(|context| context.graph == part.name);
+    let known = |context: &Context| (context.graph.clone(), compiled(&context.placement, &request.target));
+    let known = manifest.contexts.iter().filter(own).map(known).collect();
     let compiler = compiler::of(inner, request, cancel)?;
-    compiler::finalize(&compiler, &mut report, parts.iter().filter(|part| !known(part)))?;
+    compiler::finalize(&compiler, &mut report, (&parts, options), known)?;
     Ok(report)
 }
 

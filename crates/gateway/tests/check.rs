@@ -126,7 +126,8 @@ fn written_out_norm(b: &mut Builder, x: &str) -> String {
 }
 
 fn compiled(report: &CheckReport, severity: Severity) -> Option<&Finding> {
-    let own = |finding: &&Finding| finding.rule == Rule::CompilerFails && finding.severity == severity;
+    let rule = if severity == Severity::Refuses { Rule::CompilerFails } else { Rule::Compiler };
+    let own = |finding: &&Finding| finding.rule == rule && finding.severity == severity;
     report
         .report
         .findings
@@ -144,8 +145,19 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
     tiny.with_qnn();
     let report = check(&tiny.gateway(), &file).unwrap();
     let told = compiled(&report, Severity::Notes).unwrap();
-    assert_eq!(told.message, "the vendor's compiler took all 12 nodes");
+    assert_eq!(told.message, "the vendor's compiler took all of 12 nodes");
     assert_eq!(*report.verdict(), Verdict::Whole);
+    // The rules expect a weight that is dequantised alone to be unpacked by the CPU.
+    let file = chain(folder.path(), |b, x| {
+        let quants = External { file: "w.data", offset: 0, length: 64 };
+        let quants = b.external("quants", DType::I8, &[8, 8], quants);
+        let scale = b.scalar(0.1);
+        let weight = b.op("/alone", "DequantizeLinear", &[&quants, &scale]);
+        b.op("/alone", "MatMul", &[x, &weight])
+    });
+    let report = check(&tiny.gateway(), &file).unwrap();
+    assert_eq!(*report.verdict(), Verdict::Whole, "{}", report.report);
+    assert!(says(&report, "the rules expected otherwise"), "{}", report.report);
     // An operator that it leaves to the CPU, in its own words.
     let file = chain(folder.path(), |b, x| b.op("/alone", "Erf", &[x]));
     let report = check(&tiny.gateway(), &file).unwrap();
@@ -180,7 +192,7 @@ fn a_compiler_that_crashes_is_a_finding() {
     let report = check(r#"echo '{"whole":{"nodes":13}}' > "$3""#).unwrap();
     assert_eq!(
         compiled(&report, Severity::Notes).unwrap().message,
-        "the vendor's compiler took all 13 nodes"
+        "the vendor's compiler took all of 13 nodes"
     );
     // It goes down over whatever has the one operator, which is found as one over which it fails is.
     let report = check(r#"grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();

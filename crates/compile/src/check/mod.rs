@@ -40,7 +40,7 @@ pub use view::Part;
 use self::{
     extents::Extents,
     facts::Facts,
-    view::{Outcome, View},
+    view::{Problem, View},
 };
 
 /// What a model is checked for.
@@ -54,11 +54,12 @@ pub struct Options {
 
 /// Checks the graphs of one model.
 pub fn check(subject: &str, parts: &[Part], options: &Options) -> Report {
-    let mut report = look(subject, parts, options);
+    let nothing = BTreeMap::new();
+    let mut report = look(subject, parts, options, &nothing);
     if let Ok((fixed, changes)) = fix::fixed(parts, options)
         && !changes.is_empty()
     {
-        let after = look(subject, &fixed, options);
+        let after = look(subject, &fixed, options, &nothing);
         report.after_fix = Some(AfterFix { verdict: after.verdict, score: after.score.total, changes });
     }
     report
@@ -69,18 +70,30 @@ pub fn symbols(parts: &[Part]) -> BTreeSet<String> {
     parts.iter().flat_map(|part| extents::symbols(&part.graph)).collect()
 }
 
-/// Checks graphs as they are.
-fn look(subject: &str, parts: &[Part], options: &Options) -> Report {
+impl Report {
+    /// Records what a vendor's compiler made of graphs, by the part's name. It has the last word on each of their nodes; what
+    /// the rules say of files and sizes stands, since a compile loads nothing on an NPU.
+    pub fn record(&mut self, parts: &[Part], options: &Options, compiled: &BTreeMap<String, Compiled>) {
+        let joined = look(&self.subject, parts, options, compiled);
+        *self = Self { after_fix: self.after_fix.take(), ..joined };
+    }
+}
+
+/// Checks graphs as they are, some of which a vendor's compiler was given.
+fn look(subject: &str, parts: &[Part], options: &Options, compiled: &BTreeMap<String, Compiled>) -> Report {
     let facts = Facts::of(&options.target);
     let extents = Extents::new(&options.extents);
     let mut findings = Vec::new();
     let mut summaries = Vec::new();
     let mut tally = score::Tally::default();
     for part in parts {
-        let view = View::new(part, facts, &extents);
+        let mut view = View::new(part, facts, &extents);
+        let compiled = compiled.get(&part.name);
+        compiled.iter().for_each(|compiled| view.overrule(compiled));
         let mut found = shapes::check(&view, &extents);
         found.extend(node_problems(&view));
         found.extend(types::check(&view));
+        compiled.iter().for_each(|compiled| record::join(&mut found, compiled));
         found.extend(storage::check(&view));
         found.extend(decoder_loop::check(&view));
         for finding in &mut found {
@@ -108,20 +121,13 @@ fn look(subject: &str, parts: &[Part], options: &Options) -> Report {
 /// The nodes that the NPU does not take, gathered by what is wrong with them.
 fn node_problems(view: &View<'_>) -> Vec<Finding> {
     let mut order = Vec::new();
-    let mut groups: BTreeMap<(Rule, String, String), Finding> = BTreeMap::new();
-    for (_, node, outcome) in view.placed() {
-        let Outcome::Problem(problem) = outcome else { continue };
-        let key = (problem.rule, node.operator(), problem.why.clone());
+    let mut groups: BTreeMap<(Rule, Severity, String, String), Finding> = BTreeMap::new();
+    for (node, Problem { rule, severity, why, fix }) in view.problems() {
+        let key = (rule, severity, node.operator(), why);
         let finding = groups.entry(key.clone()).or_insert_with(|| {
+            let message = format!("{}: {}", key.2, key.3);
             order.push(key);
-            Finding {
-                rule: problem.rule,
-                severity: problem.severity,
-                part: None,
-                places: Vec::new(),
-                message: format!("{}: {}", node.operator(), problem.why),
-                fix: problem.fix.clone(),
-            }
+            Finding { rule, severity, part: None, places: Vec::new(), message, fix }
         });
         finding.places.push(node.path());
     }

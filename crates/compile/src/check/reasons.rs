@@ -29,7 +29,7 @@ pub fn reasons(part: &Part, target: &Target) -> BTreeMap<String, Reason> {
     let view = View::new(part, Facts::of(target), &extents);
     let open = open(&view, &extents);
     let reason = |outcome: &Outcome| match outcome {
-        Outcome::Folded | Outcome::Npu => None,
+        Outcome::Folded | Outcome::Npu | Outcome::Left => None,
         Outcome::Dynamic => Some(open.clone()),
         Outcome::Problem(Problem { why, fix, .. }) => Some(Reason { why: why.clone(), fix: fix.clone() }),
     };

@@ -1,13 +1,14 @@
 //! Joining what a vendor's compiler says of a graph to a report: the seam between rules and proof.
 //!
-//! The rules predict; where the compiler is installed, the gateway lets it finalize each part and records the outcome
-//! here.
+//! The rules predict; where the compiler is installed, the gateway lets it finalize each part, and
+//! [`Report::record`](super::Report::record) checks the model again with what came of it.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     qnn_errors::{LADDER, code_in, explain},
-    report::{Finding, Fix, Report, Rule, Severity, Verdict},
+    report::{Finding, Fix, Rule, Severity},
+    score::plural,
 };
 
 /// What a vendor's compiler made of one graph.
@@ -83,38 +84,33 @@ pub enum Fault {
     },
 }
 
-impl Report {
-    /// Records what a compiler made of a part; it overrules the prediction where it is worse.
-    pub fn record(&mut self, part: &str, compiled: &Compiled) {
-        let found = match compiled {
-            Compiled::Whole { nodes } => {
-                let message = format!("the vendor's compiler took all {nodes} nodes");
-                vec![finding(Severity::Notes, Vec::new(), message, None)]
-            }
-            Compiled::Partly { elsewhere, nodes } => {
-                if self.verdict == Verdict::Whole {
-                    let elsewhere_percent = 100.0 * elsewhere.len() as f64 / (*nodes).max(1) as f64;
-                    let elsewhere_nodes = elsewhere.len() as u64;
-                    self.verdict = Verdict::Partly { elsewhere_percent, elsewhere_nodes };
-                }
-                left(elsewhere, *nodes)
-            }
-            Compiled::Failed { message, fault } => self.refused(in_words(message), fault),
-            Compiled::Ended { how, fault } => self.refused(ended(how), fault),
-        };
-        self.findings.extend(found.into_iter().map(|found| Finding { part: Some(part.to_owned()), ..found }));
-        self.findings.sort_by_key(|finding| finding.severity);
-    }
-
-    fn refused(&mut self, failure: (String, Fix), fault: &Fault) -> Vec<Finding> {
-        let (message, fix, places) = failed(failure, fault);
-        self.verdict = Verdict::Refused { reason: message.clone() };
-        vec![finding(Severity::Refuses, places, message, Some(fix))]
-    }
+/// Joins what the rules say of a graph's form with what a compiler made of it, which comes first.
+pub(super) fn join(found: &mut Vec<Finding>, compiled: &Compiled) {
+    let told = match compiled {
+        Compiled::Whole { nodes } => {
+            found.iter_mut().filter(|found| found.severity == Severity::Falls).for_each(overrule);
+            let message = format!("the vendor's compiler took all of {}", plural(*nodes as u64, "node"));
+            vec![finding(Rule::Compiler, Severity::Notes, message)]
+        }
+        Compiled::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
+        Compiled::Failed { message, fault } => vec![failed(in_words(message), fault)],
+        Compiled::Ended { how, fault } => vec![failed(ended(how), fault)],
+    };
+    found.splice(0..0, told);
 }
 
-fn finding(severity: Severity, places: Vec<String>, message: String, fix: Option<Fix>) -> Finding {
-    Finding { rule: Rule::CompilerFails, severity, part: None, places, message, fix }
+/// A finding on a graph that the compiler took whole.
+fn overrule(found: &mut Finding) {
+    found.severity = Severity::Notes;
+    found.message = format!(
+        "the vendor's compiler took the graph, where the rules expected otherwise: {}",
+        found.message
+    );
+    found.fix = None;
+}
+
+fn finding(rule: Rule, severity: Severity, message: String) -> Finding {
+    Finding { rule, severity, part: None, places: Vec::new(), message, fix: None }
 }
 
 /// The nodes that went elsewhere, gathered by the compiler's reason.
@@ -130,14 +126,14 @@ fn left(elsewhere: &[Left], nodes: usize) -> Vec<Finding> {
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
         let message =
             format!("the vendor's compiler left {} of {nodes} nodes to other devices{why}", paths.len());
-        finding(Severity::Falls, paths, message, None)
+        Finding { places: paths, ..finding(Rule::Compiler, Severity::Falls, message) }
     };
     groups.into_iter().map(told).collect()
 }
 
 /// A failure and its usual fix with the nodes at fault.
-fn failed((message, usual): (String, Fix), fault: &Fault) -> (String, Fix, Vec<String>) {
-    match fault {
+fn failed((message, usual): (String, Fix), fault: &Fault) -> Finding {
+    let (message, fix, places) = match fault {
         Fault::NotSought => (message, usual, Vec::new()),
         Fault::NotFound { reason } => {
             (format!("{message}. The nodes at fault were not found: {reason}"), usual, Vec::new())
@@ -153,7 +149,9 @@ fn failed((message, usual): (String, Fix), fault: &Fault) -> (String, Fix, Vec<S
             let rewrite = || Fix::you("write these nodes with other operators, or in another order");
             (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
         }
-    }
+    };
+    let fix = Some(fix);
+    Finding { places, fix, ..finding(Rule::CompilerFails, Severity::Refuses, message) }
 }
 
 /// The end of a compiler's process in words, and the next step.

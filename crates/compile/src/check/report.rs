@@ -196,6 +196,8 @@ pub enum Rule {
     BooleanMask,
     /// Masked scores are small negative numbers, not the most negative ones.
     MaskValue,
+    /// What the vendor's compiler made of the graph.
+    Compiler,
     /// `MatMulNBits` has activations of rank 3.
     MatMulNBitsRank,
     /// `DequantizeLinear` of a weight feeds an operator whose activations are quantised too.
@@ -243,6 +245,7 @@ impl Rule {
             Self::MaskValue => "mask-value",
             Self::MatMulNBitsRank => "matmulnbits-rank",
             Self::WeightOnlyDequantize => "weight-only-dequantize",
+            Self::Compiler => "compiler",
             Self::CompilerFails => "compiler-fails",
             Self::ExternalData => "external-data",
             Self::SeveralFiles => "several-files",

@@ -16,7 +16,7 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
     let loads = npu_weight_bytes <= view.facts.part_limit;
     let mut summary = PartSummary {
         name: view.part.name.clone(),
-        nodes: 0,
+        nodes: view.made,
         npu_nodes: 0,
         folded_nodes: 0,
         multiply_accumulates: 0,

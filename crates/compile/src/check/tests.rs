@@ -387,15 +387,7 @@ fn gelu_written_with_erf_is_known_as_a_whole() {
 
 #[test]
 fn work_elsewhere_is_weighed() {
-    let mut b = Builder::new("g", &[("", 17)]);
-    let x = b.input("x", F32, &dims("1 4 8"));
-    let w = b.input("w", F32, &dims("8 24"));
-    let a = b.op("/a", "MatMul", &[&x, &w]);
-    let cut = b.op("/b", "Erf", &[&a]);
-    let c = b.input("v", F32, &dims("24 8"));
-    let y = b.op("/c", "MatMul", &[&cut, &c]);
-    b.output(&y, F32, &dims("1 4 8"));
-    let report = report_on(b.finish());
+    let report = report_on(cut());
     let summary = &report.parts[0];
     assert_eq!((summary.nodes, summary.npu_nodes, summary.npu_pieces), (3, 2, 2));
     assert_eq!((summary.multiply_accumulates, summary.npu_multiply_accumulates), (1536, 1536));
@@ -536,12 +528,7 @@ fn weights_that_are_inputs_are_taken_from_them() {
 
 #[test]
 fn parts_that_do_not_fit_are_refused() {
-    let sized = |rows: usize| {
-        let graph = one("MatMul", F16, &["1 8192", &format!("=8192 {rows}")], &[]);
-        let mut subject = part(graph);
-        subject.files.insert("w.data".into(), Some(1 << 40));
-        check("m", &[subject], &options("qnn:x-elite", &[]))
-    };
+    let sized = |rows| check("m", &[sized("m", rows)], &options("qnn:x-elite", &[]));
     let severity = |rows| sized(rows).findings.iter().find(|f| f.rule == Rule::PartSize).map(|f| f.severity);
     assert_eq!(severity(1 << 15), None);
     assert_eq!(severity(1 << 16 | 64), Some(Severity::Costs));
@@ -568,6 +555,13 @@ fn several_graphs_are_one_model() {
     assert!(layout.message.contains("2 graphs, which share 0.0 MB"), "{}", layout.message);
 }
 
+/// A product over its own weights, in a folder of its own.
+fn sized(folder: &str, rows: usize) -> Part {
+    let graph = one("MatMul", F16, &["1 8192", &format!("=8192 {rows}")], &[]);
+    let files = BTreeMap::from([("w.data".into(), Some(1 << 40))]);
+    Part { name: format!("{folder}.onnx"), folder: folder.into(), files, ..part(graph) }
+}
+
 #[test]
 fn openvino_has_facts_of_its_own() {
     let verdict = |op: &str, inputs: &[&str]| {
@@ -581,34 +575,95 @@ fn openvino_has_facts_of_its_own() {
     assert_eq!(verdict("com.microsoft/RotaryEmbedding", &["1 4 8 16", "i64:1 8", "=32 8", "=32 8"]), REFUSED);
 }
 
+/// What comes of a graph once a compiler was given it.
+fn compiled(graph: &Graph, compiled: Compiled) -> Report {
+    let (parts, options) = ([part(graph.clone())], options("qnn:x-elite", &[]));
+    let mut report = check("model.onnx", &parts, &options);
+    report.record(&parts, &options, &BTreeMap::from([("model.onnx".to_owned(), compiled)]));
+    report
+}
+
+fn partly(left: &[(&str, Option<&str>)], nodes: usize) -> Compiled {
+    let left = left.iter().map(|(path, why)| Left { path: path.to_string(), why: why.map(str::to_owned) });
+    Compiled::Partly { elsewhere: left.collect(), nodes }
+}
+
+/// Two products with an operator between them that the compiler is known to leave elsewhere.
+fn cut() -> Graph {
+    let mut b = Builder::new("g", &[("", 17)]);
+    let (x, w, v) = (
+        b.input("x", F32, &dims("1 4 8")),
+        b.input("w", F32, &dims("8 24")),
+        b.input("v", F32, &dims("24 8")),
+    );
+    let a = b.op("/a", "MatMul", &[&x, &w]);
+    let cut = b.op("/b", "Erf", &[&a]);
+    let y = b.op("/c", "MatMul", &[&cut, &v]);
+    b.output(&y, F32, &dims("1 4 8"));
+    b.finish()
+}
+
 #[test]
 fn a_compiler_has_the_last_word() {
-    let mut report = report_on(one("Relu", F32, &["1 4"], &[]));
-    let partly = |left: &[(&str, Option<&str>)]| {
-        let left =
-            left.iter().map(|(path, why)| Left { path: path.to_string(), why: why.map(str::to_owned) });
-        Compiled::Partly { elsewhere: left.collect(), nodes: 4 }
-    };
-    report.record("model.onnx", &Compiled::Whole { nodes: 1 });
-    assert_eq!(report.verdict, Verdict::Whole);
-    report.record("model.onnx", &partly(&[("/a", None)]));
-    assert_eq!(report.verdict, Verdict::Partly { elsewhere_percent: 25.0, elsewhere_nodes: 1 });
+    let whole = compiled(&cut(), Compiled::Whole { nodes: 3 });
+    assert_eq!(whole.verdict, Verdict::Whole, "{whole}");
+    assert_eq!((whole.parts[0].npu_nodes, whole.parts[0].npu_pieces), (3, 1));
+    assert!(whole.findings.iter().all(|finding| finding.severity == Severity::Notes), "{whole}");
+    let told = &whole.findings[0];
+    assert_eq!(
+        (told.rule, told.message.as_str()),
+        (Rule::Compiler, "the vendor's compiler took all of 3 nodes")
+    );
+    let expected = whole.findings.iter().find(|finding| finding.rule == Rule::UnsupportedOperator).unwrap();
+    assert!(expected.message.contains("took it, where the rules expected otherwise"), "{whole}");
+    assert_eq!(expected.places, ["/b/Erf"]);
+    // What it leaves elsewhere is weighed, and what the rules expected of other nodes is not.
+    let left = compiled(&cut(), partly(&[("/a/MatMul", Some("Cannot get shape"))], 3));
+    assert_eq!(left.verdict, Verdict::Partly { elsewhere_percent: 50.0, elsewhere_nodes: 1 }, "{left}");
+    assert!(left.findings[0].message.ends_with(": Cannot get shape"), "{left}");
+    assert_eq!((left.findings[0].rule, left.findings[0].severity), (Rule::Compiler, Severity::Falls));
+    // A node that nobody knows does not excuse the others.
+    let unknown = compiled(&cut(), partly(&[("/made", None)], 4));
+    assert_eq!(unknown.verdict, Verdict::Partly { elsewhere_percent: 0.0, elsewhere_nodes: 2 }, "{unknown}");
+    let none = compiled(&one("Relu", F32, &["1 4"], &[]), partly(&[("/layers.0/Relu", None)], 1));
+    assert_eq!(none.verdict.to_string(), REFUSED, "{none}");
+    let branch = one("If", F32, &["bool:"], &[("then_branch", Attribute::Graph(Box::default()))]);
+    assert_eq!(compiled(&branch, Compiled::Whole { nodes: 1 }).verdict, Verdict::Whole);
+}
+
+#[test]
+fn a_compiler_s_reasons_are_gathered() {
     let why = Some("Cannot get shape");
-    report.record("model.onnx", &partly(&[("/c", why), ("/d", None), ("/e", why)]));
+    let report = compiled(&cut(), partly(&[("/a/MatMul", why), ("/b/Erf", None), ("/c/MatMul", why)], 3));
     let told =
         report.findings.iter().find(|finding| finding.message.ends_with(": Cannot get shape")).unwrap();
-    assert_eq!(told.places, ["/c", "/e"]);
+    assert_eq!(told.places, ["/a/MatMul", "/c/MatMul"]);
+    assert_eq!(report.verdict.to_string(), REFUSED);
+}
+
+/// Weights that no NPU holds stay too large, whatever the compiler makes of the graph.
+#[test]
+fn a_compiler_says_nothing_of_memory() {
+    let parts = [sized("m", 1 << 18)];
+    let mut report = check("m", &parts, &options("qnn:x-elite", &[]));
+    let answer = BTreeMap::from([("m.onnx".to_owned(), Compiled::Whole { nodes: 1 })]);
+    report.record(&parts, &options("qnn:x-elite", &[]), &answer);
+    assert!(matches!(report.verdict, Verdict::Refused { .. }), "{report}");
+}
+
+#[test]
+fn a_compiler_s_failure_is_told_in_words() {
+    let relu = one("Relu", F32, &["1 4"], &[]);
     let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
-    report.record("model.onnx", &Compiled::Failed { message: message.clone(), fault: Fault::NotSought });
+    let report = compiled(&relu, Compiled::Failed { message: message.clone(), fault: Fault::NotSought });
     let found = &report.findings[0];
     assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("qnn_op_trace.json")));
     assert!(matches!(report.verdict, Verdict::Refused { .. }));
-    report.record("model.onnx", &Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought });
+    let report = compiled(&relu, Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought });
     assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
-    let mut report = report_on(one("Relu", F32, &["1 4"], &[]));
     let fault = Fault::Nodes { paths: vec!["/b".into()], fix: None };
-    report.record("model.onnx", &Compiled::Failed { message, fault });
+    let report = compiled(&relu, Compiled::Failed { message, fault });
     let found = &report.findings[0];
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);

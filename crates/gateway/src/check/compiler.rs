@@ -1,10 +1,13 @@
 //! The vendor's own compiler, asked about each graph of a check. Where it fails, the graph is taken apart until the nodes at
 //! fault are named.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use narthex_compile::check::{
-    self, Compiled, Ending, Fault, Part, Report, Rule, Severity,
+    self, Compiled, Ending, Fault, Options, Part, Report, Rule, Severity,
     bisect::{self, Stopped},
     qnn_errors::code_in,
     write,
@@ -39,21 +42,31 @@ pub(super) fn of<'a>(
     Ok(trial.map(|trial| Compiler { inner, cancel, trial, target }))
 }
 
-/// Records what the compiler makes of every part whose shapes are fixed and whose files are whole.
-pub(super) fn finalize<'a>(
+/// Records what the compiler made of parts when they were compiled, and what it makes of every other part whose shapes are
+/// fixed and whose files are whole.
+pub(super) fn finalize(
     compiler: &Option<Compiler<'_>>,
     report: &mut Report,
-    parts: impl Iterator<Item = &'a Part>,
+    (parts, options): (&[Part], &Options),
+    mut compiled: BTreeMap<String, Compiled>,
 ) -> Result<(), Error> {
-    let Some(compiler) = compiler else { return Ok(()) };
-    for part in parts {
-        if !is_ready(report, part) {
-            let message = format!("the vendor's compiler was not asked about {} as it stands", part.name);
-            report.findings.push(note(Rule::CompilerFails, message, None));
+    let mut not_asked = Vec::new();
+    let asked = compiler.iter().flat_map(|compiler| parts.iter().map(move |part| (compiler, part)));
+    for (compiler, part) in asked {
+        if compiled.contains_key(&part.name) {
             continue;
         }
-        report.record(&part.name, &compiler.ask(part)?);
+        if is_ready(report, part) {
+            compiled.insert(part.name.clone(), compiler.ask(part)?);
+        } else {
+            let message = format!("the vendor's compiler was not asked about {} as it stands", part.name);
+            not_asked.push(note(Rule::Compiler, message, None));
+        }
     }
+    if !compiled.is_empty() {
+        report.record(parts, options, &compiled);
+    }
+    report.findings.extend(not_asked);
     Ok(())
 }
 
@@ -65,6 +78,7 @@ fn is_ready(report: &Report, part: &Part) -> bool {
             && finding.part.as_ref() == Some(&part.name)
     };
     part.graph.unread.is_empty()
+        && !part.graph.nodes.is_empty()
         && check::symbols(std::slice::from_ref(part)).is_empty()
         && report.findings.iter().find(broken).is_none()
 }
