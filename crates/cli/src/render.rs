@@ -154,7 +154,7 @@ fn access(access: Access) -> Option<&'static str> {
 /// A score, with the scheme that it needs where that is not the usual one.
 fn suits(figures: Figures) -> String {
     match (figures.runs, figures.scheme) {
-        (false, _) => format!("{:.1} refused", figures.score),
+        (false, _) => "refused".to_owned(),
         (true, Scheme::W8) => format!("{:.1}", figures.score),
         (true, scheme) => format!("{:.1} in {scheme}", figures.score),
     }

@@ -127,7 +127,7 @@ fn plan_needs_nothing_but_settings() {
     check(&["plan", "llama3.2:1b"], 0, "access      gated: accept its licence", "");
     check(&["plan", "llama3.2:1b@w4", "--json"], 0, "\"access\": \"gated\"", "");
     // The headline is of what takes the model.
-    check(&["plan", "llama3.3:70b"], 0, "(openvino:npu in", "");
+    check(&["plan", "llama3.3:70b"], 0, "openvino:npu in w8: score", "");
     check(&["plan", "hf:owner/repo"], 4, "", "owner/repo");
     check(&["plan", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
     let folder = models();

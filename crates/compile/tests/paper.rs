@@ -152,6 +152,7 @@ fn a_coder_of_32_billion_is_planned() {
         "{target:?}"
     );
     assert!(scheme.bytes > 8 * target.limit && target.graph_bytes <= target.limit, "{target:?}");
+    assert_eq!(target.score.total, 0.0, "{target:?}");
     // That is Hexagon's bound: Intel's driver has no such processes, and so takes it.
     let (scheme, best) = found.best(|_| true).unwrap();
     assert_eq!((scheme, best.target.to_string().as_str()), (Scheme::W8, "openvino:npu"));

@@ -2,7 +2,6 @@
 
 use comfy_table::Cell;
 use narthex_gateway::plan::{CacheOutlook, DeviceFit, PlanReport, SchemeFit, SchemeOutlook, TargetOutlook};
-use narthex_spec::Scheme;
 
 use super::{bytes, right, table};
 
@@ -28,7 +27,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     }
     text.push_str(&format!("\n{}\n\n{}\n", schemes(&outlook.schemes), targets(&outlook.schemes)));
     if let Some((scheme, target)) = outlook.best(|_| true) {
-        text.push_str(&format!("\n{}", score(scheme, target)));
+        text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
     text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
     if let Some(room) = &report.least {
@@ -97,19 +96,6 @@ fn targets(schemes: &[SchemeOutlook]) -> String {
 /// Where a target stands in the list.
 fn place(scheme: &SchemeOutlook, target: &TargetOutlook) -> usize {
     scheme.targets.iter().position(|known| known.target == target.target).unwrap_or(0)
-}
-
-/// The parts of a score.
-fn score(scheme: Scheme, target: &TargetOutlook) -> String {
-    let mut text = format!("score {:.1} of 100 ({} in {scheme})\n", target.score.total, target.target);
-    for part in &target.score.components {
-        let points = part.value * part.weight;
-        text.push_str(&format!(
-            "  {points:>5.1} of {:>2.0}  {:<18} {}\n",
-            part.weight, part.name, part.detail
-        ));
-    }
-    text
 }
 
 fn machine(devices: &[DeviceFit]) -> String {

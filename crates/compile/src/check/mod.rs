@@ -85,7 +85,7 @@ fn look(subject: &str, parts: &[Part], options: &Options, compiled: &BTreeMap<St
     let extents = Extents::new(&options.extents);
     let mut findings = Vec::new();
     let mut summaries = Vec::new();
-    let mut tally = score::Tally::default();
+    let (mut tally, mut weights) = (score::Tally::default(), storage::Weights::default());
     for part in parts {
         let mut view = View::new(part, facts, &extents);
         let compiled = compiled.get(&part.name);
@@ -102,15 +102,17 @@ fn look(subject: &str, parts: &[Part], options: &Options, compiled: &BTreeMap<St
         findings.extend(found);
         let summary = score::summary(&view);
         tally.add(&view);
+        weights.add(&view);
         summaries.push(summary);
     }
-    findings.extend(storage::check_layout(parts, &summaries, &facts));
+    findings.extend(storage::check_layout(parts, &weights, &facts));
     findings.sort_by_key(|finding| finding.severity);
+    let verdict = score::verdict(&findings, &summaries);
     Report {
         subject: subject.to_owned(),
         target: options.target.clone(),
-        verdict: score::verdict(&findings, &summaries),
-        score: tally.score(&summaries, &facts),
+        score: tally.score(&summaries, weights.npu_bytes(), &facts).within(&verdict),
+        verdict,
         assumed: extents.assumed(),
         parts: summaries,
         findings,

@@ -19,6 +19,11 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> Outcome {
     if let Some(problem) = control_flow(node) {
         return Outcome::Problem(problem);
     }
+    let no_numbers = |element: &Element| *element == Element::STRING || *element == Element::NONE;
+    let touched = node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty());
+    if let Some(element) = touched.filter_map(|name| view.known.get(name).element).find(no_numbers) {
+        return Outcome::Problem(other_type(node, element));
+    }
     // What a vendor's compiler has made is the NPU's by definition.
     if node.op == "EPContext" {
         return Outcome::Npu;

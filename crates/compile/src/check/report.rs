@@ -46,7 +46,8 @@ pub enum Verdict {
     },
 }
 
-/// How well a model suits the target: a weighted mean of shares that are computed from the graph.
+/// How well a model suits the target: a weighted mean of shares that are computed from the graph, within what the verdict
+/// allows. What is refused has none, and what runs in part has at most the percentage that the NPU does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Score {
     /// 0 to 100.

@@ -1,6 +1,6 @@
 //! The verdict and the score, computed from the graph: every figure that goes in is printed.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use super::{
     facts::Facts,
@@ -128,14 +128,14 @@ impl Tally {
         }
     }
 
-    pub(super) fn score(&self, summaries: &[PartSummary], facts: &Facts) -> Score {
+    /// The score of graphs whose weights, each counted once, take so many bytes.
+    pub(super) fn score(&self, summaries: &[PartSummary], total: u64, facts: &Facts) -> Score {
         let sum = |of: fn(&PartSummary) -> u64| summaries.iter().map(of).sum::<u64>();
         let share = |part: u64, whole: u64| if whole == 0 { 1.0 } else { part as f64 / whole as f64 };
         let (nodes, npu_nodes) = (sum(|s| s.nodes as u64), sum(|s| s.npu_nodes as u64));
         let (work, npu_work) = (sum(|s| s.multiply_accumulates), sum(|s| s.npu_multiply_accumulates));
         let uncounted = sum(|s| s.uncounted_nodes as u64);
         let (pieces, graphs) = (sum(|s| s.npu_pieces as u64), summaries.len() as u64);
-        let largest = summaries.iter().map(|s| s.npu_weight_bytes).max().unwrap_or(0);
         let computing = if work == 0 { share(npu_nodes, nodes) } else { share(npu_work, work) };
         let mut compute = format!("{} of {} multiply-accumulates", count(npu_work), count(work));
         if uncounted > 0 {
@@ -162,19 +162,78 @@ impl Tally {
                 weight: 10.0,
                 detail: format!("{} of {} values", self.fixed_values, self.values),
             },
-            Component {
-                name: "fits in memory",
-                value: if largest == 0 { 1.0 } else { (facts.part_caution as f64 / largest as f64).min(1.0) },
-                weight: 10.0,
-                detail: format!(
-                    "largest part {:.1} MB of weights, {:.0} MB are safe",
-                    largest as f64 / 1e6,
-                    facts.part_caution as f64 / 1e6
-                ),
-            },
+            memory(summaries, total, facts),
         ];
-        let total = components.iter().map(|component| component.value * component.weight).sum();
-        Score { total, components }
+        Score::of(components)
+    }
+}
+
+/// How much of the weights there is room for: of the largest part's in what is safe for one, and of all parts' in what a
+/// program has.
+fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
+    let room = |bytes: u64, room: u64| if bytes == 0 { 1.0 } else { (room as f64 / bytes as f64).min(1.0) };
+    let largest = summaries.iter().map(|summary| summary.npu_weight_bytes).max().unwrap_or(0);
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    let (mut value, mut detail) = (
+        room(largest, facts.part_caution),
+        format!(
+            "largest part {:.1} MB of weights, {:.0} MB are safe",
+            megabytes(largest),
+            megabytes(facts.part_caution)
+        ),
+    );
+    if let Some(sessions) = facts.sessions
+        && total > largest
+    {
+        value = value.min(room(total, sessions.all()));
+        detail.push_str(&format!(
+            "; all {:.1} MB, a program has {:.0} MB",
+            megabytes(total),
+            megabytes(sessions.all())
+        ));
+    }
+    Component { name: "fits in memory", value, weight: 10.0, detail }
+}
+
+impl Score {
+    /// The sum of parts.
+    pub(super) fn of(components: Vec<Component>) -> Self {
+        let mut score = Self { total: 0.0, components };
+        score.total = score.sum();
+        score
+    }
+
+    /// What its parts give together, whatever the verdict.
+    pub fn sum(&self) -> f64 {
+        self.components.iter().map(|component| component.value * component.weight).sum()
+    }
+
+    /// The score that a verdict allows: none of what is refused, and no more than the share of the work that the NPU does.
+    pub(super) fn within(self, verdict: &Verdict) -> Self {
+        let most = match verdict {
+            Verdict::Whole => 100.0,
+            Verdict::Partly { elsewhere_percent, .. } => 100.0 - elsewhere_percent,
+            Verdict::Refused { .. } => 0.0,
+        };
+        Self { total: self.total.min(most), ..self }
+    }
+}
+
+impl fmt::Display for Score {
+    /// The total and its parts, a line each.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { total, components } = self;
+        let sum = self.sum();
+        let bound = if sum > total + 0.05 {
+            format!(": its parts give {sum:.1}, and the verdict allows no more")
+        } else {
+            String::new()
+        };
+        writeln!(f, "score {total:.1} of 100{bound}")?;
+        for Component { name, value, weight, detail } in components {
+            writeln!(f, "  {:>5.1} of {weight:>2.0}  {name:<18} {detail}", value * weight)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,13 +1,13 @@
 //! Rules on files and sizes: external data, layout, address space.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, path::Path};
 
 use narthex_graph::InitializerData;
 
 use super::{
     facts::{Facts, Sessions},
     finding,
-    report::{Finding, Fix, PartSummary, Rule, Severity},
+    report::{Finding, Fix, Rule, Severity},
     view::{Outcome, Part, View},
 };
 
@@ -69,7 +69,7 @@ fn external(part: &Part) -> Vec<Finding> {
 
 /// Whether a location stays inside the model's folder.
 pub(super) fn is_beside(file: &str) -> bool {
-    let path = std::path::Path::new(file);
+    let path = Path::new(file);
     !file.contains('\\')
         && path
             .components()
@@ -137,10 +137,14 @@ fn part_size(view: &View<'_>) -> Option<Finding> {
     })
 }
 
-/// Bytes that the constants of the NPU's nodes take there: wide floats are stored as half precision.
+/// Bytes that the constants of the NPU's nodes take there.
 pub(super) fn npu_weight_bytes(view: &View<'_>) -> u64 {
-    let mut seen = BTreeSet::new();
-    let mut bytes = 0u64;
+    npu_weights(view).values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+}
+
+/// Bytes that each constant of the NPU's nodes takes there: wide floats are stored as half precision.
+fn npu_weights<'a>(view: &View<'a>) -> BTreeMap<&'a str, u64> {
+    let mut weights = BTreeMap::new();
     for (_, node, outcome) in view.placed() {
         // Nodes that fall only because a shape is open hold weights too once it is fixed.
         if !matches!(outcome, Outcome::Npu | Outcome::Dynamic) {
@@ -148,15 +152,66 @@ pub(super) fn npu_weight_bytes(view: &View<'_>) -> u64 {
         }
         for name in &node.inputs {
             let tensor = view.known.get(name);
-            if tensor.constant && seen.insert(name.as_str()) {
+            if tensor.constant && !weights.contains_key(name.as_str()) {
                 let stored = view.constants.get(name.as_str()).map(|constant| constant.bytes());
                 let size = stored.or_else(|| tensor.bytes()).unwrap_or(0);
                 let wide = tensor.element.is_some_and(|element| element == narthex_spec::DType::F32);
-                bytes = bytes.saturating_add(if wide { size / 2 } else { size });
+                weights.insert(name.as_str(), if wide { size / 2 } else { size });
             }
         }
     }
-    bytes
+    weights
+}
+
+/// Where a weight lies: graphs that read the same place of a file share it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place<'a> {
+    /// In a data file, from a byte on.
+    File(&'a Path, &'a str, u64),
+    /// In a graph, under a name.
+    Graph(&'a str, &'a str),
+}
+
+/// The weights of all graphs of a model, each once.
+#[derive(Debug, Default)]
+pub(super) struct Weights<'a> {
+    /// Bytes that each takes on the NPU.
+    npu: BTreeMap<Place<'a>, u64>,
+    /// Bytes of each, and how many graphs read it.
+    read: BTreeMap<Place<'a>, (u64, usize)>,
+}
+
+impl<'a> Weights<'a> {
+    /// Adds those of a graph.
+    pub(super) fn add(&mut self, view: &View<'a>) {
+        let place = |name: &'a str| match view.constants.get(name).map(|constant| &constant.data) {
+            Some(InitializerData::External { file, offset, .. }) => {
+                Place::File(&view.part.folder, file, *offset)
+            }
+            _ => Place::Graph(&view.part.name, name),
+        };
+        for (name, bytes) in npu_weights(view) {
+            let known = self.npu.entry(place(name)).or_default();
+            *known = bytes.max(*known);
+        }
+        let own: BTreeMap<Place<'a>, u64> =
+            view.constants.iter().map(|(name, constant)| (place(name), constant.bytes())).collect();
+        for (place, bytes) in own {
+            let known = self.read.entry(place).or_default();
+            *known = (bytes.max(known.0), known.1 + 1);
+        }
+    }
+
+    /// Bytes that all of them take on the NPU.
+    pub(super) fn npu_bytes(&self) -> u64 {
+        self.npu.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Bytes of those that more than one graph reads.
+    fn shared_bytes(&self) -> u64 {
+        let shared = self.read.values().filter(|(_, graphs)| *graphs > 1);
+        shared.fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
+    }
 }
 
 /// Tensors so large that one operator may not fit into the memory beside the NPU's cores.
@@ -192,11 +247,11 @@ fn tensor_size(view: &View<'_>) -> Option<Finding> {
 }
 
 /// Findings on how a model is divided into files.
-pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary], facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_layout(parts: &[Part], weights: &Weights<'_>, facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     if parts.len() > 1 {
         let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
-        let shared = shared_bytes(parts);
+        let shared = weights.shared_bytes();
         let message = if shared > 0 {
             format!(
                 "the model has {} graphs, which share {:.1} MB of weights",
@@ -208,18 +263,14 @@ pub(super) fn check_layout(parts: &[Part], summaries: &[PartSummary], facts: &Fa
         };
         findings.push(finding(Rule::SeveralFiles, Severity::Notes, names, message, None));
     }
-    let total: u64 = summaries
-        .iter()
-        .map(|summary| summary.npu_weight_bytes)
-        .sum::<u64>()
-        .saturating_sub(shared_bytes(parts));
+    let total = weights.npu_bytes();
     findings.extend(facts.sessions.and_then(|sessions| model_size(total, sessions)));
     findings
 }
 
 /// Weights of all graphs together that one of the driver's processes cannot hold, or all of them.
 fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding> {
-    let all = bytes.saturating_mul(count);
+    let all = Sessions { bytes, count }.all();
     let (severity, then) = match total {
         total if total <= bytes => return None,
         total if total <= all => {
@@ -237,19 +288,6 @@ fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding
         bytes as f64 / 1e9
     );
     Some(finding(Rule::PartSize, severity, Vec::new(), message, None))
-}
-
-/// Bytes of data files that more than one graph reads.
-fn shared_bytes(parts: &[Part]) -> u64 {
-    let mut readers: BTreeMap<(&std::path::Path, &str, u64), (u64, usize)> = BTreeMap::new();
-    for part in parts {
-        for constant in &part.graph.initializers {
-            if let InitializerData::External { file, offset, length } = &constant.data {
-                readers.entry((&part.folder, file, *offset)).or_insert((*length, 0)).1 += 1;
-            }
-        }
-    }
-    readers.values().map(|(length, count)| length.saturating_mul(count.saturating_sub(1) as u64)).sum()
 }
 
 #[cfg(test)]

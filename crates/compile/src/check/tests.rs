@@ -409,7 +409,8 @@ fn types_beside_the_usual_ones_are_named() {
     check_graph(graph.clone(), REFUSED, &[(Rule::ElementType, Severity::Falls, "/a/Add")], None);
     graph.inputs[0].dtype = Element::STRING;
     graph.nodes[0].op = "Identity".into();
-    check_graph(graph, WHOLE, &[(Rule::ElementType, Severity::Falls, "x")], None);
+    let texts = [(Rule::ElementType, Severity::Falls, "/a/Add"), (Rule::ElementType, Severity::Falls, "x")];
+    check_graph(graph, REFUSED, &texts, None);
 }
 
 #[test]
@@ -551,8 +552,15 @@ fn several_graphs_are_one_model() {
         check("m", &[layer("decode.onnx", "1"), layer("prefill.onnx", "64")], &options("qnn:x-elite", &[]));
     assert_eq!(report.verdict, Verdict::Whole, "{report}");
     assert!((report.score.total - 100.0).abs() < 1e-9, "{report}");
-    let layout = report.findings.iter().find(|finding| finding.rule == Rule::SeveralFiles).unwrap();
-    assert!(layout.message.contains("2 graphs, which share 0.0 MB"), "{}", layout.message);
+    let layout = |parts: &[Part]| {
+        let report = check("m", parts, &options("qnn:x-elite", &[]));
+        report.findings.into_iter().find(|finding| finding.rule == Rule::SeveralFiles).unwrap().message
+    };
+    // 16.8 MB, however many graphs read them.
+    let parts = ["a", "b", "c"].map(|name| Part { name: name.into(), ..sized("m", 1024) });
+    assert_eq!(layout(&parts), "the model has 3 graphs, which share 16.8 MB of weights");
+    let apart = ["a", "b"].map(|folder| sized(folder, 1024));
+    assert_eq!(layout(&apart), "the model has 2 graphs, which share no weights");
 }
 
 /// A product over its own weights, in a folder of its own.
@@ -560,6 +568,40 @@ fn sized(folder: &str, rows: usize) -> Part {
     let graph = one("MatMul", F16, &["1 8192", &format!("=8192 {rows}")], &[]);
     let files = BTreeMap::from([("w.data".into(), Some(1 << 40))]);
     Part { name: format!("{folder}.onnx"), folder: folder.into(), files, ..part(graph) }
+}
+
+#[test]
+fn all_parts_together_must_fit() {
+    let judge = |folders: &[String]| {
+        // A gibibyte each, which is safe for one.
+        let parts: Vec<Part> = folders.iter().map(|folder| sized(folder, 1 << 16)).collect();
+        check("m", &parts, &options("qnn:x-elite", &[]))
+    };
+    let fits = |report: &Report| {
+        report.score.components.iter().find(|part| part.name == "fits in memory").unwrap().value
+    };
+    let folders: Vec<String> = (0..16).map(|index| format!("m{index}")).collect();
+    let all = judge(&folders);
+    assert!(matches!(&all.verdict, Verdict::Refused { reason } if reason.contains("15.0 GB")), "{all}");
+    assert!((fits(&all) - 15e9 / (16u64 << 30) as f64).abs() < 1e-9, "{all}");
+    let some = judge(&folders[..13]);
+    assert_eq!((&some.verdict, fits(&some)), (&Verdict::Whole, 1.0), "{some}");
+    let shared = judge(&vec!["m".to_owned(); 16]);
+    assert_eq!((&shared.verdict, fits(&shared)), (&Verdict::Whole, 1.0), "{shared}");
+}
+
+#[test]
+fn a_score_says_no_more_than_its_verdict() {
+    let refused = |report: Report| {
+        assert!(matches!(report.verdict, Verdict::Refused { .. }), "{report}");
+        assert_eq!(report.score.total, 0.0, "{report}");
+    };
+    refused(report_on(Builder::new("g", &[("", 17)]).finish()));
+    refused(report_on(one("MatMul", F16, &["1 8 64", "=64 64"], &[])));
+    refused(check("m", &[sized("m", 1 << 18)], &options("qnn:x-elite", &[])));
+    let half = compiled(&cut(), partly(&[("/a/MatMul", None)], 3));
+    assert_eq!((half.score.total, half.score.sum().round()), (50.0, 70.0), "{half}");
+    assert!(half.to_string().contains("score 50.0 of 100: its parts give 70.0"), "{half}");
 }
 
 #[test]

@@ -46,11 +46,7 @@ impl Display for Report {
                 self.assumed.iter().map(|(symbol, extent)| format!("{symbol}={extent}")).collect();
             writeln!(f, "  counted with {} (--set gives others)", plain(&pairs.join(", ")))?;
         }
-        writeln!(f, "\nscore {:.0} of 100", self.score.total)?;
-        for part in &self.score.components {
-            let points = part.value * part.weight;
-            writeln!(f, "  {points:>5.1} of {:>2.0}  {:<18} {}", part.weight, part.name, part.detail)?;
-        }
+        write!(f, "\n{}", self.score)?;
         if !self.parts.is_empty() {
             writeln!(f, "\ngraphs")?;
         }

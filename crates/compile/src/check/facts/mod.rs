@@ -37,6 +37,13 @@ pub(super) struct Sessions {
     pub(super) count: u64,
 }
 
+impl Sessions {
+    /// Bytes that all of them hold.
+    pub(super) fn all(self) -> u64 {
+        self.bytes.saturating_mul(self.count)
+    }
+}
+
 /// Qualcomm's figures for Hexagon.
 const HEXAGON_SESSIONS: Sessions = Sessions { bytes: 3_750_000_000, count: 4 };
 
