@@ -227,6 +227,8 @@ fn what_narthex_compiles_for_npus_runs_whole_by_its_own_rules() {
             let grave = report.findings.iter().find(|finding| finding.severity < Severity::Costs);
             assert!(grave.is_none(), "{report}");
             assert!(report.findings.iter().any(|finding| finding.rule == Rule::Quantisation));
+            let mut decoders = report.findings.iter().filter(|finding| finding.rule == Rule::DecoderLoop);
+            assert!(decoders.all(|found| found.fix.is_none() && !found.message.contains(" 0 ")), "{report}");
         }
     }
 }

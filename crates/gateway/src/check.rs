@@ -162,7 +162,8 @@ fn package(
     }
     let parts = open::open_files(&files)?;
     let mut report = check::check(&request.subject, &parts, options);
-    let own = |context: &&Context| context.target == request.target;
+    let asked = request.compiler != Asked::Never;
+    let own = |context: &&Context| asked && context.target == request.target;
     let known = |context: &Context| (context.graph.clone(), compiled(&context.placement, &request.target));
     let known = manifest.contexts.iter().filter(own).map(known).collect();
     let compiler = compiler::of(inner, request, cancel)?;

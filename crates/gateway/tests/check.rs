@@ -54,6 +54,36 @@ fn packages_are_checked_by_their_graphs_for_npus() {
 }
 
 #[test]
+fn rules_alone_leave_out_what_the_compiler_said_before() {
+    let tiny = Tiny::new();
+    tiny.with_qnn();
+    let gateway = tiny.gateway();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    fs::write(&file, checkpoint::tiny_llama_gguf(7)).unwrap();
+    let request = CompileRequest {
+        contexts: vec![32],
+        target: Some("qnn:x-elite".parse().unwrap()),
+        ..CompileRequest::new(Scheme::W8)
+    };
+    let manifest = gateway.compile(file.to_str().unwrap(), &request, &Quiet, &Cancel::new()).unwrap().1;
+    let told = |compiler: Asked| {
+        let request = CheckRequest {
+            subject: manifest.name.to_string(),
+            target: "qnn:x-elite".parse().unwrap(),
+            extents: BTreeMap::new(),
+            fix: None,
+            compiler,
+        };
+        let report = gateway.check(&request, &Cancel::new()).unwrap();
+        assert_eq!(*report.verdict(), Verdict::Whole, "{}", report.report);
+        says(&report, "the vendor's compiler")
+    };
+    assert!(told(Asked::Here));
+    assert!(!told(Asked::Never));
+}
+
+#[test]
 fn checkpoints_are_told_from_their_settings() {
     let tiny = Tiny::new();
     let gateway = tiny.gateway();

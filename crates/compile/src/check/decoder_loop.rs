@@ -5,6 +5,7 @@ use narthex_graph::{Node, Value};
 use super::{
     finding,
     report::{Finding, Fix, Rule, Severity},
+    score::plural,
     view::{Outcome, View},
 };
 
@@ -20,18 +21,21 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
         return findings;
     }
     let names = past.iter().chain(&present).map(|value| value.name.clone()).collect();
+    let count = |values: &[&Value], thing| plural(values.len() as u64, thing);
     let mut message =
-        format!("a decoder with {} cache inputs and {} cache outputs", past.len(), present.len());
+        format!("a decoder with {} and {}", count(&past, "cache input"), count(&present, "cache output"));
     if has_switch {
         message.push_str(", prompt and continuation merged into one graph by use_cache");
     } else if past.is_empty() {
         message.push_str(": it reads prompts, and a graph with a past must continue them");
     }
-    let fix = Fix::you(
-        "an NPU wants a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
-         `narthex compile MODEL --target` makes both from a checkpoint",
-    );
-    findings.push(finding(Rule::DecoderLoop, Severity::Notes, names, message, Some(fix)));
+    let fix = (has_switch || !gives_news_alone(view, &past, &present)).then(|| {
+        Fix::you(
+            "an NPU wants a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
+             `narthex compile MODEL --target` makes both from a checkpoint",
+        )
+    });
+    findings.push(finding(Rule::DecoderLoop, Severity::Notes, names, message, fix));
     findings.extend(whole_cache(view, &past, &present));
     findings.extend(all_logits(view));
     findings
@@ -48,17 +52,30 @@ fn caches<'a>(view: &View<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
         graph
             .outputs
             .iter()
-            .filter(|value| says(value, &["present", "cache", "knew", "vnew", "new_"]))
+            .filter(|value| says(value, &["present", "cache", "knew", "vnew", "new_", "new."]))
             .collect(),
     )
 }
 
-/// A cache that leaves the graph whole is copied in every step.
-fn whole_cache(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<Finding> {
+/// Whether the loop is as an NPU wants it: fixed shapes, and of each cache that is read only what is new comes out.
+fn gives_news_alone(view: &View<'_>, past: &[&Value], present: &[&Value]) -> bool {
+    let fixed = |value: &&Value| view.open.get(&value.name).is_fixed();
+    past.len() == present.len()
+        && past.iter().chain(present).all(fixed)
+        && cache_bytes(view, past, present).is_some_and(|(into, out)| out < into)
+}
+
+/// Bytes of the caches that are read, and of those that come out.
+fn cache_bytes(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<(u64, u64)> {
     let bytes = |values: &[&Value]| {
         values.iter().map(|value| view.known.get(&value.name).bytes()).sum::<Option<u64>>()
     };
-    let (into, out) = (bytes(past)?, bytes(present)?);
+    Some((bytes(past)?, bytes(present)?))
+}
+
+/// A cache that leaves the graph whole is copied in every step.
+fn whole_cache(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<Finding> {
+    let (into, out) = cache_bytes(view, past, present)?;
     (into > 0 && out >= into).then(|| {
         let message = format!(
             "the whole cache, {:.1} MB, leaves the graph in every step; only the new tokens' keys and values are news",
