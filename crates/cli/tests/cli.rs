@@ -93,6 +93,8 @@ fn check_ends_with_a_code_for_its_verdict() {
     let named = "dimension \"batch\" of x [batch, 4, 4] is dynamic";
     check(&["check", &open, "--target", "qnn:x-elite"], 8, named, "");
     check(&["check", &open, "--set", "batch=3", "--json"], 8, "\"kind\": \"refused\"", "");
+    let twice = ["check", &open, "--set", "batch=1", "--set", "batch=2"];
+    check(&twice, 2, "", "batch has one extent, and both 1 and 2 were given");
     check(&["check", &open, "--set", "bach=3"], 2, "", "open dimensions: batch");
     check(&["check", &open, "--set", "batch"], 2, "", "as in batch=1");
     check(&["check", &open, "--target", "toaster"], 2, "", "toaster");

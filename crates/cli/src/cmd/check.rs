@@ -1,10 +1,10 @@
 //! `narthex check`, and the process in which it lets a vendor's compiler have a graph.
 
-use std::{env, fs};
+use std::{collections::BTreeMap, env, fs};
 
 use anyhow::Context;
 use narthex_gateway::{
-    Gateway,
+    Error, Gateway,
     check::{Asked, CheckRequest, Program, Verdict},
 };
 
@@ -32,13 +32,28 @@ pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()
     fs::write(&args.answer, serde_json::to_vec(&found)?).with_context(|| args.answer.display().to_string())
 }
 
+/// Extents by dimension; one dimension has one extent.
+fn extents(set: Vec<(String, u64)>) -> Result<BTreeMap<String, u64>, Error> {
+    let mut extents = BTreeMap::new();
+    for (dimension, extent) in set {
+        if let Some(other) = extents.insert(dimension.clone(), extent)
+            && other != extent
+        {
+            let message =
+                format!("set: {dimension} has one extent, and both {other} and {extent} were given");
+            return Err(Error::Invalid { param: "set", message });
+        }
+    }
+    Ok(extents)
+}
+
 /// Says whether a model would run on an NPU; ends with a code for the verdict.
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
     let wants_fix = args.fix.is_some();
     let request = CheckRequest {
         subject: args.model,
         target: args.target,
-        extents: args.set.into_iter().collect(),
+        extents: extents(args.set)?,
         fix: args.fix,
         compiler: if args.rules_only { Asked::Never } else { Asked::Apart(apart(gateway)?) },
     };
