@@ -7,7 +7,7 @@ use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::
 use serde::Serialize;
 
 use crate::{
-    check::{Options, Score, Verdict, architecture},
+    check::{Options, Report, Score, Verdict, architecture},
     checkpoint,
     error::CompileError,
     paper::{self, Paper},
@@ -52,10 +52,23 @@ pub struct TargetOutlook {
     pub graph_bytes: u64,
     /// Bytes of weights that a graph may have there.
     pub limit: u64,
+    /// What must have room there: each graph, and all of them where the driver sets a bound.
+    pub held: Vec<Held>,
     /// Whether it runs there, as `narthex check` says.
     pub verdict: Verdict,
     /// How well it suits the NPU, as `narthex check` says.
     pub score: Score,
+}
+
+/// Weights and the cache beside them, and what there is for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Held {
+    /// Bytes of the weights.
+    pub bytes: u64,
+    /// Bytes that a token takes in the KV cache of the layers that have these weights.
+    pub token_bytes: u64,
+    /// Bytes that there are.
+    pub limit: u64,
 }
 
 /// The layers whose cache is alike.
@@ -146,6 +159,7 @@ impl TargetOutlook {
             Err(error) => architecture::refused("model", error.to_string(), &options),
         };
         Self {
+            held: fixed.as_ref().map_or_else(|_| Vec::new(), |fixed| held(fixed, &report)),
             target: report.target,
             graph_bytes: report.parts.iter().map(|part| part.npu_weight_bytes).max().unwrap_or(0),
             limit: architecture::limit(target),
@@ -158,6 +172,18 @@ impl TargetOutlook {
     pub fn runs(&self) -> bool {
         !matches!(self.verdict, Verdict::Refused { .. })
     }
+}
+
+/// What the graphs of a compile on paper need on the NPU that they were checked for.
+fn held(fixed: &Paper, report: &Report) -> Vec<Held> {
+    let limit = architecture::limit(&report.target);
+    let graphs = fixed.fixed().zip(&report.parts).map(|((_, entry), part)| {
+        let token_bytes = entry.kv.iter().map(|layer| layer.bytes_per_token() as u64).sum();
+        Held { bytes: part.npu_weight_bytes, token_bytes, limit }
+    });
+    let (bytes, token_bytes) = (report.npu_weight_bytes, fixed.token_bytes());
+    let all = architecture::program_limit(&report.target).map(|limit| Held { bytes, token_bytes, limit });
+    graphs.chain(all).collect()
 }
 
 /// Layers gathered by their windows, those without one first.
@@ -185,6 +211,7 @@ mod tests {
             target: target.parse().unwrap(),
             graph_bytes: 0,
             limit: 0,
+            held: Vec::new(),
             verdict: if runs {
                 Verdict::Whole
             } else {

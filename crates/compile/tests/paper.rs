@@ -153,6 +153,11 @@ fn a_coder_of_32_billion_is_planned() {
     );
     assert!(scheme.bytes > 8 * target.limit && target.graph_bytes <= target.limit, "{target:?}");
     assert_eq!(target.score.total, 0.0, "{target:?}");
+    // Each part has its own layers' cache, and the parts have all of it together.
+    let (all, graphs) = target.held.split_last().unwrap();
+    assert_eq!((all.limit, all.token_bytes), (15_000_000_000, found.npu_token_bytes));
+    let largest = graphs.iter().map(|held| held.token_bytes).max().unwrap();
+    assert!(all.bytes > all.limit && largest * 4 < found.npu_token_bytes, "{graphs:?}");
     // That is Hexagon's bound: Intel's driver has no such processes, and so takes it.
     let (scheme, best) = found.best(|_| true).unwrap();
     assert_eq!((scheme, best.target.to_string().as_str()), (Scheme::W8, "openvino:npu"));

@@ -13,7 +13,7 @@ use narthex_spec::{
 
 use super::{
     Options, check,
-    facts::Facts,
+    facts::{Facts, Sessions},
     finding,
     report::{Finding, Fix, Report, Rule, Score, Severity, Verdict},
     view::Part,
@@ -83,6 +83,11 @@ pub fn limit(target: &Target) -> u64 {
     Facts::of(target).part_limit
 }
 
+/// Bytes of weights that a program's graphs may have together on a target's NPU, where its driver sets a bound.
+pub(crate) fn program_limit(target: &Target) -> Option<u64> {
+    Facts::of(target).sessions.map(Sessions::all)
+}
+
 /// Whether all that is known of two targets is the same, so that a check says the same of both.
 pub(crate) fn alike(one: &Target, other: &Target) -> bool {
     Facts::of(one) == Facts::of(other)
@@ -113,6 +118,7 @@ pub fn refused(subject: &str, reason: String, options: &Options) -> Report {
         score: Score { total: 0.0, components: Vec::new() },
         assumed: BTreeMap::new(),
         parts: Vec::new(),
+        npu_weight_bytes: 0,
         findings: vec![refusal],
         after_fix: None,
     }

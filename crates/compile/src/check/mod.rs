@@ -115,6 +115,7 @@ fn look(subject: &str, parts: &[Part], options: &Options, compiled: &BTreeMap<St
         verdict,
         assumed: extents.assumed(),
         parts: summaries,
+        npu_weight_bytes: weights.npu_bytes(),
         findings,
         after_fix: None,
     }

@@ -20,6 +20,8 @@ pub struct Report {
     pub assumed: BTreeMap<String, u64>,
     /// Its graphs.
     pub parts: Vec<PartSummary>,
+    /// Bytes that their weights take on the NPU together; those that graphs share count once.
+    pub npu_weight_bytes: u64,
     /// What was found, the gravest first.
     pub findings: Vec<Finding>,
     /// What it would be after Narthex's own fixes, if it has any.

@@ -1,6 +1,6 @@
 //! What has room for a model, and for how long a sequence. Arithmetic alone, but for [`memories`].
 
-use narthex_compile::outlook::{Outlook, TargetOutlook};
+use narthex_compile::outlook::{Held, Outlook, TargetOutlook};
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{
     Scheme, Target,
@@ -113,8 +113,9 @@ fn in_memory(outlook: &Outlook, memory: u64) -> Vec<SchemeFit> {
 
 fn on_npu(outlook: &Outlook, target: &Target) -> Vec<SchemeFit> {
     let fit = |scheme: Scheme, found: &TargetOutlook| {
-        let sizes = (found.graph_bytes, outlook.npu_token_bytes);
-        let context = longest(outlook, found.limit, sizes).filter(|_| found.runs());
+        // Each graph has its own layers' cache beside its weights, and all of them share what a program has.
+        let room = |held: &Held| longest(outlook, held.limit, (held.bytes, held.token_bytes));
+        let context = found.held.iter().map(room).min().flatten().filter(|_| found.runs());
         let reason = match &found.verdict {
             _ if context.is_some() => None,
             narthex_compile::check::Verdict::Refused { reason } => Some(reason.clone()),
@@ -170,6 +171,7 @@ mod tests {
                 target: Target::Qnn(vec![QnnChip::XElite]),
                 graph_bytes: bytes,
                 limit: 5_000_000_000,
+                held: vec![Held { bytes, token_bytes: 500_000, limit: 5_000_000_000 }],
                 verdict: if bytes > 5_000_000_000 {
                     Verdict::Refused { reason: "too large".to_owned() }
                 } else {
@@ -214,6 +216,29 @@ mod tests {
         assert_eq!(found[0].schemes[0].reason.as_deref(), Some("too large"));
         assert_eq!(found[0].schemes[1].context, Some(2000));
         assert!(found[0].fits() && !found[1].fits() && found[1].schemes.is_empty());
+    }
+
+    #[test]
+    fn a_graph_s_weights_share_their_room_with_its_own_layers_cache() {
+        let context = |held: &[Held]| {
+            let mut outlook = outlook(100_000);
+            let target = &mut outlook.schemes[1].targets[0];
+            target.held = held.to_vec();
+            let target = target.target.clone();
+            on_npu(&outlook, &target)[1].context
+        };
+        let held = |bytes, token_bytes, limit| Held { bytes, token_bytes, limit };
+        let (one, two) =
+            (held(1_000_000_000, 100_000, 2_000_000_000), held(500_000_000, 400_000, 2_000_000_000));
+        assert_eq!(context(&[one]), Some(10_000));
+        assert_eq!(context(&[one, two]), Some(3750));
+        // A head is all weights.
+        let head = held(1_999_999_999, 0, 2_000_000_000);
+        assert_eq!(context(&[head, one, two]), Some(3750));
+        // What a program has for all of them.
+        assert_eq!(context(&[one, two, held(1_500_000_000, 500_000, 2_500_000_000)]), Some(2000));
+        assert_eq!(context(&[one, two, held(1_500_000_000, 500_000, 1_600_000_000)]), None);
+        assert_eq!(context(&[]), None);
     }
 
     #[test]
