@@ -50,6 +50,12 @@ impl Store {
         Staging::scratch(self)
     }
 
+    /// A new folder for what is known of a compiler's failure on a graph; it becomes `failures/<name>`, in the place of an
+    /// older one.
+    pub fn failure(&self, name: &str) -> Result<Staging, Error> {
+        Staging::new(self, self.root().join("failures").join(lock::file_stem(name)))
+    }
+
     /// Opens the store at `root`, else at `NARTHEX_HOME`, else in the platform's data folder, and clears away what
     /// dead processes left.
     ///

@@ -2,14 +2,14 @@
 //!
 //! A context is an ONNX file with one node that names a binary beside it. Nothing here knows of models.
 
-use std::{ops::ControlFlow, path::Path};
+use std::{io, ops::ControlFlow, path::Path};
 
 use crate::{
     ep::Device,
     error::{DeviceError, RefusedNode},
-    ort::{Context, Session, SessionOptions, Sharing},
+    ort::{Context, Session, SessionOptions, Sharing, Writes},
     placement::Placement,
-    runtime::Runtime,
+    runtime::{Recording, Runtime},
     trace,
 };
 
@@ -72,6 +72,36 @@ pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize
     let session = Session::open(runtime, graph, SessionOptions::on(device, 1))?;
     whole(runtime, graph, device, session.placement())?;
     Ok(session.placement().nodes.len())
+}
+
+/// The log's file in a folder that [`record`] filled.
+pub const LOG: &str = "log.txt";
+
+/// Lets a device's compiler have a graph once more, and has everything that it tells on the way written into `folder`, which
+/// exists: what the provider writes, under its own names, and every line of its log in [`LOG`]. What comes of the graph is
+/// not told. A compiler that ends the process leaves what was written until then.
+///
+/// # Errors
+/// Where the log cannot be written.
+pub fn record(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
+    let _log = Recording::to(&folder.join(LOG))?;
+    let options = SessionOptions { writes: Writes::Everything(folder), ..SessionOptions::on(device, 1) };
+    // Whether it compiles was told before.
+    drop(Session::open(runtime, graph, options));
+    Ok(())
+}
+
+/// Lets a provider's control have a graph: a backend that takes every sound graph, whatever the chip, and writes its own
+/// form of it into `folder`. Gives the number of nodes; `None` for a provider that has no such backend.
+pub fn control(
+    runtime: &Runtime,
+    device: &Device,
+    graph: &Path,
+    folder: &Path,
+) -> Option<Result<usize, DeviceError>> {
+    let device = device.control()?;
+    let options = SessionOptions { writes: Writes::Form(folder), ..SessionOptions::on(&device, 1) };
+    Some(Session::open(runtime, graph, options).map(|session| session.placement().nodes.len()))
 }
 
 /// Refuses a placement that is not wholly on its device; each node with the provider's reason, where it gives one.

@@ -6,6 +6,8 @@
 use std::{
     collections::BTreeMap,
     ffi::CStr,
+    fs::File,
+    io::{self, Write},
     path::{Path, PathBuf},
     ptr,
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -217,7 +219,32 @@ fn version_of(path: &Path, minor: u32) -> String {
     if digits.starts_with(&format!("1.{minor}.")) { digits.to_owned() } else { format!("1.{minor}") }
 }
 
+/// Where every line of ONNX Runtime's log goes too, if anywhere.
+static RECORDED: Mutex<Option<File>> = Mutex::new(None);
+
+/// While it lives, ONNX Runtime's log goes to a file too, whichever session it is of. Of two the later has it.
+pub(crate) struct Recording;
+
+impl Recording {
+    /// Makes the file.
+    pub(crate) fn to(path: &Path) -> io::Result<Self> {
+        let file = File::create(path)?;
+        *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        Ok(Self)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 fn forward_log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
+    if let Some(file) = &mut *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) {
+        // A line that a full disk swallows is no reason to stop.
+        let _ = writeln!(file, "{level:?} {location} {message}");
+    }
     match level {
         LogLevel::Verbose => tracing::trace!(target: "ort", category, location, "{message}"),
         LogLevel::Info => tracing::trace!(target: "ort", category, location, "{message}"),

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     ep::Device,
-    ort::{Session, SessionOptions},
+    ort::{Session, SessionOptions, Writes},
     runtime::Runtime,
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTree
     if device.trace_to(&scratch.0).is_empty() {
         return BTreeMap::new();
     }
-    let options = SessionOptions { trace: Some(&scratch.0), ..SessionOptions::on(device, 1) };
+    let options = SessionOptions { writes: Writes::Trace(&scratch.0), ..SessionOptions::on(device, 1) };
     // Whether the graph compiles was told before; the trace is written on the way.
     drop(Session::open(runtime, graph, options));
     let mut bytes = Vec::new();

@@ -225,13 +225,16 @@ fn a_compiler_that_crashes_is_a_finding() {
         "the vendor's compiler took all of 13 nodes"
     );
     // It goes down over whatever has the one operator, which is found as one over which it fails is.
-    let report = check(r#"grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();
+    let report = check(r#"test -n "$4" && echo > "$4/wrote.txt"; grep -q Erf "$2" && kill -ABRT $$; echo '{"whole":{"nodes":1}}' > "$3""#).unwrap();
     let told = compiled(&report, Severity::Refuses).unwrap();
     assert!(told.message.contains("crashed over this graph (signal: 6 (SIGABRT)"), "{}", told.message);
     assert_eq!(
         (told.part.as_deref(), told.places.as_slice()),
         (Some("chain.onnx"), ["/alone/Erf".to_owned()].as_slice())
     );
+    // Of the piece that it crashes over, what it wrote until then is kept.
+    let kept = Path::new(told.message.split_once(" lie in ").unwrap().1);
+    assert!(kept.join("graph.onnx").is_file() && kept.join("wrote.txt").is_file(), "{kept:?}");
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
     // What is killed from outside says nothing of the nodes.
     let report = check("kill -KILL $$").unwrap();
@@ -258,4 +261,21 @@ fn the_nodes_on_which_the_vendor_s_compiler_fails_are_found() {
     assert_eq!(told.places, nodes);
     assert!(told.fix.as_ref().is_some_and(|fix| fix.text.contains("put the weight second")), "{told:?}");
     assert!(matches!(report.verdict(), Verdict::Refused { .. }));
+    // The other steps of the ladder were taken too, and what came of them is kept.
+    assert!(
+        told.message.contains("the graph is sound and the chip's backend is at fault"),
+        "{}",
+        told.message
+    );
+    let kept = Path::new(told.message.split_once(" lie in ").unwrap().1);
+    let names: Vec<String> =
+        fs::read_dir(kept).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    for end in ["graph.onnx", "log.txt", "_qnn_ep_input_graph.json", "_0.json", "_0.dlc"] {
+        assert!(names.iter().any(|name| name.ends_with(end)), "{end} of {names:?}");
+    }
+    assert_eq!(
+        narthex_graph::Graph::decode(&fs::read(kept.join("graph.onnx")).unwrap()).unwrap().nodes.len(),
+        7
+    );
+    assert!(fs::read_to_string(kept.join("log.txt")).unwrap().contains("FinalizeGraphs started"));
 }

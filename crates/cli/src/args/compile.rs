@@ -99,6 +99,9 @@ pub(crate) struct TryOutArgs {
 
     /// The file for the outcome, as JSON
     pub(crate) answer: PathBuf,
+
+    /// A folder for what the compiler tells on the way; the outcome is then that of the provider's control backend
+    pub(crate) folder: Option<PathBuf>,
 }
 
 /// `batch=1` as a dimension's name and its extent.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, env, fs};
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
-    check::{Asked, CheckRequest, Program, Verdict},
+    check::{Asked, CheckRequest, Compiled, Program, Verdict},
 };
 
 use crate::{
@@ -27,9 +27,17 @@ fn apart(gateway: &Gateway) -> anyhow::Result<Program> {
 
 /// Lets a vendor's compiler have one graph, and writes down what it made of it.
 pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()> {
-    let found = gateway.try_out(&args.target, &args.graph, interrupt::cancel())?;
-    let found = found.with_context(|| format!("no compiler for {} is installed", args.target))?;
-    fs::write(&args.answer, serde_json::to_vec(&found)?).with_context(|| args.answer.display().to_string())
+    let cancel = interrupt::cancel();
+    let answer = |found: &Compiled| {
+        fs::write(&args.answer, serde_json::to_vec(found)?).with_context(|| args.answer.display().to_string())
+    };
+    if let Some(folder) = &args.folder {
+        // The recording goes last, since the compiler may end this process.
+        gateway.control(&args.target, &args.graph, folder, cancel)?.iter().try_for_each(answer)?;
+        return Ok(gateway.record(&args.target, &args.graph, folder, cancel)?);
+    }
+    let found = gateway.try_out(&args.target, &args.graph, cancel)?;
+    answer(&found.with_context(|| format!("no compiler for {} is installed", args.target))?)
 }
 
 /// Extents by dimension; one dimension has one extent.

@@ -31,7 +31,7 @@ use narthex_spec::Target;
 
 pub use open::CheckError;
 pub use reasons::{Reason, reasons};
-pub use record::{Compiled, Ending, Fault, Left};
+pub use record::{Compiled, Control, Ending, Evidence, Fault, Left};
 pub use report::{
     AfterFix, Component, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,
 };

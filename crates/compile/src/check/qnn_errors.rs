@@ -19,7 +19,8 @@ pub struct Explanation {
     pub next: &'static str,
 }
 
-/// What is done about a graph that does not compile, from the cheapest step to the dearest.
+/// What is done about a graph that does not compile, from the cheapest step to the dearest. `narthex check` takes these steps
+/// by itself where the compiler is installed.
 pub const LADDER: [&str; 6] = [
     "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which not",
     "write the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
@@ -250,9 +251,47 @@ pub fn code_in(message: &str) -> Option<u32> {
     })
 }
 
+/// The most lines of a log that are told.
+const MOST_LINES: usize = 3;
+
+/// The most characters of a line that are told.
+const LONGEST_LINE: usize = 200;
+
+/// The lines of a verbose log that say why a graph was not prepared, each once.
+pub fn telling(log: &str) -> Vec<String> {
+    const SIGNS: [&str; 4] =
+        ["graph prepare failed", "bytes of tcm", "could not create op", "validation failed"];
+    let mut told: Vec<String> = Vec::new();
+    for line in log.lines() {
+        let lower = line.to_ascii_lowercase();
+        if SIGNS.iter().any(|sign| lower.contains(sign)) {
+            let text: String = line.trim().chars().take(LONGEST_LINE).collect();
+            if !told.contains(&text) {
+                told.push(text);
+            }
+        }
+        if told.len() == MOST_LINES {
+            break;
+        }
+    }
+    told
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_lines_that_say_why_are_told() {
+        let log = "Verbose a.cc:1 FinalizeGraphs started.\nError x Op 0x7 requires 0x2400000 bytes of TCM\n\
+                   Error x Op 0x7 requires 0x2400000 bytes of TCM\nError y graph prepare failed 13\n";
+        assert_eq!(
+            telling(log),
+            ["Error x Op 0x7 requires 0x2400000 bytes of TCM", "Error y graph prepare failed 13"]
+        );
+        assert_eq!(telling(&"Could not create op\u{e9}".repeat(400))[0].chars().count(), LONGEST_LINE);
+        assert!(telling("").is_empty());
+    }
 
     #[test]
     fn numbers_are_found_in_messages() {

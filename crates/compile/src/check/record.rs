@@ -3,6 +3,8 @@
 //! The rules predict; where the compiler is installed, the gateway lets it finalize each part, and
 //! [`Report::record`](super::Report::record) checks the model again with what came of it.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -34,6 +36,9 @@ pub enum Compiled {
         /// The nodes at fault. A compiler does not tell them; whoever asks it seeks them.
         #[serde(skip)]
         fault: Fault,
+        /// What it told on the way.
+        #[serde(skip)]
+        evidence: Option<Evidence>,
     },
     /// Its process ended without an answer.
     Ended {
@@ -42,6 +47,9 @@ pub enum Compiled {
         /// The nodes at fault.
         #[serde(skip)]
         fault: Fault,
+        /// What it told until then.
+        #[serde(skip)]
+        evidence: Option<Evidence>,
     },
 }
 
@@ -84,6 +92,43 @@ pub enum Fault {
     },
 }
 
+/// What was had of a compiler that fails on a graph: the steps of the [ladder](LADDER) that were taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Evidence {
+    /// The folder of what the provider wrote, and of the graph where it is a piece of the model's.
+    pub folder: PathBuf,
+    /// Lines of the provider's log that say why.
+    pub words: Vec<String>,
+    /// What a control backend made of the graph, which takes every sound one; nothing where there is none.
+    pub control: Option<Control>,
+    /// The command that asks again, on this or another machine.
+    pub again: String,
+}
+
+/// What a control backend made of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// It takes it.
+    Takes,
+    /// It fails too.
+    Fails,
+}
+
+impl Evidence {
+    /// What it says, behind a failure's message.
+    fn told(&self) -> String {
+        let words = self.words.iter().map(|line| format!(". Its log says: {line}"));
+        let control = self.control.map(|control| match control {
+            Control::Takes => {
+                ". With backend_type=ir the provider takes it, so the graph is sound and the chip's backend is at fault"
+            }
+            Control::Fails => ". With backend_type=ir the provider fails too, so the fault lies before the chip's backend",
+        });
+        let kept = format!(". Its log and the graph as it had it lie in {}", self.folder.display());
+        words.chain(control.map(str::to_owned)).chain([kept]).collect()
+    }
+}
+
 /// Joins what the rules say of a graph's form with what a compiler made of it, which comes first.
 pub(super) fn join(found: &mut Vec<Finding>, compiled: &Compiled) {
     let told = match compiled {
@@ -93,8 +138,10 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &Compiled) {
             vec![finding(Rule::Compiler, Severity::Notes, message)]
         }
         Compiled::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
-        Compiled::Failed { message, fault } => vec![failed(in_words(message), fault)],
-        Compiled::Ended { how, fault } => vec![failed(ended(how), fault)],
+        Compiled::Failed { message, fault, evidence } => {
+            vec![failed(in_words(message, evidence.as_ref()), fault, evidence.as_ref())]
+        }
+        Compiled::Ended { how, fault, evidence } => vec![failed(ended(how), fault, evidence.as_ref())],
     };
     found.splice(0..0, told);
 }
@@ -132,8 +179,8 @@ fn left(elsewhere: &[Left], nodes: usize) -> Vec<Finding> {
 }
 
 /// A failure and its usual fix with the nodes at fault.
-fn failed((message, usual): (String, Fix), fault: &Fault) -> Finding {
-    let (message, fix, places) = match fault {
+fn failed((message, usual): (String, Fix), fault: &Fault, evidence: Option<&Evidence>) -> Finding {
+    let (mut message, fix, places) = match fault {
         Fault::NotSought => (message, usual, Vec::new()),
         Fault::NotFound { reason } => {
             (format!("{message}. The nodes at fault were not found: {reason}"), usual, Vec::new())
@@ -150,6 +197,7 @@ fn failed((message, usual): (String, Fix), fault: &Fault) -> Finding {
             (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
         }
     };
+    message.extend(evidence.map(Evidence::told));
     let fix = Some(fix);
     Finding { places, fix, ..finding(Rule::CompilerFails, Severity::Refuses, message) }
 }
@@ -171,7 +219,7 @@ fn ended(how: &Ending) -> (String, Fix) {
 }
 
 /// A compiler's message with the meaning of its error number, and the next step.
-fn in_words(message: &str) -> (String, Fix) {
+fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
     match code_in(message).and_then(explain) {
         Some(found) => {
             let text = format!(
@@ -179,9 +227,7 @@ fn in_words(message: &str) -> (String, Fix) {
                 found.code, found.name, found.meaning, found.cause
             );
             let next = if found.next.ends_with("ladder") {
-                let steps: Vec<String> =
-                    LADDER.iter().enumerate().map(|(i, step)| format!("{}. {step}", i + 1)).collect();
-                format!("{}: {}", found.next, steps.join("; "))
+                format!("{}: {}", found.next, steps(evidence))
             } else {
                 found.next.to_owned()
             };
@@ -189,7 +235,21 @@ fn in_words(message: &str) -> (String, Fix) {
         }
         None => {
             let text: String = message.chars().take(500).collect();
-            (format!("the vendor's compiler failed: {text}"), Fix::you(format!("start with: {}", LADDER[0])))
+            let fix = Fix::you(format!("follow the ladder: {}", steps(evidence)));
+            (format!("the vendor's compiler failed: {text}"), fix)
+        }
+    }
+}
+
+/// The steps of the ladder that are left.
+fn steps(evidence: Option<&Evidence>) -> String {
+    match evidence {
+        Some(Evidence { folder, again, .. }) => {
+            format!("it was climbed here, look at {}; on the device: {again}", folder.display())
+        }
+        None => {
+            let steps = LADDER.iter().enumerate().map(|(index, step)| format!("{}. {step}", index + 1));
+            steps.collect::<Vec<_>>().join("; ")
         }
     }
 }

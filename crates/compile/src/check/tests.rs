@@ -729,19 +729,38 @@ fn a_compiler_says_nothing_of_memory() {
 fn a_compiler_s_failure_is_told_in_words() {
     let relu = one("Relu", F32, &["1 4"], &[]);
     let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
-    let report = compiled(&relu, Compiled::Failed { message: message.clone(), fault: Fault::NotSought });
+    let report = compiled(
+        &relu,
+        Compiled::Failed { message: message.clone(), fault: Fault::NotSought, evidence: None },
+    );
     let found = &report.findings[0];
     assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("qnn_op_trace.json")));
     assert!(matches!(report.verdict, Verdict::Refused { .. }));
-    let report = compiled(&relu, Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought });
+    let report =
+        compiled(&relu, Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought, evidence: None });
     assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
     let fault = Fault::Nodes { paths: vec!["/b".into()], fix: None };
-    let report = compiled(&relu, Compiled::Failed { message, fault });
+    let report = compiled(&relu, Compiled::Failed { message: message.clone(), fault, evidence: None });
     let found = &report.findings[0];
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
+    // Where the steps were taken, their outcome is told, and none of them is left to the user.
+    let evidence = Evidence {
+        folder: "/kept".into(),
+        words: vec!["graph prepare failed 13".to_owned()],
+        control: Some(Control::Takes),
+        again: "narthex check /kept/graph.onnx".to_owned(),
+    };
+    let fault = Fault::NotSought;
+    let report = compiled(&relu, Compiled::Failed { message, fault, evidence: Some(evidence) });
+    let found = &report.findings[0];
+    for words in ["graph prepare failed 13", "the chip's backend is at fault", "lie in /kept"] {
+        assert!(found.message.contains(words), "{}", found.message);
+    }
+    let fix = &found.fix.as_ref().unwrap().text;
+    assert!(!fix.contains("qnn_op_trace") && fix.ends_with("narthex check /kept/graph.onnx"), "{fix}");
 }
 
 #[test]

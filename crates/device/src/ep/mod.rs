@@ -145,6 +145,30 @@ impl Device {
         }
     }
 
+    /// As [`Device::trace_to`], and the graph in each form that it takes on its way to the provider's compiler.
+    pub(crate) fn write_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Qnn(_) => qnn::write_to(folder),
+            _ => Vec::new(),
+        }
+    }
+
+    /// What a [control](Self::control) is told besides, to have it write its form of the graph into `folder`.
+    pub(crate) fn form_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Qnn(_) => qnn::form_to(folder),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A backend of the provider's that takes every graph that is sound, and runs none; `None` where there is none.
+    pub(crate) fn control(&self) -> Option<Self> {
+        match self {
+            Self::Qnn(options) => options.control().map(Self::Qnn),
+            _ => None,
+        }
+    }
+
     /// Which of the devices that ONNX Runtime offers it is: one of its provider, and of the hardware that it stands for
     /// where the provider drives several kinds. Only ever one, since most providers refuse more.
     pub(crate) fn choose(&self, offered: &[OrtDevice]) -> Option<usize> {

@@ -56,6 +56,13 @@ impl QnnOptions {
         }
     }
 
+    /// The backend that writes graphs down in QNN's own form, where its library lies beside the other's.
+    pub(super) fn control(&self) -> Option<Self> {
+        let name = if cfg!(windows) { "QnnIr.dll" } else { "libQnnIr.so" };
+        let backend = self.backend.with_file_name(name);
+        backend.is_file().then(|| Self { backend, ..self.clone() })
+    }
+
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
         let Preset { mode, rpc_latency } = preset(self.power);
         let NpuOptions { priority, vtcm_mb, rpc_latency: latency } = self.npu;
@@ -91,6 +98,26 @@ impl QnnOptions {
 pub(super) fn trace_to(folder: &Path) -> Vec<(&'static str, String)> {
     let folder = folder.to_string_lossy().into_owned();
     vec![("enable_framework_op_trace", "1".to_owned()), ("framework_op_trace_dir", folder)]
+}
+
+/// The options of the control's form of a graph, which would lie in the process's folder without them.
+pub(super) fn form_to(folder: &Path) -> Vec<(&'static str, String)> {
+    let folder = folder.to_string_lossy().into_owned();
+    vec![("dump_qnn_ir_dlc", "1".to_owned()), ("dump_qnn_ir_dlc_dir", folder)]
+}
+
+/// The options of a trace, of the graph as the provider is given it, and of the graph that it composes for its backend, which
+/// is written before the backend's compiler has it.
+pub(super) fn write_to(folder: &Path) -> Vec<(&'static str, String)> {
+    let folder_text = folder.to_string_lossy().into_owned();
+    let mut entries = trace_to(folder);
+    for (switch, place) in [
+        ("dump_qnn_ep_input_graph", "dump_qnn_ep_input_graph_dir"),
+        ("dump_json_qnn_graph", "json_qnn_graph_dir"),
+    ] {
+        entries.extend([(switch, "1".to_owned()), (place, folder_text.clone())]);
+    }
+    entries
 }
 
 /// The chip of a processor with this name; `None` for one that this version does not know. Windows says `Snapdragon(R)

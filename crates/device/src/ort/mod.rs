@@ -7,4 +7,4 @@ mod session;
 
 pub(crate) use binding::{Binding, Tensor};
 pub(crate) use resident::{DeviceMemory, DeviceTensor};
-pub(crate) use session::{Context, Session, SessionOptions, Sharing};
+pub(crate) use session::{Context, Session, SessionOptions, Sharing, Writes};

@@ -5,6 +5,7 @@ use std::{ffi::CString, path::Path};
 use narthex_spec::Ep;
 use ort::{
     AsPointer,
+    logging::LogLevel,
     session::builder::{GraphOptimizationLevel, SessionBuilder},
 };
 
@@ -32,14 +33,27 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) device: &'a Device,
     /// What the provider does with its compiled form of the graph.
     pub(crate) context: Context<'a>,
-    /// The folder for the provider's trace of the nodes that it takes and refuses, if it is wanted.
-    pub(crate) trace: Option<&'a Path>,
+    /// What the provider writes down of its work.
+    pub(crate) writes: Writes<'a>,
+}
+
+/// What a provider writes down of the graph that it compiles.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Writes<'a> {
+    /// Nothing.
+    Nothing,
+    /// Which nodes it takes and refuses, in this folder.
+    Trace(&'a Path),
+    /// The graph in the provider's own form, in this folder; for a [control](Device::control).
+    Form(&'a Path),
+    /// All that it can, in this folder, and every line of its log.
+    Everything(&'a Path),
 }
 
 impl<'a> SessionOptions<'a> {
     /// A graph on a device, compiled on the spot where the provider compiles.
     pub(crate) fn on(device: &'a Device, threads: usize) -> Self {
-        Self { threads, device, context: Context::Own, trace: None }
+        Self { threads, device, context: Context::Own, writes: Writes::Nothing }
     }
 }
 
@@ -106,14 +120,19 @@ fn on(
     options: &SessionOptions<'_>,
 ) -> Result<SessionBuilder, DeviceError> {
     let (what, device) = ("choose the device", options.device);
-    let trace = options.trace.map(|folder| device.trace_to(folder)).unwrap_or_default();
+    let writes = match options.writes {
+        Writes::Nothing => Vec::new(),
+        Writes::Trace(folder) => device.trace_to(folder),
+        Writes::Form(folder) => device.form_to(folder),
+        Writes::Everything(folder) => device.write_to(folder),
+    };
     match (runtime.device(device), device.by_name()) {
         // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
         (Ok(offered), _) => {
             let name = ep::ort_name(device.ep());
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
             let entries: Vec<(String, String)> =
-                device.options().into_iter().chain(trace).map(prefixed).collect();
+                device.options().into_iter().chain(writes).map(prefixed).collect();
             let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
             // DirectML demands it.
             let pattern = device.ep() != Ep::DirectMl;
@@ -174,6 +193,9 @@ impl Session {
             .map_err(failed("record the placement"))?;
         for (key, value) in options.context.entries() {
             builder = builder.with_config_entry(key, value).map_err(failed("ask for a compiled graph"))?;
+        }
+        if let Writes::Everything(_) = options.writes {
+            builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(Aside::new);
         let inner = builder.commit_from_file(model).map_err(failed("load the graph"))?;

@@ -3,19 +3,26 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Read,
     path::Path,
 };
 
 use narthex_compile::check::{
-    self, Compiled, Ending, Fault, Options, Part, Report, Rule, Severity,
+    self, Compiled, Control, Ending, Evidence, Fault, Options, Part, Report, Rule, Severity,
     bisect::{self, Stopped},
-    qnn_errors::code_in,
+    qnn_errors::{code_in, telling},
     write,
 };
+use narthex_device::precompile::LOG;
 use narthex_spec::Target;
 
 use super::{CheckRequest, note, trial::Trial};
-use crate::{cancel::Cancel, error::Error, gateway::Inner};
+use crate::{
+    cancel::Cancel,
+    error::{Error, ErrorKind},
+    gateway::Inner,
+};
 
 /// How often the compiler is asked about parts of a graph.
 const TRIES: usize = 64;
@@ -101,16 +108,58 @@ impl How {
     }
 }
 
+/// The file of the piece of a graph on which the compiler fails.
+const PIECE: &str = "graph.onnx";
+
+/// The most bytes of a log that are looked through.
+const MOST_LOG: u64 = 64 << 20;
+
+/// Some nodes of a graph as a graph; nothing where they are none by themselves.
+fn extract(part: &Part, nodes: &BTreeSet<usize>) -> Option<Part> {
+    let graph = part.graph.extract(nodes, &part.graph.infer(&|_| None))?;
+    Some(Part { graph, ..part.clone() })
+}
+
+fn weight_bytes(part: &Part) -> u64 {
+    part.graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum()
+}
+
+/// A log as far as it can be read.
+fn read_log(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    // A process that the compiler took down may have left none.
+    let _ = File::open(path).map(|file| file.take(MOST_LOG).read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 impl Compiler<'_> {
     fn ask(&self, part: &Part) -> Result<Compiled, Error> {
         let mut outcome = self.try_out(&part.folder.join(&part.name))?;
-        let fault = match How::of(&outcome) {
-            Some(how) => self.fault(part, &how)?,
-            None => return Ok(outcome),
+        let how = How::of(&outcome);
+        let (found_fault, found_evidence) = match &mut outcome {
+            Compiled::Failed { fault, evidence, .. } => (fault, evidence),
+            Compiled::Ended { how: Ending::Crashed(_), fault, evidence } => (fault, evidence),
+            _ => return Ok(outcome),
         };
-        if let Compiled::Failed { fault: found, .. } | Compiled::Ended { fault: found, .. } = &mut outcome {
-            *found = fault;
+        let mut piece = None;
+        if let Some(how) = how {
+            match self.nodes(part, &how)? {
+                Ok(nodes) => {
+                    piece = extract(part, &nodes);
+                    *found_fault = self.named(part, &nodes);
+                }
+                Err(reason) => *found_fault = Fault::NotFound { reason },
+            }
         }
+        *found_evidence = match self.evidence(part, piece) {
+            Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+            // What the compiler made of the graph is known without it.
+            Err(error) => {
+                tracing::warn!(%error, "what the vendor's compiler told could not be kept");
+                None
+            }
+            Ok(evidence) => evidence,
+        };
         Ok(outcome)
     }
 
@@ -119,27 +168,55 @@ impl Compiler<'_> {
         self.trial.run(graph, self.cancel)
     }
 
-    /// Takes a graph on which the compiler fails in some way apart, down to the nodes at fault.
-    fn fault(&self, part: &Part, how: &How) -> Result<Fault, Error> {
-        let bytes: u64 = part.graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum();
+    /// Takes a graph on which the compiler fails in some way apart, down to the nodes at fault; or the reason why they were
+    /// not found.
+    fn nodes(&self, part: &Part, how: &How) -> Result<Result<BTreeSet<usize>, String>, Error> {
+        let bytes = weight_bytes(part);
         if bytes > MOST_BYTES {
-            let reason = format!("its {:.1} GB of weights are too many to take apart", bytes as f64 / 1e9);
-            return Ok(Fault::NotFound { reason });
+            return Ok(Err(format!(
+                "its {:.1} GB of weights are too many to take apart",
+                bytes as f64 / 1e9
+            )));
         }
-        let known = part.graph.infer(&|_| None);
         let mut fails = |nodes: &BTreeSet<usize>| {
-            let Some(graph) = part.graph.extract(nodes, &known) else { return Ok(false) };
-            let piece = Part { graph, ..part.clone() };
+            let Some(piece) = extract(part, nodes) else { return Ok(false) };
             Ok::<_, Error>(How::of(&self.try_piece(&piece)?).as_ref() == Some(how))
         };
-        let found = bisect::smallest(part.graph.nodes.len(), TRIES, &mut fails);
-        let reason = match found {
-            Ok(nodes) => return Ok(self.named(part, &nodes)),
-            Err(Stopped::Failed(error)) => return Err(error),
-            Err(Stopped::Takes) => "it takes each part of the graph by itself".to_owned(),
-            Err(Stopped::Tries) => format!("it was asked {TRIES} times"),
+        match bisect::smallest(part.graph.nodes.len(), TRIES, &mut fails) {
+            Ok(nodes) => Ok(Ok(nodes)),
+            Err(Stopped::Failed(error)) => Err(error),
+            Err(Stopped::Takes) => Ok(Err("it takes each part of the graph by itself".to_owned())),
+            Err(Stopped::Tries) => Ok(Err(format!("it was asked {TRIES} times"))),
+        }
+    }
+
+    /// Keeps what the compiler tells of the graph on which it fails, or of the piece of it that fails as the whole does, in
+    /// a folder of the store.
+    fn evidence(&self, part: &Part, piece: Option<Part>) -> Result<Option<Evidence>, Error> {
+        let whole = part.folder.join(&part.name);
+        let staging = self.inner.store.failure(&format!("{} for {}", whole.display(), self.target))?;
+        let graph = match &piece {
+            Some(piece) => {
+                let piece = Part { name: PIECE.to_owned(), ..piece.clone() };
+                write::write(std::slice::from_ref(&piece), staging.path())?;
+                staging.path().join(PIECE)
+            }
+            None if weight_bytes(part) > MOST_BYTES => return Ok(None),
+            None => whole.clone(),
         };
-        Ok(Fault::NotFound { reason })
+        let control = self.trial.record(&graph, staging.path(), self.cancel)?;
+        let log = read_log(&staging.path().join(LOG));
+        let folder = staging.commit()?;
+        let graph = if piece.is_some() { folder.join(PIECE) } else { whole };
+        Ok(Some(Evidence {
+            words: telling(&log),
+            control: control.map(|found| match found {
+                Compiled::Whole { .. } | Compiled::Partly { .. } => Control::Takes,
+                Compiled::Failed { .. } | Compiled::Ended { .. } => Control::Fails,
+            }),
+            again: format!("narthex check {} --target {}", graph.display(), self.target),
+            folder,
+        }))
     }
 
     /// Writes a piece of a graph with its weights and lets the compiler have it.

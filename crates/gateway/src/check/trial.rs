@@ -16,7 +16,7 @@ use narthex_compile::check::{Compiled, Ending, Fault, Left};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
-    precompile::try_out,
+    precompile::{control, record, try_out},
     runtime::Runtime,
 };
 use narthex_spec::{Target, progress::Quiet};
@@ -38,7 +38,8 @@ const MOST_ANSWER: u64 = 64 << 20;
 /// How processes are started that let a vendor's compiler have one graph each.
 ///
 /// Behind the arguments they are given a target, a graph's file, and a file for what [`Gateway::try_out`] makes of the two,
-/// as JSON. One that a signal ends before it has written that was ended by the compiler.
+/// as JSON. One that a signal ends before it has written that was ended by the compiler. A fourth is a folder: then the file
+/// is for what [`Gateway::control`] says, and [`Gateway::record`] fills the folder after that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// The executable.
@@ -65,6 +66,44 @@ impl Gateway {
         let trial = Trial::of(self.inner(), target, &Asked::Here, cancel)?;
         trial.map(|trial| trial.run(graph, cancel)).transpose()
     }
+
+    /// Lets the control backend of a target's provider have one graph, in this process: one that takes every sound graph,
+    /// whatever the chip, and writes its own form of it into a folder. `None` where there is none.
+    ///
+    /// # Errors
+    /// As [`Gateway::try_out`].
+    pub fn control(
+        &self,
+        target: &Target,
+        graph: &Path,
+        folder: &Path,
+        cancel: &Cancel,
+    ) -> Result<Option<Compiled>, Error> {
+        match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
+            Some(Trial::Here(runtime, device)) => {
+                control(runtime, &device, graph, folder).map(told).transpose()
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Lets the compiler of a target have one graph again, in this process, and has what it tells on the way written into a
+    /// folder.
+    ///
+    /// # Errors
+    /// As [`Gateway::try_out`], and [`Error::Io`].
+    pub fn record(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
+        match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
+            Some(Trial::Here(runtime, device)) => written(runtime, &device, graph, folder),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// [`record`] with its error as ours.
+fn written(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> Result<(), Error> {
+    let what = || format!("the log of the vendor's compiler in {}", folder.display());
+    record(runtime, device, graph, folder).map_err(|source| Error::Io { what: what(), source })
 }
 
 impl<'a> Trial<'a> {
@@ -97,8 +136,34 @@ impl<'a> Trial<'a> {
             Self::Apart(program, inner, target) => {
                 let scratch = inner.store.scratch()?;
                 let answer = scratch.path().join("answer.json");
-                let status = Running::start(program, target, (graph, &answer))?.end(cancel)?;
+                let files = [graph, answer.as_path()];
+                let status = Running::start(program, target, &files)?.end(cancel)?;
                 read(&answer).map_or_else(|| ended(status), Ok)
+            }
+        }
+    }
+
+    /// Has everything that the compiler tells of a graph on which it fails written into a folder, and gives what the
+    /// provider's control makes of it, where there is one.
+    pub(super) fn record(
+        &self,
+        graph: &Path,
+        folder: &Path,
+        cancel: &Cancel,
+    ) -> Result<Option<Compiled>, Error> {
+        cancel.check()?;
+        match self {
+            Self::Here(runtime, device) => {
+                let found = control(runtime, device, graph, folder).map(told).transpose()?;
+                written(runtime, device, graph, folder).map(|()| found)
+            }
+            Self::Apart(program, inner, target) => {
+                let scratch = inner.store.scratch()?;
+                let answer = scratch.path().join("answer.json");
+                let files = [graph, answer.as_path(), folder];
+                // However it ends: the graph is one on which the compiler does not end well.
+                Running::start(program, target, &files)?.end(cancel)?;
+                Ok(read(&answer))
             }
         }
     }
@@ -112,7 +177,9 @@ fn told(outcome: Result<usize, DeviceError>) -> Result<Compiled, Error> {
             let left = refused.into_iter().map(|node| Left { path: node.name, why: node.reason });
             Ok(Compiled::Partly { elsewhere: left.collect(), nodes })
         }
-        Err(DeviceError::Ort { message, .. }) => Ok(Compiled::Failed { message, fault: Fault::NotSought }),
+        Err(DeviceError::Ort { message, .. }) => {
+            Ok(Compiled::Failed { message, fault: Fault::NotSought, evidence: None })
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -134,7 +201,7 @@ fn ended(status: ExitStatus) -> Result<Compiled, Error> {
             return Err(Error::Io { what: "the process of the vendor's compiler".to_owned(), source });
         }
     };
-    Ok(Compiled::Ended { how, fault: Fault::NotSought })
+    Ok(Compiled::Ended { how, fault: Fault::NotSought, evidence: None })
 }
 
 /// What ends a process from outside.
@@ -156,9 +223,9 @@ fn signal(status: ExitStatus) -> Option<i32> {
 struct Running(Child);
 
 impl Running {
-    fn start(program: &Program, target: &Target, (graph, answer): (&Path, &Path)) -> Result<Self, Error> {
+    fn start(program: &Program, target: &Target, files: &[&Path]) -> Result<Self, Error> {
         let mut command = Command::new(&program.path);
-        command.args(&program.arguments).arg(target.to_string()).args([graph, answer]);
+        command.args(&program.arguments).arg(target.to_string()).args(files);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         child.map(Self).map_err(|source| Error::Io { what: program.path.display().to_string(), source })
     }
