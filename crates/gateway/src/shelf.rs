@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     gateway::Inner,
     job::scheme_order,
-    listing::{InstalledPackage, ModelKind, ModelListing, Support},
+    listing::{InstalledPackage, ModelKind, ModelListing},
     names::{PackageKey, split_scheme},
     package,
 };
@@ -177,10 +177,6 @@ fn from_entry(entry: &Entry, inner: &Inner) -> ModelListing {
         notes: entry.notes.clone(),
         source: entry.source.describe(),
         installed: Vec::new(),
-        support: match entry.unsupported() {
-            None => Support::Ready,
-            Some(reason) => Support::NotYet { reason },
-        },
         auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= inner.config.auto_pull_limit),
     }
 }
@@ -198,7 +194,6 @@ fn from_manifest(manifest: &Manifest) -> ModelListing {
         notes: None,
         source: manifest.provenance.source.clone(),
         installed: Vec::new(),
-        support: Support::Ready,
         auto_pull: false,
     }
 }

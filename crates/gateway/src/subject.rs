@@ -95,7 +95,7 @@ fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel)
             Ok(architecture) => {
                 Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme, stated: None }))
             }
-            Err(error) => Subject::Unknown(entry.unsupported().unwrap_or_else(|| error.to_string())),
+            Err(error) => Subject::Unknown(error.to_string()),
         });
     }
     let resolved = reference.resolve(&inner.catalog)?;

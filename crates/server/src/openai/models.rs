@@ -7,7 +7,7 @@ use axum::{
     extract::{Path, State, rejection::PathRejection},
     http::StatusCode,
 };
-use narthex_gateway::listing::{ModelListing, Support};
+use narthex_gateway::listing::ModelListing;
 use serde_json::{Value, json};
 
 use super::refuse_path;
@@ -32,12 +32,8 @@ fn object(model: &ModelListing) -> Value {
 /// Lists what can be used: installed models, and those that load on first use.
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let models = blocking(move || app.gateway.models()).await?;
-    let usable = models.iter().filter(|model| !model.installed.is_empty() || loads_by_itself(model));
+    let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
     Ok(Json(json!({"object": "list", "data": usable.map(object).collect::<Vec<_>>()})))
-}
-
-fn loads_by_itself(model: &ModelListing) -> bool {
-    model.auto_pull && model.support == Support::Ready
 }
 
 /// Shows one model, by any name that a request may use.
