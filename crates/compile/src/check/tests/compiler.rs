@@ -1,0 +1,89 @@
+//! What a vendor's compiler made of a graph, joined with what the rules expect.
+
+use super::*;
+
+#[test]
+fn a_compiler_has_the_last_word() {
+    let whole = compiled(&cut(), Compiled::Whole { nodes: 3 });
+    assert_eq!(whole.verdict, Verdict::Whole, "{whole}");
+    assert_eq!((whole.parts[0].npu_nodes, whole.parts[0].npu_pieces), (3, 1));
+    assert!(whole.findings.iter().all(|finding| finding.severity == Severity::Notes), "{whole}");
+    let told = &whole.findings[0];
+    assert_eq!(
+        (told.rule, told.message.as_str()),
+        (Rule::Compiler, "the vendor's compiler took all of 3 nodes")
+    );
+    let expected = whole.findings.iter().find(|finding| finding.rule == Rule::UnsupportedOperator).unwrap();
+    assert!(expected.message.contains("took it, where the rules expected otherwise"), "{whole}");
+    assert_eq!(expected.places, ["/b/Erf"]);
+    // What it leaves elsewhere is weighed, and what the rules expected of other nodes is not.
+    let left = compiled(&cut(), partly(&[("/a/MatMul", Some("Cannot get shape"))], 3));
+    assert_eq!(left.verdict, Verdict::Partly { elsewhere_percent: 50.0, elsewhere_nodes: 1 }, "{left}");
+    assert!(left.findings[0].message.ends_with(": Cannot get shape"), "{left}");
+    assert_eq!((left.findings[0].rule, left.findings[0].severity), (Rule::Compiler, Severity::Falls));
+    // A node that nobody knows does not excuse the others.
+    let unknown = compiled(&cut(), partly(&[("/made", None)], 4));
+    assert_eq!(unknown.verdict, Verdict::Partly { elsewhere_percent: 0.0, elsewhere_nodes: 2 }, "{unknown}");
+    let none = compiled(&one("Relu", F32, &["1 4"], &[]), partly(&[("/layers.0/Relu", None)], 1));
+    assert_eq!(none.verdict.to_string(), REFUSED, "{none}");
+    let branch = one("If", F32, &["bool:"], &[("then_branch", Attribute::Graph(Box::default()))]);
+    assert_eq!(compiled(&branch, Compiled::Whole { nodes: 1 }).verdict, Verdict::Whole);
+}
+
+#[test]
+fn a_compiler_s_reasons_are_gathered() {
+    let why = Some("Cannot get shape");
+    let report = compiled(&cut(), partly(&[("/a/MatMul", why), ("/b/Erf", None), ("/c/MatMul", why)], 3));
+    let told =
+        report.findings.iter().find(|finding| finding.message.ends_with(": Cannot get shape")).unwrap();
+    assert_eq!(told.places, ["/a/MatMul", "/c/MatMul"]);
+    assert_eq!(report.verdict.to_string(), REFUSED);
+}
+
+/// Weights that no NPU holds stay too large, whatever the compiler makes of the graph.
+#[test]
+fn a_compiler_says_nothing_of_memory() {
+    let parts = [sized("m", 1 << 18)];
+    let mut report = check("m", &parts, &options("qnn:x-elite", &[]));
+    let answer = BTreeMap::from([("m.onnx".to_owned(), Compiled::Whole { nodes: 1 })]);
+    report.record(&parts, &options("qnn:x-elite", &[]), &answer);
+    assert!(matches!(report.verdict, Verdict::Refused { .. }), "{report}");
+}
+
+#[test]
+fn a_compiler_s_failure_is_told_in_words() {
+    let relu = one("Relu", F32, &["1 4"], &[]);
+    let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
+    let report = compiled(
+        &relu,
+        Compiled::Failed { message: message.clone(), fault: Fault::NotSought, evidence: None },
+    );
+    let found = &report.findings[0];
+    assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
+    assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("qnn_op_trace.json")));
+    assert!(matches!(report.verdict, Verdict::Refused { .. }));
+    let report =
+        compiled(&relu, Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought, evidence: None });
+    assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
+    let fault = Fault::Nodes { paths: vec!["/b".into()], fix: None };
+    let report = compiled(&relu, Compiled::Failed { message: message.clone(), fault, evidence: None });
+    let found = &report.findings[0];
+    assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
+    assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);
+    assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
+    // Where the steps were taken, their outcome is told, and none of them is left to the user.
+    let evidence = Evidence {
+        folder: "/kept".into(),
+        words: vec!["graph prepare failed 13".to_owned()],
+        control: Some(Control::Takes),
+        again: "narthex check /kept/graph.onnx".to_owned(),
+    };
+    let fault = Fault::NotSought;
+    let report = compiled(&relu, Compiled::Failed { message, fault, evidence: Some(evidence) });
+    let found = &report.findings[0];
+    for words in ["graph prepare failed 13", "the chip's backend is at fault", "lie in /kept"] {
+        assert!(found.message.contains(words), "{}", found.message);
+    }
+    let fix = &found.fix.as_ref().unwrap().text;
+    assert!(!fix.contains("qnn_op_trace") && fix.ends_with("narthex check /kept/graph.onnx"), "{fix}");
+}
