@@ -88,16 +88,22 @@ fn place(report: &PlacementReport) -> String {
 
 /// Installed models.
 pub(crate) fn installed(models: &[ModelListing]) -> String {
-    let mut table = table(&["MODEL", "KIND", "SCHEME", "SIZE", "CONTEXT"]);
+    let mut columns = vec!["MODEL", "KIND", "SCHEME", "SIZE", "CONTEXT"];
+    let mut packages = models.iter().flat_map(|model| &model.installed);
+    let any_bound = packages.any(|package| package.bound.is_some());
+    columns.extend(any_bound.then_some("RUNS ON"));
+    let mut table = table(&columns);
     for model in models {
         for package in &model.installed {
-            table.add_row([
+            let bound = package.bound.as_ref().map_or("", |bound| bound.device.as_str());
+            let cells = [
                 Cell::new(&model.name),
                 Cell::new(model.kind.as_str()),
                 Cell::new(package.scheme),
                 right(bytes(package.bytes)),
                 right(package.max_length),
-            ]);
+            ];
+            table.add_row(cells.into_iter().chain(any_bound.then(|| Cell::new(bound))));
         }
     }
     table.trim_fmt()

@@ -266,6 +266,7 @@ fn manifest(
             .as_ref()
             .map(|_| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() }),
         prompts: checkpoint.prompts.clone(),
+        bound: None,
         quality: None,
         loss: None,
         files: std::collections::BTreeMap::new(),

@@ -74,7 +74,7 @@ impl DynamicEncoder {
         device: &Device,
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
-        package::takes_dynamic(device)?;
+        package::takes_dynamic(device, manifest)?;
         let Parts { entry, gives: (rows, width), feed, names } = Parts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;

@@ -47,6 +47,14 @@ pub enum DeviceError {
         /// The device, in words.
         device: &'static str,
     },
+    /// The package was made for another device.
+    #[error("the package holds {holds}, which runs on {to} alone")]
+    Bound {
+        /// What it holds, in words.
+        holds: String,
+        /// The device that runs it, in words.
+        to: String,
+    },
     /// A provider's library cannot be used.
     #[error("the {ep} provider cannot be loaded from {path}: {reason}")]
     Plugin {
@@ -145,6 +153,7 @@ impl DeviceError {
             Self::Package { .. } | Self::Read { .. } => "compile the model again with `narthex compile`",
             Self::Ort { .. } => "compile the model again with `narthex compile`, and report this if it stays",
             Self::Variant { .. } => "compile the model with `--context`, which makes graphs of fixed shape",
+            Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
             Self::NoDevice { .. } => "`narthex doctor` says what this machine has",
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",

@@ -7,7 +7,7 @@ use std::{
 
 use narthex_spec::{
     Variant,
-    manifest::{Binding, GraphEntry, Manifest, Slot, TableRole},
+    manifest::{Binding, GraphEntry, Manifest, Part, Slot, TableRole},
 };
 
 use crate::{ep::Device, error::DeviceError, table::Table};
@@ -21,17 +21,38 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
     Ok(package.join(file))
 }
 
-/// Whether a device runs variant A.
-pub(crate) fn takes_dynamic(device: &Device) -> Result<(), DeviceError> {
+/// Whether a device runs a package's variant A: that for which it alone was made, or any that takes symbolic shapes.
+pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), DeviceError> {
     let name = device.name();
-    let refused = DeviceError::Variant { device: name.describe() };
-    (name.variant() == Variant::Dynamic).then_some(()).ok_or(refused)
+    match &manifest.bound {
+        Some(bound) if bound.ep != device.ep() => {
+            Err(DeviceError::Bound { holds: bound.holds.clone(), to: bound.device.clone() })
+        }
+        None if name.variant() != Variant::Dynamic => Err(DeviceError::Variant { device: name.describe() }),
+        _ => Ok(()),
+    }
 }
 
-/// The package's graph.
+/// The package's graph; of several for fixed numbers of tokens the one for the fewest.
 pub(crate) fn graph(manifest: &Manifest) -> Result<&GraphEntry, DeviceError> {
-    let dynamic = |graph: &&GraphEntry| graph.variant == Variant::Dynamic;
-    manifest.graphs.iter().find(dynamic).ok_or_else(|| DeviceError::package("a dynamic graph", "none"))
+    let graphs = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
+    let first = graphs.min_by_key(|graph| chunk(graph).map(|(tokens, _)| tokens));
+    first.ok_or_else(|| DeviceError::package("a dynamic graph", "none"))
+}
+
+/// The graph for prompts, where it is another one than [`graph`]: that for the most tokens.
+pub(crate) fn prompt_graph(manifest: &Manifest) -> Option<&GraphEntry> {
+    let graphs = manifest.graphs.iter().filter(|graph| chunk(graph).is_some_and(|(tokens, _)| tokens > 1));
+    let most = graphs.max_by_key(|graph| chunk(graph))?;
+    graph(manifest).is_ok_and(|first| first.file != most.file).then_some(most)
+}
+
+/// Tokens that a graph of a fixed number of them takes, and the past that it has room for.
+pub(crate) fn chunk(entry: &GraphEntry) -> Option<(usize, usize)> {
+    match entry.part {
+        Part::Chunk { tokens, past } => Some((tokens, past)),
+        _ => None,
+    }
 }
 
 /// One of the package's tables.

@@ -235,7 +235,7 @@ fn the_budget_is_kept() {
 fn every_node_runs_on_the_cpu() {
     let package = Package::llama(Scheme::W8);
     let executor = package.executor();
-    let placement = executor.placement();
+    let placement = &executor.placements()[0].placement;
     assert_eq!(placement.nodes_per_ep().keys().collect::<Vec<_>>(), [&Ep::Cpu]);
     let ops = &placement.ops_per_ep()[&Ep::Cpu];
     assert_eq!(ops.get("GroupQueryAttention"), Some(&LAYERS), "{ops:?}");

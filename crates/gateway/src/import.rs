@@ -62,6 +62,12 @@ fn run(
     let source = format!("local {}", std::path::absolute(&request.path).map_err(failed)?.display());
     check_name(inner, &name, &source)?;
     let found = opened(request)?;
+    if let Some(bound) = found.bound() {
+        progress.event(Progress::Note(format!(
+            "It holds {}, which runs on {} alone.",
+            bound.holds, bound.device
+        )));
+    }
     for note in found.notes() {
         progress.event(Progress::Note(note.clone()));
     }

@@ -3,7 +3,11 @@
 use std::time::SystemTime;
 
 pub use narthex_catalog::index::{Access, Figures};
-use narthex_spec::{DeviceName, ModelName, Scheme, arch::EncoderHead, manifest::Manifest};
+use narthex_spec::{
+    DeviceName, ModelName, Scheme,
+    arch::EncoderHead,
+    manifest::{Bound, Manifest},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, fallen::Fallen, placement::PlacementReport};
@@ -111,6 +115,9 @@ pub struct InstalledPackage {
     pub bytes: u64,
     /// The longest sequence, in tokens.
     pub max_length: usize,
+    /// The one kind of device that runs it, where there is only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
     /// When it was made.
     pub created: SystemTime,
 }

@@ -185,7 +185,10 @@ pub(crate) fn report(
         let entry = opening.manifest.graphs.iter().find(|entry| entry.file == found.graph);
         done.push((entry.map_or(Part::Whole, |entry| entry.part), Work { all: work, on_npu }));
         lines.extend(new);
-        fallen = fallen.and(left(opening.folder, found, on.ep()));
+        // What of a bundle its maker left to the CPU has not fallen.
+        if opening.manifest.bound.is_none() {
+            fallen = fallen.and(left(opening.folder, found, on.ep()));
+        }
     }
     let phases = phases(&done);
     let total = done.iter().fold(Work::default(), |sum, (_, work)| sum.and(*work));
@@ -227,7 +230,7 @@ fn phases(done: &[(Part, Work)]) -> Option<PhaseShares> {
     for (part, work) in done {
         match part {
             Part::Head { .. } => head = head.and(*work),
-            Part::Layers { tokens, past, .. } => {
+            Part::Layers { tokens, past, .. } | Part::Chunk { tokens, past } => {
                 let sum = layers.entry((*tokens, *past)).or_default();
                 *sum = sum.and(*work);
             }
@@ -278,7 +281,11 @@ fn worth(folder: &Path, file: &str) -> Result<BTreeMap<String, Worth>, Error> {
     let nodes = graph.nodes.iter().map(|node| {
         let constants =
             node.inputs.iter().filter_map(|name| Some((name.clone(), *sizes.get(name.as_str())?)));
-        let work = multiply_accumulates(node, &known).unwrap_or(0);
+        // A context does not tell its work: it is all that there is, or counts for nothing beside what does.
+        let work = match node.op.as_str() {
+            CONTEXT_OP => 1,
+            _ => multiply_accumulates(node, &known).unwrap_or(0),
+        };
         (node.name.clone(), Worth { op: node.op.clone(), work, constants: constants.collect() })
     });
     Ok(nodes.collect())

@@ -1,6 +1,7 @@
 //! Which device of the order a package is loaded on. Every device that is passed over leaves its reason; none is
 //! replaced by a slower one without a word.
 
+mod bound;
 mod candidate;
 mod divided;
 
@@ -250,12 +251,16 @@ fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Resul
 }
 
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
+    bound::other_device(opening.manifest, name).map_err(Attempt::Refused)?;
     let variant = opening.variant(name);
     if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
         ep::probe(name, facts).map_err(Attempt::Refused)?;
         return Err(Attempt::Refused(lacking(opening, variant)));
     }
     let device = ready_device(opening, name, facts)?;
+    bound::other_chip(opening.manifest, &device).map_err(Attempt::Refused)?;
+    let mut notes = Vec::new();
+    notes.extend(opening.manifest.bound.is_some().then(|| bound::UNCHECKED.to_owned()));
     let (mut kept_as, mut now) =
         (name.to_string(), Circumstances::now((name, &device), opening.runtime, facts));
     if let Some((head, device)) = opening.head {
@@ -264,7 +269,6 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
     }
     let machine = opening.store.machine(opening.folder, &kept_as)?;
     let candidate = Candidate { opening, name, device, machine, now };
-    let mut notes = Vec::new();
     let mut opened = candidate.open(&mut notes)?;
     let report = placement::report(opening, name, &opened.graphs, notes)?;
     if name.kind() == DeviceKind::Cpu && opening.head.is_none() {

@@ -103,11 +103,11 @@ pub(crate) fn refuse_import(inner: &Inner, key: &PackageKey) -> Result<(), Error
 
 /// One installed package.
 pub(crate) fn installed(inner: &Inner, key: &PackageKey) -> Result<InstalledPackage, Error> {
-    let max_length = manifest(inner, key)?.max_length;
+    let Manifest { max_length, bound, .. } = manifest(inner, key)?;
     let packages = inner.store.packages()?;
     let info = packages.iter().find(|info| info.name == key.name && info.scheme == key.scheme);
     let info = info.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
-    Ok(InstalledPackage { scheme: key.scheme, bytes: info.bytes, max_length, created: info.created })
+    Ok(InstalledPackage { scheme: key.scheme, bytes: info.bytes, max_length, bound, created: info.created })
 }
 
 /// Removes a model's packages, or with `model@scheme` one of them.
@@ -151,6 +151,7 @@ pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
             scheme: info.scheme,
             bytes: info.bytes,
             max_length: manifest.max_length,
+            bound: manifest.bound,
             created: info.created,
         });
     }

@@ -110,9 +110,13 @@ impl Opening<'_> {
         }
     }
 
-    /// The graphs that a device runs: only those of fixed shape have parts.
+    /// The graphs that a device runs: only those of fixed shape have parts, and what is bound to a device has one form.
     pub(crate) fn variant(&self, name: DeviceName) -> Variant {
-        if self.head.is_some() { Variant::Static } else { name.variant() }
+        match self.manifest.bound {
+            _ if self.head.is_some() => Variant::Static,
+            Some(_) => Variant::Dynamic,
+            None => name.variant(),
+        }
     }
 
     /// Loads the variant of the package that `variant` names on a device. Of a decoder whose head has a device of its own,
@@ -162,7 +166,7 @@ impl Opening<'_> {
             chunk: PREFILL_CHUNK,
         };
         let executor = DynamicExecutor::open(self.runtime, self.folder, self.manifest, device, &options)?;
-        let graphs = self.only_graph(executor.placement());
+        let graphs = executor.placements();
         Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
     }
 

@@ -2,7 +2,9 @@
 //!
 //! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: each stands here.
 
+mod bound;
 mod kv;
+mod part;
 mod quality;
 
 use std::collections::BTreeMap;
@@ -11,7 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch::Structure, dtype::Dim};
 
+pub use bound::Bound;
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
+pub use part::{LayerRange, Part};
 pub use quality::Quality;
 
 /// The version that this build writes and the only one it reads.
@@ -38,6 +42,9 @@ pub struct Manifest {
     /// What vendors' compilers made of the graphs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contexts: Vec<Context>,
+    /// The one kind of device that runs it, where its graphs hold what was made for that device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
     /// Tables that the host reads rows from.
     pub tables: Vec<HostTable>,
     /// The file with the tokens that logits are of, rising, as a list in JSON, relative to the package; none where they are
@@ -117,44 +124,6 @@ pub struct PlacementRecord {
     pub subgraphs: BTreeMap<Ep, usize>,
     /// Nodes per provider and operator.
     pub nodes: BTreeMap<Ep, BTreeMap<String, usize>>,
-}
-
-/// What a graph computes of its model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Part {
-    /// All of it, at any shape.
-    #[default]
-    Whole,
-    /// A decoder's layers for a fixed number of new tokens after a past of fixed width.
-    Layers {
-        /// New tokens.
-        tokens: usize,
-        /// Columns of the past.
-        past: usize,
-        /// Which of the model's layers; `None` for all of them.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        range: Option<LayerRange>,
-    },
-    /// A decoder's last norm and head.
-    Head {
-        /// Rows of hidden states.
-        rows: usize,
-    },
-    /// An encoder for one text in a bucket of fixed length.
-    Bucket {
-        /// Tokens, padding included.
-        length: usize,
-    },
-}
-
-/// Some of a model's layers in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct LayerRange {
-    /// The first.
-    pub first: usize,
-    /// The one behind the last.
-    pub end: usize,
 }
 
 /// A typed role of a graph input or output.

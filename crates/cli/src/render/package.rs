@@ -38,6 +38,8 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         format!("licence      {}", manifest.provenance.license.as_deref().unwrap_or("not stated")),
         format!("compiled by  {}", manifest.provenance.compiler),
     ];
+    let bound = manifest.bound.iter();
+    lines.extend(bound.map(|bound| format!("runs on      {} alone: {}", bound.device, bound.holds)));
     lines.extend(access(listing.access).map(|text| format!("access       {text}")));
     lines.extend(listing.notes.iter().map(|notes| format!("note         {notes}")));
     for (name, text) in &manifest.prompts.named {

@@ -1,10 +1,10 @@
 //! Bundles for one kind of device: compiled contexts, and graphs of a vendor's own operators. They are known for what they
-//! are and refused with what runs them.
+//! are; those that say how they are run become packages for that device, the others are refused with what runs them.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::HashSet, fs, path::Path};
 
 use narthex_graph::{Graph, Node};
-use narthex_spec::{dtype::Dim, target::QnnChip};
+use narthex_spec::{Ep, Target, manifest::Bound, target::QnnChip};
 use serde_json::Value;
 
 use crate::{
@@ -16,25 +16,42 @@ use crate::{
 /// What Qualcomm's Genie keeps beside the binaries of AI Hub.
 const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 
-/// A pipeline of several graphs (`decoder-pipeline`), some of which are compiled contexts, as Olive and AI Hub make them for
-/// NPUs. Their caches are not those of the fixed graphs that Narthex runs, and they leave no graph to check them against.
-pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part], past: &str) -> CompileError {
-    let compiled = || parts.iter().filter(|part| is_compiled(&part.graph));
-    let mut details = Vec::new();
-    if let Some(version) = compiled().flat_map(|part| contexts(&part.graph)).find_map(sdk) {
-        details.push(format!("made with SDK {version}"));
+/// What runs a pipeline of several graphs (`decoder-pipeline`), some of which are compiled contexts, as Olive and AI Hub make
+/// them for NPUs.
+///
+/// # Errors
+/// [`CompileError::Bound`] for contexts of another compiler than Qualcomm's.
+pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part]) -> Result<Bound, CompileError> {
+    let nodes = || parts.iter().flat_map(|part| contexts(&part.graph));
+    let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
+    let (stages, count) = (parts.len(), parts.iter().filter(|part| is_compiled(&part.graph)).count());
+    let version = version.unwrap_or_default();
+    let holds = format!("a decoder-pipeline of {stages} stages, {count} of them compiled contexts{version}");
+    let stated = parts.iter().find_map(|part| stated(&part.graph));
+    let device = stated.or_else(|| device(options)).or_else(|| nodes().map(made_for).next());
+    if let Some(other) = nodes().map(made_for).find(|device| device != SNAPDRAGON) {
+        return Err(error(folder, holds, Some(other)));
     }
-    let pasts = compiled().flat_map(|part| &part.graph.inputs).filter(|input| input.name == past);
-    let pasts: BTreeSet<String> = pasts.map(declared).collect();
-    if !pasts.is_empty() {
-        details.push(format!("with keys in {}", pasts.into_iter().collect::<Vec<_>>().join(" and ")));
-    }
-    let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
-    let (stages, count) = (parts.len(), compiled().count());
-    let what = format!("a decoder-pipeline of {stages} stages, {count} of them compiled contexts{details}");
-    let stated = compiled().find_map(|part| stated(&part.graph));
-    let made_for = || compiled().flat_map(|part| contexts(&part.graph)).map(made_for).next();
-    error(folder, what, stated.or_else(|| device(options)).or_else(made_for))
+    let device = device.unwrap_or_else(|| SNAPDRAGON.to_owned());
+    let chips: Vec<QnnChip> = chips(&device).collect();
+    let target = Some(Target::Qnn(chips)).filter(|target| *target != Target::Qnn(Vec::new()));
+    Ok(Bound { ep: Ep::Qnn, target, device, holds })
+}
+
+/// The binaries that a graph's compiled contexts name.
+pub(super) fn binaries(graph: &Graph) -> impl Iterator<Item = &str> {
+    let apart = contexts(graph).filter(|node| node.int("embed_mode") == Some(0));
+    apart.filter_map(|node| node.text("ep_cache_context")).filter(|name| !name.is_empty())
+}
+
+/// The values of a graph's compiled contexts: their binaries know them by name.
+pub(super) fn values(graph: &Graph) -> HashSet<String> {
+    contexts(graph).flat_map(|node| node.inputs.iter().chain(&node.outputs)).cloned().collect()
+}
+
+/// The chips that a device in words is of.
+fn chips(device: &str) -> impl Iterator<Item = QnnChip> {
+    QnnChip::ALL.into_iter().filter(move |chip| device.contains(&format!("({})", chip.facts().id)))
 }
 
 /// A folder that holds what AI Hub makes for Genie.
@@ -44,7 +61,7 @@ pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
         let bytes = read_small(&folder.file(name)).ok()?;
         device(&serde_json::from_slice::<Value>(&bytes).ok()?)
     });
-    let what = format!("{} context binaries for Qualcomm's Genie ({file})", binaries(folder.path()));
+    let what = format!("{} context binaries for Qualcomm's Genie ({file})", count(folder.path()));
     Some(error(folder.path(), what, settings.or_else(|| Some(SNAPDRAGON.to_owned()))))
 }
 
@@ -75,7 +92,7 @@ fn stated(graph: &Graph) -> Option<String> {
 }
 
 /// The nodes that stand for what a vendor's compiler made.
-fn contexts(graph: &Graph) -> impl Iterator<Item = &Node> {
+pub(super) fn contexts(graph: &Graph) -> impl Iterator<Item = &Node> {
     graph.nodes.iter().filter(|node| node.op == "EPContext")
 }
 
@@ -94,15 +111,6 @@ fn made_for(node: &Node) -> String {
     }
 }
 
-/// A value's type and shape.
-fn declared(value: &narthex_graph::Value) -> String {
-    let extents = value.shape.iter().map(|dim| match dim {
-        Dim::Fixed(extent) => extent.to_string(),
-        Dim::Symbol(name) => shortened(name),
-    });
-    format!("{} [{}]", value.dtype, extents.collect::<Vec<_>>().join(", "))
-}
-
 const SNAPDRAGON: &str = "a Snapdragon's NPU";
 
 /// Contexts of OpenVINO are its own form of the graph, which each of its devices compiles at a load.
@@ -110,9 +118,7 @@ const OPENVINO: &str = "Intel's devices, through OpenVINO,";
 pub(super) const RYZEN: &str = "an AMD Ryzen AI NPU";
 
 fn error(path: &Path, what: String, device: Option<String>) -> CompileError {
-    let chip = QnnChip::ALL.into_iter().find(|chip| {
-        device.as_ref().is_some_and(|device| device.contains(&format!("({})", chip.facts().id)))
-    });
+    let chip = device.as_deref().and_then(|device| chips(device).next());
     let intel = device.as_ref().is_some_and(|device| device.contains("Intel"));
     let target = match chip.unwrap_or(QnnChip::XElite).facts().id {
         _ if intel => "openvino:npu".to_owned(),
@@ -198,7 +204,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// Binaries in a folder.
-fn binaries(folder: &Path) -> usize {
+fn count(folder: &Path) -> usize {
     let binary = |name: &Path| name.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"));
     fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter(|entry| binary(&entry.path())).count())
 }

@@ -60,7 +60,7 @@ impl Default for Names {
 }
 
 impl Names {
-    fn of(pattern: &str, layer: usize) -> String {
+    pub(super) fn of(pattern: &str, layer: usize) -> String {
         pattern.replacen("%d", &layer.to_string(), 1)
     }
 
@@ -99,7 +99,7 @@ pub(super) fn decoder(
         true => Steps::OneAfterPast,
         false => Steps::Any,
     };
-    let vocab = vocab(file, &graph, names, settings)?;
+    let vocab = vocab((file, &graph), names, settings, None)?;
     let mut glue = Glue::around(file, graph)?;
     let pasts = layers.iter().flat_map(|layer| layer.past.iter().map(String::as_str));
     let lengths = names.totals.iter().chain([&names.last]).map(String::as_str);
@@ -173,7 +173,7 @@ fn inputs(glue: &mut Glue, names: &Names) -> Lengths {
 }
 
 /// A scalar or a list, for the input `name`, as a value of `rank` dimensions, of which all but the first are 1.
-fn of_rank(g: &mut narthex_graph::Builder, (value, name): (&str, &str), rank: usize) -> String {
+pub(super) fn of_rank(g: &mut narthex_graph::Builder, (value, name): (&str, &str), rank: usize) -> String {
     if rank == 0 {
         return value.to_owned();
     }
@@ -309,14 +309,24 @@ fn extents(
     ))
 }
 
-/// Vocabulary entries: the last extent of the logits, which are for every token.
-fn vocab(file: &str, graph: &Graph, names: &Names, settings: &Settings) -> Result<usize, CompileError> {
+/// Vocabulary entries: the last extent of the logits, which are for every token; those are `tokens` where that is fixed.
+pub(super) fn vocab(
+    (file, graph): (&str, &Graph),
+    names: &Names,
+    settings: &Settings,
+    tokens: Option<usize>,
+) -> Result<usize, CompileError> {
     let what = || format!("output {:?} of {file}", names.logits);
     let logits = graph.outputs.iter().find(|output| output.name == names.logits);
     let logits = logits.ok_or_else(|| refused(what(), "logits", "no such output"))?;
     floats(file, logits)?;
-    if logits.shape.len() == 3 && logits.shape.get(1).and_then(fixed).is_some() {
-        return Err(refused(what(), "logits of every token", "those of a fixed number of tokens"));
+    let given = logits.shape.get(1).and_then(fixed).filter(|_| logits.shape.len() == 3);
+    match given {
+        Some(given) if tokens != Some(given) => {
+            let expected = "logits of every token";
+            return Err(refused(what(), expected, format!("those of a fixed number of tokens, {given}")));
+        }
+        _ => {}
     }
     let last = logits.shape.last().and_then(fixed).filter(|&extent| extent > 0);
     settings.stated("vocab_size", last.or(settings.vocab))

@@ -60,6 +60,16 @@ struct Decoder {
     session_options: Value,
     #[serde(default)]
     pipeline: Option<Value>,
+    #[serde(default)]
+    sliding_window: Option<Window>,
+}
+
+/// How onnxruntime-genai hands a prompt to graphs of fixed shapes.
+#[derive(Deserialize)]
+struct Window {
+    /// Fills places of a past of integers that no token has.
+    #[serde(default)]
+    pad_value: u8,
 }
 
 /// What the file says.
@@ -123,6 +133,7 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<Genai, Com
         labels: Vec::new(),
         class: None,
         ids: model.ids,
+        empty: decoder.sliding_window.map_or(0.0, |window| window.pad_value.into()),
     };
     let names = names(&decoder.inputs, &decoder.outputs);
     Ok(Genai { graphs, form, pipeline: decoder.pipeline, names, settings, options: decoder.session_options })

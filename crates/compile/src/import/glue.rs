@@ -9,7 +9,7 @@ use narthex_spec::{
     manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
 };
 
-use super::{merge::constants_are_no_inputs, refused};
+use super::{bound, merge::constants_are_no_inputs, refused};
 use crate::{error::CompileError, lower::dynamic::GRAPH_FILE};
 
 /// What every name of the nodes put in begins with; a graph that has such names already is refused.
@@ -62,8 +62,9 @@ impl Glue {
             ));
         }
         constants_are_no_inputs(&mut foreign);
-        // What is declared of values between nodes speaks of symbols that are inputs no more.
-        foreign.values.clear();
+        // What is declared of values between nodes speaks of symbols that are inputs no more, but for those of contexts.
+        let bound = bound::values(&foreign);
+        foreign.values.retain(|value| bound.contains(&value.name));
         let builder = || Builder::new("", &[]);
         let (front, back) = (builder(), builder());
         Ok(Self { foreign, front, back, inputs: Vec::new(), outputs: Vec::new() })

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
-use super::{decoder::BRANCH, refused};
+use super::{bound, decoder::BRANCH, nodes, refused};
 use crate::error::CompileError;
 
 /// What a merged decoder reads in the place of its tokens' rows.
@@ -35,15 +35,24 @@ pub(super) fn chained<'a>(
     let mut taken: HashSet<String> = HashSet::new();
     for (index, (mut stage, renamed)) in stages.into_iter().enumerate() {
         constants_are_no_inputs(&mut stage);
+        let bound = bound::values(&stage);
+        aliased(&mut stage, renamed, &bound);
         let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
         let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();
         // Inside, stages may use the same names.
         rename(&mut stage, &|name| match name {
-            name if inputs.contains(name) => name.to_owned(),
+            name if inputs.contains(name) || bound.contains(name) => name.to_owned(),
             name if outputs.contains(name) => renamed.get(name).cloned().unwrap_or_else(|| name.to_owned()),
             name => format!("{index}/{name}"),
         });
         opsets(&mut whole, &stage)?;
+        // Of what a context takes and gives only its declaration tells the type and the fixed shape.
+        let declared = stage.inputs.iter().chain(&stage.outputs).chain(&stage.values);
+        for value in declared.filter(|value| bound.contains(&value.name)) {
+            if whole.values.iter().all(|known| known.name != value.name) {
+                whole.values.push(value.clone());
+            }
+        }
         let given = |name: &str| whole.outputs.iter().any(|output| output.name == name);
         taken.extend(inputs.iter().filter(|name| given(name)).cloned());
         stage.inputs.retain(|input| !given(&input.name));
@@ -57,6 +66,22 @@ pub(super) fn chained<'a>(
     }
     whole.outputs.retain(|output| !taken.contains(&output.name));
     Ok(whole)
+}
+
+/// Gives what a compiled context gives under another name beside its own.
+fn aliased(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &HashSet<String>) {
+    for output in stage.outputs.iter_mut().filter(|output| bound.contains(&output.name)) {
+        let Some(new) = renamed.get(&output.name).filter(|new| **new != output.name) else { continue };
+        stage.values.push(output.clone());
+        stage.nodes.push(Node {
+            name: format!("/renamed/{new}"),
+            op: "Identity".to_owned(),
+            domain: String::new(),
+            inputs: vec![std::mem::replace(&mut output.name, new.clone())],
+            outputs: vec![new.clone()],
+            attributes: Vec::new(),
+        });
+    }
 }
 
 /// Old files list constants among the inputs.
@@ -168,17 +193,47 @@ fn digest(bytes: &[u8]) -> Vec<u8> {
     sha2::Sha256::digest(bytes).to_vec()
 }
 
-/// Joins the operator sets of two graphs, which must agree.
+/// ONNX's operators whose meaning or form changed after version 13 of its operator set.
+const CHANGED: [&str; 16] = [
+    "AveragePool",
+    "BatchNormalization",
+    "DFT",
+    "GridSample",
+    "GroupNormalization",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSumSquare",
+    "Resize",
+    "Split",
+];
+
+/// Joins the operator sets of two graphs: the same, or the newer one where it means the same for the older graph's nodes.
 fn opsets(into: &mut Graph, other: &Graph) -> Result<(), CompileError> {
     for (domain, version) in &other.opsets {
-        match into.opsets.iter().find(|(known, _)| known == domain) {
-            None => into.opsets.push((domain.clone(), *version)),
-            Some((_, known)) if known == version => {}
-            Some((_, known)) => {
-                let what = "operator sets of the model's graphs";
-                return Err(refused(what, format!("{known} in all of them"), version));
-            }
+        let Some(at) = into.opsets.iter().position(|(known, _)| known == domain) else {
+            into.opsets.push((domain.clone(), *version));
+            continue;
+        };
+        let uses = |graph: &Graph| graph.nodes.iter().any(|node| node.domain == *domain);
+        let known = into.opsets[at].1;
+        if known == *version || !uses(other) {
+            continue;
         }
+        let mut same = domain.is_empty() && known.min(*version) >= 13;
+        nodes(if known < *version { into } else { other }, &mut |node| {
+            same &= !node.domain.is_empty() || !CHANGED.contains(&node.op.as_str());
+        });
+        if uses(into) && !same {
+            let what = "operator sets of the model's graphs";
+            return Err(refused(what, format!("{known} in all of them"), version));
+        }
+        into.opsets[at].1 = if uses(into) { known.max(*version) } else { *version };
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 
 mod bound;
 mod choice;
+mod chunk;
 mod decoder;
 mod encoder;
 mod genai;
@@ -28,7 +29,7 @@ use narthex_spec::{
     DType, Recipe, Scheme,
     arch::{EncoderHead, Structure},
     dtype::Dim,
-    manifest::{GraphEntry, Prompts},
+    manifest::{Bound, GraphEntry, Prompts},
 };
 
 use crate::{
@@ -47,6 +48,7 @@ use crate::{
 };
 use choice::{Choice, Form};
 use decoder::{Decoder, Names, decoder};
+use pipeline::Unified;
 use settings::Settings;
 
 pub use write::ImportJob;
@@ -57,8 +59,9 @@ pub struct Import {
     data: PathBuf,
     /// The files that it is made from.
     files: Vec<PathBuf>,
-    graph: Graph,
-    entry: GraphEntry,
+    graphs: Vec<(Graph, GraphEntry)>,
+    /// The one kind of device that runs it.
+    bound: Option<Bound>,
     structure: Structure,
     /// The longest sequence, in tokens.
     max_length: usize,
@@ -75,6 +78,11 @@ impl Import {
     /// How the graph stores its weights.
     pub fn scheme(&self) -> Scheme {
         self.recipe.scheme
+    }
+
+    /// The one kind of device that runs it, where there is only one.
+    pub fn bound(&self) -> Option<&Bound> {
+        self.bound.as_ref()
     }
 
     /// What its maker may want to know of it, in sentences.
@@ -105,7 +113,7 @@ pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
     let settings = Settings::read(&mut folder)?;
     let names = Names::default();
     if parts.iter().any(|part| names.fit(&part.graph)) {
-        let opened = Opened { parts, names, settings, form };
+        let opened = Opened { parts, names, settings, form, bound: None };
         return decoding(folder, opened, "Optimum or transformers.js");
     }
     encoding(folder, parts, settings)
@@ -144,12 +152,11 @@ fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, C
     let graphs = parts.as_ref().ok().map(|parts| parts.iter().map(|part| &part.graph));
     ryzen::refuse(folder.path(), &genai.options, graphs)?;
     let parts = parts?;
-    if let Some(pipeline) =
-        genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph)))
-    {
-        return Err(bound::pipeline(folder.path(), &pipeline, &parts, &genai.names.past_key()));
-    }
-    let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form };
+    let bound = match genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph))) {
+        Some(pipeline) => Some(bound::pipeline(folder.path(), &pipeline, &parts)?),
+        None => None,
+    };
+    let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form, bound };
     decoding(folder, opened, "onnxruntime-genai")
 }
 
@@ -166,11 +173,12 @@ struct Opened {
     names: Names,
     settings: Settings,
     form: Form,
+    bound: Option<Bound>,
 }
 
-/// Refuses graphs that hold compiled contexts; gives the folder of their data and a name for messages.
-fn origin(parts: &[Part]) -> Result<(PathBuf, String), CompileError> {
-    for part in parts {
+/// The folder of the graphs' data, and a name for messages; refuses compiled contexts that no bundle says how to run.
+fn origin(parts: &[Part], bound: Option<&Bound>) -> Result<(PathBuf, String), CompileError> {
+    for part in parts.iter().filter(|_| bound.is_none()) {
         if let Some(error) = bound::compiled(&part.folder.join(&part.name), &part.graph) {
             return Err(error);
         }
@@ -184,35 +192,39 @@ fn origin(parts: &[Part]) -> Result<(PathBuf, String), CompileError> {
 
 fn decoding(
     mut folder: Folder,
-    Opened { parts, names, settings, form }: Opened,
+    Opened { parts, names, settings, form, bound }: Opened,
     exporter: &'static str,
 ) -> Result<Import, CompileError> {
-    let (data, file) = origin(&parts)?;
+    let (data, file) = origin(&parts, bound.as_ref())?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
     let mut recipe = recipe(parts.iter().map(|part| &part.graph));
     let mut graphs = parts.into_iter().map(|part| part.graph);
     let mut next = || graphs.next().ok_or_else(|| refused("the export", "another graph", "none"));
-    let graph = match form {
-        Form::One => next()?,
-        Form::Embedded => merge::embedded(next()?, next()?)?,
-        Form::Branches => merge::branches(next()?, next()?)?,
+    let unified = match form {
+        Form::One => Unified::One(Box::new(next()?)),
+        Form::Embedded => Unified::One(Box::new(merge::embedded(next()?, next()?)?)),
+        Form::Branches => Unified::One(Box::new(merge::branches(next()?, next()?)?)),
         Form::Stages(stages) => pipeline::unified((&stages, graphs.collect()), &names, &data)?,
     };
-    let Decoder { graph, entry, imported, max_length } = decoder(&file, graph, &names, &settings)?;
+    let decoders = match unified {
+        Unified::One(graph) => vec![decoder(&file, *graph, &names, &settings)?],
+        Unified::Chunks(graphs) => {
+            let chunk = |graph| chunk::chunk(CHUNKS, graph, &names, &settings);
+            graphs.into_iter().map(chunk).collect::<Result<_, _>>()?
+        }
+    };
+    let first = decoders.first().ok_or_else(|| refused("the export", "a decoder", "none"))?;
+    let (imported, max_length) = (first.imported.clone(), first.max_length);
     let text = text::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;
-    let mut notes = Vec::new();
-    if settings.context.is_some_and(|context| max_length < context) {
-        notes.push(format!(
-            "Beyond {max_length} tokens the graph changes its rotary factors; sequences are served up to there."
-        ));
-    }
-    recipe.scheme = scheme(&graph);
+    let compiled = bound.is_some();
+    let notes = decoders.iter().take(1).filter_map(|decoder| note(decoder, &settings, compiled)).collect();
+    recipe.scheme = scheme(&first.graph);
     let license = folder.license()?;
     Ok(Import {
         data,
         files: [folder.files, files].concat(),
-        graph,
-        entry,
+        graphs: decoders.into_iter().map(|decoder| (decoder.graph, decoder.entry)).collect(),
+        bound,
         structure: Structure::ImportedDecoder(imported),
         max_length,
         recipe,
@@ -224,8 +236,19 @@ fn decoding(
     })
 }
 
+/// What graphs of fixed shapes out of several stages are called in messages.
+const CHUNKS: &str = "the pipeline";
+
+/// What the maker of a package may want to know of its decoder.
+fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String> {
+    let length = decoder.max_length;
+    let shorter = settings.context.is_some_and(|context| length < context);
+    let why = if compiled { "its past has no more room" } else { "the graph changes its rotary factors" };
+    shorter.then(|| format!("Beyond {length} tokens {why}; sequences are served up to there."))
+}
+
 fn encoding(mut folder: Folder, parts: Vec<Part>, settings: Settings) -> Result<Import, CompileError> {
-    let (data, file) = origin(&parts)?;
+    let (data, file) = origin(&parts, None)?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
     let [part] =
         <[Part; 1]>::try_from(parts).map_err(|parts| refused("graphs of an encoder", "one", parts.len()))?;
@@ -247,8 +270,8 @@ fn encoding(mut folder: Folder, parts: Vec<Part>, settings: Settings) -> Result<
     Ok(Import {
         data,
         files: [folder.files, files].concat(),
-        graph,
-        entry,
+        graphs: vec![(graph, entry)],
+        bound: None,
         structure: Structure::ImportedEncoder(imported),
         max_length,
         recipe,

@@ -10,7 +10,7 @@ use narthex_graph::{Graph, Initializer};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{decoder::Names, fixed, genai::CONFIG, merge, refused};
+use super::{bound, chunk, decoder::Names, fixed, genai::CONFIG, merge, refused};
 use crate::{check::write::Sources, error::CompileError};
 
 /// The most stages of a pipeline.
@@ -82,37 +82,75 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>, CompileError> {
     }
 }
 
-/// One graph of the stages' graphs, which are in the same order; data files lie in `folder`.
+/// What the stages' graphs become.
+pub(super) enum Unified {
+    /// One graph that takes any number of tokens.
+    One(Box<Graph>),
+    /// Graphs of fixed shapes: one that takes a single token, and one for prompts; or the only one that there is.
+    Chunks(Vec<Graph>),
+}
+
+/// Joins the stages' graphs, which are in the same order; data files lie in `folder`.
 ///
 /// # Errors
-/// A refusal where the stages for prompts and for tokens compute different things.
+/// A refusal where the stages for prompts and for tokens compute different things, but for graphs of fixed shapes.
 pub(super) fn unified(
     (stages, graphs): (&[Stage], Vec<Graph>),
     names: &Names,
     folder: &Path,
-) -> Result<Graph, CompileError> {
-    let chain = |skipped: Runs| {
-        let run = stages.iter().zip(&graphs).filter(|(stage, _)| stage.runs != skipped);
-        merge::chained(run.map(|(stage, graph)| (graph.clone(), &stage.renamed)))
-    };
+) -> Result<Unified, CompileError> {
+    let run = |skipped: Runs| stages.iter().zip(&graphs).filter(move |(stage, _)| stage.runs != skipped);
+    let chain = |skipped| merge::chained(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
     let (prompt, mut token) = (chain(Runs::Token)?, chain(Runs::Prompt)?);
-    if stages.iter().all(|stage| stage.runs == Runs::Always) {
-        return Ok(token);
+    let always = stages.iter().all(|stage| stage.runs == Runs::Always);
+    if graphs.iter().any(bound::is_compiled)
+        || [&prompt, &token].iter().all(|graph| has_fixed_past(graph, names))
+    {
+        let chunk = |graph, skipped| of_length(graph, run(skipped).map(|(_, graph)| graph), names);
+        let token = chunk(token, Runs::Prompt);
+        return Ok(Unified::Chunks(if always {
+            vec![token]
+        } else {
+            vec![token, chunk(prompt, Runs::Token)]
+        }));
+    }
+    if always {
+        return Ok(Unified::One(Box::new(token)));
     }
     let Some(other) = difference(&prompt, &token, folder)? else {
         // Whatever length its last stage was declared for, it gives logits of every token.
         for output in token.outputs.iter_mut().filter(|output| output.name == names.logits) {
             output.shape.iter_mut().zip(["batch", "sequence"]).for_each(|(dim, name)| *dim = name.into());
         }
-        return Ok(token);
+        return Ok(Unified::One(Box::new(token)));
     };
-    let length = prompt.inputs.iter().find(|input| input.name == names.tokens).and_then(|i| i.shape.get(1));
-    if names.fit(&token) && !names.fit(&prompt) && length.and_then(fixed).is_none() {
-        return merge::branches(prompt, token);
+    if names.fit(&token) && !names.fit(&prompt) && chunk::tokens(&prompt, names).is_none() {
+        return Ok(Unified::One(Box::new(merge::branches(prompt, token)?)));
     }
     let expected = "stages for prompts and for tokens that differ in declared shapes alone, or those for prompts \
                     without a past and of any length";
     Err(refused(format!("pipeline of {CONFIG}"), expected, other))
+}
+
+/// Whether a graph takes a past of fixed width.
+fn has_fixed_past(graph: &Graph, names: &Names) -> bool {
+    let past = graph.inputs.iter().find(|input| input.name == names.past_key());
+    past.is_some_and(|past| past.shape.iter().all(|dim| fixed(dim).is_some()))
+}
+
+/// A chain of stages with the number of tokens that it takes, where its stages say it: of the tokens, or of the rows
+/// `[1, tokens, hidden]` that an embedding of any length makes of them.
+fn of_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, names: &Names) -> Graph {
+    let length = |graph: &Graph| {
+        let rows = graph.inputs.iter().filter(|input| input.shape.len() == 3);
+        chunk::tokens(graph, names).or_else(|| rows.filter_map(|input| fixed(&input.shape[1])).next())
+    };
+    let length = stages.filter_map(length).next();
+    let tokens = chain.inputs.iter_mut().filter(|input| input.name == names.tokens);
+    for (dim, length) in tokens.filter_map(|input| input.shape.get_mut(1)).zip(length) {
+        *dim = length.into();
+    }
+    chain
 }
 
 /// Where two graphs compute different things, in words; declared shapes do not count.

@@ -35,6 +35,8 @@ pub(super) struct Settings {
     /// The model's class in transformers.
     pub(super) class: Option<String>,
     pub(super) ids: TokenIds,
+    /// What fills places of a past that no token has, where the past is of integers.
+    pub(super) empty: f32,
 }
 
 /// The keys of `config.json`, under each name that families give them.
@@ -92,6 +94,7 @@ impl Settings {
             labels: keys.id2label.iter().flat_map(serde_json::Map::values).map(label).collect(),
             class: config.class().map(str::to_owned),
             ids: config.ids().clone(),
+            empty: 0.0,
         })
     }
 

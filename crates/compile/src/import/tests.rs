@@ -3,7 +3,7 @@
 use std::{fs, sync::atomic::AtomicBool};
 
 use narthex_graph::{Builder, InitializerData, build::NodeSpec};
-use narthex_spec::{Variant, manifest::Slot, progress::Quiet};
+use narthex_spec::{Ep, Variant, manifest::Slot, progress::Quiet};
 use serde_json::json;
 
 use super::*;
@@ -71,13 +71,135 @@ fn context(source: &str) -> Graph {
     b.finish()
 }
 
+/// A graph of fixed shapes that stands for what Qualcomm's compiler made: `tokens` over a past of 12, 2 heads of 4, in 8 bits,
+/// heads before the batch and keys with their elements before the tokens.
+fn stage(tokens: usize, edit: &dyn Fn(&mut Graph)) -> Graph {
+    let mut b = Builder::new("g", &[("", 21), ("com.microsoft", 1)]);
+    let text = |text: &str| Attribute::String(text.to_owned());
+    let shape = |shape: &[usize]| shape.iter().map(|&extent| Dim::from(extent)).collect::<Vec<_>>();
+    let inputs = [
+        b.input("input_ids", DType::I32, &shape(&[1, tokens])),
+        b.input("attention_mask", DType::I32, &shape(&[1, 12 + tokens])),
+        b.input("past_key_0_in", DType::U8, &shape(&[2, 1, 4, 12])),
+        b.input("past_value_0_in", DType::U8, &shape(&[2, 1, 12, 4])),
+    ];
+    let attributes = [
+        ("main_context", Attribute::Int(1)),
+        ("embed_mode", Attribute::Int(0)),
+        ("ep_cache_context", text("part.bin")),
+        ("source", text("Qnn")),
+        ("ep_sdk_version", text("2.51")),
+    ];
+    let (inputs, domain) = (inputs.each_ref().map(String::as_str), "com.microsoft");
+    let spec = NodeSpec { name: "part", op: "EPContext", domain, inputs: &inputs, attributes: &attributes };
+    let outputs = ["logits", "past_key_0_out", "past_value_0_out"];
+    b.node_to(spec, &outputs);
+    b.output(outputs[0], DType::F32, &shape(&[1, tokens, 256]));
+    b.output(outputs[1], DType::U8, &shape(&[2, 1, 4, tokens]));
+    b.output(outputs[2], DType::U8, &shape(&[2, 1, tokens, 4]));
+    let mut graph = b.finish();
+    edit(&mut graph);
+    graph
+}
+
+/// A bundle of two such stages, with these options of their sessions.
+fn bundle(options: &serde_json::Value, edit: &dyn Fn(&mut Graph)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stages = serde_json::Map::new();
+    for (name, tokens) in [("prompt", 8), ("token", 1)] {
+        let file = format!("{name}_1_of_1.onnx");
+        fs::write(folder.path().join(&file), stage(tokens, edit).encode()).unwrap();
+        let stage = json!({
+            "filename": file, "run_on_prompt": tokens > 1, "run_on_token_gen": tokens == 1,
+            "session_options": {"provider_options": [options]},
+        });
+        stages.insert(name.to_owned(), stage);
+    }
+    fs::write(folder.path().join("part.bin"), "a binary").unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(exports("genai-cpu").join(file), folder.path().join(file)).unwrap();
+    }
+    let decoder = json!({
+        "head_size": 4, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "inputs": {"past_key_names": "past_key_%d_in", "past_value_names": "past_value_%d_in"},
+        "outputs": {"present_key_names": "past_key_%d_out", "present_value_names": "past_value_%d_out"},
+        "sliding_window": {"window_size": 8, "pad_value": 128},
+        "pipeline": [stages],
+    });
+    let model = json!({
+        "type": "decoder-pipeline", "context_length": 64, "vocab_size": 256, "eos_token_id": 0, "decoder": decoder,
+    });
+    fs::write(folder.path().join("genai_config.json"), json!({ "model": model }).to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn bundles_of_contexts_become_packages_for_their_device() {
+    let check =
+        |options: serde_json::Value, edit: &dyn Fn(&mut Graph), device: &str, target: Option<&str>| {
+            let folder = bundle(&options, edit);
+            let manifest = import(folder.path()).unwrap_or_else(|error| panic!("{options}: {error}"));
+            let bound = manifest.bound.as_ref().unwrap();
+            let found = bound.target.as_ref().map(ToString::to_string);
+            assert_eq!((bound.ep, bound.device.as_str(), found.as_deref()), (Ep::Qnn, device, target));
+            let holds = "a decoder-pipeline of 2 stages, 2 of them compiled contexts, made with SDK 2.51";
+            assert_eq!(bound.holds, holds);
+            assert!(manifest.files.contains_key("part.bin"));
+            let parts: Vec<_> = manifest.graphs.iter().map(|graph| graph.part).collect();
+            let chunk = |tokens| narthex_spec::manifest::Part::Chunk { tokens, past: 12 };
+            assert_eq!((parts, manifest.max_length), (vec![chunk(1), chunk(8)], 13));
+        };
+    let elite = "the NPU of Snapdragon X Elite, X Plus (x-elite)";
+    let as_is = |_: &mut Graph| {};
+    check(json!({"qnn": {"soc_model": "60", "htp_arch": "73"}}), &as_is, elite, Some("qnn:x-elite"));
+    check(json!({"QNN": {"soc_model": "0"}}), &as_is, "a Snapdragon's NPU", None);
+    let unknown = "the NPU of the Snapdragon chip with soc_model 999";
+    check(json!({"qnn": {"soc_model": "999"}}), &as_is, unknown, None);
+    check(json!({}), &as_is, "a Snapdragon's NPU", None);
+    // What the provider keeps of the chips says more than the options.
+    let stated = |graph: &mut Graph| {
+        let key = "ep_compatibility_info.QNNExecutionProvider".to_owned();
+        graph.metadata.push((key, "v2:6:2.51.0:5.51.0:79:69:8:0".to_owned()));
+    };
+    check(json!({}), &stated, "the NPU of Snapdragon 8 Elite (8-elite)", Some("qnn:8-elite"));
+}
+
+#[test]
+fn bundles_that_cannot_be_fed_are_refused_by_what_differs() {
+    let check = |edit: &dyn Fn(&mut Graph), expect: &str| {
+        let folder = bundle(&json!({"qnn": {}}), edit);
+        super::tests::check(folder.path(), expect);
+    };
+    check(&|graph| graph.inputs[0].shape[1] = "n".into(), "a fixed number of tokens");
+    check(&|graph| graph.inputs[1].shape.push(1_usize.into()), "one row of so many columns");
+    check(&|graph| graph.inputs[1].name = "other".to_owned(), "\"other\"");
+    check(
+        &|graph| graph.inputs[2].shape[0] = 3_usize.into(),
+        "a past of one sequence, 2 heads and 4 elements",
+    );
+    check(
+        &|graph| graph.inputs[3].shape[3] = 5_usize.into(),
+        "a past of one sequence, 2 heads and 4 elements",
+    );
+    check(&|graph| graph.outputs[1].shape[3] = 2_usize.into(), "new tokens, alone or behind the past");
+    check(&|graph| graph.outputs[2].name = "gone".to_owned(), "past_value_0_out");
+    check(&|graph| graph.outputs[0].shape[1] = 3_usize.into(), "logits of every token");
+    check(&|graph| graph.outputs[0].dtype = DType::U8.into(), "f32 or f16");
+    let binary = |name: &'static str| {
+        move |graph: &mut Graph| graph.nodes[0].attributes[2].1 = Attribute::String(name.to_owned())
+    };
+    check(&binary("../part.bin"), "a .bin file beside its graph");
+    check(&binary("tokenizer.json"), "a .bin file beside its graph");
+    check(&binary("gone.bin"), "gone.bin");
+    let source =
+        |graph: &mut Graph| graph.nodes[0].attributes[3].1 = Attribute::String("OpenVINO".to_owned());
+    check(&source, "runs on Intel's devices, through OpenVINO, alone");
+}
+
 #[test]
 fn bundles_for_one_device_are_refused_with_the_device() {
     let check = |files: &[(&str, serde_json::Value)], expect: &str, target: &str| {
         let folder = tempfile::tempdir().unwrap();
-        for graph in ["e.onnx", "prompt_1.onnx"] {
-            fs::write(folder.path().join(graph), context("Qnn").encode()).unwrap();
-        }
         for (name, value) in files {
             fs::write(folder.path().join(name), value.to_string()).unwrap();
         }
@@ -85,28 +207,6 @@ fn bundles_for_one_device_are_refused_with_the_device() {
         assert!(error.contains(expect), "{error} lacks {expect}");
         assert!(hint.as_ref().is_some_and(|hint| hint.ends_with(target)), "{hint:?}");
     };
-    let pipeline = |options| {
-        let stage = json!({"filename": "prompt_1.onnx", "session_options": {"provider_options": [options]}});
-        let decoder = json!([{"embedding": {"filename": "e.onnx"}, "prompt": stage}]);
-        let inputs = json!({"past_key_names": "past_key_%d_in"});
-        json!({"model": {"type": "decoder-pipeline", "decoder": {"pipeline": decoder, "inputs": inputs}}})
-    };
-    let config = "genai_config.json";
-    check(
-        &[(config, pipeline(json!({"qnn": {"soc_model": "60", "htp_arch": "73"}})))],
-        "a decoder-pipeline of 2 stages, 2 of them compiled contexts (made with SDK 2.51, with keys in f16 [2, n]), \
-         which runs on the NPU of Snapdragon X Elite, X Plus",
-        "qnn:x-elite",
-    );
-    check(
-        &[(config, pipeline(json!({"QNN": {"soc_model": "0"}})))],
-        "runs on a Snapdragon's NPU",
-        "qnn:x-elite",
-    );
-    check(&[(config, pipeline(json!({"qnn": {"soc_model": "999"}})))], "soc_model 999", "qnn:x-elite");
-    check(&[(config, pipeline(json!({})))], "runs on a Snapdragon's NPU alone", "qnn:x-elite");
-    let intel = pipeline(json!({"OpenVINO": {"device_type": "NPU"}}));
-    check(&[(config, intel)], "Intel's devices, through OpenVINO, alone", "openvino:npu");
     let genie = json!({"devices": [{"soc_model": 69, "dsp_arch": "v79", "cores": []}]});
     check(
         &[("genie_config.json", json!({"dialog": {}})), ("htp_backend_ext_config.json", genie)],
@@ -116,7 +216,7 @@ fn bundles_for_one_device_are_refused_with_the_device() {
     let options = json!({"custom_ops_library": "onnx_custom_ops.dll", "provider_options": []});
     let hybrid = json!({"model": {"type": "llama", "decoder": {"session_options": options}}});
     check(
-        &[(config, hybrid)],
+        &[("genai_config.json", hybrid)],
         "operators from onnx_custom_ops.dll, which runs on an AMD Ryzen AI NPU",
         "narthex compile DIR",
     );
@@ -395,8 +495,8 @@ fn nodes_in_any_order_give_the_same_package() {
     graph.nodes.reverse();
     fs::write(&path, graph.encode()).unwrap();
     let found = open(shuffled.path(), None).unwrap();
-    assert_eq!(found.entry, open(&exports("genai-cpu"), None).unwrap().entry);
-    found.graph.check_values().unwrap();
+    assert_eq!(found.graphs[0].1, open(&exports("genai-cpu"), None).unwrap().graphs[0].1);
+    found.graphs[0].0.check_values().unwrap();
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! An import on its way to the disk: one graph, one data file, the tokenizer, the template and the manifest.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -18,9 +20,9 @@ use narthex_spec::{
 use narthex_text::tokenizer::Tokenizer;
 use sha2::Digest;
 
-use super::Import;
+use super::{Import, bound, refused};
 use crate::{
-    check::write::Sources,
+    check::{CheckError, write::Sources},
     checkpoint::map::map,
     error::CompileError,
     package::{HashedFile, PackageWriter},
@@ -70,13 +72,39 @@ impl Import {
             stage: &stage,
             cancel,
         };
-        weights.gather(&mut self.graph)?;
+        for (graph, _) in &mut self.graphs {
+            weights.gather(graph)?;
+        }
         let finished = weights.file.finish();
         finished.map_err(|source| CompileError::Write { path: DATA_FILE.into(), source })?.sync()?;
-        package.write(&self.entry.file, &self.graph.encode())?;
+        for (graph, entry) in &self.graphs {
+            package.write(&entry.file, &graph.encode())?;
+        }
+        self.copy_binaries(&package)?;
         let mut manifest = self.manifest(job, template.is_some())?;
         package.finish(&mut manifest)?;
         Ok(manifest)
+    }
+
+    /// Copies what compiled contexts name: binaries beside the graphs.
+    fn copy_binaries(&self, package: &PackageWriter) -> Result<(), CompileError> {
+        let mut copied = BTreeSet::new();
+        for name in self.graphs.iter().flat_map(|(graph, _)| bound::binaries(graph)) {
+            let path = Path::new(name);
+            let beside = !name.contains('\\') && path.file_name() == Some(path.as_os_str());
+            if !beside || path.extension().is_none_or(|ending| !ending.eq_ignore_ascii_case("bin")) {
+                return Err(refused("binary of a compiled context", "a .bin file beside its graph", name));
+            }
+            if copied.insert(name) {
+                let path = self.data.join(name);
+                let failed = |source| CheckError::Read { path: path.clone(), source };
+                let mut from = File::open(&path).map_err(failed)?;
+                let mut to = package.create(name)?;
+                io::copy(&mut from, &mut to).map_err(failed)?;
+                to.sync()?;
+            }
+        }
+        Ok(())
     }
 
     fn manifest(self, job: ImportJob<'_>, chats: impl Into<bool>) -> Result<Manifest, CompileError> {
@@ -95,8 +123,9 @@ impl Import {
             architecture: self.structure,
             recipe: self.recipe,
             max_length: self.max_length,
-            graphs: vec![self.entry],
+            graphs: self.graphs.into_iter().map(|(_, entry)| entry).collect(),
             contexts: Vec::new(),
+            bound: self.bound,
             tables: Vec::new(),
             tokenizer: TokenizerEntry {
                 file: TOKENIZER_FILE.to_owned(),

@@ -8,6 +8,7 @@ mod feed;
 mod graph;
 mod long;
 mod memory;
+mod parts;
 mod resident;
 
 use std::{ops::Range, path::Path};
@@ -18,18 +19,18 @@ use narthex_engine::executor::{
 };
 use narthex_spec::{
     SlotId, TokenId,
-    arch::{ImportedDecoder, Steps, Structure},
-    manifest::{GraphEntry, KvLayout, Manifest},
+    arch::Steps,
+    manifest::{KvLayout, Manifest},
 };
 
 use crate::{
     ep::Device,
     error::DeviceError,
-    inventory,
+    fixed, inventory,
     kept::Kept,
-    ort::{DeviceMemory, Session, SessionOptions},
+    ort::{DeviceMemory, SessionOptions},
     package,
-    placement::Placement,
+    placement::GraphPlacement,
     runtime::Runtime,
     switch::Factors,
 };
@@ -41,6 +42,8 @@ use memory::Memory;
 use resident::Resident;
 
 pub(crate) use feed::Feed;
+use parts::Loaded;
+pub(crate) use parts::Parts;
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -68,13 +71,14 @@ pub struct DynamicExecutor {
     long: Option<Long>,
     cache: Memory,
     kv: Vec<KvLayout>,
-    names: Names,
     decode: Bound,
     prefill: Bound,
     logits: Vec<f32>,
     group: Vec<SlotId>,
-    // Dropped last: the bindings above belong to it.
-    session: Session,
+    // Dropped last: the bindings above belong to them.
+    graph: Loaded,
+    /// The graph for more than one token, where it is another one.
+    prompt: Option<Loaded>,
 }
 
 impl ExecutorOptions {
@@ -99,53 +103,6 @@ impl ExecutorOptions {
     }
 }
 
-/// The longest sequence that an imported decoder is believed, in tokens; no table vouches for it.
-const MAX_CONTEXT: usize = 1 << 24;
-
-/// What a decoder takes from its package beside the graph.
-pub(crate) struct Parts<'a> {
-    entry: &'a GraphEntry,
-    pub(crate) feed: Feed,
-    kept: Kept,
-    steps: Steps,
-    pub(crate) limits: Limits,
-    long: Option<Long>,
-    names: Names,
-}
-
-impl<'a> Parts<'a> {
-    /// Reads and checks all of it.
-    pub(crate) fn read(
-        package: &Path,
-        manifest: &'a Manifest,
-        options: &ExecutorOptions,
-    ) -> Result<Self, DeviceError> {
-        let (arch, longest, steps) = match &manifest.architecture {
-            Structure::Decoder(arch) => (Some(arch), arch.context, Steps::Any),
-            Structure::ImportedDecoder(ImportedDecoder { steps, .. }) => (None, MAX_CONTEXT, *steps),
-            _ => return Err(DeviceError::package("a decoder", "an encoder")),
-        };
-        if manifest.max_length == 0 || manifest.max_length > longest {
-            let expected = format!("a length of 1 to {longest} tokens");
-            return Err(DeviceError::package(expected, manifest.max_length));
-        }
-        let entry = package::graph(manifest)?;
-        let feed = match (&manifest.architecture, arch) {
-            (Structure::ImportedDecoder(imported), _) => Feed::tokens(imported)?,
-            (_, Some(arch)) => Feed::rows(package, manifest, arch)?,
-            _ => return Err(DeviceError::package("a decoder", "an encoder")),
-        };
-        let kept = match arch {
-            Some(arch) => Kept::open(package, manifest, arch)?,
-            None => Kept::all(feed.vocab()),
-        };
-        let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
-        let long = arch.map(|arch| Long::open(package, manifest, arch, &limits)).transpose()?.flatten();
-        let names = Names::new(entry, &feed)?;
-        Ok(Self { entry, feed, kept, steps, limits, long, names })
-    }
-}
-
 impl DynamicExecutor {
     /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU; the placement tells of them.
     ///
@@ -159,13 +116,26 @@ impl DynamicExecutor {
         device: &Device,
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
-        package::takes_dynamic(device)?;
+        package::takes_dynamic(device, manifest)?;
         let parts = Parts::read(package, manifest, options)?;
         let Parts { entry, mut feed, kept, steps, limits, long, names } = parts;
         feed.resize(limits.chunk.max(limits.batch));
-        let session = SessionOptions::on(device, inventory::threads(options.threads));
-        let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
-        let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, &session, &keys.past));
+        let prompt = package::prompt_graph(manifest);
+        let context = fixed::shared_by(package, [Some(entry), prompt])?;
+        let session =
+            SessionOptions { context, ..SessionOptions::on(device, inventory::threads(options.threads)) };
+        let graph = Loaded::open(runtime, package, (entry, names), session)?;
+        let prompt = match prompt {
+            Some(prompt) if prompt.kv != entry.kv => {
+                return Err(DeviceError::package("graphs of one cache", "two"));
+            }
+            Some(prompt) => {
+                Some(Loaded::open(runtime, package, (prompt, Names::new(prompt, &feed)?), session)?)
+            }
+            None => None,
+        };
+        let (names, session) = (&graph.names, &graph.session);
+        let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // What such a graph gives is placed by the host.
             Some(memory) if names.gives == Gives::Present => {
@@ -173,12 +143,12 @@ impl DynamicExecutor {
             }
             _ => Memory::Host(Cache::new(&entry.kv, &limits)),
         };
-        let bound = |most| Bound::new(&session, most, kept.width()).map_err(DeviceError::binding);
+        let bound = |session, most| Bound::new(session, most, kept.width()).map_err(DeviceError::binding);
         Ok(Self {
             cache,
             kv: entry.kv.clone(),
-            decode: bound(limits.batch)?,
-            prefill: bound(limits.chunk)?,
+            decode: bound(session, limits.batch)?,
+            prefill: bound(prompt.as_ref().map_or(session, |prompt| &prompt.session), limits.chunk)?,
             logits: vec![0.0; limits.batch * limits.vocab],
             group: Vec::with_capacity(limits.batch),
             batch: if names.one_row { 1 } else { limits.batch },
@@ -187,14 +157,19 @@ impl DynamicExecutor {
             kept,
             steps,
             long,
-            names,
-            session,
+            graph,
+            prompt,
         })
     }
 
-    /// Where the graph's nodes run.
-    pub fn placement(&self) -> &Placement {
-        self.session.placement()
+    /// Where the nodes of each graph run.
+    pub fn placements(&self) -> Vec<GraphPlacement> {
+        let graphs = std::iter::once(&self.graph).chain(&self.prompt);
+        let placed = |graph: &Loaded| GraphPlacement {
+            graph: graph.file.clone(),
+            placement: graph.session.placement().clone(),
+        };
+        graphs.map(placed).collect()
     }
 
     /// Tokens in a slot, where there is one.
@@ -257,7 +232,7 @@ impl DynamicExecutor {
             logits: &mut logits[..spans.len() * self.kept.width()],
             logits_rows: spans.len(),
         };
-        self.decode.run(&mut self.session, &self.names, &mut self.cache, run)?;
+        self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.cache, run)?;
         self.kept.spread(logits);
         Ok(())
     }
@@ -270,7 +245,8 @@ impl DynamicExecutor {
         row: usize,
     ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
-        if self.steps == Steps::Any || span.at == 0 {
+        let fits = self.prompt.as_ref().is_none_or(|prompt| span.at <= prompt.past);
+        if (self.steps == Steps::Any || span.at == 0) && fits {
             let count = span.logits.rows(tokens.len());
             return self.run_tokens((span.slot, span.at, tokens), factors, row..row + count);
         }
@@ -293,11 +269,16 @@ impl DynamicExecutor {
         for (place, &token) in tokens.iter().enumerate() {
             self.feed.write(place, token, at + place);
         }
+        let (bound, graph) = match &mut self.prompt {
+            Some(prompt) if tokens.len() > 1 => (&mut self.prefill, prompt),
+            Some(_) => (&mut self.decode, &mut self.graph),
+            None => (&mut self.prefill, &mut self.graph),
+        };
         let first = tokens.len() - rows.len();
-        for (place, index) in self.prefill.rows.iter_mut().zip(first..tokens.len()) {
+        for (place, index) in bound.rows.iter_mut().zip(first..tokens.len()) {
             *place = index as i64;
         }
-        self.prefill.lengths[0] = (at + tokens.len() - 1) as i32;
+        bound.lengths[0] = (at + tokens.len() - 1) as i32;
         let vocab = self.limits.vocab;
         let logits = &mut self.logits[rows.start * vocab..rows.end * vocab];
         let run = Run {
@@ -310,7 +291,7 @@ impl DynamicExecutor {
             logits_rows: rows.len(),
             logits: &mut logits[..rows.len() * self.kept.width()],
         };
-        self.prefill.run(&mut self.session, &self.names, &mut self.cache, run)?;
+        bound.run(&mut graph.session, &graph.names, &mut self.cache, run)?;
         self.kept.spread(logits);
         Ok(())
     }

@@ -89,7 +89,7 @@ impl FixedExecutor {
                     layers.entry(past).or_default().entry(tokens).or_default().push(graph);
                 }
                 Part::Head { .. } => head = Some(load(entry, places.head)?),
-                Part::Whole | Part::Bucket { .. } => {}
+                Part::Whole | Part::Chunk { .. } | Part::Bucket { .. } => {}
             }
         }
         let (Some((&past, longest)), Some(head)) = (layers.last_key_value(), head) else {

@@ -57,7 +57,7 @@ impl FixedEncoder {
             match entry.part {
                 Part::Bucket { length } => buckets.push((length, load()?)),
                 Part::Head { .. } => head = Some(load()?),
-                Part::Whole | Part::Layers { .. } => {}
+                Part::Whole | Part::Chunk { .. } | Part::Layers { .. } => {}
             }
         }
         buckets.sort_by_key(|(length, _)| *length);

@@ -114,24 +114,32 @@ fn contexts<'a>(
 
 /// How the context of a graph is loaded: those that name one binary have their weights in it once.
 fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>, DeviceError> {
-    let (mut own, mut others) = (None, Vec::new());
+    let (mut own, mut others) = (Vec::new(), Vec::new());
     for (of, path) in contexts {
-        match binary(path)? {
-            Some(binary) if *of == graph => own = Some(binary),
-            other => others.extend(other),
-        }
+        let named = binaries(path)?;
+        if *of == graph { own.extend(named) } else { others.extend(named) }
     }
-    Ok(if own.is_some_and(|own| others.contains(&own)) { Context::Shared } else { Context::Own })
+    Ok(if own.iter().any(|own| others.contains(own)) { Context::Shared } else { Context::Own })
 }
 
-/// The binary that a context's ONNX file names; `None` for one that holds it, or none.
-fn binary(path: &Path) -> Result<Option<PathBuf>, DeviceError> {
+/// How graphs of one package are loaded that hold contexts among other nodes.
+pub(crate) fn shared_by(
+    folder: &Path,
+    graphs: [Option<&GraphEntry>; 2],
+) -> Result<Context<'static>, DeviceError> {
+    let [Some(one), Some(other)] = graphs else { return Ok(Context::Own) };
+    let path = |entry: &GraphEntry| package::path(folder, &entry.file);
+    shared(&[("one", path(one)?), ("other", path(other)?)], "one")
+}
+
+/// The binaries that a file's contexts name; none for those that hold theirs.
+fn binaries(path: &Path) -> Result<Vec<PathBuf>, DeviceError> {
     let bytes = fs::read(path)
         .map_err(|error| DeviceError::Read { path: path.to_owned(), reason: error.to_string() })?;
     let graph = Graph::decode(&bytes).map_err(|error| DeviceError::package("a context in ONNX", error))?;
     let contexts = graph.nodes.iter().filter(|node| node.int("embed_mode") == Some(0));
-    let named = contexts.filter_map(|node| node.text("ep_cache_context")).next();
-    Ok(named.map(|name| path.with_file_name(name)))
+    let named = contexts.filter_map(|node| node.text("ep_cache_context"));
+    Ok(named.map(|name| path.with_file_name(name)).collect())
 }
 
 #[cfg(test)]

@@ -26,8 +26,8 @@ impl Candidate<'_> {
     /// Loads the package on the device. What was refused on the way is added to `notes`.
     pub(super) fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
         let opened = match self.compiler() {
-            Some(compiler) => contexts::open(self, compiler, notes),
-            None => self.opening.open(&self.device, self.opening.variant(self.name), Form::Graph),
+            Some(compiler) if self.opening.manifest.bound.is_none() => contexts::open(self, compiler, notes),
+            _ => self.opening.open(&self.device, self.opening.variant(self.name), Form::Graph),
         };
         opened.map_err(|error| self.explained(error))
     }

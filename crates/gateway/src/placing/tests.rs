@@ -13,7 +13,7 @@ use narthex_graph::{Attribute, Graph, Node, graph::MICROSOFT};
 use narthex_spec::{
     ProgressSink, Scheme,
     dtype::Dim,
-    manifest::{FileEntry, MANIFEST_FILE},
+    manifest::{Bound, FileEntry, MANIFEST_FILE},
     progress::{Progress, Quiet},
     target::{QnnChip, Target},
 };
@@ -348,4 +348,42 @@ fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
     check("cpu", Some("prefill=openvino,decode=cpu"), prefer, false);
     check("cpu", Some("layers=cpu,head=qnn"), prefer, true);
     check("cpu", Some("layers=cpu,head=openvino"), prefer, false);
+}
+
+#[test]
+fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
+    let load = |bound: Bound, npu: NpuPolicy| {
+        let package = Package::new();
+        let mut manifest = package::read_manifest(&package.folder, &package.key).unwrap();
+        manifest.bound = Some(bound);
+        fs::write(package.folder.join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let loaded = package.load(npu);
+        let listed = gateway(&package.home, npu).models().unwrap();
+        let bound = listed.into_iter().flat_map(|listing| listing.installed).map(|package| package.bound);
+        assert!(bound.collect::<Vec<_>>().contains(&manifest.bound));
+        loaded
+    };
+    let bound = |ep, device: &str, target| {
+        let (device, holds) = (device.to_owned(), "2 compiled contexts".to_owned());
+        Bound { ep, device, holds, target }
+    };
+    let refused = |bound: Bound, expected: &[&str]| {
+        let error = load(bound, NpuPolicy::Prefer).err().expect("it was loaded elsewhere");
+        let told = format!("{error}, {:?}", error.hint());
+        assert!(expected.iter().all(|part| told.contains(part)), "{told}");
+    };
+    let amd = bound(Ep::VitisAi, "an AMD Ryzen AI NPU", None);
+    let alone = "the package holds 2 compiled contexts, which runs on an AMD Ryzen AI NPU alone";
+    refused(amd, &[&format!("qnn: {alone}"), &format!("cpu: {alone}")]);
+    let elite = bound(Ep::Qnn, "the NPU of X", Some(Target::Qnn(vec![QnnChip::Elite])));
+    refused(elite, &["runs on the NPU of X alone, and this is Snapdragon X Elite"]);
+    // On its device nothing is compared, and what its maker left to the CPU has not fallen.
+    let own = || bound(Ep::Qnn, "the NPU of Y", Some(Target::Qnn(vec![QnnChip::XElite])));
+    let loaded = load(own(), NpuPolicy::Prefer).unwrap_or_else(|error| panic!("{error}"));
+    let report = loaded.placement();
+    assert_eq!(report.device, DeviceName::Qnn);
+    assert!(report.fallen.is_empty() && report.notes.iter().any(|note| note == bound::UNCHECKED));
+    // The tiny model's own graph has no context, so that all of it runs on the CPU.
+    assert_eq!(report.npu_share, 0.0);
+    assert!(load(own(), NpuPolicy::Require).is_err());
 }

@@ -1,0 +1,94 @@
+//! What an executor of variant A takes from a package, and its graphs once they are loaded.
+
+use std::path::Path;
+
+use narthex_engine::executor::Limits;
+use narthex_spec::{
+    arch::{ImportedDecoder, Steps, Structure},
+    manifest::{GraphEntry, Manifest},
+};
+
+use super::{ExecutorOptions, Feed, graph::Names, long::Long};
+use crate::{
+    error::DeviceError,
+    kept::Kept,
+    ort::{Session, SessionOptions},
+    package,
+    runtime::Runtime,
+};
+
+/// A graph that was loaded.
+pub(super) struct Loaded {
+    pub(super) file: String,
+    pub(super) names: Names,
+    /// Tokens of the past that it has room for.
+    pub(super) past: usize,
+    pub(super) session: Session,
+}
+
+impl Loaded {
+    pub(super) fn open(
+        runtime: &Runtime,
+        package: &Path,
+        (entry, names): (&GraphEntry, Names),
+        options: SessionOptions<'_>,
+    ) -> Result<Self, DeviceError> {
+        let session = Session::open(runtime, &package::path(package, &entry.file)?, options)?;
+        let past = package::chunk(entry).map_or(usize::MAX, |(_, past)| past);
+        Ok(Self { file: entry.file.clone(), names, past, session })
+    }
+}
+
+/// The longest sequence that an imported decoder is believed, in tokens; no table vouches for it.
+const MAX_CONTEXT: usize = 1 << 24;
+
+/// What a decoder takes from its package beside the graph.
+pub(crate) struct Parts<'a> {
+    pub(super) entry: &'a GraphEntry,
+    pub(crate) feed: Feed,
+    pub(super) kept: Kept,
+    pub(super) steps: Steps,
+    pub(crate) limits: Limits,
+    pub(super) long: Option<Long>,
+    pub(super) names: Names,
+}
+
+impl<'a> Parts<'a> {
+    /// Reads and checks all of it.
+    pub(crate) fn read(
+        package: &Path,
+        manifest: &'a Manifest,
+        options: &ExecutorOptions,
+    ) -> Result<Self, DeviceError> {
+        let (arch, longest, steps) = match &manifest.architecture {
+            Structure::Decoder(arch) => (Some(arch), arch.context, Steps::Any),
+            Structure::ImportedDecoder(ImportedDecoder { steps, .. }) => (None, MAX_CONTEXT, *steps),
+            _ => return Err(DeviceError::package("a decoder", "an encoder")),
+        };
+        if manifest.max_length == 0 || manifest.max_length > longest {
+            let expected = format!("a length of 1 to {longest} tokens");
+            return Err(DeviceError::package(expected, manifest.max_length));
+        }
+        let entry = package::graph(manifest)?;
+        let feed = match (&manifest.architecture, arch) {
+            (Structure::ImportedDecoder(imported), _) => Feed::tokens(imported)?,
+            (_, Some(arch)) => Feed::rows(package, manifest, arch)?,
+            _ => return Err(DeviceError::package("a decoder", "an encoder")),
+        };
+        let kept = match arch {
+            Some(arch) => Kept::open(package, manifest, arch)?,
+            None => Kept::all(feed.vocab()),
+        };
+        let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
+        let long = arch.map(|arch| Long::open(package, manifest, arch, &limits)).transpose()?.flatten();
+        let mut limits = limits;
+        if let Some((tokens, past)) = package::chunk(entry) {
+            let most =
+                package::prompt_graph(manifest).and_then(package::chunk).map_or(tokens, |(most, _)| most);
+            limits.context = limits.context.min(past.saturating_add(1));
+            limits.chunk = limits.chunk.min(most.max(1)).min(limits.context);
+        }
+        let names = Names::new(entry, &feed)?;
+        Ok(Self { entry, feed, kept, steps, limits, long, names })
+    }
+}
