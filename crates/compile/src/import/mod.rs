@@ -1,8 +1,8 @@
 //! Existing ONNX exports become packages: the graph stays what somebody else made, and gets the slots that executors know.
 //!
 //! [`open`] finds out by its files what a folder holds: onnxruntime-genai's ([`genai`]), Optimum's or transformers.js'
-//! decoders ([`choice`], [`merge`]), an encoder ([`encoder`]), or a bundle for one kind of device, which is refused
-//! ([`bound`], [`ryzen`]). [`glue`] puts nodes before and behind the graph; [`Import::write`] writes the package. No weight is changed.
+//! decoders ([`choice`], [`merge`]), an encoder ([`encoder`]), or a bundle for one kind of device, which its package is bound
+//! to ([`bound`], [`ryzen`]). [`glue`] puts nodes before and behind the graph; [`Import::write`] writes the package. No weight is changed.
 
 mod bound;
 mod choice;
@@ -29,7 +29,7 @@ use narthex_spec::{
     DType, Recipe, Scheme,
     arch::{EncoderHead, Structure},
     dtype::Dim,
-    manifest::{Bound, GraphEntry, Prompts},
+    manifest::{self, Bound, GraphEntry, Prompts},
 };
 
 use crate::{
@@ -62,6 +62,8 @@ pub struct Import {
     graphs: Vec<(Graph, GraphEntry)>,
     /// The one kind of device that runs it.
     bound: Option<Bound>,
+    /// A file that its operators read beside the graph, and nothing else does.
+    beside: Option<String>,
     structure: Structure,
     /// The longest sequence, in tokens.
     max_length: usize,
@@ -150,14 +152,16 @@ fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, C
     let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
     let parts = read(&files);
     let graphs = parts.as_ref().ok().map(|parts| parts.iter().map(|part| &part.graph));
-    ryzen::refuse(folder.path(), &genai.options, graphs)?;
+    let amd = ryzen::bound(folder.path(), &genai.options, graphs)?;
     let parts = parts?;
+    let beside = amd.as_ref().and_then(|_| ryzen::weights(&genai.options));
     let bound = match genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph))) {
         Some(pipeline) => Some(bound::pipeline(folder.path(), &pipeline, &parts)?),
-        None => None,
+        None => amd,
     };
     let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form, bound };
-    decoding(folder, opened, "onnxruntime-genai")
+    let import = decoding(folder, opened, "onnxruntime-genai")?;
+    Ok(Import { beside, ..import })
 }
 
 /// Reads graphs, with their nodes in order.
@@ -216,7 +220,7 @@ fn decoding(
     let first = decoders.first().ok_or_else(|| refused("the export", "a decoder", "none"))?;
     let (imported, max_length) = (first.imported.clone(), first.max_length);
     let text = text::read(&mut folder, &settings.ids, Vocab::Decoder(imported.vocab, None))?;
-    let compiled = bound.is_some();
+    let compiled = decoders.iter().any(|decoder| decoder.entry.part != manifest::Part::Whole);
     let notes = decoders.iter().take(1).filter_map(|decoder| note(decoder, &settings, compiled)).collect();
     recipe.scheme = scheme(&first.graph);
     let license = folder.license()?;
@@ -225,6 +229,7 @@ fn decoding(
         files: [folder.files, files].concat(),
         graphs: decoders.into_iter().map(|decoder| (decoder.graph, decoder.entry)).collect(),
         bound,
+        beside: None,
         structure: Structure::ImportedDecoder(imported),
         max_length,
         recipe,
@@ -272,6 +277,7 @@ fn encoding(mut folder: Folder, parts: Vec<Part>, settings: Settings) -> Result<
         files: [folder.files, files].concat(),
         graphs: vec![(graph, entry)],
         bound: None,
+        beside: None,
         structure: Structure::ImportedEncoder(imported),
         max_length,
         recipe,

@@ -1,10 +1,11 @@
 //! Folders for AMD's NPUs: onnxruntime-genai's, with the settings of Ryzen AI. A graph in them whose operators ONNX Runtime
-//! itself has is imported like any other. Where `model_generate` has put operators of AMD's own into it (domain
-//! `com.ryzenai`), with weights that they alone read (`.pb.bin`, `dd_cache`), nothing but AMD's software runs it.
+//! itself has is imported like any other. Where `model_generate` has put operators of AMD's own into it (domains
+//! `com.ryzenai`, `com.amd`), with weights that they alone read (`.pb.bin`), its package is bound to AMD's NPU.
 
 use std::path::Path;
 
 use narthex_graph::Graph;
+use narthex_spec::{Ep, manifest::Bound};
 use serde_json::Value;
 
 use super::{bound, nodes};
@@ -13,13 +14,19 @@ use crate::error::CompileError;
 /// The domains of operators that ONNX Runtime has.
 const OWN: [&str; 5] = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"];
 
-/// Refuses a graph that AMD's software alone runs: one with operators that ONNX Runtime has not, or one that is not there
-/// to be looked at, under settings that name that software.
-pub(super) fn refuse<'a>(
+/// The domains of AMD's operators.
+const AMD: [&str; 2] = ["com.ryzenai", "com.amd"];
+
+/// What runs a graph that AMD's software alone runs: one with operators that ONNX Runtime has not, under settings that name
+/// that software, or with AMD's own.
+///
+/// # Errors
+/// [`CompileError::Bound`] for such a graph that is not there to be looked at.
+pub(super) fn bound<'a>(
     folder: &Path,
     options: &Value,
     graphs: Option<impl IntoIterator<Item = &'a Graph>>,
-) -> Result<(), CompileError> {
+) -> Result<Option<Bound>, CompileError> {
     let library = bound::text(options, "custom_ops_library");
     let amd = bound::provider(options).is_some_and(|device| device == bound::RYZEN) || library.is_some();
     let mut foreign = None;
@@ -35,21 +42,32 @@ pub(super) fn refuse<'a>(
         (Some((domain, op)), Some(library)) => {
             format!("a graph of operators from {library}, {domain}:{op} first")
         }
-        (Some((domain, op)), None) if amd || domain == "com.ryzenai" => format!("a graph with {domain}:{op}"),
+        (Some((domain, op)), None) if amd || AMD.contains(&domain.as_str()) => {
+            format!("a graph with {domain}:{op}")
+        }
         (None, Some(library)) if !there => format!("a graph of operators from {library}"),
         (None, None) if amd && !there => "a graph".to_owned(),
-        _ => return Ok(()),
+        _ => return Ok(None),
     };
+    let device = bound::RYZEN.to_owned();
+    if there {
+        return Ok(Some(Bound { ep: Ep::VitisAi, target: None, device, holds: what }));
+    }
     Err(CompileError::Bound {
         path: folder.to_owned(),
         what,
-        device: bound::RYZEN.to_owned(),
+        device,
         instead:
-            "run it with the onnxruntime-genai of AMD's Ryzen AI software; for other devices import what \
-                  onnxruntime-genai's model builder makes of the export that went into model_generate \
-                  (narthex export MODEL --format quark DIR), or compile its checkpoint: narthex compile DIR"
+            "name a folder that holds the graph too; for other devices import what onnxruntime-genai's model builder makes \
+             of the export that went into model_generate (narthex export MODEL --format quark DIR), or compile its \
+             checkpoint: narthex compile DIR"
                 .to_owned(),
     })
+}
+
+/// The file beside the graph that AMD's operators alone read their weights from, where the settings name one.
+pub(super) fn weights(options: &Value) -> Option<String> {
+    bound::text(options, "external_data_file").filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]
@@ -71,15 +89,17 @@ mod tests {
     #[test]
     fn operators_decide_and_not_settings() {
         let check = |options: Value, graph: Option<Graph>, expect: Option<&str>| {
-            let found = refuse(Path::new("folder"), &options, graph.as_ref().map(|graph| [graph]));
+            let found = bound(Path::new("folder"), &options, graph.as_ref().map(|graph| [graph]));
             match (found, expect) {
-                (Ok(()), None) => {}
+                (Ok(None), None) => {}
+                (Ok(Some(bound)), Some(expect)) => {
+                    assert_eq!((bound.ep, bound.device.as_str()), (Ep::VitisAi, "an AMD Ryzen AI NPU"));
+                    assert!(graph.is_some() && bound.holds.contains(expect), "{}", bound.holds);
+                }
                 (Err(error), Some(expect)) => {
                     let (text, hint) = (error.to_string(), error.hint().unwrap_or_default());
-                    assert!(
-                        text.contains(expect) && text.contains("runs on an AMD Ryzen AI NPU alone"),
-                        "{text}"
-                    );
+                    assert!(graph.is_none() && text.contains(expect), "{text}");
+                    assert!(text.contains("runs on an AMD Ryzen AI NPU alone"), "{text}");
                     assert!(hint.contains("--format quark"), "{hint}");
                 }
                 (found, _) => panic!("{options}: {found:?}"),
@@ -99,6 +119,7 @@ mod tests {
         }
         check(npu.clone(), theirs(), Some("a graph with com.ryzenai:MatMulNBitsBf"));
         check(json!({}), theirs(), Some("a graph with com.ryzenai:MatMulNBitsBf"));
+        check(json!({}), Some(graph("com.amd", "SSMLP")), Some("a graph with com.amd:SSMLP"));
         check(
             hybrid.clone(),
             theirs(),

@@ -238,7 +238,16 @@ fn settings_for_amd_do_not_bar_a_graph_that_any_device_runs() {
     let product = graph.nodes.iter_mut().find(|node| node.op == "MatMulNBits").unwrap();
     "com.ryzenai".clone_into(&mut product.domain);
     fs::write(path, graph.encode()).unwrap();
-    check(folder.path(), "a graph with com.ryzenai:MatMulNBits, which runs on an AMD Ryzen AI NPU alone");
+    let bound = import(folder.path()).unwrap().bound.unwrap();
+    assert_eq!((bound.ep, bound.holds.as_str()), (Ep::VitisAi, "a graph with com.ryzenai:MatMulNBits"));
+    // Weights that AMD's operators alone read go with the graph.
+    let path = folder.path().join("genai_config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let named = "\"external_data_file\": \"model_jit.pb.bin\", \"provider_options\"";
+    fs::write(path, text.replacen("\"provider_options\"", named, 1)).unwrap();
+    check(folder.path(), "model_jit.pb.bin");
+    fs::write(folder.path().join("model_jit.pb.bin"), "weights").unwrap();
+    assert!(import(folder.path()).unwrap().files.contains_key("model_jit.pb.bin"));
 }
 
 #[test]

@@ -86,14 +86,15 @@ impl Import {
         Ok(manifest)
     }
 
-    /// Copies what compiled contexts name: binaries beside the graphs.
+    /// Copies what compiled contexts and a vendor's operators read: binaries beside the graphs.
     fn copy_binaries(&self, package: &PackageWriter) -> Result<(), CompileError> {
         let mut copied = BTreeSet::new();
-        for name in self.graphs.iter().flat_map(|(graph, _)| bound::binaries(graph)) {
+        let named = self.graphs.iter().flat_map(|(graph, _)| bound::binaries(graph));
+        for name in named.chain(self.beside.as_deref()) {
             let path = Path::new(name);
             let beside = !name.contains('\\') && path.file_name() == Some(path.as_os_str());
             if !beside || path.extension().is_none_or(|ending| !ending.eq_ignore_ascii_case("bin")) {
-                return Err(refused("binary of a compiled context", "a .bin file beside its graph", name));
+                return Err(refused("binary of the export", "a .bin file beside its graph", name));
             }
             if copied.insert(name) {
                 let path = self.data.join(name);
