@@ -46,8 +46,10 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         let default = if manifest.prompts.default.as_ref() == Some(name) { ", the default" } else { "" };
         lines.push(format!("prompt       {name}{default}: {text:?}"));
     }
-    let dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
-    let kv: usize = dynamic.flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
+    let mut dynamic = manifest.graphs.iter().filter(|graph| graph.variant == Variant::Dynamic);
+    // Graphs for other numbers of tokens read the same cache.
+    let kv: usize =
+        dynamic.next().iter().flat_map(|graph| &graph.kv).map(|layer| layer.bytes_per_token()).sum();
     if kv > 0 {
         lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
     }

@@ -28,9 +28,8 @@ pub(super) fn other_chip(manifest: &Manifest, device: &Device) -> Result<(), Ref
 
 /// The refusal of a package that was made for another device than this, of which the chip may be known.
 fn elsewhere(bound: &Bound, chip: Option<QnnChip>) -> Refusal {
-    let Bound { holds, device, .. } = bound;
     let here = chip.map(|chip| format!(", and this is {}", chip.facts().title)).unwrap_or_default();
-    let reason = format!("the package holds {holds}, which runs on {device} alone{here}");
+    let reason = format!("the package runs on {} alone{here}", bound.device);
     let fix = "load it on that device; for others import an export for CPUs or GPUs, or compile the checkpoint: \
                narthex compile";
     Refusal { cause: Cause::Refused, reason, fix: Some(fix.to_owned()) }
