@@ -15,6 +15,7 @@ use narthex_text::{prompt, template::RenderOptions, tokenizer::Specials};
 
 use crate::{
     error::Error,
+    length::Length,
     loaded::Loaded,
     request::{ChatRequest, CompletionRequest, Echo, GenerateOptions, Prompt, TurnEvent, TurnSink},
     turn::{Choice, Report, Shared, SharedTurn, Turn, lock},
@@ -48,8 +49,8 @@ pub(crate) fn chat(
         ));
     };
     let options = RenderOptions::answer(date);
-    let bos = loaded.manifest.tokenizer.bos;
-    let tokens = prompt::tokens(&loaded.tokenizer, template, &request.messages, &options, bos)?;
+    let text = prompt::text(&loaded.tokenizer, template, &request.messages, &options)?;
+    let tokens = prompt::with_bos(read(loaded, "messages", &text)?, loaded.manifest.tokenizer.bos);
     submit(loaded, &Asked { tokens, param: "messages", echo: EchoText::None }, &request.options, sink)
 }
 
@@ -63,7 +64,7 @@ pub(crate) fn complete(
     check(&request.options)?;
     let tokens = match &request.prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
-        Prompt::Text(text) => with_bos(loaded, loaded.tokenizer.encode(text, Specials::Parse)?),
+        Prompt::Text(text) => with_bos(loaded, read(loaded, "prompt", text)?),
     };
     let echo = match (request.echo, request.prompt) {
         (Echo::Completion, _) => EchoText::None,
@@ -73,6 +74,16 @@ pub(crate) fn complete(
         }
     };
     submit(loaded, &Asked { tokens, param: "prompt", echo }, &request.options, sink)
+}
+
+/// Tokens of a prompt's text. One that cannot fit is refused before the work of cutting it.
+fn read(loaded: &Loaded, param: &'static str, text: &str) -> Result<Vec<TokenId>, Error> {
+    let limits = loaded.engine()?.limits();
+    let fewest = loaded.tokenizer.fewest_tokens(text);
+    if fewest >= limits.longest() {
+        return Err(too_long(param, Length::AtLeast(fewest), limits));
+    }
+    Ok(loaded.tokenizer.encode(text, Specials::Parse)?)
 }
 
 fn with_bos(loaded: &Loaded, tokens: Vec<TokenId>) -> Vec<TokenId> {
@@ -165,12 +176,12 @@ fn check_prompt(tokens: &[TokenId], param: &'static str, limits: &Limits) -> Res
         ));
     }
     if tokens.len() >= limits.longest() {
-        return Err(too_long(param, tokens.len(), limits));
+        return Err(too_long(param, Length::Counted(tokens.len()), limits));
     }
     Ok(())
 }
 
-fn too_long(param: &'static str, prompt: usize, limits: &Limits) -> Error {
+fn too_long(param: &'static str, prompt: Length, limits: &Limits) -> Error {
     Error::ContextLength { param, prompt, context: limits.longest(), of_model: limits.context }
 }
 
@@ -179,7 +190,7 @@ fn refused(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
         SubmitError::Overloaded { queued, .. } => {
             Error::Overloaded { queued, retry_after: std::time::Duration::from_secs(1) }
         }
-        SubmitError::PromptTooLong { prompt, .. } => too_long(param, prompt, limits),
+        SubmitError::PromptTooLong { prompt, .. } => too_long(param, Length::Counted(prompt), limits),
         SubmitError::ShutDown => Error::ShuttingDown,
         other => Error::invalid(param, other.to_string()),
     }

@@ -6,6 +6,7 @@ use crate::{
     cancel::Cancel,
     encoding::Item,
     error::Error,
+    length::Length,
     listing::ModelKind,
     loaded::Loaded,
     request::{EmbedRequest, Embeddings, Overlong, Prompt},
@@ -74,6 +75,14 @@ fn tokens(
     prompt: &str,
     (limit, overlong): (usize, Overlong),
 ) -> Result<Vec<u32>, Error> {
+    if let Prompt::Text(text) = input
+        && overlong == Overlong::Refuse
+    {
+        let fewest = loaded.tokenizer.fewest_tokens(text);
+        if fewest > limit {
+            return Err(Error::InputTooLong { index, found: Length::AtLeast(fewest), limit });
+        }
+    }
     let mut tokens = match input {
         Prompt::Text(text) if prompt.is_empty() => loaded.tokenizer.encode_document(text)?,
         Prompt::Text(text) => loaded.tokenizer.encode_document(&format!("{prompt}{text}"))?,
@@ -90,7 +99,7 @@ fn tokens(
     }
     if tokens.len() > limit {
         if overlong == Overlong::Refuse {
-            return Err(Error::InputTooLong { index, found: tokens.len(), limit });
+            return Err(Error::InputTooLong { index, found: Length::Counted(tokens.len()), limit });
         }
         // The last token of a text is its end mark, which a cut text keeps.
         let last = tokens[tokens.len() - 1];

@@ -6,7 +6,7 @@ use narthex_compile::vocabulary::VocabularyError;
 use narthex_device::DeviceError;
 use narthex_spec::{Ep, ModelName, NpuPolicy, Scheme};
 
-use crate::{fallen::Fallen, listing::PassedOver};
+use crate::{fallen::Fallen, length::Length, listing::PassedOver};
 
 /// What kind of failure it is; the server maps it to a status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub enum Error {
         /// The API's name of the field that holds the prompt.
         param: &'static str,
         /// Tokens of the prompt.
-        prompt: usize,
+        prompt: Length,
         /// The most tokens of prompt and answer together: the model's context, or what the KV budget holds.
         context: usize,
         /// The model's context.
@@ -64,7 +64,7 @@ pub enum Error {
         /// Which input.
         index: usize,
         /// Its tokens.
-        found: usize,
+        found: Length,
         /// The model's limit.
         limit: usize,
     },
@@ -413,8 +413,9 @@ mod tests {
 
     #[test]
     fn where_the_budget_is_the_bound_it_is_named() {
+        let prompt = Length::Counted(40);
         let hint =
-            |context| Error::ContextLength { param: "messages", prompt: 40, context, of_model: 8192 }.hint();
+            |context| Error::ContextLength { param: "messages", prompt, context, of_model: 8192 }.hint();
         assert!(hint(33).unwrap().contains("--kv-budget"));
         assert_eq!(hint(8192), None);
     }

@@ -7,7 +7,7 @@ mod support;
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
-    Cancel, Config, Drain, Error, ErrorKind, Gateway,
+    Cancel, Config, Drain, Error, ErrorKind, Gateway, Length,
     request::{EmbedRequest, FinishReason, GenerateOptions, Overlong, Prompt, TurnEvent},
 };
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
@@ -204,7 +204,13 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
         )
     };
     let error = run(100, Overlong::Refuse).unwrap_err();
-    assert!(matches!(error, Error::InputTooLong { index: 1, found: 102, limit: BERT_MAX_LENGTH }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::InputTooLong { index: 1, found: Length::Counted(102), limit: BERT_MAX_LENGTH }
+        ),
+        "{error}"
+    );
     let cut = run(100, Overlong::Truncate).unwrap();
     // One letter with its two marks, and a text at the limit.
     assert_eq!(cut.prompt_tokens, 3 + BERT_MAX_LENGTH);

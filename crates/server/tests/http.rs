@@ -245,6 +245,19 @@ fn what_is_too_long_is_refused_with_both_numbers() {
         .unwrap();
     assert!((1000..1100).contains(&found), "{error}");
     check(CHAT, with(chat(&model, 4), messages), "messages", found, LLAMA_CONTEXT);
+    // Longer still, and it is not cut into tokens at all.
+    let endless = "x".repeat(1_000_000);
+    let body = json!({"messages": [{"role": "user", "content": endless}]});
+    for (path, body) in
+        [(CHAT, with(chat(&model, 4), body)), (COMPLETIONS, json!({"model": model, "prompt": endless}))]
+    {
+        let error = live.post(path, &body).error(400);
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains("the prompt has at least ") && error["code"] == "context_length_exceeded",
+            "{error}"
+        );
+    }
     let words = "cat ".repeat(100);
     check(EMBEDDINGS, json!({"model": embedding, "input": words}), "input", 102, BERT_MAX_LENGTH);
     for truncate in [json!(true), json!("END")] {

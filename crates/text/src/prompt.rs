@@ -20,6 +20,18 @@ pub enum PromptError {
     Tokenizer(#[from] TokenizerError),
 }
 
+/// The text of a conversation, in which users' special tokens are broken up.
+pub fn text(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    messages: &[Message],
+    options: &RenderOptions,
+) -> Result<String, PromptError> {
+    let shielded: Vec<Message> =
+        messages.iter().map(|message| message.map_text(|text| tokenizer.shield(text))).collect();
+    Ok(template.render(&shielded, &options.map_text(|text| tokenizer.shield(text)))?)
+}
+
 /// The tokens of a conversation.
 pub fn tokens(
     tokenizer: &Tokenizer,
@@ -28,9 +40,7 @@ pub fn tokens(
     options: &RenderOptions,
     bos: Option<TokenId>,
 ) -> Result<Vec<TokenId>, PromptError> {
-    let shielded: Vec<Message> =
-        messages.iter().map(|message| message.map_text(|text| tokenizer.shield(text))).collect();
-    let text = template.render(&shielded, &options.map_text(|text| tokenizer.shield(text)))?;
+    let text = text(tokenizer, template, messages, options)?;
     Ok(with_bos(tokenizer.encode(&text, Specials::Parse)?, bos))
 }
 

@@ -9,6 +9,7 @@ mod gguf;
 mod outline;
 mod pair;
 mod pre;
+mod reach;
 mod sentencepiece;
 mod special;
 mod wire;
@@ -26,6 +27,7 @@ pub use special::SpecialToken;
 pub(crate) use bytes::Leading;
 
 use bytes::Pieces;
+use reach::Reach;
 use special::SpecialTable;
 
 use crate::barrier::contain;
@@ -97,6 +99,7 @@ struct Inner {
     specials: SpecialTable,
     pieces: Pieces,
     vocab_size: usize,
+    reach: Option<Reach>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -118,6 +121,7 @@ impl Tokenizer {
         fields.insert("truncation".to_owned(), Value::Null);
         fields.insert("padding".to_owned(), Value::Null);
         let stored = serde_json::to_vec(&json).map_err(malformed)?;
+        let reach = Reach::of(&json, outline.longest_piece());
         add_shield(&mut json);
         let with_shield = serde_json::to_vec(&json).map_err(malformed)?;
         let tokenizer = contain(|| tokenizers::Tokenizer::from_bytes(&with_shield))
@@ -132,6 +136,7 @@ impl Tokenizer {
             ),
             pieces: Pieces::new(&tokenizer, &json["decoder"], outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
+            reach,
             tokenizer,
             json: stored,
         };
@@ -173,6 +178,11 @@ impl Tokenizer {
     pub fn encode_document_with(&self, text: &str, kept: &str) -> Result<Vec<TokenId>, TokenizerError> {
         let parts: Vec<Cow<'_, str>> = text.split(kept).map(|part| self.shield(part)).collect();
         self.run(&parts.join(kept), true)
+    }
+
+    /// A number of tokens that a text has at least, found without cutting it; 0 where nothing can be said.
+    pub fn fewest_tokens(&self, text: &str) -> usize {
+        self.inner.reach.map_or(0, |reach| reach.fewest(text))
     }
 
     fn run(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
@@ -317,6 +327,18 @@ mod tests {
         let mut expected = vec![end];
         expected.extend(t.encode("a<|end|>b", Specials::AsText).unwrap());
         assert_eq!(t.encode(&shielded, Specials::Parse).unwrap(), expected);
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_its_length_allows() {
+        let t = tiny();
+        // The longest spelling is `<|end|>`.
+        for (text, expected) in
+            [("", 0), ("hellhell", 2), ("hell<|end|> é漢🙂\n", 4), (&"he".repeat(700), 200)]
+        {
+            assert_eq!(t.fewest_tokens(text), expected, "{text}");
+            assert!(t.encode(text, Specials::Parse).unwrap().len() >= expected, "{text}");
+        }
     }
 
     #[test]

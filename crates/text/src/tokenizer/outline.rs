@@ -71,6 +71,11 @@ impl Outline {
         u32::try_from(self.largest_id()).unwrap_or(MAX_ID) + 1
     }
 
+    /// Bytes of the longest spelling in the vocabulary.
+    pub(super) fn longest_piece(&self) -> usize {
+        self.model.vocab.longest
+    }
+
     /// Checks that every added token has the id that the file declares.
     pub(super) fn check_added(&self, id_of: impl Fn(&str) -> Option<u32>) -> Result<(), TokenizerError> {
         for DeclaredToken { id, content } in &self.added_tokens {

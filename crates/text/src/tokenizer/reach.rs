@@ -1,0 +1,141 @@
+//! How much of a text one token stands for at most, so that a text that is far too long can be told before it is cut into
+//! tokens, which takes long.
+
+use serde_json::Value;
+
+use super::{SHIELD, bytes::alphabet};
+
+/// Canonical composition leaves at least a third of a text's bytes: of Hangul, three letters of three bytes each become one
+/// syllable of three (Unicode Standard Annex 15).
+const COMPOSED: usize = 3;
+
+/// What one token stands for at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reach {
+    /// Bytes of text.
+    bytes: usize,
+    /// Whether added tokens swallow the white space beside them, however much that is.
+    strips: bool,
+}
+
+impl Reach {
+    /// Reads a `tokenizer.json` whose longest piece has so many bytes. None where text may vanish, or where one token may
+    /// stand for unknown text of any length.
+    pub(super) fn of(json: &Value, longest: usize) -> Option<Self> {
+        let known = |spelling: &str| json["model"]["vocab"].get(spelling).is_some();
+        let (model, splits) = (&json["model"], steps(&json["pre_tokenizer"], "pretokenizers"));
+        let whole = if splits.iter().any(|step| step["type"] == "ByteLevel") {
+            alphabet().iter().all(|c| known(&c.to_string()))
+        } else {
+            model["byte_fallback"] == true && (0..=u8::MAX).all(|byte| known(&format!("<0x{byte:02X}>")))
+        };
+        let keeps = |step: &&Value| match step["type"].as_str() {
+            Some("ByteLevel" | "Digits" | "Metaspace") => true,
+            Some("Split") => step["behavior"] != "Removed",
+            _ => false,
+        };
+        if model["type"] != "BPE" || !whole || !splits.iter().all(keeps) {
+            return None;
+        }
+        let mut shrinks = 1;
+        for step in steps(&json["normalizer"], "normalizers") {
+            match step["type"].as_str() {
+                Some("Prepend") => {}
+                Some("NFC") => shrinks = COMPOSED,
+                Some("Replace") if replaced(step)? => {}
+                _ => return None,
+            }
+        }
+        let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+        let spelled = added.iter().filter_map(|token| token["content"].as_str()).map(str::len);
+        Some(Self {
+            bytes: spelled.fold(longest.max(1), usize::max).saturating_mul(shrinks),
+            strips: added.iter().any(|token| token["lstrip"] == true || token["rstrip"] == true),
+        })
+    }
+
+    /// The fewest tokens that a text can have.
+    pub(super) fn fewest(self, text: &str) -> usize {
+        let stays = |c: &char| *c != SHIELD && !(self.strips && c.is_whitespace());
+        text.chars().filter(stays).map(char::len_utf8).sum::<usize>().div_ceil(self.bytes)
+    }
+}
+
+/// The steps of a normaliser or a pre-tokenizer.
+fn steps<'a>(json: &'a Value, of_sequence: &str) -> Vec<&'a Value> {
+    match &json[of_sequence] {
+        Value::Array(steps) if json["type"] == "Sequence" => steps.iter().collect(),
+        _ if json.is_null() => Vec::new(),
+        _ => vec![json],
+    }
+}
+
+/// Whether a string makes way for one that is as long at least.
+fn replaced(step: &Value) -> Option<bool> {
+    Some(step["pattern"]["String"].as_str()?.len() <= step["content"].as_str()?.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    fn reach(changes: Value) -> Option<Reach> {
+        let letters: Map<String, Value> = alphabet().iter().map(|c| (c.to_string(), 0.into())).collect();
+        let mut json = json!({
+            "added_tokens": [{"content": "<|end|>"}],
+            "normalizer": null,
+            "pre_tokenizer": {"type": "ByteLevel"},
+            "model": {"type": "BPE", "vocab": letters},
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            json[key] = value.clone();
+        }
+        Reach::of(&json, 4)
+    }
+
+    #[test]
+    fn a_token_has_the_bytes_of_the_longest_piece_or_added_token() {
+        let check = |changes, bytes, strips| assert_eq!(reach(changes), Some(Reach { bytes, strips }));
+        check(json!({}), 7, false);
+        check(json!({"added_tokens": null}), 4, false);
+        check(json!({"added_tokens": [{"content": "<s>", "rstrip": true}]}), 4, true);
+        check(json!({"normalizer": {"type": "NFC"}}), 21, false);
+        let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+        check(
+            json!({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend"}, spaces]}}),
+            7,
+            false,
+        );
+        let split = json!({"type": "Split", "behavior": "Isolated"});
+        let both = json!([split, {"type": "ByteLevel"}]);
+        check(json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": both}}), 7, false);
+    }
+
+    #[test]
+    fn nothing_is_said_where_text_may_vanish() {
+        for changes in [
+            json!({"model": {"type": "WordPiece"}}),
+            json!({"pre_tokenizer": {"type": "Whitespace"}}),
+            json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "behavior": "Removed"}, {"type": "ByteLevel"}]}}),
+            json!({"pre_tokenizer": null}),
+            json!({"pre_tokenizer": null, "model": {"type": "BPE", "byte_fallback": true, "vocab": {"<0x00>": 0}}}),
+            json!({"model": {"type": "BPE", "vocab": {"Ā": 0}}}),
+            json!({"normalizer": {"type": "StripAccents"}}),
+            json!({"normalizer": {"type": "Replace", "pattern": {"String": "  "}, "content": " "}}),
+            json!({"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}}),
+        ] {
+            assert_eq!(reach(changes.clone()), None, "{changes}");
+        }
+    }
+
+    #[test]
+    fn what_may_vanish_is_not_counted() {
+        let reach = |strips| Reach { bytes: 4, strips };
+        assert_eq!((reach(false).fewest("12345"), reach(false).fewest("")), (2, 0));
+        assert_eq!((reach(false).fewest("1   2"), reach(true).fewest("1 \t\n2")), (2, 1));
+        assert_eq!(reach(false).fewest(&format!("12{SHIELD}{SHIELD}34")), 1);
+    }
+}
