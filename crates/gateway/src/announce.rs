@@ -21,7 +21,8 @@ pub struct RunningServer {
     pub pid: u32,
     /// Address it listens on: `127.0.0.1:8000`.
     pub address: String,
-    /// When it started.
+    /// When it started; in JSON seconds since 1970.
+    #[serde(with = "crate::seconds")]
     pub started: SystemTime,
     /// Its models, as of the last change.
     pub models: Vec<ModelStatus>,

@@ -41,6 +41,7 @@ pub mod request;
 mod rerank;
 mod residency;
 mod runtime;
+mod seconds;
 mod shelf;
 mod start;
 mod subject;

@@ -118,7 +118,8 @@ pub struct InstalledPackage {
     /// The one kind of device that runs it, where there is only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<Bound>,
-    /// When it was made.
+    /// When it was made; in JSON seconds since 1970.
+    #[serde(with = "crate::seconds")]
     pub created: SystemTime,
 }
 

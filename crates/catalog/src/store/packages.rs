@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, time::SystemTime};
 
 use narthex_spec::{ModelName, Scheme, manifest::MANIFEST_FILE};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::{
     Staging, Store,
@@ -19,7 +19,7 @@ use crate::{
 const MANIFEST_LIMIT: u64 = 64 << 20;
 
 /// A package in the store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackageInfo {
     /// The model.
     pub name: ModelName,
