@@ -10,6 +10,7 @@ mod fuzz;
 mod load;
 mod memory;
 mod npu;
+mod package;
 mod peers;
 mod stamp;
 mod swiftshader;

