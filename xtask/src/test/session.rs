@@ -58,9 +58,14 @@ impl<'a> Session<'a> {
         command
     }
 
-    /// Cargo with some arguments.
+    /// Cargo with some arguments. What `cargo run` told this program of itself is not handed on: a dependency whose build
+    /// looks at it would be built anew, and whatever stands on it.
     pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(cargo());
+        let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)).for_each(|(name, _)| {
+            command.env_remove(name);
+        });
         command.args(arguments);
         command
     }
@@ -148,6 +153,16 @@ mod tests {
         assert_eq!(executable(&message.replace("\"/t/debug/narthex\"", "null"), "narthex"), None);
         assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#, "narthex"), None);
         assert_eq!(executable("warning: not JSON", "narthex"), None);
+    }
+
+    #[test]
+    fn cargo_is_not_told_of_this_program() {
+        let workspace = Workspace::read().unwrap();
+        let cargo = Session::new(&workspace).unwrap().cargo(&["--version"]);
+        for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
+            assert!(env::var_os(name).is_some(), "tests run under Cargo, which sets {name}");
+            assert!(cargo.get_envs().any(|found| found == (OsStr::new(name), None)), "{name}");
+        }
     }
 
     #[test]
