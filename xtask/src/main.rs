@@ -40,7 +40,7 @@ Commands:
   test --list          name the stages of `test`
   test --only STAGE    run one stage
   fuzz                 fuzz every parser for a minute each
-  fuzz --target T      fuzz one
+  fuzz --target T,T    fuzz some
   fuzz --seconds N     fuzz for N seconds each
   fuzz --record        keep the table in conformance/runs
   npu                  check real models under HTP emulation, in minutes
@@ -118,7 +118,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Tidy => tidy::report(&Workspace::read()?)?,
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
-        Command::Fuzz(options) => fuzz::run(&Workspace::read()?, options)?,
+        Command::Fuzz(options) => fuzz::run(&Workspace::read()?, &options)?,
         Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
         Command::Memory(keep) => memory::run(&Workspace::read()?, keep)?,
         Command::Load(options) => load::run(&Workspace::read()?, options)?,
@@ -158,7 +158,7 @@ mod tests {
         check("npu --record", Ok(Command::Npu(Keep::Record)));
         check("perplexity", Ok(Command::Perplexity(Keep::Nothing)));
         check("memory --record", Ok(Command::Memory(Keep::Record)));
-        check("fuzz --fast", Err("expected --target T, --seconds N or --record"));
+        check("fuzz --fast", Err("expected --target T,T, --seconds N or --record"));
         check("test --onyl clippy", Err("`test --onyl clippy` is no command"));
     }
 }

@@ -39,6 +39,8 @@ pub(crate) enum Target {
     Template,
     /// SentencePiece models.
     Pieces,
+    /// Folders of existing ONNX exports.
+    Import,
     /// Bodies of requests.
     Request,
     /// Manifests of packages.
@@ -49,13 +51,14 @@ pub(crate) enum Target {
 
 impl Target {
     /// Every target.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Gguf,
         Self::Safetensors,
         Self::HfConfig,
         Self::Onnx,
         Self::Template,
         Self::Pieces,
+        Self::Import,
         Self::Request,
         Self::Manifest,
         Self::Wheel,
@@ -70,6 +73,7 @@ impl Target {
             Self::Onnx => "onnx",
             Self::Template => "template",
             Self::Pieces => "pieces",
+            Self::Import => "import",
             Self::Request => "request",
             Self::Manifest => "manifest",
             Self::Wheel => "wheel",
@@ -81,7 +85,7 @@ impl Target {
         match self {
             Self::Template | Self::Pieces => 16 << 10,
             Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
-            Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest => 64 << 10,
+            Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }
     }
 }
@@ -99,10 +103,10 @@ impl FromStr for Target {
 }
 
 /// What was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// One target; `None` is every one.
-    pub(crate) target: Option<Target>,
+    /// What is fuzzed, in this order.
+    pub(crate) targets: Vec<Target>,
     /// How long each runs.
     pub(crate) time: Duration,
     /// What becomes of the table.
@@ -112,12 +116,12 @@ pub(crate) struct Options {
 impl Options {
     /// Reads the words behind `fuzz`.
     pub(crate) fn parse(mut words: &[&str]) -> anyhow::Result<Self> {
-        let mut options = Self { target: None, time: DEFAULT_TIME, keep: Keep::Nothing };
+        let mut options = Self { targets: Target::ALL.to_vec(), time: DEFAULT_TIME, keep: Keep::Nothing };
         loop {
             words = match words {
                 [] => return Ok(options),
-                ["--target", target, rest @ ..] => {
-                    options.target = Some(target.parse()?);
+                ["--target", names, rest @ ..] => {
+                    options.targets = names.split(',').map(str::parse).collect::<Result<_, _>>()?;
                     rest
                 }
                 ["--seconds", seconds, rest @ ..] => {
@@ -131,7 +135,7 @@ impl Options {
                     rest
                 }
                 [other, ..] => {
-                    bail!("`fuzz` has no {other:?}: expected --target T, --seconds N or --record")
+                    bail!("`fuzz` has no {other:?}: expected --target T,T, --seconds N or --record")
                 }
             };
         }
@@ -178,12 +182,11 @@ impl Places {
 }
 
 /// Builds, fuzzes, and prints the table; fails if an input broke a target.
-pub(crate) fn run(workspace: &Workspace, options: Options) -> anyhow::Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> anyhow::Result<()> {
     let places = Places::of(workspace);
-    let targets = options.target.map_or(Target::ALL.to_vec(), |target| vec![target]);
-    let programs = build::build(workspace, &places, &targets)?;
+    let programs = build::build(workspace, &places, &options.targets)?;
     let mut outcomes: Vec<Outcome> = Vec::new();
-    for (target, program) in targets.iter().zip(&programs) {
+    for (target, program) in options.targets.iter().zip(&programs) {
         terminal::line(format!("\n== {}: {} s", target.name(), options.time.as_secs()));
         let outcome = campaign::run(*target, program, &places, options.time)?;
         terminal::line(outcome.line());
@@ -217,9 +220,10 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let standard = Options { target: None, time: DEFAULT_TIME, keep: Keep::Nothing };
-        check("", Ok(standard));
-        check("--target onnx", Ok(Options { target: Some(Target::Onnx), ..standard }));
+        let standard = Options { targets: Target::ALL.to_vec(), time: DEFAULT_TIME, keep: Keep::Nothing };
+        check("", Ok(standard.clone()));
+        let two = vec![Target::Onnx, Target::Import];
+        check("--target onnx,import", Ok(Options { targets: two, ..standard.clone() }));
         let long = Options { time: Duration::from_secs(300), keep: Keep::Record, ..standard };
         check("--seconds 300 --record", Ok(long));
         check("--target pickle", Err("expected one of gguf, safetensors"));

@@ -1,10 +1,11 @@
 //! Inputs that fuzzing starts from: valid files of every kind, and bombs, whose lengths, counts or depths are absurd.
 //!
-//! Everything is made from nothing, the same each time. Start at [`of`]; a target whose parser is given several files
-//! has them in one input, each behind its name (see [`Input::files`]).
+//! Everything is made from nothing, the same each time, but for exports, which lie in `crates/compile`. Start at [`of`]; a
+//! target whose parser is given several files has them in one input, each behind its name (see [`Input::files`]).
 
 mod archives;
 mod checkpoints;
+mod exports;
 mod graphs;
 mod pieces;
 mod requests;
@@ -67,6 +68,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Onnx => Ok(graphs::onnx()),
         Target::Template => Ok(templates::seeds()),
         Target::Pieces => Ok(pieces::seeds()),
+        Target::Import => exports::seeds(),
         Target::Request => Ok(requests::seeds()),
         Target::Manifest => Ok(archives::manifests()),
         Target::Wheel => archives::wheels(),

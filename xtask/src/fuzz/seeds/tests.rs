@@ -2,9 +2,13 @@
 
 use std::fs;
 
-use narthex_compile::checkpoint;
+use narthex_compile::{
+    checkpoint,
+    import::{self, ImportJob},
+};
 use narthex_graph::Graph;
 use narthex_server::fuzzing::{Endpoint, read_body};
+use narthex_spec::progress::Quiet;
 use narthex_text::{
     template::{ChatTemplate, Message, RenderOptions, Role},
     tokenizer::Tokenizer,
@@ -114,6 +118,23 @@ fn graphs() {
 #[test]
 fn pieces() {
     check(Target::Pieces, |bytes| shown(Tokenizer::from_sentencepiece(bytes, &[])));
+}
+
+#[test]
+fn exports() {
+    check(Target::Import, |bytes| {
+        let (folder, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        unpack(bytes, folder.path());
+        let (name, length) = super::exports::DATA;
+        fs::File::create(folder.path().join(name)).unwrap().set_len(length).unwrap();
+        let job = ImportJob {
+            name: "tiny".parse().unwrap(),
+            out: out.path(),
+            source: "test".to_owned(),
+            compiler: "test".to_owned(),
+        };
+        shown(import::open(folder.path(), None).and_then(|found| found.write(job, &Quiet, &false.into())))
+    });
 }
 
 #[test]

@@ -89,6 +89,29 @@ const CONFIG: &[&str] = &[
     "pooling_mode",
 ];
 
+const EXPORT: &[&str] = &[
+    "decoder-pipeline",
+    "session_options",
+    "provider_options",
+    "context_length",
+    "past_key_values.%d.key",
+    "present.%d.value",
+    "input_ids",
+    "inputs_embeds",
+    "attention_mask",
+    "position_ids",
+    "token_type_ids",
+    "logits",
+    "last_hidden_state",
+    "If",
+    "EPContext",
+    "GroupQueryAttention",
+    "MatMulNBits",
+    "GatherBlockQuantized",
+    "com.microsoft",
+    "model.onnx.data",
+];
+
 const TEMPLATE: &[&str] = &[
     "{%",
     "%}",
@@ -207,6 +230,7 @@ pub(crate) fn of(target: Target) -> String {
         Target::Template => &[TEMPLATE],
         // The kinds of models are told by fields that have numbers instead of names.
         Target::Pieces => &[&["▁", "<unk>", "<0x0A>", "\x18\x01", "\x18\x02"]],
+        Target::Import => &[JSON, CONFIG, EXPORT],
         Target::Request => &[JSON, REQUEST],
         Target::Manifest => &[JSON, MANIFEST],
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],
