@@ -23,7 +23,8 @@ const LARGEST: f64 = 6.0;
 /// Name of the head's input.
 const HEAD: &str = "head";
 
-/// How many channels of a head's input are kept from rounding at most; each costs the head a column in f32.
+/// How many channels of a head's input are kept from rounding at most; each costs the head a column in f32. More do not help:
+/// with all of SmolLM2-135M's kept, 629 of 640 positions prefer the reference's token, as with these.
 const OUTLIERS: usize = 8;
 
 /// How many times the median's size a channel must have for that.
