@@ -186,10 +186,21 @@ fn read_trainer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError> {
     Ok(())
 }
 
+/// A compiled normalisation whose trie, four bytes of length and then that many, is inside of it: its reader makes room for
+/// as many as the length says.
+fn checked(charsmap: &[u8]) -> Result<&[u8], TokenizerError> {
+    let Some((length, rest)) = charsmap.split_first_chunk() else { return Ok(charsmap) };
+    let length = u32::from_le_bytes(*length);
+    if length as usize > rest.len() {
+        return Err(bad(format!("a normalisation of at most {} bytes", rest.len()), length));
+    }
+    Ok(charsmap)
+}
+
 fn read_normalizer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError> {
     for field in Fields::of(bytes) {
         match field? {
-            (2, Field::Bytes(charsmap)) => model.charsmap = charsmap.to_vec(),
+            (2, Field::Bytes(charsmap)) => model.charsmap = checked(charsmap)?.to_vec(),
             (3, Field::Varint(prefix)) => model.vocab.add_space_prefix = Some(prefix != 0),
             (4, Field::Varint(remove)) => model.vocab.remove_extra_whitespaces = Some(remove != 0),
             (5, Field::Varint(0)) => return Err(bad("spaces written as ▁", "escape_whitespaces of false")),
@@ -218,6 +229,13 @@ fn base64(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::tokenizer::{Specials, Tokenizer};
+
+    #[test]
+    fn a_normalisation_is_no_longer_than_its_file() {
+        assert_eq!(checked(&[4, 0, 0, 0, 1, 2, 3, 4]).unwrap().len(), 8);
+        let error = checked(&[0, 0, 0, 0x56, 1, 2, 3, 4]).unwrap_err().to_string();
+        assert!(error.contains("at most 4 bytes, found 1442840576"), "{error}");
+    }
 
     /// One field of the wire format.
     fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
@@ -293,7 +311,7 @@ mod tests {
         check(&piece("a", f32::NAN, 1), "finite");
         check(&piece("a", 0.0, 7), "type 0");
         check(&bytes(1, &bytes(1, &[0xFF])), "UTF-8");
-        check(&tiny(&[], &bytes(2, b"no trie")), "tokenizer.json");
+        check(&tiny(&[], &bytes(2, b"no trie")), "at most 3 bytes");
     }
 
     #[test]
