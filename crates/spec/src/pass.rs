@@ -5,7 +5,6 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 /// A change of a model's graphs that keeps what they compute, for compilers and NPUs that run the changed form better.
-///
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pass {

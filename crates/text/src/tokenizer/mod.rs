@@ -5,6 +5,7 @@
 //! them are those of the unbroken text.
 
 mod bytes;
+mod charsmap;
 mod gguf;
 mod outline;
 mod pair;
@@ -121,6 +122,7 @@ impl Tokenizer {
         fields.insert("truncation".to_owned(), Value::Null);
         fields.insert("padding".to_owned(), Value::Null);
         let stored = serde_json::to_vec(&json).map_err(malformed)?;
+        charsmap::check(&json)?;
         let reach = Reach::of(&json, outline.longest_piece());
         add_shield(&mut json);
         let with_shield = serde_json::to_vec(&json).map_err(malformed)?;

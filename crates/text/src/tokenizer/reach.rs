@@ -62,7 +62,7 @@ impl Reach {
 }
 
 /// The steps of a normaliser or a pre-tokenizer.
-fn steps<'a>(json: &'a Value, of_sequence: &str) -> Vec<&'a Value> {
+pub(super) fn steps<'a>(json: &'a Value, of_sequence: &str) -> Vec<&'a Value> {
     match &json[of_sequence] {
         Value::Array(steps) if json["type"] == "Sequence" => steps.iter().collect(),
         _ if json.is_null() => Vec::new(),

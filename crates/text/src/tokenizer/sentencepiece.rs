@@ -3,6 +3,7 @@
 //! The file is the protobuf message `ModelProto` of sentencepiece's `sentencepiece_model.proto`; field numbers and defaults
 //! are that file's. What it computes is in `gguf`, which reads the same pieces out of another file.
 
+use base64::{Engine, prelude::BASE64_STANDARD as BASE64};
 use serde_json::{Value, json};
 
 use super::{
@@ -66,7 +67,7 @@ pub(super) fn tokenizer_json(bytes: &[u8], additions: &[Addition]) -> Result<Val
     }
     let mut before = Vec::new();
     if !model.charsmap.is_empty() {
-        before.push(json!({"type": "Precompiled", "precompiled_charsmap": base64(&model.charsmap)}));
+        before.push(json!({"type": "Precompiled", "precompiled_charsmap": BASE64.encode(&model.charsmap)}));
     }
     if model.vocab.remove_extra_whitespaces == Some(true) {
         before.push(json!({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}));
@@ -186,21 +187,10 @@ fn read_trainer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-/// A compiled normalisation whose trie, four bytes of length and then that many, is inside of it: its reader makes room for
-/// as many as the length says.
-fn checked(charsmap: &[u8]) -> Result<&[u8], TokenizerError> {
-    let Some((length, rest)) = charsmap.split_first_chunk() else { return Ok(charsmap) };
-    let length = u32::from_le_bytes(*length);
-    if length as usize > rest.len() {
-        return Err(bad(format!("a normalisation of at most {} bytes", rest.len()), length));
-    }
-    Ok(charsmap)
-}
-
 fn read_normalizer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError> {
     for field in Fields::of(bytes) {
         match field? {
-            (2, Field::Bytes(charsmap)) => model.charsmap = checked(charsmap)?.to_vec(),
+            (2, Field::Bytes(charsmap)) => model.charsmap = charsmap.to_vec(),
             (3, Field::Varint(prefix)) => model.vocab.add_space_prefix = Some(prefix != 0),
             (4, Field::Varint(remove)) => model.vocab.remove_extra_whitespaces = Some(remove != 0),
             (5, Field::Varint(0)) => return Err(bad("spaces written as ▁", "escape_whitespaces of false")),
@@ -210,32 +200,10 @@ fn read_normalizer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError
     Ok(())
 }
 
-/// RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let [a, b, c] = [0, 1, 2].map(|at| u32::from(chunk.get(at).copied().unwrap_or(0)));
-        let bits = a << 16 | b << 8 | c;
-        for (at, shift) in [18, 12, 6, 0].into_iter().enumerate() {
-            let letter = ALPHABET[(bits >> shift) as usize % 64];
-            text.push(if at > chunk.len() { '=' } else { char::from(letter) });
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tokenizer::{Specials, Tokenizer};
-
-    #[test]
-    fn a_normalisation_is_no_longer_than_its_file() {
-        assert_eq!(checked(&[4, 0, 0, 0, 1, 2, 3, 4]).unwrap().len(), 8);
-        let error = checked(&[0, 0, 0, 0x56, 1, 2, 3, 4]).unwrap_err().to_string();
-        assert!(error.contains("at most 4 bytes, found 1442840576"), "{error}");
-    }
 
     /// One field of the wire format.
     fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
@@ -312,14 +280,5 @@ mod tests {
         check(&piece("a", 0.0, 7), "type 0");
         check(&bytes(1, &bytes(1, &[0xFF])), "UTF-8");
         check(&tiny(&[], &bytes(2, b"no trie")), "at most 3 bytes");
-    }
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        let check = |plain: &str, expect: &str| assert_eq!(base64(plain.as_bytes()), expect);
-        check("", "");
-        check("f", "Zg==");
-        check("fo", "Zm8=");
-        check("foobar", "Zm9vYmFy");
     }
 }
