@@ -2,6 +2,7 @@
 
 mod aside;
 mod binding;
+mod ending;
 mod resident;
 mod session;
 

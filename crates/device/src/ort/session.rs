@@ -9,7 +9,7 @@ use ort::{
     session::builder::{GraphOptimizationLevel, SessionBuilder},
 };
 
-use super::aside::Aside;
+use super::{aside::Aside, ending};
 use crate::{
     ep::{self, Device},
     error::DeviceError,
@@ -198,7 +198,12 @@ impl Session {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(Aside::new);
-        let inner = builder.commit_from_file(model).map_err(failed("load the graph"))?;
+        let loaded = builder.commit_from_file(model);
+        if options.device.ep() == Ep::Qnn {
+            // Each time, since libraries that were loaded meanwhile would come before it.
+            ending::without_destructors();
+        }
+        let inner = loaded.map_err(failed("load the graph"))?;
         let placement = placement::of(&inner)?;
         let own = options.device.ep();
         if let Some(node) = placement.nodes.iter().find(|node| node.ep != own && node.ep != Ep::Cpu) {
