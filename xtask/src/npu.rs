@@ -54,6 +54,8 @@ const WEBGPU: [Tests; 2] = [
 
 /// Prepares the store and runs the checks.
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
+    // What lies in the workspace may change while this runs.
+    let commit = stamp::commit(workspace)?;
     crate::test::run(workspace, Choice::Only(Stage::Store))?;
     let session = Session::new(workspace)?;
     let narthex = session.build_narthex()?;
@@ -72,7 +74,7 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
         None => terminal::line("WebGPU is left out: SwiftShader comes from Debian's packages for x86-64"),
     }
     if keep == Keep::Record {
-        stamp::keep(workspace, stamp::CONFORMANCE, "npu", &report(workspace, &findings)?)?;
+        stamp::keep(workspace, stamp::CONFORMANCE, "npu", &report(&commit, &findings))?;
     }
     terminal::line(format!("npu: every check holds ({} s)", begun.elapsed().as_secs()));
     Ok(())
@@ -115,19 +117,18 @@ impl Tests {
     }
 }
 
-fn report(workspace: &Workspace, findings: &[String]) -> anyhow::Result<String> {
+fn report(commit: &str, findings: &[String]) -> String {
     let list: String = findings.iter().map(|finding| format!("- {finding}\n")).collect();
-    Ok(format!(
-        "# Models on stand-ins for NPUs, {}\n\nCommit {}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
+    format!(
+        "# Models on stand-ins for NPUs, {}\n\nCommit {commit}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
          x-elite, onnxruntime-ep-openvino 1.8.1, onnxruntime-webgpu 1.27.0 on SwiftShader; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
          token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.1 times their \
          weights.\n\n{list}",
         stamp::today(),
-        stamp::commit(workspace)?,
         std::env::consts::OS,
         std::env::consts::ARCH,
-    ))
+    )
 }
 
 #[cfg(test)]

@@ -84,6 +84,8 @@ impl Options {
 
 /// Runs a server under load.
 pub(crate) fn run(workspace: &Workspace, options: Options) -> anyhow::Result<()> {
+    // What lies in the workspace may change while this runs.
+    let commit = stamp::commit(workspace)?;
     crate::test::run(workspace, Choice::Only(Stage::Store))?;
     let session = Session::new(workspace)?;
     let log = workspace.target.join("load.log");
@@ -92,7 +94,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> anyhow::Result<()>
     let looks = watched(&server, options.time, &counts)
         .with_context(|| format!("the server's last words ({}):\n{}", log.display(), server.last_words()))?;
     let left = left_behind(&server);
-    let page = report(workspace, &looks, &counts)?;
+    let page = report(&commit, &looks, &counts);
     terminal::line(&page);
     if let Some(words) = counts.words.lock().unwrap_or_else(PoisonError::into_inner).first() {
         bail!(
@@ -194,7 +196,7 @@ fn bounded(looks: &[Look]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(workspace: &Workspace, looks: &[Look], counts: &Counts) -> anyhow::Result<String> {
+fn report(commit: &str, looks: &[Look], counts: &Counts) -> String {
     let asked = |kind: Kind| counts.asked[kind as usize].load(Ordering::Relaxed);
     let kinds: String =
         Kind::ALL.iter().map(|&kind| format!("| {} | {} |\n", kind.about(), asked(kind))).collect();
@@ -207,21 +209,20 @@ fn report(workspace: &Workspace, looks: &[Look], counts: &Counts) -> anyhow::Res
             format!("| {name} | {megabytes:.1} MB | {} | {} |\n", look.threads, look.files)
         })
         .collect();
-    Ok(format!(
-        "# A server under load, {}\n\nCommit {}; narthex {}, onnxruntime 1.31.1; {} {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
+    format!(
+        "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {} {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
          {EMBED}; the build that tests run. {} requests were not answered as they must be. When the clients had gone, no sequence, no \
          waiting request and no stream was left, else this would not stand here.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
          What the server held, medians of each quarter, looked at every second (RssAnon; bound: the last at most {} MiB above the second):\n\n\
          | Quarter | Memory | Threads | Open files |\n|---|---:|---:|---:|\n{rows}",
         stamp::today(),
-        stamp::commit(workspace)?,
         env!("CARGO_PKG_VERSION"),
         std::env::consts::OS,
         std::env::consts::ARCH,
         (looks.len() + 30) / 60,
         counts.failed.load(Ordering::Relaxed),
         GROWTH >> 20,
-    ))
+    )
 }
 
 #[cfg(test)]
