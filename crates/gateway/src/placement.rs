@@ -10,7 +10,7 @@ use narthex_device::{
     RefusedNode,
     placement::{GraphPlacement, Placement},
 };
-use narthex_graph::{Graph, work::multiply_accumulates};
+use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
     DeviceName, Ep, Parts, Place, Split,
     manifest::{GraphEntry, Part},
@@ -24,9 +24,6 @@ use crate::{
     package,
     start::Opening,
 };
-
-/// The operator that stands for a graph which was compiled ahead of time.
-const CONTEXT_OP: &str = "EPContext";
 
 /// What a symbolic extent counts as where work is weighed: tokens of a short prompt.
 const NOMINAL: u64 = 64;

@@ -15,7 +15,7 @@ use narthex_device::{
     precompile::{Job, Weights, precompile},
     runtime::Runtime,
 };
-use narthex_graph::Graph;
+use narthex_graph::{Graph, context::CONTEXT_OP};
 use narthex_spec::{
     ProgressSink, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
@@ -24,9 +24,6 @@ use narthex_spec::{
 };
 
 use crate::{cancel::Cancel, compiling::CompileRequest, error::Error, fallen, gateway::Inner, machine};
-
-/// The operator that stands for a compiled graph.
-const CONTEXT_OP: &str = "EPContext";
 
 /// What the name of a context's binary has in the place of `.onnx`.
 const BINARY: &str = "_qnn.bin";
@@ -160,7 +157,7 @@ fn groups(folder: &Path, manifest: &Manifest) -> Result<Vec<Vec<String>>, Error>
 /// Bytes of a graph's weights.
 fn weight_bytes(folder: &Path, file: &str, manifest: &Manifest) -> Result<u64, Error> {
     let graph = decode(&folder.join(file), manifest)?;
-    Ok(graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum())
+    Ok(graph.weight_bytes())
 }
 
 /// One chip's graphs share their weights. Qualcomm's compiler cannot share them among several chips.

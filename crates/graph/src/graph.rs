@@ -159,6 +159,13 @@ impl Initializer {
     }
 }
 
+impl Graph {
+    /// The bytes of its constants, wherever they lie; those of bodies are not counted.
+    pub fn weight_bytes(&self) -> u64 {
+        self.initializers.iter().map(Initializer::bytes).sum()
+    }
+}
+
 impl Node {
     /// An attribute by name.
     pub fn attribute(&self, name: &str) -> Option<&Attribute> {

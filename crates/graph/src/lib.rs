@@ -4,6 +4,7 @@
 
 pub mod build;
 pub mod check;
+pub mod context;
 pub mod dump;
 pub mod element;
 mod extract;

@@ -1,6 +1,6 @@
 //! Where a node goes: what the target's compiler does with its operator in the form in which it stands here.
 
-use narthex_graph::{Attribute, Element, Node, graph::MICROSOFT, infer::Tensor};
+use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP, graph::MICROSOFT, infer::Tensor};
 use narthex_spec::DType;
 
 use super::{
@@ -25,7 +25,7 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> Outcome {
         return Outcome::Problem(other_type(node, element));
     }
     // What a vendor's compiler has made is the NPU's by definition.
-    if node.op == "EPContext" {
+    if node.op == CONTEXT_OP {
         return Outcome::Npu;
     }
     let answer = match forms::special(view, node) {

@@ -22,7 +22,7 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
         multiply_accumulates: 0,
         npu_multiply_accumulates: 0,
         uncounted_nodes: 0,
-        weight_bytes: view.graph().initializers.iter().map(|constant| constant.bytes()).sum(),
+        weight_bytes: view.graph().weight_bytes(),
         npu_weight_bytes,
         io_bytes: io_bytes(view),
         npu_pieces: if loads { pieces(view) } else { 0 },

@@ -22,7 +22,7 @@ const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 /// # Errors
 /// [`CompileError::Bound`] for contexts of another compiler than Qualcomm's.
 pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part]) -> Result<Bound, CompileError> {
-    let nodes = || parts.iter().flat_map(|part| contexts(&part.graph));
+    let nodes = || parts.iter().flat_map(|part| part.graph.contexts());
     let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
     let (stages, count) = (parts.len(), parts.iter().filter(|part| is_compiled(&part.graph)).count());
     let version = version.unwrap_or_default();
@@ -38,15 +38,9 @@ pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[Part]) -> Result
     Ok(Bound { ep: Ep::Qnn, target, device, holds })
 }
 
-/// The binaries that a graph's compiled contexts name.
-pub(super) fn binaries(graph: &Graph) -> impl Iterator<Item = &str> {
-    let apart = contexts(graph).filter(|node| node.int("embed_mode") == Some(0));
-    apart.filter_map(|node| node.text("ep_cache_context")).filter(|name| !name.is_empty())
-}
-
 /// The values of a graph's compiled contexts: their binaries know them by name.
 pub(super) fn values(graph: &Graph) -> HashSet<String> {
-    contexts(graph).flat_map(|node| node.inputs.iter().chain(&node.outputs)).cloned().collect()
+    graph.contexts().flat_map(|node| node.inputs.iter().chain(&node.outputs)).cloned().collect()
 }
 
 /// The chips that a device in words is of.
@@ -67,12 +61,12 @@ pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
 
 /// Whether a graph holds a part that a vendor's compiler made.
 pub(super) fn is_compiled(graph: &Graph) -> bool {
-    contexts(graph).next().is_some()
+    graph.contexts().next().is_some()
 }
 
 /// A graph that only stands for what a vendor's compiler made.
 pub(super) fn compiled(path: &Path, graph: &Graph) -> Option<CompileError> {
-    let node = contexts(graph).next()?;
+    let node = graph.contexts().next()?;
     let version = sdk(node).map(|version| format!(" (made with SDK {version})")).unwrap_or_default();
     let device = stated(graph).unwrap_or_else(|| made_for(node));
     Some(error(path, format!("a compiled context{version}"), Some(device)))
@@ -89,11 +83,6 @@ fn stated(graph: &Graph) -> Option<String> {
     let each = chips.take(QnnChip::ALL.len()).filter_map(|chip| npu(chip, archs.next().flatten()));
     let each: Vec<String> = each.collect();
     (version == "v2" && !each.is_empty()).then(|| each.join(", "))
-}
-
-/// The nodes that stand for what a vendor's compiler made.
-pub(super) fn contexts(graph: &Graph) -> impl Iterator<Item = &Node> {
-    graph.nodes.iter().filter(|node| node.op == "EPContext")
 }
 
 /// The version of the vendor's software that made a context.

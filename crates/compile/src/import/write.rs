@@ -1,4 +1,5 @@
-//! An import on its way to the disk: one graph, one data file, the tokenizer, the template and the manifest.
+//! An import on its way to the disk: its graphs, one data file, the binaries of what is compiled already, the tokenizer, the
+//! template and the manifest.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +21,7 @@ use narthex_spec::{
 use narthex_text::tokenizer::Tokenizer;
 use sha2::Digest;
 
-use super::{Import, bound, refused};
+use super::{Import, refused};
 use crate::{
     check::{CheckError, write::Sources},
     checkpoint::map::map,
@@ -89,7 +90,7 @@ impl Import {
     /// Copies what compiled contexts and a vendor's operators read: binaries beside the graphs.
     fn copy_binaries(&self, package: &PackageWriter) -> Result<(), CompileError> {
         let mut copied = BTreeSet::new();
-        let named = self.graphs.iter().flat_map(|(graph, _)| bound::binaries(graph));
+        let named = self.graphs.iter().flat_map(|(graph, _)| graph.context_binaries());
         for name in named.chain(self.beside.as_deref()) {
             let path = Path::new(name);
             let beside = !name.contains('\\') && path.file_name() == Some(path.as_os_str());

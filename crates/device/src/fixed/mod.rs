@@ -137,14 +137,12 @@ fn binaries(path: &Path) -> Result<Vec<PathBuf>, DeviceError> {
     let bytes = fs::read(path)
         .map_err(|error| DeviceError::Read { path: path.to_owned(), reason: error.to_string() })?;
     let graph = Graph::decode(&bytes).map_err(|error| DeviceError::package("a context in ONNX", error))?;
-    let contexts = graph.nodes.iter().filter(|node| node.int("embed_mode") == Some(0));
-    let named = contexts.filter_map(|node| node.text("ep_cache_context"));
-    Ok(named.map(|name| path.with_file_name(name)).collect())
+    Ok(graph.context_binaries().map(|name| path.with_file_name(name)).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use narthex_graph::{Attribute, Builder};
+    use narthex_graph::{Attribute, Builder, context::CONTEXT_OP};
 
     use super::*;
 
@@ -155,7 +153,7 @@ mod tests {
             let mut graph = Builder::new("context", &[]).finish();
             graph.nodes.push(narthex_graph::Node {
                 name: "context".to_owned(),
-                op: "EPContext".to_owned(),
+                op: CONTEXT_OP.to_owned(),
                 domain: "com.microsoft".to_owned(),
                 inputs: Vec::new(),
                 outputs: Vec::new(),

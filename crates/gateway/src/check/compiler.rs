@@ -121,7 +121,7 @@ fn extract(part: &Part, nodes: &BTreeSet<usize>) -> Option<Part> {
 }
 
 fn weight_bytes(part: &Part) -> u64 {
-    part.graph.initializers.iter().map(narthex_graph::Initializer::bytes).sum()
+    part.graph.weight_bytes()
 }
 
 /// A log as far as it can be read.

@@ -3,7 +3,7 @@
 use narthex_spec::DType;
 
 use super::{At, Shape, axis_of};
-use crate::{element::Element, graph::MICROSOFT};
+use crate::{context::CONTEXT_OP, element::Element, graph::MICROSOFT};
 
 /// The shapes of a node's outputs; nothing if the operator is not known.
 pub(super) fn shapes(at: &At<'_>) -> Option<Vec<Option<Shape>>> {
@@ -379,7 +379,7 @@ pub(super) fn element(at: &At<'_>, output: usize) -> Option<Element> {
             _ => known(DType::F32),
         },
         ("GatherBlockQuantized", _) => at.element(2),
-        ("If" | "Loop" | "Scan" | "EPContext", _) => None,
+        ("If" | "Loop" | "Scan" | CONTEXT_OP, _) => None,
         _ if at.node.domain.is_empty() || at.node.domain == MICROSOFT => at.element(0),
         _ => None,
     }

@@ -1,0 +1,176 @@
+//! What is refused and how, and what hostile files do. Logits of imports are compared where ONNX Runtime is: in `device`.
+
+mod bundles;
+mod layout;
+
+use std::{fs, sync::atomic::AtomicBool};
+
+use narthex_graph::InitializerData;
+use narthex_spec::{manifest::Manifest, progress::Quiet};
+use serde_json::json;
+
+use super::*;
+
+fn exports(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/import").join(name)
+}
+
+/// A copy of a tiny export, to be spoilt.
+fn copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sources = vec![(exports(name), folder.path().to_owned())];
+    while let Some((from, to)) = sources.pop() {
+        fs::create_dir_all(&to).unwrap();
+        for entry in fs::read_dir(from).unwrap().flatten() {
+            let to = to.join(entry.file_name());
+            if entry.path().is_dir() {
+                sources.push((entry.path(), to));
+            } else {
+                fs::copy(entry.path(), to).unwrap();
+            }
+        }
+    }
+    folder
+}
+
+/// The package that a file or folder becomes, written to an empty folder.
+fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest, CompileError> {
+    let job = ImportJob {
+        name: "tiny".parse().unwrap(),
+        out,
+        source: "local x".to_owned(),
+        compiler: "test".to_owned(),
+    };
+    open(path, file)?.write(job, &Quiet, &AtomicBool::new(false))
+}
+
+/// The manifest of the package that a folder becomes.
+fn import(folder: &Path) -> Result<Manifest, CompileError> {
+    write(folder, None, tempfile::tempdir().unwrap().path())
+}
+
+/// Changes a graph on the disk.
+fn edit(path: &Path, change: &dyn Fn(&mut Graph)) {
+    let mut graph = Graph::decode(&fs::read(path).unwrap()).unwrap();
+    change(&mut graph);
+    fs::write(path, graph.encode()).unwrap();
+}
+
+fn refusal(folder: &Path) -> (String, Option<String>) {
+    let error = import(folder).expect_err("it was imported");
+    (error.to_string(), error.hint())
+}
+
+#[track_caller]
+fn check(folder: &Path, expect: &str) {
+    let (error, _) = refusal(folder);
+    assert!(error.contains(expect), "{error} lacks {expect}");
+}
+
+#[test]
+fn classifiers_are_refused_as_what_they_are() {
+    let check = |name: &str, labels: serde_json::Value, change: &dyn Fn(&mut Graph), expect: &str| {
+        let folder = copy(name);
+        let config = folder.path().join("config.json");
+        let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        keys["id2label"] = labels;
+        fs::write(config, keys.to_string()).unwrap();
+        edit(&folder.path().join("model.onnx"), change);
+        check(folder.path(), expect);
+    };
+    let names = json!({"0": "negative", "1": "neutral", "2": "positive"});
+    let open = |graph: &mut Graph| graph.outputs[0].shape[2] = "labels".into();
+    let class = |graph: &mut Graph| graph.outputs[0].shape = vec!["batch".into(), 3_usize.into()];
+    let tokens = |graph: &mut Graph| graph.outputs[0].shape[2] = 3_usize.into();
+    let found = "a classifier of texts with 3 labels (negative, neutral, positive)";
+    check("masked", names.clone(), &class, found);
+    check("masked", json!({}), &class, "a classifier of texts with 3 labels\"");
+    check("masked", names, &tokens, "a classifier of tokens with 3 labels (negative, neutral, positive)");
+    // The class decides where the graph leaves open how many there are.
+    let folder = copy("masked");
+    edit(&folder.path().join("model.onnx"), &open);
+    let manifest = import(folder.path()).unwrap();
+    assert_eq!(manifest.architecture.head(), Some(&EncoderHead::MaskedLm { activation: None }));
+}
+
+#[test]
+fn what_is_missing_or_unknown_is_named() {
+    let without = |name: &str, file: &str, expect: &str| {
+        let folder = copy(name);
+        fs::remove_file(folder.path().join(file)).unwrap();
+        check(folder.path(), expect);
+    };
+    without("genai-cpu", "tokenizer.json", "expected tokenizer.json");
+    without("genai-cpu", "model.onnx", "model.onnx");
+    without("genai-cpu", "model.onnx.data", "model.onnx.data");
+    without("transformers-js", "config.json", "the longest sequence of config.json");
+    without("transformers-js", "onnx/embed_tokens.onnx", "inputs_embeds");
+    without("optimum-two", "decoder_model.onnx", "decoder_with_past_model.onnx alone");
+    let changed = |name: &str, file: &str, from: &str, to: &str, expect: &str| {
+        let folder = copy(name);
+        let path = folder.path().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(path, text.replace(from, to)).unwrap();
+        check(folder.path(), expect);
+    };
+    changed("masked", "tokenizer_config.json", "mask_token", "no_token", "mask_token of the tokenizer");
+    let config = "genai_config.json";
+    changed("genai-cpu", config, "\"model.onnx\"", "\"../model.onnx\"", "a file in the folder");
+    changed(
+        "genai-cpu",
+        config,
+        "\"attention_mask\": \"attention_mask\"",
+        "\"attention_mask\": \"m\"",
+        "\"attention_mask\"",
+    );
+    changed("genai-cpu", config, "present.%d.key", "gone.%d.key", "gone.0.key");
+    changed("genai-cpu", config, "\"logits\": \"logits\"", "\"logits\": \"none\"", "\"none\"");
+    changed("genai-cpu", config, "\"head_size\": 16", "\"head_size\": 0", "a head_size from 1");
+    changed("genai-cpu", config, "\"decoder\": {", "\"vision\": {}, \"decoder\": {", "a decoder alone");
+}
+
+#[test]
+fn graphs_that_cannot_be_kept_are_refused() {
+    let check = |change: &dyn Fn(&mut Graph), expect: &str| {
+        let folder = copy("genai-cpu");
+        edit(&folder.path().join("model.onnx"), change);
+        check(folder.path(), expect);
+    };
+    let data = |graph: &mut Graph, change: &dyn Fn(&mut String, &mut u64)| {
+        let external = graph.initializers.iter_mut().find_map(|constant| match &mut constant.data {
+            InitializerData::External { file, offset, .. } => Some((file, offset)),
+            InitializerData::Inline(_) => None,
+        });
+        let (file, offset) = external.expect("a data file");
+        change(file, offset);
+    };
+    check(&|graph| data(graph, &|file, _| "../../etc/passwd".clone_into(file)), "lies outside");
+    check(&|graph| data(graph, &|_, offset| *offset = u64::MAX - 1), "ends before the weight");
+    check(&|graph| graph.opsets[0].1 = 9, "11 or newer");
+    check(
+        &|graph| graph.nodes[0].outputs[0] = "/import/x".to_owned(),
+        "names that do not begin with /import/",
+    );
+    check(&|graph| graph.nodes.truncate(5), "well-formed");
+    check(&|graph| graph.outputs[0].dtype = narthex_graph::Element::F64, "f32 or f16");
+    check(&|graph| graph.outputs[0].shape[1] = 1_usize.into(), "logits of every token");
+    check(&|graph| graph.inputs[2].shape.truncate(3), "4 dimensions");
+}
+
+#[test]
+fn files_that_are_cut_off_give_errors() {
+    for (name, file) in [
+        ("genai-cpu", "model.onnx"),
+        ("genai-cpu", "genai_config.json"),
+        ("optimum-merged", "decoder_model_merged.onnx"),
+    ] {
+        let folder = copy(name);
+        let path = folder.path().join(file);
+        let whole = fs::read(&path).unwrap();
+        for cut in 0..40 {
+            fs::write(&path, &whole[..whole.len() * cut / 40]).unwrap();
+            assert!(import(folder.path()).is_err(), "{file} cut to {cut} of 40 parts");
+        }
+    }
+}
