@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use narthex_engine::sample::SplitMix64;
 use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::{Map, Value, json};
 
@@ -235,17 +236,12 @@ fn write_shard(path: &Path, tensors: &[(String, [usize; 2])], noise: &[u8]) -> a
     Ok(file.get_ref().set_len((8 + header.len() + at) as u64)?)
 }
 
-/// Brain floats between -1/16 and 1/16, 64 MiB of them (SplitMix64, Steele et al. 2014).
+/// Brain floats between -1/16 and 1/16, 64 MiB of them.
 fn noise() -> Vec<u8> {
-    let mut state = 7u64;
-    let mut next = move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z ^ (z >> 27)
-    };
+    let mut rng = SplitMix64::new(7);
     // Sign, an exponent from 2^-12 to 2^-5, and seven digits.
     let bits = |z: u64| ((z as u16 & 1) << 15) | ((115 + (z >> 1 & 7) as u16) << 7) | (z >> 4 & 127) as u16;
-    (0..32 << 20).flat_map(|_| bits(next()).to_le_bytes()).collect()
+    (0..32 << 20).flat_map(|_| bits(rng.next_u64()).to_le_bytes()).collect()
 }
 
 fn report(commit: &str, (largest, bound): (u64, u64), measured: &[Measured]) -> String {

@@ -6,22 +6,22 @@
 
 mod support;
 
-use std::{fs, ops::ControlFlow, path::Path, sync::atomic::AtomicBool};
+use std::{fs, ops::ControlFlow};
 
 use narthex_catalog::runtimes::RuntimeKind;
-use narthex_compile::import::{self, ImportJob};
 use narthex_device::{
     dynamic::DynamicExecutor,
     ep::{Device, QnnOptions},
     fixed::Form,
     precompile::{Job, Weights, precompile},
 };
-use narthex_graph::{Attribute, Builder, Graph, Initializer, InitializerData, Node, Value};
+use narthex_graph::{
+    Attribute, Builder, Graph, Initializer, InitializerData, Node, Value, context::CONTEXT_OP,
+};
 use narthex_spec::{
     DType, Ep, Scheme, Target,
     dtype::Dim,
     manifest::{Part, TableEncoding, TableRole},
-    progress::Quiet,
     target::QnnChip,
 };
 use serde_json::json;
@@ -250,19 +250,6 @@ fn bundle(package: &Package, past: Past, compiler: Option<&Device>) -> tempfile:
     folder
 }
 
-fn imported(bundle: &Path) -> Package {
-    let folder = tempfile::tempdir().unwrap();
-    let job = ImportJob {
-        name: "tiny".parse().unwrap(),
-        out: folder.path(),
-        source: "test".to_owned(),
-        compiler: "test".to_owned(),
-    };
-    let found = import::open(bundle, None).unwrap_or_else(|error| panic!("{error}"));
-    let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
-    Package { folder, manifest }
-}
-
 fn executor(package: &Package, device: &Device) -> DynamicExecutor {
     DynamicExecutor::open(runtime(), package.folder.path(), &package.manifest, device, &OPTIONS)
         .unwrap_or_else(|error| panic!("{error}"))
@@ -280,7 +267,7 @@ fn stages_of_fixed_shapes_give_the_source_s_logits_in_any_chunks() {
     let (package, tokens, expected) = source();
     for (past, bound) in [(Past::Half, 5e-3), (Past::Quantised, QUANTISED)] {
         let bundle = bundle(&package, past, None);
-        let imported = imported(bundle.path());
+        let imported = Package::imported(bundle.path());
         assert_eq!((imported.manifest.graphs.len(), &imported.manifest.bound), (2, &None));
         assert_eq!(imported.manifest.max_length, PAST + 1);
         let mut executor = executor(&imported, &Device::Cpu);
@@ -301,14 +288,14 @@ fn compiled_contexts_run_under_htp_emulation_and_nowhere_else() {
     let device = Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]));
     let (package, tokens, expected) = source();
     let bundle = bundle(&package, Past::Half, Some(&device));
-    let imported = imported(bundle.path());
+    let imported = Package::imported(bundle.path());
     let bound = imported.manifest.bound.as_ref().unwrap();
     assert_eq!((bound.ep, &bound.target), (Ep::Qnn, &Some(Target::Qnn(vec![QnnChip::XElite]))));
     assert!(imported.manifest.files.keys().any(|file| file.ends_with(".bin")), "no binary");
     let mut emulated = executor(&imported, &device);
     agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
     let contexts = |placement: &narthex_device::placement::Placement| {
-        placement.nodes.iter().filter(|node| node.op == "EPContext" && node.ep == Ep::Qnn).count()
+        placement.nodes.iter().filter(|node| node.op == CONTEXT_OP && node.ep == Ep::Qnn).count()
     };
     let found: Vec<usize> = emulated.placements().iter().map(|graph| contexts(&graph.placement)).collect();
     assert_eq!(found, [2, 2]);

@@ -5,14 +5,11 @@
 
 mod support;
 
-use std::{fs, path::Path, sync::atomic::AtomicBool};
+use std::{fs, path::Path};
 
-use narthex_compile::{
-    export::{self, ExportJob},
-    import::{self, ImportJob},
-};
+use narthex_compile::export::{self, ExportJob};
 use narthex_engine::executor::Wanted;
-use narthex_spec::{Recipe, Scheme, manifest::Slot, progress::Quiet};
+use narthex_spec::{Recipe, Scheme, manifest::Slot};
 use support::{
     Package,
     families::{FAMILIES, Format, package, tokens},
@@ -24,25 +21,12 @@ fn exported(package: &Package, out: &Path) -> Result<(), String> {
     export::genai(&job).map_err(|error| error.to_string())
 }
 
-fn imported(export: &Path) -> Package {
-    let folder = tempfile::tempdir().unwrap();
-    let job = ImportJob {
-        name: "tiny".parse().unwrap(),
-        out: folder.path(),
-        source: "test".to_owned(),
-        compiler: "test".to_owned(),
-    };
-    let found = import::open(export, None).unwrap_or_else(|error| panic!("{error}"));
-    let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
-    Package { folder, manifest }
-}
-
 /// The package and its export read the same tokens and give the same logits.
 fn check(package: &Package, what: &str) {
     let home = tempfile::tempdir().unwrap();
     let out = home.path().join("export");
     exported(package, &out).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let again = imported(&out);
+    let again = Package::imported(&out);
     // What an embedding and a head share is still one.
     let bytes = |package: &Package| package.manifest.files["model.onnx.data"].bytes;
     assert!(bytes(&again) <= bytes(package), "{what}");

@@ -8,10 +8,8 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
 };
 
-use narthex_compile::import::{self, ImportJob};
 use narthex_device::{
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
@@ -20,7 +18,7 @@ use narthex_engine::{
     encoder::{Encoder, Text},
     executor::{Executor, Wanted},
 };
-use narthex_spec::{Scheme, SlotId, TokenId, arch::Pooling, progress::Quiet};
+use narthex_spec::{Scheme, SlotId, TokenId, arch::Pooling};
 use serde_json::Value;
 use support::{
     OPTIONS, Package,
@@ -42,19 +40,6 @@ const DECODERS: [(&str, f32, Scheme); 7] = [
 
 fn exports(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../compile/tests/goldens/import").join(name)
-}
-
-fn package(export: &Path) -> Package {
-    let folder = tempfile::tempdir().unwrap();
-    let job = ImportJob {
-        name: "tiny".parse().unwrap(),
-        out: folder.path(),
-        source: "test".to_owned(),
-        compiler: "test".to_owned(),
-    };
-    let found = import::open(export, None).unwrap_or_else(|error| panic!("{}: {error}", export.display()));
-    let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
-    Package { folder, manifest }
 }
 
 /// What a decoder gave for every token of a text.
@@ -88,7 +73,7 @@ impl Golden {
 #[test]
 fn a_decoder_gives_the_source_s_logits_however_its_tokens_are_cut() {
     for (name, bound, scheme) in DECODERS {
-        let package = package(&exports(name));
+        let package = Package::imported(&exports(name));
         assert_eq!(package.manifest.recipe.scheme, scheme, "{name}");
         let Golden { tokens, rows } = Golden::read(name);
         for cuts in [&[9][..], &[1; 9], &[4, 3, 2], &[8, 1]] {
@@ -110,7 +95,7 @@ fn a_decoder_gives_the_source_s_logits_however_its_tokens_are_cut() {
 #[test]
 fn rows_of_several_slots_and_a_cache_that_grows_give_what_each_gives_alone() {
     for (name, ..) in DECODERS {
-        let package = package(&exports(name));
+        let package = Package::imported(&exports(name));
         let tokens = Golden::read(name).tokens;
         let long: Vec<TokenId> = tokens.iter().cycle().take(50).copied().collect();
         let alone = |text: &[TokenId]| {
@@ -141,8 +126,9 @@ fn rows_of_several_slots_and_a_cache_that_grows_give_what_each_gives_alone() {
 
 #[test]
 fn sequences_end_where_the_graph_would_change_its_rotary_factors() {
-    let check =
-        |name: &str, length| assert_eq!(package(&exports(name)).manifest.max_length, length, "{name}");
+    let check = |name: &str, length| {
+        assert_eq!(Package::imported(&exports(name)).manifest.max_length, length, "{name}")
+    };
     check("genai-cpu", 128);
     check("genai-dml", 64);
     check("transformers-js", 128);
@@ -186,7 +172,7 @@ fn an_encoder_gives_the_source_s_rows_pooled_as_its_files_say() {
         fs::create_dir(copy.path().join("1_Pooling")).unwrap();
         let settings = format!("{{\"pooling_mode_{mode}\": true}}");
         fs::write(copy.path().join("1_Pooling/config.json"), settings).unwrap();
-        let package = package(copy.path());
+        let package = Package::imported(copy.path());
         assert_eq!(package.manifest.max_length, 24);
         let options = EncoderOptions { threads: 1, max_batch_tokens: 100 };
         let folder = package.folder.path();
@@ -209,7 +195,7 @@ fn an_encoder_gives_the_source_s_rows_pooled_as_its_files_say() {
 #[test]
 fn heads_give_the_rows_of_the_model_that_was_exported() {
     for (name, family, head) in [("answers", "distilbert", Head::Spans), ("masked", "bert", Head::Masked)] {
-        let package = package(&exports(name));
+        let package = Package::imported(&exports(name));
         let options = EncoderOptions { threads: 1, max_batch_tokens: 100 };
         let folder = package.folder.path();
         let mut encoder =
@@ -229,7 +215,7 @@ fn heads_give_the_rows_of_the_model_that_was_exported() {
 fn what_a_manifest_says_of_an_import_is_not_believed() {
     use narthex_device::dynamic::DynamicExecutor;
     use narthex_spec::arch::Structure;
-    let mut package = package(&exports("transformers-js"));
+    let mut package = Package::imported(&exports("transformers-js"));
     let open = |package: &Package| {
         let folder = package.folder.path();
         let opened = DynamicExecutor::open(runtime(), folder, &package.manifest, &Device::Cpu, &OPTIONS);

@@ -9,6 +9,7 @@ mod words;
 
 use std::{fs, io, path::Path};
 
+use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
 pub use gguf::{Gguf, GgufTensor, GgufType, Meta};
@@ -256,11 +257,12 @@ pub fn tiny_bert_weights(seed: u64) -> Vec<TinyWeight> {
 /// A weight whose elements depend on the seed and its name alone. Norms lie around one, everything else around zero.
 fn weight(seed: u64, name: &str, shape: &[usize], modules: [&str; 2], kind: GgufType) -> TinyWeight {
     let leaf = if name.ends_with(".bias") { "bias" } else { "weight" };
-    let mut state = name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |hash, byte| {
+    let seed = name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
     });
+    let mut rng = SplitMix64::new(seed);
     let middle = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-    let values = (0..shape.iter().product()).map(|_| middle + next_level(&mut state) * gguf::SCALE).collect();
+    let values = (0..shape.iter().product()).map(|_| middle + next_level(&mut rng) * gguf::SCALE).collect();
     TinyWeight {
         name: name.to_owned(),
         shape: shape.to_vec(),
@@ -271,13 +273,9 @@ fn weight(seed: u64, name: &str, shape: &[usize], modules: [&str; 2], kind: Gguf
     }
 }
 
-/// An integer from -8 to 7 (SplitMix64, Steele et al. 2014).
-fn next_level(state: &mut u64) -> f32 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((z ^ (z >> 31)) % 16) as f32 - 8.0
+/// An integer from -8 to 7.
+fn next_level(rng: &mut SplitMix64) -> f32 {
+    (rng.next_u64() % 16) as f32 - 8.0
 }
 
 impl TinyWeight {

@@ -1,6 +1,7 @@
 //! What clients ask for: everything that a server meets in a day, in an order that a seed decides.
 
 use anyhow::bail;
+use narthex_engine::sample::SplitMix64;
 use serde_json::{Value, json};
 
 use super::client::{Answer, Request, Until, ask};
@@ -57,21 +58,18 @@ impl Kind {
 
 /// A client: its seed decides what it says.
 pub(super) struct Client {
-    state: u64,
+    rng: SplitMix64,
 }
 
 impl Client {
     /// A client of its own.
     pub(super) fn new(seed: u64) -> Self {
-        Self { state: seed }
+        Self { rng: SplitMix64::new(seed) }
     }
 
-    /// A number below `end` (SplitMix64, Steele et al. 2014).
+    /// A number below `end`.
     fn below(&mut self, end: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % end.max(1) as u64) as usize
+        (self.rng.next_u64() % end.max(1) as u64) as usize
     }
 
     /// Which kind comes next.

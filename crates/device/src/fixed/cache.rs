@@ -155,18 +155,19 @@ mod tests {
 
     use super::*;
 
+    const LAYER: KvLayout = KvLayout {
+        heads: 2,
+        head_size: 3,
+        window: None,
+        dtype: DType::F16,
+        keys: KeyRotation::After,
+        order: KeyOrder::Transposed,
+    };
+
     #[test]
     fn new_tokens_lie_where_the_graphs_look_for_them() {
-        let layer = KvLayout {
-            heads: 2,
-            head_size: 3,
-            window: None,
-            dtype: DType::F16,
-            keys: KeyRotation::After,
-            order: KeyOrder::Transposed,
-        };
         let (past, tokens, count, at) = (5, 4, 2, 1);
-        let mut cache = Cache::new(&[layer], past, 1);
+        let mut cache = Cache::new(&[LAYER], past, 1);
         cache.fit(SlotId(0), past, 0).unwrap();
         // Each element says its head, its row and its token.
         let number =
@@ -204,15 +205,7 @@ mod tests {
 
     #[test]
     fn tokens_move_with_the_columns() {
-        let layer = KvLayout {
-            heads: 2,
-            head_size: 3,
-            window: None,
-            dtype: DType::F16,
-            keys: KeyRotation::After,
-            order: KeyOrder::Transposed,
-        };
-        let mut cache = Cache::new(&[layer], 9, 2);
+        let mut cache = Cache::new(&[LAYER], 9, 2);
         let slot = SlotId(1);
         cache.fit(slot, 4, 0).unwrap();
         let held: [Vec<f16>; 2] =

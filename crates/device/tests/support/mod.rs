@@ -16,6 +16,7 @@ use std::{
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_compile::{
+    import::{self, ImportJob},
     pipeline::{CompileJob, compile},
     quant::calibrate::GraphRunner,
     vocabulary::Vocabulary,
@@ -71,6 +72,21 @@ pub(crate) struct Package {
 }
 
 impl Package {
+    /// What an export becomes.
+    pub(crate) fn imported(export: &Path) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let job = ImportJob {
+            name: "tiny".parse().unwrap(),
+            out: folder.path(),
+            source: "test".to_owned(),
+            compiler: "test".to_owned(),
+        };
+        let found =
+            import::open(export, None).unwrap_or_else(|error| panic!("{}: {error}", export.display()));
+        let manifest = found.write(job, &Quiet, &AtomicBool::new(false)).unwrap();
+        Self { folder, manifest }
+    }
+
     /// The tiny Llama.
     pub(crate) fn llama(scheme: Scheme) -> Self {
         let checkpoint = tempfile::tempdir().unwrap();
