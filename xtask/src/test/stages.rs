@@ -62,7 +62,7 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
 /// Fills the store the way a user would: through the command line.
 pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
     let narthex = session.build_narthex()?;
-    for runtime in ["cpu", "qnn"] {
+    for runtime in ["cpu", "qnn", "openvino"] {
         session::run(session.command(&narthex).args(["runtime", "install", runtime]))?;
     }
     for model in MODELS {
