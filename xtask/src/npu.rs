@@ -1,5 +1,5 @@
-//! `cargo xtask npu`: the full check of real models under Qualcomm's HTP emulation, which takes minutes, and of tiny ones
-//! on OpenVINO's CPU device, which only Intel's processors have, and on a GPU made of software.
+//! `cargo xtask npu`: the full check of real models under Qualcomm's HTP emulation, which takes minutes, and on a GPU made of
+//! software.
 //!
 //! The checks themselves are tests that the ordinary suite leaves out; this runs them and keeps what they print. Stand-ins
 //! show an NPU's arithmetic; nothing here is a time.
@@ -30,7 +30,7 @@ struct Tests {
 }
 
 /// What is checked on every machine.
-const TESTS: [Tests; 3] = [
+const TESTS: [Tests; 2] = [
     Tests {
         package: "narthex-gateway",
         file: "accuracy",
@@ -38,7 +38,6 @@ const TESTS: [Tests; 3] = [
         findings: &["HTP emulation: ", "compiled for "],
     },
     Tests { package: "narthex-device", file: "qnn", names: "every_encoder", findings: &["HTP emulation: "] },
-    Tests { package: "narthex-device", file: "openvino", names: "", findings: &["OpenVINO's CPU device: "] },
 ];
 
 /// What needs an ONNX Runtime of its own.
@@ -58,8 +57,6 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
     let commit = stamp::commit(workspace)?;
     crate::test::run(workspace, Choice::Only(Stage::Store))?;
     let session = Session::new(workspace)?;
-    let narthex = session.build_narthex()?;
-    session::run(session.command(&narthex).args(["runtime", "install", "openvino"]))?;
     let begun = Instant::now();
     let mut findings = Vec::new();
     for tests in &TESTS {
@@ -121,7 +118,7 @@ fn report(commit: &str, findings: &[String]) -> String {
     let list: String = findings.iter().map(|finding| format!("- {finding}\n")).collect();
     format!(
         "# Models on stand-ins for NPUs, {}\n\nCommit {commit}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
-         x-elite, onnxruntime-ep-openvino 1.8.1, onnxruntime-webgpu 1.27.0 on SwiftShader; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
+         x-elite, onnxruntime-webgpu 1.27.0 on SwiftShader; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
          token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.1 times their \
          weights.\n\n{list}",

@@ -1,7 +1,7 @@
 //! Real models under Qualcomm's HTP emulation, against the same graphs on the CPU: the NPU's arithmetic, never its speed.
 //!
 //! The ordinary suite runs a few tokens through small graphs; `cargo xtask npu` runs the ignored tests, which take
-//! minutes, over the graphs that users get.
+//! minutes, over whole prompts, with calibrated weights.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use narthex_engine::{
     encoder::Encoder,
     executor::{Executor, StepPlan, Wanted},
 };
-use narthex_graph::Graph;
+use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
     Ep, Feed, Fetch, Recipe, Scheme, SlotId, TokenId, Variant,
     manifest::{Manifest, Provenance},
@@ -64,7 +64,7 @@ const COSINE: f64 = 0.999;
 /// One test at a time: the emulator takes every core.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn emulation() -> Device {
+pub(crate) fn emulation() -> Device {
     let store = Store::open(None).unwrap();
     let info = runtimes::locate(&store, RuntimeKind::Qnn);
     let library =
@@ -74,7 +74,7 @@ fn emulation() -> Device {
 }
 
 /// Runs graphs on the CPU, for a calibration.
-struct Runner;
+pub(crate) struct Runner;
 
 impl GraphRunner for Runner {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
@@ -84,7 +84,11 @@ impl GraphRunner for Runner {
 }
 
 /// A model of the store, compiled with graphs of these shapes; with a runner it is calibrated, as users' are.
-fn compiled(model: &str, shapes: FixedShapes, runner: Option<&dyn GraphRunner>) -> (TempDir, Manifest) {
+pub(crate) fn compiled(
+    model: &str,
+    shapes: FixedShapes,
+    runner: Option<&dyn GraphRunner>,
+) -> (TempDir, Manifest) {
     package(model, Scheme::W8);
     let resolved = ModelRef::parse(model).unwrap().resolve(&Catalog::builtin().unwrap()).unwrap();
     let files = fetch::fetch(&Store::open(None).unwrap(), &resolved, &Quiet, &false.into()).unwrap();
@@ -118,7 +122,28 @@ fn whole(graphs: &[GraphPlacement]) {
     }
 }
 
-fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> FixedExecutor {
+/// The NPU's share of a decoder's multiply-accumulates. The host has none of them: it copies rows of the embedding, and
+/// writes angles and masks.
+fn share(folder: &Path, graphs: &[GraphPlacement]) {
+    let (mut npu, mut all) = (0, 0);
+    for GraphPlacement { graph, placement } in graphs {
+        let elsewhere =
+            |name: &str| placement.nodes.iter().any(|node| node.name == name && node.ep != Ep::Qnn);
+        let decoded = Graph::decode(&fs::read(folder.join(graph)).unwrap()).unwrap();
+        let known = decoded.infer(&|_| None);
+        for node in &decoded.nodes {
+            let work = multiply_accumulates(node, &known);
+            let work = work.unwrap_or_else(|| panic!("{graph}: the extents of {} are not known", node.name));
+            all += work;
+            npu += if elsewhere(&node.name) { 0 } else { work };
+        }
+    }
+    let share = npu as f64 / all as f64;
+    println!("HTP emulation: {:.2} % of {all} multiply-accumulates are the NPU's", 100.0 * share);
+    assert!(share >= 0.99, "{share}");
+}
+
+pub(crate) fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> FixedExecutor {
     let place = Place { device, threads: 0, form: Form::Graph };
     let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
     FixedExecutor::open(runtime(), folder, manifest, place, &options)
@@ -172,6 +197,7 @@ fn decoder_agrees((folder, manifest): (&Path, &Manifest), extent: Extent) {
     let mut cpu = executor(folder, manifest, &Device::Cpu);
     let mut emulated = executor(folder, manifest, &emulation());
     whole(&emulated.placements());
+    share(folder, &emulated.placements());
     agree("HTP emulation", &mut cpu, &mut emulated, extent);
 }
 
@@ -241,7 +267,7 @@ fn contexts_are_whole((folder, manifest): (&Path, &Manifest)) {
     for (graph, context) in &paths {
         let context = Graph::decode(&fs::read(context).unwrap()).unwrap();
         let ops: Vec<&str> = context.nodes.iter().map(|node| node.op.as_str()).collect();
-        assert_eq!(ops, ["EPContext"]);
+        assert_eq!(ops, [CONTEXT_OP]);
         for constant in Graph::decode(&fs::read(graph).unwrap()).unwrap().initializers {
             weights.insert(constant.name.clone(), constant.expected_bytes().unwrap());
         }
