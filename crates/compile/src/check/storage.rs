@@ -113,28 +113,31 @@ fn overridable(view: &View<'_>) -> Option<Finding> {
 fn part_size(view: &View<'_>) -> Option<Finding> {
     let bytes = npu_weight_bytes(view);
     let Facts { part_caution, part_limit, .. } = view.facts;
-    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let parts = bytes.div_ceil(part_caution.max(1));
     let fix = || {
         Some(Fix::you(format!("split the model into {parts} parts of whole layers, each a graph of its own")))
     };
     if bytes > part_limit {
-        let message = format!(
-            "its weights take {:.1} GB on the NPU, and one part holds at most {:.1} GB",
-            gigabytes(bytes),
-            gigabytes(part_limit)
-        );
+        let [takes, holds] = gigabytes([bytes, part_limit]);
+        let message =
+            format!("its weights take {takes} GB on the NPU, and one part holds at most {holds} GB");
         return Some(finding(Rule::PartSize, Severity::Refuses, Vec::new(), message, fix()));
     }
     (bytes > part_caution).then(|| {
+        let [takes, safe] = gigabytes([bytes, part_caution]);
         let message = format!(
-            "its weights take {:.1} GB on the NPU, where activations and spills come on top; parts beyond {:.1} GB often \
-             fail to load",
-            gigabytes(bytes),
-            gigabytes(part_caution)
+            "its weights take {takes} GB on the NPU, where activations and spills come on top; parts beyond {safe} GB often \
+             fail to load"
         );
         finding(Rule::PartSize, Severity::Costs, Vec::new(), message, fix())
     })
+}
+
+/// Two sizes in GB, with as many digits as tell them apart.
+fn gigabytes(sizes: [u64; 2]) -> [String; 2] {
+    let shown = |digits: usize| sizes.map(|bytes| format!("{:.digits$}", bytes as f64 / 1e9));
+    // Nine tell bytes apart.
+    (1..=9).map(shown).find(|[one, other]| one != other).unwrap_or_else(|| shown(1))
 }
 
 /// Bytes that the constants of the NPU's nodes take there.
@@ -270,21 +273,19 @@ pub(super) fn check_layout(parts: &[Part], weights: &Weights<'_>, facts: &Facts)
 
 /// Weights of all graphs together that one of the driver's processes cannot hold, or all of them.
 fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding> {
+    if total <= bytes {
+        return None;
+    }
     let all = Sessions { bytes, count }.all();
-    let (severity, then) = match total {
-        total if total <= bytes => return None,
-        total if total <= all => {
-            (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
-        }
-        _ => (
-            Severity::Refuses,
-            format!("and a program has about {count} of them, {:.1} GB", all as f64 / 1e9),
-        ),
+    let [takes, have] = gigabytes([total, if total <= all { bytes } else { all }]);
+    let (severity, then) = if total <= all {
+        (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
+    } else {
+        (Severity::Refuses, format!("and a program has about {count} of them, {have} GB"))
     };
     let message = format!(
-        "the model's weights take {:.1} GB on the NPU together; one process of the NPU's driver holds about {:.2} GB, \
+        "the model's weights take {takes} GB on the NPU together; one process of the NPU's driver holds about {:.2} GB, \
          {then}",
-        total as f64 / 1e9,
         bytes as f64 / 1e9
     );
     Some(finding(Rule::PartSize, severity, Vec::new(), message, None))
@@ -293,6 +294,15 @@ fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_that_differ_are_told_apart() {
+        let check = |sizes, expect: [&str; 2]| assert_eq!(gigabytes(sizes), expect, "{sizes:?}");
+        check([5_000_000_000, 2 << 30], ["5.0", "2.1"]);
+        check([3_763_000_000, 3_750_000_000], ["3.76", "3.75"]);
+        check([3_750_000_001, 3_750_000_000], ["3.750000001", "3.750000000"]);
+        check([1, 1], ["0.0", "0.0"]);
+    }
 
     #[test]
     fn locations_stay_beside_the_model() {
