@@ -59,15 +59,17 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     }
 }
 
-/// What a checkpoint computes, from its settings alone: a folder's `config.json` needs no weights beside it.
+/// What a checkpoint computes. A folder's `config.json` needs no weights beside it; of those that are there every tensor is
+/// looked for and has its shape.
 ///
 /// # Errors
 /// As [`open`].
 pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
-    if path.join(hf::CONFIG).is_file() {
+    let has = |name: &str| path.join(name).is_file();
+    if has(hf::CONFIG) && !has(SINGLE) && !has(INDEX) {
         return hf::architecture(path).map_err(|error| error.in_file(path));
     }
-    Ok(open(path)?.architecture)
+    outlined(path)
 }
 
 /// Bytes of a weights file's beginning that tell its tensors, as far as those that are there say; nothing once they
@@ -85,7 +87,7 @@ pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
     if path.join(hf::CONFIG).is_file() {
         return hf::outlined(path).map_err(|error| error.in_file(path));
     }
-    architecture(path)
+    Ok(open(path)?.architecture)
 }
 
 /// What a model computes by its publisher's settings, which no folder holds: the keys of a `config.json`, and how an
@@ -127,7 +129,9 @@ fn listed(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
+    use narthex_testkit::checkpoint::{
+        hf_tensors, safetensors_bytes, tiny_llama_gguf, tiny_llama_safetensors, tiny_llama_weights,
+    };
 
     use super::*;
     use crate::checkpoint::TokenizerSource;
@@ -182,6 +186,29 @@ mod tests {
         fs::write(folder.path().join("m.gguf"), tiny_llama_gguf(1)).unwrap();
         fs::remove_file(folder.path().join(hf::CONFIG)).unwrap();
         assert!(matches!(architecture(folder.path()), Ok(Architecture::Decoder(_))));
+    }
+
+    #[test]
+    fn weights_that_are_there_are_held_against_the_settings() {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_llama_safetensors(folder.path(), 1).unwrap();
+        let refused = |expect: &str| {
+            let found = architecture(folder.path()).unwrap_err().to_string();
+            assert!(found.contains(expect), "{found} lacks {expect}");
+            assert_eq!(Some(found), open(folder.path()).err().map(|error| error.to_string()));
+        };
+        let (weights, config) = (folder.path().join(SINGLE), folder.path().join(hf::CONFIG));
+        let whole = fs::read(&weights).unwrap();
+        fs::write(&weights, &whole[..whole.len() - 5]).unwrap();
+        refused("fetch it again");
+        let lacking: Vec<_> = hf_tensors(&tiny_llama_weights(1)).into_iter().skip(1).collect();
+        fs::write(&weights, safetensors_bytes(&lacking)).unwrap();
+        refused("has no tensor for");
+        fs::write(&weights, &whole).unwrap();
+        let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        keys["intermediate_size"] = (keys["intermediate_size"].as_u64().unwrap() + 32).into();
+        fs::write(&config, keys.to_string()).unwrap();
+        refused("has the wrong shape: expected");
     }
 
     #[test]
