@@ -1,8 +1,11 @@
 //! What a user's text names, for those who look at a model without loading it: files, a package, or settings.
 //!
-//! No weight is read. Start at [`find`].
+//! No weight is read; the headers of files of weights are. Start at [`find`].
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use narthex_catalog::{
     fetch,
@@ -73,11 +76,17 @@ fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
     match settings(path, scheme) {
         Ok(found) => Ok(found),
         // A folder with neither: say what was looked for first.
-        Err(_) if !path.join("config.json").exists() => {
-            Err(CheckError::NoModel { path: path.to_owned() }.into())
-        }
+        Err(_) if !holds_checkpoint(path) => Err(CheckError::NoModel { path: path.to_owned() }.into()),
         Err(error) => Err(error),
     }
+}
+
+/// Whether a folder has a file of a checkpoint, whatever it is worth.
+fn holds_checkpoint(folder: &Path) -> bool {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.map(|name| name.to_string_lossy().to_ascii_lowercase()).any(|name| {
+        name == "config.json" || [".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending))
+    })
 }
 
 fn settings(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
@@ -127,4 +136,35 @@ fn in_repo(resolved: &Resolved, file: &Path) -> PathBuf {
 pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
     let pooling = entry.pooling.filter(|_| entry.kind == Kind::Embedding);
     Ok(checkpoint::stated(entry.config.clone(), pooling).map_err(CompileError::from)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_s_own_checkpoint_says_what_is_wrong_with_it() {
+        let check = |files: &[(&str, &[u8])], expect: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
+            let found = match from_path(folder.path(), Scheme::W8) {
+                Ok(Subject::Checkpoint(_)) => "a checkpoint".to_owned(),
+                Ok(_) => "something else".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            assert!(found.contains(expect), "{found} lacks {expect}");
+        };
+        let (gguf, model) = (tiny_llama_gguf(7), tempfile::tempdir().unwrap());
+        tiny_llama_safetensors(model.path(), 7).unwrap();
+        let config = fs::read(model.path().join("config.json")).unwrap();
+        check(&[("notes.txt", b"")], "holds no .onnx file");
+        check(&[("m.gguf", &gguf)], "a checkpoint");
+        check(&[("m.GGUF", &gguf[..gguf.len() / 2])], "m.GGUF is malformed");
+        check(&[("a.gguf", &gguf), ("b.gguf", &gguf)], "expected a single .gguf file");
+        check(&[("model.safetensors", b"")], "give the folder that holds them");
+        check(&[("config.json", &config)], "a checkpoint");
+        check(&[("config.json", &config), ("model.safetensors", b"")], "model.safetensors is malformed");
+    }
 }
