@@ -352,8 +352,17 @@ fn values_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
     let names =
         ["embed.weight", "norm.weight", "layers.1.attn.k_proj.weight", "layers.0.mlp.down_proj.weight"];
     let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
-    for ((name, bad), scheme) in
-        names.iter().zip(bad).flat_map(|case| [Scheme::W8, Scheme::W4, Scheme::F32].map(|s| (case, s)))
+    let there = [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+    ];
+    for (((name, there), bad), scheme) in names
+        .iter()
+        .zip(there)
+        .zip(bad)
+        .flat_map(|case| [Scheme::W8, Scheme::W4, Scheme::F32].map(|s| (case, s)))
     {
         let (source, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         checkpoint::tiny_llama_safetensors(source.path(), 7).unwrap();
@@ -364,7 +373,8 @@ fn values_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
         fs::write(&file, checkpoint::safetensors_bytes(&checkpoint::hf_tensors(&weights))).unwrap();
         let made = pipeline::compile(job(source.path(), scheme, out.path()), &Quiet, &AtomicBool::new(false));
         let error = made.err().map(|error| error.to_string());
-        let expected = format!("{}: tensor {name} holds {bad}: expected finite numbers", file.display());
+        let expected =
+            format!("{}: tensor {name} (there called {there}) holds {bad}: expected finite", file.display());
         assert!(error.as_ref().is_some_and(|error| error.starts_with(&expected)), "{scheme} {error:?}");
         assert!(!out.path().join(MANIFEST_FILE).exists());
     }

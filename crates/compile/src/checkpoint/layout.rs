@@ -99,6 +99,33 @@ impl Layout {
         }
     }
 
+    /// What the shape in the file is of a weight, or of each of its tensors, whose canonical shape is `shape`; a stack may
+    /// have more matrices than are read, as many as in `found`.
+    pub(super) fn stored_shape(
+        &self,
+        (canonical, part): (&str, Option<Part>),
+        shape: &[usize],
+        found: &[usize],
+    ) -> Vec<usize> {
+        let mut stored = shape.to_vec();
+        match (part, self.layer(canonical)) {
+            (Some(Part::PerHead), _) => stored = stored.into_iter().skip(1).collect(),
+            (Some(Part::Matrix(number)), _) => {
+                stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
+            }
+            (Some(part), Some(layer)) => {
+                if let (Some(rows), Some((sizes, _))) = (stored.first_mut(), sizes(layer, part)) {
+                    *rows = sizes.iter().sum();
+                }
+            }
+            _ => {}
+        }
+        if self.orientation == Orientation::Columns && canonical.ends_with("_proj.weight") {
+            stored.reverse();
+        }
+        stored
+    }
+
     /// For each row of a weight in the file, its row in the canonical form; `None` where they are the same.
     pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
         let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention.head_size;
@@ -309,6 +336,20 @@ mod tests {
         let wrong = layout.canonical(counting(&name("attn.k_proj"), &[15, 2]), Some(Part::Key));
         let error = wrong.unwrap_err().to_string();
         assert!(error.ends_with("wrong shape: expected [16, 2], found [15, 2]"), "{error}");
+    }
+
+    #[test]
+    fn shapes_are_said_as_they_lie_in_the_file() {
+        let layout = Layout { orientation: Orientation::Columns, ..layout() };
+        let check = |name: &str, part, shape: &[usize], found: &[usize], expect: &[usize]| {
+            assert_eq!(layout.stored_shape((name, part), shape, found), expect, "{name} {part:?}");
+        };
+        check("layers.0.mlp.down_proj.weight", None, &[8, 2], &[], &[2, 8]);
+        check("layers.0.attn.k_proj.weight", Some(Part::Key), &[4, 8], &[8, 12], &[8, 16]);
+        check("layers.0.attn.k_proj.bias", Some(Part::Key), &[4], &[16], &[16]);
+        check("layers.0.attn.q_norm.weight", Some(Part::PerHead), &[2, 4], &[4], &[4]);
+        check("altup.proj.1.weight", Some(Part::Matrix(1)), &[8, 8], &[3, 8, 8], &[3, 8, 8]);
+        check("altup.proj.1.weight", Some(Part::Matrix(1)), &[8, 8], &[1, 8, 8], &[2, 8, 8]);
     }
 
     #[test]

@@ -103,10 +103,15 @@ pub trait WeightSource: Send + Sync {
         None
     }
 
+    /// The weight's name, with the file's own name for it where that differs, for messages.
+    fn called(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
     /// Fails with [`CheckpointError::NotFinite`] where one of these values of the weight called `name` is not.
     fn check_finite(&self, name: &str, values: &[f32]) -> Result<(), CheckpointError> {
         let Some(&found) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
-        let error = CheckpointError::NotFinite { name: name.to_owned(), found };
+        let error = CheckpointError::NotFinite { name: self.called(name), found };
         Err(match self.file(name) {
             Some(file) => error.in_file(file),
             None => error,
@@ -200,9 +205,9 @@ pub enum CheckpointError {
     /// A weight's shape is not what the configuration says.
     #[error("tensor {name} has the wrong shape: expected {expected:?}, found {found:?}")]
     WrongShape {
-        /// The canonical name.
+        /// The canonical name, with the file's own name for it where that differs.
         name: String,
-        /// From the configuration.
+        /// From the configuration; of the file's whole tensor where the weight is a part of it.
         expected: Vec<usize>,
         /// From the file.
         found: Vec<usize>,
@@ -212,7 +217,7 @@ pub enum CheckpointError {
         "tensor {name} has the wrong size: expected {expected} bytes, found {found}; fetch the file again"
     )]
     WrongSize {
-        /// The canonical name.
+        /// The canonical name, with the file's own name for it where that differs.
         name: String,
         /// From the shape and the encoding.
         expected: usize,
@@ -222,7 +227,7 @@ pub enum CheckpointError {
     /// A weight has a value that no model computes with.
     #[error("tensor {name} holds {found}: expected finite numbers; take another copy of the checkpoint")]
     NotFinite {
-        /// The canonical name.
+        /// The canonical name, with the file's own name for it where that differs.
         name: String,
         /// The first such value.
         found: f32,
@@ -268,6 +273,16 @@ impl CheckpointError {
             | Self::Architecture { .. }
             | Self::Unsupported { .. } => Self::InFile { path: path.to_owned(), what: Box::new(self) },
         }
+    }
+
+    /// The same error with `called` as the name of the tensor that is wrong.
+    fn of_tensor(mut self, called: String) -> Self {
+        if let Self::WrongShape { name, .. } | Self::WrongSize { name, .. } | Self::NotFinite { name, .. } =
+            &mut self
+        {
+            *name = called;
+        }
+        self
     }
 
     /// What is wrong, without the file around it.

@@ -45,4 +45,8 @@ impl WeightSource for Pruned {
     fn file(&self, name: &str) -> Option<&Path> {
         self.whole.file(if name == HEAD { self.head } else { name })
     }
+
+    fn called(&self, name: &str) -> String {
+        self.whole.called(if name == HEAD { self.head } else { name })
+    }
 }

@@ -204,6 +204,12 @@ impl WeightSource for Sliced {
     fn file(&self, name: &str) -> Option<&Path> {
         self.whole.file(&self.slice.original(name)?.0)
     }
+
+    fn called(&self, name: &str) -> String {
+        self.slice
+            .original(name)
+            .map_or_else(|| name.to_owned(), |(original, _)| self.whole.called(&original))
+    }
 }
 
 impl Checkpoint {

@@ -92,11 +92,7 @@ impl Tensors {
     }
 
     fn missing(&self, canonical: &str) -> CheckpointError {
-        let name = match self.words.places(canonical).first() {
-            Some(place) => format!("{canonical} (there called {})", place.name),
-            None => canonical.to_owned(),
-        };
-        CheckpointError::MissingTensor { path: self.origin.clone(), name }
+        CheckpointError::MissingTensor { path: self.origin.clone(), name: self.called(canonical) }
     }
 
     /// The tensor that the file calls `file_name`, in the file's order.
@@ -132,17 +128,39 @@ impl WeightSource for Tensors {
     fn file(&self, name: &str) -> Option<&Path> {
         Some(self.file_of(name))
     }
+
+    fn called(&self, name: &str) -> String {
+        let place = self.words.places(name).into_iter().next();
+        let found = match self.find(name).as_deref() {
+            Some([one]) => Some(one.clone()),
+            _ => place.map(|place| place.name),
+        };
+        match (found, self.words.part(name)) {
+            (Some(found), None | Some(Part::PerHead)) => format!("{name} (there called {found})"),
+            (Some(found), Some(_)) => format!("{name} (there a part of {found})"),
+            (None, _) => name.to_owned(),
+        }
+    }
 }
 
 impl Tensors {
     /// Fails unless the weight `name` is there, in a known encoding and of the shape `expected`. No elements are read.
     pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
-        let found = self.of_file(name, Elements::Unread)?.expect_shape(expected);
-        found.map_err(|error| error.in_file(self.file_of(name)))
+        let part = self.words.part(name);
+        for located in self.find(name).iter().flatten().filter_map(|file_name| self.by_name.get(file_name)) {
+            let expected = self.layout.stored_shape((name, part), expected, &located.shape);
+            if located.shape != expected {
+                let found = located.shape.clone();
+                let error = CheckpointError::WrongShape { name: self.called(name), expected, found };
+                return Err(error.in_file(self.file_of(name)));
+            }
+        }
+        self.of_file(name, Elements::Unread).map(drop)
     }
 
     fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
-        self.read(name, elements).map_err(|error| error.in_file(self.file_of(name)))
+        let told = |error: CheckpointError| error.of_tensor(self.called(name)).in_file(self.file_of(name));
+        self.read(name, elements).map_err(told)
     }
 
     fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {

@@ -139,7 +139,11 @@ mod tests {
         };
         assert_eq!(decoder(both(16, 16)).layers[0].attention.head_size, 16);
         refused(tiny_llama(1), both(16, 8), "llama.attention.value_length \"8\" is not supported");
-        refused(tiny_llama(1), both(32, 32), "tensor layers.0.attn.q_proj.weight has the wrong shape");
+        refused(
+            tiny_llama(1),
+            both(32, 32),
+            "q_proj.weight (there called blk.0.attn_q.weight) has the wrong shape",
+        );
         let window = |size| move |f: &mut Gguf| f.set("llama.attention.sliding_window", Meta::U32(size));
         assert_eq!(decoder(window(64)).layers[1].attention.window, Some(64));
         assert_eq!(decoder(window(256)).layers[1].attention.window, None);
@@ -154,7 +158,11 @@ mod tests {
             move |f: &mut Gguf| f.set("llama.attention.head_count_kv", Meta::I32s(counts))
         };
         refused(tiny_llama(1), heads(&[2, 2, 2]), "2 values of llama.attention.head_count_kv, found 3");
-        refused(tiny_llama(1), heads(&[2, 4]), "tensor layers.1.attn.k_proj.weight has the wrong shape");
+        refused(
+            tiny_llama(1),
+            heads(&[2, 4]),
+            "k_proj.weight (there called blk.1.attn_k.weight) has the wrong shape",
+        );
         refused(tiny_llama(1), heads(&[2, 0]), "key/value heads from 1");
     }
 
