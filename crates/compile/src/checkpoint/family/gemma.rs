@@ -11,10 +11,10 @@ use crate::checkpoint::{
     gguf::decoder::Keys,
     hf::{
         config::Config,
-        decoder::{DecoderKeys, Defaults, LayerType, RopeKeys, Tied, activation, present},
+        decoder::{DecoderKeys, Defaults, LayerType, ROPE_TWICE, RopeKeys, Tied, activation, present},
     },
     layout::Gains,
-    limit::unsupported,
+    limit::{malformed, unsupported},
     names::Words,
     tensors::Tensors,
 };
@@ -222,7 +222,11 @@ pub(super) fn local_rope(
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     let by_type = own.rope_parameters.take().unwrap_or_default();
     if let Some(keys) = by_type.full_attention {
-        arch.rope = Some(keys.rope(config, (dims, theta))?);
+        let rope = keys.rope(config, (dims, theta))?;
+        let old = arch.rope.replace(rope.clone());
+        if old.is_some_and(|old| old.scaling != RopeScaling::None && old != rope) {
+            return Err(malformed(config.path(), ROPE_TWICE, "full_attention that differs"));
+        }
     }
     let theta = own.rope_local_base_freq.unwrap_or(LOCAL_THETA);
     match by_type.sliding_attention {
@@ -298,6 +302,15 @@ mod tests {
         }}));
         let found = arch(old.clone());
         assert_eq!(found, arch(new.clone()));
+        let both = |factor: f64| {
+            let mut both = new.clone();
+            both["rope_theta"] = json!(5e5);
+            both["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
+            hf3(&Config::new("config.json".into(), both).unwrap())
+        };
+        assert_eq!(both(8.0).unwrap().arch, found);
+        let error = both(4.0).err().unwrap().to_string();
+        assert!(error.contains("rope_scaling and rope_parameters that say the same"), "{error}");
         assert_eq!(found, arch(json!({"model_type": "gemma3", "text_config": new})));
         assert_eq!((found.vocab, found.layers[0].attention.heads, found.tied_head), (262_208, 8, true));
         let linear = RopeScaling::Linear { factor: 8.0 };

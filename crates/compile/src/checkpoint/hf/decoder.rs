@@ -132,7 +132,7 @@ impl Defaults {
 }
 
 /// `rope_scaling`, or `rope_parameters` as newer versions write it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 pub(in crate::checkpoint) struct RopeKeys {
     #[serde(default)]
     rope_type: Option<String>,
@@ -158,6 +158,10 @@ pub(in crate::checkpoint) struct RopeKeys {
     #[serde(default)]
     attention_factor: Option<f64>,
 }
+
+/// What is expected of a file that has both.
+pub(in crate::checkpoint) const ROPE_TWICE: &str =
+    "rope_scaling and rope_parameters that say the same, or one of them alone";
 
 /// Tells `null` (`Some(None)`) from an absent key (`None`).
 pub(in crate::checkpoint) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
@@ -235,12 +239,30 @@ impl DecoderKeys {
         }
     }
 
-    fn rope(
-        &self,
+    fn rope<'a>(
+        &'a self,
         config: &Config,
         (head_size, defaults): (usize, Defaults),
     ) -> Result<Rope, CheckpointError> {
-        let keys = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let stated = |keys: &'a Option<RopeKeys>| keys.as_ref().filter(|keys| **keys != RopeKeys::default());
+        let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
+        let rope = self.rope_of(config, new.or(old), (head_size, defaults))?;
+        match (new, old) {
+            // `transformers` takes the older key then; whoever wrote the newer one did not mean that.
+            (Some(new), Some(old)) if self.rope_of(config, Some(old), (head_size, defaults))? != rope => {
+                let found = format!("{:?} and {:?} that differ", old.kind(), new.kind());
+                Err(malformed(config.path(), ROPE_TWICE, found))
+            }
+            _ => Ok(rope),
+        }
+    }
+
+    fn rope_of(
+        &self,
+        config: &Config,
+        keys: Option<&RopeKeys>,
+        (head_size, defaults): (usize, Defaults),
+    ) -> Result<Rope, CheckpointError> {
         let partial = keys.and_then(|keys| keys.partial_rotary_factor).or(self.partial_rotary_factor);
         let share = match (defaults.rotated, partial) {
             (Some(usual), stated) => stated.unwrap_or(usual),
@@ -276,9 +298,14 @@ impl RopeKeys {
         Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
     }
 
+    /// The file's name of the scaling.
+    fn kind(&self) -> &str {
+        self.rope_type.as_deref().or(self.old_rope_type.as_deref()).unwrap_or("default")
+    }
+
     /// Whether the scaling is LongRoPE's, which files from before it was published call `su`.
     fn is_long(&self) -> bool {
-        matches!(self.rope_type.as_deref().or(self.old_rope_type.as_deref()), Some("longrope" | "su"))
+        matches!(self.kind(), "longrope" | "su")
     }
 
     /// LongRoPE's scaling for a context of so many tokens; `original` is what the file says beside the scaling.
@@ -307,10 +334,10 @@ impl RopeKeys {
         let need = |key: &str, value: Option<f64>| {
             value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
         };
-        match self.rope_type.as_deref().or(self.old_rope_type.as_deref()) {
-            None | Some("default") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear { factor: need("factor", self.factor)? }),
-            Some("llama3") => Ok(RopeScaling::Llama3 {
+        match self.kind() {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: need("factor", self.factor)? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
                 factor: need("factor", self.factor)?,
                 low_freq_factor: need("low_freq_factor", self.low_freq_factor)?,
                 high_freq_factor: need("high_freq_factor", self.high_freq_factor)?,
@@ -318,7 +345,7 @@ impl RopeKeys {
                     malformed(path, "a rope scaling with original_max_position_embeddings", "none")
                 })?,
             }),
-            Some(other) => Err(unsupported("rope scaling", "default, linear, llama3 or longrope", other)),
+            other => Err(unsupported("rope scaling", "default, linear, llama3 or longrope", other)),
         }
     }
 }
@@ -447,6 +474,18 @@ mod tests {
             decoder(json!({"rope_scaling": {"type": "yarn", "factor": 2.0}})),
             "rope scaling \"yarn\" is not supported",
         );
+        let both = |old: Value, new: Value| {
+            decoder(json!({"rope_theta": 7e4, "rope_scaling": old, "rope_parameters": new}))
+        };
+        let twice = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 7e4});
+        let found = both(json!({"type": "linear", "factor": 2.0}), twice.clone()).unwrap().rope;
+        assert_eq!(found, Some(Rope { theta: 7e4, dims: 16, scaling: RopeScaling::Linear { factor: 2.0 } }));
+        assert_eq!(both(json!({}), twice.clone()).unwrap().rope, found);
+        let linear = json!({"type": "linear", "factor": 4.0});
+        refused(both(linear.clone(), twice.clone()), "rope_scaling and rope_parameters that say the same");
+        let default = json!({"rope_type": "default", "rope_theta": 7e4});
+        refused(both(linear, default.clone()), "found \"linear\" and \"default\" that differ");
+        refused(both(json!({"type": "yarn", "factor": 2.0}), default), "rope scaling \"yarn\"");
         refused(decoder(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor \"0.5\"");
     }
 
