@@ -5,7 +5,10 @@ use std::{
     fs::File,
     io::{self, BufWriter, Read, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use narthex_spec::{
@@ -14,7 +17,7 @@ use narthex_spec::{
 };
 use sha2::Digest;
 
-use crate::error::CompileError;
+use crate::{check::CheckError, error::CompileError};
 
 /// The files written so far, by name.
 type Files = Arc<Mutex<BTreeMap<String, FileEntry>>>;
@@ -63,6 +66,19 @@ impl PackageWriter {
         file.sync()
     }
 
+    /// Copies the file at `from`, a piece at a time.
+    ///
+    /// # Errors
+    /// [`CompileError::Open`] where it cannot be read, [`CompileError::Write`] where the copy cannot be written, and
+    /// [`CompileError::Cancelled`].
+    pub(crate) fn copy(&self, name: &str, from: &Path, cancel: &AtomicBool) -> Result<(), CompileError> {
+        let source = File::open(from).map_err(|source| unread(from, source))?;
+        let mut file = self.create(name)?;
+        let path = file.path.clone();
+        pour((source, from), (&mut file, &path), cancel)?;
+        file.sync()
+    }
+
     /// Enters the files into the manifest and writes it; the last file of a package.
     pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<(), CompileError> {
         manifest.files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -101,6 +117,34 @@ fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CompileError
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
 }
 
+/// Bytes that are copied between two looks at whether to go on.
+const PIECE: u64 = 1 << 20;
+
+/// Copies what is left of a file to another; the paths are for messages.
+fn pour(
+    (mut from, source): (impl Read, &Path),
+    (mut to, target): (impl Write, &Path),
+    cancel: &AtomicBool,
+) -> Result<(), CompileError> {
+    let mut piece = Vec::new();
+    loop {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(CompileError::Cancelled);
+        }
+        piece.clear();
+        let read = from.by_ref().take(PIECE).read_to_end(&mut piece);
+        if read.map_err(|error| unread(source, error))? == 0 {
+            return Ok(());
+        }
+        let failed = |source| CompileError::Write { path: target.to_owned(), source };
+        to.write_all(&piece).map_err(failed)?;
+    }
+}
+
+fn unread(path: &Path, source: io::Error) -> CompileError {
+    CheckError::Read { path: path.to_owned(), source }.into()
+}
+
 impl HashedFile {
     /// Writes everything to the disk and enters the file into the package.
     pub(crate) fn sync(mut self) -> Result<(), CompileError> {
@@ -125,5 +169,61 @@ impl Write for HashedFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails with a full disk, or cancels, once it was asked for its second piece.
+    struct Second<'a> {
+        pieces: usize,
+        cancel: Option<&'a AtomicBool>,
+    }
+
+    impl Second<'_> {
+        fn next(&mut self) -> io::Result<()> {
+            self.pieces += 1;
+            match self.cancel {
+                _ if self.pieces == 1 => Ok(()),
+                Some(cancel) => {
+                    cancel.store(true, Ordering::Relaxed);
+                    Ok(())
+                }
+                None => Err(io::ErrorKind::StorageFull.into()),
+            }
+        }
+    }
+
+    impl Read for Second<'_> {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            bytes.fill(1);
+            self.next().map(|()| bytes.len())
+        }
+    }
+
+    impl Write for Second<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.next().map(|()| bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_copy_says_which_side_failed_and_can_be_broken_off() {
+        let (source, target) = (Path::new("source.bin"), Path::new("target.bin"));
+        let go = AtomicBool::new(false);
+        let second = || Second { pieces: 0, cancel: None };
+        let read = pour((second(), source), (Vec::new(), target), &go).unwrap_err().to_string();
+        assert!(read.contains("cannot read source.bin"), "{read}");
+        let written = pour((io::repeat(1), source), (second(), target), &go).unwrap_err();
+        assert!(matches!(&written, CompileError::Write { path, .. } if path == target), "{written}");
+        let cancel = Second { pieces: 0, cancel: Some(&go) };
+        let cancelled = pour((io::repeat(1), source), (cancel, target), &go);
+        assert!(matches!(cancelled, Err(CompileError::Cancelled)));
     }
 }

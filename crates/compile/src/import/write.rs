@@ -3,8 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
-    io,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -23,7 +21,7 @@ use sha2::Digest;
 
 use super::{Import, refused};
 use crate::{
-    check::{CheckError, write::Sources},
+    check::write::Sources,
     checkpoint::map::map,
     error::CompileError,
     package::{HashedFile, PackageWriter},
@@ -81,14 +79,14 @@ impl Import {
         for (graph, entry) in &self.graphs {
             package.write(&entry.file, &graph.encode())?;
         }
-        self.copy_binaries(&package)?;
+        self.copy_binaries(&package, cancel)?;
         let mut manifest = self.manifest(job, template.is_some())?;
         package.finish(&mut manifest)?;
         Ok(manifest)
     }
 
     /// Copies what compiled contexts and a vendor's operators read: binaries beside the graphs.
-    fn copy_binaries(&self, package: &PackageWriter) -> Result<(), CompileError> {
+    fn copy_binaries(&self, package: &PackageWriter, cancel: &AtomicBool) -> Result<(), CompileError> {
         let mut copied = BTreeSet::new();
         let named = self.graphs.iter().flat_map(|(graph, _)| graph.context_binaries());
         for name in named.chain(self.beside.as_deref()) {
@@ -98,12 +96,7 @@ impl Import {
                 return Err(refused("binary of the export", "a .bin file beside its graph", name));
             }
             if copied.insert(name) {
-                let path = self.data.join(name);
-                let failed = |source| CheckError::Read { path: path.clone(), source };
-                let mut from = File::open(&path).map_err(failed)?;
-                let mut to = package.create(name)?;
-                io::copy(&mut from, &mut to).map_err(failed)?;
-                to.sync()?;
+                package.copy(name, &self.data.join(name), cancel)?;
             }
         }
         Ok(())
