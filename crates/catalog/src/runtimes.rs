@@ -260,12 +260,17 @@ pub fn remove(store: &Store, kind: RuntimeKind) -> Result<(), Error> {
     store.discard(&folder)
 }
 
+/// What `ORT_DYLIB_PATH` names, whether it is there or not.
+pub fn named_core() -> Option<PathBuf> {
+    env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// ONNX Runtime's library: what `ORT_DYLIB_PATH` names, else the installed CPU runtime's, else nothing.
 ///
 /// # Errors
 /// [`Error::DylibMissing`] if the variable names no file.
 pub fn core_library(store: &Store) -> Result<Option<PathBuf>, Error> {
-    core_library_or(store, env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from))
+    core_library_or(store, named_core())
 }
 
 fn core_library_or(store: &Store, named: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {

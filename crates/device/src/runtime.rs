@@ -101,6 +101,11 @@ impl Runtime {
         Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version, plugins: Mutex::default() }))
     }
 
+    /// The one that this process has loaded, if it has.
+    pub fn loaded() -> Option<&'static Self> {
+        RUNTIME.get()
+    }
+
     /// Its version, such as `1.31.1`.
     pub fn version(&self) -> &str {
         &self.version

@@ -70,6 +70,7 @@ fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -
         accelerators: accelerators.iter().map(accelerator).collect(),
         drivers: Vec::new(),
         libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
+        elsewhere: BTreeMap::new(),
     }
 }
 

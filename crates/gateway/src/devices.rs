@@ -4,7 +4,7 @@ use narthex_device::ep::{self, Cause, Facts};
 use narthex_spec::{DeviceName, provider::DeviceKind};
 use serde::Serialize;
 
-use crate::{gateway::Gateway, placing};
+use crate::{core::Core, gateway::Gateway};
 
 /// A device, and whether models can be loaded on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,7 +24,7 @@ pub struct DeviceStatus {
 impl Gateway {
     /// Every device that this version knows, NPUs first.
     pub fn devices(&self) -> Vec<DeviceStatus> {
-        statuses(&placing::facts(self.inner()))
+        statuses(&Core::of(self.inner()).facts)
     }
 
     /// The NPUs, and whether one can be used.
@@ -71,6 +71,7 @@ mod tests {
             accelerators: vec![npu],
             drivers: Vec::new(),
             libraries: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
         };
         let qnn = |facts: &Facts| statuses(facts).into_iter().find(|s| s.device == DeviceName::Qnn).unwrap();
         let found = qnn(&facts);

@@ -9,7 +9,7 @@ use narthex_catalog::{
 use narthex_device::{inventory, runtime::Runtime};
 use serde::Serialize;
 
-use crate::{error::Error, gateway::Gateway, job};
+use crate::{core::Core, error::Error, gateway::Gateway};
 
 /// What was found on this machine.
 #[derive(Debug, Clone, Serialize)]
@@ -59,7 +59,7 @@ impl Gateway {
     pub fn doctor(&self) -> Doctor {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
-        let library = job::found_library(self.inner());
+        let library = Core::of(self.inner()).found(self.inner());
         pip(&mut report, &library);
         runtime(&mut report, library);
         self.device_findings(&mut report);

@@ -18,6 +18,7 @@ use crate::{
     chat,
     compiling::CompileRequest,
     config::Config,
+    core::{self, Core},
     embed,
     error::Error,
     job::{self, Graphs},
@@ -332,21 +333,25 @@ impl Inner {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<Loaded, Error> {
-        let facts = placing::facts(self);
-        let graphs = if placing::wants_fixed(&self.config, &facts) { Graphs::Both } else { Graphs::Any };
+        let core = Core::of(self);
+        let facts = &core.facts;
+        let graphs = if placing::wants_fixed(&self.config, facts) { Graphs::Both } else { Graphs::Any };
+        core.claim(self)?;
         let folder = job::package_for_load(self, (key, graphs), from, progress, cancel)?;
-        let runtime = self.runtime(progress, cancel)?;
-        Loaded::open(key, &folder, runtime, (&self.config, &self.store, &facts), (progress, cancel))
+        let runtime = core.load(self, progress, cancel)?;
+        Loaded::open(key, &folder, runtime, (&self.config, &self.store, facts), (progress, cancel))
     }
 
-    /// ONNX Runtime; the CPU one is installed on first need.
+    /// ONNX Runtime, for what any core does: the one that is loaded, else the CPU one, installed on first need.
     pub(crate) fn runtime(
         &self,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<&'static Runtime, Error> {
-        let library = job::core_library(self, progress, cancel)?;
-        Ok(Runtime::load(&library)?)
+        if let (None, Some(runtime)) = (core::named(self), Runtime::loaded()) {
+            return Ok(runtime);
+        }
+        Ok(Runtime::load(&job::core_library(self, progress, cancel)?)?)
     }
 
     fn run_folder(&self) -> PathBuf {

@@ -14,6 +14,7 @@ pub mod check;
 mod compiling;
 mod config;
 mod contexts;
+mod core;
 pub mod devices;
 pub mod doctor;
 mod embed;

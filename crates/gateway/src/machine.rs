@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_catalog::runtimes::RuntimeKind;
+use narthex_catalog::runtimes::Role;
 use narthex_device::{
     ep::{Device, Facts},
     inventory::AcceleratorKind,
@@ -12,7 +12,7 @@ use narthex_device::{
 use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::{core::runtime_of, error::Error};
 
 /// The circumstances under which a context or a record was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,13 +100,8 @@ fn driver(kind: DeviceKind, facts: &Facts) -> String {
 
 /// The package that a provider comes in, with its version.
 pub(crate) fn provider(ep: Ep) -> String {
-    let kind = match ep {
-        Ep::Qnn => RuntimeKind::Qnn,
-        Ep::OpenVino => RuntimeKind::OpenVino,
-        Ep::WebGpu => RuntimeKind::WebGpu,
-        Ep::DirectMl | Ep::VitisAi | Ep::Cuda | Ep::CoreMl | Ep::Cpu => return "onnxruntime".to_owned(),
-    };
-    format!("{} {}", kind.package(), kind.version())
+    let plugin = runtime_of(ep).filter(|kind| kind.role() == Role::Plugin);
+    plugin.map_or_else(|| "onnxruntime".to_owned(), |kind| format!("{} {}", kind.package(), kind.version()))
 }
 
 /// A record as it is written.
@@ -134,6 +129,7 @@ mod tests {
             accelerators: Vec::new(),
             drivers,
             libraries: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
         };
         assert_eq!(super::driver(DeviceKind::Npu, &facts), "intel_vpu 1.0");
         assert_eq!(super::driver(DeviceKind::Gpu, &facts), "i915 1.6, nvidia 580.95");

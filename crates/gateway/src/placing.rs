@@ -5,13 +5,10 @@ mod bound;
 mod candidate;
 mod divided;
 
-use std::collections::BTreeMap;
-
-use narthex_catalog::runtimes::{self, RuntimeKind};
 use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
 use narthex_engine::executor::Executor;
 use narthex_spec::{
-    DeviceName, Division, Ep, ModelName, NpuPolicy, Parts, Place, Split, Variant, provider::DeviceKind,
+    DeviceName, Division, ModelName, NpuPolicy, Parts, Place, Split, Variant, provider::DeviceKind,
     recipe::FixedShapes,
 };
 
@@ -20,7 +17,6 @@ use crate::{
     config::Config,
     error::{Error, ErrorKind},
     fallen::Fallen,
-    gateway::Inner,
     listing::PassedOver,
     loaded::Worker,
     machine::Circumstances,
@@ -39,19 +35,6 @@ pub(crate) struct Placed {
     pub(crate) passed_over: Vec<PassedOver>,
     /// Raised when a device gives nonsense.
     pub(crate) alarms: Vec<Alarm>,
-}
-
-/// What is known of this machine, with the runtimes that are installed in the store.
-pub(crate) fn facts(inner: &Inner) -> Facts {
-    let plugins = [
-        (Ep::Qnn, RuntimeKind::Qnn),
-        (Ep::OpenVino, RuntimeKind::OpenVino),
-        (Ep::WebGpu, RuntimeKind::WebGpu),
-    ];
-    let found = plugins
-        .into_iter()
-        .filter_map(|(ep, kind)| Some((ep, runtimes::locate(&inner.store, kind)?.library)));
-    Facts::here(found.collect::<BTreeMap<_, _>>())
 }
 
 /// Whether a load on this machine would use graphs of fixed shape: on the device that is next in turn, on one of those to

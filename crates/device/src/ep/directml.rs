@@ -7,6 +7,9 @@ use super::{Device, Facts, Refusal};
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "DmlExecutionProvider";
 
+/// DirectML's own library, which lies beside an ONNX Runtime that is built for it.
+pub(super) const SYSTEM: &str = "DirectML.dll";
+
 /// What the provider is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectMlOptions {

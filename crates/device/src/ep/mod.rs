@@ -227,6 +227,15 @@ pub(crate) fn brought(ep: Ep, library: &Path, core: &Path) -> Brought {
     }
 }
 
+/// Whether the ONNX Runtime at `core` brings a provider that works in no other, as far as its folder tells.
+pub fn comes_with(ep: Ep, core: &Path) -> bool {
+    match ep {
+        Ep::Cuda => cuda::beside(core).is_file(),
+        Ep::DirectMl => core.with_file_name(directml::SYSTEM).is_file(),
+        _ => false,
+    }
+}
+
 /// ONNX Runtime's name of a provider.
 pub(crate) fn ort_name(ep: Ep) -> &'static str {
     match ep {

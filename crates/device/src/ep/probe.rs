@@ -22,6 +22,8 @@ pub struct Facts {
     pub drivers: Vec<Driver>,
     /// Installed libraries of providers.
     pub libraries: BTreeMap<Ep, PathBuf>,
+    /// Providers that are installed and cannot come into this process's ONNX Runtime, each with the reason.
+    pub elsewhere: BTreeMap<Ep, Refusal>,
 }
 
 impl Facts {
@@ -39,11 +41,15 @@ impl Facts {
             drivers: inventory::drivers(&accelerators),
             accelerators,
             libraries,
+            elsewhere: BTreeMap::new(),
         }
     }
 
-    /// The installed library of a provider, or the refusal that says how to install it.
+    /// The installed library of a provider, or the refusal that says how to install it or have it loaded.
     pub(super) fn library(&self, ep: Ep) -> Result<PathBuf, Refusal> {
+        if let Some(refusal) = self.elsewhere.get(&ep) {
+            return Err(refusal.clone());
+        }
         self.libraries.get(&ep).cloned().ok_or_else(|| Refusal {
             cause: Cause::NotInstalled,
             reason: format!("the {ep} runtime is not installed"),
@@ -73,7 +79,7 @@ impl Facts {
     }
 
     fn unseen(&self, refusal: Refusal, what: &str) -> Refusal {
-        if self.os == "linux" {
+        if self.os == "linux" || refusal.cause != Cause::NotInstalled {
             return refusal;
         }
         let reason = format!("{}, so it is not known whether there is an {what}", refusal.reason);

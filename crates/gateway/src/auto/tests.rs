@@ -166,6 +166,7 @@ fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
         }],
         drivers: Vec::new(),
         libraries: [(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())].into(),
+        elsewhere: BTreeMap::new(),
     };
     let check = |providers: &str, npu, expected: &[DeviceName]| {
         let config = Config { providers: providers.parse().unwrap(), npu, ..Config::standard() };

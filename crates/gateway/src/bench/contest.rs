@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     cancel::Cancel,
+    core::Core,
     error::Error,
     gateway::{Gateway, Inner},
     job::{self, Graphs},
@@ -47,11 +48,13 @@ impl Gateway {
         check(options)?;
         no_stand_ins(places)?;
         let (key, inner) = (self.key_of(model)?, self.inner());
-        let facts = placing::facts(inner);
+        let core = Core::serving(inner, places.devices().filter(|&device| device != DeviceName::Cpu));
+        let facts = core.facts.clone();
+        core.claim(inner)?;
         let fixed = placing::run_fixed(&inner.config, places.as_slice().iter().copied(), &facts);
         let graphs = if fixed { Graphs::Both } else { Graphs::Any };
         let folder = job::package_for_load(inner, (&key, graphs), job::named(model), progress, cancel)?;
-        let runtime = inner.runtime(progress, cancel)?;
+        let runtime = core.load(inner, progress, cancel)?;
         let contest = Contest { inner, key, folder, runtime, facts, options };
         let meter = Meter::here();
         let stage = Stage::start(progress, "Loading", Unit::Items, Some(places.as_slice().len() as u64));

@@ -22,7 +22,7 @@ pub use comparison::{Comparison, Contender, Figures, Outcome, Ratios};
 pub use machine::Machine;
 pub use overhead::Overhead;
 
-use crate::{cancel::Cancel, error::Error, gateway::Gateway, job};
+use crate::{cancel::Cancel, core::Core, error::Error, gateway::Gateway, job};
 use round::{Round, Wanted};
 
 /// What is measured.
@@ -106,8 +106,10 @@ impl Gateway {
         check(options)?;
         let key = self.key_of(model)?;
         let inner = self.inner();
+        let core = Core::of(inner);
+        core.claim(inner)?;
         job::package_for_load(inner, (&key, job::Graphs::Any), job::named(model), progress, cancel)?;
-        let runtime = inner.runtime(progress, cancel)?;
+        let runtime = core.load(inner, progress, cancel)?;
         let begun = Instant::now();
         self.load(model, progress, cancel)?;
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;

@@ -2,16 +2,20 @@
 //! answers in the NPU's place, as it would for a graph that is compiled there.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::PathBuf,
     sync::{Arc, Mutex},
 };
 
-use narthex_catalog::store::Store;
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    store::Store,
+};
 use narthex_device::inventory::{Accelerator, AcceleratorKind};
 use narthex_graph::{Attribute, Graph, Node, graph::MICROSOFT};
 use narthex_spec::{
-    ProgressSink, Scheme,
+    Ep, ProgressSink, Scheme,
     dtype::Dim,
     manifest::{Bound, FileEntry, MANIFEST_FILE},
     progress::{Progress, Quiet},
@@ -106,6 +110,7 @@ fn snapdragon() -> Facts {
         }],
         drivers: Vec::new(),
         libraries: BTreeMap::from([(Ep::Qnn, library)]),
+        elsewhere: BTreeMap::new(),
     }
 }
 

@@ -1,0 +1,167 @@
+//! Which core serves which order, on recorded machines and over a store with a runtime that was never unpacked.
+
+use std::{fs, path::Path};
+
+use narthex_catalog::store::Store;
+use narthex_device::inventory::{Accelerator, AcceleratorKind};
+
+use super::*;
+use crate::gateway::Gateway;
+
+/// A machine with these accelerators and libraries.
+fn machine([os, processor]: [&str; 2], drivers: &[(AcceleratorKind, &str)], libraries: &[Ep]) -> Facts {
+    let accelerator = |&(kind, driver): &(AcceleratorKind, &str)| Accelerator {
+        kind,
+        driver: driver.to_owned(),
+        text: driver.to_owned(),
+        memory: None,
+    };
+    Facts {
+        os: os.to_owned(),
+        arch: "x86_64".to_owned(),
+        processor: processor.to_owned(),
+        accelerators: drivers.iter().map(accelerator).collect(),
+        drivers: Vec::new(),
+        libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
+        elsewhere: Default::default(),
+    }
+}
+
+const WINDOWS: [&str; 2] = ["windows", "Intel(R) Core(TM) Ultra 7 155H"];
+const LINUX: [&str; 2] = ["linux", "Intel(R) Core(TM) Ultra 7 155H"];
+
+fn config(providers: &str, place: Option<&str>) -> Config {
+    let place = place.map(|place| place.parse().unwrap());
+    Config { providers: providers.parse().unwrap(), place, ..Config::standard() }
+}
+
+#[test]
+fn the_first_device_that_can_be_used_decides_which_core_is_taken() {
+    use AcceleratorKind::{Gpu, Npu};
+    let drivers = [(Npu, "intel_vpu"), (Gpu, "nvidia")];
+    let linux = |libraries: &[Ep]| machine(LINUX, &drivers, libraries);
+    let windows = |libraries: &[Ep]| machine(WINDOWS, &[], libraries);
+    let check = |providers: &str, place: Option<&str>, machine: Facts, expected: RuntimeKind| {
+        let config = config(providers, place);
+        assert_eq!(needed(&config, wanted(&config), &machine), expected, "{providers}, {place:?}");
+    };
+    check("dml,qnn,cpu", None, windows(&[Ep::DirectMl]), RuntimeKind::DirectMl);
+    check("dml,qnn,cpu", None, windows(&[]), RuntimeKind::Cpu);
+    check("auto", None, windows(&[Ep::DirectMl, Ep::Cuda]), RuntimeKind::DirectMl);
+    check("nvidia", None, windows(&[Ep::DirectMl, Ep::Cuda]), RuntimeKind::Cuda);
+    check("auto", None, windows(&[Ep::DirectMl, Ep::OpenVino]), RuntimeKind::Cpu);
+    check("cuda,cpu", None, linux(&[Ep::Cuda]), RuntimeKind::Cuda);
+    check("openvino,cuda,cpu", None, linux(&[Ep::Cuda, Ep::OpenVino]), RuntimeKind::Cpu);
+    check("openvino,cuda,cpu", None, linux(&[Ep::Cuda]), RuntimeKind::Cuda);
+    check("cpu,cuda", None, linux(&[Ep::Cuda]), RuntimeKind::Cpu);
+    // Of devices that are used together the CPU alone runs in any core.
+    check("cpu,cuda", Some("auto"), linux(&[Ep::Cuda]), RuntimeKind::Cuda);
+    check("cpu", Some("prefill=cpu,decode=cuda"), linux(&[Ep::Cuda]), RuntimeKind::Cuda);
+}
+
+#[test]
+fn what_cannot_come_into_a_core_is_refused_with_that_reason() {
+    let all = || machine(WINDOWS, &[], &[Ep::OpenVino, Ep::WebGpu, Ep::DirectMl, Ep::Cuda]);
+    let check = |kind: RuntimeKind, usable: &[&str], refused: &[(&str, &str)]| {
+        let seen = Taken::Runtime(kind).sees(all());
+        for name in usable {
+            assert!(ep::probe(name.parse().unwrap(), &seen).is_ok(), "{name} with {kind}");
+        }
+        for (name, reason) in refused {
+            let refusal = ep::probe(name.parse().unwrap(), &seen).unwrap_err();
+            assert_eq!((refusal.cause, refusal.reason.as_str()), (Cause::Refused, *reason));
+            let fix = format!("name it first, in a process of its own: --providers {name},cpu");
+            assert_eq!(refusal.fix, Some(fix));
+        }
+    };
+    let own = |has: &str| {
+        format!(
+            "it works in an ONNX Runtime of its own alone, and this process has {has}; a process loads one"
+        )
+    };
+    let cpu = own("that of the cpu runtime, 1.31.1");
+    check(RuntimeKind::Cpu, &["openvino", "webgpu", "cpu"], &[("directml", &cpu), ("cuda", &cpu)]);
+    let directml = "that of the directml runtime, 1.24.4";
+    let plugin = format!(
+        "its plugin works in ONNX Runtime 1.31.1, and this process has {directml}; a process loads one"
+    );
+    let refused = [("openvino", plugin.as_str()), ("webgpu", &plugin), ("cuda", &own(directml))];
+    check(RuntimeKind::DirectMl, &["directml", "cpu"], &refused);
+    // This core has the version of the plugins'.
+    let cuda = own("that of the cuda runtime, 1.31.1");
+    check(RuntimeKind::Cuda, &["cuda", "openvino", "webgpu", "cpu"], &[("directml", &cuda)]);
+    // The library stays what a provider is registered with.
+    assert_eq!(Taken::Runtime(RuntimeKind::Cuda).sees(all()).libraries[&Ep::Cuda], Path::new("/lib/cuda"));
+}
+
+#[test]
+fn a_named_core_brings_what_lies_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let core = folder.path().join("onnxruntime.dll");
+    let seen = || Taken::Library(core.clone()).sees(machine(WINDOWS, &[], &[Ep::DirectMl, Ep::OpenVino]));
+    let refusal = ep::probe(DeviceName::DirectMl, &seen()).unwrap_err();
+    assert!(refusal.fix.is_some_and(|fix| fix.starts_with("unset ORT_DYLIB_PATH and name it first")));
+    for name in ["DirectML.dll", "onnxruntime_providers_cuda.dll"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    let found = [Ep::DirectMl, Ep::Cuda, Ep::OpenVino].map(|ep| seen().libraries[&ep].clone());
+    assert_eq!(found, [core.clone(), core.clone(), "/lib/openvino".into()]);
+}
+
+/// Writes the receipt of a runtime whose library is a few bytes; `None` where it is not made for this platform.
+fn pretend(store: &Store, kind: RuntimeKind) -> Option<PathBuf> {
+    let pin = runtimes::pinned(kind).ok()?;
+    let folder = store.root().join(format!("runtimes/{kind}-{}", kind.version()));
+    let library = folder.join(pin.library);
+    fs::create_dir_all(library.parent().unwrap()).unwrap();
+    fs::write(&library, "lib").unwrap();
+    let digest = pin.digest;
+    let receipt = serde_json::json!({
+        "made_for": kind.as_str(),
+        "source": "a test",
+        "archive": digest,
+        "files": { pin.library: { "bytes": 3, "sha256": digest } },
+    });
+    fs::write(folder.join("receipt.json"), receipt.to_string()).unwrap();
+    Some(library)
+}
+
+#[test]
+fn runtimes_of_the_store_are_found_with_their_libraries() {
+    let home = tempfile::tempdir().unwrap();
+    // A named core is the one whatever is loaded in this process, and brings nothing.
+    let core = Some(home.path().join("libonnxruntime.so"));
+    let config = Config { home: Some(home.path().join("home")), runtime: core, ..Config::standard() };
+    let gateway = Gateway::open(config).unwrap();
+    let inner = gateway.inner();
+    let made = Ep::ALL.map(|ep| (ep, runtime_of(ep).and_then(|kind| pretend(&inner.store, kind))));
+    let facts = Core::of(inner).facts;
+    for (ep, library) in made.into_iter().filter(|(ep, _)| *ep != Ep::Cpu) {
+        match (ep, library) {
+            (Ep::Cuda | Ep::DirectMl, Some(_)) => {
+                assert!(facts.elsewhere.contains_key(&ep) && !facts.libraries.contains_key(&ep));
+            }
+            (_, Some(library)) => assert_eq!(facts.libraries.get(&ep), Some(&library)),
+            (_, None) => assert!(!facts.elsewhere.contains_key(&ep)),
+        }
+    }
+}
+
+#[test]
+fn a_core_of_its_own_is_what_the_process_loads() {
+    narthex_device::runtime::disable_telemetry();
+    let home = tempfile::tempdir().unwrap();
+    let gateway =
+        Gateway::open(Config { home: Some(home.path().join("home")), ..Config::standard() }).unwrap();
+    let inner = gateway.inner();
+    let Some(library) = pretend(&inner.store, RuntimeKind::Cuda) else { return };
+    let taken = Taken::Runtime(RuntimeKind::Cuda);
+    let facts = taken.sees(machine(LINUX, &[(AcceleratorKind::Gpu, "nvidia")], &[Ep::Cuda]));
+    let core = Core { taken, facts };
+    if named(inner).is_none() {
+        assert_eq!(core.found(inner).unwrap(), Some(library.clone()));
+        // A few bytes are no library.
+        let told = core.claim(inner).unwrap_err().to_string();
+        assert!(told.contains(&library.canonicalize().unwrap().display().to_string()), "{told}");
+    }
+}
