@@ -6,19 +6,20 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use narthex_device::{
     ep::{Device, Facts, probe},
-    inventory::{Accelerator, AcceleratorKind},
+    inventory::{Accelerator, AcceleratorKind, Driver},
 };
 use narthex_spec::{DeviceName, Ep, provider::Order, target::QnnChip};
 
 const ORDERS: [&str; 6] = ["auto", "snapdragon", "ryzen-ai", "core-ultra", "apple", "nvidia"];
 
-/// A machine as it was recorded: system, architecture, processor, and the kinds and drivers of its accelerators.
+/// A machine as it was recorded: system, architecture, processor, and the kinds and drivers of its accelerators, which
+/// Windows has in its registry alone.
 type Machine = (&'static str, [&'static str; 3], &'static [(AcceleratorKind, &'static str)]);
 
 const NPU: AcceleratorKind = AcceleratorKind::Npu;
 const GPU: AcceleratorKind = AcceleratorKind::Gpu;
 
-const MACHINES: [Machine; 10] = [
+const MACHINES: [Machine; 12] = [
     (
         "Snapdragon X laptop, Windows",
         ["windows", "aarch64", "Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU"],
@@ -42,6 +43,19 @@ const MACHINES: [Machine; 10] = [
     ),
     ("Core Ultra, Windows", ["windows", "x86_64", "Intel(R) Core(TM) Ultra 7 155H"], &[]),
     (
+        "Ryzen 8040 with a graphics card, Windows",
+        ["windows", "x86_64", "AMD Ryzen 7 8845HS w/ Radeon 780M Graphics"],
+        &[
+            (NPU, "NPU Compute Accelerator Device 32.0.203.280"),
+            (GPU, "NVIDIA GeForce RTX 4060 32.0.15.7283"),
+        ],
+    ),
+    (
+        "Intel N100, Windows",
+        ["windows", "x86_64", "Intel(R) N100"],
+        &[(GPU, "Intel(R) UHD Graphics 32.0.101.6078")],
+    ),
+    (
         "Core Ultra, Linux",
         ["linux", "x86_64", "Intel(R) Core(TM) Ultra 7 155H"],
         &[(NPU, "intel_vpu"), (GPU, "i915")],
@@ -63,12 +77,15 @@ fn facts((_, [os, arch, processor], accelerators): &Machine, libraries: &[Ep]) -
         text: driver.to_owned(),
         memory: None,
     };
+    let driver = |&(kind, text): &(AcceleratorKind, &str)| Driver { kind, text: text.to_owned() };
+    let (listed, registered) =
+        if *os == "windows" { (&[][..], *accelerators) } else { (*accelerators, &[][..]) };
     Facts {
         os: (*os).to_owned(),
         arch: (*arch).to_owned(),
         processor: (*processor).to_owned(),
-        accelerators: accelerators.iter().map(accelerator).collect(),
-        drivers: Vec::new(),
+        accelerators: listed.iter().map(accelerator).collect(),
+        drivers: registered.iter().map(driver).collect(),
         libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
         elsewhere: BTreeMap::new(),
     }

@@ -4,13 +4,17 @@ use std::path::{Path, PathBuf};
 
 use narthex_spec::Ep;
 
-use super::{Device, Facts, Refusal};
+use super::{Device, Facts, Refusal, Seen};
+use crate::inventory::AcceleratorKind;
 
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "CUDAExecutionProvider";
 
 /// The Linux driver through which the GPU is reached.
 const DRIVER: &str = "nvidia";
+
+const GPU: Seen =
+    Seen { name: "NVIDIA GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["nvidia"] };
 
 /// What the provider is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +71,8 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
             "the cuda runtime is made for Linux and Windows on x86-64, and this is {platform}"
         )));
     }
-    facts.driven("NVIDIA GPU", &[DRIVER], None)?;
-    facts.library_of_unseen(Ep::Cuda, "NVIDIA GPU")?;
+    facts.driven(GPU.name, &[DRIVER], None)?;
+    facts.library_of(Ep::Cuda, &GPU)?;
     Ok(Device::Cuda(CudaOptions::default()))
 }
 

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use narthex_spec::{Ep, target::OpenVinoDevice};
 use serde_json::{Map, Value};
 
-use super::{Device, Facts, Refusal, Vendor};
+use super::{Device, Facts, Refusal, Seen, Vendor};
+use crate::inventory::AcceleratorKind;
 
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "OpenVINOExecutionProvider";
@@ -18,6 +19,17 @@ const NPU_DRIVER: &str = "intel_vpu";
 
 /// The Linux drivers of Intel graphics.
 const GPU_DRIVERS: [&str; 2] = ["i915", "xe"];
+
+const NPU: Seen = Seen {
+    name: "Intel NPU",
+    kind: AcceleratorKind::Npu,
+    // Every Core Ultra has one, and Windows calls it `Intel(R) AI Boost`.
+    processors: &["core(tm) ultra"],
+    drivers: &["intel"],
+};
+
+const GPU: Seen =
+    Seen { name: "Intel GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["intel"] };
 
 /// What the provider is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,12 +136,12 @@ pub(super) fn probe(device: OpenVinoDevice, facts: &Facts) -> Result<Device, Ref
     }
     match device {
         OpenVinoDevice::Npu => {
-            facts.driven("Intel NPU", &[NPU_DRIVER], Some(Vendor::Intel))?;
-            facts.library_of_unseen(Ep::OpenVino, "Intel NPU")?;
+            facts.driven(NPU.name, &[NPU_DRIVER], Some(Vendor::Intel))?;
+            facts.library_of(Ep::OpenVino, &NPU)?;
         }
         OpenVinoDevice::Gpu => {
-            facts.driven("Intel GPU", &GPU_DRIVERS, None)?;
-            facts.library_of_unseen(Ep::OpenVino, "Intel GPU")?;
+            facts.driven(GPU.name, &GPU_DRIVERS, None)?;
+            facts.library_of(Ep::OpenVino, &GPU)?;
         }
         // The plugin offers no hardware but Intel's, though OpenVINO itself runs on any x86-64 processor.
         OpenVinoDevice::Cpu if facts.vendor().is_some_and(|vendor| vendor != Vendor::Intel) => {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use narthex_spec::{DeviceName, Ep};
 
 use super::{Device, coreml, cpu, cuda, directml, openvino, qnn, vitisai, webgpu};
-use crate::inventory::{self, Accelerator, Driver};
+use crate::inventory::{self, Accelerator, AcceleratorKind, Driver};
 
 /// What decides which devices a machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,14 +57,14 @@ impl Facts {
         })
     }
 
-    /// As [`Self::library`], for a device that only Linux tells of. Elsewhere nobody knows whether a machine lacks the
-    /// runtime or the device itself, and it counts as absent.
-    pub(super) fn library_of_unseen(&self, ep: Ep, what: &str) -> Result<PathBuf, Refusal> {
+    /// As [`Self::library`], for a device whose driver only Linux tells of. Where nothing else tells of it either, nobody
+    /// knows whether a machine lacks the runtime or the device itself, and it counts as absent.
+    pub(super) fn library_of(&self, ep: Ep, what: &Seen) -> Result<PathBuf, Refusal> {
         self.library(ep).map_err(|refusal| self.unseen(refusal, what))
     }
 
     /// The library of AMD's provider, which has to be named.
-    pub(super) fn vitisai_library(&self) -> Result<PathBuf, Refusal> {
+    pub(super) fn vitisai_library(&self, what: &Seen) -> Result<PathBuf, Refusal> {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
                 cause: Cause::NotInstalled,
@@ -74,16 +74,26 @@ impl Facts {
                     vitisai::VARIABLE
                 )),
             };
-            self.unseen(refusal, "AMD XDNA NPU")
+            self.unseen(refusal, what)
         })
     }
 
-    fn unseen(&self, refusal: Refusal, what: &str) -> Refusal {
-        if self.os == "linux" || refusal.cause != Cause::NotInstalled {
+    fn unseen(&self, refusal: Refusal, what: &Seen) -> Refusal {
+        if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.tells_of(what) {
             return refusal;
         }
-        let reason = format!("{}, so it is not known whether there is an {what}", refusal.reason);
+        let reason = format!("{}, so it is not known whether there is an {}", refusal.reason, what.name);
         Refusal { cause: Cause::Absent, reason, ..refusal }
+    }
+
+    /// Whether the processor's name says that it has a device, or the system knows a driver of it.
+    fn tells_of(&self, what: &Seen) -> bool {
+        let named = |text: &str, names: &[&str]| {
+            let text = text.to_ascii_lowercase();
+            names.iter().any(|name| text.contains(name))
+        };
+        let driver = |driver: &Driver| driver.kind == what.kind && named(&driver.text, what.drivers);
+        named(&self.processor, what.processors) || self.drivers.iter().any(driver)
     }
 
     /// Refuses a machine on which none of these drivers is loaded. Only Linux tells; elsewhere a device is known once
@@ -127,6 +137,18 @@ impl Facts {
         };
         format!("{os} on {arch}")
     }
+}
+
+/// A device that Windows does not list, and how it is seen there all the same. Names are in lower case.
+pub(super) struct Seen {
+    /// In a sentence.
+    pub(super) name: &'static str,
+    /// What it is.
+    pub(super) kind: AcceleratorKind,
+    /// Parts of the names of processors that have it.
+    pub(super) processors: &'static [&'static str],
+    /// Parts of what its driver is called.
+    pub(super) drivers: &'static [&'static str],
 }
 
 /// A maker of x86-64 processors.

@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Device, Facts, Refusal, Vendor};
+use super::{Device, Facts, Refusal, Seen, Vendor};
+use crate::inventory::AcceleratorKind;
 
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "VitisAIExecutionProvider";
@@ -15,6 +16,14 @@ pub(super) const VARIABLE: &str = "NARTHEX_VITISAI_LIBRARY";
 
 /// The Linux driver through which the NPU is reached.
 const DRIVER: &str = "amdxdna";
+
+const NPU: Seen = Seen {
+    name: "AMD XDNA NPU",
+    kind: AcceleratorKind::Npu,
+    processors: &["ryzen ai"],
+    // Windows calls it that, or after its maker.
+    drivers: &["npu compute accelerator", "amd"],
+};
 
 /// The compiler's settings, where AMD's software has them beside the library.
 const CONFIG: &str = "vaip_config.json";
@@ -78,8 +87,8 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
             "AMD XDNA NPUs are part of Ryzen AI processors, and this is {platform}"
         )));
     }
-    facts.driven("AMD XDNA NPU", &[DRIVER], Some(Vendor::Amd))?;
-    let library = facts.vitisai_library()?;
+    facts.driven(NPU.name, &[DRIVER], Some(Vendor::Amd))?;
+    let library = facts.vitisai_library(&NPU)?;
     let config = config_beside(&library);
     Ok(Device::VitisAi(VitisAiOptions { config, ..VitisAiOptions::default() }))
 }
