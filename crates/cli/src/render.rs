@@ -62,15 +62,18 @@ pub(crate) fn runtime_installed(kind: &str, version: &str, needs: Option<&str>) 
 
 /// The last line of an answer.
 pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
-    format!(
-        "{} ({}) on {} · first token {:.0} ms · {:.1} tokens/s · {} tokens",
-        status.name,
-        status.scheme,
-        status.placement.as_ref().map_or_else(|| "no device".to_owned(), place),
-        summary.first_token.as_secs_f64() * 1e3,
-        summary.decode_rate(),
-        summary.completion_tokens
-    )
+    let (placement, tokens) = (status.placement.as_ref(), summary.completion_tokens);
+    let on = placement.map_or_else(|| "no device".to_owned(), place);
+    let stand_in = placement.and_then(PlacementReport::stand_in);
+    let speed = match (summary.times, stand_in) {
+        (Some(times), None) => {
+            let first_token = times.first_token.as_secs_f64() * 1e3;
+            format!("first token {first_token:.0} ms · {:.1} tokens/s", times.decode_rate(tokens))
+        }
+        (_, Some(stand_in)) => format!("{}: no time is told", stand_in.describe()),
+        (None, None) => "no time is told".to_owned(),
+    };
+    format!("{} ({}) on {on} · {speed} · {tokens} tokens", status.name, status.scheme)
 }
 
 /// Where a model runs: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
@@ -343,12 +346,15 @@ fn figure_cells(figures: &bench::Figures) -> [Cell; 8] {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use narthex_gateway::{
         Fallen,
         bench::Overhead,
         listing::{ModelKind, PassedOver},
+        request::Times,
     };
-    use narthex_spec::DeviceName;
+    use narthex_spec::{DeviceName, target::OpenVinoDevice};
 
     use super::*;
     use crate::page::tests::{comparison as made_up, machine};
@@ -402,10 +408,10 @@ mod tests {
         assert!(!bench(&report).contains("gateway"));
     }
 
-    #[test]
-    fn a_running_model_says_where_and_why() {
-        let Outcome::Ran(figures) = &made_up().contenders.remove(1).outcome else { panic!("it ran") };
-        let mut status = ModelStatus {
+    /// A model that runs on `prefill=qnn,decode=cpu`.
+    fn running() -> (ModelStatus, PlacementReport) {
+        let Outcome::Ran(figures) = made_up().contenders.remove(1).outcome else { panic!("it ran") };
+        let status = ModelStatus {
             name: "tiny".parse().unwrap(),
             kind: Some(ModelKind::Chat),
             scheme: Scheme::W8,
@@ -415,6 +421,31 @@ mod tests {
             engine: None,
             max_length: None,
         };
+        (status, figures.placement)
+    }
+
+    #[test]
+    fn an_answer_ends_with_its_speed_but_never_with_a_stand_in_s() {
+        let (mut status, report) = running();
+        let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
+        let (prompt_tokens, cached_tokens, completion_tokens) = (7, 0, 11);
+        let timed = Summary { prompt_tokens, cached_tokens, completion_tokens, times: Some(times) };
+        let mut check = |decode, summary: Summary, expected: &str| {
+            status.placement = Some(PlacementReport { decode: Some(decode), ..report.clone() });
+            let line = answer_line(&status, &summary);
+            assert!(line.ends_with(expected), "{line}");
+            assert_eq!(line.contains("tokens/s"), expected.contains("tokens/s"), "{line}");
+        };
+        check(DeviceName::Cpu, timed, " · first token 250 ms · 10.0 tokens/s · 11 tokens");
+        let untold = Summary { times: None, ..timed };
+        check(DeviceName::QnnEmulation, untold, " · HTP emulation: no time is told · 11 tokens");
+        let openvino = DeviceName::OpenVino(OpenVinoDevice::Cpu);
+        check(openvino, untold, " · OpenVINO's CPU device: no time is told · 11 tokens");
+    }
+
+    #[test]
+    fn a_running_model_says_where_and_why() {
+        let (mut status, placement) = running();
         let lines = |model: &ModelStatus| {
             let (pid, address, started) = (7, "127.0.0.1:8000".to_owned(), std::time::SystemTime::UNIX_EPOCH);
             let text = servers(&[RunningServer { pid, address, started, models: vec![model.clone()] }]);
@@ -424,7 +455,7 @@ mod tests {
         let row = |rest: &str| format!("127.0.0.1:8000 7 tiny w8 {rest}");
         assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu")]);
         let why = Some("measured on this machine, 5 ms".to_owned());
-        status.placement = Some(PlacementReport { why, ..figures.placement.clone() });
+        status.placement = Some(PlacementReport { why, ..placement.clone() });
         status.passed_over = vec![PassedOver {
             device: DeviceName::WebGpu,
             reason: "it is in quarantine".to_owned(),

@@ -112,6 +112,11 @@ impl PlacementReport {
         self.place().to_string()
     }
 
+    /// The software in an NPU's place that runs some of it. Its times are nobody's speed, and are not told.
+    pub fn stand_in(&self) -> Option<DeviceName> {
+        self.place().devices().into_iter().find(|device| device.kind() == DeviceKind::StandIn)
+    }
+
     /// The NPU's share of the work in words, such as `86.20 % of the multiply-accumulates`, with each phase's where they
     /// differ.
     pub fn share_in_words(&self) -> String {

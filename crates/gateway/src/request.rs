@@ -179,21 +179,24 @@ pub struct Summary {
     pub cached_tokens: usize,
     /// Generated tokens over all choices.
     pub completion_tokens: usize,
-    /// From acceptance to the first token.
+    /// How long it took; `None` where a stand-in had a part in it, whose times say nothing of what it stands for.
+    pub times: Option<Times>,
+}
+
+/// How long a request took, from its acceptance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Times {
+    /// To the first token.
     pub first_token: Duration,
-    /// From acceptance to the end.
+    /// To the end.
     pub total: Duration,
 }
 
-impl Summary {
-    /// Tokens per second after the first one; 0 where fewer than two were generated.
-    pub fn decode_rate(&self) -> f64 {
+impl Times {
+    /// Tokens per second after the first one, of so many tokens; 0 where fewer than two were generated.
+    pub fn decode_rate(&self, tokens: usize) -> f64 {
         let seconds = self.total.saturating_sub(self.first_token).as_secs_f64();
-        if self.completion_tokens < 2 || seconds <= 0.0 {
-            0.0
-        } else {
-            (self.completion_tokens - 1) as f64 / seconds
-        }
+        if tokens < 2 || seconds <= 0.0 { 0.0 } else { (tokens - 1) as f64 / seconds }
     }
 }
 

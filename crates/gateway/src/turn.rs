@@ -19,7 +19,7 @@ use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokeni
 use crate::{
     loaded::Loaded,
     placement::RanOn,
-    request::{FinishReason, Summary, TokenAlternative, TokenInfo, TurnEvent, TurnSink},
+    request::{FinishReason, Summary, Times, TokenAlternative, TokenInfo, TurnEvent, TurnSink},
 };
 
 /// A request that was accepted. Dropping it does not cancel it.
@@ -43,7 +43,7 @@ impl Turn {
 /// What the choices of one request share.
 pub(crate) struct Shared {
     /// The model stays in memory until its last answer has ended, though it may have been removed.
-    _model: Arc<Loaded>,
+    model: Arc<Loaded>,
     sink: Box<dyn TurnSink>,
     started: Instant,
     first_token: Option<Duration>,
@@ -59,7 +59,7 @@ pub(crate) type SharedTurn = Arc<Mutex<Shared>>;
 impl Shared {
     pub(crate) fn new(sink: Box<dyn TurnSink>, choices: usize, model: Arc<Loaded>) -> SharedTurn {
         Arc::new(Mutex::new(Self {
-            _model: model,
+            model,
             sink,
             started: Instant::now(),
             first_token: None,
@@ -85,12 +85,12 @@ impl Shared {
 
     fn summary(&self) -> Summary {
         let total = self.started.elapsed();
+        let times = Times { first_token: self.first_token.unwrap_or(total), total };
         Summary {
             prompt_tokens: self.usage.prompt_tokens,
             cached_tokens: self.usage.cached_tokens,
             completion_tokens: self.usage.completion_tokens,
-            first_token: self.first_token.unwrap_or(total),
-            total,
+            times: self.model.placement().stand_in().is_none().then_some(times),
         }
     }
 }

@@ -5,7 +5,7 @@
 mod support;
 
 use narthex_gateway::{
-    Cancel, Error, ErrorKind,
+    Cancel, Config, Error, ErrorKind, Gateway,
     bench::{BenchOptions, Comparison, Outcome},
 };
 use narthex_spec::progress::Quiet;
@@ -64,4 +64,12 @@ fn stand_ins_are_never_timed() {
         assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some("devices")), "{error}");
         assert!(error.to_string().contains("say nothing about the NPU"), "{error}");
     }
+    let refused = |config: Config, param| {
+        let gateway = Gateway::open(config).unwrap();
+        let error = gateway.bench("no-such-model", OPTIONS, &Quiet, &Cancel::new()).unwrap_err();
+        assert_eq!((error.kind(), error.param()), (ErrorKind::BadRequest, Some(param)), "{error}");
+    };
+    refused(Config { providers: "qnn:emulation,cpu".parse().unwrap(), ..tiny.config() }, "providers");
+    let place = Some("prefill=openvino:cpu,decode=cpu".parse().unwrap());
+    refused(Config { place, ..tiny.config() }, "place");
 }

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use narthex_gateway::{listing::ModelStatus, request::Summary};
+use narthex_gateway::{
+    listing::ModelStatus,
+    request::{Summary, Times},
+};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -97,13 +100,15 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a finished generation.
+    /// Counts a finished generation, and its times where they are any device's speed.
     pub(crate) fn generation(&self, summary: &Summary) {
         let seconds = |time: Duration| time.as_secs_f64();
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
         self.generated_tokens.inc_by(summary.completion_tokens as u64);
-        self.first_token.observe(seconds(summary.first_token));
-        self.request_time.observe(seconds(summary.total));
+        if let Some(Times { first_token, total }) = summary.times {
+            self.first_token.observe(seconds(first_token));
+            self.request_time.observe(seconds(total));
+        }
     }
 
     /// The gauge of open streams.
@@ -130,5 +135,24 @@ impl Metrics {
         // Writing to a String cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stand_in_s_tokens_are_counted_and_its_times_are_not() {
+        let metrics = Metrics::new();
+        let times = Some(Times { first_token: Duration::from_secs(1), total: Duration::from_secs(2) });
+        let summary = Summary { prompt_tokens: 3, cached_tokens: 0, completion_tokens: 5, times };
+        metrics.generation(&summary);
+        metrics.generation(&Summary { times: None, ..summary });
+        let text = metrics.render(&[]);
+        let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        has("narthex_generated_tokens_total 10");
+        has("narthex_first_token_seconds_count 1");
+        has("narthex_request_seconds_sum 2.0");
     }
 }

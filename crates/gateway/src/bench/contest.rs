@@ -10,13 +10,12 @@ use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
 use narthex_spec::{
     DeviceName, Place, Places, ProgressSink,
     progress::{Stage, Unit},
-    provider::DeviceKind,
 };
 
 use super::{
     BenchOptions, Machine, check,
     comparison::{Comparison, Contender, Figures, Lap, Outcome, Standing},
-    fits, round, run_round,
+    fits, no_stand_in, round, run_round,
 };
 use crate::{
     cancel::Cancel,
@@ -46,7 +45,7 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<Comparison, Error> {
         check(options)?;
-        no_stand_ins(places)?;
+        no_stand_in("devices", places.devices())?;
         let (key, inner) = (self.key_of(model)?, self.inner());
         let core = Core::serving(inner, places.devices().filter(|&device| device != DeviceName::Cpu));
         let facts = core.facts.clone();
@@ -242,19 +241,5 @@ fn settled<T>(place: Place, outcome: Result<T, Error>) -> Result<Result<T, Passe
             let device = place.devices().first().copied().unwrap_or(DeviceName::Cpu);
             Ok(Err(PassedOver::failed(device, &error)))
         }
-    }
-}
-
-fn no_stand_ins(places: &Places) -> Result<(), Error> {
-    match places.devices().find(|device| device.kind() == DeviceKind::StandIn) {
-        None => Ok(()),
-        Some(device) => Err(Error::Invalid {
-            param: "devices",
-            message: format!(
-                "devices: {device} is software in an NPU's place ({}), and its times say nothing about the NPU; name \
-                 devices that this machine has, as `narthex doctor` lists them",
-                device.describe()
-            ),
-        }),
     }
 }

@@ -13,8 +13,9 @@ use std::time::Instant;
 
 use narthex_engine::worker::Engine;
 use narthex_spec::{
-    ProgressSink, Scheme,
+    DeviceName, Division, ProgressSink, Scheme,
     progress::{Stage, Unit},
+    provider::DeviceKind,
 };
 use serde::Serialize;
 
@@ -96,6 +97,9 @@ impl Spread {
 
 impl Gateway {
     /// Measures a chat model, which stays in memory. Fetches and compiles it first where need be.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the order or the place has a stand-in: its times say nothing of what it stands for.
     pub fn bench(
         &self,
         model: &str,
@@ -104,8 +108,12 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<BenchReport, Error> {
         check(options)?;
-        let key = self.key_of(model)?;
         let inner = self.inner();
+        no_stand_in("providers", inner.config.providers.devices().iter().copied())?;
+        if let Some(Division::Given(place)) = inner.config.place {
+            no_stand_in("place", place.devices())?;
+        }
+        let key = self.key_of(model)?;
         let core = Core::of(inner);
         core.claim(inner)?;
         job::package_for_load(inner, (&key, job::Graphs::Any), job::named(model), progress, cancel)?;
@@ -144,6 +152,21 @@ fn check(options: BenchOptions) -> Result<(), Error> {
         BenchOptions { generate_tokens: 0 | 1, .. } => Err(wrong("generate_tokens", "expected at least 2")),
         BenchOptions { rounds: 0, .. } => Err(wrong("rounds", "expected at least 1, found 0")),
         _ => Ok(()),
+    }
+}
+
+/// Refuses devices whose times say nothing; `param` is where they were named.
+fn no_stand_in(param: &'static str, devices: impl IntoIterator<Item = DeviceName>) -> Result<(), Error> {
+    match devices.into_iter().find(|device| device.kind() == DeviceKind::StandIn) {
+        None => Ok(()),
+        Some(device) => Err(Error::invalid(
+            param,
+            format!(
+                "{device} is software in an NPU's place ({}), and its times say nothing about the NPU; name devices that \
+                 this machine has, as `narthex doctor` lists them",
+                device.describe()
+            ),
+        )),
     }
 }
 

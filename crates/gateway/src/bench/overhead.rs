@@ -19,7 +19,7 @@ use crate::{
     error::Error,
     gateway::Gateway,
     loaded::Loaded,
-    request::{ChatRequest, GenerateOptions, Message, Role, Summary, TurnEvent, TurnSink},
+    request::{ChatRequest, GenerateOptions, Message, Role, Summary, Times, TurnEvent, TurnSink},
     today,
 };
 
@@ -166,12 +166,10 @@ impl Contest<'_> {
         let begun = Instant::now();
         self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
         let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
-        Ok(Round {
-            total: begun.elapsed(),
-            first: summary.first_token,
-            rest: summary.total.saturating_sub(summary.first_token),
-            tokens: summary.completion_tokens,
-        })
+        let total = begun.elapsed();
+        // Only what gives no times is without them, and that is not measured.
+        let Times { first_token: first, total: end } = summary.times.ok_or(Error::ShuttingDown)?;
+        Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
     }
 }
 
