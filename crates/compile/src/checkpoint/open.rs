@@ -66,7 +66,11 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 /// As [`open`].
 pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     let has = |name: &str| path.join(name).is_file();
-    if has(hf::CONFIG) && !has(SINGLE) && !has(INDEX) {
+    let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    // An index alone, as it comes with a publisher's other small files, is no weights.
+    let mut shards = names.filter(|name| name.to_string_lossy().ends_with(".safetensors"));
+    let weights = (has(SINGLE) || has(INDEX)) && shards.next().is_some();
+    if has(hf::CONFIG) && !weights {
         return hf::architecture(path).map_err(|error| error.in_file(path));
     }
     outlined(path)
@@ -175,14 +179,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         tiny_llama_safetensors(folder.path(), 1).unwrap();
         let whole = open(folder.path()).unwrap().architecture;
+        fs::write(folder.path().join(INDEX), r#"{"weight_map": {"t": "model-1-of-1.safetensors"}}"#).unwrap();
         for entry in fs::read_dir(folder.path()).unwrap() {
             let path = entry.unwrap().path();
-            if !path.ends_with(hf::CONFIG) {
+            if !path.ends_with(hf::CONFIG) && !path.ends_with(INDEX) {
                 fs::remove_file(path).unwrap();
             }
         }
         assert!(open(folder.path()).is_err());
         assert_eq!(architecture(folder.path()).unwrap(), whole);
+        fs::write(folder.path().join("model-1-of-2.safetensors"), "").unwrap();
+        assert!(architecture(folder.path()).unwrap_err().to_string().contains("model-1-of-1.safetensors"));
         fs::write(folder.path().join("m.gguf"), tiny_llama_gguf(1)).unwrap();
         fs::remove_file(folder.path().join(hf::CONFIG)).unwrap();
         assert!(matches!(architecture(folder.path()), Ok(Architecture::Decoder(_))));
