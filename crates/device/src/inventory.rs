@@ -1,8 +1,8 @@
-//! What this machine has, read from the system itself: nothing is started and nothing is loaded.
+//! What this machine has, read from the system itself: nothing is loaded, and nothing is started but by [`measured`].
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use crate::registry;
+use crate::{memory, nvidia, registry};
 
 /// Where Windows keeps the name of the first processor.
 const PROCESSOR_KEY: &str = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0";
@@ -173,11 +173,8 @@ fn features() -> Vec<&'static str> {
 
 /// Bytes of memory that this process may use: the machine's, or its control group's limit where that is smaller.
 pub fn memory_bytes() -> Option<u64> {
-    let info = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Some(group_limits(&groups, Path::new("/sys/fs/cgroup")).fold(machine, u64::min))
+    Some(group_limits(&groups, Path::new("/sys/fs/cgroup")).fold(memory::installed()?, u64::min))
 }
 
 /// The memory limits of this process's control groups and of those that these are in, of the second version and of the
@@ -246,6 +243,19 @@ pub fn accelerators() -> Vec<Accelerator> {
             memory: None,
         });
     }
+    found
+}
+
+/// The accelerators, with those of NVIDIA as their driver's own program tells them, memory included. The program is run where
+/// it is installed, which may take seconds.
+pub fn measured() -> Vec<Accelerator> {
+    told(accelerators(), nvidia::cards())
+}
+
+/// Accelerators with a vendor's cards in place of what the system told of them, where there are any.
+fn told(mut found: Vec<Accelerator>, cards: Vec<Accelerator>) -> Vec<Accelerator> {
+    found.retain(|known| cards.iter().all(|card| card.driver != known.driver));
+    found.extend(cards);
     found
 }
 
@@ -405,6 +415,28 @@ mod tests {
         let xdna = if cfg!(unix) { " with firmware 1.5.2.380" } else { "" };
         let xdna = format!("amdxdna kernel 6.12.9{xdna}");
         assert_eq!(told(), [&xdna, "fastrpc kernel 6.12.9", "nvidia 580.95"]);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        if cfg!(any(target_os = "linux", target_os = "macos", windows)) {
+            assert!(memory_bytes().unwrap() > 1 << 20);
+        }
+    }
+
+    #[test]
+    fn a_vendor_s_program_has_the_last_word_on_its_cards() {
+        let card = |driver: &str, text: &str, memory| Accelerator {
+            kind: AcceleratorKind::Gpu,
+            driver: driver.to_owned(),
+            text: text.to_owned(),
+            memory,
+        };
+        let system = vec![card("nvidia", "renderD128", None), card("amdgpu", "renderD129", Some(1))];
+        assert_eq!(told(system.clone(), Vec::new()), system);
+        let cards = vec![card("nvidia", "A", Some(2)), card("nvidia", "B", None)];
+        let expect = [system[1].clone(), cards[0].clone(), cards[1].clone()];
+        assert_eq!(told(system, cards), expect);
     }
 
     #[test]

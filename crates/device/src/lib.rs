@@ -16,6 +16,7 @@ pub mod inventory;
 mod kept;
 pub mod lasting;
 pub mod memory;
+mod nvidia;
 pub mod once;
 mod ort;
 mod package;

@@ -1,4 +1,4 @@
-//! Buffers that the system fills with zeros when they are first touched, and the process's own memory.
+//! Buffers that the system fills with zeros when they are first touched, and the memory of the process and the machine.
 //!
 //! Nothing here knows what a buffer holds.
 
@@ -60,10 +60,44 @@ fn status(name: &str) -> Option<u64> {
     field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
 
-/// A size from the text of `/proc/self/status`, in bytes.
+/// Bytes of the machine's memory, where the system tells.
+#[cfg(not(any(windows, target_os = "macos")))]
+pub(crate) fn installed() -> Option<u64> {
+    field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// Bytes of the machine's memory, where the system tells.
+#[cfg(target_os = "macos")]
+pub(crate) fn installed() -> Option<u64> {
+    let (mut bytes, mut length) = (0u64, size_of::<u64>());
+    // SAFETY: the name ends in a zero, `length` is the size of `bytes`, and both outlive the call; nothing is set.
+    let status = unsafe {
+        libc::sysctlbyname(
+            c"hw.memsize".as_ptr(),
+            (&raw mut bytes).cast(),
+            &raw mut length,
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    (status == 0 && length == size_of::<u64>() && bytes > 0).then_some(bytes)
+}
+
+/// Bytes of the machine's memory, where the system tells.
+#[cfg(windows)]
+pub(crate) fn installed() -> Option<u64> {
+    use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
+
+    let mut status = MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
+    // SAFETY: `dwLength` is the size of `status`, which outlives the call.
+    let told = unsafe { GlobalMemoryStatusEx(&raw mut status) };
+    (told != 0 && status.ullTotalPhys > 0).then_some(status.ullTotalPhys)
+}
+
+/// A size from the text of `/proc/self/status` or `/proc/meminfo`, in bytes.
 fn field(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! What a model would be, as text for people.
 
 use comfy_table::Cell;
-use narthex_gateway::plan::{CacheOutlook, DeviceFit, PlanReport, SchemeFit, SchemeOutlook, TargetOutlook};
+use narthex_gateway::plan::{
+    CacheOutlook, DeviceFit, PlanReport, Room, SchemeFit, SchemeOutlook, TargetOutlook,
+};
 
 use super::{bytes, right, table};
 
@@ -30,14 +32,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
     text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
-    if let Some(room) = &report.least {
-        text.push_str(&format!(
-            "\nNothing here has room for it. The least that has: {} in {} on a CPU, for {} tokens.\n",
-            bytes(room.memory),
-            room.scheme,
-            room.context
-        ));
-    }
+    text.extend(report.least.as_ref().map(|room| least(room, &report.machine)));
     text
 }
 
@@ -110,6 +105,17 @@ fn machine(devices: &[DeviceFit]) -> String {
     text
 }
 
+/// That nothing has room, and what would.
+fn least(room: &Room, devices: &[DeviceFit]) -> String {
+    let known = devices.iter().all(|device| device.memory.is_some());
+    let here = if known { "Nothing here" } else { "Nothing here whose memory is known" };
+    let Room { scheme, memory, context } = room;
+    let memory = bytes(*memory);
+    format!(
+        "\n{here} has room for it. The least that has: {memory} in {scheme} on a CPU, for {context} tokens.\n"
+    )
+}
+
 fn room(fit: &SchemeFit) -> String {
     match (fit.context, &fit.reason) {
         (Some(context), _) => format!("up to {context} tokens"),
@@ -121,6 +127,18 @@ fn room(fit: &SchemeFit) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_said_of_memory_that_is_not_known() {
+        let room = Room { scheme: narthex_spec::Scheme::W4, memory: 5_000_000_000, context: 512 };
+        let device = |memory| DeviceFit { device: "gpu", text: String::new(), memory, schemes: Vec::new() };
+        let of = |memories: &[Option<u64>]| {
+            least(&room, &memories.iter().copied().map(device).collect::<Vec<_>>())
+        };
+        let rest = "has room for it. The least that has: 5.0 GB in w4 on a CPU, for 512 tokens.\n";
+        assert_eq!(of(&[Some(1)]), format!("\nNothing here {rest}"));
+        assert_eq!(of(&[Some(1), None]), format!("\nNothing here whose memory is known {rest}"));
+    }
 
     #[test]
     fn numbers_are_grouped() {

@@ -1,6 +1,9 @@
 //! What has room for a model, and for how long a sequence. Arithmetic alone, but for [`memories`].
 
-use narthex_compile::outlook::{Held, Outlook, TargetOutlook};
+use narthex_compile::{
+    check::Verdict,
+    outlook::{Held, Outlook, SchemeOutlook, TargetOutlook},
+};
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{
     Scheme, Target,
@@ -13,6 +16,9 @@ const RESERVED: u64 = 1 << 30;
 
 /// The shortest sequence that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;
+
+/// The device that every machine has.
+const CPU: &str = "cpu";
 
 /// What a device of this machine has room for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -69,8 +75,8 @@ pub(super) struct Memory {
 /// The devices of this machine.
 pub(super) fn memories() -> Vec<Memory> {
     let bytes = inventory::memory_bytes();
-    let cpu = Memory { device: "cpu", text: inventory::cpu().name, bytes, target: None };
-    std::iter::once(cpu).chain(inventory::accelerators().into_iter().map(accelerator)).collect()
+    let cpu = Memory { device: CPU, text: inventory::cpu().name, bytes, target: None };
+    std::iter::once(cpu).chain(inventory::measured().into_iter().map(accelerator)).collect()
 }
 
 /// Of a Hexagon NPU the driver does not tell the chip; what the least of them holds, every one does.
@@ -102,13 +108,18 @@ pub(super) fn machine(outlook: &Outlook, memories: &[Memory]) -> Vec<DeviceFit> 
 }
 
 fn in_memory(outlook: &Outlook, memory: u64) -> Vec<SchemeFit> {
-    let fit = |scheme: Scheme, bytes: u64| {
-        let context = longest(outlook, memory.saturating_sub(RESERVED), (bytes, outlook.token_bytes()));
-        let needs = needs(outlook, bytes) as f64 / 1e9;
-        let reason = context.is_none().then(|| format!("it needs {needs:.1} GB of memory"));
-        SchemeFit { scheme, context, reason }
+    let fit = |found: &SchemeOutlook| {
+        let sizes = (found.bytes, outlook.token_bytes());
+        let context = longest(outlook, memory.saturating_sub(RESERVED), sizes);
+        let reason = context.is_none().then(|| short(outlook, sizes));
+        SchemeFit { scheme: found.scheme, context, reason }
     };
-    outlook.schemes.iter().map(|found| fit(found.scheme, found.bytes)).collect()
+    outlook.schemes.iter().map(fit).collect()
+}
+
+/// Why memory is too small.
+fn short(outlook: &Outlook, sizes: (u64, u64)) -> String {
+    format!("it needs {:.1} GB of memory", needs(outlook, sizes) as f64 / 1e9)
 }
 
 fn on_npu(outlook: &Outlook, target: &Target) -> Vec<SchemeFit> {
@@ -118,7 +129,7 @@ fn on_npu(outlook: &Outlook, target: &Target) -> Vec<SchemeFit> {
         let context = found.held.iter().map(room).min().flatten().filter(|_| found.runs());
         let reason = match &found.verdict {
             _ if context.is_some() => None,
-            narthex_compile::check::Verdict::Refused { reason } => Some(reason.clone()),
+            Verdict::Refused { reason } => Some(reason.clone()),
             _ => Some("its weights leave no room for a cache".to_owned()),
         };
         SchemeFit { scheme, context, reason }
@@ -139,24 +150,28 @@ fn longest(outlook: &Outlook, memory: u64, (weights, token): (u64, u64)) -> Opti
 }
 
 /// Bytes of memory for weights and the shortest sequence.
-fn needs(outlook: &Outlook, weights: u64) -> u64 {
+fn needs(outlook: &Outlook, (weights, token): (u64, u64)) -> u64 {
     let tokens = SHORTEST.min(outlook.longest as u64);
-    RESERVED.saturating_add(weights).saturating_add(tokens.saturating_mul(outlook.token_bytes()))
+    RESERVED.saturating_add(weights).saturating_add(tokens.saturating_mul(token))
 }
 
-/// The least memory that has room for a model.
-pub(super) fn least(outlook: &Outlook) -> Option<Room> {
+/// The least memory that has room for a model, where no device is known to have it and the CPU is known not to.
+pub(super) fn least(outlook: &Outlook, machine: &[DeviceFit]) -> Option<Room> {
+    let is_short = |device: &DeviceFit| device.device == CPU && device.memory.is_some();
+    if machine.iter().any(DeviceFit::fits) || !machine.iter().any(is_short) {
+        return None;
+    }
     let smallest = outlook.schemes.iter().min_by_key(|found| found.bytes)?;
     Some(Room {
         scheme: smallest.scheme,
-        memory: needs(outlook, smallest.bytes),
+        memory: needs(outlook, (smallest.bytes, outlook.token_bytes())),
         context: SHORTEST.min(outlook.longest as u64),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use narthex_compile::{check::Verdict, outlook::CacheOutlook};
+    use narthex_compile::outlook::CacheOutlook;
     use narthex_spec::DType;
 
     use super::*;
@@ -244,9 +259,15 @@ mod tests {
     #[test]
     fn the_least_that_would_do_fits_just_so() {
         let outlook = outlook(100_000);
-        let room = least(&outlook).unwrap();
+        let device = |device, bytes| Memory { device, text: String::new(), bytes, target: None };
+        let least = |memories: &[Memory]| least(&outlook, &machine(&outlook, memories));
+        let room = least(&[device(CPU, Some(1)), device("gpu", None)]).unwrap();
         assert_eq!((room.scheme, room.context), (Scheme::W4, 512));
         assert_eq!(in_memory(&outlook, room.memory)[1].context, Some(512));
         assert_eq!(in_memory(&outlook, room.memory - 1)[1].context, None);
+        // Nothing is said of a machine of which nothing is known, or of one with room.
+        assert_eq!(least(&[device(CPU, None)]), None);
+        assert_eq!(least(&[device(CPU, None), device("gpu", Some(1))]), None);
+        assert_eq!(least(&[device(CPU, Some(1)), device("gpu", Some(1 << 40))]), None);
     }
 }

@@ -79,7 +79,7 @@ pub struct PlanReport {
     pub outlook: Outlook,
     /// What each device of this machine has room for.
     pub machine: Vec<DeviceFit>,
-    /// Where none has room: the least that would do.
+    /// The least that would do, where no device is known to have room and the CPU is known not to.
     pub least: Option<Room>,
 }
 
@@ -105,11 +105,10 @@ impl Gateway {
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let outlook = Outlook::new(&architecture, &targets)?;
         let machine = fit::machine(&outlook, &fit::memories());
-        let fits = machine.iter().any(DeviceFit::fits);
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin: Origin::new(inner, &request.subject, stated.as_ref()),
-            least: if fits { None } else { fit::least(&outlook) },
+            least: fit::least(&outlook, &machine),
             outlook,
             machine,
         })

@@ -1,0 +1,111 @@
+//! NVIDIA's graphics cards, as their driver's own program tells them: no file of the system says how much memory they have.
+
+use std::{
+    io::Read,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use crate::inventory::{Accelerator, AcceleratorKind};
+
+/// The program that comes with the driver.
+const PROGRAM: &str = "nvidia-smi";
+
+/// How long it may take. Where nothing keeps the driver loaded, it loads it first, which takes a second or two.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The most bytes that are read of it; a card is a line.
+const MOST_BYTES: u64 = 16 << 10;
+
+/// The most characters of a card's name that are kept.
+const MOST_NAME: usize = 96;
+
+/// The cards; none where the program is not installed or does not answer.
+pub(crate) fn cards() -> Vec<Accelerator> {
+    let answer = ask(Command::new(PROGRAM), PATIENCE).unwrap_or_default();
+    answer.lines().filter_map(card).collect()
+}
+
+/// What the program answers; nothing where it does not in time.
+fn ask(mut program: Command, patience: Duration) -> Option<String> {
+    program.args(["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]);
+    program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut running = Running(program.spawn().ok()?);
+    let answer = running.0.stdout.take()?;
+    let (sender, receiver) = mpsc::channel();
+    // A read cannot be given up, so it is left to a thread, which ends with the process.
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = answer.take(MOST_BYTES).read_to_end(&mut bytes);
+        // Nobody waits for it any more where the time is over.
+        let _ = sender.send(read.is_ok().then_some(bytes));
+    });
+    let bytes = receiver.recv_timeout(patience).ok()??;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A card by its line, such as `NVIDIA H200, 143771`: its name, and its memory in MiB or why there is no such number in
+/// brackets, as for chips that share the CPU's memory. Every other line is a message.
+fn card(line: &str) -> Option<Accelerator> {
+    let (name, memory) = line.trim().rsplit_once(", ")?;
+    let memory = match memory.parse::<u64>() {
+        Ok(mebibytes) => Some(mebibytes.checked_mul(1 << 20)?),
+        Err(_) if memory.starts_with('[') => None,
+        Err(_) => return None,
+    };
+    let name: String = name.chars().filter(|letter| !letter.is_control()).take(MOST_NAME).collect();
+    let text = format!("{name} ({PROGRAM})");
+    Some(Accelerator { kind: AcceleratorKind::Gpu, driver: "nvidia".to_owned(), text, memory })
+}
+
+/// A process that is killed when it is dropped before its end.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A process that has ended already is no failure.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cards_or_messages() {
+        let check = |line: &str, expect: Option<(&str, Option<u64>)>| {
+            let found = card(line).map(|card| (card.text, card.memory));
+            let expect = expect.map(|(name, memory)| (format!("{name} (nvidia-smi)"), memory));
+            assert_eq!(found, expect, "{line}");
+        };
+        check("NVIDIA H200, 143771", Some(("NVIDIA H200", Some(143_771 << 20))));
+        check("NVIDIA GeForce RTX 4090, 24564\r", Some(("NVIDIA GeForce RTX 4090", Some(24_564 << 20))));
+        check("NVIDIA GB10, [N/A]", Some(("NVIDIA GB10", None)));
+        check("A, \u{1b}[2Jtwo, 1", Some(("A, [2Jtwo", Some(1 << 20))));
+        check(&format!("{}, 1", "x".repeat(500)), Some((&"x".repeat(MOST_NAME), Some(1 << 20))));
+        check("No devices were found", None);
+        check("Make sure that the latest NVIDIA driver is installed, and running.", None);
+        check("NVIDIA, -1", None);
+        check("NVIDIA, 18446744073709551615", None);
+        check("", None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_program_s_answer_is_bounded_in_size_and_time() {
+        let shell = |script: &str| {
+            let mut program = Command::new("sh");
+            program.args(["-c", script, "nvidia-smi"]);
+            program
+        };
+        let said = ask(shell("echo \"$@\"; exit 9"), PATIENCE).unwrap();
+        assert_eq!(said, "--query-gpu=name,memory.total --format=csv,noheader,nounits\n");
+        assert_eq!(ask(shell("exec yes"), PATIENCE).unwrap().len() as u64, MOST_BYTES);
+        assert_eq!(ask(shell("exec sleep 60"), Duration::from_millis(50)), None);
+        assert_eq!(ask(Command::new("no-such-program-is-installed"), PATIENCE), None);
+    }
+}
