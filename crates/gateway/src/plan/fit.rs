@@ -2,7 +2,7 @@
 
 use narthex_compile::{
     check::Verdict,
-    outlook::{Held, Outlook, SchemeOutlook, TargetOutlook},
+    outlook::{Held, Outlook, SchemeOutlook},
 };
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{
@@ -94,13 +94,14 @@ fn accelerator(found: Accelerator) -> Memory {
 
 /// What each device has room for.
 pub(super) fn machine(outlook: &Outlook, memories: &[Memory]) -> Vec<DeviceFit> {
+    let of_cpu = memories.iter().find(|memory| memory.device == CPU).and_then(|memory| memory.bytes);
     let fit = |memory: &Memory| DeviceFit {
         device: memory.device,
         text: memory.text.clone(),
         memory: memory.bytes,
         schemes: match (memory.bytes, &memory.target) {
             (None, _) => Vec::new(),
-            (Some(_), Some(target)) => on_npu(outlook, target),
+            (Some(_), Some(target)) => on_npu(outlook, target, of_cpu),
             (Some(bytes), None) => in_memory(outlook, bytes),
         },
     };
@@ -122,23 +123,25 @@ fn short(outlook: &Outlook, sizes: (u64, u64)) -> String {
     format!("it needs {:.1} GB of memory", needs(outlook, sizes) as f64 / 1e9)
 }
 
-fn on_npu(outlook: &Outlook, target: &Target) -> Vec<SchemeFit> {
-    let fit = |scheme: Scheme, found: &TargetOutlook| {
+/// What an NPU has room for. Its weights and its cache lie in the CPU's memory, which bounds them too where it is known.
+fn on_npu(outlook: &Outlook, target: &Target, of_cpu: Option<u64>) -> Vec<SchemeFit> {
+    let fit = |found: &SchemeOutlook| {
+        let on_target = found.targets.iter().find(|known| known.target == *target)?;
         // Each graph has its own layers' cache beside its weights, and all of them share what a program has.
         let room = |held: &Held| longest(outlook, held.limit, (held.bytes, held.token_bytes));
-        let context = found.held.iter().map(room).min().flatten().filter(|_| found.runs());
-        let reason = match &found.verdict {
-            _ if context.is_some() => None,
+        let context = on_target.held.iter().map(room).min().flatten().filter(|_| on_target.runs());
+        let sizes = (found.fixed_bytes.unwrap_or(found.bytes), outlook.npu_token_bytes);
+        let beside =
+            of_cpu.map_or(context, |memory| longest(outlook, memory.saturating_sub(RESERVED), sizes));
+        let reason = match &on_target.verdict {
             Verdict::Refused { reason } => Some(reason.clone()),
-            _ => Some("its weights leave no room for a cache".to_owned()),
+            _ if context.is_none() => Some("its weights leave no room for a cache".to_owned()),
+            _ if beside.is_none() => Some(short(outlook, sizes)),
+            _ => None,
         };
-        SchemeFit { scheme, context, reason }
+        Some(SchemeFit { scheme: found.scheme, context: context.min(beside), reason })
     };
-    let of = |target: &Target, targets: &[TargetOutlook]| {
-        targets.iter().find(|found| found.target == *target).cloned()
-    };
-    let schemes = outlook.schemes.iter();
-    schemes.filter_map(|found| Some(fit(found.scheme, &of(target, &found.targets)?))).collect()
+    outlook.schemes.iter().filter_map(fit).collect()
 }
 
 /// The longest sequence whose cache fits beside the weights, up to the model's own.
@@ -171,7 +174,7 @@ pub(super) fn least(outlook: &Outlook, machine: &[DeviceFit]) -> Option<Room> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_compile::outlook::CacheOutlook;
+    use narthex_compile::outlook::{CacheOutlook, TargetOutlook};
     use narthex_spec::DType;
 
     use super::*;
@@ -240,7 +243,7 @@ mod tests {
             let target = &mut outlook.schemes[1].targets[0];
             target.held = held.to_vec();
             let target = target.target.clone();
-            on_npu(&outlook, &target)[1].context
+            on_npu(&outlook, &target, None)[1].context
         };
         let held = |bytes, token_bytes, limit| Held { bytes, token_bytes, limit };
         let (one, two) =
@@ -254,6 +257,23 @@ mod tests {
         assert_eq!(context(&[one, two, held(1_500_000_000, 500_000, 2_500_000_000)]), Some(2000));
         assert_eq!(context(&[one, two, held(1_500_000_000, 500_000, 1_600_000_000)]), None);
         assert_eq!(context(&[]), None);
+    }
+
+    #[test]
+    fn an_npu_has_no_more_room_than_the_machine() {
+        let outlook = outlook(100_000);
+        let cpu = Memory { device: CPU, text: String::new(), bytes: None, target: None };
+        let target = Some(Target::Qnn(vec![QnnChip::XElite]));
+        let npu = Memory { device: "npu", bytes: Some(5_000_000_000), target, ..cpu.clone() };
+        let on = |memory: u64| {
+            let cpu = Memory { bytes: Some(memory + RESERVED), ..cpu.clone() };
+            let fit = machine(&outlook, &[cpu, npu.clone()])[1].schemes[1].clone();
+            (fit.context, fit.reason)
+        };
+        assert_eq!(on(8_000_000_000), (Some(2000), None));
+        assert_eq!(on(4_400_000_000), (Some(800), None));
+        assert_eq!(on(4_100_000_000), (None, Some("it needs 5.3 GB of memory".to_owned())));
+        assert_eq!(on(0).0, None);
     }
 
     #[test]
