@@ -147,11 +147,14 @@ fn the_catalogue_is_a_ranking() {
     let runs = |model: &serde_json::Value| model["figures"]["runs"] == true;
     let score = |model: &serde_json::Value| model["figures"]["score"].as_f64().unwrap_or(-1.0);
     for pair in models.windows(2) {
-        let ordered = (runs(&pair[0]), score(&pair[0])) >= (runs(&pair[1]), score(&pair[1]));
-        assert!(ordered, "{} before {}", pair[0]["name"], pair[1]["name"]);
+        let [one, next] = [0, 1].map(|at| (runs(&pair[at]), score(&pair[at])));
+        // As the help says, of equals the smaller goes first.
+        let smaller = pair[0]["parameters"].as_u64() <= pair[1]["parameters"].as_u64();
+        assert!(one > next || (one == next && smaller), "{} before {}", pair[0]["name"], pair[1]["name"]);
     }
     // What an NPU cannot hold stands behind what it can.
     assert!(!runs(models.last().unwrap()) && runs(&models[0]));
+    check(&["list", "--help"], 0, "suit an NPU; of equals,", "");
     check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, text, embedding");
 }
 

@@ -7,7 +7,7 @@ use narthex_spec::Target;
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {
-    /// Show the whole catalogue, ranked by how well the models suit an NPU
+    /// Show the whole catalogue, ranked by how well the models suit an NPU; of equals, the smaller goes first
     #[arg(long)]
     pub(crate) available: bool,
 
