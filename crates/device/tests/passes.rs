@@ -15,9 +15,11 @@ use narthex_device::{
     placement::GraphPlacement,
 };
 use narthex_engine::{encoder::Encoder, executor::NEVER};
+use narthex_graph::{Graph, Node};
 use narthex_spec::{
     Ep, Pass, Recipe, Scheme,
     manifest::{TableEncoding, TableRole},
+    recipe::FixedShapes,
     target::QnnChip,
 };
 use narthex_testkit::checkpoint::tiny_bert_safetensors;
@@ -31,6 +33,9 @@ use support::{
 
 /// What a pass may change, as relative L2: the rounding of half precision in another order of sums.
 const REORDERED: f32 = 2e-3;
+
+/// The same where weights and products are in half precision.
+const HALVED: f32 = 1e-2;
 
 /// The bound between HTP emulation and the CPU, as relative L2.
 const EMULATED: f32 = 0.01;
@@ -51,19 +56,38 @@ fn bert(passes: &[Pass]) -> Package {
     Package::make(checkpoint.path().to_owned(), recipe(passes))
 }
 
-/// How often operators occur in a package's last graph of layers.
-fn count(package: &Package, op: &str) -> usize {
+/// A package's last graph of layers.
+fn layers(package: &Package) -> Graph {
     let graph = package.manifest.graphs.iter().rfind(|graph| !graph.file.starts_with("head")).unwrap();
-    let bytes = fs::read(package.folder.path().join(&graph.file)).unwrap();
-    let graph = narthex_graph::Graph::decode(&bytes).unwrap();
-    graph.nodes.iter().filter(|node| node.op == op).count()
+    Graph::decode(&fs::read(package.folder.path().join(&graph.file)).unwrap()).unwrap()
+}
+
+/// How often operators occur in it.
+fn count(package: &Package, op: &str) -> usize {
+    layers(package).nodes.iter().filter(|node| node.op == op).count()
+}
+
+/// Every product with a weight has become a convolution.
+fn all_convolutions(plain: &Package, conv: &Package, what: &str) {
+    let products = |package: &Package| -> Vec<String> {
+        let graph = layers(package);
+        let weight = |name: &String| graph.initializers.iter().any(|weight| weight.name == *name);
+        let product = |node: &&Node| node.op == "MatMul" && node.inputs.iter().any(weight);
+        graph.nodes.iter().filter(product).map(|node| node.name.clone()).collect()
+    };
+    assert_eq!((products(plain).len(), products(conv)), (count(conv, "Conv"), vec![]), "{what}");
+    assert!(count(conv, "Conv") > 0, "{what}");
 }
 
 fn near(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    within(REORDERED, (found, expected), what);
+}
+
+fn within(bound: f32, (found, expected): (&[Vec<f32>], &[Vec<f32>]), what: &str) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
         let distance = relative(found, expected);
-        assert!(distance <= REORDERED, "{what}: {distance}");
+        assert!(distance <= bound, "{what}: {distance}");
     }
 }
 
@@ -71,13 +95,15 @@ fn near(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
 fn every_pass_keeps_what_decoders_compute() {
     let tokens = families::tokens();
     for family in FAMILIES {
-        let compiled = |passes: &[Pass]| families::package(family, Format::Safetensors, recipe(passes), None);
+        let compiled = |recipe: Recipe| families::package(family, Format::Safetensors, recipe, None);
         let run = |package: &Package| logits(&mut open(package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
-        let plain = compiled(&[]);
-        let expected = run(&plain);
+        let expected = run(&compiled(recipe(&[])));
         for pass in [Pass::GroupedProjections, Pass::SplitHeads] {
-            near(&run(&compiled(&[pass])), &expected, &format!("{family} {pass}"));
+            near(&run(&compiled(recipe(&[pass]))), &expected, &format!("{family} {pass}"));
         }
+        let (plain, conv) = (compiled(half(&[])), compiled(half(&[Pass::LinearAsConv])));
+        all_convolutions(&plain, &conv, family);
+        within(HALVED, (&run(&conv), &run(&plain)), &format!("{family} {}", Pass::LinearAsConv));
     }
 }
 
@@ -160,7 +186,7 @@ fn no_graph_computes_positions() {
     let check = |package: &Package| {
         for entry in &package.manifest.graphs {
             let bytes = fs::read(package.folder.path().join(&entry.file)).unwrap();
-            let graph = narthex_graph::Graph::decode(&bytes).unwrap();
+            let graph = Graph::decode(&bytes).unwrap();
             assert_eq!(computes_positions(&graph).map(|node| &node.name), None, "{}", entry.file);
         }
     };
@@ -179,6 +205,29 @@ fn every_pass_keeps_what_encoders_compute() {
     let expected = run(&[]);
     for pass in [Pass::SplitHeads, Pass::LinearAsConv] {
         near(&run(&[pass]), &expected, pass.as_str());
+    }
+}
+
+#[test]
+fn linear_layers_of_every_encoder_family_become_convolutions() {
+    let fixed = FixedShapes { buckets: vec![64], ..shapes() };
+    for golden in encoders::FAMILIES.map(Golden::read) {
+        for head in [Head::Score, Head::Masked] {
+            let what = format!("{} {head:?}", golden.family);
+            let checkpoint = golden.checkpoint(head);
+            let compiled = |passes: &[Pass]| {
+                let recipe = Recipe { fixed: Some(fixed.clone()), ..half(passes) };
+                Package::make(checkpoint.path().to_owned(), recipe)
+            };
+            let (inputs, _) = golden.texts(head);
+            let run = |package: &Package| {
+                let rows = open_encoder(package, &Device::Cpu).run(&support::texts(&inputs)).unwrap();
+                encoders::served(head, rows.data)
+            };
+            let (plain, conv) = (compiled(&[]), compiled(&[Pass::LinearAsConv]));
+            all_convolutions(&plain, &conv, &what);
+            within(HALVED, (&[run(&conv)], &[run(&plain)]), &what);
+        }
     }
 }
 

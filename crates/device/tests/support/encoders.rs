@@ -50,6 +50,12 @@ impl Head {
     }
 }
 
+/// Values as a head's are served: scores are probabilities. A logit may lie near zero by itself.
+pub(crate) fn served(head: Head, values: Vec<f32>) -> Vec<f32> {
+    let served = |value: f32| if head == Head::Score { 1.0 / (1.0 + (-value).exp()) } else { value };
+    values.into_iter().map(served).collect()
+}
+
 /// A text as the reference encoded it.
 pub(crate) struct Input {
     pub(crate) tokens: Vec<TokenId>,
