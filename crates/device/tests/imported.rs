@@ -194,7 +194,11 @@ fn an_encoder_gives_the_source_s_rows_pooled_as_its_files_say() {
 
 #[test]
 fn heads_give_the_rows_of_the_model_that_was_exported() {
-    for (name, family, head) in [("answers", "distilbert", Head::Spans), ("masked", "bert", Head::Masked)] {
+    for (name, family, head) in [
+        ("answers", "distilbert", Head::Spans),
+        ("masked", "bert", Head::Masked),
+        ("reranker", "bert", Head::Score),
+    ] {
         let package = Package::imported(&exports(name));
         let options = EncoderOptions { threads: 1, max_batch_tokens: 100 };
         let folder = package.folder.path();

@@ -7,8 +7,9 @@
 NARTHEX, or else target/debug/narthex) writes of a model of `../families`; `pipeline` is such a model in stages, as Olive makes
 them for NPUs. The others have the files, names and shapes of Optimum's exports: two graphs for the beginning of a sequence and
 for one token after a past (`optimum-two`), the same merged into one with an `If` (`optimum-merged`), and a decoder of embedded
-tokens beside its embedding (`transformers-js`). `sentence` is an encoder in the layout of sentence-transformers; `answers` and
-`masked` are heads on the encoders of `crates/device/tests/goldens/encoders`, whose `expected.json` says what they give.
+tokens beside its embedding (`transformers-js`). `sentence` is an encoder in the layout of sentence-transformers; `answers`,
+`masked` and `reranker` are heads on the encoders of `crates/device/tests/goldens/encoders`, whose `expected.json` says what
+they give.
 Everywhere else the logits are those that ONNX Runtime's own Python package gives for the export as it is, the whole sequence
 at once, or window after window as a pipeline's stages take it.
 """
@@ -28,8 +29,9 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (BertConfig, BertForMaskedLM, BertModel, DistilBertForQuestionAnswering, DynamicCache, LlamaConfig,
-                          LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedTokenizerFast)
+from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel,
+                          DistilBertForQuestionAnswering, DynamicCache, LlamaConfig, LlamaForCausalLM, Phi3Config,
+                          Phi3ForCausalLM, PreTrainedTokenizerFast)
 
 warnings.filterwarnings("ignore")
 HERE = pathlib.Path(__file__).parent
@@ -308,6 +310,8 @@ def head(name, family, kind, inputs, outputs):
     ids = torch.tensor([[2, 9, 33, 14, 3], [2, 40, 3, 0, 0]])
     values = dict(input_ids=ids, attention_mask=(ids != 0).long(), token_type_ids=torch.zeros_like(ids))
     axes = {n: {0: "batch_size", 1: "sequence_length"} for n in [*inputs, *outputs]}
+    if kind is BertForSequenceClassification:
+        axes["logits"] = {0: "batch_size"}
     torch.onnx.export(Head(model, inputs, outputs), tuple(values[n] for n in inputs), folder / "model.onnx",
                       input_names=inputs, output_names=outputs, opset_version=14, dynamo=False, dynamic_axes=axes)
     shorten(folder / "model.onnx")
@@ -418,6 +422,7 @@ def heads():
     names = ["input_ids", "attention_mask", "token_type_ids"]
     head("answers", "distilbert", DistilBertForQuestionAnswering, names[:2], ["start_logits", "end_logits"])
     head("masked", "bert", BertForMaskedLM, names, ["logits"])
+    head("reranker", "bert", BertForSequenceClassification, names, ["logits"])
 
 
 def builder():
