@@ -29,7 +29,7 @@ use narthex_testkit::checkpoint::{
 };
 use support::{
     Package,
-    encoders::{FAMILIES as ENCODERS, Golden, Head},
+    encoders::{FAMILIES as ENCODERS, Golden, Head, served},
     families::{self, FAMILIES, Format},
     fixed::{agree, logits, open, open_encoder, plugin, shapes, vectors},
     prompt, relative, runtime, texts,
@@ -103,20 +103,44 @@ fn every_part_of_a_divided_decoder_runs_whole_under_htp_emulation() {
     }
 }
 
-#[test]
-fn every_family_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+/// Every family runs whole under HTP emulation, and gives what the CPU does; how far apart they are, by family.
+fn every_family(scheme: Scheme) -> BTreeMap<&'static str, f32> {
     let device = emulation(&[QnnChip::XElite]);
-    for family in FAMILIES {
-        let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(Scheme::W8) };
+    let distance = |family| {
+        let recipe = Recipe { accuracy_level: 0, fixed: Some(shapes()), ..Recipe::new(scheme) };
         let package = families::package(family, Format::Safetensors, recipe, None);
         let tokens = families::tokens();
         let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
         let mut emulated = open(&package, &device, Form::Graph).unwrap();
         for GraphPlacement { graph, placement } in emulated.placements() {
             let places: Vec<Ep> = placement.nodes_per_ep().into_keys().collect();
-            assert_eq!((places, placement.subgraphs[&Ep::Qnn]), (vec![Ep::Qnn], 1), "{family} {graph}");
+            assert_eq!(
+                (places, placement.subgraphs[&Ep::Qnn]),
+                (vec![Ep::Qnn], 1),
+                "{family} {scheme} {graph}"
+            );
         }
-        agree(&logits(&mut emulated, &tokens), &expected, EMULATED);
+        // Of one token, the tiny Gemma 3n multiplies every rounding by three, on the CPU too; it is halves that show it.
+        let bound = if (family, scheme) == ("gemma3n", Scheme::F16) { 2.0 * EMULATED } else { EMULATED };
+        (family, agree(&logits(&mut emulated, &tokens), &expected, bound))
+    };
+    FAMILIES.map(distance).into()
+}
+
+#[test]
+fn every_family_runs_whole_under_htp_emulation_and_agrees_with_the_cpu() {
+    every_family(Scheme::W8);
+}
+
+#[test]
+#[ignore = "compiles every family for the emulation twice more; `cargo xtask npu` runs it"]
+fn every_family_runs_whole_in_other_schemes_too() {
+    for scheme in [Scheme::F16, Scheme::W4] {
+        for (family, distance) in every_family(scheme) {
+            println!(
+                "HTP emulation: tiny {family} in {scheme}: every node placed, relative L2 {distance:.4} to the CPU"
+            );
+        }
     }
 }
 
@@ -163,11 +187,7 @@ fn every_encoder_family_and_head_runs_whole_under_htp_emulation() {
             }
             let (found, expected) =
                 (emulated.run(&texts).unwrap(), open_encoder(&package, &Device::Cpu).run(&texts).unwrap());
-            // Scores are served as probabilities; a logit may lie near zero by itself.
-            let served =
-                |value: &f32| if head == Head::Score { 1.0 / (1.0 + (-value).exp()) } else { *value };
-            let served = |values: Vec<f32>| values.iter().map(served).collect::<Vec<_>>();
-            let distance = relative(&served(found.data), &served(expected.data));
+            let distance = relative(&served(head, found.data), &served(head, expected.data));
             println!(
                 "HTP emulation: tiny {what} in w8: every node placed, relative L2 {distance:.4} to the CPU"
             );
