@@ -12,10 +12,12 @@ use narthex_engine::{
 use narthex_spec::SlotId;
 
 /// How the loss of a device reads in ONNX Runtime's messages.
-const LOSSES: [&str; 8] = [
-    // QNN: QNN_COMMON_ERROR_SYSTEM_COMMUNICATION, after a restart of the NPU's subsystem (SSR).
-    "ssr detected",
-    "error code: 1007",
+const LOSSES: [&str; 9] = [
+    // QNN after a restart of the NPU's subsystem (SSR): `NPU crashed. SSR detected …`, `NPU crashed again after SSR
+    // recovery.`, and QNN_COMMON_ERROR_SYSTEM_COMMUNICATION, as `Error code: 1007` or `…, Code: 1007`.
+    "npu crashed",
+    "qnn_common_error_system_communication",
+    "code: 1007",
     // Direct3D 12: removed, hung, reset.
     "887a0005",
     "887a0006",

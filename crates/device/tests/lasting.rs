@@ -20,8 +20,8 @@ use narthex_testkit::{
     sink::Recorder,
 };
 
-const LOSS: &str =
-    "run the graph: NPU crashed. SSR detected. Caused QNN graph execute error. Error code: 1007";
+/// As the plugin's library has it, version 2.7.0.
+const LOSS: &str = "run the graph: NPU crashed again after SSR recovery.";
 
 fn lost() -> StepError {
     StepError::Device { message: LOSS.to_owned() }
@@ -107,6 +107,24 @@ fn other_failures_stay_what_they_are() {
     plan.push(SlotId(0), 0, &[1], Wanted::Last);
     assert_eq!(lasting.step(&plan).map(|_| ()), Err(refused));
     assert!(is_loss("DXGI_ERROR_DEVICE_REMOVED (0x887A0005)") && !is_loss("Error code: 1002"));
+}
+
+#[test]
+fn a_loss_is_known_by_each_of_its_forms() {
+    for told in [
+        LOSS,
+        "NPU crashed. SSR detected during QNN graph execute.",
+        "QNN graph execute error. Error code: 1007",
+        "Failed to execute. Error: QNN_COMMON_ERROR_SYSTEM_COMMUNICATION: Communication error., Code: 1007",
+        "DXGI_ERROR_DEVICE_HUNG (0x887A0006)",
+        "ZE_RESULT_ERROR_DEVICE_LOST",
+        "A valid external Instance reference no longer exists: Device is lost.",
+    ] {
+        assert!(is_loss(told), "{told}");
+    }
+    for told in ["QNN graph execute error. Error code: 6001", "SSR recovery succeeded.", "out of memory"] {
+        assert!(!is_loss(told), "{told}");
+    }
 }
 
 #[test]
