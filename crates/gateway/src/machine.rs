@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_catalog::runtimes::Role;
+use narthex_catalog::{runtimes::Role, store::MachineFolder};
 use narthex_device::{
     ep::{Device, Facts},
     inventory::AcceleratorKind,
@@ -36,7 +36,7 @@ impl Circumstances {
         Self {
             device: name,
             runtime: runtime.version().to_owned(),
-            provider: provider(name.ep()),
+            provider: provider_here(name.ep(), facts),
             driver: driver(name.kind(), facts),
             settings: device.settings(),
         }
@@ -98,6 +98,15 @@ fn driver(kind: DeviceKind, facts: &Facts) -> String {
     if found.is_empty() { "unknown".to_owned() } else { found.join(", ") }
 }
 
+/// The provider, by what it came in. AMD's library comes in no package of ours, and is known by its bytes.
+fn provider_here(ep: Ep, facts: &Facts) -> String {
+    match facts.libraries.get(&ep).filter(|_| ep == Ep::VitisAi).map(|library| MachineFolder::digest(library))
+    {
+        Some(Ok(digest)) => format!("AMD's library {digest}"),
+        Some(Err(_)) | None => provider(ep),
+    }
+}
+
 /// The package that a provider comes in, with its version.
 pub(crate) fn provider(ep: Ep) -> String {
     let plugin = runtime_of(ep).filter(|kind| kind.role() == Role::Plugin);
@@ -136,6 +145,28 @@ mod tests {
         assert_eq!(super::driver(DeviceKind::StandIn, &facts), "none");
         let untold = Facts { drivers: Vec::new(), ..facts };
         assert_eq!(super::driver(DeviceKind::Npu, &untold), "unknown");
+    }
+
+    #[test]
+    fn another_library_of_amds_is_another_provider() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("provider.so");
+        let facts = Facts {
+            os: "linux".into(),
+            arch: "x86_64".into(),
+            processor: "AMD Ryzen AI 9 HX 370".into(),
+            accelerators: Vec::new(),
+            drivers: Vec::new(),
+            libraries: BTreeMap::from([(Ep::VitisAi, library.clone()), (Ep::Qnn, "/q/plugin.so".into())]),
+            elsewhere: BTreeMap::new(),
+        };
+        let with = |bytes: &str| {
+            std::fs::write(&library, bytes).unwrap();
+            provider_here(Ep::VitisAi, &facts)
+        };
+        let first = with("1.6");
+        assert!(first.starts_with("AMD's library ") && first == with("1.6") && first != with("1.7"));
+        assert_eq!(provider_here(Ep::Qnn, &facts), provider(Ep::Qnn));
     }
 
     #[test]

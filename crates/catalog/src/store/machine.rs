@@ -67,10 +67,15 @@ impl MachineFolder {
         let mut digests = BTreeMap::new();
         for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
             let entry = entry.map_err(Error::io("list", folder))?;
-            let digest = files::digest_file(&entry.path(), &Cancel::new(false), |_| ())?;
+            let digest = Self::digest(&entry.path())?;
             digests.insert(entry.file_name().to_string_lossy().into_owned(), digest);
         }
         Ok(digests)
+    }
+
+    /// The digest of a file, wherever it lies.
+    pub fn digest(file: &Path) -> Result<Sha256, Error> {
+        files::digest_file(file, &Cancel::new(false), |_| ())
     }
 
     /// A record, if there is one.
