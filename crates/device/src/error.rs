@@ -155,11 +155,29 @@ impl DeviceError {
             Self::Variant { .. } => "compile the model with `--context`, which makes graphs of fixed shape",
             Self::Bound { .. } => "load it on that device, or import an export for CPUs or GPUs",
             Self::NoDevice { .. } => "`narthex doctor` says what this machine has",
+            Self::Plugin { ep: Ep::VitisAi, .. } => {
+                "set NARTHEX_VITISAI_LIBRARY to the VitisAI provider library of the installed Ryzen AI software"
+            }
             Self::Plugin { .. } => "remove it with `narthex runtime rm`, and install it again",
             Self::NotWhole { .. } => "`narthex check` on the graph says why and what helps",
             Self::Option { .. } => "give a number of 1 or more",
             Self::Cancelled => return None,
         };
         Some(hint.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_does_not_load_is_mended_where_it_came_from() {
+        let hint =
+            |ep| DeviceError::Plugin { ep, path: "/p".into(), reason: "no".to_owned() }.hint().unwrap();
+        assert!(hint(Ep::Qnn).contains("narthex runtime rm"));
+        assert!(
+            hint(Ep::VitisAi).contains("NARTHEX_VITISAI_LIBRARY") && !hint(Ep::VitisAi).contains("runtime")
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target};
+use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target, target::UnknownTarget};
 
 /// `narthex compile`.
 #[derive(Debug, ClapArgs)]
@@ -47,7 +47,7 @@ pub(crate) struct CompileArgs {
     pub(crate) keep_stages: Option<PathBuf>,
 
     /// Also compile for an NPU: qnn:x-elite, or several chips as in qnn:x-elite,8-elite
-    #[arg(long, value_name = "PROVIDER:CHIP")]
+    #[arg(long, value_name = "PROVIDER:CHIP", value_parser = ahead)]
     pub(crate) target: Option<Target>,
 
     /// The longest sequence on the NPU, in tokens; several, as in 512,4096, give shorter sequences graphs of their own, which
@@ -104,6 +104,11 @@ pub(crate) struct TryOutArgs {
     pub(crate) folder: Option<PathBuf>,
 }
 
+/// The target of a compile. What is none is told those that are compiled for ahead of time, and not OpenVINO's.
+fn ahead(text: &str) -> Result<Target, String> {
+    text.parse().map_err(|error: UnknownTarget| error.ahead())
+}
+
 /// `batch=1` as a dimension's name and its extent.
 fn extent(text: &str) -> Result<(String, u64), String> {
     let parts = text.rsplit_once('=').map(|(name, extent)| (name.trim(), extent.trim().parse()));
@@ -118,6 +123,13 @@ fn extent(text: &str) -> Result<(String, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_target_of_a_compile_names_those_that_it_takes() {
+        assert!(ahead("qnn:x-elite,8-elite").is_ok());
+        let told = ahead("qnn:x-elit").unwrap_err();
+        assert!(told.contains("x-elite, x2-elite") && !told.contains("openvino"), "{told}");
+    }
 
     #[test]
     fn extents_have_a_name_and_a_number() {

@@ -47,7 +47,7 @@ pub(super) fn in_parts(
     facts: &Facts,
 ) -> Result<Ready, (DeviceName, Attempt)> {
     for name in [parts.layers, parts.head] {
-        let outcome = switched_on(opening.config, name).and_then(|()| runs_parts(name));
+        let outcome = switched_on(opening.config, name).and_then(|()| runs_parts(name, parts));
         outcome.map_err(|refusal| (name, Attempt::Refused(refusal)))?;
     }
     let head = ready_device(opening, parts.head, facts).map_err(|attempt| (parts.head, attempt))?;
@@ -63,11 +63,25 @@ fn switched_on(config: &Config, name: DeviceName) -> Result<(), Refusal> {
     }
 }
 
-/// Refuses a device that runs a whole model as one graph.
-fn runs_parts(name: DeviceName) -> Result<(), Refusal> {
+/// Refuses a device that runs a whole model as one graph; it may have a phase of its own.
+fn runs_parts(name: DeviceName, Parts { layers, head }: Parts) -> Result<(), Refusal> {
     if name == DeviceName::Cpu || name.variant() == Variant::Static {
         return Ok(());
     }
     let reason = "it runs a model as one graph, and only graphs of fixed shape have parts".to_owned();
-    Err(Refusal { cause: Cause::Refused, reason, fix: None })
+    let fix = format!("divide the phases instead: --place prefill={layers},decode={head}");
+    Err(Refusal { cause: Cause::Refused, reason, fix: Some(fix) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_parts_is_told_to_take_a_phase() {
+        let parts = Parts { layers: DeviceName::WebGpu, head: DeviceName::Cpu };
+        let refusal = runs_parts(parts.layers, parts).unwrap_err();
+        assert!(refusal.fix.unwrap().ends_with("--place prefill=webgpu,decode=cpu"));
+        assert_eq!(runs_parts(parts.head, parts), Ok(()));
+    }
 }
