@@ -150,6 +150,9 @@ pub enum Error {
         /// Those that the provider refused.
         fallen: Fallen,
     },
+    /// A vendor's compiler failed with a number that is known: what it said, and the number in words with the next step.
+    #[error("{0}")]
+    Numbered(DeviceError, String),
     /// The gateway is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -249,15 +252,15 @@ impl Error {
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } => ErrorKind::Overloaded,
             Self::Loading { .. } => ErrorKind::Loading,
-            Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
+            Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
             Self::LoadFailed { .. }
             | Self::ShuttingDown
             | Self::NoDevice { .. }
             | Self::NotWhole { .. }
+            | Self::Numbered(..)
             | Self::BadPackage { .. }
             | Self::Device(_)
             | Self::Step(_) => ErrorKind::Unavailable,
-            Self::Cancelled => ErrorKind::Cancelled,
             Self::Io { source, .. } => io_kind(source),
             Self::Catalog(error) => catalog_kind(error),
             Self::Compile(error) => compile_kind(error),
@@ -304,6 +307,7 @@ impl Error {
                 Some(fix.unwrap_or_else(|| "`narthex doctor` says what this machine has".to_owned()))
             }
             Self::NotWhole { fallen, .. } => fallen.fix(),
+            Self::Numbered(_, hint) => Some(hint.clone()),
             Self::BadPackage { name, scheme, .. } => Some(format!(
                 "make it again: `narthex rm {name}@{scheme}`, then `narthex compile {name} --scheme {scheme}`"
             )),

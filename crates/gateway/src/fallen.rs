@@ -7,7 +7,10 @@ use std::{
     path::Path,
 };
 
-use narthex_compile::check::{self, Reason, open};
+use narthex_compile::check::{
+    self, Reason, open,
+    qnn_errors::{code_in, explain},
+};
 use narthex_device::{DeviceError, RefusedNode, ep::Device};
 use narthex_spec::{Ep, Target, target::QnnChip};
 use serde::{Deserialize, Serialize};
@@ -97,9 +100,25 @@ impl fmt::Display for Fallen {
     }
 }
 
-/// An error about a graph of the package in `folder`, with the reasons of the nodes that a device refused.
-pub(crate) fn explained(folder: &Path, device: &Device, error: Error) -> Error {
+/// An error about a graph of the package in `folder`, with the reasons of the nodes that a device refused, or with the
+/// number in words by which its vendor's compiler failed; `next` says how the nodes at fault are found for a target.
+pub(crate) fn explained(
+    folder: &Path,
+    device: &Device,
+    error: Error,
+    next: impl FnOnce(&Target) -> String,
+) -> Error {
     match error {
+        Error::Device(DeviceError::Ort { what, message }) => {
+            let number = if device.ep() == Ep::Qnn { code_in(&message).and_then(explain) } else { None };
+            let error = DeviceError::Ort { what, message };
+            match (number, target(device)) {
+                (Some(number), Some(target)) => {
+                    Error::Numbered(error, format!("{number}. {}", next(&target)))
+                }
+                _ => error.into(),
+            }
+        }
         Error::Device(DeviceError::NotWhole { graph, ep, nodes, refused }) => {
             let fallen = fallen(folder, &graph, (ep, target(device).as_ref()), &refused);
             Error::NotWhole { graph, ep, nodes, fallen }

@@ -103,6 +103,14 @@ pub(crate) fn compile_for(
         .map_err(|source| Error::Io { what: format!("cannot create {}", place.display()), source })?;
     let all = groups.iter().map(Vec::len).sum::<usize>() as u64;
     let stage = Stage::start(progress, format!("Compiling for {target}"), Unit::Items, Some(all));
+    // The package ends with the compile, so there would be nothing to check.
+    let (name, scheme) = (manifest.name.clone(), manifest.recipe.scheme);
+    let next = |target: &Target| {
+        format!(
+            "compile it with `--context` in the place of `--target`, which asks no vendor's compiler; then `narthex check \
+             {name}@{scheme} --target {target}` takes the graph apart down to the nodes at fault"
+        )
+    };
     let mut compiled = 0;
     for graphs in groups {
         let paths: Vec<(PathBuf, PathBuf)> =
@@ -113,7 +121,7 @@ pub(crate) fn compile_for(
             if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let placements = precompile(runtime, &device, &jobs, weights(target, &jobs), &mut done)
-            .map_err(|error| fallen::explained(folder, &device, error.into()))?;
+            .map_err(|error| fallen::explained(folder, &device, error.into(), next))?;
         compiled += graphs.len();
         for (graph, placement) in graphs.into_iter().zip(&placements) {
             let file = format!("{stem}/{graph}");

@@ -2,6 +2,8 @@
 //!
 //! The numbers are those of the SDK's headers (QnnCommon.h, QnnGraph.h, QnnContext.h); the causes are what users found.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// An error number in words.
@@ -17,6 +19,12 @@ pub struct Explanation {
     pub cause: &'static str,
     /// What to do next.
     pub next: &'static str,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}. Usual causes: {}", self.code, self.name, self.meaning, self.cause)
+    }
 }
 
 /// What is done about a graph that does not compile, from the cheapest step to the dearest. `narthex check` takes these steps

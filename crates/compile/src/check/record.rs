@@ -222,10 +222,7 @@ fn ended(how: &Ending) -> (String, Fix) {
 fn in_words(message: &str, evidence: Option<&Evidence>) -> (String, Fix) {
     match code_in(message).and_then(explain) {
         Some(found) => {
-            let text = format!(
-                "the vendor's compiler failed with {} ({}): {}. Usual causes: {}",
-                found.code, found.name, found.meaning, found.cause
-            );
+            let text = format!("the vendor's compiler failed with {found}");
             let next = if found.next.ends_with("ladder") {
                 format!("{}: {}", found.next, steps(evidence))
             } else {

@@ -2,7 +2,7 @@
 
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{DeviceError, ep::Device, fixed::Form};
-use narthex_spec::{DeviceName, Ep};
+use narthex_spec::{DeviceName, Ep, Recipe, Target, manifest::Manifest};
 
 use crate::{
     contexts,
@@ -46,7 +46,13 @@ impl Candidate<'_> {
             Error::Device(DeviceError::NotWhole { ep, .. }) => refusing(*ep).unwrap_or(&self.device),
             _ => &self.device,
         };
-        fallen::explained(self.opening.folder, device, error)
+        let Manifest { name, recipe: Recipe { scheme, .. }, .. } = self.opening.manifest;
+        let next = |target: &Target| {
+            format!(
+                "`narthex check {name}@{scheme} --target {target}` takes the graph apart down to the nodes at fault"
+            )
+        };
+        fallen::explained(self.opening.folder, device, error, next)
     }
 
     /// Loads the same again, however often that is asked for.

@@ -13,11 +13,13 @@ use narthex_catalog::{
     store::Store,
 };
 use narthex_device::inventory::{Accelerator, AcceleratorKind};
-use narthex_graph::{Attribute, Graph, Node, graph::MICROSOFT};
+use narthex_graph::{
+    Attribute, Builder, Element, Graph, Initializer, InitializerData, Node, graph::MICROSOFT,
+};
 use narthex_spec::{
     Ep, ProgressSink, Scheme,
-    dtype::Dim,
-    manifest::{Bound, FileEntry, MANIFEST_FILE},
+    dtype::{DType, Dim},
+    manifest::{Bound, FileEntry, MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
     target::{QnnChip, Target},
 };
@@ -29,7 +31,7 @@ use crate::{
     check::{Asked, CheckRequest, Verdict},
     loaded::Loaded,
     names::PackageKey,
-    package,
+    package, vendor,
 };
 
 /// A package of the tiny Llama with graphs of fixed shape, in a store of its own.
@@ -55,7 +57,7 @@ impl Package {
     /// The package with its decode graph as another exporter might have written it.
     fn with(change: impl FnOnce(&mut Graph)) -> Self {
         let package = Self::new();
-        let mut manifest = package::read_manifest(&package.folder, &package.key).unwrap();
+        let mut manifest = package.manifest();
         let decode = |(file, _): &(&String, &mut FileEntry)| file.starts_with("layers-1x");
         let (file, entry) = manifest.files.iter_mut().find(decode).unwrap();
         let path = package.folder.join(file);
@@ -65,8 +67,26 @@ impl Package {
         let bytes = graph.encode();
         entry.bytes = bytes.len() as u64;
         fs::write(path, bytes).unwrap();
-        fs::write(package.folder.join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        package.write(&manifest);
         package
+    }
+
+    fn manifest(&self) -> Manifest {
+        package::read_manifest(&self.folder, &self.key).unwrap()
+    }
+
+    /// Compiles its graphs ahead of time, with the compiler of the tests' own store; gives the manifest with the contexts.
+    fn compiled_for(&self, chips: &[QnnChip]) -> Result<Manifest, Error> {
+        let config = gateway(&self.home, NpuPolicy::Prefer).inner().config.clone();
+        let gateway = Gateway::open(Config { home: None, ..config })?;
+        let (target, mut manifest) = (Target::Qnn(chips.to_vec()), self.manifest());
+        let whole = (self.folder.as_path(), &mut manifest);
+        vendor::compile_for(gateway.inner(), &target, whole, &Quiet, &Cancel::new())?;
+        Ok(manifest)
+    }
+
+    fn write(&self, manifest: &Manifest) {
+        fs::write(self.folder.join(MANIFEST_FILE), serde_json::to_vec(manifest).unwrap()).unwrap();
     }
 
     fn load(&self, npu: NpuPolicy) -> Result<Loaded, Error> {
@@ -334,6 +354,53 @@ fn a_skip_norm_is_told_everywhere() {
     check(skip_norm, (path, "contributed operators", "write it as Add and SimplifiedLayerNormalization"));
 }
 
+fn constant_of(name: &str, dtype: Element, shape: Vec<usize>, bytes: Vec<u8>) -> Initializer {
+    Initializer { name: name.to_owned(), dtype, shape, data: InitializerData::Inline(bytes.into()) }
+}
+
+/// Its first norm as PyTorch's exporter writes one, on which Qualcomm's compiler fails though it takes each operator.
+fn written_out_norm(graph: &mut Graph) {
+    let at = graph.nodes.iter().position(|node| node.op == "SimplifiedLayerNormalization").unwrap();
+    let norm = graph.nodes.remove(at);
+    let width = graph.initializers.iter().find(|found| found.name == norm.inputs[1]).unwrap().shape[0];
+    let mut b = Builder::new("norm", &[]);
+    let to = |dtype| [("to", Attribute::Int(dtype))];
+    let x = b.op_with("/norm/in", "Cast", &[&norm.inputs[0]], &to(1));
+    let (two, tiny, axis) = (b.scalar(2.0), b.scalar(1e-6), b.ints(&[1], &[-1]));
+    let square = b.op("/norm", "Pow", &[&x, &two]);
+    let mean = b.op("/norm", "ReduceMean", &[&square, &axis]);
+    let shifted = b.op("/norm", "Add", &[&mean, &tiny]);
+    let root = b.op("/norm", "Sqrt", &[&shifted]);
+    let scale = b.op("/norm", "Reciprocal", &[&root]);
+    let scaled = b.op("/norm", "Mul", &[&x, &scale]);
+    let gained = b.op("/norm/gain", "Mul", &["gain", &scaled]);
+    let out = b.op_with("/norm/out", "Cast", &[&gained], &to(10));
+    b.rename(&out, &norm.outputs[0]);
+    let part = b.finish();
+    graph.nodes.splice(at..at, part.nodes);
+    graph.initializers.extend(part.initializers);
+    let ones = vec![0x3f; 4 * width];
+    graph.initializers.push(constant_of("gain", DType::F32.into(), vec![width], ones));
+}
+
+#[test]
+fn a_number_of_the_vendor_s_compiler_is_told_in_words_with_the_next_step() {
+    let package = Package::with(written_out_norm);
+    let check = |error: Error, target: &str, next: &[&str]| {
+        let hint = error.hint().unwrap_or_default();
+        let asked = format!("`narthex check {}@w8 --target {target}`", package.key.name);
+        assert!(error.to_string().contains("1002"), "{error}");
+        let words = ["1002 (QNN_COMMON_ERROR_MEM_ALLOC): the graph could not be prepared", &asked];
+        assert!(words.iter().chain(next).all(|words| hint.contains(words)), "{hint}");
+    };
+    let refused = package.load(NpuPolicy::Require).err().expect("it was loaded elsewhere");
+    check(refused, "qnn:x-elite", &[]);
+    // Compiled ahead of time, there is no package to check yet. A failed compile for one chip would keep others in this
+    // process, such as other tests', from sharing weights.
+    let compiled = package.compiled_for(&[QnnChip::XElite, QnnChip::Elite]);
+    check(compiled.unwrap_err(), "qnn:x-elite,8-elite", &["with `--context` in the place of `--target`"]);
+}
+
 #[test]
 fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
     let check = |providers: &str, place: Option<&str>, npu, expected| {
@@ -359,9 +426,9 @@ fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
 fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     let load = |bound: Bound, npu: NpuPolicy| {
         let package = Package::new();
-        let mut manifest = package::read_manifest(&package.folder, &package.key).unwrap();
+        let mut manifest = package.manifest();
         manifest.bound = Some(bound);
-        fs::write(package.folder.join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        package.write(&manifest);
         let loaded = package.load(npu);
         let listed = gateway(&package.home, npu).models().unwrap();
         let bound = listed.into_iter().flat_map(|listing| listing.installed).map(|package| package.bound);
