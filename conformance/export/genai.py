@@ -1,5 +1,6 @@
 """Loads an export of Narthex in onnxruntime-genai, and compares what both write.
 
+    cargo xtask genai    # all of it, over a model of the catalogue
     pip install onnxruntime-genai==0.18.0 tokenizers==0.23.3
     python conformance/export/genai.py MODEL EXPORT PROMPT [TOKENS]
 

@@ -1,12 +1,14 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
 //! `tidy` reads the sources and never runs them; `test` runs every check there is; `fuzz` looks for inputs that break a
-//! parser; `npu` checks real models under HTP emulation, `vocabularies` tokenizers with real vocabularies; `peers` measures
-//! Narthex beside other runtimes, `perplexity` what a model in `f32` predicts beside llama.cpp over the same file, `memory`
-//! what a compile of a large model holds, and `load` keeps a server busy. Nothing of the product lives here. Start at
-//! [`tidy`] for the house rules, at [`test`] for the stages, at [`fuzz`] for the targets and at [`peers`] for the sides.
+//! parser; `npu` checks real models under HTP emulation, `vocabularies` tokenizers with real vocabularies, `genai` exports
+//! in onnxruntime-genai; `peers` measures Narthex beside other runtimes, `perplexity` what a model in `f32` predicts beside
+//! llama.cpp over the same file, `memory` what a compile of a large model holds, and `load` keeps a server busy. Nothing of
+//! the product lives here. Start at [`tidy`] for the house rules, at [`test`] for the stages, at [`fuzz`] for the targets and
+//! at [`peers`] for the sides.
 
 mod fuzz;
+mod genai;
 mod load;
 mod memory;
 mod npu;
@@ -56,6 +58,8 @@ Commands:
   perplexity --record  keep the figures in bench/runs
   memory               compile a generated 7B checkpoint, and measure what that holds; takes 14 GB of disk
   memory --record      keep the figures in bench/runs
+  genai                hold exports in onnxruntime-genai against Narthex
+  genai --record       keep the findings in conformance/runs
   vocabularies         check tokenizers against real vocabularies and what others make of them
   help                 print this";
 
@@ -68,6 +72,7 @@ enum Command {
     Test(Choice),
     Fuzz(fuzz::Options),
     Npu(Keep),
+    Genai(Keep),
     Memory(Keep),
     Load(load::Options),
     Peers(peers::Options),
@@ -97,6 +102,8 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
         ["fuzz", rest @ ..] => Command::Fuzz(fuzz::Options::parse(rest)?),
         ["npu"] => Command::Npu(Keep::Nothing),
         ["npu", "--record"] => Command::Npu(Keep::Record),
+        ["genai"] => Command::Genai(Keep::Nothing),
+        ["genai", "--record"] => Command::Genai(Keep::Record),
         ["vocabularies"] => Command::Vocabularies,
         ["perplexity"] => Command::Perplexity(Keep::Nothing),
         ["perplexity", "--record"] => Command::Perplexity(Keep::Record),
@@ -120,6 +127,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, &options)?,
         Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
+        Command::Genai(keep) => genai::run(&Workspace::read()?, keep)?,
         Command::Memory(keep) => memory::run(&Workspace::read()?, keep)?,
         Command::Load(options) => load::run(&Workspace::read()?, options)?,
         Command::Peers(options) => peers::run(&Workspace::read()?, &options)?,
@@ -155,6 +163,7 @@ mod tests {
         let once = peers::Options::parse(&["--rounds", "1"]).unwrap();
         check("peers --rounds 1", Ok(Command::Peers(once)));
         check("vocabularies", Ok(Command::Vocabularies));
+        check("genai --record", Ok(Command::Genai(Keep::Record)));
         check("npu --record", Ok(Command::Npu(Keep::Record)));
         check("perplexity", Ok(Command::Perplexity(Keep::Nothing)));
         check("memory --record", Ok(Command::Memory(Keep::Record)));

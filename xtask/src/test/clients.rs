@@ -3,19 +3,14 @@
 //! What is asked and expected stands in `conformance/openai_client.py`; here is only what it needs: a Python
 //! environment with the pinned client, and a running server.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-
-use anyhow::{Context, bail};
+use anyhow::bail;
 
 use crate::{
     terminal,
     test::{
         server::Server,
         session::{self, Session},
-        tools::Python,
+        tools,
     },
 };
 
@@ -32,7 +27,7 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
         bail!("{SCRIPT} is not there; it belongs to the checkout");
     }
     let folder = session.workspace.target.join("conformance");
-    let python = environment(session, &folder)?;
+    let python = tools::environment(session, &folder, &[CLIENT])?;
     let server = Server::start(session, &folder.join("server.log"), &[])?;
     let mut verdict = String::new();
     let mut client = session.command(python);
@@ -45,21 +40,4 @@ pub(crate) fn check(session: &Session<'_>) -> anyhow::Result<String> {
         bail!("{error:#}\nthe server's last words ({}):\n{}", server.log.display(), server.last_words());
     }
     Ok(verdict)
-}
-
-/// A Python environment with the client, made once; gives its Python.
-fn environment(session: &Session<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
-    let inside = if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" };
-    let (venv, mark) = (folder.join("venv"), folder.join("installed"));
-    let python = venv.join(inside);
-    if python.is_file() && fs::read_to_string(&mark).is_ok_and(|text| text == CLIENT) {
-        return Ok(python);
-    }
-    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    let outer = Python::find(session).context("no Python was found; see `cargo xtask test --only tools`")?;
-    session::run(outer.command(session).args(["-m", "venv", "--clear"]).arg(&venv))?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", CLIENT];
-    session::run(session.command(&python).args(pip))?;
-    fs::write(&mark, CLIENT).with_context(|| mark.display().to_string())?;
-    Ok(python)
 }

@@ -1,6 +1,10 @@
 //! The programs that stages call: found, or named with what to install.
 
-use std::{env, fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, bail};
 
@@ -43,6 +47,27 @@ impl Python {
         pip.args(["--require-hashes", "--requirement"]).arg(&wanted);
         session::run(pip.arg("--dest").arg(into))
     }
+}
+
+/// A Python environment with some packages, made once in a folder; gives its Python.
+pub(crate) fn environment(
+    session: &Session<'_>,
+    folder: &Path,
+    packages: &[&str],
+) -> anyhow::Result<PathBuf> {
+    let inside = if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" };
+    let (venv, mark, wanted) = (folder.join("venv"), folder.join("installed"), packages.join(" "));
+    let python = venv.join(inside);
+    if python.is_file() && fs::read_to_string(&mark).is_ok_and(|text| text == wanted) {
+        return Ok(python);
+    }
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let outer = Python::find(session).context("no Python was found; see `cargo xtask test --only tools`")?;
+    session::run(outer.command(session).args(["-m", "venv", "--clear"]).arg(&venv))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    session::run(session.command(&python).args(pip).args(packages))?;
+    fs::write(&mark, wanted).with_context(|| mark.display().to_string())?;
+    Ok(python)
 }
 
 fn candidates(chosen: Option<String>) -> Vec<Python> {
