@@ -30,6 +30,12 @@ const FOLDER: &str = "contexts";
 /// The record beside them.
 const RECORD: &str = "contexts.json";
 
+/// The folder in which a provider keeps by itself what it compiles at a load.
+const OWN: &str = "compiled";
+
+/// The record beside it.
+const OWN_RECORD: &str = "compiled.json";
+
 /// What the contexts in [`FOLDER`] are.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
@@ -40,6 +46,34 @@ struct Record {
 /// Whether a device's provider compiles graphs into contexts that can be kept.
 pub(crate) fn compiles(device: &Device) -> bool {
     matches!(device, Device::Qnn(_))
+}
+
+/// The device, told to keep what it compiles for a package, where its provider does that by itself. What was kept under
+/// other circumstances is removed.
+pub(crate) fn keeping(mut device: Device, machine: &MachineFolder, now: &Circumstances) -> Device {
+    if let Some(cache) = device.cache() {
+        match own_folder(machine, now) {
+            Ok(folder) => *cache = Some(folder),
+            Err(error) => tracing::warn!("what is compiled is not kept for the next load: {error}"),
+        }
+    }
+    device
+}
+
+/// The folder of what a provider keeps by itself, empty unless it was made under these circumstances.
+fn own_folder(machine: &MachineFolder, now: &Circumstances) -> Result<PathBuf, Error> {
+    let made: Option<Circumstances> =
+        machine.read(OWN_RECORD)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let holds = made.is_some_and(|made| made.outdated(now).is_none());
+    match machine.folder(OWN).filter(|_| holds) {
+        Some(folder) => Ok(folder),
+        None => {
+            // The folder comes last, so that it never lies beside the record of another.
+            machine.remove(OWN)?;
+            machine.write(OWN_RECORD, &to_json(now)?)?;
+            Ok(machine.stage(OWN)?.commit()?)
+        }
+    }
 }
 
 /// Loads the fixed graphs, those of `compiler` in a compiled form. What was refused on the way is added to `notes`.
@@ -203,7 +237,8 @@ fn make(candidate: &Candidate<'_>, (name, device): (DeviceName, &Device)) -> Res
 mod tests {
     use std::path::Path;
 
-    use narthex_spec::manifest::PlacementRecord;
+    use narthex_device::ep::{CoreMlOptions, OpenVinoOptions, VitisAiOptions};
+    use narthex_spec::{manifest::PlacementRecord, target::OpenVinoDevice};
 
     use super::*;
 
@@ -251,6 +286,32 @@ mod tests {
             check("vtcm=4").unwrap_err(),
             "they were made with 8 MiB of VTCM, and --npu-option gives 4"
         );
+    }
+
+    #[test]
+    fn what_a_provider_keeps_by_itself_holds_under_its_circumstances_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let store = narthex_catalog::store::Store::open(Some(home.path().join("home"))).unwrap();
+        let package = home.path().join("package");
+        std::fs::create_dir(&package).unwrap();
+        std::fs::write(package.join("manifest.json"), "{}").unwrap();
+        let machine = store.machine(&package, "openvino").unwrap();
+        let folder = |now: &Circumstances| {
+            let npu = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
+            let folders =
+                [npu, Device::CoreMl(CoreMlOptions::default()), Device::VitisAi(VitisAiOptions::default())]
+                    .map(|device| keeping(device, &machine, now).cache().cloned().flatten());
+            assert!(folders.iter().all(|folder| *folder == folders[0]));
+            folders[0].clone().unwrap()
+        };
+        let (now, later) = (circumstances("onnxruntime-ep-openvino 1.8.1"), circumstances("1.9"));
+        let blob = folder(&now).join("graph.blob");
+        std::fs::write(&blob, "compiled").unwrap();
+        assert_eq!(folder(&now).join("graph.blob"), blob);
+        assert!(blob.is_file());
+        assert!(blob.starts_with(home.path()) && folder(&later).is_dir() && !blob.exists());
+        let qnn = Device::Qnn(QnnOptions::new(Path::new("/q/plugin.so"), &[]));
+        assert_eq!(keeping(qnn.clone(), &machine, &now), qnn);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use narthex_spec::{
 use crate::{
     auto, care,
     config::Config,
+    contexts,
     error::{Error, ErrorKind},
     fallen::Fallen,
     listing::PassedOver,
@@ -230,7 +231,9 @@ fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Resul
     if let Some(library) = facts.libraries.get(&name.ep()) {
         opening.runtime.register(name.ep(), library)?;
     }
-    Ok(device)
+    let now = Circumstances::now((name, &device), opening.runtime, facts);
+    let machine = opening.store.machine(opening.folder, name.as_str())?;
+    Ok(contexts::keeping(device, &machine, &now))
 }
 
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {

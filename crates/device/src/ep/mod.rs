@@ -27,7 +27,7 @@ pub use openvino::{Hint, Mode, OpenVinoOptions, Precision};
 pub use probe::{Cause, Facts, Refusal, probe};
 use probe::{Seen, Vendor};
 pub use qnn::QnnOptions;
-pub use vitisai::{Cache, Overlay, VitisAiOptions};
+pub use vitisai::{Overlay, VitisAiOptions};
 pub use webgpu::{Choice, Validation, WebGpuOptions};
 
 use crate::runtime::OrtDevice;
@@ -76,20 +76,27 @@ impl Device {
     /// What decides the outcome of a compile for this device, by the provider's own names; not where its files lie.
     pub fn settings(&self) -> BTreeMap<String, String> {
         let mut device = self.clone();
-        match &mut device {
-            Self::OpenVino(options) => options.cache = None,
-            Self::VitisAi(options) => options.cache = None,
-            Self::CoreMl(options) => options.cache = None,
+        if let Some(cache) = device.cache() {
+            *cache = None;
+        }
+        if let Self::Qnn(options) = &mut device {
             // Clocks and priorities change no outcome.
-            Self::Qnn(options) => {
-                let NpuOptions { vtcm_mb, .. } = options.npu;
-                (options.power, options.npu) =
-                    (Power::Burst, NpuOptions { vtcm_mb, ..NpuOptions::default() });
-            }
-            Self::Cpu | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => {}
+            let NpuOptions { vtcm_mb, .. } = options.npu;
+            (options.power, options.npu) = (Power::Burst, NpuOptions { vtcm_mb, ..NpuOptions::default() });
         }
         let options = device.options().into_iter().filter(|(key, _)| !key.ends_with("_path"));
         options.map(|(key, value)| (key.to_owned(), value)).collect()
+    }
+
+    /// The folder in which its provider keeps what it compiles, from one load to the next; `None` for a provider that
+    /// keeps nothing by itself.
+    pub fn cache(&mut self) -> Option<&mut Option<PathBuf>> {
+        match self {
+            Self::OpenVino(OpenVinoOptions { cache, .. })
+            | Self::VitisAi(VitisAiOptions { cache, .. })
+            | Self::CoreMl(CoreMlOptions { cache, .. }) => Some(cache),
+            Self::Cpu | Self::Qnn(_) | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => None,
+        }
     }
 
     /// The device with its clocks as a preset says, and of several GPUs the one that suits it.
@@ -134,6 +141,15 @@ impl Device {
             Self::Cuda(options) => options.entries(),
             Self::WebGpu(options) => options.entries(),
         }
+    }
+
+    /// As [`Device::options`], for one graph of a package, by whose name a provider may keep what it compiles.
+    pub(crate) fn options_for(&self, graph: &Path) -> Vec<(&'static str, String)> {
+        let mut entries = self.options();
+        if let Self::VitisAi(options) = self {
+            entries.extend(options.key(graph));
+        }
+        entries
     }
 
     /// What the provider is told besides, to have it write into `folder` which nodes it refuses and why; nothing for a
@@ -287,6 +303,22 @@ mod tests {
         assert_eq!(other.clone().with_npu_options(NpuOptions::default()), Ok(other.clone()));
         let refusal = other.with_npu_options(npu("vtcm=4")).unwrap_err();
         assert!(refusal.reason.contains("vtcm=4 are settings of Qualcomm's NPUs"), "{refusal:?}");
+    }
+
+    #[test]
+    fn where_compiled_graphs_are_kept_is_no_setting_of_them() {
+        for mut device in [
+            Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu)),
+            Device::VitisAi(VitisAiOptions::default()),
+            Device::CoreMl(CoreMlOptions::default()),
+        ] {
+            let (settings, options) = (device.settings(), device.options());
+            *device.cache().unwrap() = Some("/kept".into());
+            assert_eq!(device.settings(), settings);
+            assert_ne!(device.options(), options);
+        }
+        let mut qnn = Device::Qnn(QnnOptions::new(Path::new("/q/plugin.so"), &[]));
+        assert!(qnn.cache().is_none() && Device::Cpu.cache().is_none());
     }
 
     #[test]

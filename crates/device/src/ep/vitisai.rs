@@ -33,19 +33,10 @@ const CONFIG: &str = "vaip_config.json";
 pub struct VitisAiOptions {
     /// The compiler's settings; `None` takes those that are built in.
     pub config: Option<PathBuf>,
-    /// Where compiled graphs are kept; `None` leaves it to the provider.
-    pub cache: Option<Cache>,
+    /// The folder where compiled graphs of one package are kept; `None` leaves it to the provider.
+    pub cache: Option<PathBuf>,
     /// The overlay that the NPU is given; `None` takes the one of the settings.
     pub target: Option<Overlay>,
-}
-
-/// Where compiled graphs are kept from one load to the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cache {
-    /// The folder.
-    pub folder: PathBuf,
-    /// The name of one model in it. A model compiled under another's name would be taken for it.
-    pub key: String,
 }
 
 /// How the NPU's columns are put to work.
@@ -66,11 +57,16 @@ impl VitisAiOptions {
         };
         let given = [
             ("config_file", self.config.as_ref().map(path)),
-            ("cache_dir", self.cache.as_ref().map(|cache| path(&cache.folder))),
-            ("cache_key", self.cache.as_ref().map(|cache| cache.key.clone())),
+            ("cache_dir", self.cache.as_ref().map(path)),
             ("target", self.target.map(overlay)),
         ];
         given.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+
+    /// The name under which a graph is kept, where any is. A graph compiled under another's name would be taken for it.
+    pub(super) fn key(&self, graph: &Path) -> Option<(&'static str, String)> {
+        self.cache.as_ref()?;
+        Some(("cache_key", graph.file_stem()?.to_string_lossy().into_owned()))
     }
 }
 
@@ -102,16 +98,14 @@ mod tests {
         assert_eq!(VitisAiOptions::default().entries(), []);
         let options = VitisAiOptions {
             config: Some("/amd/vaip_config.json".into()),
-            cache: Some(Cache { folder: "/cache".into(), key: "tiny".to_owned() }),
+            cache: Some("/cache".into()),
             target: Some(Overlay::X2),
         };
-        let expected = [
-            ("config_file", "/amd/vaip_config.json"),
-            ("cache_dir", "/cache"),
-            ("cache_key", "tiny"),
-            ("target", "X2"),
-        ];
+        let expected = [("config_file", "/amd/vaip_config.json"), ("cache_dir", "/cache"), ("target", "X2")];
         assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
+        let layers = Path::new("/package/layers-1x64.onnx");
+        assert_eq!(options.key(layers), Some(("cache_key", "layers-1x64".to_owned())));
+        assert_eq!(VitisAiOptions::default().key(layers), None);
     }
 
     #[test]

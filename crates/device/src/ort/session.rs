@@ -113,10 +113,11 @@ impl Context<'_> {
     }
 }
 
-/// Binds a session to a device.
+/// Binds a session of a graph to a device.
 fn on(
     builder: SessionBuilder,
     runtime: &Runtime,
+    model: &Path,
     options: &SessionOptions<'_>,
 ) -> Result<SessionBuilder, DeviceError> {
     let (what, device) = ("choose the device", options.device);
@@ -132,13 +133,13 @@ fn on(
             let name = ep::ort_name(device.ep());
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
             let entries: Vec<(String, String)> =
-                device.options().into_iter().chain(writes).map(prefixed).collect();
+                device.options_for(model).into_iter().chain(writes).map(prefixed).collect();
             let builder = builder.with_devices([offered], Some(&entries)).map_err(failed(what))?;
             // DirectML demands it.
             let pattern = device.ep() != Ep::DirectMl;
             builder.with_memory_pattern(pattern).map_err(failed(what))
         }
-        (Err(_), Some(name)) if runtime.has(device.ep()) => by_name(builder, name, device.options()),
+        (Err(_), Some(name)) if runtime.has(device.ep()) => by_name(builder, name, device.options_for(model)),
         (Err(none), _) => Err(none),
     }
 }
@@ -182,7 +183,7 @@ impl Session {
     ) -> Result<Self, DeviceError> {
         let builder =
             ort::session::Session::builder(runtime.environment()).map_err(failed("make a session"))?;
-        let mut builder = on(builder, runtime, &options)?
+        let mut builder = on(builder, runtime, model, &options)?
             .with_intra_threads(options.threads)
             .map_err(failed("set the number of threads"))?
             .with_inter_threads(1)

@@ -1,6 +1,6 @@
 //! A device on trial for a package: how the package is loaded there, once and again.
 
-use narthex_catalog::store::MachineFolder;
+use narthex_catalog::store::{Guard, MachineFolder};
 use narthex_device::{DeviceError, ep::Device, fixed::Form};
 use narthex_spec::{DeviceName, Ep, Recipe, Target, manifest::Manifest};
 
@@ -25,11 +25,24 @@ pub(crate) struct Candidate<'a> {
 impl Candidate<'_> {
     /// Loads the package on the device. What was refused on the way is added to `notes`.
     pub(super) fn open(&self, notes: &mut Vec<String>) -> Result<Opened, Error> {
+        let _alone = self.alone()?;
         let opened = match self.compiler() {
             Some(compiler) if self.opening.manifest.bound.is_none() => contexts::open(self, compiler, notes),
             _ => self.opening.open(&self.device, self.opening.variant(self.name), Form::Graph),
         };
         opened.map_err(|error| self.explained(error))
+    }
+
+    /// Holds other loads off a folder that a provider fills by itself while it compiles; they find it filled.
+    fn alone(&self) -> Result<Option<Guard>, Error> {
+        let Opening { manifest, store, progress, cancel, head, .. } = self.opening;
+        let devices = [Some(&self.device), head.map(|(_, device)| device)];
+        let fills = |device: &Device| device.clone().cache().is_some_and(|folder| folder.is_some());
+        if !devices.into_iter().flatten().any(fills) {
+            return Ok(None);
+        }
+        let lock = format!("compiled-{}-{}", manifest.name.file_stem(), manifest.recipe.scheme);
+        Ok(Some(store.lock(&lock, *progress, cancel.flag())?))
     }
 
     /// Of its devices, the one that compiles graphs ahead of time.

@@ -43,15 +43,19 @@ struct Package {
 
 impl Package {
     fn new() -> Self {
+        Self::of(Scheme::W8)
+    }
+
+    fn of(scheme: Scheme) -> Self {
         narthex_device::runtime::disable_telemetry();
         let home = tempfile::tempdir().unwrap();
         let checkpoint = home.path().join("tiny.gguf");
         fs::write(&checkpoint, checkpoint::tiny_llama_gguf(7)).unwrap();
         let gateway = gateway(&home, NpuPolicy::Prefer);
-        let request = CompileRequest { contexts: vec![64], ..CompileRequest::new(Scheme::W8) };
+        let request = CompileRequest { contexts: vec![64], ..CompileRequest::new(scheme) };
         let compiled = gateway.compile(checkpoint.to_str().unwrap(), &request, &Quiet, &Cancel::new());
         let (folder, manifest) = compiled.unwrap();
-        Self { home, key: PackageKey { name: manifest.name, scheme: Scheme::W8 }, folder }
+        Self { home, key: PackageKey { name: manifest.name, scheme }, folder }
     }
 
     /// The package with its decode graph as another exporter might have written it.
@@ -99,20 +103,45 @@ impl Package {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<Loaded, Error> {
-        let gateway = gateway(&self.home, npu);
+        self.load_in(&gateway(&self.home, npu), &snapdragon(), (progress, cancel))
+    }
+
+    /// Loads it as a gateway would on a machine.
+    fn load_in(
+        &self,
+        gateway: &Gateway,
+        facts: &Facts,
+        watched: (&dyn ProgressSink, &Cancel),
+    ) -> Result<Loaded, Error> {
         let inner = gateway.inner();
         let runtime = inner.runtime(&Quiet, &Cancel::new()).unwrap();
-        let settings = (&inner.config, &inner.store, &snapdragon());
-        Loaded::open(&self.key, &self.folder, runtime, settings, (progress, cancel))
+        Loaded::open(&self.key, &self.folder, runtime, (&inner.config, &inner.store, facts), watched)
     }
 }
 
 fn gateway(home: &tempfile::TempDir, npu: NpuPolicy) -> Gateway {
+    gateway_of(home, npu, "qnn,cpu")
+}
+
+fn gateway_of(home: &tempfile::TempDir, npu: NpuPolicy, providers: &str) -> Gateway {
     let runtime = runtimes::core_library(&Store::open(None).unwrap()).unwrap();
     let runtime = Some(runtime.expect("no ONNX Runtime: run `cargo xtask test --only store` once"));
-    let providers = "qnn,cpu".parse().unwrap();
+    let providers = providers.parse().unwrap();
     let home = Some(home.path().join("home"));
     Gateway::open(Config { home, runtime, providers, npu, threads: 1, ..Config::standard() }).unwrap()
+}
+
+/// A Mac, whose NPU needs no library.
+fn mac() -> Facts {
+    Facts {
+        os: "macos".into(),
+        arch: "aarch64".into(),
+        processor: "aarch64".into(),
+        accelerators: Vec::new(),
+        drivers: Vec::new(),
+        libraries: BTreeMap::new(),
+        elsewhere: BTreeMap::new(),
+    }
 }
 
 fn snapdragon() -> Facts {
@@ -420,6 +449,20 @@ fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
     check("cpu", Some("prefill=openvino,decode=cpu"), prefer, false);
     check("cpu", Some("layers=cpu,head=qnn"), prefer, true);
     check("cpu", Some("layers=cpu,head=openvino"), prefer, false);
+}
+
+/// Loads a package on a Mac; gives it, and whether CoreML was given a folder for what it compiles.
+fn on_a_mac(scheme: Scheme) -> (Loaded, bool) {
+    let package = Package::of(scheme);
+    let gateway = gateway_of(&package.home, NpuPolicy::Prefer, "coreml,cpu");
+    let loaded = package.load_in(&gateway, &mac(), (&Quiet, &Cancel::new())).unwrap();
+    let machine = gateway.inner().store.machine(&package.folder, "coreml").unwrap();
+    (loaded, machine.folder("compiled").is_some())
+}
+
+#[test]
+fn a_provider_that_keeps_what_it_compiles_has_a_folder_for_it() {
+    assert!(on_a_mac(Scheme::F16).1);
 }
 
 #[test]
