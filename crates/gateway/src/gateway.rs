@@ -335,7 +335,8 @@ impl Inner {
     ) -> Result<Loaded, Error> {
         let core = Core::of(self);
         let facts = &core.facts;
-        let graphs = if placing::wants_fixed(&self.config, facts) { Graphs::Both } else { Graphs::Any };
+        let fixed = placing::wants_fixed(&self.config, key.scheme, facts);
+        let graphs = if fixed { Graphs::Both } else { Graphs::Any };
         core.claim(self)?;
         let folder = job::package_for_load(self, (key, graphs), from, progress, cancel)?;
         let runtime = core.load(self, progress, cancel)?;

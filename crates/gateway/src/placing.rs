@@ -1,6 +1,7 @@
 //! Which device of the order a package is loaded on. Every device that is passed over leaves its reason; none is
 //! replaced by a slower one without a word.
 
+mod beforehand;
 mod bound;
 mod candidate;
 mod divided;
@@ -8,8 +9,8 @@ mod divided;
 use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
 use narthex_engine::executor::Executor;
 use narthex_spec::{
-    DeviceName, Division, ModelName, NpuPolicy, Parts, Place, Split, Variant, provider::DeviceKind,
-    recipe::FixedShapes,
+    DeviceName, Division, ModelName, NpuPolicy, Parts, Place, Split, Variant, manifest::Manifest,
+    provider::DeviceKind, recipe::FixedShapes,
 };
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     verify::{self, Alarm, watched},
 };
 
+pub(crate) use beforehand::{run_fixed, wants_fixed};
 pub(crate) use candidate::Candidate;
 
 /// A model on its device.
@@ -36,31 +38,6 @@ pub(crate) struct Placed {
     pub(crate) passed_over: Vec<PassedOver>,
     /// Raised when a device gives nonsense.
     pub(crate) alarms: Vec<Alarm>,
-}
-
-/// Whether a load on this machine would use graphs of fixed shape: on the device that is next in turn, on one of those to
-/// be measured, or where the settings put it.
-pub(crate) fn wants_fixed(config: &Config, facts: &Facts) -> bool {
-    let usable = |place: &Place| is_usable(config, *place, facts);
-    let mut order = config.providers.devices().iter().copied().map(Place::One).filter(usable);
-    match config.place {
-        Some(Division::Measured) => run_fixed(config, order, facts),
-        Some(Division::Given(place)) => run_fixed(config, [place].into_iter().chain(order.next()), facts),
-        None => run_fixed(config, order.next(), facts),
-    }
-}
-
-/// Whether one of these places can be used on this machine and runs graphs of fixed shape.
-pub(crate) fn run_fixed(config: &Config, places: impl IntoIterator<Item = Place>, facts: &Facts) -> bool {
-    let fixed = |place: Place| {
-        matches!(place, Place::Parts(_))
-            || place.devices().iter().any(|device| device.variant() == Variant::Static)
-    };
-    places.into_iter().any(|place| fixed(place) && is_usable(config, place, facts))
-}
-
-fn is_usable(config: &Config, place: Place, facts: &Facts) -> bool {
-    place.devices().into_iter().all(|name| refusal(config, name, facts).is_none())
 }
 
 /// Loads a package where the settings say: a decoder as it is to be divided, if at all, and everything else on the first
@@ -225,8 +202,8 @@ fn is_interrupt(error: &Error) -> bool {
 /// A device that is there, with its provider loaded.
 fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Device, Attempt> {
     let Config { power, npu_options, .. } = opening.config;
-    let device =
-        ep::probe(name, facts).and_then(|device| device.with_power(*power).with_npu_options(*npu_options));
+    let device = there(opening, name, facts)
+        .and_then(|device| device.with_power(*power).with_npu_options(*npu_options));
     let device = device.map_err(Attempt::Refused)?;
     if let Some(library) = facts.libraries.get(&name.ep()) {
         opening.runtime.register(name.ep(), library)?;
@@ -236,11 +213,19 @@ fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Resul
     Ok(contexts::keeping(device, &machine, &now))
 }
 
+/// A device that is there and takes the package's weights.
+fn there(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
+    let device = ep::probe(name, facts)?;
+    let Manifest { name: model, recipe, .. } = opening.manifest;
+    bound::other_scheme(name, model, recipe.scheme)?;
+    Ok(device)
+}
+
 fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Ready, Attempt> {
     bound::other_device(opening.manifest, name).map_err(Attempt::Refused)?;
     let variant = opening.variant(name);
     if !opening.manifest.graphs.iter().any(|graph| graph.variant == variant) {
-        ep::probe(name, facts).map_err(Attempt::Refused)?;
+        there(opening, name, facts).map_err(Attempt::Refused)?;
         return Err(Attempt::Refused(lacking(opening, variant)));
     }
     let device = ready_device(opening, name, facts)?;

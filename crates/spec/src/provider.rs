@@ -6,7 +6,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ep, Variant, target::OpenVinoDevice};
+use crate::{Ep, Scheme, Variant, target::OpenVinoDevice};
 
 /// A device as users name it: `qnn`, `qnn:emulation`, `openvino:gpu`, `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -94,6 +94,14 @@ impl DeviceName {
                 Variant::Static
             }
             Self::DirectMl | Self::Cuda | Self::WebGpu | Self::Cpu => Variant::Dynamic,
+        }
+    }
+
+    /// Whether it computes with weights of a scheme. CoreML has no operator for weights in blocks (`MatMulNBits`).
+    pub fn takes(self, scheme: Scheme) -> bool {
+        match scheme {
+            Scheme::W8 | Scheme::W4 => self != Self::CoreMl,
+            Scheme::F16 | Scheme::F32 => true,
         }
     }
 

@@ -50,7 +50,7 @@ impl Gateway {
         let core = Core::serving(inner, places.devices().filter(|&device| device != DeviceName::Cpu));
         let facts = core.facts.clone();
         core.claim(inner)?;
-        let fixed = placing::run_fixed(&inner.config, places.as_slice().iter().copied(), &facts);
+        let fixed = placing::run_fixed(&inner.config, key.scheme, places.as_slice().iter().copied(), &facts);
         let graphs = if fixed { Graphs::Both } else { Graphs::Any };
         let folder = job::package_for_load(inner, (&key, graphs), job::named(model), progress, cancel)?;
         let runtime = core.load(inner, progress, cancel)?;

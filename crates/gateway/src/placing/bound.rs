@@ -1,9 +1,11 @@
-//! Packages that were made for one kind of device: what every other one says of them.
+//! Packages that some devices do not run: those that were made for one kind of device, and those in a scheme that a device
+//! has no operators for.
 
 use narthex_device::ep::{Cause, Device, Refusal};
 use narthex_spec::{
-    DeviceName, Target,
+    DeviceName, ModelName, Scheme, Target,
     manifest::{Bound, Manifest},
+    recipe::FixedShapes,
     target::QnnChip,
 };
 
@@ -24,6 +26,19 @@ pub(super) fn other_chip(manifest: &Manifest, device: &Device) -> Result<(), Ref
         (Some(Target::Qnn(chips)), Some(chip)) if !chips.contains(chip) => Err(elsewhere(bound, Some(*chip))),
         _ => Ok(()),
     }
+}
+
+/// Refuses a package whose weights are in a scheme that the device does not take.
+pub(super) fn other_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) -> Result<(), Refusal> {
+    if name.takes(scheme) {
+        return Ok(());
+    }
+    let whole = Scheme::F16;
+    let reason = format!("it takes no weights in blocks, such as {scheme}, but those in {whole}");
+    let context = FixedShapes::USUAL_CONTEXT;
+    let fix =
+        format!("narthex compile {model} --scheme {whole} --context {context}, and name it {model}@{whole}");
+    Err(Refusal { cause: Cause::Refused, reason, fix: Some(fix) })
 }
 
 /// The refusal of a package that was made for another device than this, of which the chip may be known.

@@ -435,7 +435,11 @@ fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
     let check = |providers: &str, place: Option<&str>, npu, expected| {
         let place = place.map(|place| place.parse().unwrap());
         let config = Config { providers: providers.parse().unwrap(), place, npu, ..Config::standard() };
-        assert_eq!(wants_fixed(&config, &snapdragon()), expected, "{providers}, {place:?}, {npu}");
+        assert_eq!(
+            wants_fixed(&config, Scheme::W8, &snapdragon()),
+            expected,
+            "{providers}, {place:?}, {npu}"
+        );
     };
     let prefer = NpuPolicy::Prefer;
     check("qnn,cpu", None, prefer, true);
@@ -463,6 +467,19 @@ fn on_a_mac(scheme: Scheme) -> (Loaded, bool) {
 #[test]
 fn a_provider_that_keeps_what_it_compiles_has_a_folder_for_it() {
     assert!(on_a_mac(Scheme::F16).1);
+}
+
+#[test]
+fn coreml_refuses_weights_in_blocks_before_it_is_tried() {
+    let (loaded, tried) = on_a_mac(Scheme::W8);
+    let passed_over = loaded.status().passed_over;
+    let [passed] = &passed_over[..] else { panic!("{passed_over:?}") };
+    assert!(!tried && passed.announced);
+    assert_eq!(passed.reason, "it takes no weights in blocks, such as w8, but those in f16");
+    assert!(passed.fix.as_ref().is_some_and(|fix| fix.contains("--scheme f16")), "{passed:?}");
+    let config = Config { providers: "coreml,cpu".parse().unwrap(), ..Config::standard() };
+    let wanted = |scheme| wants_fixed(&config, scheme, &mac());
+    assert_eq!([Scheme::W8, Scheme::W4, Scheme::F16].map(wanted), [false, false, true]);
 }
 
 #[test]
