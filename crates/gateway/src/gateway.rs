@@ -335,6 +335,7 @@ impl Inner {
     ) -> Result<Loaded, Error> {
         let core = Core::of(self);
         let facts = &core.facts;
+        placing::check_possible(&self.config, key, facts)?;
         let fixed = placing::wants_fixed(&self.config, key.scheme, facts);
         let graphs = if fixed { Graphs::Both } else { Graphs::Any };
         core.claim(self)?;

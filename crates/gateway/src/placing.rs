@@ -27,7 +27,7 @@ use crate::{
     verify::{self, Alarm, watched},
 };
 
-pub(crate) use beforehand::{run_fixed, wants_fixed};
+pub(crate) use beforehand::{check_possible, run_fixed, wants_fixed};
 pub(crate) use candidate::Candidate;
 
 /// A model on its device.

@@ -1,10 +1,10 @@
 //! What can be said of a load before there is a package.
 
-use narthex_device::ep::Facts;
-use narthex_spec::{Division, Place, Scheme, Variant};
+use narthex_device::ep::{self, Facts, Refusal};
+use narthex_spec::{DeviceName, Division, NpuPolicy, Place, Scheme, Variant};
 
-use super::refusal;
-use crate::config::Config;
+use super::{bound, passed_over, refusal};
+use crate::{config::Config, error::Error, listing::PassedOver, names::PackageKey};
 
 /// Whether a load on this machine would use graphs of fixed shape: on the device that is next in turn, on one of those to
 /// be measured, or where the settings put it.
@@ -36,4 +36,45 @@ pub(crate) fn run_fixed(
 
 fn is_usable(config: &Config, scheme: Scheme, place: Place, facts: &Facts) -> bool {
     place.devices().into_iter().all(|name| name.takes(scheme) && refusal(config, name, facts).is_none())
+}
+
+/// Refuses a load that requires an NPU where every device of the place and the order refuses it already, so that nothing
+/// is fetched or compiled for it.
+///
+/// # Errors
+/// [`Error::NoDevice`] with every device and its reason.
+pub(crate) fn check_possible(config: &Config, key: &PackageKey, facts: &Facts) -> Result<(), Error> {
+    if config.npu != NpuPolicy::Require {
+        return Ok(());
+    }
+    let divided = match config.place {
+        Some(Division::Given(place)) => place.devices(),
+        Some(Division::Measured) | None => Vec::new(),
+    };
+    // Beside an NPU another device may have a part of the work: how much, is weighed once it is loaded.
+    let beside = |name| ep::probe(name, facts).err();
+    let refused = refusals(config, key, divided.iter().copied(), beside);
+    if !divided.is_empty() && refused.is_empty() {
+        return Ok(());
+    }
+    let order = config.providers.devices();
+    let alone = refusals(config, key, order.iter().copied(), |name| refusal(config, name, facts));
+    if alone.len() < order.len() {
+        return Ok(());
+    }
+    let mut passed_over = refused;
+    let told: Vec<DeviceName> = passed_over.iter().map(|passed| passed.device).collect();
+    passed_over.extend(alone.into_iter().filter(|passed| !told.contains(&passed.device)));
+    Err(Error::NoDevice { name: key.name.clone(), policy: config.npu, passed_over })
+}
+
+/// Those of some devices that refuse a package, by what is known of them or by its scheme.
+fn refusals(
+    config: &Config,
+    key: &PackageKey,
+    devices: impl Iterator<Item = DeviceName>,
+    refusal: impl Fn(DeviceName) -> Option<Refusal>,
+) -> Vec<PassedOver> {
+    let of = |name| refusal(name).or_else(|| bound::other_scheme(name, &key.name, key.scheme).err());
+    devices.filter_map(|name| Some(passed_over(config, name, of(name)?))).collect()
 }

@@ -483,6 +483,38 @@ fn coreml_refuses_weights_in_blocks_before_it_is_tried() {
 }
 
 #[test]
+fn a_required_npu_that_is_not_there_is_missed_before_anything_is_made() {
+    let key = PackageKey { name: "tiny".parse().unwrap(), scheme: Scheme::W8 };
+    let check = |providers: &str, place: Option<&str>, npu, facts: &Facts, expected: Option<&[&str]>| {
+        let place = place.map(|place| place.parse().unwrap());
+        let config = Config { providers: providers.parse().unwrap(), place, npu, ..Config::standard() };
+        let told = match check_possible(&config, &key, facts) {
+            Ok(()) => None,
+            Err(Error::NoDevice { passed_over, .. }) => {
+                Some(passed_over.iter().map(|passed| passed.device.as_str()).collect::<Vec<_>>())
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(told.as_deref(), expected, "{providers}, {place:?}, {npu}");
+    };
+    let (there, require) = (snapdragon(), NpuPolicy::Require);
+    let bare = Facts { libraries: BTreeMap::new(), ..snapdragon() };
+    check("qnn,cpu", None, require, &there, None);
+    check("qnn,cpu", None, require, &bare, Some(&["qnn", "cpu"]));
+    check("qnn,cpu", None, NpuPolicy::Prefer, &bare, None);
+    check("cpu", Some("prefill=qnn,decode=cpu"), require, &there, None);
+    check("cpu", Some("prefill=qnn,decode=cpu"), require, &bare, Some(&["qnn", "cpu"]));
+    check("cpu,qnn", Some("prefill=openvino,decode=cpu"), require, &there, None);
+    check("coreml,cpu", None, require, &mac(), Some(&["coreml", "cpu"]));
+
+    // No machine has an NPU for this: nothing is fetched.
+    let home = tempfile::tempdir().unwrap();
+    let gateway = gateway_of(&home, require, "coreml,cpu");
+    let error = gateway.load("smollm2:135m@w8", &Quiet, &Cancel::new()).unwrap_err();
+    assert!(matches!(error, Error::NoDevice { .. }), "{error}");
+}
+
+#[test]
 fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
     let load = |bound: Bound, npu: NpuPolicy| {
         let package = Package::new();
