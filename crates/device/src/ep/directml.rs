@@ -1,4 +1,8 @@
 //! GPUs on Windows through DirectML, which stands inside of an ONNX Runtime of its own, version 1.24.
+//!
+//! Windows ML is a copy of ONNX Runtime with DirectML in it, and a catalogue out of which the system downloads vendors'
+//! plugins. Its library can be named with `ORT_DYLIB_PATH` (DirectML is seen by its own library beside it); the catalogue is
+//! not asked, so that plugins come as runtimes of ours, or AMD's by the variable that names it.
 
 use narthex_spec::Ep;
 
