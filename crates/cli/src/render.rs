@@ -169,7 +169,7 @@ fn suits(figures: Figures) -> String {
 }
 
 /// What is to be told of a model that no column has room for, a line each: why it is not loaded, why it runs where it does,
-/// and which devices should have run it and did not.
+/// what was refused on the way, and which devices should have run it and did not.
 fn told(model: &ModelStatus) -> Vec<String> {
     if let ModelState::Failed { reason, hint } = &model.state {
         // The reason names the devices too.
@@ -182,7 +182,8 @@ fn told(model: &ModelStatus) -> Vec<String> {
     let fallen = fallen.map(|report| format!("elsewhere: {}", report.fallen));
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
     let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
-    why.into_iter().chain(fallen).chain(reasons).collect()
+    let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
+    why.into_iter().chain(fallen).chain(notes).chain(reasons).collect()
 }
 
 /// Running servers, and below them what is to be told of each model.
@@ -453,7 +454,8 @@ mod tests {
             squeezed.skip(1).collect::<Vec<_>>()
         };
         let row = |rest: &str| format!("127.0.0.1:8000 7 tiny w8 {rest}");
-        assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu")]);
+        let note = "tiny (w8) the kept contexts were refused & made anew".to_owned();
+        assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu"), note.clone()]);
         let why = Some("measured on this machine, 5 ms".to_owned());
         status.placement = Some(PlacementReport { why, ..placement.clone() });
         status.passed_over = vec![PassedOver {
@@ -466,6 +468,7 @@ mod tests {
         let expected = [
             row("ready prefill=qnn,decode=cpu"),
             "tiny (w8) measured on this machine, 5 ms".to_owned(),
+            note,
             "tiny (w8) not webgpu: it is in quarantine".to_owned(),
         ];
         assert_eq!(lines(&status), expected);

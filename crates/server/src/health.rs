@@ -23,6 +23,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "npu_phases": model.placement.as_ref().and_then(|report| report.phases),
                 "placement": model.placement.as_ref().map(|report| &report.lines),
                 "fallen": model.placement.as_ref().map(|report| &report.fallen),
+                "notes": model.placement.as_ref().map(|report| &report.notes),
                 "passed_over": model.passed_over,
                 "max_length": model.max_length,
                 "engine": model.engine,
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_measured_choice_is_told_with_its_reason() {
+    fn a_choice_is_told_with_its_reason_and_what_was_refused_on_the_way() {
         let placement = PlacementReport {
             device: DeviceName::Qnn,
             decode: Some(DeviceName::Cpu),
@@ -56,7 +57,7 @@ mod tests {
             lines: Vec::new(),
             fallen: Fallen::default(),
             why: Some("measured on this machine".to_owned()),
-            notes: Vec::new(),
+            notes: vec!["the kept contexts were refused".to_owned()],
         };
         let model = ModelStatus {
             name: "tiny".parse().unwrap(),
@@ -71,5 +72,6 @@ mod tests {
         let found = &report(&[model], &[])["models"][0];
         assert_eq!(found["device"], "prefill=qnn,decode=cpu");
         assert_eq!(found["why"], "measured on this machine");
+        assert_eq!(found["notes"], json!(["the kept contexts were refused"]));
     }
 }
