@@ -19,7 +19,7 @@ use narthex_graph::{
 use narthex_spec::{
     Ep, ProgressSink, Scheme,
     dtype::{DType, Dim},
-    manifest::{Bound, FileEntry, MANIFEST_FILE, Manifest},
+    manifest::{Bound, Context, FileEntry, MANIFEST_FILE, Manifest},
     progress::{Progress, Quiet},
     target::{QnnChip, Target},
 };
@@ -428,6 +428,44 @@ fn a_number_of_the_vendor_s_compiler_is_told_in_words_with_the_next_step() {
     // process, such as other tests', from sharing weights.
     let compiled = package.compiled_for(&[QnnChip::XElite, QnnChip::Elite]);
     check(compiled.unwrap_err(), "qnn:x-elite,8-elite", &["with `--context` in the place of `--target`"]);
+}
+
+#[test]
+fn a_package_s_contexts_that_do_not_hold_are_refused_with_the_reason_and_made_anew() {
+    let package = Package::new();
+    let made = package.compiled_for(&[QnnChip::Elite]).unwrap();
+    let check = |edit: &dyn Fn(&mut Context), expected: &str, begun: &[&str]| {
+        let mut manifest = made.clone();
+        manifest.contexts.iter_mut().for_each(edit);
+        package.write(&manifest);
+        let stages = Stages::default();
+        let sink = |event: Progress| stages.hear(&event);
+        let loaded = package.load_watched(NpuPolicy::Require, &sink, &Cancel::new());
+        let loaded = loaded.unwrap_or_else(|error| panic!("{error}"));
+        let report = loaded.placement();
+        assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0));
+        let [note] = &report.notes[..] else { panic!("{:?}", report.notes) };
+        let told = note.strip_prefix("the package's contexts were refused: ");
+        assert!(told.is_some_and(|told| told.contains(expected)), "{note}");
+        assert_eq!(*stages.0.lock().unwrap(), begun);
+    };
+    let anew = [COMPILING, CHECKING];
+    check(&|_| (), "they are for qnn:8-elite, and this is qnn:x-elite", &anew);
+    let here = |context: &mut Context| context.target = Target::Qnn(vec![QnnChip::XElite]);
+    let old = |context: &mut Context| {
+        here(context);
+        context.compiler = "onnxruntime-qnn 2.6.0".to_owned();
+    };
+    check(&old, "they were made by onnxruntime-qnn 2.6.0, and this is onnxruntime-qnn ", &anew);
+    let binary = made.files.keys().find(|file| file.ends_with(".bin")).unwrap();
+    let whole = fs::read(package.folder.join(binary)).unwrap();
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    fs::write(package.folder.join(binary), damaged).unwrap();
+    check(&here, &format!("{binary} is damaged"), &anew);
+    // Whole ones come to the provider, which takes no weights in common on this machine; what was made before is kept.
+    fs::write(package.folder.join(binary), whole).unwrap();
+    check(&here, "failed to load the graph", &[]);
 }
 
 #[test]
