@@ -2,7 +2,9 @@
 //!
 //! A context is an ONNX file with one node that names a binary beside it. Nothing here knows of models.
 
-use std::{io, ops::ControlFlow, path::Path};
+use std::{collections::BTreeSet, fs, io, ops::ControlFlow, path::Path};
+
+use narthex_graph::{Graph, Node};
 
 use crate::{
     ep::Device,
@@ -31,7 +33,19 @@ pub enum Weights {
     Apart,
 }
 
-/// Compiles graphs for a device, each of which must go to the device whole. Gives their placements in the same order.
+/// What becomes of the nodes of a graph that its device refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// The graph is refused.
+    Refused,
+    /// The CPU runs those that only convert the graph's inputs or outputs; with others the graph is refused.
+    Edges,
+    /// The CPU runs them; whether enough is left to the device is the caller's to say.
+    OnCpu,
+}
+
+/// Compiles graphs for a device, each of which must go to the device but for what `rest` grants. Gives their placements in
+/// the same order.
 ///
 /// `done` hears how many graphs are compiled, and answers whether to go on.
 ///
@@ -42,6 +56,7 @@ pub fn precompile(
     device: &Device,
     jobs: &[Job<'_>],
     weights: Weights,
+    rest: Rest,
     done: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Placement>, DeviceError> {
     // Contexts that share a binary are written when the last of them is made, so all stay open until then.
@@ -55,7 +70,7 @@ pub fn precompile(
         let context = Context::Written { path: job.context, sharing };
         let options = SessionOptions { context, ..SessionOptions::on(device, 1) };
         let session = Session::open(runtime, job.graph, options)?;
-        whole(runtime, job.graph, device, session.placement())?;
+        whole(runtime, job.graph, device, session.placement(), rest)?;
         open.push(session);
         if done(index + 1).is_break() {
             return Err(DeviceError::Cancelled);
@@ -70,7 +85,7 @@ pub fn precompile(
 /// As for [`precompile`].
 pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize, DeviceError> {
     let session = Session::open(runtime, graph, SessionOptions::on(device, 1))?;
-    whole(runtime, graph, device, session.placement())?;
+    whole(runtime, graph, device, session.placement(), Rest::Refused)?;
     Ok(session.placement().nodes.len())
 }
 
@@ -104,15 +119,27 @@ pub fn control(
     Some(Session::open(runtime, graph, options).map(|session| session.placement().nodes.len()))
 }
 
-/// Refuses a placement that is not wholly on its device; each node with the provider's reason, where it gives one.
+/// Refuses a placement that is not on its device but for what `rest` grants; each node with the provider's reason, where it
+/// gives one.
 pub(crate) fn whole(
     runtime: &Runtime,
     graph: &Path,
     device: &Device,
     placement: &Placement,
+    rest: Rest,
 ) -> Result<(), DeviceError> {
     let ep = device.ep();
-    if placement.nodes.iter().all(|node| node.ep == ep) {
+    let mut left = placement.nodes.iter().filter(|node| node.ep != ep).peekable();
+    let granted = left.peek().is_none()
+        || match rest {
+            Rest::Refused => false,
+            Rest::Edges => {
+                let edges = read(graph).map(|graph| edges(&graph)).unwrap_or_default();
+                left.all(|node| CONVERSIONS.contains(&node.op.as_str()) && is_of(&node.name, &edges))
+            }
+            Rest::OnCpu => true,
+        };
+    if granted {
         return Ok(());
     }
     let reasons = trace::reasons(runtime, device, graph);
@@ -127,4 +154,72 @@ pub(crate) fn whole(
         nodes: placement.nodes.len(),
         refused: refused.collect(),
     })
+}
+
+/// A graph's file; nothing where it cannot be read.
+fn read(path: &Path) -> Option<Graph> {
+    Graph::decode(&fs::read(path).ok()?).ok()
+}
+
+/// Operators that give the numbers that they are given, as another type.
+const CONVERSIONS: [&str; 3] = ["Cast", "DequantizeLinear", "QuantizeLinear"];
+
+/// The paths of the conversions between a graph's inputs or outputs and everything else.
+fn edges(graph: &Graph) -> BTreeSet<String> {
+    // Those without a name cannot be told apart.
+    let is_known = |node: &&Node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty();
+    let conversions = || graph.nodes.iter().filter(is_known);
+    let mut given: BTreeSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
+    let mut wanted: BTreeSet<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
+    let mut edges = BTreeSet::new();
+    // The nodes of a graph stand in an order in which it can be run.
+    for node in conversions() {
+        if node.input(0).is_some_and(|input| given.contains(input)) {
+            given.extend(node.outputs.iter().map(String::as_str));
+            edges.insert(node.name.clone());
+        }
+    }
+    for node in conversions().rev() {
+        if node.outputs.iter().all(|output| wanted.contains(output.as_str())) {
+            wanted.extend(node.input(0));
+            edges.insert(node.name.clone());
+        }
+    }
+    edges
+}
+
+/// Whether a node is one of these, or one that ONNX Runtime made of it and calls after it (`…/duplicated`).
+fn is_of(name: &str, paths: &BTreeSet<String>) -> bool {
+    paths
+        .iter()
+        .filter_map(|path| name.strip_prefix(path))
+        .any(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_graph::Builder;
+    use narthex_spec::DType;
+
+    use super::*;
+
+    #[test]
+    fn the_conversions_at_a_graph_s_edges_are_known() {
+        let mut b = Builder::new("g", &[]);
+        let x = b.input("x", DType::F32, &[]);
+        let scale = b.scalar(0.5);
+        let quantised = b.op("/in", "QuantizeLinear", &[&x, &scale]);
+        let back = b.op("/in", "DequantizeLinear", &[&quantised, &scale]);
+        let y = b.op("/mid", "Relu", &[&back]);
+        let inner = b.op("/mid", "Cast", &[&y]);
+        let z = b.op("/mid", "Abs", &[&inner]);
+        let out = b.op("/out", "QuantizeLinear", &[&z, &scale]);
+        let out = b.op("/out", "Cast", &[&out]);
+        b.output(&out, DType::U8, &[]);
+        let expected = ["/in/DequantizeLinear", "/in/QuantizeLinear", "/out/Cast", "/out/QuantizeLinear"];
+        let edges = edges(&b.finish());
+        assert_eq!(edges, expected.map(str::to_owned).into());
+        assert!(is_of("/out/Cast", &edges) && is_of("/in/DequantizeLinear/duplicated", &edges));
+        assert!(!is_of("/mid/Cast", &edges) && !is_of("/out/Cast_1", &edges));
+    }
 }

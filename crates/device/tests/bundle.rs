@@ -13,7 +13,7 @@ use narthex_device::{
     dynamic::DynamicExecutor,
     ep::{Device, QnnOptions},
     fixed::Form,
-    precompile::{Job, Weights, precompile},
+    precompile::{Job, Rest, Weights, precompile},
 };
 use narthex_graph::{
     Attribute, Builder, Graph, Initializer, InitializerData, Node, Value, context::CONTEXT_OP,
@@ -226,7 +226,7 @@ fn bundle(package: &Package, past: Past, compiler: Option<&Device>) -> tempfile:
         Some(device) => {
             let jobs: Vec<_> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
             let mut done = |_| ControlFlow::Continue(());
-            precompile(runtime(), device, &jobs, Weights::Apart, &mut done).unwrap();
+            precompile(runtime(), device, &jobs, Weights::Apart, Rest::Refused, &mut done).unwrap();
         }
         None => {
             for (from, to) in &paths {

@@ -9,6 +9,7 @@ use narthex_device::{
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
     fixed::{FixedEncoder, Form, Place},
+    precompile::Rest,
 };
 use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
@@ -48,7 +49,7 @@ fn dynamic(package: &Package) -> DynamicEncoder {
 }
 
 fn fixed(package: &Package) -> FixedEncoder {
-    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
+    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: Rest::Refused };
     FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }

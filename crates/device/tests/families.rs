@@ -10,6 +10,7 @@ use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
 use narthex_device::{
     ep::Device,
     fixed::{FixedExecutor, FixedOptions, Form, Place},
+    precompile::Rest,
 };
 use narthex_engine::executor::Wanted;
 use narthex_spec::{
@@ -161,7 +162,7 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
 fn check_static(package: &Package, what: &str, bound: f32) {
     let tokens = tokens();
     let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
-    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph };
+    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: Rest::Refused };
     let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
     let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = FixedExecutor::open(runtime(), folder, manifest, place, &options).unwrap();

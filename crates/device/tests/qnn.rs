@@ -12,7 +12,7 @@ use narthex_device::{
     ep::{Device, QnnOptions},
     fixed::Form,
     placement::GraphPlacement,
-    precompile::{Job, Weights, precompile},
+    precompile::{Job, Rest, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
 };
 use narthex_engine::encoder::Encoder;
@@ -54,7 +54,8 @@ fn contexts(package: &mut Package, chips: &[QnnChip], weights: Weights) -> Targe
     let paths: Vec<_> = graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
     let jobs: Vec<_> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
     let mut done = |_| ControlFlow::Continue(());
-    let placements = precompile(runtime(), &emulation(chips), &jobs, weights, &mut done).unwrap();
+    let placements =
+        precompile(runtime(), &emulation(chips), &jobs, weights, Rest::Refused, &mut done).unwrap();
     assert!(placements.iter().all(|placement| placement.subgraphs.len() == 1));
     for graph in graphs {
         package.manifest.contexts.push(Context {
@@ -315,7 +316,7 @@ fn a_graph_that_the_npu_refuses_names_its_nodes() {
     let jobs = [Job { graph: &graph, context: &context }];
     let device = emulation(&[QnnChip::XElite]);
     let mut done = |_| ControlFlow::Continue(());
-    let error = precompile(runtime(), &device, &jobs, Weights::Apart, &mut done).unwrap_err();
+    let error = precompile(runtime(), &device, &jobs, Weights::Apart, Rest::Refused, &mut done).unwrap_err();
     let DeviceError::NotWhole { nodes, refused, .. } = &error else { panic!("{error}") };
     assert!(!refused.is_empty() && refused.len() <= *nodes, "{error}");
     // The provider's own trace says why.
@@ -330,6 +331,6 @@ fn a_compile_can_be_broken_off() {
     let jobs = [Job { graph: &graph, context: &context }];
     let mut done = |_| ControlFlow::Break(());
     let device = emulation(&[QnnChip::XElite]);
-    let error = precompile(runtime(), &device, &jobs, Weights::Apart, &mut done).unwrap_err();
+    let error = precompile(runtime(), &device, &jobs, Weights::Apart, Rest::Refused, &mut done).unwrap_err();
     assert_eq!(error, DeviceError::Cancelled);
 }

@@ -11,12 +11,13 @@ use narthex_device::{
         CoreMlOptions, CudaOptions, Device, DirectMlOptions, OpenVinoOptions, VitisAiOptions, WebGpuOptions,
     },
     fixed::{FixedExecutor, FixedOptions, Form, Place},
+    precompile::Rest,
 };
 use narthex_spec::{Ep, Scheme, recipe::FixedShapes, target::OpenVinoDevice};
 use support::{OPTIONS, Package, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
-    let place = Place { device, threads: 1, form: Form::Graph };
+    let place = Place { device, threads: 1, form: Form::Graph, rest: Rest::Refused };
     let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
     FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
         .err()

@@ -4,6 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use narthex_spec::{Division, NpuOptions, NpuPolicy, Order, Power, Scheme};
 
+/// The usual share of a model's work that an NPU must do where one is required.
+pub(crate) const NPU_SHARE: f64 = 0.99;
+
 /// Settings of a [`Gateway`](crate::Gateway).
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -19,7 +22,8 @@ pub struct Config {
     pub place: Option<Division>,
     /// What a load does about an NPU.
     pub npu: NpuPolicy,
-    /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1.
+    /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1. With less
+    /// than the usual, the CPU may run the rest; else its graphs run whole, but for conversions at their edges.
     pub npu_share: f64,
     /// What devices other than the CPU give for their speed.
     pub power: Power,
@@ -51,7 +55,7 @@ impl Config {
             providers: Order::auto(),
             place: None,
             npu: NpuPolicy::Prefer,
-            npu_share: 0.99,
+            npu_share: NPU_SHARE,
             power: Power::Burst,
             npu_options: NpuOptions::default(),
             threads: 0,

@@ -225,7 +225,7 @@ fn make(candidate: &Candidate<'_>, (name, device): (DeviceName, &Device)) -> Res
         stage.advance(count as u64);
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    precompile(opening.runtime, device, &jobs, Weights::Apart, &mut done)?;
+    precompile(opening.runtime, device, &jobs, Weights::Apart, opening.rest(), &mut done)?;
     let record = Record { circumstances: now.clone(), files: MachineFolder::digests(staging.path())? };
     // The record goes first: contexts without theirs would be trusted, a record without its contexts is nothing.
     machine.remove(FOLDER)?;

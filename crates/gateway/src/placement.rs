@@ -8,6 +8,7 @@ use std::{
 
 use narthex_device::{
     RefusedNode,
+    ep::Device,
     placement::{GraphPlacement, Placement},
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
@@ -167,10 +168,10 @@ struct Worth {
     constants: BTreeMap<String, u64>,
 }
 
-/// Reports on a model that was loaded on `device`, its head perhaps elsewhere.
+/// Reports on a model that was loaded on a device, its head perhaps elsewhere.
 pub(crate) fn report(
     opening: &Opening<'_>,
-    device: DeviceName,
+    (device, own): (DeviceName, &Device),
     graphs: &[GraphPlacement],
     notes: Vec<String>,
 ) -> Result<PlacementReport, Error> {
@@ -181,7 +182,7 @@ pub(crate) fn report(
         let worth = worth(opening.folder, &found.graph)?;
         let work: u64 = worth.values().map(|node| node.work).sum();
         let new = graph_lines(&found.graph, &found.placement, &worth);
-        let on = device_of(&opening.manifest.graphs, &found.graph, (device, head));
+        let (on, device) = device_of(&opening.manifest.graphs, &found.graph, ((device, own), opening.head));
         let own = new.iter().filter(|line| on.kind() == DeviceKind::Npu && line.ep == on.ep());
         let on_npu = own.map(|line| line.compute_share * work as f64).sum::<f64>();
         let entry = opening.manifest.graphs.iter().find(|entry| entry.file == found.graph);
@@ -189,7 +190,7 @@ pub(crate) fn report(
         lines.extend(new);
         // What of a bundle its maker left to the CPU has not fallen.
         if opening.manifest.bound.is_none() {
-            fallen = fallen.and(left(opening.folder, found, on.ep()));
+            fallen = fallen.and(left(opening.folder, found, device));
         }
     }
     let phases = phases(&done);
@@ -247,22 +248,18 @@ fn phases(done: &[(Part, Work)]) -> Option<PhaseShares> {
     Some(PhaseShares { prefill: prefill.unwrap_or(decode), decode })
 }
 
-/// The nodes of a graph that its device's provider left to another one. Graphs that NPUs run are loaded whole or not at
-/// all, so there are no rules to ask here.
-fn left(folder: &Path, found: &GraphPlacement, ep: Ep) -> Fallen {
+/// The nodes of a graph that its device's provider left to another one.
+fn left(folder: &Path, found: &GraphPlacement, device: &Device) -> Fallen {
+    let ep = device.ep();
     let nodes = found.placement.nodes.iter().filter(|node| node.ep != ep);
     let refused: Vec<RefusedNode> = nodes
         .map(|node| RefusedNode { name: node.name.clone(), op: node.op.clone(), reason: None })
         .collect();
-    fallen::fallen(folder, &found.graph, (ep, None), &refused)
+    fallen::fallen(folder, &found.graph, (ep, fallen::target(device).as_ref()), &refused)
 }
 
 /// The device that a graph was loaded on: the head's own, if it has one.
-fn device_of(
-    entries: &[GraphEntry],
-    graph: &str,
-    (device, head): (DeviceName, Option<DeviceName>),
-) -> DeviceName {
+fn device_of<D>(entries: &[GraphEntry], graph: &str, (device, head): (D, Option<D>)) -> D {
     let is_head = |entry: &&GraphEntry| entry.file == graph && matches!(entry.part, Part::Head { .. });
     entries.iter().find(is_head).and(head).unwrap_or(device)
 }
@@ -296,22 +293,22 @@ fn worth(folder: &Path, file: &str) -> Result<BTreeMap<String, Worth>, Error> {
 /// The lines of one graph, by provider.
 fn graph_lines(graph: &str, placement: &Placement, worth: &BTreeMap<String, Worth>) -> Vec<PlacementLine> {
     let total: u64 = worth.values().map(|node| node.work).sum();
-    let compiled = !placement.nodes.is_empty() && placement.nodes.iter().all(|node| node.op == CONTEXT_OP);
     let mut eps: Vec<Ep> = placement.nodes.iter().map(|node| node.ep).collect();
     eps.sort_unstable();
     eps.dedup();
     let runs = runners(placement, worth);
     let line = |ep: Ep| {
-        let own = placement.nodes.iter().filter(|node| node.ep == ep);
-        let ops: Vec<&str> = if compiled {
-            worth.values().map(|node| node.op.as_str()).collect()
+        let own = || placement.nodes.iter().filter(|node| node.ep == ep);
+        let run = || runs.iter().filter(|(_, on)| **on == ep).filter_map(|(path, _)| worth.get(*path));
+        let ops: Vec<&str> = if own().any(|node| node.op == CONTEXT_OP) {
+            run().map(|node| node.op.as_str()).collect()
         } else {
-            own.map(|node| node.op.as_str()).collect()
+            own().map(|node| node.op.as_str()).collect()
         };
         let mut counts = BTreeMap::new();
         ops.iter().for_each(|op| *counts.entry((*op).to_owned()).or_insert(0usize) += 1);
         let (mut work, mut read, mut weight_bytes) = (0u64, BTreeSet::new(), 0u64);
-        for node in runs.iter().filter(|(_, on)| **on == ep).filter_map(|(path, _)| worth.get(*path)) {
+        for node in run() {
             work += node.work;
             let new = node.constants.iter().filter(|(name, _)| read.insert(name.as_str()));
             weight_bytes += new.map(|(_, bytes)| bytes).sum::<u64>();
@@ -330,8 +327,8 @@ fn graph_lines(graph: &str, placement: &Placement, worth: &BTreeMap<String, Wort
 }
 
 /// The provider that runs each node of a graph file, by path. ONNX Runtime makes nodes of its own out of several, and calls
-/// them after one of those, if at all; where all that is placed is on one provider, so is what went into them. That holds
-/// for the one node of a graph that was compiled ahead of time too.
+/// them after one of those, if at all; where all that is placed is on one provider, so is what went into them. Of a graph
+/// that was compiled ahead of time, all that is not beside its context is in it.
 fn runners<'a>(placement: &Placement, worth: &'a BTreeMap<String, Worth>) -> BTreeMap<&'a str, Ep> {
     let placed: BTreeMap<&str, Ep> =
         placement.nodes.iter().map(|node| (node.name.as_str(), node.ep)).collect();
@@ -339,9 +336,10 @@ fn runners<'a>(placement: &Placement, worth: &'a BTreeMap<String, Worth>) -> BTr
         placed.iter().map(|(name, ep)| (*name, *ep)).filter(|(name, _)| !worth.contains_key(*name)).collect();
     let first = placement.nodes.first().map(|node| node.ep);
     let only = first.filter(|first| placement.nodes.iter().all(|node| node.ep == *first));
+    let context = placement.nodes.iter().find(|node| node.op == CONTEXT_OP).map(|node| node.ep);
     let runner = |path: &str| {
         let after = || made.iter().find(|(name, _)| name.starts_with(path)).map(|(_, ep)| *ep);
-        placed.get(path).copied().or_else(after).or(only)
+        placed.get(path).copied().or_else(after).or(only).or(context)
     };
     worth.keys().filter_map(|path| Some((path.as_str(), runner(path)?))).collect()
 }
@@ -475,6 +473,15 @@ mod tests {
         check("layers.onnx", Some(DeviceName::Cpu), DeviceName::Qnn);
         check("head.onnx", Some(DeviceName::Cpu), DeviceName::Cpu);
         check("head.onnx", None, DeviceName::Qnn);
+    }
+
+    #[test]
+    fn what_is_not_beside_a_context_is_in_it() {
+        let nodes = vec![placed(Ep::Qnn, CONTEXT_OP, "context"), placed(Ep::Cpu, "MatMul", "/b/MatMul")];
+        let placement = Placement { nodes, subgraphs: BTreeMap::from([(Ep::Qnn, 1), (Ep::Cpu, 1)]) };
+        let lines = graph_lines("g.onnx", &placement, &worth());
+        let found = lines.iter().map(|line| (line.ep, line.nodes, line.compute_share)).collect::<Vec<_>>();
+        assert!(found.contains(&(Ep::Qnn, 2, 0.75)) && found.contains(&(Ep::Cpu, 1, 0.25)), "{found:?}");
     }
 
     #[test]

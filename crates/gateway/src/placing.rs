@@ -241,7 +241,7 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
     let machine = opening.store.machine(opening.folder, &kept_as)?;
     let candidate = Candidate { opening, name, device, machine, now };
     let mut opened = candidate.open(&mut notes)?;
-    let report = placement::report(opening, name, &opened.graphs, notes)?;
+    let report = placement::report(opening, (name, &candidate.device), &opened.graphs, notes)?;
     if name.kind() == DeviceKind::Cpu && opening.head.is_none() {
         // It is the reference itself.
         return Ok(Ready { model: opened.model, report, alarms: Vec::new() });

@@ -10,6 +10,7 @@ use narthex_device::{
     ep::Device,
     fixed::{Apart, FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
     placement::{GraphPlacement, Placement},
+    precompile::Rest,
     runtime::Runtime,
 };
 use narthex_engine::{
@@ -18,12 +19,18 @@ use narthex_engine::{
     worker::{Engine, EngineConfig},
 };
 use narthex_spec::{
-    DeviceName, ModelName, ProgressSink, Variant, arch::Structure, manifest::Manifest, progress::Quiet,
+    DeviceName, ModelName, NpuPolicy, ProgressSink, Variant, arch::Structure, manifest::Manifest,
+    progress::Quiet,
 };
 use narthex_text::tokenizer::Tokenizer;
 
 use crate::{
-    cancel::Cancel, config::Config, contexts, encoding::EncoderQueue, error::Error, listing::ModelKind,
+    cancel::Cancel,
+    config::{Config, NPU_SHARE},
+    contexts,
+    encoding::EncoderQueue,
+    error::Error,
+    listing::ModelKind,
     loaded::Worker,
 };
 
@@ -154,7 +161,14 @@ impl Opening<'_> {
     }
 
     fn place<'b>(&self, device: &'b Device, form: Form<'b>) -> Place<'b> {
-        Place { device, threads: self.config.threads, form }
+        Place { device, threads: self.config.threads, form, rest: self.rest() }
+    }
+
+    /// What becomes of nodes that a device of fixed graphs refuses. Where a smaller share than the usual is required of the
+    /// NPU, that share decides.
+    pub(crate) fn rest(&self) -> Rest {
+        let Config { npu, npu_share, .. } = *self.config;
+        if npu == NpuPolicy::Require && npu_share < NPU_SHARE { Rest::OnCpu } else { Rest::Edges }
     }
 
     fn dynamic_decoder(&self, device: &Device) -> Result<Opened, Error> {

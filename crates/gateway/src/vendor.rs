@@ -12,7 +12,7 @@ use narthex_compile::package;
 use narthex_device::{
     ep::{Device, QnnOptions},
     placement::Placement,
-    precompile::{Job, Weights, precompile},
+    precompile::{Job, Rest, Weights, precompile},
     runtime::Runtime,
 };
 use narthex_graph::{Graph, context::CONTEXT_OP};
@@ -120,8 +120,9 @@ pub(crate) fn compile_for(
             stage.advance((compiled + count) as u64);
             if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let placements = precompile(runtime, &device, &jobs, weights(target, &jobs), &mut done)
-            .map_err(|error| fallen::explained(folder, &device, error.into(), next))?;
+        let placements =
+            precompile(runtime, &device, &jobs, weights(target, &jobs), Rest::Refused, &mut done)
+                .map_err(|error| fallen::explained(folder, &device, error.into(), next))?;
         compiled += graphs.len();
         for (graph, placement) in graphs.into_iter().zip(&placements) {
             let file = format!("{stem}/{graph}");

@@ -27,7 +27,8 @@ use crate::{
     ep::Device,
     error::DeviceError,
     ort::{Context, Session, SessionOptions},
-    package, precompile,
+    package,
+    precompile::{self, Rest},
     runtime::Runtime,
 };
 
@@ -44,6 +45,8 @@ pub struct Place<'a> {
     pub threads: usize,
     /// Which form of each graph is loaded.
     pub form: Form<'a>,
+    /// What becomes of nodes that the device refuses.
+    pub rest: Rest,
 }
 
 /// Where a decoder's parts are loaded.
@@ -72,7 +75,7 @@ pub enum Form<'a> {
     Folder(&'a Path),
 }
 
-/// Loads a graph; all of it must go to the device.
+/// Loads a graph; all of it must go to the device, but for what the place grants.
 fn open(
     runtime: &Runtime,
     package: &Path,
@@ -91,7 +94,7 @@ fn open(
     };
     let options = SessionOptions { context, ..SessionOptions::on(place.device, threads) };
     let session = Session::open(runtime, &path, options)?;
-    precompile::whole(runtime, &path, place.device, session.placement())?;
+    precompile::whole(runtime, &path, place.device, session.placement(), place.rest)?;
     Ok(session)
 }
 

@@ -10,6 +10,7 @@ use narthex_device::{
     DeviceError,
     ep::Device,
     fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
+    precompile::Rest,
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -34,14 +35,14 @@ pub(crate) fn shapes() -> FixedShapes {
 
 /// A package's fixed decoder.
 pub(crate) fn open(package: &Package, device: &Device, form: Form<'_>) -> Result<FixedExecutor, DeviceError> {
-    let place = Place { device, threads: 1, form };
+    let place = Place { device, threads: 1, form, rest: Rest::Refused };
     let options = FixedOptions { slots: 3, kv_budget: 1 << 30 };
     FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
 }
 
 /// A package's fixed encoder.
 pub(crate) fn open_encoder(package: &Package, device: &Device) -> FixedEncoder {
-    let place = Place { device, threads: 1, form: Form::Graph };
+    let place = Place { device, threads: 1, form: Form::Graph, rest: Rest::Refused };
     FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }

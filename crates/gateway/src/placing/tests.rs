@@ -2,7 +2,7 @@
 //! answers in the NPU's place, as it would for a graph that is compiled there.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -97,6 +97,12 @@ impl Package {
         self.load_watched(npu, &Quiet, &Cancel::new())
     }
 
+    /// Loads it where the NPU must do that share of the work.
+    fn load_with(&self, npu_share: f64) -> Result<Loaded, Error> {
+        let config = gateway(&self.home, NpuPolicy::Require).inner().config.clone();
+        self.load_by(Config { npu_share, ..config }, (&Quiet, &Cancel::new()))
+    }
+
     fn load_watched(
         &self,
         npu: NpuPolicy,
@@ -104,6 +110,11 @@ impl Package {
         cancel: &Cancel,
     ) -> Result<Loaded, Error> {
         self.load_in(&gateway(&self.home, npu), &snapdragon(), (progress, cancel))
+    }
+
+    /// Loads it as a gateway with these settings would.
+    fn load_by(&self, config: Config, watched: (&dyn ProgressSink, &Cancel)) -> Result<Loaded, Error> {
+        self.load_in(&Gateway::open(config).unwrap(), &snapdragon(), watched)
     }
 
     /// Loads it as a gateway would on a machine.
@@ -383,8 +394,55 @@ fn a_skip_norm_is_told_everywhere() {
     check(skip_norm, (path, "contributed operators", "write it as Add and SimplifiedLayerNormalization"));
 }
 
+/// What goes in is quantised to 8-bit floats, which the NPU has not, and back.
+fn quantised_edge(graph: &mut Graph) {
+    let mut b = Builder::new("edge", &[]);
+    let (scale, zero) = (b.half_scalar(0x3c00), "zero");
+    let quantised = b.op("/edge", "QuantizeLinear", &["embeds", &scale, zero]);
+    let back = b.op("/edge", "DequantizeLinear", &[&quantised, &scale, zero]);
+    let inputs = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs);
+    inputs.filter(|name| *name == "embeds").for_each(|name| name.clone_from(&back));
+    let part = b.finish();
+    graph.nodes.splice(0..0, part.nodes);
+    graph.initializers.extend(part.initializers);
+    let float8 = Element::from_code(17);
+    graph.initializers.push(constant_of(zero, float8, Vec::new(), vec![0]));
+}
+
 fn constant_of(name: &str, dtype: Element, shape: Vec<usize>, bytes: Vec<u8>) -> Initializer {
     Initializer { name: name.to_owned(), dtype, shape, data: InitializerData::Inline(bytes.into()) }
+}
+
+#[test]
+fn conversions_at_a_graph_s_edges_may_run_on_the_cpu() {
+    let package = Package::with(quantised_edge);
+    // The contexts are made by the first load, and kept for the second.
+    for _ in 0..2 {
+        let loaded = package.load(NpuPolicy::Require).unwrap_or_else(|error| panic!("{error}"));
+        let report = loaded.placement();
+        assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0), "{report:?}");
+        // Of a conversion back that two nodes read, ONNX Runtime makes two.
+        let ops: BTreeSet<&str> = report.fallen.nodes.iter().map(|node| node.op.as_str()).collect();
+        assert_eq!(ops, BTreeSet::from(["DequantizeLinear", "QuantizeLinear"]), "{report:?}");
+        assert_eq!(report.notes, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_smaller_share_that_is_required_decides_about_the_rest() {
+    let package = Package::with(flat_product);
+    let loaded = package.load_with(0.5).unwrap_or_else(|error| panic!("{error}"));
+    let report = loaded.placement();
+    assert_eq!(report.device, DeviceName::Qnn);
+    assert!(report.npu_share > 0.5 && report.npu_share < 0.99, "{report:?}");
+    let fallen = report.fallen.nodes.iter().find(|node| node.op == "MatMulNBits").unwrap();
+    assert!(fallen.why.contains("its activations have 2 axes") && fallen.fix.is_some(), "{fallen:?}");
+    assert_eq!((fallen.path.as_str(), report.fallen.count), ("/layers.0/attn/qkv_proj/MatMulNBits", 1));
+    // Where more is required the share is told with the node; where the usual is, the graph is refused as it was.
+    let told = |share| package.load_with(share).err().expect("it was loaded").to_string();
+    let (few, whole) = (told(0.985), told(0.99));
+    assert!(few.contains("98.50 % are required: /layers.0/attn/qkv_proj"), "{few}");
+    assert!(whole.contains("1 of ") && whole.contains("cannot run on qnn"), "{whole}");
 }
 
 /// Its first norm as PyTorch's exporter writes one, on which Qualcomm's compiler fails though it takes each operator.

@@ -27,7 +27,7 @@ use narthex_device::{
     fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
     once,
     placement::GraphPlacement,
-    precompile::{Job, Weights, precompile},
+    precompile::{Job, Rest, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
 };
 use narthex_engine::{
@@ -144,7 +144,7 @@ fn share(folder: &Path, graphs: &[GraphPlacement]) {
 }
 
 pub(crate) fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> FixedExecutor {
-    let place = Place { device, threads: 0, form: Form::Graph };
+    let place = Place { device, threads: 0, form: Form::Graph, rest: Rest::Refused };
     let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
     FixedExecutor::open(runtime(), folder, manifest, place, &options)
         .unwrap_or_else(|error| panic!("{error}"))
@@ -232,7 +232,7 @@ pub(crate) fn agree(name: &str, cpu: &mut dyn Executor, other: &mut dyn Executor
 /// Embeds the first `texts` committed texts.
 fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     let open = |device: &Device| {
-        let place = Place { device, threads: 0, form: Form::Graph };
+        let place = Place { device, threads: 0, form: Form::Graph, rest: Rest::Refused };
         FixedEncoder::open(runtime(), folder, manifest, place).unwrap_or_else(|error| panic!("{error}"))
     };
     let (mut cpu, mut emulated) = (open(&Device::Cpu), open(&emulation()));
@@ -262,7 +262,7 @@ fn contexts_are_whole((folder, manifest): (&Path, &Manifest)) {
         graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
     let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
     let mut go_on = |_| ControlFlow::Continue(());
-    precompile(runtime(), &emulation(), &jobs, Weights::Shared, &mut go_on).unwrap();
+    precompile(runtime(), &emulation(), &jobs, Weights::Shared, Rest::Refused, &mut go_on).unwrap();
     let mut weights = BTreeMap::new();
     for (graph, context) in &paths {
         let context = Graph::decode(&fs::read(context).unwrap()).unwrap();
