@@ -2,7 +2,12 @@
 //!
 //! A context is an ONNX file with one node that names a binary beside it. Nothing here knows of models.
 
-use std::{collections::BTreeSet, fs, io, ops::ControlFlow, path::Path};
+use std::{
+    collections::BTreeSet,
+    env, fs, io,
+    ops::ControlFlow,
+    path::{self, Path},
+};
 
 use narthex_graph::{Graph, Node};
 
@@ -117,6 +122,21 @@ pub fn control(
     let device = device.control()?;
     let options = SessionOptions { writes: Writes::Form(folder), ..SessionOptions::on(&device, 1) };
     Some(Session::open(runtime, graph, options).map(|session| session.placement().nodes.len()))
+}
+
+/// Lets a provider's saver have a graph: a backend that writes each call that is made of it, as a C program and its data,
+/// into `saver_output` in `folder`, with which the vendor can do the same without ONNX Runtime. Whatever it makes of the graph
+/// is not told. QNN's plugin (2.7) has no option for the place, so that the process works in `folder` for the while: it
+/// should be one of its own.
+///
+/// # Errors
+/// Where the process cannot work there.
+pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
+    let Some(saver) = device.saver() else { return Ok(()) };
+    let (graph, before) = (path::absolute(graph)?, env::current_dir()?);
+    env::set_current_dir(folder)?;
+    drop(Session::open(runtime, &graph, SessionOptions::on(&saver, 1)));
+    env::set_current_dir(before)
 }
 
 /// Refuses a placement that is not on its device but for what `rest` grants; each node with the provider's reason, where it

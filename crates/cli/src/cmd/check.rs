@@ -34,6 +34,7 @@ pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()
     if let Some(folder) = &args.folder {
         // The recording goes last, since the compiler may end this process.
         gateway.control(&args.target, &args.graph, folder, cancel)?.iter().try_for_each(answer)?;
+        gateway.save(&args.target, &args.graph, folder, cancel)?;
         return Ok(gateway.record(&args.target, &args.graph, folder, cancel)?);
     }
     let found = gateway.try_out(&args.target, &args.graph, cancel)?;

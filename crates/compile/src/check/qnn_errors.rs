@@ -29,13 +29,14 @@ impl fmt::Display for Explanation {
 
 /// What is done about a graph that does not compile, from the cheapest step to the dearest. `narthex check` takes these steps
 /// by itself where the compiler is installed.
-pub const LADDER: [&str; 6] = [
+pub const LADDER: [&str; 7] = [
     "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which not",
     "write the graph as the provider sees it (dump_qnn_ep_input_graph=1) and check it again",
     "write the composed graph (dump_json_qnn_graph=1); it survives a compiler that crashes",
     "raise the log level to verbose and look for \"graph prepare failed\" and \"requires ... bytes of TCM\"",
     "halve the graph until one node is left that does not compile alone",
     "compile with backend_type=ir: if that works, the model is sound and the chip's backend is at fault",
+    "compile with backend_type=saver: each call of the backend as a C program, for the vendor",
 ];
 
 const fn entry(

@@ -185,6 +185,14 @@ impl Device {
         }
     }
 
+    /// A backend of the provider's that writes down each call that is made of it, and runs nothing; `None` where there is none.
+    pub(crate) fn saver(&self) -> Option<Self> {
+        match self {
+            Self::Qnn(options) => options.saver().map(Self::Qnn),
+            _ => None,
+        }
+    }
+
     /// Which of the devices that ONNX Runtime offers it is: one of its provider, and of the hardware that it stands for
     /// where the provider drives several kinds. Only ever one, since most providers refuse more.
     pub(crate) fn choose(&self, offered: &[OrtDevice]) -> Option<usize> {

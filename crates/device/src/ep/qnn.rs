@@ -58,7 +58,15 @@ impl QnnOptions {
 
     /// The backend that writes graphs down in QNN's own form, where its library lies beside the other's.
     pub(super) fn control(&self) -> Option<Self> {
-        let name = if cfg!(windows) { "QnnIr.dll" } else { "libQnnIr.so" };
+        self.with_backend(if cfg!(windows) { "QnnIr.dll" } else { "libQnnIr.so" })
+    }
+
+    /// The backend that writes down what is asked of it, where its library lies beside the other's.
+    pub(super) fn saver(&self) -> Option<Self> {
+        self.with_backend(if cfg!(windows) { "QnnSaver.dll" } else { "libQnnSaver.so" })
+    }
+
+    fn with_backend(&self, name: &str) -> Option<Self> {
         let backend = self.backend.with_file_name(name);
         backend.is_file().then(|| Self { backend, ..self.clone() })
     }

@@ -16,7 +16,7 @@ use narthex_compile::check::{Compiled, Ending, Fault, Left};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
-    precompile::{control, record, try_out},
+    precompile::{control, record, save, try_out},
     runtime::Runtime,
 };
 use narthex_spec::{Target, progress::Quiet};
@@ -39,7 +39,7 @@ const MOST_ANSWER: u64 = 64 << 20;
 ///
 /// Behind the arguments they are given a target, a graph's file, and a file for what [`Gateway::try_out`] makes of the two,
 /// as JSON. One that a signal ends before it has written that was ended by the compiler. A fourth is a folder: then the file
-/// is for what [`Gateway::control`] says, and [`Gateway::record`] fills the folder after that.
+/// is for what [`Gateway::control`] says, and [`Gateway::save`] and [`Gateway::record`] fill the folder after that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// The executable.
@@ -84,6 +84,22 @@ impl Gateway {
                 control(runtime, &device, graph, folder).map(told).transpose()
             }
             _ => Ok(None),
+        }
+    }
+
+    /// Lets the saver of a target's provider have one graph, in this process, which works in the folder for the while: each call
+    /// of its backend is written there, for the vendor.
+    ///
+    /// # Errors
+    /// As [`Gateway::try_out`], and [`Error::Io`].
+    pub fn save(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
+        match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
+            Some(Trial::Here(runtime, device)) => {
+                let failed =
+                    |source| Error::Io { what: format!("cannot work in {}", folder.display()), source };
+                save(runtime, &device, graph, folder).map_err(failed)
+            }
+            _ => Ok(()),
         }
     }
 
