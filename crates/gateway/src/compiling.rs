@@ -34,6 +34,8 @@ pub struct CompileRequest {
     /// The contexts of the NPU's graphs, in tokens: the longest sequence, and shorter ones with graphs of their own. Without
     /// any it is 2048 or the model's, whichever is less.
     pub contexts: Vec<usize>,
+    /// New tokens of the NPU's prefill graphs; without any, as suits the model's size. Encoders have none.
+    pub prefill: Vec<usize>,
     /// The changes of its graphs; `None` takes those of the package that is installed, if there is one. Any makes
     /// graphs of fixed shape too.
     pub passes: Option<BTreeSet<Pass>>,
@@ -55,6 +57,7 @@ impl CompileRequest {
             rebuild: Rebuild::IfMissing,
             target: None,
             contexts: Vec::new(),
+            prefill: Vec::new(),
             passes: None,
             part_bytes: None,
         }

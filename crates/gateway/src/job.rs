@@ -62,22 +62,25 @@ impl<'a> Wanted<'a> {
             return None;
         }
         let folder = inner.store.package(&self.key.name, self.key.scheme)?;
-        let CompileRequest { target, contexts, part_bytes, .. } = self.request;
-        if target.is_none() && contexts.is_empty() && part_bytes.is_none() {
+        let CompileRequest { target, contexts, prefill, part_bytes, .. } = self.request;
+        if target.is_none() && contexts.is_empty() && prefill.is_empty() && part_bytes.is_none() {
             return Some(folder);
         }
         let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
-        let wanted = FixedShapes::for_contexts(contexts);
-        let has = |shapes: &FixedShapes| shapes.contexts().eq(wanted.contexts());
-        let long_enough = contexts.is_empty() || recipe.fixed.as_ref().is_some_and(has);
+        let wanted = FixedShapes::for_contexts(contexts).with_prefill(prefill);
+        let has = |shapes: &FixedShapes| {
+            (contexts.is_empty() || shapes.contexts().eq(wanted.contexts()))
+                && (prefill.is_empty() || shapes.prefill == wanted.prefill)
+        };
+        let shaped = contexts.is_empty() && prefill.is_empty() || recipe.fixed.as_ref().is_some_and(has);
         let compiled = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
         let divided = part_bytes.is_none_or(|wanted| recipe.part_bytes == wanted);
-        (compiled && long_enough && divided).then_some(folder)
+        (compiled && shaped && divided).then_some(folder)
     }
 
     /// What is made. Another target joins those that the installed package is compiled for.
     fn recipe(&self, inner: &Inner) -> Recipe {
-        let CompileRequest { scheme, target, contexts, passes, part_bytes, .. } = self.request;
+        let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, .. } = self.request;
         let (matformer, drop_layers) = (self.request.matformer.clone(), self.request.drop_layers.clone());
         let installed = inner.store.package(&self.key.name, self.key.scheme);
         let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
@@ -88,11 +91,10 @@ impl<'a> Wanted<'a> {
         targets.extend(target.clone());
         targets.sort();
         targets.dedup();
-        let before: Vec<usize> =
-            earlier.and_then(|recipe| recipe.fixed).iter().flat_map(FixedShapes::contexts).collect();
-        let contexts = if contexts.is_empty() { &before } else { contexts };
-        let wanted = target.is_some() || !self.request.contexts.is_empty() || !passes.is_empty();
-        let fixed = wanted.then(|| FixedShapes::for_contexts(contexts));
+        let wanted = target.is_some() || !contexts.is_empty() || !prefill.is_empty() || !passes.is_empty();
+        let before = earlier.and_then(|recipe| recipe.fixed).filter(|_| contexts.is_empty());
+        let shapes = || before.unwrap_or_else(|| FixedShapes::for_contexts(contexts)).with_prefill(prefill);
+        let fixed = wanted.then(shapes);
         let usual = Recipe::new(*scheme);
         let held = targets.iter().map(Target::part_bytes).min();
         let part_bytes = part_bytes.or(held).unwrap_or(usual.part_bytes);

@@ -34,8 +34,12 @@ pub(crate) fn refuse(request: &CompileRequest) -> Result<(), Error> {
         chips(target)?;
     }
     let passes = request.passes.as_ref().is_some_and(|passes| !passes.is_empty());
-    let asks =
-        [("target", request.target.is_some()), ("context", !request.contexts.is_empty()), ("pass", passes)];
+    let asks = [
+        ("target", request.target.is_some()),
+        ("context", !request.contexts.is_empty()),
+        ("prefill", !request.prefill.is_empty()),
+        ("pass", passes),
+    ];
     match asks.into_iter().find(|(_, asked)| *asked && request.scheme == Scheme::F32) {
         Some((option, _)) => Err(Error::invalid(
             "scheme",

@@ -425,6 +425,26 @@ fn passes_are_measured_and_stay_when_a_package_is_made_again() {
 }
 
 #[test]
+fn prefill_graphs_have_the_lengths_that_were_asked_for() {
+    let tiny = Tiny::new();
+    let (gateway, checkpoint) = (tiny.gateway(), tiny.checkpoint());
+    let check = |contexts: &[usize], prefill: &[usize], expected: &[usize]| {
+        let (contexts, prefill) = (contexts.to_vec(), prefill.to_vec());
+        let request = CompileRequest { contexts, prefill, ..CompileRequest::new(Scheme::W8) };
+        let manifest = gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1;
+        assert_eq!(manifest.recipe.fixed.unwrap().prefill, expected);
+        for length in expected {
+            let file = format!("layers-{length}x48.onnx");
+            assert!(manifest.graphs.iter().any(|graph| graph.file == file), "{file}");
+        }
+    };
+    check(&[48], &[16, 8], &[8, 16]);
+    // What is there is taken where nothing else is asked.
+    check(&[48], &[], &[8, 16]);
+    check(&[48], &[32], &[32]);
+}
+
+#[test]
 fn a_divided_model_has_a_context_for_each_part() {
     let tiny = Tiny::new();
     tiny.with_qnn();

@@ -195,6 +195,19 @@ impl FixedShapes {
         Self { shorter, ..Self::new(longest) }.within(longest)
     }
 
+    /// The same shapes with prefill graphs of these lengths, in any order; without one, as they are.
+    #[must_use]
+    pub fn with_prefill(self, lengths: &[usize]) -> Self {
+        if lengths.is_empty() {
+            return self;
+        }
+        let mut prefill: Vec<usize> = lengths.iter().copied().filter(|&length| length > 1).collect();
+        prefill.sort_unstable();
+        prefill.dedup();
+        let context = self.context;
+        Self { prefill, ..self }.within(context)
+    }
+
     /// Every context, rising.
     pub fn contexts(&self) -> impl Iterator<Item = usize> {
         self.shorter.iter().copied().chain([self.context])
@@ -302,6 +315,11 @@ mod tests {
         check(&[512], 8192, &[512]);
         check(&[], 8192, &[2048]);
         check(&[1, 64], 8192, &[64]);
+        let prefill = |lengths: &[usize]| FixedShapes::for_contexts(&[512]).with_prefill(lengths).prefill;
+        assert_eq!(
+            (prefill(&[128, 32, 128, 1]), prefill(&[64, 4096]), prefill(&[])),
+            (vec![32, 128], vec![64, 512], vec![])
+        );
         // Manifests of before have one.
         let json = serde_json::to_value(FixedShapes::new(64)).unwrap();
         assert!(json.get("shorter").is_none());

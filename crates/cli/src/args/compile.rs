@@ -55,6 +55,11 @@ pub(crate) struct CompileArgs {
     #[arg(long = "context", value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
     pub(crate) contexts: Vec<usize>,
 
+    /// How many tokens of a prompt the NPU reads at once; several, as in 32,128, are graphs of their own, and a prompt's last
+    /// tokens go through the shortest that takes them [default: as suits the model's size]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=1 << 20))]
+    pub(crate) prefill: Vec<usize>,
+
     /// The most bytes of weights in one of the NPU's graphs, beyond which the layers are divided [default: what the NPU
     /// holds]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]

@@ -73,6 +73,7 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
         rebuild: Rebuild::Always,
         target: args.target.clone(),
         contexts: args.contexts.clone(),
+        prefill: args.prefill.clone(),
         passes: Some(args.passes.iter().copied().collect()),
         part_bytes: args.part_bytes,
     };
@@ -91,6 +92,9 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
             "The model's own context is {} tokens; that is what was taken.",
             shapes.context
         ));
+    }
+    if !args.prefill.is_empty() && manifest.architecture.head().is_some() {
+        output::note("An encoder reads each text at once; --prefill has no say in that.");
     }
     for line in render::changes(&manifest) {
         output::note(line);
