@@ -1,0 +1,68 @@
+//! What is compiled once: contexts of a package, and what providers keep by themselves.
+
+use super::*;
+
+#[test]
+fn a_package_s_contexts_that_do_not_hold_are_refused_with_the_reason_and_made_anew() {
+    let package = Package::new();
+    let made = package.compiled_for(&[QnnChip::Elite]).unwrap();
+    let check = |edit: &dyn Fn(&mut Context), expected: &str, begun: &[&str]| {
+        let mut manifest = made.clone();
+        manifest.contexts.iter_mut().for_each(edit);
+        package.write(&manifest);
+        let stages = Stages::default();
+        let sink = |event: Progress| stages.hear(&event);
+        let loaded = package.load_watched(NpuPolicy::Require, &sink, &Cancel::new());
+        let loaded = loaded.unwrap_or_else(|error| panic!("{error}"));
+        let report = loaded.placement();
+        assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0));
+        let [note] = &report.notes[..] else { panic!("{:?}", report.notes) };
+        let told = note.strip_prefix("the package's contexts were refused: ");
+        assert!(told.is_some_and(|told| told.contains(expected)), "{note}");
+        assert_eq!(*stages.0.lock().unwrap(), begun);
+    };
+    let anew = [COMPILING, CHECKING];
+    check(&|_| (), "they are for qnn:8-elite, and this is qnn:x-elite", &anew);
+    let here = |context: &mut Context| context.target = Target::Qnn(vec![QnnChip::XElite]);
+    let old = |context: &mut Context| {
+        here(context);
+        context.compiler = "onnxruntime-qnn 2.6.0".to_owned();
+    };
+    check(&old, "they were made by onnxruntime-qnn 2.6.0, and this is onnxruntime-qnn ", &anew);
+    let binary = made.files.keys().find(|file| file.ends_with(".bin")).unwrap();
+    let whole = fs::read(package.folder.join(binary)).unwrap();
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    fs::write(package.folder.join(binary), damaged).unwrap();
+    check(&here, &format!("{binary} is damaged"), &anew);
+    // Whole ones come to the provider, which takes no weights in common on this machine; what was made before is kept.
+    fs::write(package.folder.join(binary), whole).unwrap();
+    check(&here, "failed to load the graph", &[]);
+}
+
+/// Loads a package on a Mac; gives it, and whether CoreML was given a folder for what it compiles.
+fn on_a_mac(scheme: Scheme) -> (Loaded, bool) {
+    let package = Package::of(scheme);
+    let gateway = gateway_of(&package.home, NpuPolicy::Prefer, "coreml,cpu");
+    let loaded = package.load_in(&gateway, &mac(), (&Quiet, &Cancel::new())).unwrap();
+    let machine = gateway.inner().store.machine(&package.folder, "coreml").unwrap();
+    (loaded, machine.folder("compiled").is_some())
+}
+
+#[test]
+fn a_provider_that_keeps_what_it_compiles_has_a_folder_for_it() {
+    assert!(on_a_mac(Scheme::F16).1);
+}
+
+#[test]
+fn coreml_refuses_weights_in_blocks_before_it_is_tried() {
+    let (loaded, tried) = on_a_mac(Scheme::W8);
+    let passed_over = loaded.status().passed_over;
+    let [passed] = &passed_over[..] else { panic!("{passed_over:?}") };
+    assert!(!tried && passed.announced);
+    assert_eq!(passed.reason, "it takes no weights in blocks, such as w8, but those in f16");
+    assert!(passed.fix.as_ref().is_some_and(|fix| fix.contains("--scheme f16")), "{passed:?}");
+    let config = Config { providers: "coreml,cpu".parse().unwrap(), ..Config::standard() };
+    let wanted = |scheme| wants_fixed(&config, scheme, &mac());
+    assert_eq!([Scheme::W8, Scheme::W4, Scheme::F16].map(wanted), [false, false, true]);
+}
