@@ -14,7 +14,7 @@ use crate::{
     stamp::{self, Keep},
     terminal,
     test::{
-        Choice, Stage,
+        self,
         session::{self, Session},
         tools,
     },
@@ -35,10 +35,7 @@ const PROMPTS: [&str; 2] = ["The capital of France is", "The three primary colou
 
 /// Exports the model in every scheme and has both sides complete every prompt; fails where their texts differ.
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
-    // What lies in the workspace may change while this runs.
-    let commit = stamp::commit(workspace)?;
-    crate::test::run(workspace, Choice::Only(Stage::Store))?;
-    let session = Session::new(workspace)?;
+    let (commit, session) = test::prepared(workspace)?;
     let narthex = session.build_narthex()?;
     let folder = workspace.target.join("genai");
     let python = tools::environment(&session, &folder, &LIBRARIES)?;
@@ -87,15 +84,14 @@ fn finding(line: &str, prompt: &str) -> Option<String> {
 }
 
 fn report(commit: &str, findings: &[String]) -> String {
-    let list: String = findings.iter().map(|finding| format!("- {finding}\n")).collect();
+    let list = stamp::list(findings);
     format!(
-        "# Exports in onnxruntime-genai, {}\n\nCommit {commit}; {}; {} {}, CPU. The model was exported in each scheme with \
+        "# Exports in onnxruntime-genai, {}\n\nCommit {commit}; {}; {}, CPU. The model was exported in each scheme with \
          `narthex export`, loaded from there by onnxruntime-genai, and completed each prompt greedily as Narthex did over its \
          API (`cargo xtask genai`). All texts are the same.\n\n{list}",
         stamp::today(),
         LIBRARIES.join(", "),
-        std::env::consts::OS,
-        std::env::consts::ARCH,
+        stamp::platform(),
     )
 }
 

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     stamp::{self, Keep},
     terminal,
-    test::{Choice, Stage, session::Session},
+    test::{self, session::Session},
     workspace::Workspace,
 };
 
@@ -54,10 +54,7 @@ struct Measured {
 
 /// Makes the checkpoint, compiles it, and holds the peaks against the bound.
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
-    // What lies in the workspace may change while this runs.
-    let commit = stamp::commit(workspace)?;
-    crate::test::run(workspace, Choice::Only(Stage::Store))?;
-    let session = Session::new(workspace)?;
+    let (commit, session) = test::prepared(workspace)?;
     let narthex = session.build_narthex()?;
     let folder = workspace.target.join("memory");
     let outcome = measure(&session, &narthex, &folder);
@@ -261,7 +258,7 @@ fn report(commit: &str, (largest, bound): (u64, u64), measured: &[Measured]) -> 
         })
         .collect();
     format!(
-        "# What a compile holds in memory, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}, {} threads, {} {}; `cargo xtask \
+        "# What a compile holds in memory, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}, {} threads, {}; `cargo xtask \
          memory --record`.\n\nA checkpoint in the shape of a 7B Llama, a quarter of it noise and the rest zeros: {LAYERS} layers of width {HIDDEN}, {VOCAB} tokens, \
          bf16, {:.1} GB in {SHARDS} files. Its largest tensor has {:.0} MB, so the bound, 2 GiB and three times that, is {:.2} GB. \
          Counted is memory that belongs to no file (RssAnon), every 5 ms. Times are of the build that tests run.\n\n\
@@ -270,8 +267,7 @@ fn report(commit: &str, (largest, bound): (u64, u64), measured: &[Measured]) -> 
         env!("CARGO_PKG_VERSION"),
         cpu.trim_start_matches([' ', '\t', ':']),
         thread::available_parallelism().map_or(1, usize::from),
-        std::env::consts::OS,
-        std::env::consts::ARCH,
+        stamp::platform(),
         gigabytes((0..SHARDS).flat_map(tensors).map(|(_, [rows, cols])| 2 * (rows * cols) as u64).sum()),
         largest as f64 / 1e6,
         gigabytes(bound),

@@ -13,7 +13,7 @@ use crate::{
     swiftshader::{self, Environment},
     terminal,
     test::{
-        Choice, Stage,
+        self,
         session::{self, Session},
     },
     workspace::Workspace,
@@ -53,10 +53,7 @@ const WEBGPU: [Tests; 2] = [
 
 /// Prepares the store and runs the checks.
 pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
-    // What lies in the workspace may change while this runs.
-    let commit = stamp::commit(workspace)?;
-    crate::test::run(workspace, Choice::Only(Stage::Store))?;
-    let session = Session::new(workspace)?;
+    let (commit, session) = test::prepared(workspace)?;
     let begun = Instant::now();
     let mut findings = Vec::new();
     for tests in &TESTS {
@@ -115,16 +112,15 @@ impl Tests {
 }
 
 fn report(commit: &str, findings: &[String]) -> String {
-    let list: String = findings.iter().map(|finding| format!("- {finding}\n")).collect();
+    let list = stamp::list(findings);
     format!(
         "# Models on stand-ins for NPUs, {}\n\nCommit {commit}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
-         x-elite, onnxruntime-webgpu 1.27.0 on SwiftShader; {} {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
+         x-elite, onnxruntime-webgpu 1.27.0 on SwiftShader; {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
          token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.1 times their \
          weights.\n\n{list}",
         stamp::today(),
-        std::env::consts::OS,
-        std::env::consts::ARCH,
+        stamp::platform(),
     )
 }
 

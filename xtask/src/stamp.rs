@@ -49,6 +49,16 @@ pub(crate) fn commit(workspace: &Workspace) -> anyhow::Result<String> {
     Ok(if changed { format!("{id} with changes") } else { id })
 }
 
+/// The system and the processor's architecture, as `linux x86_64`.
+pub(crate) fn platform() -> String {
+    format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
+/// Findings as a list in Markdown.
+pub(crate) fn list(findings: &[String]) -> String {
+    findings.iter().map(|finding| format!("- {finding}\n")).collect()
+}
+
 /// Today's date in UTC, as `2026-11-21`.
 pub(crate) fn today() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

@@ -48,31 +48,35 @@ fn statuses(facts: &Facts) -> Vec<DeviceStatus> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
+pub(crate) mod tests {
+    use std::path::PathBuf;
 
     use narthex_device::inventory::{Accelerator, AcceleratorKind};
     use narthex_spec::Ep;
 
     use super::*;
 
-    #[test]
-    fn what_is_missing_is_told_with_its_command() {
+    /// A laptop with a Snapdragon X Elite, on Linux.
+    pub(crate) fn snapdragon<const N: usize>(libraries: [(Ep, PathBuf); N]) -> Facts {
         let npu = Accelerator {
             kind: AcceleratorKind::Npu,
             driver: "fastrpc".into(),
             text: "Hexagon".into(),
             memory: None,
         };
-        let mut facts = Facts {
+        Facts {
             os: "linux".into(),
             arch: "aarch64".into(),
             processor: "Snapdragon X Elite".into(),
             accelerators: vec![npu],
-            drivers: Vec::new(),
-            libraries: BTreeMap::new(),
-            elsewhere: BTreeMap::new(),
-        };
+            libraries: libraries.into(),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_its_command() {
+        let mut facts = snapdragon([]);
         let qnn = |facts: &Facts| statuses(facts).into_iter().find(|s| s.device == DeviceName::Qnn).unwrap();
         let found = qnn(&facts);
         assert!(found.present && !found.usable, "{found:?}");

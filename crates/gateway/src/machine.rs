@@ -131,15 +131,7 @@ mod tests {
         let (npu, gpu) = (AcceleratorKind::Npu, AcceleratorKind::Gpu);
         let drivers =
             vec![driver(npu, "intel_vpu 1.0"), driver(gpu, "i915 1.6"), driver(gpu, "nvidia 580.95")];
-        let facts = Facts {
-            os: "linux".into(),
-            arch: "x86_64".into(),
-            processor: "Intel(R) Core(TM) Ultra 7 155H".into(),
-            accelerators: Vec::new(),
-            drivers,
-            libraries: BTreeMap::new(),
-            elsewhere: BTreeMap::new(),
-        };
+        let facts = Facts { drivers, ..Facts::default() };
         assert_eq!(super::driver(DeviceKind::Npu, &facts), "intel_vpu 1.0");
         assert_eq!(super::driver(DeviceKind::Gpu, &facts), "i915 1.6, nvidia 580.95");
         assert_eq!(super::driver(DeviceKind::StandIn, &facts), "none");
@@ -151,15 +143,8 @@ mod tests {
     fn another_library_of_amds_is_another_provider() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("provider.so");
-        let facts = Facts {
-            os: "linux".into(),
-            arch: "x86_64".into(),
-            processor: "AMD Ryzen AI 9 HX 370".into(),
-            accelerators: Vec::new(),
-            drivers: Vec::new(),
-            libraries: BTreeMap::from([(Ep::VitisAi, library.clone()), (Ep::Qnn, "/q/plugin.so".into())]),
-            elsewhere: BTreeMap::new(),
-        };
+        let libraries = BTreeMap::from([(Ep::VitisAi, library.clone()), (Ep::Qnn, "/q/plugin.so".into())]);
+        let facts = Facts { libraries, ..Facts::default() };
         let with = |bytes: &str| {
             std::fs::write(&library, bytes).unwrap();
             provider_here(Ep::VitisAi, &facts)

@@ -199,8 +199,12 @@ fn is_interrupt(error: &Error) -> bool {
     error.kind() == ErrorKind::Cancelled
 }
 
-/// A device that is there, with its provider loaded.
-fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Device, Attempt> {
+/// A device that is there, with its provider loaded, and the circumstances there.
+fn ready_device(
+    opening: &Opening<'_>,
+    name: DeviceName,
+    facts: &Facts,
+) -> Result<(Device, Circumstances), Attempt> {
     let Config { power, npu_options, .. } = opening.config;
     let device = there(opening, name, facts)
         .and_then(|device| device.with_power(*power).with_npu_options(*npu_options));
@@ -210,7 +214,8 @@ fn ready_device(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Resul
     }
     let now = Circumstances::now((name, &device), opening.runtime, facts);
     let machine = opening.store.machine(opening.folder, name.as_str())?;
-    Ok(contexts::keeping(device, &machine, &now))
+    // Where compiled graphs are kept is none of the circumstances.
+    Ok((contexts::keeping(device, &machine, &now), now))
 }
 
 /// A device that is there and takes the package's weights.
@@ -228,12 +233,11 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
         there(opening, name, facts).map_err(Attempt::Refused)?;
         return Err(Attempt::Refused(lacking(opening, variant)));
     }
-    let device = ready_device(opening, name, facts)?;
+    let (device, mut now) = ready_device(opening, name, facts)?;
     bound::other_chip(opening.manifest, &device).map_err(Attempt::Refused)?;
     let mut notes = Vec::new();
     notes.extend(opening.manifest.bound.is_some().then(|| bound::UNCHECKED.to_owned()));
-    let (mut kept_as, mut now) =
-        (name.to_string(), Circumstances::now((name, &device), opening.runtime, facts));
+    let mut kept_as = name.to_string();
     if let Some((head, device)) = opening.head {
         kept_as = Parts { layers: name, head }.to_string();
         now = now.with_head(Circumstances::now((head, device), opening.runtime, facts));

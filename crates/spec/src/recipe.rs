@@ -189,10 +189,7 @@ impl FixedShapes {
     /// The shapes for several contexts, in any order; without one, for the usual.
     pub fn for_contexts(contexts: &[usize]) -> Self {
         let longest = contexts.iter().copied().max().unwrap_or(Self::USUAL_CONTEXT);
-        let mut shorter = contexts.to_vec();
-        shorter.sort_unstable();
-        shorter.dedup();
-        Self { shorter, ..Self::new(longest) }.within(longest)
+        Self { shorter: rising(contexts), ..Self::new(longest) }.within(longest)
     }
 
     /// The same shapes with prefill graphs of these lengths, in any order; without one, as they are.
@@ -201,9 +198,8 @@ impl FixedShapes {
         if lengths.is_empty() {
             return self;
         }
-        let mut prefill: Vec<usize> = lengths.iter().copied().filter(|&length| length > 1).collect();
-        prefill.sort_unstable();
-        prefill.dedup();
+        let mut prefill = rising(lengths);
+        prefill.retain(|&length| length > 1);
         let context = self.context;
         Self { prefill, ..self }.within(context)
     }
@@ -235,6 +231,11 @@ impl FixedShapes {
         }
         self
     }
+}
+
+/// Numbers from the smallest to the largest, each once.
+fn rising(numbers: &[usize]) -> Vec<usize> {
+    numbers.iter().copied().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl Recipe {

@@ -15,13 +15,12 @@ pub(super) fn table(workspace: &Workspace, outcomes: &[Outcome]) -> anyhow::Resu
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let fuzzer = locked_version(workspace, "libfuzzer-sys")?;
     let mut text = format!(
-        "# Fuzzing, {}\n\nCommit {}; {}; libfuzzer-sys {fuzzer}; {} {} with {cores} cores. Heap limit 256 MiB; \
+        "# Fuzzing, {}\n\nCommit {}; {}; libfuzzer-sys {fuzzer}; {} with {cores} cores. Heap limit 256 MiB; \
          process limit 1 GiB; 20 s for one input.\n\n",
         stamp::today(),
         stamp::commit(workspace)?,
         rustc(&["-V"])?,
-        std::env::consts::OS,
-        std::env::consts::ARCH,
+        stamp::platform(),
     );
     text.push_str("| Target | Seeds | Executions | Edges | Features | Peak RSS, MB | Seconds | Crashes |\n");
     text.push_str("|---|---:|---:|---:|---:|---:|---:|---:|\n");

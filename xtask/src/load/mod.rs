@@ -23,7 +23,7 @@ use anyhow::{Context, bail};
 use crate::{
     stamp::{self, Keep},
     terminal,
-    test::{Choice, Stage, server::Server, session::Session},
+    test::{self, server::Server},
     workspace::Workspace,
 };
 
@@ -84,10 +84,7 @@ impl Options {
 
 /// Runs a server under load.
 pub(crate) fn run(workspace: &Workspace, options: Options) -> anyhow::Result<()> {
-    // What lies in the workspace may change while this runs.
-    let commit = stamp::commit(workspace)?;
-    crate::test::run(workspace, Choice::Only(Stage::Store))?;
-    let session = Session::new(workspace)?;
+    let (commit, session) = test::prepared(workspace)?;
     let log = workspace.target.join("load.log");
     let server = Server::start(&session, &log, &["--model", CHAT, "--model", EMBED])?;
     let counts = Counts::default();
@@ -210,15 +207,14 @@ fn report(commit: &str, looks: &[Look], counts: &Counts) -> String {
         })
         .collect();
     format!(
-        "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {} {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
+        "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
          {EMBED}; the build that tests run. {} requests were not answered as they must be. When the clients had gone, no sequence, no \
          waiting request and no stream was left, else this would not stand here.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
          What the server held, medians of each quarter, looked at every second (RssAnon; bound: the last at most {} MiB above the second):\n\n\
          | Quarter | Memory | Threads | Open files |\n|---|---:|---:|---:|\n{rows}",
         stamp::today(),
         env!("CARGO_PKG_VERSION"),
-        std::env::consts::OS,
-        std::env::consts::ARCH,
+        stamp::platform(),
         (looks.len() + 30) / 60,
         counts.failed.load(Ordering::Relaxed),
         GROWTH >> 20,

@@ -58,7 +58,7 @@ pub(super) struct Machine {
 
 impl Machine {
     fn of(stand: &Stand<'_>) -> anyhow::Result<Self> {
-        let platform = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+        let platform = stamp::platform();
         Ok(Self { cpu: stand.cpu()?, threads: stand.threads, platform, load: stand.load })
     }
 }

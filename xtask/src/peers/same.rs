@@ -46,12 +46,11 @@ pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
         rows.push((model, file, found));
     }
     let about = format!(
-        "Narthex {} on {}, {} threads, {} {}; commit {}",
+        "Narthex {} on {}, {} threads, {}; commit {}",
         env!("CARGO_PKG_VERSION"),
         stand.cpu()?,
         stand.threads,
-        std::env::consts::OS,
-        std::env::consts::ARCH,
+        stamp::platform(),
         stamp::commit(workspace)?,
     );
     let page = page(&about, &rows)?;

@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{anyhow, bail};
 
-use crate::{terminal, test::session::Session, workspace::Workspace};
+use crate::{stamp, terminal, test::session::Session, workspace::Workspace};
 
 /// One step of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +116,14 @@ impl FromStr for Stage {
             .find(|stage| stage.name() == name)
             .ok_or_else(|| anyhow!("no stage is called {name:?}: expected one of {}", names()))
     }
+}
+
+/// What a chore over real models begins with: the store filled, and the commit as it is now, since what lies in the workspace
+/// may change while the chore runs.
+pub(crate) fn prepared(workspace: &Workspace) -> anyhow::Result<(String, Session<'_>)> {
+    let commit = stamp::commit(workspace)?;
+    run(workspace, Choice::Only(Stage::Store))?;
+    Ok((commit, Session::new(workspace)?))
 }
 
 /// Runs the chosen stages in order, up to the first that fails.

@@ -7,8 +7,8 @@ use narthex_spec::{DeviceName, Ep};
 use super::{Device, coreml, cpu, cuda, directml, openvino, qnn, vitisai, webgpu};
 use crate::inventory::{self, Accelerator, AcceleratorKind, Driver};
 
-/// What decides which devices a machine has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What decides which devices a machine has; by default nothing is known of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
     /// The system, as `std::env::consts::OS` has it.
     pub os: String,

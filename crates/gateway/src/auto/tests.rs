@@ -16,7 +16,7 @@ use narthex_spec::{Ep, NpuPolicy, Place, SlotId};
 use narthex_testkit::executor::{FakeExecutor, Mishap};
 
 use super::*;
-use crate::fallen::Fallen;
+use crate::{devices::tests::snapdragon, fallen::Fallen};
 
 const NPU: DeviceName = DeviceName::Qnn;
 const GPU: DeviceName = DeviceName::WebGpu;
@@ -154,20 +154,7 @@ fn a_record_holds_until_a_device_changes() {
 
 #[test]
 fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
-    let facts = Facts {
-        os: "linux".into(),
-        arch: "aarch64".into(),
-        processor: "Snapdragon X Elite".into(),
-        accelerators: vec![Accelerator {
-            kind: AcceleratorKind::Npu,
-            driver: "fastrpc".into(),
-            text: "Hexagon".into(),
-            memory: None,
-        }],
-        drivers: Vec::new(),
-        libraries: [(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())].into(),
-        elsewhere: BTreeMap::new(),
-    };
+    let facts = snapdragon([(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())]);
     let check = |providers: &str, npu, expected: &[DeviceName]| {
         let config = Config { providers: providers.parse().unwrap(), npu, ..Config::standard() };
         let (found, passed_over) = usable(&config, &facts);

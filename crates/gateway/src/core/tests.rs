@@ -21,9 +21,8 @@ fn machine([os, processor]: [&str; 2], drivers: &[(AcceleratorKind, &str)], libr
         arch: "x86_64".to_owned(),
         processor: processor.to_owned(),
         accelerators: drivers.iter().map(accelerator).collect(),
-        drivers: Vec::new(),
         libraries: libraries.iter().map(|&ep| (ep, PathBuf::from(format!("/lib/{ep}")))).collect(),
-        elsewhere: Default::default(),
+        ..Facts::default()
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn in_parts(
         let outcome = switched_on(opening.config, name).and_then(|()| runs_parts(name, parts));
         outcome.map_err(|refusal| (name, Attempt::Refused(refusal)))?;
     }
-    let head = ready_device(opening, parts.head, facts).map_err(|attempt| (parts.head, attempt))?;
+    let (head, _) = ready_device(opening, parts.head, facts).map_err(|attempt| (parts.head, attempt))?;
     let opening = Opening { head: Some((parts.head, &head)), ..*opening };
     attempt(&opening, parts.layers, facts).map_err(|attempt| (parts.layers, attempt))
 }

@@ -15,7 +15,6 @@ use narthex_catalog::{
     runtimes::{self, RuntimeKind},
     store::Store,
 };
-use narthex_device::inventory::{Accelerator, AcceleratorKind};
 use narthex_graph::{
     Attribute, Builder, Element, Graph, Initializer, InitializerData, Node, graph::MICROSOFT,
 };
@@ -32,6 +31,7 @@ use super::*;
 use crate::{
     Cancel, CompileRequest, Gateway,
     check::{Asked, CheckRequest, Verdict},
+    devices,
     loaded::Loaded,
     names::PackageKey,
     package, vendor,
@@ -147,34 +147,13 @@ fn gateway_of(home: &tempfile::TempDir, npu: NpuPolicy, providers: &str) -> Gate
 
 /// A Mac, whose NPU needs no library.
 fn mac() -> Facts {
-    Facts {
-        os: "macos".into(),
-        arch: "aarch64".into(),
-        processor: "aarch64".into(),
-        accelerators: Vec::new(),
-        drivers: Vec::new(),
-        libraries: BTreeMap::new(),
-        elsewhere: BTreeMap::new(),
-    }
+    Facts { os: "macos".into(), arch: "aarch64".into(), processor: "aarch64".into(), ..Facts::default() }
 }
 
 fn snapdragon() -> Facts {
     let info = runtimes::locate(&Store::open(None).unwrap(), RuntimeKind::Qnn);
     let library = info.expect("no QNN runtime: run `cargo xtask test --only store` once").library;
-    Facts {
-        os: "linux".into(),
-        arch: "aarch64".into(),
-        processor: "Snapdragon X Elite".into(),
-        accelerators: vec![Accelerator {
-            kind: AcceleratorKind::Npu,
-            driver: "fastrpc".into(),
-            text: "Hexagon".into(),
-            memory: None,
-        }],
-        drivers: Vec::new(),
-        libraries: BTreeMap::from([(Ep::Qnn, library)]),
-        elsewhere: BTreeMap::new(),
-    }
+    devices::tests::snapdragon([(Ep::Qnn, library)])
 }
 
 /// What is logged while `work` runs.
