@@ -5,11 +5,10 @@ mod plan;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use narthex_gateway::{
-    PlacementReport, RuntimeListing,
-    announce::RunningServer,
+    PlacementReport, RunningServer, RuntimeListing,
     bench::{self, BenchReport, Comparison, Contender, Outcome, Spread},
     doctor::{Doctor, Level},
-    listing::{Access, Figures, ModelListing, ModelState, ModelStatus},
+    models::{Access, Figures, ModelListing, ModelState, ModelStatus},
     request::Summary,
 };
 use narthex_spec::Scheme;
@@ -352,7 +351,7 @@ mod tests {
     use narthex_gateway::{
         Fallen,
         bench::Overhead,
-        listing::{ModelKind, PassedOver},
+        models::{ModelKind, PassedOver},
         request::Times,
     };
     use narthex_spec::{DeviceName, target::OpenVinoDevice};

@@ -6,7 +6,7 @@ use narthex_compile::vocabulary::VocabularyError;
 use narthex_device::DeviceError;
 use narthex_spec::{Ep, ModelName, NpuPolicy, Scheme};
 
-use crate::{fallen::Fallen, length::Length, listing::PassedOver};
+use crate::{length::Length, load::fallback::Fallen, report::models::PassedOver};
 
 /// What kind of failure it is; the server maps it to a status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

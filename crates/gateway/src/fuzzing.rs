@@ -5,7 +5,10 @@ use std::path::Path;
 use narthex_device::fuzzing::read_package;
 use narthex_spec::{ModelName, Scheme};
 
-use crate::{Error, names::PackageKey, package};
+use crate::{
+    Error,
+    library::{names::PackageKey, package},
+};
 
 /// Reads the manifest of the package in `folder`, and all that an executor reads because of it.
 ///

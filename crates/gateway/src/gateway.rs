@@ -12,30 +12,36 @@ use narthex_engine::worker::Drain;
 use narthex_spec::{ModelName, ProgressSink, manifest::Manifest, progress::Quiet};
 
 use crate::{
-    announce::{self, Announcement, RunningServer},
-    answer,
     cancel::Cancel,
-    chat,
-    compiling::CompileRequest,
-    config::Config,
-    core::{self, Core},
-    embed,
-    error::Error,
-    job::{self, Graphs},
-    listing::{InstalledPackage, ModelListing, ModelStatus},
-    loaded::Loaded,
-    mask,
-    names::{PackageKey, split_scheme},
-    placing, refine,
-    request::{
-        AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
-        MaskRequest, Ranking, RefineRequest, Refined, RerankRequest, TurnSink,
+    compile::{
+        job::{self, Graphs},
+        precompile,
+        request::CompileRequest,
     },
-    rerank,
-    residency::{Claim, Residents},
-    shelf, today,
-    turn::Turn,
-    vendor,
+    config::Config,
+    error::Error,
+    library::{
+        models,
+        names::{PackageKey, split_scheme},
+    },
+    load::{
+        device_selection,
+        loaded_model::Loaded,
+        residency::{Claim, Residents},
+        runtime_choice::{self, Core},
+    },
+    report::models::{InstalledPackage, ModelListing, ModelStatus},
+    serve::{
+        answer, chat, date, embed, fill,
+        generation::Turn,
+        mask_predict,
+        request::{
+            AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
+            MaskRequest, Ranking, RefineRequest, Refined, RerankRequest, TurnSink,
+        },
+        rerank,
+    },
+    server_record::{self, Announcement, RunningServer},
 };
 
 /// Models of one machine behind one door. Cloning gives another handle to the same models.
@@ -92,7 +98,7 @@ impl Gateway {
     /// Starts a chat answer; returns once it is queued.
     pub fn chat(&self, model: &str, request: ChatRequest, sink: Box<dyn TurnSink>) -> Result<Turn, Error> {
         let loaded = self.ready(model)?;
-        chat::chat(&loaded, request, today::today(), sink)
+        chat::chat(&loaded, request, date::today(), sink)
     }
 
     /// Starts a text completion; returns once it is queued.
@@ -123,12 +129,12 @@ impl Gateway {
 
     /// Says what fits in a text's masks.
     pub fn fill(&self, model: &str, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
-        mask::fill(self.ready(model)?.as_ref(), request, cancel)
+        fill::fill(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Adds tokens to a text with a masked language model, in rounds (mask-predict, arXiv:1904.09324).
     pub fn refine(&self, model: &str, request: &RefineRequest, cancel: &Cancel) -> Result<Refined, Error> {
-        refine::refine(self.ready(model)?.as_ref(), request, cancel)
+        mask_predict::refine(self.ready(model)?.as_ref(), request, cancel)
     }
 
     /// Fetches, compiles and loads a model in the foreground, whatever its size.
@@ -152,12 +158,12 @@ impl Gateway {
 
     /// Every installed model and every catalogue entry.
     pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
-        shelf::models(&self.inner)
+        models::models(&self.inner)
     }
 
     /// One model that is installed or in the catalogue.
     pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
-        shelf::model(&self.inner, model)
+        models::model(&self.inner, model)
     }
 
     /// The models that were asked for since the gateway was opened.
@@ -167,7 +173,7 @@ impl Gateway {
 
     /// The manifest of an installed package.
     pub fn manifest(&self, model: &str) -> Result<Manifest, Error> {
-        shelf::manifest(&self.inner, &self.installed_key(model)?)
+        models::manifest(&self.inner, &self.installed_key(model)?)
     }
 
     /// Fetches a model and compiles it, unless that was done before.
@@ -180,7 +186,7 @@ impl Gateway {
         let key = self.key_of(model)?;
         let request = CompileRequest::new(key.scheme);
         job::ensure_package(&self.inner, &job::Wanted::new(&key, model, &request), progress, cancel)?;
-        shelf::installed(&self.inner, &key)
+        models::installed(&self.inner, &key)
     }
 
     /// Compiles a model; gives the package's folder and manifest. A smaller model is called after the one that it is cut
@@ -196,20 +202,20 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(PathBuf, Manifest), Error> {
-        vendor::refuse(request)?;
+        precompile::refuse(request)?;
         let (text, _) = split_scheme(model);
         let key = self.key_of(text)?;
-        shelf::refuse_import(&self.inner, &key)?;
+        models::refuse_import(&self.inner, &key)?;
         let key = PackageKey { scheme: request.scheme, ..key }.cut(request)?;
         let folder =
             job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
         self.inner.residents.evict(&key);
-        Ok((folder, shelf::manifest(&self.inner, &key)?))
+        Ok((folder, models::manifest(&self.inner, &key)?))
     }
 
     /// Removes a model's packages, or with `model@scheme` one of them; gives the bytes freed.
     pub fn remove(&self, model: &str) -> Result<u64, Error> {
-        shelf::remove(&self.inner, model)
+        models::remove(&self.inner, model)
     }
 
     /// Writes this server's record for `ps`.
@@ -230,7 +236,7 @@ impl Gateway {
 
     /// The servers that run on this store.
     pub fn running(&self) -> Vec<RunningServer> {
-        announce::running(&self.inner.run_folder())
+        server_record::running(&self.inner.run_folder())
     }
 
     /// Refuses new requests; running answers finish or end, as `drain` says.
@@ -276,12 +282,12 @@ impl Gateway {
 
     /// The package that a user's text names, whether installed or in the catalogue.
     pub(crate) fn key_of(&self, model: &str) -> Result<PackageKey, Error> {
-        shelf::key(&self.inner, model)
+        models::key(&self.inner, model)
     }
 
     /// As [`Self::key_of`], but without a scheme any installed one will do.
     fn installed_key(&self, model: &str) -> Result<PackageKey, Error> {
-        shelf::installed_key(&self.inner, model)
+        models::installed_key(&self.inner, model)
     }
 
     pub(crate) fn inner(&self) -> &Inner {
@@ -335,8 +341,8 @@ impl Inner {
     ) -> Result<Loaded, Error> {
         let core = Core::of(self);
         let facts = &core.facts;
-        placing::check_possible(&self.config, key, facts)?;
-        let fixed = placing::wants_fixed(&self.config, key.scheme, facts);
+        device_selection::check_possible(&self.config, key, facts)?;
+        let fixed = device_selection::wants_fixed(&self.config, key.scheme, facts);
         let graphs = if fixed { Graphs::Both } else { Graphs::Any };
         core.claim(self)?;
         let folder = job::package_for_load(self, (key, graphs), from, progress, cancel)?;
@@ -350,7 +356,7 @@ impl Inner {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<&'static Runtime, Error> {
-        if let (None, Some(runtime)) = (core::named(self), Runtime::loaded()) {
+        if let (None, Some(runtime)) = (runtime_choice::named(self), Runtime::loaded()) {
             return Ok(runtime);
         }
         Ok(Runtime::load(&job::core_library(self, progress, cancel)?)?)

@@ -9,7 +9,7 @@ use std::{fs, path::Path, time::Duration};
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild,
     doctor::Level,
-    listing::{ModelKind, ModelState},
+    models::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
 };
 use narthex_spec::{DeviceName, Ep, Scheme, progress::Quiet};

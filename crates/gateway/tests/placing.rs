@@ -12,7 +12,7 @@ use std::{
 
 use narthex_catalog::store::Store;
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, listing::PassedOver, unshared,
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, models::PassedOver, unshared,
 };
 use narthex_graph::Graph;
 use narthex_spec::{
@@ -24,7 +24,7 @@ fn config(tiny: &Tiny, providers: &str) -> Config {
     Config { providers: providers.parse().unwrap(), scheme: Some(Scheme::W8), ..tiny.config() }
 }
 
-fn load(config: Config, model: &str) -> Result<narthex_gateway::listing::ModelStatus, Error> {
+fn load(config: Config, model: &str) -> Result<narthex_gateway::models::ModelStatus, Error> {
     Gateway::open(config).unwrap().load(model, &Quiet, &Cancel::new())
 }
 

@@ -3,7 +3,7 @@
 use narthex_gateway::{
     PlacementReport,
     devices::DeviceStatus,
-    listing::{ModelState, ModelStatus},
+    models::{ModelState, ModelStatus},
 };
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::{Fallen, listing::ModelKind};
+    use narthex_gateway::{Fallen, models::ModelKind};
     use narthex_spec::{DeviceName, Scheme};
 
     use super::*;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use narthex_gateway::{
-    listing::ModelStatus,
+    models::ModelStatus,
     request::{Summary, Times},
 };
 use prometheus_client::{

@@ -1,7 +1,7 @@
 //! Arguments of the commands that look at models which need not be here.
 
 use clap::Args as ClapArgs;
-use narthex_gateway::listing::ModelKind;
+use narthex_gateway::models::ModelKind;
 use narthex_spec::Target;
 
 /// `narthex list`.

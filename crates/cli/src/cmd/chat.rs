@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway, Turn,
-    listing::{ModelKind, ModelStatus},
+    models::{ModelKind, ModelStatus},
     request::{
         ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role, Summary, TurnEvent,
         TurnSink,

@@ -2,7 +2,7 @@
 
 use narthex_gateway::{
     Gateway,
-    listing::ModelStatus,
+    models::ModelStatus,
     request::{Message, Role},
 };
 use rustyline::{DefaultEditor, error::ReadlineError};

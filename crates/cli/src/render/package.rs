@@ -1,7 +1,7 @@
 //! What a package holds.
 
 use comfy_table::Cell;
-use narthex_gateway::{Unshared, listing::ModelListing};
+use narthex_gateway::{Unshared, models::ModelListing};
 use narthex_spec::{
     Variant,
     arch::{ImportedEncoder, Structure},

@@ -7,7 +7,7 @@ use axum::{
     extract::{Path, State, rejection::PathRejection},
     http::StatusCode,
 };
-use narthex_gateway::listing::ModelListing;
+use narthex_gateway::models::ModelListing;
 use serde_json::{Value, json};
 
 use super::refuse_path;

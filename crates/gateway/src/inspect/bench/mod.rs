@@ -1,0 +1,225 @@
+//! `narthex bench`: how fast a chat model reads, answers and loads on this machine, and what the gateway adds to it.
+//!
+//! Every figure is measured several times and given as minimum, median and maximum; nothing here passes or fails.
+//! [`Gateway::compare`] measures one model on several devices.
+
+mod comparison;
+mod contest;
+mod machine;
+mod overhead;
+mod round;
+
+use std::time::Instant;
+
+use narthex_engine::worker::Engine;
+use narthex_spec::{
+    DeviceName, Division, ProgressSink, Scheme,
+    progress::{Stage, Unit},
+    provider::DeviceKind,
+};
+use serde::Serialize;
+
+pub use comparison::{Comparison, Contender, Figures, Outcome, Ratios};
+pub use machine::Machine;
+pub use overhead::Overhead;
+
+use crate::{cancel::Cancel, compile::job, error::Error, gateway::Gateway, load::runtime_choice::Core};
+use round::{Round, Wanted};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct BenchOptions {
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated after each prompt; at least 2.
+    pub generate_tokens: usize,
+    /// Measured rounds, after one that is not counted.
+    pub rounds: usize,
+}
+
+/// The figures of one model.
+#[derive(Debug, Clone, Serialize)]
+pub struct BenchReport {
+    /// The model, as named by its package.
+    pub model: String,
+    /// Its weight scheme.
+    pub scheme: Scheme,
+    /// The device it ran on.
+    pub device: String,
+    /// The machine and the versions.
+    pub machine: Machine,
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated after each prompt.
+    pub generate_tokens: usize,
+    /// Measured rounds.
+    pub rounds: usize,
+    /// Prompt tokens per second, up to the first generated token.
+    pub prefill_tokens_per_second: Spread,
+    /// Generated tokens per second after the first.
+    pub decode_tokens_per_second: Spread,
+    /// Milliseconds from submission to the first token.
+    pub first_token_ms: Spread,
+    /// What the gateway adds to the engine; `None` for a model without a chat template, and where the conversation
+    /// that is measured does not fit the context.
+    pub gateway: Option<Overhead>,
+    /// Milliseconds to load the compiled package; next to nothing where it was in memory already.
+    pub load_ms: f64,
+    /// Peak resident memory of the process in bytes, where the system tells.
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// A figure over several rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// Smallest.
+    pub min: f64,
+    /// Median.
+    pub median: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// The spread of at least one figure.
+    fn of(mut figures: Vec<f64>) -> Self {
+        figures.sort_by(f64::total_cmp);
+        let middle = figures.len() / 2;
+        let median = match figures.len() {
+            0 => 0.0,
+            n if n % 2 == 1 => figures[middle],
+            _ => (figures[middle - 1] + figures[middle]) / 2.0,
+        };
+        let min = figures.first().copied().unwrap_or(0.0);
+        Self { min, median, max: figures.last().copied().unwrap_or(0.0) }
+    }
+}
+
+impl Gateway {
+    /// Measures a chat model, which stays in memory. Fetches and compiles it first where need be.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the order or the place has a stand-in: its times say nothing of what it stands for.
+    pub fn bench(
+        &self,
+        model: &str,
+        options: BenchOptions,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<BenchReport, Error> {
+        check(options)?;
+        let inner = self.inner();
+        no_stand_in("providers", inner.config.providers.devices().iter().copied())?;
+        if let Some(Division::Given(place)) = inner.config.place {
+            no_stand_in("place", place.devices())?;
+        }
+        let key = self.key_of(model)?;
+        let core = Core::of(inner);
+        core.claim(inner)?;
+        job::package_for_load(inner, (&key, job::Graphs::Any), job::named(model), progress, cancel)?;
+        let runtime = core.load(inner, progress, cancel)?;
+        let begun = Instant::now();
+        self.load(model, progress, cancel)?;
+        let load_ms = begun.elapsed().as_secs_f64() * 1e3;
+        let loaded = self.ready(model)?;
+        let engine = loaded.engine()?;
+        fits(engine, options)?;
+        let rounds = measure(engine, options, progress, cancel)?;
+        let gateway = overhead::measure(self, model, &loaded, options, cancel)?;
+        let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
+        Ok(BenchReport {
+            model: key.name.to_string(),
+            scheme: key.scheme,
+            device: loaded.ran_on().device,
+            machine: Machine::here(runtime, inner.config.threads),
+            prompt_tokens: options.prompt_tokens,
+            generate_tokens: options.generate_tokens,
+            rounds: options.rounds,
+            prefill_tokens_per_second: spread(&|r| r.prefill_rate(options)),
+            decode_tokens_per_second: spread(&|r| r.decode_rate(options)),
+            first_token_ms: spread(&Round::first_ms),
+            gateway,
+            load_ms,
+            peak_rss_bytes: narthex_device::memory::peak_rss(),
+        })
+    }
+}
+
+fn check(options: BenchOptions) -> Result<(), Error> {
+    let wrong = |param, message: &str| Error::Invalid { param, message: format!("{param}: {message}") };
+    match options {
+        BenchOptions { prompt_tokens: 0, .. } => Err(wrong("prompt_tokens", "expected at least 1, found 0")),
+        BenchOptions { generate_tokens: 0 | 1, .. } => Err(wrong("generate_tokens", "expected at least 2")),
+        BenchOptions { rounds: 0, .. } => Err(wrong("rounds", "expected at least 1, found 0")),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses devices whose times say nothing; `param` is where they were named.
+fn no_stand_in(param: &'static str, devices: impl IntoIterator<Item = DeviceName>) -> Result<(), Error> {
+    match devices.into_iter().find(|device| device.kind() == DeviceKind::StandIn) {
+        None => Ok(()),
+        Some(device) => Err(Error::invalid(
+            param,
+            format!(
+                "{device} is software in an NPU's place ({}), and its times say nothing about the NPU; name devices that \
+                 this machine has, as `narthex doctor` lists them",
+                device.describe()
+            ),
+        )),
+    }
+}
+
+fn fits(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
+    let (found, longest) =
+        (options.prompt_tokens.saturating_add(options.generate_tokens), engine.limits().longest());
+    if found <= longest {
+        return Ok(());
+    }
+    let message = format!(
+        "prompt_tokens: prompt and answer together may have {longest} tokens, found {found}; ask for fewer"
+    );
+    Err(Error::Invalid { param: "prompt_tokens", message })
+}
+
+fn measure(
+    engine: &Engine,
+    options: BenchOptions,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<Vec<Round>, Error> {
+    let stage = Stage::start(progress, "Measuring", Unit::Items, Some(options.rounds as u64));
+    let mut rounds = Vec::with_capacity(options.rounds);
+    for number in 0..=options.rounds {
+        cancel.check()?;
+        round::rest();
+        let round = run_round(engine, options, number)?;
+        // The first round warms caches and grows buffers.
+        if number > 0 {
+            rounds.push(round);
+            stage.advance(number as u64);
+        }
+    }
+    Ok(rounds)
+}
+
+fn run_round(engine: &Engine, options: BenchOptions, number: usize) -> Result<Round, Error> {
+    let vocab = engine.limits().vocab;
+    // A first token of its own keeps a round from reusing the prefix of the one before.
+    let prompt = (0..options.prompt_tokens).map(|i| ((i * 7919 + (number + 1) * 104_729) % vocab) as u32);
+    round::run(
+        engine,
+        Wanted { prompt: prompt.collect(), tokens: options.generate_tokens, barred: Vec::new() },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { min: 1.0, median: 2.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0]), Spread { min: 1.0, median: 2.5, max: 4.0 });
+    }
+}

@@ -1,0 +1,225 @@
+//! What the gateway adds to the engine: the same conversation goes through both, in turn.
+
+use std::{ops::ControlFlow, sync::mpsc, time::Instant};
+
+use narthex_engine::executor::StepError;
+use narthex_spec::TokenId;
+use narthex_text::{
+    prompt,
+    template::{ChatTemplate, RenderOptions},
+};
+use serde::Serialize;
+
+use super::{
+    BenchOptions, Spread,
+    round::{self, BAR, Round, Wanted},
+};
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    gateway::Gateway,
+    load::loaded_model::Loaded,
+    serve::{
+        date,
+        request::{ChatRequest, GenerateOptions, Message, Role, Summary, Times, TurnEvent, TurnSink},
+    },
+};
+
+/// What chat messages, templates, tokenizers and text cost beside the engine's own time.
+#[derive(Debug, Clone, Serialize)]
+pub struct Overhead {
+    /// Tokens of the conversation, template included.
+    pub prompt_tokens: usize,
+    /// Milliseconds per generated token of the engine alone.
+    pub engine_token_ms: Spread,
+    /// Milliseconds per generated token through [`Gateway::chat`].
+    pub gateway_token_ms: Spread,
+    /// The second over the first, within each round.
+    pub token_ratio: Spread,
+    /// Milliseconds of a request through [`Gateway::chat`], from the call to its end, less those of the engine alone.
+    /// Measured on an answer of one token whose distribution the engine has kept, so that nothing is computed on
+    /// either side and the difference is not one of long times.
+    pub request_ms: Spread,
+}
+
+/// Words of the conversation, common enough to be about a token each.
+const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "old"];
+
+/// Pairs of requests that compute nothing.
+const REQUESTS: usize = 31;
+
+/// What both sides run.
+struct Contest<'a> {
+    gateway: &'a Gateway,
+    model: &'a str,
+    loaded: &'a Loaded,
+    template: &'a ChatTemplate,
+    options: BenchOptions,
+}
+
+/// Measures a model that is loaded; `None` where there is nothing to measure it with.
+pub(super) fn measure(
+    gateway: &Gateway,
+    model: &str,
+    loaded: &Loaded,
+    options: BenchOptions,
+    cancel: &Cancel,
+) -> Result<Option<Overhead>, Error> {
+    let Some(template) = &loaded.template else { return Ok(None) };
+    let contest = Contest { gateway, model, loaded, template, options };
+    let prompt_tokens = contest.tokens(2 * options.rounds + 1)?.len();
+    if prompt_tokens + options.generate_tokens > loaded.engine()?.limits().longest() {
+        return Ok(None);
+    }
+    let mut pairs = Vec::with_capacity(options.rounds);
+    for number in 0..=options.rounds {
+        cancel.check()?;
+        let pair = contest.round(number)?;
+        // The first round is not counted, as in the rest of the benchmark.
+        if number > 0 {
+            pairs.push(pair);
+        }
+    }
+    let requests = contest.requests(2 * options.rounds + 2)?;
+    Ok(Some(Overhead::of(prompt_tokens, &pairs, &requests)))
+}
+
+impl Overhead {
+    /// The figures of pairs of rounds, the engine's and the gateway's, and of pairs of requests that compute nothing.
+    fn of(prompt_tokens: usize, pairs: &[(Round, Round)], requests: &[(Round, Round)]) -> Self {
+        let spread_of = |pairs: &[(Round, Round)], figure: &dyn Fn(&Round, &Round) -> f64| {
+            Spread::of(pairs.iter().map(|(engine, gateway)| figure(engine, gateway)).collect())
+        };
+        let spread = |figure| spread_of(pairs, figure);
+        Self {
+            prompt_tokens,
+            engine_token_ms: spread(&|engine, _| engine.token_ms()),
+            gateway_token_ms: spread(&|_, gateway| gateway.token_ms()),
+            token_ratio: spread(&|engine, gateway| gateway.token_ms() / engine.token_ms().max(1e-9)),
+            request_ms: spread_of(requests, &|engine, gateway| gateway.total_ms() - engine.total_ms()),
+        }
+    }
+}
+
+impl Contest<'_> {
+    /// The engine's round and the gateway's, over conversations of their own, so that neither finds its own in the
+    /// cache; both find the template's opening there.
+    fn round(&self, number: usize) -> Result<(Round, Round), Error> {
+        self.pair(number, [2 * number, 2 * number + 1], self.options.generate_tokens)
+    }
+
+    /// Pairs of requests for one token, all over one conversation, which the engine has read before the first.
+    fn requests(&self, conversation: usize) -> Result<Vec<(Round, Round)>, Error> {
+        self.engine(conversation, 1)?;
+        (0..REQUESTS).map(|number| self.pair(number, [conversation; 2], 1)).collect()
+    }
+
+    /// The engine's round and the gateway's for some tokens over these conversations. Whoever comes second may find a
+    /// warmer or a slower machine, so they take turns.
+    fn pair(
+        &self,
+        number: usize,
+        [first, second]: [usize; 2],
+        tokens: usize,
+    ) -> Result<(Round, Round), Error> {
+        if number.is_multiple_of(2) {
+            let engine = self.engine(first, tokens)?;
+            Ok((engine, self.through(second, tokens)?))
+        } else {
+            let through = self.through(first, tokens)?;
+            Ok((self.engine(second, tokens)?, through))
+        }
+    }
+
+    /// Begins with its number, so that conversations differ from there on.
+    fn messages(&self, number: usize) -> Vec<Message> {
+        let words = WORDS.iter().cycle().take(self.options.prompt_tokens);
+        let text = words.fold(format!("{number:06}"), |text, word| text + " " + word);
+        vec![Message::new(Role::User, text)]
+    }
+
+    fn tokens(&self, number: usize) -> Result<Vec<TokenId>, Error> {
+        let options = RenderOptions::answer(date::today());
+        let bos = self.loaded.manifest.tokenizer.bos;
+        let messages = self.messages(number);
+        Ok(prompt::tokens(&self.loaded.tokenizer, self.template, &messages, &options, bos)?)
+    }
+
+    fn barred(&self) -> &[TokenId] {
+        &self.loaded.manifest.tokenizer.stop
+    }
+
+    fn engine(&self, number: usize, tokens: usize) -> Result<Round, Error> {
+        let wanted = Wanted { prompt: self.tokens(number)?, tokens, barred: self.barred().to_vec() };
+        round::rest();
+        round::run(self.loaded.engine()?, wanted)
+    }
+
+    fn through(&self, number: usize, tokens: usize) -> Result<Round, Error> {
+        let options = GenerateOptions {
+            max_tokens: Some(tokens),
+            temperature: 0.0,
+            logit_bias: self.barred().iter().map(|&token| (token, BAR)).collect(),
+            ..GenerateOptions::api_defaults()
+        };
+        let request = ChatRequest { messages: self.messages(number), options };
+        let (ends, received) = mpsc::channel();
+        round::rest();
+        let begun = Instant::now();
+        self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
+        let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
+        let total = begun.elapsed();
+        // Only what gives no times is without them, and that is not measured.
+        let Times { first_token: first, total: end } = summary.times.ok_or(Error::ShuttingDown)?;
+        Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
+    }
+}
+
+/// Passes on how a request ended.
+struct LastEvent {
+    ends: mpsc::Sender<Result<Summary, Error>>,
+}
+
+impl TurnSink for LastEvent {
+    fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
+        let end = match event {
+            TurnEvent::Done(summary) => Ok(summary),
+            TurnEvent::Failed { message } => Err(StepError::Device { message }.into()),
+            TurnEvent::Started { .. } | TurnEvent::Text { .. } | TurnEvent::Finished { .. } => {
+                return ControlFlow::Continue(());
+            }
+        };
+        match self.ends.send(end) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_gateway_is_held_against_the_engine_of_its_own_round() {
+        let round = |total: u64, token: u64| Round {
+            total: Duration::from_micros(total),
+            first: Duration::from_millis(50),
+            rest: Duration::from_micros(token * 4),
+            tokens: 5,
+        };
+        // The machine halves its speed between the rounds, and the ratio does not see it.
+        let pairs = [(round(54_000, 1000), round(54_400, 1020)), (round(58_000, 2000), round(58_900, 2040))];
+        let requests = [(round(100, 0), round(400, 0)), (round(200, 0), round(900, 0))];
+        let found = Overhead::of(256, &pairs, &requests);
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} instead of {b}");
+        near(found.engine_token_ms.median, 1.5);
+        near(found.gateway_token_ms.max, 2.04);
+        near(found.token_ratio.min, 1.02);
+        near(found.token_ratio.max, 1.02);
+        near(found.request_ms.min, 0.3);
+        near(found.request_ms.max, 0.7);
+    }
+}

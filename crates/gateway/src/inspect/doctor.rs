@@ -1,0 +1,182 @@
+//! `narthex doctor`: what this machine has, what is missing, and the command that mends it.
+
+use std::path::PathBuf;
+
+use narthex_catalog::{
+    runtimes::RuntimeKind,
+    source::pip::{Pip, Requirement},
+};
+use narthex_device::{inventory, runtime::Runtime};
+use serde::Serialize;
+
+use crate::{error::Error, gateway::Gateway, load::runtime_choice::Core};
+
+/// What was found on this machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Doctor {
+    /// One finding per line.
+    pub findings: Vec<Finding>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// How it stands.
+    pub level: Level,
+    /// What was looked at.
+    pub subject: String,
+    /// What was found.
+    pub text: String,
+    /// What to do, where something can be done.
+    pub fix: Option<String>,
+}
+
+/// How a finding stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// All is well.
+    Good,
+    /// Worth knowing.
+    Note,
+    /// Something does not work until it is mended.
+    Problem,
+}
+
+impl Doctor {
+    /// Whether something does not work until it is mended.
+    pub fn has_problem(&self) -> bool {
+        self.findings.iter().any(|finding| finding.level == Level::Problem)
+    }
+
+    fn add(&mut self, level: Level, subject: &str, text: impl Into<String>, fix: Option<String>) {
+        self.findings.push(Finding { level, subject: subject.to_owned(), text: text.into(), fix });
+    }
+}
+
+impl Gateway {
+    /// Looks at this machine; changes nothing, fetches nothing.
+    pub fn doctor(&self) -> Doctor {
+        let mut report = Doctor { findings: Vec::new() };
+        hardware(&mut report);
+        let library = Core::of(self.inner()).found(self.inner());
+        pip(&mut report, &library);
+        runtime(&mut report, library);
+        self.device_findings(&mut report);
+        self.store_finding(&mut report);
+        report
+    }
+
+    fn device_findings(&self, report: &mut Doctor) {
+        for status in self.devices() {
+            let subject = status.device.as_str();
+            match status.reason {
+                None => report.add(Level::Good, subject, "can be used", None),
+                Some(reason) => report.add(Level::Note, subject, reason, status.fix),
+            }
+        }
+    }
+
+    fn store_finding(&self, report: &mut Doctor) {
+        let store = &self.inner().store;
+        let root = store.root().display().to_string();
+        let writable = store.check_writable();
+        match store.packages() {
+            Ok(packages) if packages.is_empty() && writable.is_err() => {}
+            Ok(packages) if packages.is_empty() => {
+                let fix = Some("narthex pull smollm2:135m".to_owned());
+                report.add(Level::Note, "store", format!("{root} holds no model yet"), fix);
+            }
+            Ok(packages) => {
+                report.add(Level::Good, "store", format!("{root} holds {} packages", packages.len()), None);
+            }
+            Err(error) => report.add(Level::Problem, "store", error.to_string(), error.hint()),
+        }
+        if let Err(error) = writable {
+            let elsewhere = || "set NARTHEX_HOME to a folder that you may write to".to_owned();
+            let fix = error.hint().unwrap_or_else(elsewhere);
+            report.add(Level::Problem, "store", error.to_string(), Some(fix));
+        }
+    }
+}
+
+/// What wheels are fetched with. Without it there is no way to an ONNX Runtime for those who have none.
+fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
+    let (package, version) = (RuntimeKind::Cpu.package(), RuntimeKind::Cpu.version());
+    match Pip::find(Requirement { package, version, platform: "any" }) {
+        Ok(found) => report.add(Level::Good, "pip", found.to_string(), None),
+        Err(error) => {
+            let level = if matches!(library, Ok(None)) { Level::Problem } else { Level::Note };
+            report.add(level, "pip", error.to_string(), error.hint());
+        }
+    }
+}
+
+/// ONNX Runtime, and the devices that it offers.
+fn runtime(report: &mut Doctor, library: Result<Option<PathBuf>, Error>) {
+    let install = || Some("narthex runtime install cpu".to_owned());
+    let library = match library {
+        Ok(Some(library)) => library,
+        Ok(None) => {
+            let text = "ONNX Runtime is not installed; the first `chat` or `pull` installs it";
+            return report.add(Level::Note, "runtime", text, install());
+        }
+        Err(error) => return report.add(Level::Problem, "runtime", error.to_string(), error.hint()),
+    };
+    match Runtime::load(&library) {
+        Ok(runtime) => {
+            let text = format!("ONNX Runtime {} from {}", runtime.version(), library.display());
+            report.add(Level::Good, "runtime", text, None);
+            for device in runtime.devices() {
+                let text = format!("{} ({}, {})", device.ep, device.hardware, device.vendor);
+                report.add(Level::Good, "device", text, None);
+            }
+        }
+        Err(error) => report.add(Level::Problem, "runtime", error.to_string(), install()),
+    }
+}
+
+/// `8 usable of 16 cores`, and where those are fewer, the physical ones behind them, which decide how many threads
+/// compute.
+fn cores(cpu: &inventory::Cpu) -> String {
+    let physical = match cpu.physical_cores {
+        Some(physical) if physical < cpu.usable_cores => format!(" ({physical} physical)"),
+        _ => String::new(),
+    };
+    format!("{} usable{physical} of {} cores", cpu.usable_cores, cpu.cores)
+}
+
+fn hardware(report: &mut Doctor) {
+    let cpu = inventory::cpu();
+    let memory = inventory::memory_bytes().map_or_else(String::new, |bytes| {
+        format!(", {:.0} GiB of memory", bytes as f64 / (1u64 << 30) as f64)
+    });
+    let features = cpu.features.join(" ");
+    let text = format!("{}: {}{memory}; {features}", cpu.name, cores(&cpu));
+    report.add(Level::Good, "cpu", text, None);
+    for accelerator in inventory::accelerators() {
+        report.add(Level::Good, accelerator.kind.describe(), accelerator.text, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn physical_cores_are_named_where_they_are_fewer() {
+        let check = |usable_cores, physical_cores, expect: &str| {
+            let cpu = inventory::Cpu {
+                name: "a processor".to_owned(),
+                cores: 16,
+                usable_cores,
+                physical_cores,
+                features: Vec::new(),
+            };
+            assert_eq!(cores(&cpu), expect);
+        };
+        check(16, Some(8), "16 usable (8 physical) of 16 cores");
+        check(4, Some(4), "4 usable of 16 cores");
+        check(4, None, "4 usable of 16 cores");
+    }
+}

@@ -1,0 +1,174 @@
+//! Measuring on made-up devices, and when what was measured still holds.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use narthex_engine::executor::{KvBlock, KvLimits, Limits, Logits, StepError, StepPlan};
+use narthex_spec::{Ep, NpuPolicy, Place, SlotId};
+use narthex_testkit::executor::{FakeExecutor, Mishap};
+
+use super::*;
+use crate::{inspect::devices::tests::snapdragon, load::fallback::Fallen};
+
+const NPU: DeviceName = DeviceName::Qnn;
+const GPU: DeviceName = DeviceName::WebGpu;
+const CPU: DeviceName = DeviceName::Cpu;
+
+/// An executor whose steps let a clock go on by so many microseconds.
+struct Timed {
+    inner: FakeExecutor,
+    step: fn(usize) -> u64,
+    handover: u64,
+    clock: Arc<AtomicU64>,
+}
+
+impl Executor for Timed {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+        self.clock.fetch_add((self.step)(plan.tokens.len()), Ordering::Relaxed);
+        self.inner.step(plan)
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.inner.truncate(slot, len)
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        self.clock.fetch_add(self.handover * range.len() as u64, Ordering::Relaxed);
+        self.inner.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.inner.write_kv(slot, at, block)
+    }
+}
+
+/// An NPU that reads 64 tokens in 4 ms and writes one in as many, a GPU that takes 1 ms for each of a span's tokens, and
+/// a CPU that takes 3 ms.
+fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
+    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    let chunk = if device == NPU { 64 } else { 256 };
+    let step: fn(usize) -> u64 = match device {
+        NPU => |_| 4_000,
+        GPU => |tokens| 1_000 * tokens as u64,
+        _ => |tokens| 3_000 * tokens as u64,
+    };
+    let inner = FakeExecutor::new(Limits { slots: 1, context: 512, chunk, batch: 1, vocab: 32, kv });
+    Timed { inner, step, handover, clock: clock.clone() }
+}
+
+/// Measures the three; `spoil` may change one that is loaded, or refuse it.
+fn measure(
+    handover: u64,
+    spoil: &dyn Fn(DeviceName, &mut Timed) -> Option<PassedOver>,
+) -> (Found, Vec<DeviceName>) {
+    let (clock, mut loads) = (Arc::new(AtomicU64::new(0)), Vec::new());
+    let mut load = |device| {
+        loads.push(device);
+        let mut executor = load(device, handover, &clock);
+        Ok(match spoil(device, &mut executor) {
+            None => Ok(Box::new(executor) as Box<dyn Executor>),
+            Some(passed) => Err(passed),
+        })
+    };
+    let mut now = || Duration::from_micros(clock.load(Ordering::Relaxed));
+    let found = measure_all(&[NPU, GPU, CPU], &mut load, &mut now).unwrap();
+    (found, loads)
+}
+
+fn near(found: f64, expected: f64) {
+    assert!((found - expected).abs() < 1e-6, "{found} instead of {expected}");
+}
+
+#[test]
+fn devices_are_measured_in_turn_and_the_best_two_together() {
+    let (found, loads) = measure(10, &|_, _| None);
+    assert_eq!(loads, [NPU, GPU, CPU, NPU, GPU]);
+    let [npu, gpu, cpu] = found.measured.devices.as_slice() else { panic!("{found:?}") };
+    near(npu.chunk_ms, 4.0);
+    near(npu.short_ms, 4.0);
+    near(npu.token_ms, 4.0);
+    near(gpu.chunk_ms, 256.0);
+    near(cpu.short_ms, 6.0);
+    let handover = found.measured.handover.unwrap();
+    assert_eq!((handover.prefill, handover.decode), (NPU, GPU));
+    near(handover.token_ms, 0.01);
+    let split = Split { prefill: NPU, decode: GPU };
+    // 4 ms are those of four tokens, and a handover of four is not free.
+    assert_eq!(found.measured.break_even(split), Some(5));
+    assert_eq!(found.measured.choose().unwrap().place, Place::Phases(split));
+    // A millisecond per token is what the GPU takes to read it itself.
+    let (dear, _) = measure(1_000, &|_, _| None);
+    assert_eq!(dear.measured.choose().unwrap().place, Place::One(GPU));
+}
+
+#[test]
+fn a_device_that_refuses_or_fails_is_not_chosen_and_says_why() {
+    let (found, loads) = measure(10, &|device, executor| {
+        if device == GPU {
+            let lost = StepError::Device { message: "lost".to_owned() };
+            executor.inner.mishaps = [Mishap::Error(lost)].into();
+        }
+        let reason = "in quarantine".to_owned();
+        let refused = PassedOver { device, reason, fix: None, announced: true, fallen: Fallen::default() };
+        (device == NPU).then_some(refused)
+    });
+    assert_eq!(loads, [NPU, GPU, CPU]);
+    let reasons: Vec<(DeviceName, &str)> =
+        found.refused.iter().map(|passed| (passed.device, passed.reason.as_str())).collect();
+    assert_eq!(reasons, [(NPU, "in quarantine"), (GPU, "the device failed: lost")]);
+    assert_eq!(found.measured.choose(), None);
+}
+
+#[test]
+fn a_record_holds_until_a_device_changes() {
+    let made = |device: DeviceName, provider: &str| Circumstances {
+        device,
+        runtime: "1.31.1".into(),
+        provider: provider.into(),
+        driver: "unknown".into(),
+        settings: BTreeMap::new(),
+    };
+    let circumstances = vec![made(NPU, "onnxruntime-qnn 2.7.0"), made(CPU, "onnxruntime")];
+    let (found, _) = measure(10, &|_, _| None);
+    let record = Record { edition: EDITION, circumstances: circumstances.clone(), threads: 0, found };
+    let read: Record = serde_json::from_slice(&to_json(&record).unwrap()).unwrap();
+    assert_eq!(read, record);
+    assert!(read.holds(&circumstances, 0) && read.holds(&circumstances[1..], 0));
+    assert!(!read.holds(&circumstances, 2), "other threads");
+    assert!(!read.holds(&[made(NPU, "onnxruntime-qnn 2.8.0")], 0), "another driver");
+    assert!(!read.holds(&[made(GPU, "onnxruntime")], 0), "another device");
+    assert!(!Record { edition: EDITION + 1, ..read }.holds(&circumstances, 0), "another edition");
+}
+
+#[test]
+fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
+    let facts = snapdragon([(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())]);
+    let check = |providers: &str, npu, expected: &[DeviceName]| {
+        let config = Config { providers: providers.parse().unwrap(), npu, ..Config::standard() };
+        let (found, passed_over) = usable(&config, &facts);
+        assert_eq!(found, expected, "{providers}, {npu}");
+        passed_over
+    };
+    check("auto", NpuPolicy::Prefer, &[NPU, CPU]);
+    check("auto", NpuPolicy::Off, &[CPU]);
+    check("auto", NpuPolicy::Require, &[NPU]);
+    let named = check("cpu,openvino:cpu,qnn:emulation,qnn", NpuPolicy::Prefer, &[CPU, NPU]);
+    assert!(named.len() == 2 && named.iter().all(|passed| passed.announced), "{named:?}");
+    // An NPU that lacks its runtime is news; GPUs that the machine does not have are none.
+    let facts = Facts { libraries: BTreeMap::new(), ..facts.clone() };
+    let (_, passed_over) = usable(&Config::standard(), &facts);
+    let told: Vec<DeviceName> =
+        passed_over.iter().filter(|passed| passed.announced).map(|passed| passed.device).collect();
+    assert_eq!(told, [NPU]);
+}

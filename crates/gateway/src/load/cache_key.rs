@@ -1,0 +1,197 @@
+//! What decides whether something that this machine made earlier still holds: the device, its driver, the provider, its
+//! options.
+
+use std::collections::BTreeMap;
+
+use narthex_catalog::{runtimes::Role, store::MachineFolder};
+use narthex_device::{
+    ep::{Device, Facts},
+    inventory::AcceleratorKind,
+    runtime::Runtime,
+};
+use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
+use serde::{Deserialize, Serialize};
+
+use crate::{error::Error, load::runtime_choice::runtime_of};
+
+/// The circumstances under which a context or a record was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Circumstances {
+    /// The device.
+    pub(crate) device: DeviceName,
+    /// The version of ONNX Runtime.
+    pub(crate) runtime: String,
+    /// The provider's package and version; ONNX Runtime's own providers have its version.
+    pub(crate) provider: String,
+    /// The driver and its version, as the system tells them.
+    #[serde(default = "none")]
+    pub(crate) driver: String,
+    /// What the provider was told.
+    pub(crate) settings: BTreeMap<String, String>,
+}
+
+impl Circumstances {
+    /// Those of today.
+    pub(crate) fn now((name, device): (DeviceName, &Device), runtime: &Runtime, facts: &Facts) -> Self {
+        Self {
+            device: name,
+            runtime: runtime.version().to_owned(),
+            provider: provider_here(name.ep(), facts),
+            driver: driver(name.kind(), facts),
+            settings: device.settings(),
+        }
+    }
+
+    /// Those of a model whose head runs elsewhere: the head's count as settings.
+    pub(crate) fn with_head(mut self, head: Self) -> Self {
+        let own = [("device", head.device.to_string()), ("provider", head.provider), ("driver", head.driver)];
+        let own = own.map(|(key, value)| (key.to_owned(), value));
+        let settings = own.into_iter().chain(head.settings);
+        self.settings.extend(settings.map(|(key, value)| (format!("head.{key}"), value)));
+        self
+    }
+
+    /// Why what was made under `self` does not hold under `now`.
+    pub(crate) fn outdated(&self, now: &Self) -> Option<String> {
+        if self.device != now.device {
+            return Some(format!("it was made for {}, and this is {}", self.device, now.device));
+        }
+        if self.provider != now.provider {
+            return Some(format!("it was made by {}, and this is {}", self.provider, now.provider));
+        }
+        if self.runtime != now.runtime {
+            return Some(format!(
+                "it was made by ONNX Runtime {}, and this is {}",
+                self.runtime, now.runtime
+            ));
+        }
+        if self.driver != now.driver {
+            return Some(format!("it was made with the driver {}, and this is {}", self.driver, now.driver));
+        }
+        let keys = self.settings.keys().chain(now.settings.keys());
+        let differs = keys.into_iter().find(|key| self.settings.get(*key) != now.settings.get(*key))?;
+        let value =
+            |settings: &BTreeMap<String, String>| settings.get(differs).cloned().unwrap_or("nothing".into());
+        Some(format!(
+            "it was made with {differs} {}, and this is {}",
+            value(&self.settings),
+            value(&now.settings)
+        ))
+    }
+}
+
+/// The driver in records that note none.
+fn none() -> String {
+    "none".to_owned()
+}
+
+/// The drivers of this kind of device, each with its version; `unknown` where the system does not tell. What computes on
+/// the processor needs none.
+fn driver(kind: DeviceKind, facts: &Facts) -> String {
+    let kind = match kind {
+        DeviceKind::Npu => AcceleratorKind::Npu,
+        DeviceKind::Gpu => AcceleratorKind::Gpu,
+        DeviceKind::Cpu | DeviceKind::StandIn => return none(),
+    };
+    let found = facts.drivers.iter().filter(|driver| driver.kind == kind);
+    let found: Vec<&str> = found.map(|driver| driver.text.as_str()).collect();
+    if found.is_empty() { "unknown".to_owned() } else { found.join(", ") }
+}
+
+/// The provider, by what it came in. AMD's library comes in no package of ours, and is known by its bytes.
+fn provider_here(ep: Ep, facts: &Facts) -> String {
+    match facts.libraries.get(&ep).filter(|_| ep == Ep::VitisAi).map(|library| MachineFolder::digest(library))
+    {
+        Some(Ok(digest)) => format!("AMD's library {digest}"),
+        Some(Err(_)) | None => provider(ep),
+    }
+}
+
+/// The package that a provider comes in, with its version.
+pub(crate) fn provider(ep: Ep) -> String {
+    let plugin = runtime_of(ep).filter(|kind| kind.role() == Role::Plugin);
+    plugin.map_or_else(|| "onnxruntime".to_owned(), |kind| format!("{} {}", kind.package(), kind.version()))
+}
+
+/// A record as it is written.
+pub(crate) fn to_json(record: &impl Serialize) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec_pretty(record)
+        .map_err(|error| Error::Io { what: "cannot write a record".to_owned(), source: error.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_device::inventory::Driver;
+
+    use super::*;
+
+    #[test]
+    fn a_driver_is_that_of_the_kind_of_device() {
+        let driver = |kind, text: &str| Driver { kind, text: text.to_owned() };
+        let (npu, gpu) = (AcceleratorKind::Npu, AcceleratorKind::Gpu);
+        let drivers =
+            vec![driver(npu, "intel_vpu 1.0"), driver(gpu, "i915 1.6"), driver(gpu, "nvidia 580.95")];
+        let facts = Facts { drivers, ..Facts::default() };
+        assert_eq!(super::driver(DeviceKind::Npu, &facts), "intel_vpu 1.0");
+        assert_eq!(super::driver(DeviceKind::Gpu, &facts), "i915 1.6, nvidia 580.95");
+        assert_eq!(super::driver(DeviceKind::StandIn, &facts), "none");
+        let untold = Facts { drivers: Vec::new(), ..facts };
+        assert_eq!(super::driver(DeviceKind::Npu, &untold), "unknown");
+    }
+
+    #[test]
+    fn another_library_of_amds_is_another_provider() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("provider.so");
+        let libraries = BTreeMap::from([(Ep::VitisAi, library.clone()), (Ep::Qnn, "/q/plugin.so".into())]);
+        let facts = Facts { libraries, ..Facts::default() };
+        let with = |bytes: &str| {
+            std::fs::write(&library, bytes).unwrap();
+            provider_here(Ep::VitisAi, &facts)
+        };
+        let first = with("1.6");
+        assert!(first.starts_with("AMD's library ") && first == with("1.6") && first != with("1.7"));
+        assert_eq!(provider_here(Ep::Qnn, &facts), provider(Ep::Qnn));
+    }
+
+    #[test]
+    fn a_record_from_before_drivers_were_noted_holds_where_there_is_none() {
+        let text = r#"{"device": "cpu", "runtime": "1.31.1", "provider": "p", "settings": {}}"#;
+        let record: Circumstances = serde_json::from_str(text).unwrap();
+        let now = |driver: &str| Circumstances { driver: driver.to_owned(), ..record.clone() };
+        assert_eq!(record.outdated(&now("none")), None);
+        assert!(record.outdated(&now("fastrpc kernel 6.12.9")).is_some());
+    }
+
+    #[test]
+    fn what_changed_is_named() {
+        let made = Circumstances {
+            device: DeviceName::Qnn,
+            runtime: "1.31.1".into(),
+            provider: "onnxruntime-qnn 2.7.0".into(),
+            driver: "fastrpc, kernel 6.12.9".into(),
+            settings: BTreeMap::from([("soc_model".into(), "60".into())]),
+        };
+        let check = |now: Circumstances, expected: Option<&str>| {
+            let found = made.outdated(&now);
+            assert_eq!(found.is_some(), expected.is_some(), "{found:?}");
+            assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()));
+        };
+        check(made.clone(), None);
+        let cpu = Circumstances {
+            device: DeviceName::Cpu,
+            provider: "onnxruntime".into(),
+            settings: BTreeMap::new(),
+            ..made.clone()
+        };
+        check(made.clone().with_head(cpu), Some("head.device nothing, and this is cpu"));
+        check(Circumstances { provider: "onnxruntime-qnn 2.8.0".into(), ..made.clone() }, Some("2.8.0"));
+        let driver = "fastrpc, kernel 6.13.0".to_owned();
+        check(Circumstances { driver, ..made.clone() }, Some("6.12.9, and this is fastrpc, kernel 6.13.0"));
+        check(Circumstances { runtime: "1.32.0".into(), ..made.clone() }, Some("1.32.0"));
+        let other = BTreeMap::from([("soc_model".into(), "69".into())]);
+        check(Circumstances { settings: other, ..made.clone() }, Some("soc_model 60, and this is 69"));
+        check(Circumstances { settings: BTreeMap::new(), ..made.clone() }, Some("this is nothing"));
+        check(Circumstances { device: DeviceName::QnnEmulation, ..made.clone() }, Some("qnn:emulation"));
+    }
+}

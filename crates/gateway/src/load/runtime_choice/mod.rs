@@ -1,0 +1,178 @@
+//! Which ONNX Runtime this process takes. It loads one: DirectML and CUDA work inside of one of their own alone, and the
+//! plugins inside of one of the CPU runtime's version. No provider is loaded here. Start at [`Core::of`].
+
+use std::path::PathBuf;
+
+use narthex_catalog::runtimes::{self, Role, RuntimeKind};
+use narthex_device::{
+    ep::{self, Cause, Facts, Refusal},
+    runtime::Runtime,
+};
+use narthex_spec::{DeviceName, Division, Ep, ProgressSink};
+
+use crate::{
+    cancel::Cancel, compile::job, config::Config, error::Error, gateway::Inner, load::device_selection,
+};
+
+/// The core of this process, and the machine as it is seen from there.
+pub(crate) struct Core {
+    taken: Taken,
+    /// What is known of this machine, with the providers that can come into the core.
+    pub(crate) facts: Facts,
+}
+
+/// Where a core comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Taken {
+    /// A library that is named, or that was loaded already and belongs to no runtime of the store.
+    Library(PathBuf),
+    /// A runtime of the store, installed on first need.
+    Runtime(RuntimeKind),
+}
+
+impl Core {
+    /// The core for the settings' place and order.
+    pub(crate) fn of(inner: &Inner) -> Self {
+        Self::serving(inner, wanted(&inner.config))
+    }
+
+    /// The core for these devices: that of the first that can be used here, unless one is named or loaded already.
+    pub(crate) fn serving(inner: &Inner, devices: impl IntoIterator<Item = DeviceName>) -> Self {
+        let located = |ep| Some((ep, runtimes::locate(&inner.store, runtime_of(ep)?)?.library));
+        let machine =
+            Facts::here(Ep::ALL.into_iter().filter(|&ep| ep != Ep::Cpu).filter_map(located).collect());
+        let taken = match (named(inner), Runtime::loaded()) {
+            (Some(library), _) => Taken::Library(library),
+            (None, Some(runtime)) => Taken::loaded(inner, runtime),
+            (None, None) => Taken::Runtime(needed(&inner.config, devices, &machine)),
+        };
+        let facts = taken.sees(machine);
+        Self { taken, facts }
+    }
+
+    /// Its library, if it is there.
+    pub(crate) fn found(&self, inner: &Inner) -> Result<Option<PathBuf>, Error> {
+        match &self.taken {
+            _ if named(inner).is_some() => job::found_library(inner),
+            Taken::Library(library) => Ok(Some(library.clone())),
+            Taken::Runtime(kind) => Ok(runtimes::locate(&inner.store, *kind).map(|info| info.library)),
+        }
+    }
+
+    /// Loads it where it is another than the CPU runtime, which whatever is made on the way to a load would take.
+    pub(crate) fn claim(&self, inner: &Inner) -> Result<(), Error> {
+        if let (Taken::Runtime(RuntimeKind::DirectMl | RuntimeKind::Cuda), Some(library)) =
+            (&self.taken, self.found(inner)?)
+        {
+            Runtime::load(&library)?;
+        }
+        Ok(())
+    }
+
+    /// Loads it; the CPU runtime is installed on first need.
+    pub(crate) fn load(
+        &self,
+        inner: &Inner,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<&'static Runtime, Error> {
+        match self.found(inner)? {
+            Some(library) => Ok(Runtime::load(&library)?),
+            None => inner.runtime(progress, cancel),
+        }
+    }
+}
+
+impl Taken {
+    /// The core that this process has already.
+    fn loaded(inner: &Inner, runtime: &Runtime) -> Self {
+        let is = |kind: &RuntimeKind| {
+            let info = runtimes::locate(&inner.store, *kind);
+            info.and_then(|info| info.library.canonicalize().ok())
+                .is_some_and(|path| path == runtime.library())
+        };
+        let kind = RuntimeKind::ALL.into_iter().filter(|kind| kind.role() == Role::Core).find(is);
+        kind.map_or_else(|| Self::Library(runtime.library().to_owned()), Self::Runtime)
+    }
+
+    /// A machine as it is seen from this core: providers that cannot come into it are refused with the reason.
+    fn sees(&self, mut machine: Facts) -> Facts {
+        for ep in [Ep::DirectMl, Ep::Cuda] {
+            let inside = match self {
+                Self::Library(core) => ep::comes_with(ep, core).then(|| core.clone()),
+                Self::Runtime(kind) if runtime_of(ep) == Some(*kind) => machine.libraries.get(&ep).cloned(),
+                Self::Runtime(_) => None,
+            };
+            let installed = machine.libraries.remove(&ep);
+            match inside {
+                Some(core) => drop(machine.libraries.insert(ep, core)),
+                None if installed.is_some() => {
+                    let works = "it works in an ONNX Runtime of its own alone".to_owned();
+                    machine.elsewhere.insert(ep, self.refusal(ep, works));
+                }
+                None => {}
+            }
+        }
+        let plugins = RuntimeKind::Cpu.version();
+        if matches!(self, Self::Runtime(kind) if kind.version() != plugins) {
+            for ep in [Ep::Qnn, Ep::OpenVino, Ep::WebGpu] {
+                if machine.libraries.remove(&ep).is_some() {
+                    let works = format!("its plugin works in ONNX Runtime {plugins}");
+                    machine.elsewhere.insert(ep, self.refusal(ep, works));
+                }
+            }
+        }
+        machine
+    }
+
+    /// The refusal of a provider that `works` elsewhere.
+    fn refusal(&self, ep: Ep, works: String) -> Refusal {
+        let (this, unset) = match self {
+            Self::Library(path) => (path.display().to_string(), "unset ORT_DYLIB_PATH and "),
+            Self::Runtime(kind) => (format!("that of the {kind} runtime, {}", kind.version()), ""),
+        };
+        let reason = format!("{works}, and this process has {this}; a process loads one");
+        let fix = format!("{unset}name it first, in a process of its own: --providers {ep},cpu");
+        Refusal { cause: Cause::Refused, reason, fix: Some(fix) }
+    }
+}
+
+/// The runtime that brings a provider; `None` where no runtime does.
+pub(crate) fn runtime_of(ep: Ep) -> Option<RuntimeKind> {
+    match ep {
+        Ep::Cpu => Some(RuntimeKind::Cpu),
+        Ep::Qnn => Some(RuntimeKind::Qnn),
+        Ep::OpenVino => Some(RuntimeKind::OpenVino),
+        Ep::WebGpu => Some(RuntimeKind::WebGpu),
+        Ep::DirectMl => Some(RuntimeKind::DirectMl),
+        Ep::Cuda => Some(RuntimeKind::Cuda),
+        Ep::VitisAi | Ep::CoreMl => None,
+    }
+}
+
+/// The library that the settings or the environment name.
+pub(crate) fn named(inner: &Inner) -> Option<PathBuf> {
+    inner.config.runtime.clone().or_else(runtimes::named_core)
+}
+
+/// The devices that the settings ask for, in turn.
+fn wanted(config: &Config) -> Vec<DeviceName> {
+    let order = config.providers.devices();
+    let together = match config.place {
+        Some(Division::Given(place)) => place.devices(),
+        Some(Division::Measured) => order.to_vec(),
+        None => Vec::new(),
+    };
+    // The CPU runs in any core, so that it has no say where several devices are used together.
+    together.into_iter().filter(|&device| device != DeviceName::Cpu).chain(order.iter().copied()).collect()
+}
+
+/// The runtime whose core the first of these devices needs that can be used on a machine.
+fn needed(config: &Config, devices: impl IntoIterator<Item = DeviceName>, machine: &Facts) -> RuntimeKind {
+    let usable = |name: &DeviceName| device_selection::refusal(config, *name, machine).is_none();
+    let first = devices.into_iter().find(usable).and_then(|name| runtime_of(name.ep()));
+    first.filter(|kind| kind.role() == Role::Core).unwrap_or(RuntimeKind::Cpu)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Embeddings: texts to tokens to vectors.
+
+use narthex_spec::manifest::Prompts;
+
+use crate::{
+    cancel::Cancel,
+    encoder_queue::Item,
+    error::Error,
+    length::Length,
+    load::loaded_model::Loaded,
+    report::models::ModelKind,
+    serve::request::{EmbedRequest, Embeddings, Overlong, Prompt},
+};
+
+/// The most inputs of one request.
+const MAX_INPUTS: usize = 2048;
+
+/// Embeds every input of a request.
+pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
+    let encoder = loaded.encoder(ModelKind::Embedding)?;
+    let inputs = request.inputs.len();
+    if inputs == 0 || inputs > MAX_INPUTS {
+        return Err(Error::invalid("input", format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}")));
+    }
+    let limits = encoder.limits();
+    if let Some(dimensions) = request.dimensions
+        && !(1..=limits.width).contains(&dimensions)
+    {
+        return Err(Error::invalid(
+            "dimensions",
+            format!("expected 1 to {}, found {dimensions}", limits.width),
+        ));
+    }
+    let prompt = prompt(&loaded.manifest.prompts, request)?;
+    let limit = limits.max_length.min(loaded.manifest.max_length);
+    let place = encoder.enter(cancel)?;
+    let texts = request
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(index, input)| tokens(loaded, (index, input), prompt, (limit, request.overlong)))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let prompt_tokens = texts.iter().map(Vec::len).sum();
+    let mut vectors = place.run(texts.into_iter().map(Item::from).collect())?;
+    if let Some(dimensions) = request.dimensions {
+        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+    }
+    Ok(Embeddings { vectors, prompt_tokens, ran_on: loaded.ran_on() })
+}
+
+/// The text that is put before each input.
+fn prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, Error> {
+    let invalid = |message: String| {
+        Err(Error::Invalid { param: "prompt_name", message: format!("prompt_name: {message}") })
+    };
+    let Some(name) = request.prompt.as_ref().or(prompts.default.as_ref()) else { return Ok("") };
+    if request.prompt.is_some() && request.inputs.iter().any(|input| matches!(input, Prompt::Tokens(_))) {
+        return invalid("expected texts to put a prompt before, found tokens".to_owned());
+    }
+    match prompts.named.get(name) {
+        Some(text) => Ok(text),
+        None if prompts.is_empty() => {
+            invalid(format!("this model has no prompts, found {name:?}; leave it out"))
+        }
+        None => {
+            let names: Vec<&str> = prompts.named.keys().map(String::as_str).collect();
+            invalid(format!("expected one of {}, found {name:?}", names.join(", ")))
+        }
+    }
+}
+
+fn tokens(
+    loaded: &Loaded,
+    (index, input): (usize, &Prompt),
+    prompt: &str,
+    (limit, overlong): (usize, Overlong),
+) -> Result<Vec<u32>, Error> {
+    if let Prompt::Text(text) = input
+        && overlong == Overlong::Refuse
+    {
+        let fewest = loaded.tokenizer.fewest_tokens(text);
+        if fewest > limit {
+            return Err(Error::InputTooLong { index, found: Length::AtLeast(fewest), limit });
+        }
+    }
+    let mut tokens = match input {
+        Prompt::Text(text) if prompt.is_empty() => loaded.tokenizer.encode_document(text)?,
+        Prompt::Text(text) => loaded.tokenizer.encode_document(&format!("{prompt}{text}"))?,
+        Prompt::Tokens(tokens) => tokens.clone(),
+    };
+    if tokens.is_empty() {
+        let message = format!("input: input {index} is empty; expected at least one token");
+        return Err(Error::Invalid { param: "input", message });
+    }
+    let vocab = loaded.tokenizer.vocab_size();
+    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
+        let message = format!("input: token {bad} of input {index} is not below the vocabulary size {vocab}");
+        return Err(Error::Invalid { param: "input", message });
+    }
+    if tokens.len() > limit {
+        if overlong == Overlong::Refuse {
+            return Err(Error::InputTooLong { index, found: Length::Counted(tokens.len()), limit });
+        }
+        // The last token of a text is its end mark, which a cut text keeps.
+        let last = tokens[tokens.len() - 1];
+        tokens.truncate(limit);
+        if matches!(input, Prompt::Text(_)) {
+            tokens[limit - 1] = last;
+        }
+    }
+    Ok(tokens)
+}
+
+/// Keeps the leading elements and rescales them to unit length (Matryoshka embeddings, arXiv:2205.13147).
+fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
+    vector.truncate(dimensions);
+    let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortened_vectors_have_unit_length() {
+        let mut vector = vec![3.0, 4.0, 12.0];
+        shorten(&mut vector, 2);
+        assert_eq!(vector, [0.6, 0.8]);
+        let mut zero = vec![0.0, 0.0, 1.0];
+        shorten(&mut zero, 2);
+        assert_eq!(zero, [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,11 @@
+//! Requests to models in memory, and their answers.
+
+pub(crate) mod answer;
+pub(crate) mod chat;
+pub(crate) mod date;
+pub(crate) mod embed;
+pub(crate) mod fill;
+pub(crate) mod generation;
+pub(crate) mod mask_predict;
+pub mod request;
+pub(crate) mod rerank;
