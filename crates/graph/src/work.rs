@@ -4,7 +4,7 @@
 
 use crate::{
     graph::Node,
-    infer::{Inferred, Shape, Tensor},
+    infer::{Inferred, Shape, TensorInfo},
 };
 
 /// Multiply-accumulates of one run of a node: 0 for operators that do few, nothing where shapes are not known.
@@ -52,7 +52,7 @@ fn attention(q: &Shape, k: &Shape, v: &Shape) -> Option<u64> {
 }
 
 /// Each query meets the whole cache: past and present share it.
-fn grouped(node: &Node, output: &Tensor, known: &Inferred) -> Option<u64> {
+fn grouped(node: &Node, output: &TensorInfo, known: &Inferred) -> Option<u64> {
     let past = known.input(node, 3)?.shape.as_ref()?;
     let (capacity, queries) = ((*past.get(2)?)?, output.count()?);
     queries.checked_mul(capacity)?.checked_mul(2)

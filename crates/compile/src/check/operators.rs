@@ -1,6 +1,6 @@
 //! Where a node goes: what the target's compiler does with its operator in the form in which it stands here.
 
-use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP, graph::MICROSOFT, infer::Tensor};
+use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP, graph::MICROSOFT, infer::TensorInfo};
 use narthex_spec::DType;
 
 use super::{
@@ -94,7 +94,12 @@ fn main_input(node: &Node) -> usize {
 }
 
 /// Asks for one case of an operator on a tensor; a tensor of which nothing is known goes by the commonest.
-pub(super) fn ask_case(view: &View<'_>, node: &Node, case: &str, tensor: Option<&Tensor>) -> Option<Problem> {
+pub(super) fn ask_case(
+    view: &View<'_>,
+    node: &Node,
+    case: &str,
+    tensor: Option<&TensorInfo>,
+) -> Option<Problem> {
     let operator = node.operator();
     let element = tensor.and_then(|tensor| tensor.element).unwrap_or_else(|| DType::F32.into());
     let rank = widest(view, node);

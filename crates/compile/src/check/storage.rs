@@ -220,7 +220,7 @@ impl<'a> Weights<'a> {
 /// Tensors so large that one operator may not fit into the memory beside the NPU's cores.
 fn tensor_size(view: &View<'_>) -> Option<Finding> {
     let near = view.facts.near_memory?;
-    let large = |tensor: &narthex_graph::infer::Tensor| {
+    let large = |tensor: &narthex_graph::infer::TensorInfo| {
         // The NPU computes in two bytes whatever float the graph says.
         tensor.count().is_some_and(|count| count.saturating_mul(2) > near.saturating_mul(8))
             && !tensor.constant

@@ -7,7 +7,7 @@ use std::{
 
 use narthex_graph::{
     Graph, Initializer, Node,
-    infer::{Inferred, Tensor},
+    infer::{Inferred, TensorInfo},
     work::multiply_accumulates,
 };
 
@@ -173,7 +173,7 @@ impl<'a> View<'a> {
     }
 
     /// What is known of a node's input, with extents given or assumed.
-    pub(super) fn input(&self, node: &Node, index: usize) -> Option<&Tensor> {
+    pub(super) fn input(&self, node: &Node, index: usize) -> Option<&TensorInfo> {
         self.known.input(node, index)
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use narthex_graph::{
     Attribute, Graph, Node,
-    infer::{Inferred, Tensor},
+    infer::{Inferred, TensorInfo},
     patch::Patch,
     replacement::Replacement,
 };
@@ -102,7 +102,7 @@ impl<'a> View<'a> {
 }
 
 /// Whether a tensor is the same for every head: a number, or of one head.
-fn is_shared(tensor: &Tensor) -> bool {
+fn is_shared(tensor: &TensorInfo) -> bool {
     match tensor.shape.as_deref() {
         Some([front @ .., _, _]) => front.iter().all(|extent| *extent == Some(1)),
         Some(shape) => shape.iter().all(|extent| *extent == Some(1)),

@@ -24,7 +24,7 @@ const MOST_INTS: usize = 1024;
 
 /// What is known of a tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Tensor {
+pub struct TensorInfo {
     /// Its element type.
     pub element: Option<Element>,
     /// Its shape, if its rank is known.
@@ -35,7 +35,7 @@ pub struct Tensor {
     pub constant: bool,
 }
 
-impl Tensor {
+impl TensorInfo {
     /// Number of elements, if every extent is known.
     pub fn count(&self) -> Option<u64> {
         self.shape.as_ref()?.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))
@@ -55,23 +55,23 @@ impl Tensor {
 /// What is known of every tensor of a graph.
 #[derive(Debug, Clone, Default)]
 pub struct Inferred {
-    tensors: HashMap<String, Tensor>,
-    nothing: Tensor,
+    tensors: HashMap<String, TensorInfo>,
+    nothing: TensorInfo,
 }
 
 impl Inferred {
     /// A tensor by name; one that is not there has nothing known of it.
-    pub fn get(&self, name: &str) -> &Tensor {
+    pub fn get(&self, name: &str) -> &TensorInfo {
         self.tensors.get(name).unwrap_or(&self.nothing)
     }
 
     /// A node's input; nothing if the node leaves it out.
-    pub fn input(&self, node: &Node, index: usize) -> Option<&Tensor> {
+    pub fn input(&self, node: &Node, index: usize) -> Option<&TensorInfo> {
         node.input(index).map(|name| self.get(name))
     }
 
     /// A node's first output.
-    pub fn output(&self, node: &Node) -> &Tensor {
+    pub fn output(&self, node: &Node) -> &TensorInfo {
         node.outputs.first().map_or(&self.nothing, |name| self.get(name))
     }
 }
@@ -103,15 +103,15 @@ impl Graph {
 }
 
 /// What a file says of a value.
-fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) -> Tensor {
+fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) -> TensorInfo {
     let extent = |dim: &Dim| match dim {
         Dim::Fixed(extent) => Some(*extent),
         Dim::Symbol(name) => evaluate(name, bind),
     };
-    Tensor {
+    TensorInfo {
         element: (value.dtype != Element::NONE).then_some(value.dtype),
         shape: (!graph.unranked.contains(&value.name)).then(|| value.shape.iter().map(extent).collect()),
-        ..Tensor::default()
+        ..TensorInfo::default()
     }
 }
 
@@ -128,7 +128,7 @@ pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64>
 }
 
 /// Fills what inference left open with what the file states.
-fn complete(tensor: &mut Tensor, stated: &Tensor) {
+fn complete(tensor: &mut TensorInfo, stated: &TensorInfo) {
     tensor.element = tensor.element.or(stated.element);
     match (&mut tensor.shape, &stated.shape) {
         (Some(found), Some(said)) if found.len() == said.len() => {
@@ -139,8 +139,8 @@ fn complete(tensor: &mut Tensor, stated: &Tensor) {
     }
 }
 
-fn of_constant(constant: &Initializer) -> Tensor {
-    Tensor {
+fn of_constant(constant: &Initializer) -> TensorInfo {
+    TensorInfo {
         element: Some(constant.dtype),
         shape: Some(constant.shape.iter().map(|&extent| Some(extent as u64)).collect()),
         ints: constant.ints(),
@@ -171,7 +171,7 @@ impl Initializer {
 /// A node whose outputs are to be found, with what is known of its inputs.
 struct At<'a> {
     node: &'a Node,
-    inputs: Vec<Option<&'a Tensor>>,
+    inputs: Vec<Option<&'a TensorInfo>>,
 }
 
 impl At<'_> {
@@ -203,7 +203,7 @@ fn axis_of(axis: i64, rank: usize) -> Option<usize> {
     usize::try_from(axis).ok().filter(|&axis| axis < rank)
 }
 
-fn infer_node(node: &Node, known: &Inferred) -> Vec<Tensor> {
+fn infer_node(node: &Node, known: &Inferred) -> Vec<TensorInfo> {
     let inputs = (0..node.inputs.len()).map(|index| known.input(node, index)).collect();
     let at = At { node, inputs };
     let standard = node.domain.is_empty();
@@ -214,13 +214,13 @@ fn infer_node(node: &Node, known: &Inferred) -> Vec<Tensor> {
     let is_random = node.op.starts_with("Random") || matches!(node.op.as_str(), "Bernoulli" | "Multinomial");
     let reads_shape_alone = standard
         && matches!(node.op.as_str(), "Shape" | "Size")
-        && at.inputs.first().copied().flatten().is_some_and(Tensor::is_fixed);
+        && at.inputs.first().copied().flatten().is_some_and(TensorInfo::is_fixed);
     let has_body = node.attributes.iter().any(|(_, value)| matches!(value, Attribute::Graph(_)));
     let constant = reads_shape_alone
         || (!is_random && !has_body && at.inputs.iter().flatten().all(|input| input.constant));
     let ints = if standard { ints::ints(&at, shapes.first().and_then(Option::as_ref)) } else { None };
     (0..node.outputs.len())
-        .map(|index| Tensor {
+        .map(|index| TensorInfo {
             element: compute::element(&at, index),
             shape: shapes.get(index).cloned().flatten(),
             ints: ints.as_ref().and_then(|all| all.get(index).cloned()),
@@ -229,14 +229,14 @@ fn infer_node(node: &Node, known: &Inferred) -> Vec<Tensor> {
         .collect()
 }
 
-fn constant_node(node: &Node) -> Tensor {
-    let scalar = |element: DType, ints| Tensor {
+fn constant_node(node: &Node) -> TensorInfo {
+    let scalar = |element: DType, ints| TensorInfo {
         element: Some(element.into()),
         shape: Some(Vec::new()),
         ints,
         constant: true,
     };
-    let list = |element: DType, length: usize, ints| Tensor {
+    let list = |element: DType, length: usize, ints| TensorInfo {
         shape: Some(vec![Some(length as u64)]),
         ..scalar(element, ints)
     };
@@ -246,7 +246,7 @@ fn constant_node(node: &Node) -> Tensor {
         Some(Attribute::Float(_)) => scalar(DType::F32, None),
         Some(Attribute::Ints(v)) => list(DType::I64, v.len(), (v.len() <= MOST_INTS).then(|| v.clone())),
         Some(Attribute::Floats(values)) => list(DType::F32, values.len(), None),
-        _ => Tensor { constant: true, ..Tensor::default() },
+        _ => TensorInfo { constant: true, ..TensorInfo::default() },
     }
 }
 
