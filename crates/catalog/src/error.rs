@@ -1,15 +1,15 @@
 //! Why the catalogue, the store or a download refused or failed, and what to do next.
 //!
-//! Messages say what was expected and what was found; [`Error::hint`] says the next step.
+//! Messages say what was expected and what was found; [`Error::hint`] gives the next step.
+
+mod hub;
 
 use std::{io, path::PathBuf};
 
 use narthex_spec::{ModelName, Scheme, Sha256, id::BadModelName};
 
-use crate::{
-    runtimes::{Platform, RuntimeKind},
-    source::hub::HubError,
-};
+pub use self::hub::HubError;
+use crate::runtime_kind::{Platform, RuntimeKind};
 
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]

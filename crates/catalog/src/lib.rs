@@ -12,6 +12,7 @@ mod files;
 pub mod fuzzing;
 pub mod index;
 pub mod resolve;
+mod runtime_kind;
 pub mod runtimes;
 pub mod source;
 pub mod store;

@@ -7,5 +7,4 @@ pub(crate) mod archive;
 pub mod hub;
 pub(crate) mod local;
 pub mod pip;
-pub(crate) mod receipt;
 pub mod wheel;

@@ -18,6 +18,7 @@
 mod lock;
 mod machine;
 mod packages;
+pub(crate) mod receipt;
 mod recover;
 mod staging;
 

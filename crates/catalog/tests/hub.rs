@@ -16,8 +16,9 @@ use std::{
 
 use narthex_catalog::{
     Cancel, Error, ErrorKind,
+    error::HubError,
     index::{HubSource, TokenizerFiles},
-    source::hub::{Hub, HubError, HubOptions, Network, Snapshot, Stated},
+    source::hub::{Hub, HubOptions, Network, Snapshot, Stated},
 };
 use narthex_spec::{Progress, progress::Quiet};
 use standin::{COMMIT, Reply, Repo, Request, Server, noise};

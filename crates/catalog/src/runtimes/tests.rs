@@ -115,7 +115,7 @@ fn a_wheel_on_disk_is_installed_located_and_removed() {
         &[(CORE, b"elf"), ("onnxruntime/__init__.py", b"no"), ("onnxruntime/LICENSE", b"MIT")],
     );
     let install =
-        || install_pin(&store, &pin, RuntimeSource::File(wheel.clone()), &Quiet, &Cancel::new(false));
+        || install_pin(&store, &pin, &WheelOrigin::File(wheel.clone()), &Quiet, &Cancel::new(false));
     let info = install().unwrap();
     assert_eq!(fs::read(&info.library).unwrap(), b"elf");
     assert_eq!(info.dir, store.root().join("runtimes/cpu-1.31.1"));
@@ -140,7 +140,7 @@ fn another_wheel_is_refused() {
     let (wheel, pin) = tiny(folder.path(), &[(CORE, b"elf")]);
     fs::write(&wheel, b"something else").unwrap();
     let error =
-        install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+        install_pin(&store, &pin, &WheelOrigin::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
     assert!(matches!(error, Error::WrongHash { .. }), "{error}");
     assert!(error.to_string().contains("onnxruntime 1.31.1"), "{error}");
     assert!(list(&store).is_empty());
@@ -152,7 +152,7 @@ fn a_wheel_without_the_library_leaves_nothing() {
     let store = Store::open(Some(folder.path().join("store"))).unwrap();
     let (wheel, pin) = tiny(folder.path(), &[("onnxruntime/LICENSE", b"MIT")]);
     let error =
-        install_pin(&store, &pin, RuntimeSource::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
+        install_pin(&store, &pin, &WheelOrigin::File(wheel), &Quiet, &Cancel::new(false)).unwrap_err();
     assert!(matches!(error, Error::MissingMember { .. }), "{error}");
     assert!(!store.root().join("runtimes/cpu-1.31.1").exists());
     assert_eq!(fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);

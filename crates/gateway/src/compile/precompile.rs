@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_catalog::runtimes::{self, RuntimeKind, RuntimeSource};
+use narthex_catalog::{
+    runtimes::{self, RuntimeKind},
+    source::wheel::WheelOrigin,
+};
 use narthex_compile::package;
 use narthex_device::{
     ep::{Device, QnnOptions},
@@ -227,7 +230,7 @@ fn plugin(
         None => {
             progress
                 .event(Progress::Note(format!("The {kind} runtime is not installed yet; installing it.")));
-            runtimes::install(&inner.store, kind, RuntimeSource::Pip, progress, cancel.flag())?.library
+            runtimes::install(&inner.store, kind, &WheelOrigin::Pip, progress, cancel.flag())?.library
         }
     };
     Ok((inner.runtime(progress, cancel)?, library))

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use narthex_catalog::runtimes::{self, RuntimeInfo, RuntimeKind, RuntimeSource};
+use narthex_catalog::{
+    runtimes::{self, RuntimeInfo, RuntimeKind},
+    source::wheel::WheelOrigin,
+};
 use narthex_spec::ProgressSink;
 use serde::Serialize;
 
@@ -39,12 +42,12 @@ impl Gateway {
     pub fn install_runtime(
         &self,
         kind: &str,
-        source: RuntimeSource,
+        origin: &WheelOrigin,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<RuntimeInfo, Error> {
         let kind: RuntimeKind = parse(kind)?;
-        Ok(runtimes::install(&self.inner().store, kind, source, progress, cancel.flag())?)
+        Ok(runtimes::install(&self.inner().store, kind, origin, progress, cancel.flag())?)
     }
 
     /// Removes a runtime.

@@ -9,9 +9,10 @@ use ureq::{
 };
 
 use super::{
-    HubError, HubOptions,
+    HubOptions,
     reference::{encode_component, encode_path},
 };
+use crate::error::HubError;
 
 /// Hops that one request may take.
 const REDIRECTS: usize = 10;

@@ -1,6 +1,7 @@
 //! Which files of a repository or folder make up a checkpoint.
 
-use super::{HubError, reference::is_safe_path};
+use super::reference::is_safe_path;
+use crate::error::HubError;
 
 /// What is wanted where an entry does not say: weights at the top, configurations, tokenizers, templates, pooling.
 const USUAL: &[&str] = &[

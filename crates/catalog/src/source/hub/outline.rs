@@ -9,8 +9,12 @@ use std::{
     path::Path,
 };
 
-use super::{Hub, HubError, Listing, Sibling, cache::RepoCache, glob};
-use crate::{Cancel, check_cancel, error::Error, index::HubSource};
+use super::{Hub, Listing, Sibling, cache::RepoCache, glob};
+use crate::{
+    Cancel, check_cancel,
+    error::{Error, HubError},
+    index::HubSource,
+};
 
 /// Bytes that are asked for first; few files of weights begin with more.
 const FIRST: u64 = 256 << 10;

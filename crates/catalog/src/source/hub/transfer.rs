@@ -15,14 +15,13 @@ use narthex_spec::Sha256;
 use ureq::{Body, http::Response};
 
 use super::{
-    HubError,
     cache::RepoCache,
     client::{Client, Promise, header},
     reference::blob_name,
 };
 use crate::{
     Cancel, check_cancel,
-    error::Error,
+    error::{Error, HubError},
     files::{self, CHUNK, Hasher},
 };
 

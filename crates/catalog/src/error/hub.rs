@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narthex_spec::Sha256;
 
-use crate::error::ErrorKind;
+use super::ErrorKind;
 
 /// A failure of the hub, or of the way to it.
 #[derive(Debug, thiserror::Error)]
@@ -228,7 +228,7 @@ impl HubError {
     }
 
     /// Whether another attempt may succeed.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
             Self::WrongHash { resumed, .. } => *resumed,
@@ -239,12 +239,12 @@ impl HubError {
         }
     }
 
-    pub(super) fn is_unreachable(&self) -> bool {
+    pub(crate) fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
     }
 
     /// How long the hub asks to wait, at most a minute.
-    pub(super) fn retry_after(&self) -> Option<Duration> {
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => retry_after.map(|wait| wait.min(Duration::from_secs(60))),
             _ => None,
