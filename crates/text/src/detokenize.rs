@@ -17,6 +17,16 @@ pub struct Detokenizer {
     droppable: usize,
 }
 
+impl Tokenizer {
+    /// Returns the text of tokens, without special tokens.
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        let mut detokenizer = Detokenizer::new(self.clone());
+        let mut text: String = tokens.iter().filter_map(|&token| detokenizer.push(token)).collect();
+        text.extend(detokenizer.finish());
+        text
+    }
+}
+
 impl Detokenizer {
     /// Starts at the beginning of a text.
     pub fn new(tokenizer: Tokenizer) -> Self {

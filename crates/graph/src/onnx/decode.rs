@@ -4,6 +4,7 @@ use narthex_spec::dtype::Dim;
 use prost::{Message, bytes::Bytes};
 
 use super::{
+    error::{DecodeError, malformed},
     limit,
     messages::{
         AttributeProto, DimensionValue, EXTERNAL, GraphProto, ModelProto, NodeProto, TensorProto,
@@ -14,43 +15,6 @@ use crate::{
     element::Element,
     graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
 };
-
-/// Why bytes are not a graph that Narthex reads.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// Not a protobuf message.
-    #[error("not an ONNX file: {reason}")]
-    NotOnnx {
-        /// The decoder's reason.
-        reason: String,
-    },
-    /// So many entries that reading them could exhaust the memory.
-    #[error("the file has more than {limit} {what}; expected at most that many")]
-    TooMany {
-        /// Of what.
-        what: &'static str,
-        /// The most that are read.
-        limit: u64,
-    },
-    /// A part of the model is missing or out of range.
-    #[error("{what} is malformed: expected {expected}, found {found}")]
-    Malformed {
-        /// Which part.
-        what: String,
-        /// What the specification says.
-        expected: &'static str,
-        /// What stands there.
-        found: String,
-    },
-}
-
-pub(super) fn malformed(
-    what: impl Into<String>,
-    expected: &'static str,
-    found: impl ToString,
-) -> DecodeError {
-    DecodeError::Malformed { what: what.into(), expected, found: found.to_string() }
-}
 
 impl Graph {
     /// Reads the bytes of an ONNX file.

@@ -3,7 +3,7 @@
 //! Decoded messages are up to a hundred times as large as their bytes. This walks the wire format without keeping
 //! anything and counts what costs memory; constants, which are most of a real file, are skipped whole.
 
-use super::decode::DecodeError;
+use super::error::DecodeError;
 
 /// The most messages and texts that a file may hold: far above any model, and at most about a gigabyte once decoded.
 const ENTRIES: u64 = 4_000_000;

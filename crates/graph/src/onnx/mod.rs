@@ -2,8 +2,9 @@
 
 mod decode;
 mod encode;
+mod error;
 pub mod external;
 mod limit;
 mod messages;
 
-pub use decode::DecodeError;
+pub use error::DecodeError;

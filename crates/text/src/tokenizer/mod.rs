@@ -202,14 +202,6 @@ impl Tokenizer {
         if specials.touches(text) { Cow::Owned(specials.break_up(text, SHIELD)) } else { Cow::Borrowed(text) }
     }
 
-    /// The text of tokens, special ones left out.
-    pub fn decode(&self, tokens: &[TokenId]) -> String {
-        let mut detokenizer = crate::detokenize::Detokenizer::new(self.clone());
-        let mut text: String = tokens.iter().filter_map(|&token| detokenizer.push(token)).collect();
-        text.extend(detokenizer.finish());
-        text
-    }
-
     /// The exact bytes of one token inside a text; for a special token those of its spelling; none for an unknown id.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         self.inner.pieces.bytes(token).to_vec()
