@@ -14,6 +14,7 @@ pub mod onnx;
 mod order;
 pub mod patch;
 pub mod replacement;
+pub mod typed;
 pub mod work;
 
 pub use build::Builder;

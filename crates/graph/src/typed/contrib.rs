@@ -1,0 +1,235 @@
+//! Operators that ONNX Runtime contributes.
+
+use narthex_spec::{DType, dtype::Dim};
+
+use super::{BuildError, CheckedNode, Scope, Tensor, TensorType, TypedBuilder, mismatch};
+use crate::graph::{Attribute, MICROSOFT};
+
+/// The operands of a product with a weight `[rows, cols]` in blocks of integers.
+#[derive(Debug, Clone, Copy)]
+pub struct MatMulNBits {
+    /// Rows `[.., cols]`.
+    pub x: Tensor,
+    /// The integers, `[rows, blocks, block · bits / 8]`.
+    pub quants: Tensor,
+    /// The scale of each block, `[rows, blocks]`, in the element type of `x`.
+    pub scales: Tensor,
+    /// The zero point of each block, packed as the integers are.
+    pub zeros: Option<Tensor>,
+    /// Added to the product, `[rows]`.
+    pub bias: Option<Tensor>,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Bits of an integer.
+    pub bits: usize,
+    /// Inputs that share a scale.
+    pub block: usize,
+    /// The precision that activations may be rounded to, as ONNX Runtime numbers it.
+    pub accuracy_level: Option<i64>,
+}
+
+/// The operands and attributes of grouped-query attention over a cache that is updated in place.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupQueryAttention {
+    /// Queries `[batch, sequence, heads · size]`, or queries, keys and values side by side.
+    pub query: Tensor,
+    /// Keys and values `[batch, sequence, kv_heads · size]` where they are apart from the queries.
+    pub key_value: Option<[Tensor; 2]>,
+    /// Keys and values so far, `[batch, kv_heads, capacity, size]`.
+    pub past: [Tensor; 2],
+    /// Tokens of each sequence minus one, `[batch]`.
+    pub seqlens_k: Tensor,
+    /// Tokens of the longest sequence.
+    pub total_length: Tensor,
+    /// Cosines and sines `[positions, size / 2]`; without them, nothing is rotated.
+    pub rotary: Option<[Tensor; 2]>,
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Tokens that a token sees at most.
+    pub window: Option<usize>,
+    /// The factor of scores where it is not `1 / √size`.
+    pub scale: Option<f32>,
+    /// The bound of scores.
+    pub softcap: Option<f32>,
+}
+
+/// The norm of a sum: layer norm with a bias, RMS norm without.
+#[derive(Debug, Clone, Copy)]
+pub struct SkipNorm {
+    /// The residual stream.
+    pub residual: Tensor,
+    /// Added to it, of the same type.
+    pub branch: Tensor,
+    /// Multiplies the normed sum.
+    pub gain: Tensor,
+    /// Added to the normed sum.
+    pub bias: Option<Tensor>,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+impl TypedBuilder {
+    /// A product with a quantised weight: `[.., rows]`.
+    pub fn mat_mul_n_bits(&mut self, scope: &Scope, product: &MatMulNBits) -> Result<Tensor, BuildError> {
+        const OP: &str = "MatMulNBits";
+        let &MatMulNBits { x, quants, scales, zeros, bias, rows, cols, bits, block, .. } = product;
+        let [kind, quants_kind, scales_kind] = self.types(scope, OP, [x, quants, scales])?;
+        let blocks = cols.div_ceil(block.max(1));
+        let quants_shape = [rows, blocks, block * bits / 8].map(Dim::from);
+        if kind.last() != Some(&Dim::from(cols)) || quants_kind != TensorType::new(DType::U8, &quants_shape) {
+            let expected = format!("[.., {cols}] and {}", TensorType::new(DType::U8, &quants_shape));
+            return Err(mismatch(scope, OP, expected, &[&kind, &quants_kind]));
+        }
+        let expected = TensorType::new(kind.dtype, &[rows, blocks].map(Dim::from));
+        if scales_kind != expected {
+            return Err(mismatch(scope, OP, format!("scales {expected}"), &[&scales_kind]));
+        }
+        let out = kind.with_last(Dim::from(rows));
+        if let Some(bias) = bias {
+            self.check_vector(scope, OP, &out, bias)?;
+        }
+        let mut attributes = vec![
+            ("K", Attribute::from(cols)),
+            ("N", rows.into()),
+            ("bits", bits.into()),
+            ("block_size", block.into()),
+        ];
+        attributes.extend(product.accuracy_level.map(|level| ("accuracy_level", level.into())));
+        let mut inputs = vec![Some(x), Some(quants), Some(scales)];
+        inputs.extend((zeros.is_some() || bias.is_some()).then_some(zeros));
+        inputs.extend(bias.map(|bias| [None, Some(bias)]).into_iter().flatten());
+        Ok(self.microsoft(scope, OP, &inputs, &attributes, out))
+    }
+
+    /// Causal attention (Ainslie et al. 2023, arXiv:2305.13245): `[batch, sequence, heads · size]`, and keys and values in
+    /// place of the past.
+    pub fn group_query_attention(
+        &mut self,
+        scope: &Scope,
+        attention: &GroupQueryAttention,
+    ) -> Result<(Tensor, [Tensor; 2]), BuildError> {
+        const OP: &str = "GroupQueryAttention";
+        let GroupQueryAttention { query, key_value, past, rotary, heads, kv_heads, .. } = *attention;
+        let [kind, past_key, past_value] = self.types(scope, OP, [query, past[0], past[1]])?;
+        let [batch, heads_dim, _, Dim::Fixed(size)] = &past_key.shape[..] else {
+            return Err(mismatch(scope, OP, "a past [batch, kv_heads, capacity, size]", &[&past_key]));
+        };
+        let size = *size as usize;
+        if past_value != past_key || *heads_dim != Dim::from(kv_heads) {
+            let expected = format!("keys and values of {kv_heads} heads");
+            return Err(mismatch(scope, OP, expected, &[&past_key, &past_value]));
+        }
+        let packed = if key_value.is_some() { heads } else { heads + 2 * kv_heads };
+        if kind.last() != Some(&Dim::from(packed * size)) || kind.shape.first() != Some(batch) {
+            let expected = format!("queries [{batch}, sequence, {}]", packed * size);
+            return Err(mismatch(scope, OP, expected, &[&kind]));
+        }
+        if let Some(key_value) = key_value {
+            let expected = kind.with_last(Dim::from(kv_heads * size));
+            let [key, value] = self.types(scope, OP, key_value)?;
+            if key != expected || value != expected {
+                return Err(mismatch(scope, OP, format!("keys and values {expected}"), &[&key, &value]));
+            }
+        }
+        let [seqlens, total] = self.types(scope, OP, [attention.seqlens_k, attention.total_length])?;
+        let lengths = TensorType::new(DType::I32, std::slice::from_ref(batch));
+        if seqlens != lengths || total != TensorType::new(DType::I32, &[]) {
+            return Err(mismatch(scope, OP, format!("lengths {lengths} and i32 []"), &[&seqlens, &total]));
+        }
+        if let Some(rotary) = rotary {
+            let [cos, sin] = self.types(scope, OP, rotary)?;
+            if cos != sin || cos.dtype != kind.dtype || cos.last() != Some(&Dim::from(size / 2)) {
+                let expected = format!("cosines and sines [positions, {}]", size / 2);
+                return Err(mismatch(scope, OP, expected, &[&cos, &sin]));
+            }
+        }
+        let mut inputs = vec![Some(query)];
+        inputs.extend(key_value.map_or([None; 2], |key_value| key_value.map(Some)));
+        inputs.extend(past.into_iter().chain([attention.seqlens_k, attention.total_length]).map(Some));
+        inputs.extend(rotary.into_iter().flatten().map(Some));
+        let attributes = attention.attributes();
+        let node = CheckedNode { scope, op: OP, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
+        let names = ["out", "present_key", "present_value"].map(|name| scope.node(&format!("{OP}/{name}")));
+        self.write(&node, &names.each_ref().map(String::as_str));
+        let out = kind.with_last(Dim::from(heads * size));
+        let [name, key, value] = names;
+        Ok((self.value(name, out), [self.value(key, past_key), self.value(value, past_value)]))
+    }
+
+    /// The norm of a sum, as one operator.
+    pub fn skip_norm(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<Tensor, BuildError> {
+        let (node, kind) = self.checked_skip_norm(scope, norm)?;
+        let attributes = [("epsilon", norm.epsilon.into())];
+        Ok(self.microsoft(scope, node, &norm.inputs(), &attributes, kind))
+    }
+
+    /// The norm of a sum, and the sum.
+    pub fn skip_norm_with_sum(
+        &mut self,
+        scope: &Scope,
+        norm: &SkipNorm,
+    ) -> Result<(Tensor, Tensor), BuildError> {
+        let (op, kind) = self.checked_skip_norm(scope, norm)?;
+        let (inputs, attributes) = (norm.inputs(), [("epsilon", norm.epsilon.into())]);
+        let node = CheckedNode { scope, op, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
+        let [out, sum] = ["out", "sum"].map(|name| scope.node(&format!("{op}/{name}")));
+        self.write(&node, &[&out, "", "", &sum]);
+        Ok((self.value(out, kind.clone()), self.value(sum, kind)))
+    }
+
+    /// The operator of such a norm, and the type of its output.
+    fn checked_skip_norm(
+        &self,
+        scope: &Scope,
+        norm: &SkipNorm,
+    ) -> Result<(&'static str, TensorType), BuildError> {
+        let op = match norm.bias {
+            Some(_) => "SkipLayerNormalization",
+            None => "SkipSimplifiedLayerNormalization",
+        };
+        let [residual, branch] = self.types(scope, op, [norm.residual, norm.branch])?;
+        if residual != branch {
+            return Err(mismatch(scope, op, "a residual and a branch of one type", &[&residual, &branch]));
+        }
+        for vector in [norm.gain].into_iter().chain(norm.bias) {
+            self.check_vector(scope, op, &residual, vector)?;
+        }
+        Ok((op, residual))
+    }
+
+    fn microsoft(
+        &mut self,
+        scope: &Scope,
+        op: &'static str,
+        inputs: &[Option<Tensor>],
+        attributes: &[(&'static str, Attribute)],
+        kind: TensorType,
+    ) -> Tensor {
+        self.add_node(&CheckedNode { scope, op, domain: MICROSOFT, inputs, attributes }, kind)
+    }
+}
+
+impl GroupQueryAttention {
+    fn attributes(&self) -> Vec<(&'static str, Attribute)> {
+        let mut attributes = vec![
+            ("num_heads", Attribute::from(self.heads)),
+            ("kv_num_heads", self.kv_heads.into()),
+            ("do_rotary", i64::from(self.rotary.is_some()).into()),
+            ("rotary_interleaved", 0i64.into()),
+        ];
+        attributes.extend(self.window.map(|window| ("local_window_size", window.into())));
+        attributes.extend(self.scale.map(|scale| ("scale", scale.into())));
+        attributes.extend(self.softcap.map(|cap| ("softcap", cap.into())));
+        attributes
+    }
+}
+
+impl SkipNorm {
+    fn inputs(&self) -> Vec<Option<Tensor>> {
+        [self.residual, self.branch, self.gain].into_iter().chain(self.bias).map(Some).collect()
+    }
+}

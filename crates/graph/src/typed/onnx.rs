@@ -1,0 +1,268 @@
+//! Operators of ONNX that compute.
+
+use narthex_spec::{DType, dtype::Dim};
+
+use super::{
+    BuildError, CheckedNode, Scope, Tensor, TensorType, TypedBuilder, mismatch,
+    shape::{axis_of, broadcast},
+};
+use crate::{element::Element, graph::Attribute};
+
+/// An operator that reduces one axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// The mean, `ReduceMean`.
+    Mean,
+    /// The sum, `ReduceSum`.
+    Sum,
+    /// The maximum, `ReduceMax`.
+    Max,
+}
+
+/// Elementwise operators.
+impl TypedBuilder {
+    /// `a + b`.
+    pub fn add(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+        self.binary(scope, "Add", a, b)
+    }
+
+    /// `a − b`.
+    pub fn sub(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+        self.binary(scope, "Sub", a, b)
+    }
+
+    /// `a · b`, element by element.
+    pub fn mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+        self.binary(scope, "Mul", a, b)
+    }
+
+    /// `a / b`.
+    pub fn div(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+        self.binary(scope, "Div", a, b)
+    }
+
+    /// `1 / (1 + e^−x)`.
+    pub fn sigmoid(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+        self.unary(scope, "Sigmoid", x, &[])
+    }
+
+    /// `tanh(x)`.
+    pub fn tanh(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+        self.unary(scope, "Tanh", x, &[])
+    }
+
+    /// `max(x, 0)`.
+    pub fn relu(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+        self.unary(scope, "Relu", x, &[])
+    }
+
+    /// GELU; `approximate` is `none` or `tanh`.
+    pub fn gelu(&mut self, scope: &Scope, x: Tensor, approximate: &str) -> Result<Tensor, BuildError> {
+        self.unary(scope, "Gelu", x, &[("approximate", Attribute::String(approximate.to_owned()))])
+    }
+
+    /// Softmax over the last axis.
+    pub fn softmax(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+        self.unary(scope, "Softmax", x, &[("axis", Attribute::Int(-1))])
+    }
+
+    /// `x` divided by its Euclidean length over the last axis.
+    pub fn unit_length(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+        self.unary(scope, "LpNormalization", x, &[("axis", Attribute::Int(-1)), ("p", Attribute::Int(2))])
+    }
+
+    /// `x` under another name.
+    pub fn identity(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+        self.unary(scope, "Identity", x, &[])
+    }
+
+    /// `x` in another element type.
+    pub fn cast(&mut self, scope: &Scope, x: Tensor, to: DType) -> Result<Tensor, BuildError> {
+        let [kind] = self.types(scope, "Cast", [x])?;
+        let code = i64::from(Element::from(to).code());
+        let kind = TensorType { dtype: to, ..kind };
+        Ok(self.onnx(scope, "Cast", &[x], &[("to", Attribute::Int(code))], kind))
+    }
+
+    fn unary(
+        &mut self,
+        scope: &Scope,
+        op: &'static str,
+        x: Tensor,
+        attributes: &[(&'static str, Attribute)],
+    ) -> Result<Tensor, BuildError> {
+        let [kind] = self.types(scope, op, [x])?;
+        if !is_float(kind.dtype) {
+            return Err(mismatch(scope, op, "floating point", &[&kind]));
+        }
+        Ok(self.onnx(scope, op, &[x], attributes, kind))
+    }
+
+    fn binary(
+        &mut self,
+        scope: &Scope,
+        op: &'static str,
+        a: Tensor,
+        b: Tensor,
+    ) -> Result<Tensor, BuildError> {
+        let [x, y] = self.types(scope, op, [a, b])?;
+        let shape = broadcast(&x.shape, &y.shape).filter(|_| x.dtype == y.dtype);
+        let Some(shape) = shape else {
+            return Err(mismatch(scope, op, "one element type and shapes that broadcast", &[&x, &y]));
+        };
+        Ok(self.onnx(scope, op, &[a, b], &[], TensorType { dtype: x.dtype, shape }))
+    }
+
+    /// Adds a checked node of ONNX's own domain.
+    pub(super) fn onnx(
+        &mut self,
+        scope: &Scope,
+        op: &'static str,
+        inputs: &[Tensor],
+        attributes: &[(&'static str, Attribute)],
+        kind: TensorType,
+    ) -> Tensor {
+        let inputs: Vec<Option<Tensor>> = inputs.iter().copied().map(Some).collect();
+        self.add_node(&CheckedNode { scope, op, domain: "", inputs: &inputs, attributes }, kind)
+    }
+}
+
+/// Products, reductions and norms.
+impl TypedBuilder {
+    /// The matrix product over the last two axes; those before broadcast.
+    pub fn mat_mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+        let [x, y] = self.types(scope, "MatMul", [a, b])?;
+        let shape = || {
+            let ([front @ .., rows, inner], [other_front @ .., other_inner, cols]) =
+                (&x.shape[..], &y.shape[..])
+            else {
+                return None;
+            };
+            let mut shape = broadcast(front, other_front)?;
+            shape.extend([rows.clone(), cols.clone()]);
+            (x.dtype == y.dtype && inner == other_inner).then_some(shape)
+        };
+        let Some(shape) = shape() else {
+            return Err(mismatch(
+                scope,
+                "MatMul",
+                "[.., m, k] and [.., k, n] of one element type",
+                &[&x, &y],
+            ));
+        };
+        Ok(self.onnx(scope, "MatMul", &[a, b], &[], TensorType { dtype: x.dtype, shape }))
+    }
+
+    /// `x [m, k]` by a transposed weight `[n, k]`: `[m, n]`.
+    pub fn gemm_transposed(
+        &mut self,
+        scope: &Scope,
+        x: Tensor,
+        weight: Tensor,
+    ) -> Result<Tensor, BuildError> {
+        let [a, b] = self.types(scope, "Gemm", [x, weight])?;
+        let ([rows, inner], [cols, other_inner]) = (&a.shape[..], &b.shape[..]) else {
+            return Err(mismatch(scope, "Gemm", "two matrices", &[&a, &b]));
+        };
+        if a.dtype != b.dtype || inner != other_inner {
+            return Err(mismatch(scope, "Gemm", "[m, k] and [n, k] of one element type", &[&a, &b]));
+        }
+        let kind = TensorType::new(a.dtype, &[rows.clone(), cols.clone()]);
+        Ok(self.onnx(scope, "Gemm", &[x, weight], &[("transB", Attribute::Int(1))], kind))
+    }
+
+    /// A reduction of one axis, which keeps an extent of 1.
+    pub fn reduce(
+        &mut self,
+        scope: &Scope,
+        reduction: Reduction,
+        x: Tensor,
+        axis: i64,
+    ) -> Result<Tensor, BuildError> {
+        self.reduced(scope, reduction, x, axis, true)
+    }
+
+    /// A reduction of one axis, which disappears.
+    pub fn reduce_away(
+        &mut self,
+        scope: &Scope,
+        reduction: Reduction,
+        x: Tensor,
+        axis: i64,
+    ) -> Result<Tensor, BuildError> {
+        self.reduced(scope, reduction, x, axis, false)
+    }
+
+    fn reduced(
+        &mut self,
+        scope: &Scope,
+        reduction: Reduction,
+        x: Tensor,
+        axis: i64,
+        keep: bool,
+    ) -> Result<Tensor, BuildError> {
+        let op = match reduction {
+            Reduction::Mean => "ReduceMean",
+            Reduction::Sum => "ReduceSum",
+            Reduction::Max => "ReduceMax",
+        };
+        let [mut kind] = self.types(scope, op, [x])?;
+        let Some(place) = axis_of(axis, kind.shape.len()) else {
+            return Err(mismatch(scope, op, format!("an axis {axis}"), &[&kind]));
+        };
+        if keep {
+            kind.shape[place] = Dim::Fixed(1);
+        } else {
+            kind.shape.remove(place);
+        }
+        let axes = self.ints(&[1], &[axis]);
+        let attributes: &[(&'static str, Attribute)] =
+            if keep { &[] } else { &[("keepdims", Attribute::Int(0))] };
+        Ok(self.onnx(scope, op, &[x, axes], attributes, kind))
+    }
+
+    /// Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
+    pub fn layer_norm(
+        &mut self,
+        scope: &Scope,
+        x: Tensor,
+        gain: Tensor,
+        bias: Option<Tensor>,
+        epsilon: f32,
+    ) -> Result<Tensor, BuildError> {
+        let vectors: Vec<Tensor> = std::iter::once(gain).chain(bias).collect();
+        self.norm(scope, "LayerNormalization", x, &vectors, epsilon)
+    }
+
+    /// RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
+    pub fn rms_norm(
+        &mut self,
+        scope: &Scope,
+        x: Tensor,
+        gain: Tensor,
+        epsilon: f32,
+    ) -> Result<Tensor, BuildError> {
+        self.norm(scope, "SimplifiedLayerNormalization", x, &[gain], epsilon)
+    }
+
+    fn norm(
+        &mut self,
+        scope: &Scope,
+        op: &'static str,
+        x: Tensor,
+        vectors: &[Tensor],
+        epsilon: f32,
+    ) -> Result<Tensor, BuildError> {
+        let [kind] = self.types(scope, op, [x])?;
+        for &vector in vectors {
+            self.check_vector(scope, op, &kind, vector)?;
+        }
+        let inputs: Vec<Tensor> = std::iter::once(x).chain(vectors.iter().copied()).collect();
+        let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
+        Ok(self.onnx(scope, op, &inputs, &attributes, kind))
+    }
+}
+
+fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+}

@@ -1,0 +1,107 @@
+//! Wrong tensors, refused where they are used.
+
+use narthex_spec::DType;
+
+use super::*;
+
+/// `[batch, sequence, 64]`, `[1, 4, 8, 16]` and integers `[rows]`.
+fn inputs(b: &mut TypedBuilder) -> [Tensor; 3] {
+    let rows = TensorType::new(DType::F32, &["batch".into(), "sequence".into(), 64.into()]);
+    let heads = TensorType::new(DType::F16, &[1.into(), 4.into(), 8.into(), 16.into()]);
+    let indices = TensorType::new(DType::I64, &["rows".into()]);
+    [b.input("x", rows), b.input("heads", heads), b.input("indices", indices)]
+}
+
+fn builder() -> TypedBuilder {
+    TypedBuilder::new("g", &[("", 20), ("com.microsoft", 1)])
+}
+
+#[test]
+fn a_wrong_tensor_is_named_with_its_place() {
+    type Build = fn(&mut TypedBuilder, &Scope, [Tensor; 3]) -> Result<Tensor, BuildError>;
+    let scope = Scope::root().child("layers.3").child("attn");
+    let check = |build: Build, expected: &str| {
+        let mut b = builder();
+        let inputs = inputs(&mut b);
+        assert_eq!(build(&mut b, &scope, inputs).unwrap_err().to_string(), expected);
+    };
+    check(
+        |b, scope, [x, heads, _]| b.add(scope, x, heads),
+        "/layers.3/attn/Add: expected one element type and shapes that broadcast, found f32 [batch, sequence, 64] \
+         and f16 [1, 4, 8, 16]",
+    );
+    check(
+        |b, scope, [_, heads, _]| b.mat_mul(&scope.child("scores"), heads, heads),
+        "/layers.3/attn/scores/MatMul: expected [.., m, k] and [.., k, n] of one element type, found \
+         f16 [1, 4, 8, 16] and f16 [1, 4, 8, 16]",
+    );
+    check(
+        |b, scope, [x, ..]| b.reshape(scope, x, &[0, 0, 4, 8]),
+        "/layers.3/attn/Reshape: expected as many elements as [0, 0, 4, 8], found f32 [batch, sequence, 64]",
+    );
+    check(
+        |b, scope, [x, _, indices]| b.gather(scope, indices, x, 0),
+        "/layers.3/attn/Gather: expected elements along axis 0 and integers, found i64 [rows] and \
+         f32 [batch, sequence, 64]",
+    );
+    check(
+        |b, scope, [x, ..]| b.split_into(scope, x, 2, [32, 16]).map(|[first, _]| first),
+        "/layers.3/attn/Split: expected 48 elements along axis 2, found f32 [batch, sequence, 64]",
+    );
+    check(
+        |b, scope, [x, ..]| {
+            let gain = b.scalar(1.0);
+            b.rms_norm(scope, x, gain, 1e-5)
+        },
+        "/layers.3/attn/SimplifiedLayerNormalization: expected rows and a vector of their width and element type, \
+         found f32 [batch, sequence, 64] and f32 []",
+    );
+    check(
+        |b, scope, _| {
+            let mut other = builder();
+            let [x, ..] = inputs(&mut other);
+            b.tanh(scope, x)
+        },
+        "/layers.3/attn/Tanh: expected tensors of this graph, found one of another",
+    );
+}
+
+#[test]
+fn outputs_have_their_declared_type() {
+    let mut b = builder();
+    let [x, _, indices] = inputs(&mut b);
+    let scope = Scope::root().child("rows");
+    let flat = b.reshape(&scope, x, &[-1, 64]).unwrap();
+    let rows = b.gather(&scope, flat, indices, 0).unwrap();
+    let kind = |rows: &str| TensorType::new(DType::F32, &[rows.into(), 64.into()]);
+    let error = b.output("hidden", rows, &kind("sequence")).unwrap_err().to_string();
+    assert_eq!(error, "output hidden: expected f32 [sequence, 64], found f32 [rows, 64]");
+    b.output("hidden", rows, &kind("rows")).unwrap();
+    let again = b.tanh(&scope, rows).unwrap();
+    b.output("bounded", again, &kind("rows")).unwrap();
+    let graph = b.finish();
+    graph.check().unwrap();
+    assert_eq!((graph.nodes[1].outputs[0].as_str(), graph.nodes[2].inputs[0].as_str()), ("hidden", "hidden"));
+}
+
+#[test]
+fn types_follow_the_operators() {
+    let mut b = builder();
+    let [x, heads, _] = inputs(&mut b);
+    let scope = Scope::root();
+    let kind = |b: &TypedBuilder, tensor: Tensor| b.get(tensor).unwrap().to_string();
+    let turned = b.transpose(&scope, heads, &[0, 1, 3, 2]).unwrap();
+    let scores = b.mat_mul(&scope, heads, turned).unwrap();
+    assert_eq!(kind(&b, scores), "f16 [1, 4, 8, 8]");
+    let joined = b.concat(&scope, &[heads, heads], 2).unwrap();
+    assert_eq!(kind(&b, joined), "f16 [1, 4, 16, 16]");
+    let padded = b.pad_end(&scope, x, 1, 1).unwrap();
+    assert_eq!(kind(&b, padded), "f32 [batch, sequence+1, 64]");
+    let next = b.slice_from(&scope, padded, 1, 1).unwrap();
+    assert_eq!(kind(&b, next), "f32 [batch, sequence, 64]");
+    let mean = b.reduce_away(&scope, Reduction::Mean, x, 1).unwrap();
+    assert_eq!(kind(&b, mean), "f32 [batch, 64]");
+    let cast = b.cast(&scope, x, DType::F16).unwrap();
+    let wide = b.unsqueeze(&scope, cast, &[1, 2]).unwrap();
+    assert_eq!(kind(&b, wide), "f16 [batch, 1, 1, sequence, 64]");
+}
