@@ -38,6 +38,7 @@ Usage: cargo xtask <COMMAND>
 
 Commands:
   tidy                 check the house rules: layers, sizes, names, documents
+  tidy --pending       show the findings of crates that are not held to a rule yet, too
   test                 set up and run every check
   test --list          name the stages of `test`
   test --only STAGE    run one stage
@@ -67,7 +68,7 @@ Commands:
 #[derive(Debug, PartialEq)]
 enum Command {
     Help,
-    Tidy,
+    Tidy(tidy::Pending),
     ListStages,
     Test(Choice),
     Fuzz(fuzz::Options),
@@ -95,7 +96,8 @@ fn parse(words: &[String]) -> anyhow::Result<Command> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Ok(match words.as_slice() {
         [] | ["help" | "-h" | "--help", ..] => Command::Help,
-        ["tidy"] => Command::Tidy,
+        ["tidy"] => Command::Tidy(tidy::Pending::Count),
+        ["tidy", "--pending"] => Command::Tidy(tidy::Pending::Show),
         ["test"] => Command::Test(Choice::All),
         ["test", "--list"] => Command::ListStages,
         ["test", "--only", stage] => Command::Test(Choice::Only(stage.parse()?)),
@@ -123,7 +125,7 @@ fn run(command: Command) -> anyhow::Result<()> {
                 terminal::line(format!("{:<10} {}", stage.name(), stage.about()));
             }
         }
-        Command::Tidy => tidy::report(&Workspace::read()?)?,
+        Command::Tidy(pending) => tidy::report(&Workspace::read()?, pending)?,
         Command::Test(choice) => test::run(&Workspace::read()?, choice)?,
         Command::Fuzz(options) => fuzz::run(&Workspace::read()?, &options)?,
         Command::Npu(keep) => npu::run(&Workspace::read()?, keep)?,
@@ -153,7 +155,8 @@ mod tests {
     #[test]
     fn commands_are_told_apart() {
         check("", Ok(Command::Help));
-        check("tidy", Ok(Command::Tidy));
+        check("tidy", Ok(Command::Tidy(tidy::Pending::Count)));
+        check("tidy --pending", Ok(Command::Tidy(tidy::Pending::Show)));
         check("test", Ok(Command::Test(Choice::All)));
         check("test --list", Ok(Command::ListStages));
         check("test --only clippy", Ok(Command::Test(Choice::Only(Stage::Clippy))));

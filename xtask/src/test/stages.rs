@@ -30,7 +30,7 @@ pub(crate) fn format(session: &Session<'_>) -> anyhow::Result<String> {
 
 /// The house rules.
 pub(crate) fn tidy(session: &Session<'_>) -> anyhow::Result<String> {
-    tidy::report(session.workspace)?;
+    tidy::report(session.workspace, tidy::Pending::Count)?;
     Ok(String::new())
 }
 

@@ -1,8 +1,8 @@
-//! `xtask/exceptions.toml`: what may break a rule, and why.
+//! `xtask/exceptions.toml`: accepted breaches of the rules, with their reasons.
 //!
 //! An exception without a reason, or one that nothing needs any more, is a finding itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -21,6 +21,9 @@ pub(crate) struct Exceptions {
     /// Files that a program wrote; the rules on sources pass over them.
     #[serde(default)]
     pub(crate) generated: Vec<Generated>,
+    /// Crates, by their folders, that are not held to a rule yet.
+    #[serde(default)]
+    pending: BTreeMap<Rule, Vec<String>>,
 }
 
 /// One excused finding.
@@ -66,7 +69,7 @@ impl Exceptions {
                 left.push(Finding::firm(
                     Rule::Exceptions,
                     subject,
-                    "has no reason; give one or mend the code",
+                    "has no reason; give one or fix the code",
                 ));
             } else if !used.contains(&position) {
                 left.push(Finding::firm(
@@ -79,6 +82,33 @@ impl Exceptions {
         left
     }
 
+    /// Splits findings into those that count and those of crates that are not held to the rule yet.
+    pub(crate) fn split_pending(&self, findings: Vec<Finding>) -> (Vec<Finding>, Vec<Finding>) {
+        findings.into_iter().partition(|finding| self.pending_crate(finding).is_none())
+    }
+
+    /// Counts the findings of each pending crate; one without any can be held to the rule.
+    pub(crate) fn pending_notes(&self, pending: &[Finding]) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (rule, folders) in &self.pending {
+            let count = |folder: &String| {
+                let of = |f: &&Finding| f.rule == *rule && self.pending_crate(f) == Some(folder.as_str());
+                format!("{folder} {}", pending.iter().filter(of).count())
+            };
+            let counts: Vec<String> = folders.iter().map(count).collect();
+            notes.push(format!("pending {}: {}", rule.name(), counts.join(", ")));
+        }
+        notes
+    }
+
+    fn pending_crate(&self, finding: &Finding) -> Option<&str> {
+        let covers = |folder: &str| {
+            let rest = finding.subject.strip_prefix(folder);
+            rest.is_some_and(|rest| rest.starts_with('/') || rest.starts_with("::"))
+        };
+        self.pending.get(&finding.rule)?.iter().map(String::as_str).find(|folder| covers(folder))
+    }
+
     fn position(&self, finding: &Finding) -> Option<usize> {
         if finding.weight == Weight::Final {
             return None;
@@ -88,7 +118,7 @@ impl Exceptions {
             .position(|exception| exception.rule == finding.rule && exception.subject == finding.subject)
     }
 
-    /// Findings on the list of generated files; `exists` tells whether a path is there.
+    /// Checks the list of generated files; `exists` returns whether there is a file at a path.
     pub(crate) fn check_generated(&self, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
         let mut findings = Vec::new();
         for file in &self.generated {
@@ -96,7 +126,7 @@ impl Exceptions {
                 findings.push(Finding::firm(
                     Rule::Exceptions,
                     &file.path,
-                    "say in `reason` what generates it",
+                    "has no reason; name the generator in `reason`",
                 ));
             }
             if !exists(&file.path) {
@@ -146,6 +176,20 @@ mod tests {
         for text in [LONG.replace("file-lines", "file-linse"), LONG.replace("reason", "why")] {
             assert!(Exceptions::parse(&text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn pending_crates_are_noted_and_no_more() {
+        let list = "[pending]\nprose = [\"crates/a\", \"crates/b\"]\n";
+        let exceptions = Exceptions::parse(list).unwrap();
+        let finding = |rule, subject: &str| Finding::excusable(rule, subject, "");
+        let (counted, pending) = exceptions.split_pending(vec![
+            finding(Rule::Prose, "crates/a/src/c.rs::What"),
+            finding(Rule::Prose, "crates/ab/src/c.rs::What"),
+            finding(Rule::Names, "crates/a/src/c.rs::Base"),
+        ]);
+        assert_eq!(brief(&counted), ["prose crates/ab/src/c.rs::What", "names crates/a/src/c.rs::Base"]);
+        assert_eq!(exceptions.pending_notes(&pending), ["pending prose: crates/a 1, crates/b 0"]);
     }
 
     #[test]

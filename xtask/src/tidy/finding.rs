@@ -1,12 +1,14 @@
-//! What a rule finds, and which findings may stand as exceptions.
+//! Findings of the rules, and the weight of each.
 
 use std::fmt;
 
 use serde::Deserialize;
+use strum::IntoStaticStr;
 
 /// The house rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum Rule {
     /// Every dependency goes to a strictly lower layer.
     Layers,
@@ -22,12 +24,20 @@ pub(crate) enum Rule {
     FileLines,
     /// Functions are short.
     FunctionLines,
+    /// Parameters are few, and none of them is a tuple taken apart.
+    Parameters,
     /// Traits are narrow.
     TraitMethods,
     /// Public functions take enums instead of flags.
     BoolParameters,
+    /// Sibling modules do not depend on each other in a circle.
+    ModuleCycles,
+    /// A name stands for one type of a crate.
+    TypeNames,
     /// Names say what a thing is.
     Names,
+    /// Doc comments and messages are plain English.
+    Prose,
     /// Every module says what lives in it.
     ModuleDocs,
     /// Addresses of package registries and model hubs stand in one place.
@@ -41,26 +51,11 @@ pub(crate) enum Rule {
 impl Rule {
     /// The name used in `exceptions.toml` and in messages.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Layers => "layers",
-            Self::Capabilities => "capabilities",
-            Self::Lints => "lints",
-            Self::LintEscapes => "lint-escapes",
-            Self::Folders => "folders",
-            Self::FileLines => "file-lines",
-            Self::FunctionLines => "function-lines",
-            Self::TraitMethods => "trait-methods",
-            Self::BoolParameters => "bool-parameters",
-            Self::Names => "names",
-            Self::ModuleDocs => "module-docs",
-            Self::Hosts => "hosts",
-            Self::Documents => "documents",
-            Self::Exceptions => "exceptions",
-        }
+        self.into()
     }
 }
 
-/// Whether an exception may excuse a finding.
+/// Power of an exception over a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Weight {
     /// An entry of `exceptions.toml` with a reason excuses it.
@@ -74,11 +69,11 @@ pub(crate) enum Weight {
 pub(crate) struct Finding {
     /// The rule.
     pub(crate) rule: Rule,
-    /// What breaks it, in a form that stays the same when lines move: `path`, `path::name`, or `package -> package`.
+    /// The offender, in a form that stays the same when lines move: `path`, `path::name`, or `package -> package`.
     pub(crate) subject: String,
-    /// What was expected, what was found, and the next step.
+    /// The expectation, the fact and the next step.
     pub(crate) message: String,
-    /// Whether it may be excused.
+    /// Its weight.
     pub(crate) weight: Weight,
 }
 
@@ -100,7 +95,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// For the rules' tests: each finding as `rule subject`, in order.
+/// Returns each finding as `rule subject`, for the rules' tests.
 #[cfg(test)]
 pub(crate) fn brief(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(|finding| format!("{} {}", finding.rule.name(), finding.subject)).collect()

@@ -1,15 +1,22 @@
-//! The house rules, checked on the sources as they lie. Nothing here builds or runs the product.
+//! The house rules, checked on the sources. Nothing here builds or runs the product.
 //!
-//! Each rule is a pure function from what it reads to findings; `exceptions.toml` excuses some. To add a rule, add it
+//! Each rule is a pure function from facts to findings; `exceptions.toml` excuses some. To add a rule, add it
 //! to [`finding::Rule`] and call it in [`check`].
 
+mod attributes;
+mod cycles;
 mod documents;
 mod exceptions;
 mod finding;
 mod layers;
+mod parameters;
+mod prose;
+mod scopes;
 mod sizes;
 mod source;
 mod style;
+mod texts;
+mod types;
 
 use std::{fs, path::Path};
 
@@ -17,21 +24,35 @@ use anyhow::{Context, bail};
 
 use crate::{
     terminal,
-    tidy::{exceptions::Exceptions, finding::Finding, source::Source},
+    tidy::{exceptions::Exceptions, finding::Finding},
     workspace::Workspace,
 };
 
-/// What the rules say of the workspace.
+/// Result of all rules.
 struct Outcome {
     /// Breaches that nothing excuses, in order.
     findings: Vec<Finding>,
-    /// What is worth knowing but no breach.
+    /// Breaches by crates that are not held to the rule yet.
+    pending: Vec<Finding>,
+    /// Remarks that are no breaches.
     notes: Vec<String>,
 }
 
+/// Treatment of findings in crates that are not held to a rule yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// They are counted.
+    Count,
+    /// They are printed.
+    Show,
+}
+
 /// Prints every finding; fails if there is one.
-pub(crate) fn report(workspace: &Workspace) -> anyhow::Result<()> {
-    let Outcome { findings, notes } = check(workspace)?;
+pub(crate) fn report(workspace: &Workspace, show: Pending) -> anyhow::Result<()> {
+    let Outcome { findings, pending, notes } = check(workspace)?;
+    if show == Pending::Show {
+        pending.iter().for_each(terminal::line);
+    }
     notes.iter().for_each(terminal::line);
     findings.iter().for_each(terminal::line);
     match findings.len() {
@@ -58,11 +79,17 @@ fn check(workspace: &Workspace) -> anyhow::Result<Outcome> {
     }
     findings.extend(sources.iter().flat_map(sizes::check));
     findings.extend(sources.iter().flat_map(style::check));
+    findings.extend(sources.iter().flat_map(prose::check));
+    findings.extend(packages.iter().flat_map(|package| cycles::check(package, &sources)));
+    findings.extend(packages.iter().flat_map(|package| types::check(package, &sources)));
     findings.extend(check_documents(workspace)?);
 
     let mut findings = exceptions.apply(findings);
     findings.sort_by(|a, b| (a.rule, &a.subject).cmp(&(b.rule, &b.subject)));
-    Ok(Outcome { findings, notes: notes(&sources) })
+    let (findings, pending) = exceptions.split_pending(findings);
+    let mut notes = exceptions.pending_notes(&pending);
+    notes.extend(sizes::long_functions(&sources));
+    Ok(Outcome { findings, pending, notes })
 }
 
 fn check_documents(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
@@ -75,10 +102,6 @@ fn check_documents(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
         }
     }
     Ok(findings)
-}
-
-fn notes(sources: &[Source]) -> Vec<String> {
-    sizes::long_functions(sources).into_iter().collect()
 }
 
 fn read(root: &Path, path: &str) -> anyhow::Result<String> {

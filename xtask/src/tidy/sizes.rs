@@ -1,8 +1,8 @@
-//! How big a file, a function, a trait may be. Clippy counts parameters.
+//! Limits for the size of files, functions, parameter lists and traits.
 
 use crate::tidy::{
     finding::{Finding, Rule},
-    source::{Role, Source},
+    source::{Function, Role, Source},
 };
 
 /// Lines of a file, tests left out, that need no excuse.
@@ -13,6 +13,8 @@ const FILE_LIMIT: usize = 700;
 const FUNCTION_ADVISED: usize = 40;
 /// Lines of a function's body that nothing excuses.
 const FUNCTION_LIMIT: usize = 80;
+/// Parameters of a function; the elements of a tuple count one by one.
+const PARAMETER_LIMIT: usize = 6;
 /// Methods that a trait may ask of its implementations.
 const TRAIT_LIMIT: usize = 5;
 
@@ -26,6 +28,9 @@ pub(crate) fn check(source: &Source) -> Vec<Finding> {
         );
         findings.push(Finding::firm(Rule::FunctionLines, subject(source, &function.name), message));
     }
+    for function in &source.functions {
+        findings.extend(check_parameters(source, function));
+    }
     for port in source.traits.iter().filter(|port| port.required > TRAIT_LIMIT) {
         let message = format!(
             "asks {} methods of its implementations and may ask {TRAIT_LIMIT}; split it by caller",
@@ -34,6 +39,21 @@ pub(crate) fn check(source: &Source) -> Vec<Finding> {
         findings.push(Finding::excusable(Rule::TraitMethods, subject(source, &port.name), message));
     }
     findings
+}
+
+fn check_parameters(source: &Source, function: &Function) -> Option<Finding> {
+    let message = if let Some(tuple) = function.tuples.first() {
+        format!("takes the tuple {tuple} apart; make it separate parameters or a named struct")
+    } else if function.parameters > PARAMETER_LIMIT {
+        format!(
+            "has {} parameters, elements of tuples counted, and may have {PARAMETER_LIMIT}; put those that belong \
+             together into a named struct",
+            function.parameters
+        )
+    } else {
+        return None;
+    };
+    Some(Finding::excusable(Rule::Parameters, subject(source, &function.name), message))
 }
 
 fn check_file(source: &Source) -> Option<Finding> {
@@ -52,7 +72,7 @@ fn check_file(source: &Source) -> Option<Finding> {
     None
 }
 
-/// A note on functions that are over the advised length: how many, and the longest.
+/// Describes the functions over the advised length: their number and the longest.
 pub(crate) fn long_functions(sources: &[Source]) -> Option<String> {
     let all: Vec<_> =
         sources.iter().flat_map(|source| source.functions.iter().map(move |f| (source, f))).collect();
@@ -109,6 +129,20 @@ mod tests {
         let of = |lines: usize| format!("fn f() {{\n{}}}\n", "    step();\n".repeat(lines));
         check_text("crates/a/src/b.rs", &of(80), &[]);
         check_text("crates/a/src/b.rs", &of(81), &["function-lines crates/a/src/b.rs::f"]);
+    }
+
+    #[test]
+    fn parameters_are_few_and_no_tuples() {
+        let path = "crates/a/src/b.rs";
+        check_text(path, "fn f(a: A, b: B, c: C, d: D, e: (E, F)) {}", &[]);
+        check_text(
+            path,
+            "fn f(a: A, b: B, c: C, d: D, e: (E, F, G)) {}",
+            &["parameters crates/a/src/b.rs::f"],
+        );
+        check_text(path, "fn f((a, b): (A, B)) {}", &["parameters crates/a/src/b.rs::f"]);
+        check_text(path, "impl From<(A, B)> for C { fn from((a, b): (A, B)) -> Self { C } }", &[]);
+        check_text(path, "#[cfg(test)] fn f((a, b): (A, B)) {}", &[]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Rust sources as facts: how long, what is named what, what is switched off. The rules judge; nothing is judged here.
+//! Rust sources as facts: lengths, names, parameters, lints that are switched off. The rules judge them.
 
 use std::{
     fs,
@@ -7,16 +7,24 @@ use std::{
 
 use anyhow::Context;
 use syn::{
-    Attribute, FnArg, ImplItemFn, Item, ItemEnum, ItemFn, ItemImpl, ItemMod, ItemStruct, ItemTrait, ItemType,
-    Meta, Signature, Token, TraitItem, TraitItemFn, Type, Visibility,
+    Attribute, ImplItemFn, Item, ItemEnum, ItemFn, ItemImpl, ItemMod, ItemStruct, ItemTrait, ItemType, Meta,
+    Signature, Token, TraitItem, TraitItemFn, Visibility,
     punctuated::Punctuated,
     spanned::Spanned,
     visit::{self, Visit},
 };
 
-use crate::workspace::{Package, relative};
+use crate::{
+    tidy::{
+        attributes::{are_for_tests, is_for_tests},
+        parameters::{flags, tuple_pattern, width},
+        scopes::{self, Scope},
+        texts::{self, Text},
+    },
+    workspace::{Package, relative},
+};
 
-/// What a source file is for.
+/// Purpose of a source file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Part of a crate.
@@ -25,12 +33,15 @@ pub(crate) enum Role {
     Tests,
 }
 
+/// Files whose modules lie beside them.
+const ROOTS: [&str; 3] = ["lib", "main", "mod"];
+
 /// One source file.
 #[derive(Debug)]
 pub(crate) struct Source {
     /// Relative to the root, with forward slashes.
     pub(crate) path: String,
-    /// What it is for.
+    /// Its purpose.
     pub(crate) role: Role,
     /// Lines outside items that are built for tests alone.
     pub(crate) lines: usize,
@@ -44,6 +55,12 @@ pub(crate) struct Source {
     pub(crate) names: Vec<Named>,
     /// Lints that it allows or expects outside tests; in tests, `unsafe_code` alone.
     pub(crate) escapes: Vec<String>,
+    /// Its modules, tests left out.
+    pub(crate) scopes: Vec<Scope>,
+    /// Its doc comments and string literals, tests left out.
+    pub(crate) texts: Vec<Text>,
+    /// Modules in other files that it declares for tests alone.
+    test_modules: Vec<String>,
 }
 
 /// A function or method.
@@ -55,6 +72,11 @@ pub(crate) struct Function {
     pub(crate) lines: usize,
     /// For functions that other crates may call: the parameters of type `bool`.
     pub(crate) flags: Vec<String>,
+    /// Its parameters. A receiver counts as one, a tuple as its elements. An implementation of a trait has no choice, so
+    /// its methods have none.
+    pub(crate) parameters: usize,
+    /// Parameters that take a tuple apart, as they are written.
+    pub(crate) tuples: Vec<String>,
 }
 
 /// A trait.
@@ -69,13 +91,13 @@ pub(crate) struct Trait {
 /// A name that the source gives.
 #[derive(Debug)]
 pub(crate) struct Named {
-    /// What is named.
+    /// Kind of the thing that is named.
     pub(crate) kind: NameKind,
     /// The name.
     pub(crate) name: String,
 }
 
-/// What a name is given to.
+/// Kinds of named things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameKind {
     /// A struct, enum, trait or alias.
@@ -86,7 +108,7 @@ pub(crate) enum NameKind {
     Function,
 }
 
-/// Every Rust source of the packages, in order of path.
+/// Reads every Rust source of the packages, in order of path.
 pub(crate) fn read_all(root: &Path, packages: &[Package]) -> anyhow::Result<Vec<Source>> {
     let mut files = Vec::new();
     for package in packages {
@@ -95,11 +117,22 @@ pub(crate) fn read_all(root: &Path, packages: &[Package]) -> anyhow::Result<Vec<
         }
     }
     files.sort();
-    let read = |path: &PathBuf| {
+    let read = |path: &PathBuf, role: fn(&str) -> Role| {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        Source::parse(&relative(path, root), &text)
+        let path = relative(path, root);
+        Source::parse_as(&path, &text, role(&path))
     };
-    files.iter().map(read).collect()
+    let mut sources: Vec<Source> =
+        files.iter().map(|path| read(path, role)).collect::<anyhow::Result<_>>()?;
+    // A parent says which of its modules are for tests, so their files are read again under that role.
+    let for_tests: Vec<String> = sources.iter().flat_map(Source::test_module_paths).collect();
+    for (source, file) in sources.iter_mut().zip(&files) {
+        let path = source.path.trim_end_matches(".rs").trim_end_matches("/mod");
+        if source.role == Role::Product && for_tests.iter().any(|tests| tests == path) {
+            *source = read(file, |_| Role::Tests)?;
+        }
+    }
+    Ok(sources)
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
@@ -118,17 +151,21 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 }
 
 impl Source {
-    /// Reads one file's text.
+    /// Reads one file's text; its path says what it is for.
+    #[cfg(test)]
     pub(crate) fn parse(path: &str, text: &str) -> anyhow::Result<Self> {
+        Self::parse_as(path, text, role(path))
+    }
+
+    fn parse_as(path: &str, text: &str, role: Role) -> anyhow::Result<Self> {
         let file = syn::parse_file(text).with_context(|| format!("{path} is not Rust"))?;
-        let role = role(path);
         let mut walk = Walk::new(text, role);
         walk.visit_file(&file);
         let stem = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs");
-        if !["lib", "main", "mod"].contains(&stem) {
+        if !ROOTS.contains(&stem) {
             walk.name(NameKind::Module, stem);
         }
-        let tests: usize = file.items.iter().filter(|item| is_for_tests(attributes(item))).map(height).sum();
+        let tests: usize = file.items.iter().filter(|item| is_for_tests(item)).map(height).sum();
         Ok(Self {
             path: path.to_owned(),
             role,
@@ -138,7 +175,28 @@ impl Source {
             traits: walk.traits,
             names: walk.names,
             escapes: walk.escapes,
+            scopes: scopes::read(&file),
+            texts: texts::read(&file),
+            test_modules: file.items.iter().filter_map(test_module).collect(),
         })
+    }
+
+    /// Returns the paths, without `.rs`, of the modules that this one declares for tests.
+    fn test_module_paths(&self) -> Vec<String> {
+        let (folder, file) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
+        let stem = file.trim_end_matches(".rs");
+        let inner = if ROOTS.contains(&stem) { folder.to_owned() } else { format!("{folder}/{stem}") };
+        self.test_modules.iter().map(|name| format!("{inner}/{name}")).collect()
+    }
+}
+
+/// The name of a module that a file declares for tests and that lies in a file of its own.
+fn test_module(item: &Item) -> Option<String> {
+    match item {
+        Item::Mod(item) if item.content.is_none() && are_for_tests(&item.attrs) => {
+            Some(item.ident.to_string())
+        }
+        _ => None,
     }
 }
 
@@ -147,45 +205,17 @@ fn role(path: &str) -> Role {
     if for_tests { Role::Tests } else { Role::Product }
 }
 
-/// Lines from an item's first attribute or comment to its end.
+/// Counts the lines from an item's first attribute or comment to its end.
 fn height(item: &Item) -> usize {
     let span = item.span();
     span.end().line + 1 - span.start().line
-}
-
-fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
-}
-
-/// Whether the attributes say `#[cfg(test)]` or `#[test]`.
-fn is_for_tests(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| match &attribute.meta {
-        Meta::Path(path) => path.is_ident("test"),
-        Meta::List(list) if list.path.is_ident("cfg") => {
-            let condition = list.tokens.to_string().replace(' ', "");
-            condition == "test" || condition.starts_with("all(test,")
-        }
-        _ => false,
-    })
 }
 
 /// Gathers the facts of one file.
 struct Walk<'a> {
     text: Vec<&'a str>,
     role: Role,
+    in_trait_impl: bool,
     functions: Vec<Function>,
     traits: Vec<Trait>,
     names: Vec<Named>,
@@ -195,7 +225,15 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(text: &'a str, role: Role) -> Self {
         let text = text.lines().collect();
-        Self { text, role, functions: vec![], traits: vec![], names: vec![], escapes: vec![] }
+        Self {
+            text,
+            role,
+            in_trait_impl: false,
+            functions: vec![],
+            traits: vec![],
+            names: vec![],
+            escapes: vec![],
+        }
     }
 
     fn name(&mut self, kind: NameKind, name: impl ToString) {
@@ -205,7 +243,7 @@ impl<'a> Walk<'a> {
     /// Visits something under its attributes, as test code where they say so.
     fn under(&mut self, attributes: &[Attribute], visit: impl FnOnce(&mut Self)) {
         let before = self.role;
-        if is_for_tests(attributes) {
+        if are_for_tests(attributes) {
             self.role = Role::Tests;
         }
         visit(self);
@@ -222,10 +260,17 @@ impl<'a> Walk<'a> {
             CalledFrom::ThisCrate => vec![],
         };
         let lines = block.map_or(0, |block| self.code_lines(block));
-        self.functions.push(Function { name: signature.ident.to_string(), lines, flags });
+        let inputs = if self.in_trait_impl { &Punctuated::new() } else { &signature.inputs };
+        self.functions.push(Function {
+            name: signature.ident.to_string(),
+            lines,
+            flags,
+            parameters: inputs.iter().map(width).sum(),
+            tuples: inputs.iter().filter_map(tuple_pattern).collect(),
+        });
     }
 
-    /// Lines inside a block's braces that are neither blank nor comments.
+    /// Counts the lines inside a block's braces that are neither blank nor comments.
     fn code_lines(&self, block: &syn::Block) -> usize {
         let span = block.span();
         let (first, last) = (span.start().line, span.end().line.saturating_sub(1));
@@ -238,7 +283,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Who may call a function.
+/// Callers that may reach a function.
 #[derive(Clone, Copy)]
 enum CalledFrom {
     Anywhere,
@@ -251,20 +296,6 @@ impl From<&Visibility> for CalledFrom {
     }
 }
 
-fn flags(signature: &Signature) -> Vec<String> {
-    let flag = |input: &FnArg| match input {
-        FnArg::Typed(typed) => match &*typed.ty {
-            Type::Path(path) if path.path.is_ident("bool") => match &*typed.pat {
-                syn::Pat::Ident(pattern) => Some(pattern.ident.to_string()),
-                _ => Some("_".to_owned()),
-            },
-            _ => None,
-        },
-        FnArg::Receiver(_) => None,
-    };
-    signature.inputs.iter().filter_map(flag).collect()
-}
-
 impl<'ast> Visit<'ast> for Walk<'_> {
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
         self.name(NameKind::Module, &item.ident);
@@ -272,7 +303,9 @@ impl<'ast> Visit<'ast> for Walk<'_> {
     }
 
     fn visit_item_impl(&mut self, item: &'ast ItemImpl) {
+        let outer = std::mem::replace(&mut self.in_trait_impl, item.trait_.is_some());
         self.under(&item.attrs, |walk| visit::visit_item_impl(walk, item));
+        self.in_trait_impl = outer;
     }
 
     fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
@@ -306,15 +339,17 @@ impl<'ast> Visit<'ast> for Walk<'_> {
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast TraitItemFn) {
-        // The trait counted it already; what is left is what stands inside.
+        // The trait has counted the method itself.
         self.under(&item.attrs, |walk| visit::visit_trait_item_fn(walk, item));
     }
 
     fn visit_item_fn(&mut self, item: &'ast ItemFn) {
+        let outer = std::mem::take(&mut self.in_trait_impl);
         self.under(&item.attrs, |walk| {
             walk.function(&item.sig, Some(&item.block), CalledFrom::from(&item.vis));
             visit::visit_item_fn(walk, item);
         });
+        self.in_trait_impl = outer;
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast ImplItemFn) {
@@ -395,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn files_for_tests_are_told_by_their_place() {
+    fn a_path_gives_a_file_its_role() {
         for path in ["crates/a/tests/b.rs", "crates/a/src/b/tests.rs", "crates/a/tests/standin/mod.rs"] {
             assert_eq!(role(path), Role::Tests, "{path}");
         }
@@ -403,7 +438,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_rust_is_an_error_with_the_path() {
+    fn modules_declared_for_tests_have_paths() {
+        let paths = |path: &str| {
+            let text = "#[cfg(test)]\nmod examples;\nmod b;\n#[cfg(test)]\nmod tests {}\n";
+            Source::parse(path, text).unwrap().test_module_paths()
+        };
+        assert_eq!(paths("crates/a/src/lib.rs"), ["crates/a/src/examples"]);
+        assert_eq!(paths("crates/a/src/c.rs"), ["crates/a/src/c/examples"]);
+    }
+
+    #[test]
+    fn text_that_is_not_rust_is_an_error_with_the_path() {
         let error = Source::parse("crates/a/src/b.rs", "fn (").unwrap_err();
         assert!(error.to_string().contains("crates/a/src/b.rs"), "{error}");
     }
