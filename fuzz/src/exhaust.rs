@@ -1,9 +1,7 @@
 //! Uses up what a parser accepted, so that a fault that a parser let pass shows here.
 
-use narthex_compile::{
-    checkpoint::{Checkpoint, TokenizerSource, WeightSource},
-    quant::Plan,
-};
+use narthex_checkpoint::{Checkpoint, TokenizerSource, WeightSource};
+use narthex_compile::quant::Plan;
 use narthex_spec::{Recipe, Scheme};
 use narthex_text::{
     template::ChatTemplate,

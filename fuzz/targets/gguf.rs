@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narthex_compile::checkpoint;
+use narthex_checkpoint as checkpoint;
 use narthex_fuzz::{
     exhaust,
     scratch::{self, Tail},

@@ -7,7 +7,7 @@
 use std::{fs, sync::OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use narthex_compile::checkpoint;
+use narthex_checkpoint as checkpoint;
 use narthex_fuzz::{
     exhaust,
     scratch::{self, Tail},

@@ -34,7 +34,7 @@ const MISTRAL: Package = Package {
 const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 
 /// Cargo's arguments for the tests that read GGUF and those that read SentencePiece's models.
-const OF_GGUF: &[&str] = &["--package", "narthex-compile", "--lib"];
+const OF_GGUF: &[&str] = &["--package", "narthex-checkpoint", "--lib"];
 const OF_MODELS: &[&str] = &["--package", "narthex-text", "--test", "goldens"];
 
 /// Fetches what is missing and runs the checks.

@@ -8,6 +8,7 @@ mod stream;
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
 use half::f16;
+use narthex_checkpoint::{Weight, WeightSource};
 use narthex_graph::{
     Builder, Element, Graph,
     build::External,
@@ -17,7 +18,6 @@ use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
 
 pub(crate) use self::stream::{Data, pieces};
 use crate::{
-    checkpoint::{Weight, WeightSource},
     error::CompileError,
     quant::{Plan, Scaling, Storage},
 };

@@ -2,15 +2,11 @@
 
 use std::{io, path::PathBuf};
 
-use narthex_graph::{check::GraphError, patch::PatchError};
+use narthex_checkpoint::{CheckpointError, SliceError};
+use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError};
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::{
-    check::CheckError,
-    checkpoint::{CheckpointError, SliceError},
-    quant::calibrate::RunnerError,
-    vocabulary::VocabularyError,
-};
+use crate::{quant::calibrate::RunnerError, vocabulary::VocabularyError};
 
 /// Why a checkpoint could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +50,7 @@ pub enum CompileError {
     Calibration(RunnerError),
     /// A graph that was to be imported cannot be read.
     #[error(transparent)]
-    Open(#[from] CheckError),
+    Open(#[from] OnnxFileError),
     /// What was to be imported or exported is well-formed, and has no place on the other side.
     #[error("{what} {found:?} cannot be taken over: expected {expected}")]
     Foreign {

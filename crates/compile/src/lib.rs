@@ -1,19 +1,13 @@
 //! Checkpoint in, package out. No ONNX Runtime, no network.
 //!
-//! Start at [`pipeline`] for the stages, at [`checkpoint`] for what is read, and at [`lower`] for the graphs made; at
-//! [`import`] for graphs that somebody else made.
+//! Start at [`pipeline`] for the stages, at [`lower`] for the graphs, and at [`import`] for graphs of other tools.
 
-pub mod check;
-pub mod checkpoint;
 mod emit;
 mod error;
-#[cfg(test)]
-mod example;
 pub mod export;
 pub mod import;
 mod layer;
 pub mod lower;
-pub mod outlook;
 pub mod package;
 pub mod paper;
 pub mod pass;

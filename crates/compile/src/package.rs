@@ -11,13 +11,14 @@ use std::{
     },
 };
 
+use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{
     Sha256,
     manifest::{FileEntry, MANIFEST_FILE, Manifest},
 };
 use sha2::Digest;
 
-use crate::{check::CheckError, error::CompileError};
+use crate::error::CompileError;
 
 /// The files written so far, by name.
 type Files = Arc<Mutex<BTreeMap<String, FileEntry>>>;
@@ -142,7 +143,7 @@ fn pour(
 }
 
 fn unread(path: &Path, source: io::Error) -> CompileError {
-    CheckError::Read { path: path.to_owned(), source }.into()
+    OnnxFileError::Read { path: path.to_owned(), source }.into()
 }
 
 impl HashedFile {

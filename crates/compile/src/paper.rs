@@ -7,19 +7,20 @@
 
 use std::{path::PathBuf, sync::atomic::AtomicBool};
 
+use narthex_checkpoint::{CheckpointError, Weight, WeightSource};
 use narthex_graph::{Builder, Graph, onnx::external::ExternalWriter};
 use narthex_spec::{
-    DType, Recipe,
+    DType, Recipe, Scheme, Variant,
     arch::Architecture,
-    manifest::{GraphEntry, HostTable},
+    manifest::{GraphEntry, HostTable, Part},
     progress::{Quiet, Stage, Unit},
+    recipe::FixedShapes,
 };
 
 use crate::{
-    checkpoint::{CheckpointError, Weight, WeightSource},
     emit::{Data, Emitter, Places},
     error::CompileError,
-    lower::{self, dynamic::OPSETS},
+    lower::{self, dynamic::OPSETS, parts},
     pipeline::DATA_FILE,
     quant::{Plan, Scaling},
 };
@@ -67,6 +68,31 @@ pub(crate) fn scaled(
     let lowered = lower::lower(&mut emitter, architecture)?;
     let data_bytes = emitter.close()?;
     Ok(Paper { graphs: lowered.graphs, tables: lowered.tables, data_bytes })
+}
+
+/// Compiles an architecture on paper with the usual static shapes for NPUs.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_static(architecture: &Architecture, scheme: Scheme) -> Result<Paper, CompileError> {
+    let shapes = FixedShapes::new(FixedShapes::USUAL_CONTEXT);
+    let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
+    let fixed = parts::shapes(architecture, &recipe, architecture.longest());
+    compile("model", architecture, &Recipe { fixed, ..recipe })
+}
+
+impl Paper {
+    /// Returns the graphs of static shape.
+    pub fn static_graphs(&self) -> impl Iterator<Item = &(Graph, GraphEntry)> {
+        self.graphs.iter().filter(|(_, entry)| entry.variant == Variant::Static)
+    }
+
+    /// Returns the bytes that one token takes in the KV cache of the static graphs, over all parts of the layers.
+    pub fn token_bytes(&self) -> u64 {
+        let decode = |entry: &GraphEntry| matches!(entry.part, Part::Layers { tokens: 1, .. });
+        let layers = self.static_graphs().filter(|(_, entry)| decode(entry)).flat_map(|(_, entry)| &entry.kv);
+        layers.map(|layer| layer.bytes_per_token() as u64).sum()
+    }
 }
 
 /// Weights that nobody has.

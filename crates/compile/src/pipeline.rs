@@ -7,6 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
 use narthex_graph::{Builder, Graph, onnx::external::ExternalWriter};
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
@@ -19,7 +20,6 @@ use narthex_text::tokenizer::Tokenizer;
 use sha2::Digest;
 
 use crate::{
-    checkpoint::{self, Checkpoint, TokenizerSource},
     emit::{Data, Emitter, Places},
     error::CompileError,
     lower::{
@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// The weights of every graph of a package.
-pub(crate) const DATA_FILE: &str = "model.onnx.data";
+pub const DATA_FILE: &str = "model.onnx.data";
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
 const KEPT_TOKENS_FILE: &str = "kept_tokens.json";

@@ -11,11 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use narthex_checkpoint::Checkpoint;
 use narthex_spec::{TokenId, arch::Architecture};
 use narthex_text::tokenizer::{Specials, Tokenizer, TokenizerError};
 use sha2::{Digest, Sha256};
-
-use crate::checkpoint::Checkpoint;
 
 /// The most bytes of a file.
 const MOST_BYTES: u64 = 256 << 20;
@@ -222,14 +221,13 @@ fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint;
 
     /// The tiny Llama: three special tokens, 256 bytes, 41 merges.
     fn tiny() -> (Checkpoint, Tokenizer) {
         let folder = tempfile::tempdir().unwrap();
         narthex_testkit::checkpoint::tiny_llama_safetensors(folder.path(), 7).unwrap();
         let json = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
-        (checkpoint::open(folder.path()).unwrap(), Tokenizer::from_json(&json).unwrap())
+        (narthex_checkpoint::open(folder.path()).unwrap(), Tokenizer::from_json(&json).unwrap())
     }
 
     #[test]

@@ -6,10 +6,8 @@ mod support;
 
 use std::{fs, path::PathBuf, sync::atomic::AtomicBool};
 
-use narthex_compile::{
-    checkpoint::{CheckpointError, open},
-    pipeline::compile,
-};
+use narthex_checkpoint::{CheckpointError, open};
+use narthex_compile::pipeline::compile;
 use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet};
 use serde_json::{Value, json};
 
@@ -33,7 +31,7 @@ const FAMILIES: [&str; 16] = [
 ];
 
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/families").join(name)
 }
 
 /// A copy of a family's folder with changed settings.

@@ -11,9 +11,9 @@ use std::{
 };
 
 use half::f16;
+use narthex_checkpoint::{Checkpoint, open};
 use narthex_compile::{
     CompileError,
-    checkpoint::{Checkpoint, open},
     export::{QuarkJob, quark},
     quant::block::quantize_w4,
 };

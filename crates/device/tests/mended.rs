@@ -6,8 +6,9 @@ mod support;
 
 use std::{collections::BTreeMap, fs, path::Path, sync::OnceLock};
 
-use narthex_compile::check::{Options, fix, open, write};
+use narthex_check::{Options, fix, write};
 use narthex_device::runtime::disable_telemetry;
+use narthex_graph::onnx::files;
 use narthex_graph::{
     Attribute, Builder, Graph,
     build::{External, NodeSpec},
@@ -122,7 +123,7 @@ fn check(model: Model, outputs: &[(&str, &[usize])], change: &str, bound: f32) {
     let path = folder.path().join("model.onnx");
     fs::write(&path, graph.encode()).unwrap();
     let options = Options { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
-    let (fixed, changes) = fix::fixed(&open::open(&path).unwrap(), &options).unwrap();
+    let (fixed, changes) = fix::fixed(&files::open(&path).unwrap(), &options).unwrap();
     assert_eq!(changes, [change]);
     let out = folder.path().join("out");
     write::write(&fixed, &out).unwrap();

@@ -185,7 +185,7 @@ pub enum Error {
     Compile(#[from] narthex_compile::CompileError),
     /// A model that was to be checked.
     #[error(transparent)]
-    Check(#[from] narthex_compile::check::CheckError),
+    Check(#[from] narthex_check::CheckError),
     /// The device or ONNX Runtime.
     #[error(transparent)]
     Device(#[from] narthex_device::DeviceError),
@@ -359,18 +359,25 @@ fn catalog_kind(error: &narthex_catalog::Error) -> ErrorKind {
     }
 }
 
-fn check_kind(error: &narthex_compile::check::CheckError) -> ErrorKind {
-    use narthex_compile::check::CheckError as Check;
+fn check_kind(error: &narthex_check::CheckError) -> ErrorKind {
+    use narthex_check::CheckError as Check;
     match error {
         Check::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
             ErrorKind::BadRequest
         }
-        Check::Read { source, .. } | Check::Write { source, .. } => io_kind(source),
-        Check::NoModel { .. } => ErrorKind::NotFound,
-        Check::Data { .. } => ErrorKind::Unavailable,
-        Check::Decode { .. } | Check::TooLarge { .. } | Check::TooMany { .. } | Check::CannotFix { .. } => {
-            ErrorKind::BadRequest
-        }
+        Check::Write { source, .. } => io_kind(source),
+        Check::Open(error) => onnx_kind(error),
+        Check::CannotFix { .. } => ErrorKind::BadRequest,
+    }
+}
+
+fn onnx_kind(error: &narthex_graph::onnx::files::OnnxFileError) -> ErrorKind {
+    use narthex_graph::onnx::files::OnnxFileError as Onnx;
+    match error {
+        Onnx::Read { source, .. } => io_kind(source),
+        Onnx::NoModel { .. } => ErrorKind::NotFound,
+        Onnx::Data { .. } => ErrorKind::Unavailable,
+        Onnx::Decode { .. } | Onnx::TooLarge { .. } | Onnx::TooMany { .. } => ErrorKind::BadRequest,
     }
 }
 
@@ -391,7 +398,7 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         | Compile::Bound { .. }
         | Compile::Foreign { .. }
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
-        Compile::Open(error) => check_kind(error),
+        Compile::Open(error) => onnx_kind(error),
         Compile::Vocabulary(VocabularyError::Read { source, .. }) => io_kind(source),
         Compile::Slice(_) | Compile::Vocabulary(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,

@@ -6,7 +6,7 @@ mod support;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use narthex_compile::check::{Finding, Rule, Severity};
+use narthex_check::{Finding, Rule, Severity};
 use narthex_gateway::{
     Cancel, CompileRequest, Error, ErrorKind, Gateway,
     check::{Asked, CheckReport, CheckRequest, Verdict},

@@ -5,7 +5,8 @@
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, thread};
 
 use narthex_catalog::index::{Catalog, Entry, Figures};
-use narthex_compile::{checkpoint, outlook::Outlook};
+use narthex_checkpoint as checkpoint;
+use narthex_gateway::plan::Outlook;
 use narthex_spec::{ModelName, Scheme, Target, arch::Architecture};
 
 /// The NPU that the catalogue's scores are for.

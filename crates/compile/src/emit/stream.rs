@@ -9,13 +9,13 @@ use std::{
     sync::atomic::Ordering,
 };
 
+use narthex_checkpoint::{CheckpointError, Encoding, Weight, WeightSource};
 use narthex_graph::onnx::external::Place;
 use narthex_spec::DType;
 use rayon::prelude::*;
 
 use super::{Emitter, Quantized, encoded, size};
 use crate::{
-    checkpoint::{CheckpointError, Encoding, Weight, WeightSource},
     error::CompileError,
     package::HashedFile,
     quant::{

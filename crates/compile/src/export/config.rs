@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use narthex_checkpoint::limit::read_small;
 use narthex_spec::{
     arch::DecoderArch,
     manifest::{GraphEntry, Manifest},
@@ -10,7 +11,6 @@ use serde_json::{Map, Value, json};
 
 use super::ExportJob;
 use crate::{
-    checkpoint::limit::read_small,
     error::CompileError,
     import::refused,
     pipeline::{TEMPLATE_FILE, TOKENIZER_FILE},

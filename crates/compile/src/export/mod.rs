@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_graph::Graph;
+use narthex_graph::{Graph, onnx::files::open_files};
 use narthex_spec::{
     Variant,
     arch::{DecoderArch, Structure},
@@ -22,7 +22,7 @@ use narthex_spec::{
 
 pub use quark::{GROUPS, QuarkJob, quark};
 
-use crate::{check::open::open_files, error::CompileError, import::refused};
+use crate::{error::CompileError, import::refused};
 
 /// A package that is exported, and where to.
 #[derive(Debug, Clone, Copy)]

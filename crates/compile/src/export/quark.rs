@@ -16,6 +16,11 @@ use std::{
 };
 
 use half::f16;
+use narthex_checkpoint::{
+    self as checkpoint, Checkpoint, TokenizerSource, Weight, WeightSource, hf,
+    hf::written::{FileTensor, Written},
+    quark::PLACES,
+};
 use narthex_spec::{
     ProgressSink,
     arch::Architecture,
@@ -30,11 +35,6 @@ use super::{
     config::{self, Said},
 };
 use crate::{
-    checkpoint::{
-        self, Checkpoint, TokenizerSource, Weight, WeightSource,
-        hf::written::{FileTensor, Written},
-        quark::PLACES,
-    },
     error::CompileError,
     import::refused,
     pipeline::{TEMPLATE_FILE, TOKENIZER_FILE},
@@ -334,7 +334,7 @@ fn files(
         template: template.as_deref(),
     };
     let mut files = vec![
-        (checkpoint::hf::CONFIG, config::pretty(&Value::Object(settings))),
+        (hf::CONFIG, config::pretty(&Value::Object(settings))),
         ("generation_config.json", config::pretty(&Value::Object(ids))),
         (TOKENIZER_FILE, tokenizer.to_json()?),
         ("tokenizer_config.json", config::pretty(&said.tokenizer_config())),

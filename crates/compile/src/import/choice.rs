@@ -4,11 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use super::{pipeline::Stage, refused};
-use crate::{
-    check::open::graph_files,
-    checkpoint::hf::folder::{Folder, inside},
-    error::CompileError,
-};
+use crate::error::CompileError;
+use narthex_checkpoint::hf::folder::{Folder, inside};
+use narthex_graph::onnx::files::graph_files;
 
 /// The graphs that make one model, in order.
 #[derive(Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //!
 //! A past of integers goes through the cache as the numbers that it is; the graph alone knows their scale.
 
+use narthex_checkpoint::limit::LAYERS;
 use narthex_graph::{Attribute, Builder, Graph, Value};
 use narthex_spec::{
     DType,
@@ -21,7 +22,7 @@ use super::{
     settings::Settings,
     unknown_inputs,
 };
-use crate::{checkpoint::limit::LAYERS, error::CompileError};
+use crate::error::CompileError;
 
 /// New tokens that a graph takes, where it takes a fixed number of them.
 pub(super) fn tokens(graph: &Graph, names: &Names) -> Option<usize> {

@@ -4,6 +4,7 @@
 //! Narthex compiled. Any other graph appends to its past and gives both back: a slice before it takes the tokens that are
 //! there out of the cache, and one behind it takes the new ones out of what it gives.
 
+use narthex_checkpoint::limit::LAYERS;
 use narthex_graph::{Attribute, Graph, Node, Value};
 use narthex_spec::{
     DType,
@@ -20,7 +21,7 @@ use super::{
     settings::Settings,
     unknown_inputs,
 };
-use crate::{checkpoint::limit::LAYERS, error::CompileError};
+use crate::error::CompileError;
 
 /// The graph's names of its inputs and outputs; `%d` stands for the layer.
 #[derive(Debug, Clone)]

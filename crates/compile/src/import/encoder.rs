@@ -3,6 +3,7 @@
 //! What the graph gives of a text fills the slots of every encoder: its rows become one vector, the ends of answers one
 //! value, and logits over a vocabulary those of the tokens asked for.
 
+use narthex_checkpoint::hf::pooling::Sentence;
 use narthex_graph::{Attribute, Graph, Value};
 use narthex_spec::{
     DType,
@@ -19,7 +20,7 @@ use super::{
     settings::Settings,
     unknown_inputs,
 };
-use crate::{checkpoint::hf::pooling::Sentence, error::CompileError};
+use crate::error::CompileError;
 
 const TOKENS: &str = "input_ids";
 const MASK: &str = "attention_mask";

@@ -4,15 +4,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{choice::Form, decoder::Names, pipeline, refused, settings::Settings};
-use crate::{
-    checkpoint::{
-        hf::{
-            config::TokenIds,
-            folder::{Folder, inside},
-        },
-        limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+use crate::error::CompileError;
+use narthex_checkpoint::{
+    hf::{
+        config::TokenIds,
+        folder::{Folder, inside},
     },
-    error::CompileError,
+    limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
 /// The file that makes a folder one of onnxruntime-genai.

@@ -24,7 +24,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_graph::{Attribute, Graph, Node, Value};
+use narthex_checkpoint::hf::{
+    CONFIG,
+    folder::Folder,
+    pooling, prompts,
+    text::{self, Text, Vocab},
+};
+use narthex_graph::{
+    Attribute, Graph, Node, Value,
+    onnx::files::{OnnxFile, OnnxFileError, open_files},
+};
 use narthex_spec::{
     DType, Recipe, Scheme,
     arch::{EncoderHead, Structure},
@@ -32,20 +41,7 @@ use narthex_spec::{
     manifest::{self, Bound, GraphEntry, Prompts},
 };
 
-use crate::{
-    check::{
-        Part,
-        open::{CheckError, open_files},
-    },
-    checkpoint::hf::{
-        CONFIG,
-        folder::Folder,
-        pooling, prompts,
-        text::{self, Text, Vocab},
-    },
-    error::CompileError,
-    pipeline::TOKENIZER_FILE,
-};
+use crate::{error::CompileError, pipeline::TOKENIZER_FILE};
 use choice::{Choice, Form};
 use decoder::{Decoder, Names, decoder};
 use pipeline::Unified;
@@ -165,7 +161,7 @@ fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, C
 }
 
 /// Reads graphs, with their nodes in order.
-fn read(files: &[PathBuf]) -> Result<Vec<Part>, CheckError> {
+fn read(files: &[PathBuf]) -> Result<Vec<OnnxFile>, OnnxFileError> {
     let mut parts = open_files(files)?;
     parts.iter_mut().for_each(|part| part.graph.sort_nodes());
     Ok(parts)
@@ -173,7 +169,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<Part>, CheckError> {
 
 /// The graphs of a decoder, and what is known of them.
 struct Opened {
-    parts: Vec<Part>,
+    parts: Vec<OnnxFile>,
     names: Names,
     settings: Settings,
     form: Form,
@@ -181,7 +177,7 @@ struct Opened {
 }
 
 /// The folder of the graphs' data, and a name for messages; refuses compiled contexts that no bundle says how to run.
-fn origin(parts: &[Part], bound: Option<&Bound>) -> Result<(PathBuf, String), CompileError> {
+fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String), CompileError> {
     for part in parts.iter().filter(|_| bound.is_none()) {
         if let Some(error) = bound::compiled(&part.folder.join(&part.name), &part.graph) {
             return Err(error);
@@ -252,11 +248,11 @@ fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String
     shorter.then(|| format!("Beyond {length} tokens {why}; sequences are served up to there."))
 }
 
-fn encoding(mut folder: Folder, parts: Vec<Part>, settings: Settings) -> Result<Import, CompileError> {
+fn encoding(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Result<Import, CompileError> {
     let (data, file) = origin(&parts, None)?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
-    let [part] =
-        <[Part; 1]>::try_from(parts).map_err(|parts| refused("graphs of an encoder", "one", parts.len()))?;
+    let [part] = <[OnnxFile; 1]>::try_from(parts)
+        .map_err(|parts| refused("graphs of an encoder", "one", parts.len()))?;
     let sentence = pooling::read(&mut folder)?;
     let mut recipe = recipe([&part.graph]);
     recipe.scheme = scheme(&part.graph);

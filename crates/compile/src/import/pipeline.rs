@@ -6,12 +6,12 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use narthex_graph::{Graph, Initializer};
+use narthex_graph::{Graph, Initializer, onnx::files::DataFiles};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{bound, chunk, decoder::Names, fixed, genai::CONFIG, merge, refused};
-use crate::{check::write::Sources, error::CompileError};
+use crate::error::CompileError;
 
 /// The most stages of a pipeline.
 const MOST: usize = 64;
@@ -165,7 +165,7 @@ fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String
         graph.initializers.iter().map(|constant| (constant.name.clone(), constant.clone())).collect()
     };
     let (ours, theirs) = (by_name(one), by_name(other));
-    let (mut left, mut right) = (Sources::default(), Sources::default());
+    let (mut left, mut right) = (DataFiles::default(), DataFiles::default());
     for (name, constant) in &ours {
         let same = match theirs.get(name) {
             Some(twin) if twin == constant => true,

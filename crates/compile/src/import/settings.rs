@@ -5,17 +5,15 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::refused;
-use crate::{
-    checkpoint::{
-        CheckpointError,
-        hf::{
-            CONFIG,
-            config::{Config, TokenIds},
-            folder::Folder,
-        },
-        limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+use crate::error::CompileError;
+use narthex_checkpoint::{
+    CheckpointError,
+    hf::{
+        CONFIG,
+        config::{Config, TokenIds},
+        folder::Folder,
     },
-    error::CompileError,
+    limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
 /// What is known of a model beside its graph.

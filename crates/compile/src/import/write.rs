@@ -7,9 +7,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use narthex_checkpoint::limit::map;
 use narthex_graph::{
     Attribute, Graph, InitializerData,
-    onnx::external::{ExternalWriter, Place},
+    onnx::{
+        external::{ExternalWriter, Place},
+        files::DataFiles,
+    },
 };
 use narthex_spec::{
     ModelName, ProgressSink, Sha256,
@@ -21,8 +25,6 @@ use sha2::Digest;
 
 use super::{Import, refused};
 use crate::{
-    check::write::Sources,
-    checkpoint::map::map,
     error::CompileError,
     package::{HashedFile, PackageWriter},
     pipeline::{DATA_FILE, TEMPLATE_FILE, TOKENIZER_FILE},
@@ -64,7 +66,7 @@ impl Import {
         let stage = Stage::start(progress, format!("Importing {}", job.name), Unit::Items, None);
         let mut weights = Weights {
             folder: &self.data,
-            sources: Sources::default(),
+            sources: DataFiles::default(),
             file: ExternalWriter::new(package.create(DATA_FILE)?),
             places: BTreeMap::new(),
             written: 0,
@@ -148,7 +150,7 @@ impl Import {
 /// The data file under way.
 struct Weights<'a> {
     folder: &'a Path,
-    sources: Sources,
+    sources: DataFiles,
     file: ExternalWriter<HashedFile>,
     /// What was written already, by where it came from: an embedding and a head may share their bytes.
     places: BTreeMap<(String, u64, u64), Place>,

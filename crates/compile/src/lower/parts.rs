@@ -114,9 +114,9 @@ mod tests {
         Scheme,
         arch::{Activation, Architecture, Attention, DecoderLayer, Mlp, Residual},
     };
+    use narthex_testkit::architecture as example;
 
     use super::*;
-    use crate::example;
 
     #[test]
     fn layers_are_divided_evenly_into_as_few_parts_as_hold_them() {

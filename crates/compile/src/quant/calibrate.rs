@@ -7,6 +7,7 @@
 
 use std::{collections::HashMap, fs, path::Path};
 
+use narthex_checkpoint::Checkpoint;
 use narthex_graph::{Graph, Value};
 use narthex_spec::{
     Elements, Feed, Fetch, TokenId,
@@ -23,7 +24,6 @@ use super::{
     segment::{Segment, segments},
 };
 use crate::{
-    checkpoint::Checkpoint,
     error::CompileError,
     layer::rope::{self, Reach, Wave},
 };

@@ -223,9 +223,9 @@ fn unquantised(inner: Storage) -> Storage {
 #[cfg(test)]
 mod tests {
     use narthex_spec::arch::{Activation, Attention, DecoderLayer, EncoderNorm, Family, Pooling};
+    use narthex_testkit::architecture as example;
 
     use super::*;
-    use crate::example;
 
     fn decoder(tied_head: bool) -> Architecture {
         Architecture::Decoder(DecoderArch {

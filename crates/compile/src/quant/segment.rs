@@ -128,9 +128,10 @@ impl<'a> Cutter<'a> {
 #[cfg(test)]
 mod tests {
     use narthex_spec::{Recipe, Scheme, arch::*};
+    use narthex_testkit::architecture as example;
 
     use super::*;
-    use crate::{example, paper};
+    use crate::paper;
 
     fn graph() -> Graph {
         let arch = Architecture::Decoder(DecoderArch {

@@ -1,6 +1,6 @@
 //! The tiny checkpoints of every decoder family, and what the reference implementation makes of their tokens.
 //!
-//! They are made by `crates/compile/tests/goldens/families.py`.
+//! They are made by `crates/checkpoint/tests/goldens/families.py`.
 
 use std::{fs, path::PathBuf};
 
@@ -55,7 +55,7 @@ pub(crate) fn tokens() -> Vec<TokenId> {
 }
 
 fn folder(family: &str) -> PathBuf {
-    let goldens = "../compile/tests/goldens/families";
+    let goldens = "../checkpoint/tests/goldens/families";
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(goldens).join(family)
 }
 

@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use narthex_catalog::resolve::import_name;
-use narthex_compile::{
-    check::open::graph_files,
-    import::{self, Import, ImportJob},
-};
+use narthex_compile::import::{self, Import, ImportJob};
+use narthex_graph::onnx::files::graph_files;
 use narthex_spec::{ModelName, ProgressSink, Scheme, manifest::Manifest, progress::Progress};
 
 use crate::{

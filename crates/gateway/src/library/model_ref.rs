@@ -13,11 +13,10 @@ use narthex_catalog::{
     resolve::{Location, ModelRef, Resolved},
     source::hub::Stated,
 };
-use narthex_compile::{
-    CompileError,
-    check::{CheckError, open},
-    checkpoint,
-};
+use narthex_check::CheckError;
+use narthex_checkpoint as checkpoint;
+use narthex_compile::CompileError;
+use narthex_graph::onnx::files::{OnnxFileError, graph_files};
 use narthex_spec::{Scheme, arch::Architecture, manifest::Manifest};
 
 use crate::{
@@ -71,14 +70,16 @@ fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
     if is_checkpoint("gguf") {
         return settings(path, scheme);
     }
-    let files = open::graph_files(path)?;
+    let files = graph_files(path).map_err(CheckError::from)?;
     if !files.is_empty() {
         return Ok(Subject::Graphs(files));
     }
     match settings(path, scheme) {
         Ok(found) => Ok(found),
         // A folder with neither: say what was looked for first.
-        Err(_) if !holds_checkpoint(path) => Err(CheckError::NoModel { path: path.to_owned() }.into()),
+        Err(_) if !holds_checkpoint(path) => {
+            Err(CheckError::from(OnnxFileError::NoModel { path: path.to_owned() }).into())
+        }
         Err(error) => Err(error),
     }
 }

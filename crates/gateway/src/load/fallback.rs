@@ -7,11 +7,12 @@ use std::{
     path::Path,
 };
 
-use narthex_compile::check::{
-    self, Reason, open,
+use narthex_check::{
+    self as check, Reason,
     qnn_errors::{code_in, explain},
 };
 use narthex_device::{DeviceError, RefusedNode, ep::Device};
+use narthex_graph::onnx::files::open_files;
 use narthex_spec::{Ep, Target, target::QnnChip};
 use serde::{Deserialize, Serialize};
 
@@ -154,7 +155,7 @@ pub(crate) fn fallen(
 
 /// What the rules say of a graph's nodes; nothing where the graph cannot be read, which its load tells.
 fn rules(graph: &Path, target: &Target) -> BTreeMap<String, Reason> {
-    let parts = open::open_files(&[graph.to_owned()]).unwrap_or_default();
+    let parts = open_files(&[graph.to_owned()]).unwrap_or_default();
     parts.iter().flat_map(|part| check::reasons(part, target)).collect()
 }
 

@@ -4,6 +4,7 @@ mod decode;
 mod encode;
 mod error;
 pub mod external;
+pub mod files;
 mod limit;
 mod messages;
 

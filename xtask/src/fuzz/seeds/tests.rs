@@ -2,10 +2,8 @@
 
 use std::fs;
 
-use narthex_compile::{
-    checkpoint,
-    import::{self, ImportJob},
-};
+use narthex_checkpoint as checkpoint;
+use narthex_compile::import::{self, ImportJob};
 use narthex_graph::Graph;
 use narthex_server::fuzzing::{Endpoint, read_body};
 use narthex_spec::progress::Quiet;

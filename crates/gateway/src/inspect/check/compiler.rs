@@ -8,13 +8,14 @@ use std::{
     path::Path,
 };
 
-use narthex_compile::check::{
-    self, Compiled, Control, Ending, Evidence, Fault, Options, Part, Report, Rule, Severity,
+use narthex_check::{
+    self as check, Compiled, Control, Ending, Evidence, Fault, Options, Report, Rule, Severity,
     bisect::{self, Stopped},
     qnn_errors::{code_in, telling},
     write,
 };
 use narthex_device::precompile::LOG;
+use narthex_graph::onnx::files::OnnxFile;
 use narthex_spec::Target;
 
 use super::{CheckRequest, note, trial::Trial};
@@ -54,7 +55,7 @@ pub(super) fn of<'a>(
 pub(super) fn finalize(
     compiler: &Option<Compiler<'_>>,
     report: &mut Report,
-    (parts, options): (&[Part], &Options),
+    (parts, options): (&[OnnxFile], &Options),
     mut compiled: BTreeMap<String, Compiled>,
 ) -> Result<(), Error> {
     let mut not_asked = Vec::new();
@@ -78,7 +79,7 @@ pub(super) fn finalize(
 }
 
 /// Whether there is any sense in asking: what is open or broken was told already.
-fn is_ready(report: &Report, part: &Part) -> bool {
+fn is_ready(report: &Report, part: &OnnxFile) -> bool {
     let broken = |finding: &&check::Finding| {
         finding.severity == Severity::Refuses
             && matches!(finding.rule, Rule::Malformed | Rule::ExternalData)
@@ -115,12 +116,12 @@ const PIECE: &str = "graph.onnx";
 const MOST_LOG: u64 = 64 << 20;
 
 /// Some nodes of a graph as a graph; nothing where they are none by themselves.
-fn extract(part: &Part, nodes: &BTreeSet<usize>) -> Option<Part> {
+fn extract(part: &OnnxFile, nodes: &BTreeSet<usize>) -> Option<OnnxFile> {
     let graph = part.graph.extract(nodes, &part.graph.infer(&|_| None))?;
-    Some(Part { graph, ..part.clone() })
+    Some(OnnxFile { graph, ..part.clone() })
 }
 
-fn weight_bytes(part: &Part) -> u64 {
+fn weight_bytes(part: &OnnxFile) -> u64 {
     part.graph.weight_bytes()
 }
 
@@ -133,7 +134,7 @@ fn read_log(path: &Path) -> String {
 }
 
 impl Compiler<'_> {
-    fn ask(&self, part: &Part) -> Result<Compiled, Error> {
+    fn ask(&self, part: &OnnxFile) -> Result<Compiled, Error> {
         let mut outcome = self.try_out(&part.folder.join(&part.name))?;
         let how = How::of(&outcome);
         let (found_fault, found_evidence) = match &mut outcome {
@@ -170,7 +171,7 @@ impl Compiler<'_> {
 
     /// Takes a graph on which the compiler fails in some way apart, down to the nodes at fault; or the reason why they were
     /// not found.
-    fn nodes(&self, part: &Part, how: &How) -> Result<Result<BTreeSet<usize>, String>, Error> {
+    fn nodes(&self, part: &OnnxFile, how: &How) -> Result<Result<BTreeSet<usize>, String>, Error> {
         let bytes = weight_bytes(part);
         if bytes > MOST_BYTES {
             return Ok(Err(format!(
@@ -192,12 +193,12 @@ impl Compiler<'_> {
 
     /// Keeps what the compiler tells of the graph on which it fails, or of the piece of it that fails as the whole does, in
     /// a folder of the store.
-    fn evidence(&self, part: &Part, piece: Option<Part>) -> Result<Option<Evidence>, Error> {
+    fn evidence(&self, part: &OnnxFile, piece: Option<OnnxFile>) -> Result<Option<Evidence>, Error> {
         let whole = part.folder.join(&part.name);
         let staging = self.inner.store.failure(&format!("{} for {}", whole.display(), self.target))?;
         let graph = match &piece {
             Some(piece) => {
-                let piece = Part { name: PIECE.to_owned(), ..piece.clone() };
+                let piece = OnnxFile { name: PIECE.to_owned(), ..piece.clone() };
                 write::write(std::slice::from_ref(&piece), staging.path())?;
                 staging.path().join(PIECE)
             }
@@ -220,14 +221,14 @@ impl Compiler<'_> {
     }
 
     /// Writes a piece of a graph with its weights and lets the compiler have it.
-    fn try_piece(&self, piece: &Part) -> Result<Compiled, Error> {
+    fn try_piece(&self, piece: &OnnxFile) -> Result<Compiled, Error> {
         let scratch = self.inner.store.scratch()?;
         write::write(std::slice::from_ref(piece), scratch.path())?;
         self.try_out(&scratch.path().join(&piece.name))
     }
 
     /// Nodes by their paths, with the fix that a rule knows for one of them.
-    fn named(&self, part: &Part, nodes: &BTreeSet<usize>) -> Fault {
+    fn named(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> Fault {
         let rules = check::reasons(part, self.target);
         let paths: Vec<String> =
             nodes.iter().filter_map(|&at| part.graph.nodes.get(at)).map(narthex_graph::Node::path).collect();

@@ -4,6 +4,7 @@
 //! By themselves they read no weight and run no model; [`compiler`] asks the vendor's compiler, where it is installed, and
 //! joins what it made of a graph with [`Report::record`].
 
+pub(crate) mod architecture;
 mod compiler;
 mod trial;
 
@@ -12,16 +13,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_compile::check::{
-    self, Finding, Fix, Left, Options, Part, Rule, Severity, architecture, fix, open, write,
-};
+use narthex_check::{self as check, Finding, Fix, Left, Options, Rule, Severity, fix, write};
+use narthex_graph::onnx::files::{self, OnnxFile};
 use narthex_spec::{
     Target, Variant,
     manifest::{Context, GraphEntry, Manifest, PlacementRecord},
 };
 use serde::Serialize;
 
-pub use narthex_compile::check::{CheckError, Compiled, Report, Verdict};
+pub use narthex_check::{CheckError, Compiled, Report, Verdict};
 pub use trial::Program;
 
 use crate::{
@@ -116,7 +116,7 @@ fn graphs(
     files: &[PathBuf],
     options: &Options,
 ) -> Result<CheckReport, Error> {
-    let parts = open::open_files(files)?;
+    let parts = files::open_files(files).map_err(CheckError::from)?;
     refuse_unknown(&parts, options)?;
     let compiler = compiler::of(inner, request, cancel)?;
     let mut report = check::check(&request.subject, &parts, options);
@@ -130,7 +130,7 @@ fn graphs(
     }
     let files = write::write(&fixed, folder)?;
     let written: Vec<PathBuf> = fixed.iter().map(|part| folder.join(&part.name)).collect();
-    let parts = open::open_files(&written)?;
+    let parts = files::open_files(&written).map_err(CheckError::from)?;
     let mut after = check::check(&folder.display().to_string(), &parts, options);
     compiler::finalize(&compiler, &mut after, (&parts, options), BTreeMap::new())?;
     Ok(CheckReport { report, fixed: Some(Fixed { files, report: after }) })
@@ -160,7 +160,7 @@ fn package(
         ));
         return Ok(report);
     }
-    let parts = open::open_files(&files)?;
+    let parts = files::open_files(&files).map_err(CheckError::from)?;
     let mut report = check::check(&request.subject, &parts, options);
     let asked = request.compiler != Asked::Never;
     let own = |context: &&Context| asked && context.target == request.target;
@@ -188,7 +188,7 @@ fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {
 }
 
 /// Refuses extents for dimensions that no graph has.
-fn refuse_unknown(parts: &[Part], options: &Options) -> Result<(), Error> {
+fn refuse_unknown(parts: &[OnnxFile], options: &Options) -> Result<(), Error> {
     let known = check::symbols(parts);
     match options.extents.keys().find(|name| !known.contains(*name)) {
         None => Ok(()),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_catalog::runtimes::{self, RuntimeKind};
-use narthex_compile::check::{Compiled, Ending, Fault, Left};
+use narthex_check::{Compiled, Ending, Fault, Left};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},

@@ -1,15 +1,14 @@
 //! What has room for a model, and for how long a sequence. Arithmetic alone, but for [`memories`].
 
-use narthex_compile::{
-    check::Verdict,
-    outlook::{Held, Outlook, SchemeOutlook},
-};
+use narthex_check::{Verdict, graph_limit};
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{
     Scheme, Target,
     target::{OpenVinoDevice, QnnChip},
 };
 use serde::Serialize;
+
+use super::outlook::{Outlook, RequiredMemory, SchemeOutlook};
 
 /// Bytes that are left to the system, the program and what a step computes with.
 const RESERVED: u64 = 1 << 30;
@@ -87,8 +86,7 @@ fn accelerator(found: Accelerator) -> Memory {
         _ => None,
     };
     let npu = found.kind == AcceleratorKind::Npu;
-    let bytes =
-        if npu { target.as_ref().map(narthex_compile::check::architecture::limit) } else { found.memory };
+    let bytes = if npu { target.as_ref().map(graph_limit) } else { found.memory };
     Memory { device: found.kind.describe(), text: found.text, bytes, target: target.filter(|_| npu) }
 }
 
@@ -128,7 +126,7 @@ fn on_npu(outlook: &Outlook, target: &Target, of_cpu: Option<u64>) -> Vec<Scheme
     let fit = |found: &SchemeOutlook| {
         let on_target = found.targets.iter().find(|known| known.target == *target)?;
         // Each graph has its own layers' cache beside its weights, and all of them share what a program has.
-        let room = |held: &Held| longest(outlook, held.limit, (held.bytes, held.token_bytes));
+        let room = |held: &RequiredMemory| longest(outlook, held.limit, (held.bytes, held.token_bytes));
         let context = on_target.held.iter().map(room).min().flatten().filter(|_| on_target.runs());
         let sizes = (found.fixed_bytes.unwrap_or(found.bytes), outlook.npu_token_bytes);
         let beside =
@@ -174,14 +172,14 @@ pub(super) fn least(outlook: &Outlook, machine: &[DeviceFit]) -> Option<Room> {
 
 #[cfg(test)]
 mod tests {
-    use narthex_compile::outlook::{CacheOutlook, TargetOutlook};
     use narthex_spec::DType;
 
     use super::*;
+    use crate::inspect::plan::outlook::{CacheOutlook, TargetOutlook};
 
     /// A model of 8 GB in w8 and 4 GB in w4, whose tokens take 1 MB.
     fn outlook(longest: usize) -> Outlook {
-        let scheme = |scheme, bytes| narthex_compile::outlook::SchemeOutlook {
+        let scheme = |scheme, bytes| SchemeOutlook {
             scheme,
             bytes,
             fixed_bytes: Some(bytes),
@@ -189,13 +187,13 @@ mod tests {
                 target: Target::Qnn(vec![QnnChip::XElite]),
                 graph_bytes: bytes,
                 limit: 5_000_000_000,
-                held: vec![Held { bytes, token_bytes: 500_000, limit: 5_000_000_000 }],
+                held: vec![RequiredMemory { bytes, token_bytes: 500_000, limit: 5_000_000_000 }],
                 verdict: if bytes > 5_000_000_000 {
                     Verdict::Refused { reason: "too large".to_owned() }
                 } else {
                     Verdict::Whole
                 },
-                score: narthex_compile::check::Score { total: 100.0, components: Vec::new() },
+                score: narthex_check::Score { total: 100.0, components: Vec::new() },
             }],
         };
         Outlook {
@@ -238,14 +236,14 @@ mod tests {
 
     #[test]
     fn a_graph_s_weights_share_their_room_with_its_own_layers_cache() {
-        let context = |held: &[Held]| {
+        let context = |held: &[RequiredMemory]| {
             let mut outlook = outlook(100_000);
             let target = &mut outlook.schemes[1].targets[0];
             target.held = held.to_vec();
             let target = target.target.clone();
             on_npu(&outlook, &target, None)[1].context
         };
-        let held = |bytes, token_bytes, limit| Held { bytes, token_bytes, limit };
+        let held = |bytes, token_bytes, limit| RequiredMemory { bytes, token_bytes, limit };
         let (one, two) =
             (held(1_000_000_000, 100_000, 2_000_000_000), held(500_000_000, 400_000, 2_000_000_000));
         assert_eq!(context(&[one]), Some(10_000));

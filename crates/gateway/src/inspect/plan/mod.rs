@@ -4,6 +4,7 @@
 //! The figures are the compiler's, from a compile on paper; what fits where is arithmetic over them, in `fit`.
 
 mod fit;
+mod outlook;
 
 use narthex_catalog::{index::Access, source::hub::Stated};
 use narthex_spec::{
@@ -12,9 +13,10 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
-pub use narthex_compile::outlook::{CacheOutlook, Outlook, SchemeOutlook, TargetOutlook};
-
-pub use self::fit::{DeviceFit, Room, SchemeFit};
+pub use self::{
+    fit::{DeviceFit, Room, SchemeFit},
+    outlook::{CacheOutlook, Outlook, RequiredMemory, SchemeOutlook, TargetOutlook},
+};
 use crate::{
     cancel::Cancel,
     error::Error,

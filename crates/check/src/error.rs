@@ -1,0 +1,40 @@
+//! The crate's error.
+
+use std::{io, path::PathBuf};
+
+use narthex_graph::onnx::files::OnnxFileError;
+
+/// The reason why a model could not be checked or fixed.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// The model could not be read.
+    #[error(transparent)]
+    Open(#[from] OnnxFileError),
+    /// A file could not be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The fixes cannot be applied.
+    #[error("cannot write a fixed model: {reason}")]
+    CannotFix {
+        /// The reason.
+        reason: String,
+    },
+}
+
+impl CheckError {
+    /// Returns the next step for the user, if there is one.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Open(error) => error.hint(),
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                Some("name a folder that has no such file; --fix replaces nothing".to_owned())
+            }
+            Self::Write { .. } | Self::CannotFix { .. } => None,
+        }
+    }
+}

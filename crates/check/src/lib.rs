@@ -1,0 +1,172 @@
+//! `narthex check`: will an ONNX model run on an NPU, what keeps it from that, and what can be done about it.
+//!
+//! The rules are pure: they look at graphs, at the lengths of data files and at the [facts](facts) of a target. They run
+//! no model and load no weight. Start at [`check`]; [`fix`] rewrites, and what a
+//! vendor's compiler says of a graph is joined to a report with [`Report::record`].
+
+pub mod bisect;
+mod decoder_loop;
+mod error;
+mod extents;
+mod facts;
+pub mod fix;
+mod forms;
+mod operators;
+pub mod qnn_errors;
+mod reasons;
+mod record;
+mod report;
+mod score;
+mod shapes;
+mod storage;
+mod text;
+mod types;
+mod view;
+pub mod write;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use narthex_graph::onnx::files::OnnxFile;
+use narthex_spec::Target;
+
+pub use error::CheckError;
+pub use reasons::{Reason, reasons};
+pub use record::{Compiled, Control, Ending, Evidence, Fault, Left};
+pub use report::{
+    AfterFix, Component, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,
+};
+
+use self::{
+    extents::Extents,
+    facts::{Facts, Sessions},
+    view::{Problem, View},
+};
+
+/// What a model is checked for.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The target.
+    pub target: Target,
+    /// Extents of dimensions that the model leaves open, by symbol.
+    pub extents: BTreeMap<String, u64>,
+}
+
+/// Checks the graphs of one model.
+pub fn check(subject: &str, parts: &[OnnxFile], options: &Options) -> Report {
+    let nothing = BTreeMap::new();
+    let mut report = look(subject, parts, options, &nothing);
+    if let Ok((fixed, changes)) = fix::fixed(parts, options)
+        && !changes.is_empty()
+    {
+        let after = look(subject, &fixed, options, &nothing);
+        report.after_fix = Some(AfterFix { verdict: after.verdict, score: after.score.total, changes });
+    }
+    report
+}
+
+/// The dimensions that a model's inputs leave open, by name.
+pub fn symbols(parts: &[OnnxFile]) -> BTreeSet<String> {
+    parts.iter().flat_map(|part| extents::symbols(&part.graph)).collect()
+}
+
+/// Returns the maximum number of bytes of weights that one graph may have on a target's NPU.
+pub fn graph_limit(target: &Target) -> u64 {
+    Facts::of(target).part_limit
+}
+
+/// Returns the maximum number of bytes of weights that a program's graphs may have together on a target's NPU, if its driver
+/// sets one.
+pub fn program_limit(target: &Target) -> Option<u64> {
+    Facts::of(target).sessions.map(Sessions::all)
+}
+
+/// Returns whether everything known of two targets is equal, so that a check gives the same result for both.
+pub fn same_facts(one: &Target, other: &Target) -> bool {
+    Facts::of(one) == Facts::of(other)
+}
+
+impl Report {
+    /// Records what a vendor's compiler made of graphs, by the part's name. It has the last word on each of their nodes; what
+    /// the rules say of files and sizes stands, since a compile loads nothing on an NPU.
+    pub fn record(&mut self, parts: &[OnnxFile], options: &Options, compiled: &BTreeMap<String, Compiled>) {
+        let joined = look(&self.subject, parts, options, compiled);
+        *self = Self { after_fix: self.after_fix.take(), ..joined };
+    }
+}
+
+/// Checks graphs as they are, some of which a vendor's compiler was given.
+fn look(
+    subject: &str,
+    parts: &[OnnxFile],
+    options: &Options,
+    compiled: &BTreeMap<String, Compiled>,
+) -> Report {
+    let facts = Facts::of(&options.target);
+    let extents = Extents::new(&options.extents);
+    let mut findings = Vec::new();
+    let mut summaries = Vec::new();
+    let (mut tally, mut weights) = (score::Tally::default(), storage::Weights::default());
+    for part in parts {
+        let mut view = View::new(part, facts, &extents);
+        let compiled = compiled.get(&part.name);
+        compiled.iter().for_each(|compiled| view.overrule(compiled));
+        let mut found = shapes::check(&view, &extents);
+        found.extend(node_problems(&view));
+        found.extend(types::check(&view));
+        compiled.iter().for_each(|compiled| record::join(&mut found, compiled));
+        found.extend(storage::check(&view));
+        found.extend(decoder_loop::check(&view));
+        for finding in &mut found {
+            finding.part = Some(part.name.clone());
+        }
+        findings.extend(found);
+        let summary = score::summary(&view);
+        tally.add(&view);
+        weights.add(&view);
+        summaries.push(summary);
+    }
+    findings.extend(storage::check_layout(parts, &weights, &facts));
+    findings.sort_by_key(|finding| finding.severity);
+    let verdict = score::verdict(&findings, &summaries);
+    Report {
+        subject: subject.to_owned(),
+        target: options.target.clone(),
+        score: tally.score(&summaries, weights.npu_bytes(), &facts).within(&verdict),
+        verdict,
+        assumed: extents.assumed(),
+        parts: summaries,
+        npu_weight_bytes: weights.npu_bytes(),
+        findings,
+        after_fix: None,
+    }
+}
+
+/// The nodes that the NPU does not take, gathered by what is wrong with them.
+fn node_problems(view: &View<'_>) -> Vec<Finding> {
+    let mut order = Vec::new();
+    let mut groups: BTreeMap<(Rule, Severity, String, String), Finding> = BTreeMap::new();
+    for (node, Problem { rule, severity, why, fix }) in view.problems() {
+        let key = (rule, severity, node.operator(), why);
+        let finding = groups.entry(key.clone()).or_insert_with(|| {
+            let message = format!("{}: {}", key.2, key.3);
+            order.push(key);
+            Finding { rule, severity, part: None, places: Vec::new(), message, fix }
+        });
+        finding.places.push(node.path());
+    }
+    order.into_iter().filter_map(|key| groups.remove(&key)).collect()
+}
+
+/// A finding about a graph; the part is entered by the caller.
+fn finding(
+    rule: Rule,
+    severity: Severity,
+    places: Vec<String>,
+    message: String,
+    fix: Option<Fix>,
+) -> Finding {
+    Finding { rule, severity, part: None, places, message, fix }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! Why single nodes do not go to the NPU: for whoever has the list of nodes that did not, and wants each explained.
+
+use std::collections::BTreeMap;
+
+use narthex_graph::onnx::files::OnnxFile;
+use narthex_spec::Target;
+
+use super::{
+    extents::{Extents, symbols},
+    facts::Facts,
+    report::Fix,
+    view::{Outcome, Problem, View},
+};
+
+/// The most open dimensions that a reason names.
+const MOST_SYMBOLS: usize = 3;
+
+/// Why a node does not go to the NPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    /// What is wrong, without the node's name.
+    pub why: String,
+    /// The next step, where one is known.
+    pub fix: Option<Fix>,
+}
+
+/// The nodes of a graph that the target's compiler does not take by these rules, each with its reason, by path.
+pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
+    let extents = Extents::new(&BTreeMap::new());
+    let view = View::new(part, Facts::of(target), &extents);
+    let open = open(&view, &extents);
+    let reason = |outcome: &Outcome| match outcome {
+        Outcome::Folded | Outcome::Npu | Outcome::Left => None,
+        Outcome::Dynamic => Some(open.clone()),
+        Outcome::Problem(Problem { why, fix, .. }) => Some(Reason { why: why.clone(), fix: fix.clone() }),
+    };
+    view.placed().filter_map(|(_, node, outcome)| Some((node.path(), reason(outcome)?))).collect()
+}
+
+/// What is wrong with the nodes that depend on open dimensions.
+fn open(view: &View<'_>, extents: &Extents) -> Reason {
+    let symbols = symbols(view.graph());
+    let named: Vec<String> = symbols.iter().take(MOST_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();
+    let more = if symbols.len() > MOST_SYMBOLS { " and others" } else { "" };
+    let why = format!(
+        "it depends on a dimension of the inputs that is dynamic ({}{more}), and an NPU's compiler needs fixed shapes",
+        named.join(", ")
+    );
+    let set = |symbol: &String| match extents.get(symbol) {
+        Some(extent) => format!(" --set {symbol}={extent}"),
+        None => format!(" --set {symbol}=N"),
+    };
+    let set: String = symbols.iter().take(MOST_SYMBOLS).map(set).collect();
+    Reason {
+        why,
+        fix: Some(Fix::narthex(format!("fix it: narthex check {} --fix DIR{set}", view.part.name))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use narthex_graph::{Builder, build::NodeSpec, graph::MICROSOFT};
+    use narthex_spec::{DType, dtype::Dim};
+
+    use super::*;
+    use crate::FixedBy;
+
+    #[test]
+    fn each_node_that_stays_away_has_its_reason() {
+        let mut b = Builder::new("g", &[("", 20), (MICROSOFT, 1)]);
+        let x = b.input("x", DType::F16, &[1.into(), 4.into(), 64.into()]);
+        let open = b.input("ids", DType::F16, &[1.into(), Dim::symbol("sequence"), 64.into()]);
+        let kept = b.op("/a", "Relu", &[&x]);
+        let moving = b.op("/b", "Relu", &[&open]);
+        let name = "/c/SkipSimplifiedLayerNormalization";
+        let op = "SkipSimplifiedLayerNormalization";
+        let inputs: &[&str] = &[&kept, &kept, "x"];
+        let skip = b.node(NodeSpec { name, op, domain: MICROSOFT, inputs, attributes: &[] });
+        for output in [&moving, &skip] {
+            b.output(output, DType::F16, &[1.into(), 4.into(), 64.into()]);
+        }
+        let (graph, data_files) = (b.finish(), BTreeMap::new());
+        let part = OnnxFile { name: "m.onnx".into(), folder: PathBuf::new(), graph, data_files };
+        let found = reasons(&part, &"qnn:x-elite".parse().unwrap());
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["/b/Relu", name]);
+        let fix = |name: &str| found[name].fix.clone().unwrap();
+        assert!(found["/b/Relu"].why.contains("dynamic (\"sequence\")"), "{found:?}");
+        assert!(
+            fix("/b/Relu").text.ends_with("narthex check m.onnx --fix DIR --set sequence=64"),
+            "{found:?}"
+        );
+        assert!(found[name].why.contains("contributed operators"), "{found:?}");
+        assert_eq!(fix(name).by, FixedBy::Narthex);
+    }
+}

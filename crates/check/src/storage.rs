@@ -1,0 +1,300 @@
+//! Rules on files and sizes: external data, layout, address space.
+
+use std::{collections::BTreeMap, path::Path};
+
+use narthex_graph::{
+    InitializerData,
+    onnx::files::{OnnxFile, stays_inside},
+};
+
+use super::{
+    facts::{Facts, Sessions},
+    finding,
+    report::{Finding, Fix, Rule, Severity},
+    view::{Outcome, View},
+};
+
+/// Findings on one graph's files and sizes.
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let mut findings = external(view.part);
+    findings.extend(several_files(view.part));
+    findings.extend(overridable(view));
+    findings.extend(part_size(view));
+    findings.extend(tensor_size(view));
+    findings
+}
+
+/// Data files that are absent, too short, or out of ONNX Runtime's reach.
+fn external(part: &OnnxFile) -> Vec<Finding> {
+    let mut needed: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
+    for constant in &part.graph.initializers {
+        if let InitializerData::External { file, offset, length } = &constant.data {
+            let need = needed.entry(file).or_default();
+            *need = (need.0.max(offset.saturating_add(*length)), need.1 + 1);
+        }
+    }
+    let mut findings = Vec::new();
+    let mut refuse = |file: &str, message: String, fix: &str| {
+        findings.push(finding(
+            Rule::ExternalData,
+            Severity::Refuses,
+            vec![file.to_owned()],
+            message,
+            Some(Fix::you(fix)),
+        ));
+    };
+    for (file, (bytes, tensors)) in needed {
+        if !stays_inside(file) {
+            let message = format!(
+                "{tensors} weights lie in {file:?}, and ONNX Runtime reads data files beside the model alone"
+            );
+            refuse(file, message, "move the data file beside the model and name it without folders above it");
+            continue;
+        }
+        match part.data_files.get(file) {
+            Some(Some(found)) if *found >= bytes => {}
+            Some(Some(found)) => refuse(
+                file,
+                format!(
+                    "{file} has {found} bytes, but the model's {tensors} weights in it reach to byte {bytes}"
+                ),
+                "fetch or export the data file again; it is cut off or belongs to another model",
+            ),
+            _ => refuse(
+                file,
+                format!("{file}, which holds {tensors} weights, is not there"),
+                "put the data file beside the model",
+            ),
+        }
+    }
+    findings
+}
+
+fn several_files(part: &OnnxFile) -> Option<Finding> {
+    (part.data_files.len() > 1).then(|| {
+        let names: Vec<String> = part.data_files.keys().cloned().collect();
+        let message = format!("the weights are spread over {} data files", names.len());
+        finding(
+            Rule::SeveralFiles,
+            Severity::Notes,
+            names,
+            message,
+            Some(Fix::narthex("--fix DIR writes one data file")),
+        )
+    })
+}
+
+fn overridable(view: &View<'_>) -> Option<Finding> {
+    let names: Vec<String> = view
+        .graph()
+        .inputs
+        .iter()
+        .filter(|input| view.constants.contains_key(input.name.as_str()))
+        .map(|input| input.name.clone())
+        .collect();
+    (!names.is_empty()).then(|| {
+        let message = "weights are declared as inputs too, so that a caller could replace them, and no compiler may fold them";
+        finding(
+            Rule::OverridableWeight,
+            Severity::Costs,
+            names,
+            message.to_owned(),
+            Some(Fix::narthex("take them from the inputs")),
+        )
+    })
+}
+
+fn part_size(view: &View<'_>) -> Option<Finding> {
+    let bytes = npu_weight_bytes(view);
+    let Facts { part_caution, part_limit, .. } = view.facts;
+    let parts = bytes.div_ceil(part_caution.max(1));
+    let fix = || {
+        Some(Fix::you(format!("split the model into {parts} parts of whole layers, each a graph of its own")))
+    };
+    if bytes > part_limit {
+        let [takes, holds] = gigabytes([bytes, part_limit]);
+        let message =
+            format!("its weights take {takes} GB on the NPU, and one part holds at most {holds} GB");
+        return Some(finding(Rule::PartSize, Severity::Refuses, Vec::new(), message, fix()));
+    }
+    (bytes > part_caution).then(|| {
+        let [takes, safe] = gigabytes([bytes, part_caution]);
+        let message = format!(
+            "its weights take {takes} GB on the NPU, where activations and spills come on top; parts beyond {safe} GB often \
+             fail to load"
+        );
+        finding(Rule::PartSize, Severity::Costs, Vec::new(), message, fix())
+    })
+}
+
+/// Two sizes in GB, with as many digits as tell them apart.
+fn gigabytes(sizes: [u64; 2]) -> [String; 2] {
+    let shown = |digits: usize| sizes.map(|bytes| format!("{:.digits$}", bytes as f64 / 1e9));
+    // Nine tell bytes apart.
+    (1..=9).map(shown).find(|[one, other]| one != other).unwrap_or_else(|| shown(1))
+}
+
+/// Bytes that the constants of the NPU's nodes take there.
+pub(super) fn npu_weight_bytes(view: &View<'_>) -> u64 {
+    npu_weights(view).values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+}
+
+/// Bytes that each constant of the NPU's nodes takes there: wide floats are stored as half precision.
+fn npu_weights<'a>(view: &View<'a>) -> BTreeMap<&'a str, u64> {
+    let mut weights = BTreeMap::new();
+    for (_, node, outcome) in view.placed() {
+        // Nodes that fall only because a shape is open hold weights too once it is fixed.
+        if !matches!(outcome, Outcome::Npu | Outcome::Dynamic) {
+            continue;
+        }
+        for name in &node.inputs {
+            let tensor = view.known.get(name);
+            if tensor.constant && !weights.contains_key(name.as_str()) {
+                let stored = view.constants.get(name.as_str()).map(|constant| constant.bytes());
+                let size = stored.or_else(|| tensor.bytes()).unwrap_or(0);
+                let wide = tensor.element.is_some_and(|element| element == narthex_spec::DType::F32);
+                weights.insert(name.as_str(), if wide { size / 2 } else { size });
+            }
+        }
+    }
+    weights
+}
+
+/// Where a weight lies: graphs that read the same place of a file share it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place<'a> {
+    /// In a data file, from a byte on.
+    File(&'a Path, &'a str, u64),
+    /// In a graph, under a name.
+    Graph(&'a str, &'a str),
+}
+
+/// The weights of all graphs of a model, each once.
+#[derive(Debug, Default)]
+pub(super) struct Weights<'a> {
+    /// Bytes that each takes on the NPU.
+    npu: BTreeMap<Place<'a>, u64>,
+    /// Bytes of each, and how many graphs read it.
+    read: BTreeMap<Place<'a>, (u64, usize)>,
+}
+
+impl<'a> Weights<'a> {
+    /// Adds those of a graph.
+    pub(super) fn add(&mut self, view: &View<'a>) {
+        let place = |name: &'a str| match view.constants.get(name).map(|constant| &constant.data) {
+            Some(InitializerData::External { file, offset, .. }) => {
+                Place::File(&view.part.folder, file, *offset)
+            }
+            _ => Place::Graph(&view.part.name, name),
+        };
+        for (name, bytes) in npu_weights(view) {
+            let known = self.npu.entry(place(name)).or_default();
+            *known = bytes.max(*known);
+        }
+        let own: BTreeMap<Place<'a>, u64> =
+            view.constants.iter().map(|(name, constant)| (place(name), constant.bytes())).collect();
+        for (place, bytes) in own {
+            let known = self.read.entry(place).or_default();
+            *known = (bytes.max(known.0), known.1 + 1);
+        }
+    }
+
+    /// Bytes that all of them take on the NPU.
+    pub(super) fn npu_bytes(&self) -> u64 {
+        self.npu.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Bytes of those that more than one graph reads.
+    fn shared_bytes(&self) -> u64 {
+        let shared = self.read.values().filter(|(_, graphs)| *graphs > 1);
+        shared.fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
+    }
+}
+
+/// Tensors so large that one operator may not fit into the memory beside the NPU's cores.
+fn tensor_size(view: &View<'_>) -> Option<Finding> {
+    let near = view.facts.near_memory?;
+    let large = |tensor: &narthex_graph::infer::TensorInfo| {
+        // The NPU computes in two bytes whatever float the graph says.
+        tensor.count().is_some_and(|count| count.saturating_mul(2) > near.saturating_mul(8))
+            && !tensor.constant
+    };
+    let mut largest = 0;
+    let mut places = Vec::new();
+    for (_, node, outcome) in view.placed() {
+        if *outcome == Outcome::Folded {
+            continue;
+        }
+        let output = view.known.output(node);
+        if large(output) {
+            largest = largest.max(output.count().unwrap_or(0).saturating_mul(2));
+            places.push(node.path());
+        }
+    }
+    (!places.is_empty()).then(|| {
+        let message = format!(
+            "it makes tensors of up to {} MB, beside {} MB of memory near the cores; an operator that cannot be cut into \
+             pieces fails to compile with error 1002",
+            largest / 1_000_000,
+            near >> 20
+        );
+        let fix = Fix::you("compute fewer rows at once (a shorter sequence), or split the operator along its largest axis");
+        finding(Rule::TensorSize, Severity::Notes, places, message, Some(fix))
+    })
+}
+
+/// Findings on how a model is divided into files.
+pub(super) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if parts.len() > 1 {
+        let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
+        let shared = weights.shared_bytes();
+        let message = if shared > 0 {
+            format!(
+                "the model has {} graphs, which share {:.1} MB of weights",
+                parts.len(),
+                shared as f64 / 1e6
+            )
+        } else {
+            format!("the model has {} graphs, which share no weights", parts.len())
+        };
+        findings.push(finding(Rule::SeveralFiles, Severity::Notes, names, message, None));
+    }
+    let total = weights.npu_bytes();
+    findings.extend(facts.sessions.and_then(|sessions| model_size(total, sessions)));
+    findings
+}
+
+/// Weights of all graphs together that one of the driver's processes cannot hold, or all of them.
+fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding> {
+    if total <= bytes {
+        return None;
+    }
+    let all = Sessions { bytes, count }.all();
+    let [takes, have] = gigabytes([total, if total <= all { bytes } else { all }]);
+    let (severity, then) = if total <= all {
+        (Severity::Costs, "so it needs several and loads its largest part first".to_owned())
+    } else {
+        (Severity::Refuses, format!("and a program has about {count} of them, {have} GB"))
+    };
+    let message = format!(
+        "the model's weights take {takes} GB on the NPU together; one process of the NPU's driver holds about {:.2} GB, \
+         {then}",
+        bytes as f64 / 1e9
+    );
+    Some(finding(Rule::PartSize, severity, Vec::new(), message, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_differ_are_told_apart() {
+        let check = |sizes, expect: [&str; 2]| assert_eq!(gigabytes(sizes), expect, "{sizes:?}");
+        check([5_000_000_000, 2 << 30], ["5.0", "2.1"]);
+        check([3_763_000_000, 3_750_000_000], ["3.76", "3.75"]);
+        check([3_750_000_001, 3_750_000_000], ["3.750000001", "3.750000000"]);
+        check([1, 1], ["0.0", "0.0"]);
+    }
+}

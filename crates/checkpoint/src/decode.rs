@@ -1,0 +1,251 @@
+//! Encoded rows to `f32`, exactly as ggml computes them.
+//!
+//! Only arithmetic on bytes lives here; where the bytes come from is `tensors`' matter. The block layouts follow
+//! `ggml-common.h`, the order of the floating-point operations `ggml-quants.c` without fused multiply-add.
+
+use half::{bf16, f16};
+
+use super::Encoding;
+
+/// Elements of a K-quant super-block.
+const SUPER: usize = 256;
+
+impl Encoding {
+    /// Elements that are encoded together; 1 for plain types.
+    pub fn block_elements(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Uint4 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => SUPER,
+        }
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+            Self::Uint4 => 21,
+        }
+    }
+
+    /// Bytes of `elements` elements; `None` when they are no whole number of blocks or do not fit a `usize`.
+    pub fn bytes(self, elements: usize) -> Option<usize> {
+        let block = self.block_elements();
+        if !elements.is_multiple_of(block) {
+            return None;
+        }
+        (elements / block).checked_mul(self.block_bytes())
+    }
+
+    /// Decodes whole blocks of `bytes` into `out`; stops at the end of the shorter of the two.
+    pub fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            Self::F32 => blocks(bytes, out, |b: &[u8; 4], y: &mut [f32; 1]| y[0] = f32::from_le_bytes(*b)),
+            Self::F16 => blocks(bytes, out, |b, y: &mut [f32; 1]| y[0] = f16::from_le_bytes(*b).to_f32()),
+            Self::Bf16 => blocks(bytes, out, |b, y: &mut [f32; 1]| y[0] = bf16::from_le_bytes(*b).to_f32()),
+            Self::Q4_0 => blocks(bytes, out, q4_0),
+            Self::Q4_1 => blocks(bytes, out, q4_1),
+            Self::Q5_0 => blocks(bytes, out, q5_0),
+            Self::Q5_1 => blocks(bytes, out, q5_1),
+            Self::Q8_0 => blocks(bytes, out, q8_0),
+            Self::Q4K => blocks(bytes, out, q4_k),
+            Self::Q5K => blocks(bytes, out, q5_k),
+            Self::Q6K => blocks(bytes, out, q6_k),
+            Self::Uint4 => blocks(bytes, out, uint4),
+        }
+    }
+}
+
+/// Applies `decode` to each block of `B` bytes and its `N` elements.
+fn blocks<const B: usize, const N: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; B], &mut [f32; N]),
+) {
+    for (block, elements) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        decode(block, elements);
+    }
+}
+
+/// The half-precision number at byte `at`.
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The fifth bits of a block, one per element.
+fn fifth_bits(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+fn uint4(b: &[u8; 21], y: &mut [f32; 32]) {
+    let (scale, zero) = (f32::from_le_bytes([b[0], b[1], b[2], b[3]]), i16::from(b[4]));
+    for (j, &q) in b[5..].iter().enumerate() {
+        y[j] = f32::from(i16::from(q & 15) - zero) * scale;
+        y[j + 16] = f32::from(i16::from(q >> 4) - zero) * scale;
+    }
+}
+
+fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
+    let d = half_at(b, 0);
+    for (j, &q) in b[2..].iter().enumerate() {
+        y[j] = f32::from(i16::from(q & 15) - 8) * d;
+        y[j + 16] = f32::from(i16::from(q >> 4) - 8) * d;
+    }
+}
+
+fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
+    let (d, m) = (half_at(b, 0), half_at(b, 2));
+    for (j, &q) in b[4..].iter().enumerate() {
+        y[j] = f32::from(q & 15) * d + m;
+        y[j + 16] = f32::from(q >> 4) * d + m;
+    }
+}
+
+fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
+    let (d, high) = (half_at(b, 0), fifth_bits(b, 2));
+    for (j, &q) in b[6..].iter().enumerate() {
+        let [low_bit, high_bit] = [high >> j & 1, high >> (j + 16) & 1].map(|bit| (bit as i16) << 4);
+        y[j] = f32::from((i16::from(q & 15) | low_bit) - 16) * d;
+        y[j + 16] = f32::from((i16::from(q >> 4) | high_bit) - 16) * d;
+    }
+}
+
+fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
+    let (d, m, high) = (half_at(b, 0), half_at(b, 2), fifth_bits(b, 4));
+    for (j, &q) in b[8..].iter().enumerate() {
+        let [low_bit, high_bit] = [high >> j & 1, high >> (j + 16) & 1].map(|bit| (bit as u8) << 4);
+        y[j] = f32::from(q & 15 | low_bit) * d + m;
+        y[j + 16] = f32::from(q >> 4 | high_bit) * d + m;
+    }
+}
+
+fn q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
+    let d = half_at(b, 0);
+    for (y, &q) in y.iter_mut().zip(&b[2..]) {
+        *y = f32::from(q as i8) * d;
+    }
+}
+
+/// Scale and minimum of sub-block `j` out of the 12 bytes that hold eight of each, 6 bits apiece.
+fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
+    let (scale, min) = if j < 4 {
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4)
+    };
+    (f32::from(scale), f32::from(min))
+}
+
+fn q4_k(b: &[u8; 144], y: &mut [f32; SUPER]) {
+    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
+    for (pair, (quants, y)) in b[16..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
+        let (s1, m1) = scale_min(2 * pair, &b[4..16]);
+        let (s2, m2) = scale_min(2 * pair + 1, &b[4..16]);
+        let (d1, m1, d2, m2) = (d * s1, dmin * m1, d * s2, dmin * m2);
+        for (l, &q) in quants.iter().enumerate() {
+            y[l] = d1 * f32::from(q & 15) - m1;
+            y[l + 32] = d2 * f32::from(q >> 4) - m2;
+        }
+    }
+}
+
+fn q5_k(b: &[u8; 176], y: &mut [f32; SUPER]) {
+    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
+    let high = &b[16..48];
+    for (pair, (quants, y)) in b[48..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
+        let (s1, m1) = scale_min(2 * pair, &b[4..16]);
+        let (s2, m2) = scale_min(2 * pair + 1, &b[4..16]);
+        let (d1, m1, d2, m2) = (d * s1, dmin * m1, d * s2, dmin * m2);
+        for (l, (&q, &h)) in quants.iter().zip(high).enumerate() {
+            let bits = h >> (2 * pair);
+            y[l] = d1 * f32::from((q & 15) + ((bits & 1) << 4)) - m1;
+            y[l + 32] = d2 * f32::from((q >> 4) + ((bits >> 1 & 1) << 4)) - m2;
+        }
+    }
+}
+
+fn q6_k(b: &[u8; 210], y: &mut [f32; SUPER]) {
+    let d = half_at(b, 208);
+    for (half, y) in y.chunks_exact_mut(128).enumerate() {
+        let low = &b[64 * half..][..64];
+        let high = &b[128 + 32 * half..][..32];
+        let scales = &b[192 + 8 * half..][..8];
+        for l in 0..32 {
+            let quarters = [low[l] & 15, low[l + 32] & 15, low[l] >> 4, low[l + 32] >> 4];
+            for (quarter, &q) in quarters.iter().enumerate() {
+                let bits = high[l] >> (2 * quarter) & 3;
+                let scale = d * f32::from(scales[2 * quarter + l / 16] as i8);
+                y[32 * quarter + l] = scale * f32::from(i16::from(q | bits << 4) - 32);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines of `type encoded-bytes decoded-f32-bytes`, both in hexadecimal.
+    const GOLDENS: &str = include_str!("../tests/goldens/dequantize.txt");
+
+    const ALL: [(&str, Encoding); 11] = [
+        ("F32", Encoding::F32),
+        ("F16", Encoding::F16),
+        ("BF16", Encoding::Bf16),
+        ("Q4_0", Encoding::Q4_0),
+        ("Q4_1", Encoding::Q4_1),
+        ("Q5_0", Encoding::Q5_0),
+        ("Q5_1", Encoding::Q5_1),
+        ("Q8_0", Encoding::Q8_0),
+        ("Q4_K", Encoding::Q4K),
+        ("Q5_K", Encoding::Q5K),
+        ("Q6_K", Encoding::Q6K),
+    ];
+
+    fn unhex(text: &str) -> Vec<u8> {
+        assert!(text.len().is_multiple_of(2));
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    }
+
+    #[test]
+    fn every_encoding_decodes_to_the_reference_bits() {
+        let mut seen = Vec::new();
+        for line in GOLDENS.lines().filter(|line| !line.starts_with('#')) {
+            let [name, encoded, decoded] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+            let (_, encoding) = *ALL.iter().find(|(known, _)| *known == name).unwrap();
+            let (encoded, decoded) = (unhex(encoded), unhex(decoded));
+            assert_eq!(encoding.bytes(decoded.len() / 4), Some(encoded.len()), "{name}");
+            let mut out = vec![0.0; decoded.len() / 4];
+            encoding.decode(&encoded, &mut out);
+            let found: Vec<u8> = out.iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert!(found == decoded, "{name} differs from the reference");
+            seen.push(name);
+        }
+        assert_eq!(seen, ALL.map(|(name, _)| name));
+    }
+
+    #[test]
+    fn sizes_are_whole_blocks() {
+        assert_eq!(Encoding::Q4_0.bytes(64), Some(36));
+        assert_eq!(Encoding::Q4_0.bytes(63), None);
+        assert_eq!(Encoding::Q6K.bytes(32), None);
+        assert_eq!(Encoding::F32.bytes(usize::MAX), None);
+    }
+
+    #[test]
+    fn a_short_side_ends_the_decoding() {
+        let mut out = [7.0; 40];
+        Encoding::Q8_0.decode(&[0; 34 + 33], &mut out);
+        assert_eq!(out[..32], [0.0; 32]);
+        assert_eq!(out[32..], [7.0; 8]);
+    }
+}

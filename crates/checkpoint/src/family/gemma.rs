@@ -1,0 +1,322 @@
+//! Gemma 2 and Gemma 3, its text part: scaled embeddings, gains counted from one, norms before and after each part, windows
+//! in most layers; bounded scores and logits (2), norms of queries and keys and local rotation (3).
+
+use narthex_spec::arch::{Activation, DecoderArch, Family, QkNorm, Residual, Rope, RopeScaling, Rotation};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults, LayerType, ROPE_TWICE, RopeKeys, Tied, activation, present},
+    },
+    layout::Gains,
+    limit::{malformed, unsupported},
+    names::Words,
+    tensors::Tensors,
+};
+
+/// `Gemma2ForCausalLM` (`Gemma2Config` of `transformers`).
+pub(super) const HF2: HfFamily = HfFamily {
+    classes: &["Gemma2ForCausalLM"],
+    model_type: "gemma2",
+    words: &HF_WORDS,
+    read: HfReader::Decoder(hf2),
+};
+
+/// `Gemma3ForCausalLM`, and the text part of `Gemma3ForConditionalGeneration` (`Gemma3TextConfig`).
+pub(super) const HF3: HfFamily = HfFamily {
+    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    model_type: "gemma3_text",
+    words: &HF_WORDS,
+    read: HfReader::Decoder(hf3),
+};
+
+/// `gemma2` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF2: GgufFamily =
+    GgufFamily { name: "gemma2", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf2) };
+
+/// `gemma3`.
+pub(super) const GGUF3: GgufFamily =
+    GgufFamily { name: "gemma3", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf3) };
+
+pub(super) const HF_WORDS: Words = Words {
+    prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
+    inner: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn.q_proj", "self_attn.q_proj"),
+        ("attn.k_proj", "self_attn.k_proj"),
+        ("attn.v_proj", "self_attn.v_proj"),
+        ("attn.o_proj", "self_attn.o_proj"),
+        ("attn.q_norm", "self_attn.q_norm"),
+        ("attn.k_norm", "self_attn.k_norm"),
+        ("attn_post_norm", "post_attention_layernorm"),
+        ("mlp_norm", "pre_feedforward_layernorm"),
+        ("mlp.gate_proj", "mlp.gate_proj"),
+        ("mlp.up_proj", "mlp.up_proj"),
+        ("mlp.down_proj", "mlp.down_proj"),
+        ("mlp_post_norm", "post_feedforward_layernorm"),
+    ],
+    ..llama::HF_WORDS
+};
+
+pub(super) const GGUF_WORDS: Words = Words {
+    inner: &[
+        ("attn_norm", "attn_norm"),
+        ("attn.q_proj", "attn_q"),
+        ("attn.k_proj", "attn_k"),
+        ("attn.v_proj", "attn_v"),
+        ("attn.o_proj", "attn_output"),
+        ("attn.q_norm", "attn_q_norm"),
+        ("attn.k_norm", "attn_k_norm"),
+        ("attn_post_norm", "post_attention_norm"),
+        ("mlp_norm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+        ("mlp_post_norm", "post_ffw_norm"),
+    ],
+    ..llama::GGUF_WORDS
+};
+
+/// Layers from one with full attention to the next.
+const PATTERN: [usize; 2] = [2, 6];
+
+/// Base of the frequencies of layers with a window.
+pub(super) const LOCAL_THETA: f64 = 10_000.0;
+
+/// Keys beside those that most decoders share.
+#[derive(Debug, Deserialize)]
+pub(super) struct GemmaKeys {
+    #[serde(default)]
+    hidden_activation: Option<String>,
+    #[serde(default)]
+    query_pre_attn_scalar: Option<f64>,
+    #[serde(default, deserialize_with = "present")]
+    attn_logit_softcapping: Option<Option<f32>>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) final_logit_softcapping: Option<Option<f32>>,
+    #[serde(default)]
+    sliding_window_pattern: Option<usize>,
+    #[serde(default)]
+    rope_local_base_freq: Option<f64>,
+    #[serde(default)]
+    rope_parameters: Option<RopeByType>,
+    #[serde(default)]
+    use_bidirectional_attention: Option<bool>,
+}
+
+/// `rope_parameters` of Gemma 3, as newer versions write it.
+#[derive(Debug, Default, Deserialize)]
+struct RopeByType {
+    #[serde(default)]
+    full_attention: Option<RopeKeys>,
+    #[serde(default)]
+    sliding_attention: Option<RopeKeys>,
+}
+
+/// What all generations share.
+pub(super) fn shared(
+    config: &Config,
+    (defaults, pattern): (Defaults, usize),
+) -> Result<(GemmaKeys, DecoderArch), CheckpointError> {
+    let (mut keys, own): (DecoderKeys, GemmaKeys) = (config.keys()?, config.keys()?);
+    if own.use_bidirectional_attention == Some(true) {
+        return Err(unsupported("use_bidirectional_attention", "false: a causal model", true));
+    }
+    // The older key of the same setting names another function in published files; the newer one is what is computed.
+    keys.hidden_act = None;
+    let mut arch = keys.decoder(config, defaults)?;
+    let activation = activation(own.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))?;
+    let scale = own.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
+    for layer in &mut arch.layers {
+        layer.mlp.activation = activation;
+        layer.attention.scale = Some(scale as f32);
+        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
+        layer.attention.output_bias = layer.attention.qkv_bias;
+    }
+    let pattern = own.sliding_window_pattern.unwrap_or(pattern);
+    let types = keys.layer_types.clone().unwrap_or_else(|| every(pattern, arch.layers.len()));
+    keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
+    for (layer, kind) in arch.layers.iter_mut().zip(&types) {
+        layer.attention.rotation =
+            if *kind == LayerType::Sliding { Rotation::Local } else { Rotation::Global };
+    }
+    Ok((own, sandwiched(arch)))
+}
+
+/// Every layer has a window but each of the given number.
+pub(super) fn every(pattern: usize, layers: usize) -> Vec<LayerType> {
+    let full = |layer: usize| pattern > 0 && layer.is_multiple_of(pattern);
+    (1..=layers).map(|layer| if full(layer) { LayerType::Full } else { LayerType::Sliding }).collect()
+}
+
+pub(super) fn sandwiched(mut arch: DecoderArch) -> DecoderArch {
+    arch.embed_scale = Some((arch.hidden as f32).sqrt());
+    arch.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sandwich);
+    arch
+}
+
+/// What Gemma 2 has that Gemma 3 has not.
+fn second(mut arch: DecoderArch, (scores, logits): (Option<f32>, Option<f32>)) -> DecoderArch {
+    arch.family = Family::Gemma2;
+    arch.logit_cap = logits;
+    for layer in &mut arch.layers {
+        layer.attention.score_cap = scores;
+        layer.attention.rotation = Rotation::Global;
+    }
+    arch
+}
+
+/// What Gemma 3 has that Gemma 2 has not.
+fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
+    arch.family = Family::Gemma3;
+    arch.local_rope = Some(local);
+    arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);
+    arch
+}
+
+/// A decoder whose file counts gains from one.
+fn counted_from_one(arch: DecoderArch) -> Decoder {
+    let mut decoder = Decoder::from(arch);
+    decoder.layout.gains = Gains::LessOne;
+    decoder
+}
+
+fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
+    let defaults = Defaults { context: 8192, ..GEMMA };
+    let (own, arch) = shared(config, (defaults, PATTERN[0]))?;
+    let caps =
+        (own.attn_logit_softcapping.unwrap_or(Some(50.0)), own.final_logit_softcapping.unwrap_or(Some(30.0)));
+    Ok(counted_from_one(second(arch, caps)))
+}
+
+fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
+    // Files of the multimodal sizes state only what differs from these.
+    let published = json!({
+        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+    });
+    let config = &config.part("text_config", published)?;
+    let defaults = Defaults { context: 131_072, theta: 1e6, ..GEMMA };
+    let (mut own, mut arch) = shared(config, (defaults, PATTERN[1]))?;
+    let local = local_rope(config, &mut own, &mut arch, defaults.theta)?;
+    let caps = (own.attn_logit_softcapping.flatten(), own.final_logit_softcapping.flatten());
+    if caps != (None, None) {
+        return Err(unsupported("softcapping of Gemma 3", "null", format!("{caps:?}")));
+    }
+    Ok(counted_from_one(third(arch, local)))
+}
+
+/// The positions of layers with a window; those of the others are entered into `arch`, with `theta` where the file is
+/// silent.
+pub(super) fn local_rope(
+    config: &Config,
+    own: &mut GemmaKeys,
+    arch: &mut DecoderArch,
+    theta: f64,
+) -> Result<Rope, CheckpointError> {
+    let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
+    let by_type = own.rope_parameters.take().unwrap_or_default();
+    if let Some(keys) = by_type.full_attention {
+        let rope = keys.rope(config, (dims, theta))?;
+        let old = arch.rope.replace(rope.clone());
+        if old.is_some_and(|old| old.scaling != RopeScaling::None && old != rope) {
+            return Err(malformed(config.path(), ROPE_TWICE, "full_attention that differs"));
+        }
+    }
+    let theta = own.rope_local_base_freq.unwrap_or(LOCAL_THETA);
+    match by_type.sliding_attention {
+        Some(keys) => keys.rope(config, (dims, theta)),
+        None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
+    }
+}
+
+/// What both generations have where their files are silent.
+pub(super) const GEMMA: Defaults =
+    Defaults { kv_heads: Some(4), head_size: Some(256), tied: Tied::Yes, ..Defaults::LLAMA };
+
+/// What both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width
+/// of all heads, for which the format has no key.
+fn gguf(
+    keys: &Keys<'_>,
+    tensors: &Tensors,
+    (pattern, largest): (usize, usize),
+) -> Result<DecoderArch, CheckpointError> {
+    let mut arch = keys.decoder(tensors)?;
+    let (hidden, layers) = (arch.hidden, arch.layers.len());
+    for (layer, kind) in arch.layers.iter_mut().zip(every(pattern, layers)) {
+        let attention = &mut layer.attention;
+        layer.mlp.activation = Activation::GeluTanh;
+        let width = if layers == largest { hidden / attention.heads.max(1) } else { attention.head_size };
+        attention.scale = Some((width as f64).powf(-0.5) as f32);
+        if kind == LayerType::Full {
+            attention.window = None;
+        } else {
+            attention.rotation = Rotation::Local;
+        }
+    }
+    Ok(sandwiched(arch))
+}
+
+fn gguf2(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let arch = gguf(keys, tensors, (PATTERN[0], 46))?;
+    let cap = |key: &str, usual: f32| Ok(keys.float(key)?.map_or(usual, |cap| cap as f32));
+    let caps = (cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
+    Ok(second(arch, (Some(caps.0), Some(caps.1))).into())
+}
+
+fn gguf3(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let arch = gguf(keys, tensors, (PATTERN[1], 62))?;
+    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
+    let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
+    Ok(third(arch, Rope { theta, dims, scaling: RopeScaling::None }).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arch(keys: serde_json::Value) -> DecoderArch {
+        hf3(&Config::new("config.json".into(), keys).unwrap()).unwrap().arch
+    }
+
+    #[test]
+    fn older_files_and_text_parts_say_the_same() {
+        let sizes =
+            json!({"hidden_size": 64, "num_hidden_layers": 7, "intermediate_size": 96, "sliding_window": 12});
+        let with = |more: serde_json::Value| {
+            let mut keys = sizes.clone();
+            let more = more.as_object().unwrap().clone();
+            keys.as_object_mut().unwrap().extend(more);
+            keys
+        };
+        let linear = json!({"rope_type": "linear", "factor": 8.0});
+        let old = with(json!({"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": linear}));
+        let new = with(json!({"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        }}));
+        let found = arch(old.clone());
+        assert_eq!(found, arch(new.clone()));
+        let both = |factor: f64| {
+            let mut both = new.clone();
+            both["rope_theta"] = json!(5e5);
+            both["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
+            hf3(&Config::new("config.json".into(), both).unwrap())
+        };
+        assert_eq!(both(8.0).unwrap().arch, found);
+        let error = both(4.0).err().unwrap().to_string();
+        assert!(error.contains("rope_scaling and rope_parameters that say the same"), "{error}");
+        assert_eq!(found, arch(json!({"model_type": "gemma3", "text_config": new})));
+        assert_eq!((found.vocab, found.layers[0].attention.heads, found.tied_head), (262_208, 8, true));
+        let linear = RopeScaling::Linear { factor: 8.0 };
+        assert_eq!(found.rope, Some(Rope { theta: 5e5, dims: 256, scaling: linear }));
+        assert_eq!(found.local_rope, Some(Rope { theta: 2e4, dims: 256, scaling: RopeScaling::None }));
+        let windows: Vec<_> = found.layers.iter().map(|layer| layer.attention.window).collect();
+        assert_eq!(windows, [Some(12), Some(12), Some(12), Some(12), Some(12), None, Some(12)]);
+    }
+}

@@ -1,0 +1,338 @@
+//! Gemma 3n, its text part: Gemma 3's layers around several residual streams (AltUp) with a learned residual (LAuReL),
+//! per-layer embeddings, sparse activations, and last layers that share keys and values. What the files hold for images
+//! and sound is not read.
+
+use narthex_spec::arch::{
+    Activation, AltUp, DecoderArch, Family, KvSource, PerLayer, QkNorm, Rope, RopeScaling, Rotation,
+};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, gemma};
+use crate::{
+    CheckpointError,
+    gguf::decoder::{Keys, rows},
+    hf::{
+        config::Config,
+        decoder::{Defaults, LayerType},
+    },
+    limit::malformed,
+    names::Words,
+    tensors::Tensors,
+};
+
+/// `Gemma3nForCausalLM`, and the text part of `Gemma3nForConditionalGeneration` (`Gemma3nTextConfig` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"],
+    model_type: "gemma3n_text",
+    words: &Words {
+        outer: &[
+            ("embed", "embed_tokens"),
+            ("norm", "norm"),
+            ("head", "lm_head"),
+            ("altup.proj.#", "altup_projections.#"),
+            ("altup.unembed.#", "altup_unembed_projections.#"),
+            ("per_layer.embed", "embed_tokens_per_layer"),
+            ("per_layer.proj", "per_layer_model_projection"),
+            ("per_layer.norm", "per_layer_projection_norm"),
+        ],
+        inner: &[
+            ("attn_norm", "input_layernorm"),
+            ("attn.q_proj", "self_attn.q_proj"),
+            ("attn.k_proj", "self_attn.k_proj"),
+            ("attn.v_proj", "self_attn.v_proj"),
+            ("attn.o_proj", "self_attn.o_proj"),
+            ("attn.q_norm", "self_attn.q_norm"),
+            ("attn.k_norm", "self_attn.k_norm"),
+            ("attn_post_norm", "post_attention_layernorm"),
+            ("mlp_norm", "pre_feedforward_layernorm"),
+            ("mlp.gate_proj", "mlp.gate_proj"),
+            ("mlp.up_proj", "mlp.up_proj"),
+            ("mlp.down_proj", "mlp.down_proj"),
+            ("mlp_post_norm", "post_feedforward_layernorm"),
+            ("altup.router", "altup.modality_router"),
+            ("altup.router_norm", "altup.router_norm"),
+            ("altup.predict", "altup.prediction_coefs"),
+            ("altup.correct", "altup.correction_coefs"),
+            ("altup.scale", "altup.correct_output_scale"),
+            ("laurel.left", "laurel.linear_left"),
+            ("laurel.right", "laurel.linear_right"),
+            ("laurel.norm", "laurel.post_laurel_norm"),
+            ("per_layer.gate", "per_layer_input_gate"),
+            ("per_layer.proj", "per_layer_projection"),
+            ("per_layer.norm", "post_per_layer_input_norm"),
+        ],
+        leafless: &["altup.correct_output_scale"],
+        ..gemma::HF_WORDS
+    },
+    read: HfReader::Decoder(hf),
+};
+
+/// `gemma3n` (llama.cpp's `llama_model_gemma3n`).
+pub(super) const GGUF: GgufFamily = GgufFamily {
+    name: "gemma3n",
+    words: &Words {
+        outer: &[
+            ("embed", "token_embd"),
+            ("norm", "output_norm"),
+            ("head", "output"),
+            ("per_layer.embed", "per_layer_token_embd"),
+            ("per_layer.proj", "per_layer_model_proj"),
+            ("per_layer.norm", "per_layer_proj_norm"),
+        ],
+        stacks: &[("altup.proj", "altup_proj"), ("altup.unembed", "altup_unembd_proj")],
+        inner: &[
+            ("attn_norm", "attn_norm"),
+            ("attn.q_proj", "attn_q"),
+            ("attn.k_proj", "attn_k"),
+            ("attn.v_proj", "attn_v"),
+            ("attn.o_proj", "attn_output"),
+            ("attn.q_norm", "attn_q_norm"),
+            ("attn.k_norm", "attn_k_norm"),
+            ("attn_post_norm", "post_attention_norm"),
+            ("mlp_norm", "ffn_norm"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+            ("mlp_post_norm", "post_ffw_norm"),
+            ("altup.router", "altup_router"),
+            ("altup.router_norm", "altup_router_norm"),
+            ("altup.predict", "altup_predict_coef"),
+            ("altup.correct", "altup_correct_coef"),
+            ("altup.scale", "altup_correct_scale"),
+            ("laurel.left", "laurel_l"),
+            ("laurel.right", "laurel_r"),
+            ("laurel.norm", "laurel_post_norm"),
+            ("per_layer.gate", "inp_gate"),
+            ("per_layer.proj", "proj"),
+            ("per_layer.norm", "post_norm"),
+        ],
+        ..gemma::GGUF_WORDS
+    },
+    read: GgufReader::Decoder(gguf),
+};
+
+/// Layers from one with full attention to the next.
+const PATTERN: usize = 5;
+
+/// Bound of the logits where a file is silent.
+const LOGIT_CAP: f32 = 30.0;
+
+/// The share of activations that the first layers drop where a file is silent, and how many layers those are.
+const SPARSE: (f64, usize) = (0.95, 10);
+
+/// Keys beside those of Gemma 3, with what the class has where its file is silent.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Gemma3nKeys {
+    altup_active_idx: usize,
+    altup_num_inputs: usize,
+    altup_correct_scale: bool,
+    laurel_rank: usize,
+    num_kv_shared_layers: usize,
+    vocab_size_per_layer_input: usize,
+    hidden_size_per_layer_input: usize,
+    activation_sparsity_pattern: Option<Vec<f64>>,
+}
+
+impl Default for Gemma3nKeys {
+    fn default() -> Self {
+        Self {
+            altup_active_idx: 0,
+            altup_num_inputs: 4,
+            altup_correct_scale: true,
+            laurel_rank: 64,
+            num_kv_shared_layers: 15,
+            vocab_size_per_layer_input: 262_144,
+            hidden_size_per_layer_input: 256,
+            activation_sparsity_pattern: None,
+        }
+    }
+}
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let published = json!({
+        "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35,
+        "num_attention_heads": 8, "sliding_window": 512,
+    });
+    let config = &config.part("text_config", published)?;
+    let keys: Gemma3nKeys = config.keys()?;
+    let defaults = Defaults { context: 32_768, theta: 1e6, kv_heads: Some(2), ..gemma::GEMMA };
+    let (mut own, mut arch) = gemma::shared(config, (defaults, PATTERN))?;
+    arch.local_rope = Some(gemma::local_rope(config, &mut own, &mut arch, defaults.theta)?);
+    arch.logit_cap = own.final_logit_softcapping.unwrap_or(Some(LOGIT_CAP));
+    arch.altup = Some(AltUp {
+        streams: keys.altup_num_inputs,
+        active: keys.altup_active_idx,
+        scaled: keys.altup_correct_scale,
+        rank: keys.laurel_rank,
+    });
+    arch.per_layer =
+        Some(PerLayer { vocab: keys.vocab_size_per_layer_input, width: keys.hidden_size_per_layer_input });
+    let count = arch.layers.len();
+    let sparse = |layer: usize| if count > SPARSE.1 && layer < SPARSE.1 { SPARSE.0 } else { 0.0 };
+    let shares = keys.activation_sparsity_pattern.unwrap_or_else(|| (0..count).map(sparse).collect());
+    if shares.len() != count || shares.iter().any(|share| !(0.0..1.0).contains(share)) {
+        let expected = format!("activation_sparsity_pattern of {count} shares below 1");
+        return Err(malformed(config.path(), expected, format!("{shares:?}")));
+    }
+    for (layer, share) in arch.layers.iter_mut().zip(shares) {
+        layer.mlp.cutoff = (share > 0.0).then(|| quantile(share) as f32);
+    }
+    share(config.path(), &mut arch, keys.num_kv_shared_layers)?;
+    Ok(third_n(arch).into())
+}
+
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let mut arch = gemma::sandwiched(keys.decoder(tensors)?);
+    let count = arch.layers.len();
+    let kinds = gemma::every(PATTERN, count).into_iter().map(|kind| kind == LayerType::Sliding);
+    let local: Vec<bool> = match keys.ints("attention.sliding_window_pattern")? {
+        Some(stated) if stated.len() == count => stated.iter().map(|&local| local != 0).collect(),
+        Some(stated) => {
+            let expected = format!("{count} values of {}", keys.name("attention.sliding_window_pattern"));
+            return Err(malformed(keys.path(), expected, stated.len()));
+        }
+        None => kinds.collect(),
+    };
+    // A layer that keeps all activations has a bound below everything.
+    let cutoffs = keys.floats("activation_sparsity_scale")?.unwrap_or_default().iter();
+    let cutoffs = cutoffs.map(|&cutoff| Some(cutoff).filter(|&cutoff| cutoff != f32::NEG_INFINITY));
+    for (index, (layer, cutoff)) in
+        arch.layers.iter_mut().zip(cutoffs.chain(std::iter::repeat(None))).enumerate()
+    {
+        layer.mlp.activation = Activation::GeluTanh;
+        layer.mlp.cutoff = cutoff;
+        if local.get(index) == Some(&true) {
+            layer.attention.rotation = Rotation::Local;
+        } else {
+            layer.attention.window = None;
+        }
+    }
+    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
+    let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
+    arch.local_rope = Some(Rope { theta, dims, scaling: RopeScaling::None });
+    let cap = keys.float("final_logit_softcapping")?;
+    arch.logit_cap = Some(cap.map_or(LOGIT_CAP, |cap| cap as f32));
+    let rank = tensors.shape("layers.0.laurel.left.weight")?.first().copied().unwrap_or(0);
+    arch.altup = Some(AltUp {
+        streams: keys.need_count("altup.num_inputs")?,
+        active: keys.need_count("altup.active_idx")?,
+        scaled: true,
+        rank,
+    });
+    let width = keys.need_count("embedding_length_per_layer_input")?;
+    arch.per_layer = Some(PerLayer { vocab: rows(tensors, "per_layer.embed.weight")?, width });
+    let shared = keys.count("attention.shared_kv_layers")?.unwrap_or(count.saturating_sub(20));
+    share(keys.path(), &mut arch, shared)?;
+    Ok(third_n(arch).into())
+}
+
+/// What Gemma 3n has that Gemma 3 has not, in either format.
+fn third_n(mut arch: DecoderArch) -> DecoderArch {
+    arch.family = Family::Gemma3n;
+    for layer in &mut arch.layers {
+        layer.attention.qk_norm = QkNorm::Rms;
+        layer.attention.value_norm = true;
+        layer.attention.scale = Some(1.0);
+    }
+    arch
+}
+
+/// The last `count` layers share keys and values with the last layer of their kind before them.
+fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result<(), CheckpointError> {
+    let all = arch.layers.len();
+    let Some(first) = all.checked_sub(count).filter(|&first| first > 0) else {
+        return Err(malformed(path, format!("fewer than {all} layers that share keys and values"), count));
+    };
+    let (own, sharing) = arch.layers.split_at_mut(first);
+    for (index, layer) in sharing.iter_mut().enumerate() {
+        let alike = own.iter().rposition(|own| own.attention.rotation == layer.attention.rotation);
+        let Some(source) = alike else {
+            let expected = format!("a layer like layer {} among the first {first}", first + index);
+            return Err(malformed(path, expected, "none"));
+        };
+        layer.attention.kv = KvSource::Layer(source);
+    }
+    Ok(())
+}
+
+/// The number of standard deviations below which a share of a normal distribution lies: the inverse of its distribution
+/// function, by Newton's method over its series.
+fn quantile(share: f64) -> f64 {
+    let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
+    let below = |x: f64| {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= x * x / f64::from(2 * n + 1);
+            sum += term;
+        }
+        0.5 + density(x) * sum
+    };
+    let step = |x: f64| (x - (below(x) - share) / density(x)).clamp(-6.0, 6.0);
+    (0..50).fold(0.0, |x, _| step(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arch(keys: serde_json::Value) -> Result<DecoderArch, CheckpointError> {
+        Ok(hf(&Config::new("config.json".into(), keys)?)?.arch)
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_normal_distribution() {
+        for (share, expect) in [
+            (0.5, 0.0),
+            (0.95, 1.644_853_626_951_472_7),
+            (0.1, -1.281_551_565_544_600_4),
+            (0.999, 3.090_232_306_167_813),
+        ] {
+            assert!((quantile(share) - expect).abs() < 1e-12, "{share}: {}", quantile(share));
+        }
+        assert!(quantile(1e-300).is_finite() && quantile(1.0 - 1e-16).is_finite());
+    }
+
+    #[test]
+    fn what_files_leave_out_is_the_class_s() {
+        let found = arch(json!({"model_type": "gemma3n", "text_config": {}})).unwrap();
+        assert_eq!(
+            (found.vocab, found.hidden, found.layers.len(), found.context),
+            (262_400, 2048, 35, 32_768)
+        );
+        assert_eq!(found.altup, Some(AltUp { streams: 4, active: 0, scaled: true, rank: 64 }));
+        assert_eq!(found.per_layer, Some(PerLayer { vocab: 262_144, width: 256 }));
+        let sources: Vec<_> = found.layers[18..22].iter().map(|layer| layer.attention.kv).collect();
+        assert_eq!(sources, [KvSource::Own, KvSource::Own, KvSource::Layer(18), KvSource::Layer(18)]);
+        assert_eq!(found.layers[34].attention.kv, KvSource::Layer(19));
+        assert_eq!((found.kv_index(34), found.kv_index(33), found.kv_index(7)), (19, 18, 7));
+        let (first, last) = (&found.layers[0], &found.layers[34]);
+        assert_eq!((first.attention.window, last.attention.window), (Some(512), None));
+        assert_eq!((first.mlp.cutoff, last.mlp.cutoff), (Some(1.644_853_6), None));
+        assert_eq!(
+            (first.mlp.inner, first.attention.scale, found.logit_cap),
+            (16_384, Some(1.0), Some(30.0))
+        );
+    }
+
+    #[test]
+    fn widths_may_differ_from_layer_to_layer() {
+        let widths =
+            json!({"num_hidden_layers": 3, "intermediate_size": [8, 16, 24], "num_kv_shared_layers": 1});
+        let found = arch(widths).unwrap();
+        assert_eq!(found.layers.iter().map(|layer| layer.mlp.inner).collect::<Vec<_>>(), [8, 16, 24]);
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let check = |keys: serde_json::Value, expect: &str| {
+            let error = arch(keys).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error} lacks {expect}");
+        };
+        check(json!({"intermediate_size": [8, 16]}), "intermediate_size for 35 layers, found 2");
+        check(json!({"activation_sparsity_pattern": [0.5]}), "activation_sparsity_pattern of 35 shares");
+        check(json!({"num_kv_shared_layers": 35}), "fewer than 35 layers that share");
+        check(json!({"num_kv_shared_layers": 31}), "a layer like layer 4 among the first 4");
+    }
+}

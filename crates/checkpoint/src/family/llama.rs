@@ -1,0 +1,110 @@
+//! Llama and what shares its structure and names: TinyLlama, SmolLM2, Mistral in GGUF.
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader};
+use crate::{
+    CheckpointError,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults},
+    },
+    limit::unsupported,
+    names::{Part, Words},
+    tensors::Tensors,
+};
+
+/// `LlamaForCausalLM` (`LlamaConfig` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["LlamaForCausalLM"],
+    model_type: "llama",
+    words: &HF_WORDS,
+    read: HfReader::Decoder(hf),
+};
+
+/// `llama` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF: GgufFamily =
+    GgufFamily { name: "llama", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+
+/// Names that most decoders share, those of norms among them that only some have.
+pub(super) const HF_WORDS: Words = Words {
+    prefixes: &["model.", ""],
+    layer: "layers.",
+    outer: &[("embed", "embed_tokens"), ("norm", "norm"), ("head", "lm_head")],
+    inner: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn.q_proj", "self_attn.q_proj"),
+        ("attn.k_proj", "self_attn.k_proj"),
+        ("attn.v_proj", "self_attn.v_proj"),
+        ("attn.o_proj", "self_attn.o_proj"),
+        ("attn.q_norm", "self_attn.q_norm"),
+        ("attn.k_norm", "self_attn.k_norm"),
+        ("mlp_norm", "post_attention_layernorm"),
+        ("mlp.gate_proj", "mlp.gate_proj"),
+        ("mlp.up_proj", "mlp.up_proj"),
+        ("mlp.down_proj", "mlp.down_proj"),
+    ],
+    ..Words::NONE
+};
+
+/// Names that most decoders share, those of norms among them that only some have.
+pub(super) const GGUF_WORDS: Words = Words {
+    prefixes: &[""],
+    layer: "blk.",
+    outer: &[("embed", "token_embd"), ("norm", "output_norm"), ("head", "output")],
+    inner: &[
+        ("attn_norm", "attn_norm"),
+        ("attn.q_proj", "attn_q"),
+        ("attn.k_proj", "attn_k"),
+        ("attn.v_proj", "attn_v"),
+        ("attn.o_proj", "attn_output"),
+        ("attn.q_norm", "attn_q_norm"),
+        ("attn.k_norm", "attn_k_norm"),
+        ("mlp_norm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ],
+    ..Words::NONE
+};
+
+/// Parts of projections that some converters leave fused: queries, keys and values, and the gate before the up
+/// projection.
+pub(super) const GGUF_FUSED: &[(&str, &str, Part)] = &[
+    ("attn.q_proj", "attn_qkv", Part::Query),
+    ("attn.k_proj", "attn_qkv", Part::Key),
+    ("attn.v_proj", "attn_qkv", Part::Value),
+    ("mlp.gate_proj", "ffn_up", Part::Gate),
+    ("mlp.up_proj", "ffn_up", Part::Up),
+];
+
+/// The same where only attention is fused.
+pub(super) const GGUF_FUSED_QKV: &[(&str, &str, Part)] = GGUF_FUSED.split_at(3).0;
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let keys: DecoderKeys = config.keys()?;
+    let mut arch = keys.decoder(config, Defaults::LLAMA)?;
+    for layer in &mut arch.layers {
+        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
+        layer.attention.output_bias = layer.attention.qkv_bias;
+        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
+    }
+    Ok(arch.into())
+}
+
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    refuse_variants(keys)?;
+    // The converter permutes q and k.
+    Ok(Decoder::from(keys.decoder(tensors)?).of_neighbours())
+}
+
+/// Refuses the models that share the name `llama` but compute something else.
+fn refuse_variants(keys: &Keys<'_>) -> Result<(), CheckpointError> {
+    if let Some(experts) = keys.count("expert_count")?.filter(|&experts| experts > 0) {
+        return Err(unsupported(keys.name("expert_count"), "0: a dense model", experts));
+    }
+    let key = "rope.scaling.attn_factor";
+    if let Some(factor) = keys.float(key)?.filter(|&factor| factor != 1.0) {
+        return Err(unsupported(keys.name(key), "1", factor));
+    }
+    Ok(())
+}

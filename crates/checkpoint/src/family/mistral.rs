@@ -1,0 +1,30 @@
+//! Mistral: Llama's structure and names with a sliding window. Its GGUF files call themselves `llama`.
+
+use narthex_spec::arch::Family;
+
+use super::{Decoder, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults, LayerType},
+    },
+};
+
+/// `MistralForCausalLM` (`MistralConfig` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["MistralForCausalLM"],
+    model_type: "mistral",
+    words: &llama::HF_WORDS,
+    read: HfReader::Decoder(hf),
+};
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let keys: DecoderKeys = config.keys()?;
+    let mut arch =
+        keys.decoder(config, Defaults { context: 4096 * 32, kv_heads: Some(8), ..Defaults::LLAMA })?;
+    arch.family = Family::Mistral;
+    let types = vec![LayerType::Sliding; arch.layers.len()];
+    keys.windows(&mut arch, &types, keys.sliding_window.unwrap_or(Some(4096)));
+    Ok(arch.into())
+}

@@ -1,0 +1,67 @@
+//! Phi-3, Phi-3.5 and Phi-4 mini: Llama's structure with fused projections; LongRoPE in those with a long context.
+
+use narthex_spec::arch::{Family, RopeScaling};
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults, LayerType},
+    },
+    names::{Part, Words},
+    tensors::Tensors,
+};
+
+/// `Phi3ForCausalLM` (`Phi3Config` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["Phi3ForCausalLM"],
+    model_type: "phi3",
+    words: &Words {
+        parts: &[
+            ("attn.q_proj", "self_attn.qkv_proj", Part::Query),
+            ("attn.k_proj", "self_attn.qkv_proj", Part::Key),
+            ("attn.v_proj", "self_attn.qkv_proj", Part::Value),
+            ("mlp.gate_proj", "mlp.gate_up_proj", Part::Gate),
+            ("mlp.up_proj", "mlp.gate_up_proj", Part::Up),
+        ],
+        ..llama::HF_WORDS
+    },
+    read: HfReader::Decoder(hf),
+};
+
+/// `phi3` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF: GgufFamily = GgufFamily {
+    name: "phi3",
+    words: &Words { parts: llama::GGUF_FUSED, ..llama::GGUF_WORDS },
+    read: GgufReader::Decoder(gguf),
+};
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let keys: DecoderKeys = config.keys()?;
+    let defaults = Defaults { context: 4096, rotated: Some(1.0), epsilon: 1e-5, ..Defaults::LLAMA };
+    let mut arch = keys.decoder(config, defaults)?;
+    arch.family = Family::Phi3;
+    let types = vec![LayerType::Sliding; arch.layers.len()];
+    keys.windows(&mut arch, &types, keys.sliding_window.flatten());
+    Ok(arch.into())
+}
+
+/// LongRoPE's divisors in GGUF.
+const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let mut arch = keys.decoder(tensors)?;
+    if let (Some(rope), true) = (&mut arch.rope, tensors.by_name.contains_key(FACTORS[0])) {
+        let factors = |name: &str| Ok::<_, CheckpointError>(tensors.stored(name, name)?.to_f32());
+        rope.scaling = RopeScaling::LongRope {
+            short: factors(FACTORS[0])?,
+            long: factors(FACTORS[1])?,
+            original_context: keys.need_count("rope.scaling.original_context_length")?,
+            attention_factor: keys.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
+        };
+    }
+    arch.family = Family::Phi3;
+    Ok(arch.into())
+}

@@ -1,0 +1,95 @@
+//! Qwen2, Qwen2.5 and Qwen3: Llama's structure with biases of q, k and v (2), or with norms of queries and keys (3).
+
+use narthex_spec::arch::{DecoderArch, Family, QkNorm};
+use serde::Deserialize;
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults, LayerType},
+    },
+    tensors::Tensors,
+};
+
+/// `Qwen2ForCausalLM` (`Qwen2Config` of `transformers`).
+pub(super) const HF2: HfFamily = HfFamily {
+    classes: &["Qwen2ForCausalLM"],
+    model_type: "qwen2",
+    words: &llama::HF_WORDS,
+    read: HfReader::Decoder(hf2),
+};
+
+/// `Qwen3ForCausalLM` (`Qwen3Config` of `transformers`).
+pub(super) const HF3: HfFamily = HfFamily {
+    classes: &["Qwen3ForCausalLM"],
+    model_type: "qwen3",
+    words: &llama::HF_WORDS,
+    read: HfReader::Decoder(hf3),
+};
+
+/// `qwen2` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF2: GgufFamily =
+    GgufFamily { name: "qwen2", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf2) };
+
+/// `qwen3`.
+pub(super) const GGUF3: GgufFamily =
+    GgufFamily { name: "qwen3", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf3) };
+
+/// Keys beside those that most decoders share.
+#[derive(Debug, Deserialize)]
+struct QwenKeys {
+    #[serde(default)]
+    max_window_layers: Option<usize>,
+}
+
+/// What both generations share: a window in the upper layers, where it is asked for.
+fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderArch), CheckpointError> {
+    let (keys, own): (DecoderKeys, QwenKeys) = (config.keys()?, config.keys()?);
+    let mut arch = keys.decoder(config, defaults)?;
+    let asked = keys.use_sliding_window.unwrap_or(false);
+    let window = keys.sliding_window.unwrap_or(Some(4096)).filter(|_| asked);
+    let full = own.max_window_layers.unwrap_or(28);
+    let usual = |layer| if layer < full { LayerType::Full } else { LayerType::Sliding };
+    let types = keys.layer_types.clone();
+    let types = types.unwrap_or_else(|| (0..arch.layers.len()).map(usual).collect());
+    keys.windows(&mut arch, &types, window);
+    Ok((keys, arch))
+}
+
+fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
+    let defaults = Defaults { context: 32_768, kv_heads: Some(32), ..Defaults::LLAMA };
+    let (_, mut arch) = shared(config, defaults)?;
+    arch.family = Family::Qwen2;
+    arch.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);
+    Ok(arch.into())
+}
+
+fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
+    let defaults = Defaults { context: 32_768, kv_heads: Some(32), head_size: Some(128), ..Defaults::LLAMA };
+    let (keys, mut arch) = shared(config, defaults)?;
+    for layer in &mut arch.layers {
+        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
+        layer.attention.output_bias = layer.attention.qkv_bias;
+    }
+    Ok(third(arch).into())
+}
+
+/// What Qwen3 has that Qwen2 has not.
+fn third(mut arch: DecoderArch) -> DecoderArch {
+    arch.family = Family::Qwen3;
+    arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);
+    arch
+}
+
+fn gguf2(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let mut arch = keys.decoder(tensors)?;
+    arch.family = Family::Qwen2;
+    Ok(arch.into())
+}
+
+fn gguf3(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    Ok(third(keys.decoder(tensors)?).into())
+}

@@ -1,0 +1,87 @@
+//! SmolLM3: Llama's structure and names; some layers see no positions (NoPE, Kazemnejad et al. 2023, arXiv:2305.19466).
+
+use narthex_spec::arch::{DecoderArch, Family, Rotation};
+use serde::Deserialize;
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults, LayerType, Tied},
+    },
+    limit::malformed,
+    tensors::Tensors,
+};
+
+/// `SmolLM3ForCausalLM` (`SmolLM3Config` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["SmolLM3ForCausalLM"],
+    model_type: "smollm3",
+    words: &llama::HF_WORDS,
+    read: HfReader::Decoder(hf),
+};
+
+/// `smollm3` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF: GgufFamily =
+    GgufFamily { name: "smollm3", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+
+/// The usual distance between layers without positions.
+const INTERVAL: usize = 4;
+
+/// Keys beside those that most decoders share.
+#[derive(Debug, Deserialize)]
+struct SmolLm3Keys {
+    /// 0 for each layer without positions.
+    #[serde(default)]
+    no_rope_layers: Option<Vec<u8>>,
+    #[serde(default)]
+    no_rope_layer_interval: Option<usize>,
+}
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let (keys, own): (DecoderKeys, SmolLm3Keys) = (config.keys()?, config.keys()?);
+    let defaults =
+        Defaults { context: 32_768, kv_heads: Some(4), theta: 2e6, tied: Tied::Yes, ..Defaults::LLAMA };
+    let mut arch = keys.decoder(config, defaults)?;
+    let interval = own.no_rope_layer_interval.unwrap_or(INTERVAL);
+    let rotated = match own.no_rope_layers {
+        Some(rotated) => rotated.iter().map(|&rotated| rotated != 0).collect(),
+        None => every(interval, arch.layers.len()),
+    };
+    if rotated.len() < arch.layers.len() {
+        let expected = format!("no_rope_layers for {} layers", arch.layers.len());
+        return Err(malformed(config.path(), expected, rotated.len()));
+    }
+    for layer in &mut arch.layers {
+        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
+        layer.attention.output_bias = layer.attention.qkv_bias;
+        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
+    }
+    let window = keys.sliding_window.flatten().filter(|_| keys.use_sliding_window == Some(true));
+    let usual = |&rotated: &bool| if rotated { LayerType::Full } else { LayerType::Sliding };
+    let types = keys.layer_types.clone().unwrap_or_else(|| rotated.iter().map(usual).collect());
+    keys.windows(&mut arch, &types, window);
+    Ok(without_positions(arch, &rotated).into())
+}
+
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let arch = keys.decoder(tensors)?;
+    // The format has no key for it; llama.cpp takes every fourth layer.
+    let rotated = every(INTERVAL, arch.layers.len());
+    Ok(Decoder::from(without_positions(arch, &rotated)).of_neighbours())
+}
+
+/// Whether each layer is rotated, where each of the given number is not.
+fn every(interval: usize, layers: usize) -> Vec<bool> {
+    (1..=layers).map(|layer| interval == 0 || !layer.is_multiple_of(interval)).collect()
+}
+
+fn without_positions(mut arch: DecoderArch, rotated: &[bool]) -> DecoderArch {
+    arch.family = Family::SmolLm3;
+    for (layer, &rotated) in arch.layers.iter_mut().zip(rotated) {
+        layer.attention.rotation = if rotated { Rotation::Global } else { Rotation::None };
+    }
+    arch
+}

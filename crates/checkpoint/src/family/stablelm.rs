@@ -1,0 +1,79 @@
+//! StableLM 3B and StableLM 2: layer norms, a part of each head rotated, and in some sizes a parallel residual or norms of
+//! queries and keys.
+
+use narthex_spec::arch::{DecoderArch, Family, NormKind, QkNorm, Residual};
+use serde::Deserialize;
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError, WeightSource,
+    gguf::decoder::Keys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults},
+    },
+    names::{Part, Words},
+    tensors::Tensors,
+};
+
+/// `StableLmForCausalLM` (`StableLmConfig` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["StableLmForCausalLM"],
+    model_type: "stablelm",
+    words: &Words {
+        parts: &[
+            ("attn.q_norm", "self_attn.q_layernorm.norms.*", Part::PerHead),
+            ("attn.k_norm", "self_attn.k_layernorm.norms.*", Part::PerHead),
+        ],
+        ..llama::HF_WORDS
+    },
+    read: HfReader::Decoder(hf),
+};
+
+/// `stablelm` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF: GgufFamily =
+    GgufFamily { name: "stablelm", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+
+/// Keys beside those that most decoders share.
+#[derive(Debug, Deserialize)]
+struct StableLmKeys {
+    #[serde(default)]
+    use_qkv_bias: bool,
+    #[serde(default)]
+    qk_layernorm: bool,
+    #[serde(default)]
+    use_parallel_residual: bool,
+}
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let (keys, own): (DecoderKeys, StableLmKeys) = (config.keys()?, config.keys()?);
+    let defaults =
+        Defaults { context: 4096, kv_heads: Some(32), rotated: Some(0.25), epsilon: 1e-5, ..Defaults::LLAMA };
+    let mut arch = keys.decoder(config, defaults)?;
+    let residual = if own.use_parallel_residual { Residual::Parallel } else { Residual::Sequential };
+    let qk_norm = if own.qk_layernorm { QkNorm::LayerPerHead } else { QkNorm::None };
+    for layer in &mut arch.layers {
+        layer.attention.qkv_bias = own.use_qkv_bias;
+    }
+    Ok(with_layer_norms(arch, (residual, qk_norm)).into())
+}
+
+fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let arch = keys.decoder(tensors)?;
+    // As llama.cpp, which goes by the weights and not by `use_parallel_residual`.
+    let sequential = tensors.has("layers.0.mlp_norm.weight");
+    let residual = if sequential { Residual::Sequential } else { Residual::Parallel };
+    let normed = tensors.has("layers.0.attn.q_norm.weight");
+    let qk_norm = if normed { QkNorm::LayerPerHead } else { QkNorm::None };
+    Ok(with_layer_norms(arch, (residual, qk_norm)).into())
+}
+
+fn with_layer_norms(mut arch: DecoderArch, (residual, qk_norm): (Residual, QkNorm)) -> DecoderArch {
+    arch.family = Family::StableLm;
+    arch.norm = NormKind::Layer;
+    for layer in &mut arch.layers {
+        layer.residual = residual;
+        layer.attention.qk_norm = qk_norm;
+    }
+    arch
+}

@@ -1,0 +1,204 @@
+//! The metadata that families read, and what most decoders share of it.
+//!
+//! Follows llama.cpp's `llama_model::load_hparams` and the graph of its `llama` model. What a family has beside that
+//! stands in its own file.
+
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+};
+
+use super::meta::Metadata;
+use crate::{
+    CheckpointError, WeightSource,
+    limit::{LAYERS, bounded, malformed, unsupported},
+    tensors::Tensors,
+};
+
+/// The keys of one family, named without the family before them.
+pub(crate) struct Keys<'a> {
+    pub(super) metadata: &'a Metadata,
+    pub(super) family: &'static str,
+}
+
+/// The rows of an embedding.
+pub(crate) fn rows(tensors: &Tensors, name: &str) -> Result<usize, CheckpointError> {
+    match tensors.shape(name)? {
+        [rows, _] => Ok(*rows),
+        other => {
+            Err(malformed(&tensors.origin, format!("{name} of two dimensions"), format!("shape {other:?}")))
+        }
+    }
+}
+
+/// ggml's divisors of rotary frequencies.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+
+impl Keys<'_> {
+    /// The whole name of a key.
+    pub(crate) fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.family)
+    }
+
+    /// An integer from zero on.
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+        self.metadata.count(&self.name(key))
+    }
+
+    /// [`Keys::count`], required.
+    pub(crate) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
+        self.metadata.need_count(&self.name(key))
+    }
+
+    /// A float.
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+        self.metadata.float(&self.name(key))
+    }
+
+    /// [`Keys::float`], required.
+    pub(crate) fn need_float(&self, key: &str) -> Result<f64, CheckpointError> {
+        self.float(key)?.ok_or_else(|| self.absent(key))
+    }
+
+    /// A boolean.
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+        self.metadata.flag(&self.name(key))
+    }
+
+    /// An array of integers or booleans.
+    pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
+        self.metadata.ints(&self.name(key))
+    }
+
+    /// An array of floats.
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
+        self.metadata.floats(&self.name(key))
+    }
+
+    /// The file, for messages.
+    pub(crate) fn path(&self) -> &std::path::Path {
+        self.metadata.path()
+    }
+
+    /// The number of layers.
+    pub(crate) fn layers(&self) -> Result<usize, CheckpointError> {
+        let key = "block_count";
+        bounded(self.metadata.path(), &self.name(key), self.need_count(key)?, &LAYERS)
+    }
+
+    fn absent(&self, key: &str) -> CheckpointError {
+        malformed(self.metadata.path(), format!("the key {}", self.name(key)), "none")
+    }
+
+    /// A decoder of Llama's structure; families change what they have otherwise.
+    pub(crate) fn decoder(&self, tensors: &Tensors) -> Result<DecoderArch, CheckpointError> {
+        let layers = self.layers()?;
+        let hidden = self.need_count("embedding_length")?;
+        let context = self.need_count("context_length")?;
+        let layers = self.decoder_layers(tensors, layers, (hidden, context))?;
+        let head_size = layers.first().map_or(0, |layer| layer.attention.head_size);
+        let rope = Rope {
+            theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
+            dims: self.count("rope.dimension_count")?.unwrap_or(head_size),
+            scaling: self.scaling(tensors)?,
+        };
+        Ok(DecoderArch {
+            family: Family::Llama,
+            vocab: rows(tensors, "embed.weight")?,
+            hidden,
+            context,
+            layers,
+            norm: NormKind::Rms,
+            norm_epsilon: self.epsilon()? as f32,
+            rope: Some(rope),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
+            altup: None,
+            per_layer: None,
+            tied_head: !tensors.has("head.weight"),
+            kept_tokens: None,
+        })
+    }
+
+    /// The epsilon of either kind of norm.
+    fn epsilon(&self) -> Result<f64, CheckpointError> {
+        match self.float("attention.layer_norm_epsilon")? {
+            Some(epsilon) => Ok(epsilon),
+            None => self.need_float("attention.layer_norm_rms_epsilon"),
+        }
+    }
+
+    fn decoder_layers(
+        &self,
+        tensors: &Tensors,
+        count: usize,
+        (hidden, context): (usize, usize),
+    ) -> Result<Vec<DecoderLayer>, CheckpointError> {
+        let given = |key: &str| self.metadata.per_layer(&self.name(key), count);
+        let needed = |key: &str| given(key)?.ok_or_else(|| self.absent(key));
+        let heads = needed("attention.head_count")?;
+        let kv_heads = given("attention.head_count_kv")?.unwrap_or_else(|| heads.clone());
+        let inner = needed("feed_forward_length")?;
+        let head_size = self.head_size(heads.first().copied().unwrap_or(0), hidden)?;
+        let window = self.count("attention.sliding_window")?;
+        let layer = |i: usize, ((&heads, &kv_heads), &inner): ((&usize, &usize), &usize)| {
+            let has = |module: &str| tensors.has(&format!("layers.{i}.{module}.bias"));
+            let attention = Attention {
+                qkv_bias: has("attn.q_proj"),
+                output_bias: has("attn.o_proj"),
+                // A window as long as the context hides nothing.
+                window: window.filter(|&window| window > 0 && window < context),
+                ..Attention::plain(heads, kv_heads, head_size)
+            };
+            let mlp = Mlp {
+                inner,
+                activation: Activation::Silu,
+                gated: true,
+                bias: has("mlp.down_proj"),
+                cutoff: None,
+            };
+            DecoderLayer { attention, mlp, residual: Residual::Sequential }
+        };
+        let numbers = heads.iter().zip(&kv_heads).zip(&inner).enumerate();
+        Ok(numbers.map(|(i, numbers)| layer(i, numbers)).collect())
+    }
+
+    fn head_size(&self, heads: usize, hidden: usize) -> Result<usize, CheckpointError> {
+        match (self.count("attention.key_length")?, self.count("attention.value_length")?) {
+            (Some(keys), Some(values)) if keys != values => {
+                let key = self.name("attention.value_length");
+                Err(unsupported(key, format!("the key length {keys}"), values))
+            }
+            (Some(size), _) | (None, Some(size)) => Ok(size),
+            (None, None) if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
+            (None, None) => {
+                let expected = format!("{} that divides {hidden}", self.name("attention.head_count"));
+                Err(malformed(self.metadata.path(), expected, heads))
+            }
+        }
+    }
+
+    /// Scaling by a single factor and divisors per frequency (`rope_freqs.weight`), alone or together.
+    fn scaling(&self, tensors: &Tensors) -> Result<RopeScaling, CheckpointError> {
+        let kind = "rope.scaling.type";
+        let factor = match self.metadata.text(&self.name(kind))? {
+            Some("none") => None,
+            Some("linear") => self.float("rope.scaling.factor")?,
+            // Files from before the type was written carry the factor alone.
+            None => match self.float("rope.scaling.factor")? {
+                Some(factor) => Some(factor),
+                None => self.float("rope.scale_linear")?,
+            },
+            Some(other) => return Err(unsupported(self.name(kind), "none or linear", other)),
+        };
+        let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
+        if !tensors.by_name.contains_key(ROPE_FREQS) {
+            return Ok(factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor }));
+        }
+        let mut factors = tensors.stored(ROPE_FREQS, ROPE_FREQS)?.to_f32();
+        if let Some(factor) = factor {
+            factors.iter_mut().for_each(|divisor| *divisor *= factor as f32);
+        }
+        Ok(RopeScaling::Factors { factors })
+    }
+}

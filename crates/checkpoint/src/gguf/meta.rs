@@ -1,0 +1,230 @@
+//! GGUF metadata: typed values by key.
+//!
+//! A missing key is `None`, one of another type an error that names it. Which keys there are is `config`'s and
+//! `vocab`'s matter.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use crate::{CheckpointError, limit::malformed};
+
+/// A metadata value; numbers in the widest type of their kind.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    /// Any integer.
+    Int(i128),
+    /// f32 or f64.
+    Float(f64),
+    /// A byte that is 0 or 1.
+    Bool(bool),
+    /// UTF-8 text.
+    Text(String),
+    /// Texts.
+    Texts(Vec<String>),
+    /// Integers of any width, or booleans as 0 and 1; integers beyond i64 are clamped, as none of the keys read here reaches there.
+    Ints(Vec<i64>),
+    /// f32 or f64, as f32.
+    Floats(Vec<f32>),
+    /// An array of arrays, which no key read here has.
+    Unread,
+}
+
+impl Value {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Int(_) => "an integer",
+            Self::Float(_) => "a float",
+            Self::Bool(_) => "a boolean",
+            Self::Text(_) => "a string",
+            Self::Texts(_) => "an array of strings",
+            Self::Ints(_) => "an array of integers",
+            Self::Floats(_) => "an array of floats",
+            Self::Unread => "another array",
+        }
+    }
+}
+
+/// A file's metadata.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    /// The file, for messages.
+    pub(super) path: PathBuf,
+    /// Values by key.
+    pub(super) values: BTreeMap<String, Value>,
+}
+
+impl Metadata {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T, CheckpointError> {
+        Err(malformed(&self.path, format!("{key} as {expected}"), found.kind()))
+    }
+
+    /// A string.
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Text(text)) => Ok(Some(text)),
+            Some(other) => self.wrong(key, "a string", other),
+        }
+    }
+
+    /// A boolean.
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(other) => self.wrong(key, "a boolean", other),
+        }
+    }
+
+    /// An integer from zero on.
+    pub(super) fn count(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Int(count)) => match usize::try_from(*count) {
+                Ok(count) => Ok(Some(count)),
+                Err(_) => Err(malformed(&self.path, format!("{key} from zero on"), count)),
+            },
+            Some(other) => self.wrong(key, "an integer", other),
+        }
+    }
+
+    /// A token id. Ids beyond `i32` stand for "none" in some files and are dropped.
+    pub(super) fn token(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Int(id)) => Ok(i32::try_from(*id).ok().and_then(|id| u32::try_from(id).ok())),
+            Some(other) => self.wrong(key, "an integer", other),
+        }
+    }
+
+    /// A float, or an integer taken as one.
+    pub(super) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Float(value)) => Ok(Some(*value)),
+            Some(Value::Int(value)) => Ok(Some(*value as f64)),
+            Some(other) => self.wrong(key, "a float", other),
+        }
+    }
+
+    /// An array of strings.
+    pub(super) fn texts(&self, key: &str) -> Result<Option<&[String]>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Texts(texts)) => Ok(Some(texts)),
+            Some(other) => self.wrong(key, "an array of strings", other),
+        }
+    }
+
+    /// An array of integers.
+    pub(super) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Ints(ints)) => Ok(Some(ints)),
+            Some(other) => self.wrong(key, "an array of integers", other),
+        }
+    }
+
+    /// An array of floats.
+    pub(super) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Floats(floats)) => Ok(Some(floats)),
+            Some(other) => self.wrong(key, "an array of floats", other),
+        }
+    }
+
+    /// [`Metadata::count`], required.
+    pub(super) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
+        match self.count(key)? {
+            Some(count) => Ok(count),
+            None => Err(malformed(&self.path, format!("the key {key}"), "none")),
+        }
+    }
+
+    /// A count for each of `layers` layers: given once for all or as an array.
+    pub(super) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, CheckpointError> {
+        let Some(Value::Ints(ints)) = self.values.get(key) else {
+            return Ok(self.count(key)?.map(|count| vec![count; layers]));
+        };
+        let counts: Result<Vec<_>, _> = ints.iter().map(|&count| usize::try_from(count)).collect();
+        match counts {
+            Ok(counts) if counts.len() == layers => Ok(Some(counts)),
+            Ok(counts) => Err(malformed(&self.path, format!("{layers} values of {key}"), counts.len())),
+            Err(_) => Err(malformed(&self.path, format!("{key} from zero on"), "a negative one")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata() -> Metadata {
+        let values = [
+            ("int", Value::Int(7)),
+            ("negative", Value::Int(-1)),
+            ("none", Value::Int(i128::from(u32::MAX))),
+            ("float", Value::Float(0.5)),
+            ("text", Value::Text("t".into())),
+            ("ints", Value::Ints(vec![1, 2])),
+            ("signed", Value::Ints(vec![1, -2])),
+        ];
+        let values = values.map(|(key, value)| (key.to_owned(), value)).into();
+        Metadata { path: "m.gguf".into(), values }
+    }
+
+    fn shown<T: std::fmt::Debug>(result: Result<T, CheckpointError>) -> String {
+        match result {
+            Ok(value) => format!("{value:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn values_are_read_by_type() {
+        let m = metadata();
+        let check = |found: String, expect: &str| assert_eq!(found, expect);
+        check(shown(m.count("int")), "Some(7)");
+        check(shown(m.count("absent")), "None");
+        check(shown(m.count("negative")), "m.gguf is malformed: expected negative from zero on, found -1");
+        check(shown(m.count("text")), "m.gguf is malformed: expected text as an integer, found a string");
+        check(shown(m.float("int")), "Some(7.0)");
+        check(shown(m.float("float")), "Some(0.5)");
+        check(shown(m.text("int")), "m.gguf is malformed: expected int as a string, found an integer");
+        check(shown(m.flag("int")), "m.gguf is malformed: expected int as a boolean, found an integer");
+        check(shown(m.token("int")), "Some(7)");
+        check(shown(m.token("none")), "None");
+        check(shown(m.token("negative")), "None");
+        check(shown(m.need_count("absent")), "m.gguf is malformed: expected the key absent, found none");
+        check(
+            shown(m.texts("ints")),
+            "m.gguf is malformed: expected ints as an array of strings, found an array of integers",
+        );
+        check(
+            shown(m.floats("ints")),
+            "m.gguf is malformed: expected ints as an array of floats, found an array of integers",
+        );
+        check(
+            shown(m.ints("text")),
+            "m.gguf is malformed: expected text as an array of integers, found a string",
+        );
+    }
+
+    #[test]
+    fn counts_per_layer_come_once_or_each() {
+        let m = metadata();
+        let check = |key, layers, expect: &str| assert_eq!(shown(m.per_layer(key, layers)), expect);
+        check("int", 3, "Some([7, 7, 7])");
+        check("ints", 2, "Some([1, 2])");
+        check("absent", 2, "None");
+        check("ints", 3, "m.gguf is malformed: expected 3 values of ints, found 2");
+        check("signed", 2, "m.gguf is malformed: expected signed from zero on, found a negative one");
+    }
+}

@@ -1,0 +1,219 @@
+//! `config.json`: a model's class and its keys, whose meaning is the families' matter.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{CONFIG, folder::Folder};
+use crate::{
+    CheckpointError,
+    family::{HF, HfFamily},
+    limit::{malformed, unsupported},
+    quark,
+};
+
+/// A folder's `config.json`.
+#[derive(Debug)]
+pub struct Config {
+    path: PathBuf,
+    keys: Value,
+    class: ClassKeys,
+}
+
+/// The keys that say which class the model is.
+#[derive(Debug, Deserialize)]
+struct ClassKeys {
+    #[serde(default)]
+    architectures: Option<Vec<String>>,
+    #[serde(default)]
+    model_type: Option<String>,
+    #[serde(default)]
+    quantization_config: Option<Value>,
+    #[serde(flatten)]
+    ids: TokenIds,
+}
+
+/// Ids of special tokens, in `config.json` and `generation_config.json`.
+#[derive(Debug, Default, Clone, Deserialize)]
+pub struct TokenIds {
+    #[serde(default)]
+    /// `bos_token_id`.
+    pub bos_token_id: Option<OneOrMore>,
+    #[serde(default)]
+    /// `eos_token_id`.
+    pub eos_token_id: Option<OneOrMore>,
+    #[serde(default)]
+    /// `pad_token_id`.
+    pub pad_token_id: Option<OneOrMore>,
+}
+
+/// An id or several. Signed, as -1 stands for "none" in some files.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMore {
+    /// An id.
+    One(i64),
+    /// Several.
+    More(Vec<i64>),
+}
+
+impl OneOrMore {
+    /// The ids that are token ids at all.
+    pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        let ids = match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::More(ids) => ids,
+        };
+        ids.iter().filter_map(|&id| u32::try_from(id).ok())
+    }
+}
+
+impl Config {
+    /// Reads `config.json`.
+    pub fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
+        let path = folder.file(CONFIG);
+        match folder.json(CONFIG, EXPECTED)? {
+            Some(keys) => Self::new(path, keys),
+            None => Err(CheckpointError::Read { path, source: std::io::ErrorKind::NotFound.into() }),
+        }
+    }
+
+    /// The keys of the file at `path`.
+    pub fn new(path: PathBuf, keys: Value) -> Result<Self, CheckpointError> {
+        match ClassKeys::deserialize(&keys) {
+            Ok(class) => Ok(Self { path, keys, class }),
+            Err(error) => Err(malformed(&path, EXPECTED, error)),
+        }
+    }
+
+    /// The file, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Ids of special tokens, for tokenizers that do not name them.
+    pub fn ids(&self) -> &TokenIds {
+        &self.class.ids
+    }
+
+    /// The model's class, where the file states it.
+    pub fn class(&self) -> Option<&str> {
+        self.class.architectures.as_ref()?.first().map(String::as_str)
+    }
+
+    /// The keys that a family reads.
+    pub fn keys<T: DeserializeOwned>(&self) -> Result<T, CheckpointError> {
+        T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
+    }
+
+    /// The keys of a part of the file, such as a multimodal model's text part, or of the whole file where it has no such
+    /// part; `defaults` are those that published files leave out.
+    pub fn part(&self, name: &str, defaults: Value) -> Result<Self, CheckpointError> {
+        let mut keys = defaults;
+        let stated = self.keys.get(name).unwrap_or(&self.keys);
+        if let (Value::Object(keys), Value::Object(stated)) = (&mut keys, stated) {
+            keys.extend(stated.iter().map(|(key, value)| (key.clone(), value.clone())));
+        }
+        Self::new(self.path.clone(), keys)
+    }
+
+    /// The family that reads the model's class.
+    pub(crate) fn family(&self) -> Result<&'static HfFamily, CheckpointError> {
+        if let Some(other) = self.class.quantization_config.as_ref().filter(|config| !quark::is_read(config))
+        {
+            return Err(unsupported(
+                "quantization_config",
+                "none, or AMD Quark's with uint4 weights in groups; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
+                other.get("quant_method").and_then(Value::as_str).unwrap_or("some"),
+            )
+            .in_file(&self.path));
+        }
+        let stated = self.class();
+        let kind = self.class.model_type.as_deref();
+        let known = |family: &&&HfFamily| match stated {
+            Some(stated) => family.classes.contains(&stated),
+            None => Some(family.model_type) == kind,
+        };
+        HF.iter().find(known).copied().ok_or_else(|| {
+            // Of a family that is compiled, its other classes; else everything.
+            let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
+            let expected: Vec<&str> = match stated {
+                Some(_) if of_kind().next().is_some() => {
+                    of_kind().flat_map(|family| family.classes).copied().collect()
+                }
+                Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
+                None => HF.iter().map(|family| family.model_type).collect(),
+            };
+            let found = stated.or(kind).unwrap_or("none stated").to_owned();
+            CheckpointError::Architecture { expected, found }.in_file(&self.path)
+        })
+    }
+}
+
+#[cfg(test)]
+impl Config {
+    /// Keys of which some are changed.
+    pub fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
+        if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
+            keys.extend(changes.clone());
+        }
+        Self::new("config.json".into(), keys)
+    }
+}
+
+/// What `config.json` holds, for errors about one that does not.
+const EXPECTED: &str = "the configuration of a language model or encoder";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn class(changes: Value) -> Result<&'static str, CheckpointError> {
+        let config = Config::new("config.json".into(), changes)?;
+        Ok(config.family()?.model_type)
+    }
+
+    #[test]
+    fn classes_that_are_not_known_are_refused_by_name() {
+        let refused = |keys: Value, expect: &str| {
+            let error = class(keys).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error} lacks {expect}");
+        };
+        refused(
+            json!({"architectures": ["MambaForCausalLM"]}),
+            "config.json: architecture \"MambaForCausalLM\" is not supported: expected one of LlamaForCausalLM, ",
+        );
+        // A class of a family that is compiled is told its family's classes alone.
+        let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
+        refused(tokens, "\"BertForTokenClassification\" is not supported: expected one of Bert");
+        refused(json!({"architectures": []}), "\"none stated\"");
+        refused(
+            json!({"architectures": null, "model_type": "mamba"}),
+            "config.json: architecture \"mamba\" is not supported: expected one of llama, ",
+        );
+        refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
+        let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});
+        refused(quantized, "take the checkpoint in f32, f16 or bf16");
+    }
+
+    #[test]
+    fn a_model_type_stands_in_for_the_class() {
+        for kind in ["llama", "mistral", "bert"] {
+            assert_eq!(class(json!({"architectures": null, "model_type": kind})).unwrap(), kind);
+        }
+    }
+
+    #[test]
+    fn ids_come_alone_or_in_lists() {
+        let check = |value: Value, expect: &[u32]| {
+            let found: OneOrMore = serde_json::from_value(value).unwrap();
+            assert_eq!(found.ids().collect::<Vec<_>>(), expect);
+        };
+        check(json!(2), &[2]);
+        check(json!([2, 3]), &[2, 3]);
+        check(json!(-1), &[]);
+    }
+}

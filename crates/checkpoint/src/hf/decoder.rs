@@ -1,0 +1,497 @@
+//! The keys of `config.json` that most causal language models share.
+//!
+//! Follows `LlamaConfig` of the `transformers` library, and `modeling_rope_utils` for rotary scaling. What is set but
+//! not compiled is refused, never passed over. What a family has beside them stands in its own file.
+
+use std::path::Path;
+
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+};
+use serde::{Deserialize, Deserializer};
+
+use super::config::Config;
+use crate::{
+    CheckpointError,
+    limit::{HEADS, LAYERS, bounded, malformed, unsupported},
+};
+
+/// Keys of causal language models.
+#[derive(Debug, Deserialize)]
+pub(crate) struct DecoderKeys {
+    vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    intermediate_size: Widths,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    #[serde(default)]
+    num_key_value_heads: Option<usize>,
+    #[serde(default)]
+    head_dim: Option<usize>,
+    #[serde(default)]
+    max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    pub(crate) hidden_act: Option<String>,
+    #[serde(default)]
+    rms_norm_eps: Option<f64>,
+    #[serde(default)]
+    layer_norm_eps: Option<f64>,
+    #[serde(default)]
+    rope_theta: Option<f64>,
+    #[serde(default)]
+    rope_scaling: Option<RopeKeys>,
+    #[serde(default)]
+    rope_parameters: Option<RopeKeys>,
+    #[serde(default)]
+    original_max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    pub(crate) attention_bias: Option<bool>,
+    #[serde(default)]
+    pub(crate) mlp_bias: Option<bool>,
+    #[serde(default)]
+    tie_word_embeddings: Option<bool>,
+    #[serde(default, deserialize_with = "present")]
+    pub(crate) sliding_window: Option<Option<usize>>,
+    #[serde(default)]
+    pub(crate) use_sliding_window: Option<bool>,
+    #[serde(default)]
+    pub(crate) layer_types: Option<Vec<LayerType>>,
+}
+
+/// Inner widths: one for all layers, or one for each.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Widths {
+    All(usize),
+    Each(Vec<usize>),
+}
+
+impl Widths {
+    /// The inner width of each of `layers` layers.
+    fn of(&self, path: &Path, layers: usize) -> Result<Vec<usize>, CheckpointError> {
+        match self {
+            Self::All(width) => Ok(vec![*width; layers]),
+            Self::Each(widths) if widths.len() == layers => Ok(widths.clone()),
+            Self::Each(widths) => {
+                Err(malformed(path, format!("intermediate_size for {layers} layers"), widths.len()))
+            }
+        }
+    }
+}
+
+/// What a layer's attention sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) enum LayerType {
+    /// Everything before.
+    #[serde(rename = "full_attention")]
+    Full,
+    /// A window.
+    #[serde(rename = "sliding_attention")]
+    Sliding,
+}
+
+/// What a class has where its file is silent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Defaults {
+    /// The longest sequence, in tokens.
+    pub(crate) context: usize,
+    /// Key/value heads; `None` where there are as many as query heads.
+    pub(crate) kv_heads: Option<usize>,
+    /// Elements per head; `None` where it is the width divided by the heads.
+    pub(crate) head_size: Option<usize>,
+    /// Base of rotary frequencies.
+    pub(crate) theta: f64,
+    /// The share of a head that is rotated; `None` where the class rotates all of it, whatever the file says.
+    pub(crate) rotated: Option<f64>,
+    /// Epsilon of norms.
+    pub(crate) epsilon: f64,
+    /// Whether the head's weight is the embedding's.
+    pub(crate) tied: Tied,
+}
+
+/// Whether the head's weight is the embedding's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tied {
+    Yes,
+    No,
+}
+
+impl Defaults {
+    /// Those of `LlamaConfig`.
+    pub(crate) const LLAMA: Self = Self {
+        context: 2048,
+        kv_heads: None,
+        head_size: None,
+        theta: 10_000.0,
+        rotated: None,
+        epsilon: 1e-6,
+        tied: Tied::No,
+    };
+}
+
+/// `rope_scaling`, or `rope_parameters` as newer versions write it.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+pub(crate) struct RopeKeys {
+    #[serde(default)]
+    rope_type: Option<String>,
+    /// What `rope_type` was called before; many files carry both.
+    #[serde(default, rename = "type")]
+    old_rope_type: Option<String>,
+    #[serde(default)]
+    rope_theta: Option<f64>,
+    #[serde(default)]
+    factor: Option<f64>,
+    #[serde(default)]
+    low_freq_factor: Option<f64>,
+    #[serde(default)]
+    high_freq_factor: Option<f64>,
+    #[serde(default)]
+    original_max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    short_factor: Option<Vec<f32>>,
+    #[serde(default)]
+    long_factor: Option<Vec<f32>>,
+    #[serde(default)]
+    attention_factor: Option<f64>,
+}
+
+/// What is expected of a file that has both.
+pub(crate) const ROPE_TWICE: &str =
+    "rope_scaling and rope_parameters that say the same, or one of them alone";
+
+/// Tells `null` (`Some(None)`) from an absent key (`None`).
+pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl DecoderKeys {
+    /// A decoder of Llama's structure without biases and windows; families change what they have otherwise.
+    pub(crate) fn decoder(
+        &self,
+        config: &Config,
+        defaults: Defaults,
+    ) -> Result<DecoderArch, CheckpointError> {
+        let path = config.path();
+        let layers = bounded(path, "num_hidden_layers", self.num_hidden_layers, &LAYERS)?;
+        let heads = bounded(path, "num_attention_heads", self.num_attention_heads, &HEADS)?;
+        let head_size = self.head_size(config, (heads, defaults))?;
+        let kv_heads = self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads);
+        let activation = activation(self.hidden_act.as_deref().unwrap_or("silu"))?;
+        let attention = Attention::plain(heads, kv_heads, head_size);
+        let layer = |inner| DecoderLayer {
+            attention: attention.clone(),
+            mlp: Mlp { inner, activation, gated: true, bias: false, cutoff: None },
+            residual: Residual::Sequential,
+        };
+        let widths = self.intermediate_size.of(path, layers)?;
+        Ok(DecoderArch {
+            family: Family::Llama,
+            vocab: self.vocab_size,
+            hidden: self.hidden_size,
+            context: self.max_position_embeddings.unwrap_or(defaults.context),
+            layers: widths.into_iter().map(layer).collect(),
+            norm: NormKind::Rms,
+            norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
+            rope: Some(self.rope(config, (head_size, defaults))?),
+            local_rope: None,
+            embed_scale: None,
+            logit_cap: None,
+            altup: None,
+            per_layer: None,
+            tied_head: self.tie_word_embeddings.unwrap_or(defaults.tied == Tied::Yes),
+            kept_tokens: None,
+        })
+    }
+
+    /// Windows of the layers that have the sliding type.
+    pub(crate) fn windows(&self, arch: &mut DecoderArch, types: &[LayerType], window: Option<usize>) {
+        for (layer, kind) in arch.layers.iter_mut().zip(types) {
+            // A window as long as the context hides nothing.
+            let hides = |window: &usize| *kind == LayerType::Sliding && (1..arch.context).contains(window);
+            layer.attention.window = window.filter(hides);
+        }
+    }
+
+    fn head_size(
+        &self,
+        config: &Config,
+        (heads, defaults): (usize, Defaults),
+    ) -> Result<usize, CheckpointError> {
+        match self.head_dim.or(defaults.head_size) {
+            Some(size) => Ok(size),
+            None if self.hidden_size.is_multiple_of(heads) => Ok(self.hidden_size / heads),
+            None => {
+                let expected =
+                    format!("num_attention_heads that divide the hidden_size {}", self.hidden_size);
+                Err(malformed(config.path(), expected, heads))
+            }
+        }
+    }
+
+    fn rope<'a>(
+        &'a self,
+        config: &Config,
+        (head_size, defaults): (usize, Defaults),
+    ) -> Result<Rope, CheckpointError> {
+        let stated = |keys: &'a Option<RopeKeys>| keys.as_ref().filter(|keys| **keys != RopeKeys::default());
+        let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
+        let rope = self.rope_of(config, new.or(old), (head_size, defaults))?;
+        match (new, old) {
+            // `transformers` takes the older key then; whoever wrote the newer one did not mean that.
+            (Some(new), Some(old)) if self.rope_of(config, Some(old), (head_size, defaults))? != rope => {
+                let found = format!("{:?} and {:?} that differ", old.kind(), new.kind());
+                Err(malformed(config.path(), ROPE_TWICE, found))
+            }
+            _ => Ok(rope),
+        }
+    }
+
+    fn rope_of(
+        &self,
+        config: &Config,
+        keys: Option<&RopeKeys>,
+        (head_size, defaults): (usize, Defaults),
+    ) -> Result<Rope, CheckpointError> {
+        let partial = keys.and_then(|keys| keys.partial_rotary_factor).or(self.partial_rotary_factor);
+        let share = match (defaults.rotated, partial) {
+            (Some(usual), stated) => stated.unwrap_or(usual),
+            (None, Some(partial)) if partial != 1.0 => {
+                return Err(unsupported("partial_rotary_factor", "1", partial));
+            }
+            (None, _) => 1.0,
+        };
+        let (dims, theta) = ((head_size as f64 * share) as usize, self.rope_theta.unwrap_or(defaults.theta));
+        match keys {
+            Some(keys) if keys.is_long() => {
+                let context = self.max_position_embeddings.unwrap_or(defaults.context);
+                let original = self.original_max_position_embeddings;
+                Ok(Rope {
+                    theta: keys.rope_theta.unwrap_or(theta),
+                    dims,
+                    scaling: keys.long(config, context, original)?,
+                })
+            }
+            Some(keys) => keys.rope(config, (dims, theta)),
+            None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
+        }
+    }
+}
+
+impl RopeKeys {
+    /// The positions of heads of which `dims` elements are rotated; `theta` is the base where the keys have none.
+    pub(crate) fn rope(&self, config: &Config, (dims, theta): (usize, f64)) -> Result<Rope, CheckpointError> {
+        Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
+    }
+
+    /// The file's name of the scaling.
+    fn kind(&self) -> &str {
+        self.rope_type.as_deref().or(self.old_rope_type.as_deref()).unwrap_or("default")
+    }
+
+    /// Whether the scaling is LongRoPE's, which files from before it was published call `su`.
+    fn is_long(&self) -> bool {
+        matches!(self.kind(), "longrope" | "su")
+    }
+
+    /// LongRoPE's scaling for a context of so many tokens; `original` is what the file says beside the scaling.
+    fn long(
+        &self,
+        config: &Config,
+        context: usize,
+        original: Option<usize>,
+    ) -> Result<RopeScaling, CheckpointError> {
+        let need = |key: &str| malformed(config.path(), format!("a rope scaling with {key}"), "none");
+        let original_context = original
+            .or(self.original_max_position_embeddings)
+            .ok_or_else(|| need("original_max_position_embeddings"))?;
+        let stretch = self.factor.unwrap_or(context as f64 / original_context as f64);
+        let usual =
+            if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original_context as f64).ln()).sqrt() };
+        Ok(RopeScaling::LongRope {
+            short: self.short_factor.clone().ok_or_else(|| need("short_factor"))?,
+            long: self.long_factor.clone().ok_or_else(|| need("long_factor"))?,
+            original_context,
+            attention_factor: self.attention_factor.unwrap_or(usual),
+        })
+    }
+
+    fn scaling(&self, path: &Path) -> Result<RopeScaling, CheckpointError> {
+        let need = |key: &str, value: Option<f64>| {
+            value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
+        };
+        match self.kind() {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: need("factor", self.factor)? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: need("factor", self.factor)?,
+                low_freq_factor: need("low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: need("high_freq_factor", self.high_freq_factor)?,
+                original_context: self.original_max_position_embeddings.ok_or_else(|| {
+                    malformed(path, "a rope scaling with original_max_position_embeddings", "none")
+                })?,
+            }),
+            other => Err(unsupported("rope scaling", "default, linear, llama3 or longrope", other)),
+        }
+    }
+}
+
+/// The activations of `transformers` by name.
+pub(crate) fn activation(name: &str) -> Result<Activation, CheckpointError> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" | "gelu_python" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "relu" => Ok(Activation::Relu),
+        other => Err(unsupported("hidden_act", "silu, gelu, gelu_new, gelu_pytorch_tanh or relu", other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::family::HfReader;
+
+    fn llama() -> Value {
+        json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 2, "num_attention_heads": 4,
+        })
+    }
+
+    fn with(mut config: Value, changes: Value) -> Value {
+        for (key, value) in changes.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        config
+    }
+
+    fn decoder(changes: Value) -> Result<DecoderArch, CheckpointError> {
+        let config = Config::new("config.json".into(), with(llama(), changes))?;
+        match config.family()?.read {
+            HfReader::Decoder(read) => Ok(read(&config)?.arch),
+            HfReader::Encoder(_) => panic!("an encoder"),
+        }
+    }
+
+    fn refused<T: std::fmt::Debug>(result: Result<T, CheckpointError>, expect: &str) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expect), "{error} lacks {expect}");
+    }
+
+    #[test]
+    fn absent_keys_have_the_class_s_defaults() {
+        let found = decoder(json!({})).unwrap();
+        let attention = Attention::plain(4, 4, 16);
+        let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
+        assert_eq!(found.layers, vec![DecoderLayer { attention, mlp, residual: Residual::Sequential }; 2]);
+        assert_eq!((found.context, found.norm_epsilon, found.tied_head), (2048, 1e-6, false));
+        assert_eq!(found.rope, Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }));
+        let found =
+            decoder(json!({"architectures": ["MistralForCausalLM"], "num_attention_heads": 8})).unwrap();
+        assert_eq!((found.context, found.layers[0].attention.kv_heads), (131_072, 8));
+        assert_eq!(found.layers[0].attention.window, Some(4096));
+    }
+
+    #[test]
+    fn stated_keys_are_read() {
+        let found = decoder(json!({
+            "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "attention_bias": true,
+            "mlp_bias": true, "tie_word_embeddings": true, "max_position_embeddings": 4096, "hidden_act": "gelu",
+        }))
+        .unwrap();
+        let layer = &found.layers[0];
+        let rope = found.rope.unwrap();
+        assert_eq!((layer.attention.kv_heads, layer.attention.head_size, rope.dims), (2, 32, 32));
+        assert!(layer.attention.qkv_bias && layer.attention.output_bias && layer.mlp.bias && found.tied_head);
+        assert_eq!((found.context, found.norm_epsilon, rope.theta), (4096, 1e-5, 5e5));
+        assert_eq!(layer.mlp.activation, Activation::Gelu);
+    }
+
+    #[test]
+    fn windows_are_told_from_none() {
+        let check = |class: &str, window: Value, expect| {
+            let found = decoder(json!({"architectures": [class], "sliding_window": window})).unwrap();
+            assert_eq!(found.layers[1].attention.window, expect);
+        };
+        check("MistralForCausalLM", json!(512), Some(512));
+        check("MistralForCausalLM", json!(null), None);
+        check("MistralForCausalLM", json!(1 << 20), None);
+        check("LlamaForCausalLM", json!(512), None);
+    }
+
+    #[test]
+    fn rope_is_read_in_the_old_spelling_and_the_new() {
+        let check = |changes: Value, theta, scaling| {
+            assert_eq!(decoder(changes).unwrap().rope, Some(Rope { theta, dims: 16, scaling }));
+        };
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let numbers = json!({
+            "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        });
+        let old = with(numbers.clone(), json!({"rope_type": "llama3"}));
+        check(json!({"rope_theta": 500_000, "rope_scaling": old}), 5e5, llama3.clone());
+        let both = with(old, json!({"type": "llama3"}));
+        check(json!({"rope_scaling": both}), 1e4, llama3.clone());
+        let new = with(numbers, json!({"rope_type": "llama3", "rope_theta": 1e6}));
+        check(json!({"rope_parameters": new}), 1e6, llama3);
+        let linear = RopeScaling::Linear { factor: 2.0 };
+        check(json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), 1e4, linear);
+        check(json!({"rope_scaling": null}), 1e4, RopeScaling::None);
+        check(
+            json!({"rope_parameters": {"rope_type": "default", "rope_theta": 7e4}}),
+            7e4,
+            RopeScaling::None,
+        );
+        refused(
+            decoder(json!({"rope_scaling": {"type": "linear"}})),
+            "a rope scaling with factor, found none",
+        );
+        let llama3 = json!({"rope_type": "llama3", "factor": 8.0});
+        refused(decoder(json!({"rope_scaling": llama3})), "a rope scaling with low_freq_factor, found none");
+        refused(
+            decoder(json!({"rope_scaling": {"type": "yarn", "factor": 2.0}})),
+            "rope scaling \"yarn\" is not supported",
+        );
+        let both = |old: Value, new: Value| {
+            decoder(json!({"rope_theta": 7e4, "rope_scaling": old, "rope_parameters": new}))
+        };
+        let twice = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 7e4});
+        let found = both(json!({"type": "linear", "factor": 2.0}), twice.clone()).unwrap().rope;
+        assert_eq!(found, Some(Rope { theta: 7e4, dims: 16, scaling: RopeScaling::Linear { factor: 2.0 } }));
+        assert_eq!(both(json!({}), twice.clone()).unwrap().rope, found);
+        let linear = json!({"type": "linear", "factor": 4.0});
+        refused(both(linear.clone(), twice.clone()), "rope_scaling and rope_parameters that say the same");
+        let default = json!({"rope_type": "default", "rope_theta": 7e4});
+        refused(both(linear, default.clone()), "found \"linear\" and \"default\" that differ");
+        refused(both(json!({"type": "yarn", "factor": 2.0}), default), "rope scaling \"yarn\"");
+        refused(decoder(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor \"0.5\"");
+    }
+
+    #[test]
+    fn broken_numbers_are_refused() {
+        refused(decoder(json!({"num_hidden_layers": 0})), "num_hidden_layers from 1");
+        refused(decoder(json!({"num_hidden_layers": u64::MAX})), "num_hidden_layers from 1");
+        refused(decoder(json!({"num_attention_heads": 0})), "num_attention_heads from 1");
+        refused(decoder(json!({"num_attention_heads": 5})), "divide the hidden_size 64, found 5");
+        refused(decoder(json!({"hidden_size": -64})), "malformed");
+        refused(decoder(json!({"hidden_size": "64"})), "malformed");
+    }
+
+    #[test]
+    fn an_activation_that_is_not_compiled_is_refused() {
+        refused(decoder(json!({"hidden_act": "xielu"})), "hidden_act \"xielu\" is not supported");
+    }
+}

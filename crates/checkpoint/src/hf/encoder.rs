@@ -1,0 +1,123 @@
+//! What encoders share in `config.json`: BERT's keys with their defaults, and the class that says which head is meant.
+
+use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Family};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{config::Config, decoder::activation, pooling::Sentence};
+use crate::{
+    CheckpointError,
+    limit::{LAYERS, bounded, unsupported},
+};
+
+/// The keys of BERT and of what follows it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EncoderKeys {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    #[serde(default)]
+    max_position_embeddings: Option<usize>,
+    #[serde(default)]
+    type_vocab_size: Option<usize>,
+    #[serde(default)]
+    hidden_act: Option<String>,
+    #[serde(default)]
+    layer_norm_eps: Option<f64>,
+    #[serde(default)]
+    position_embedding_type: Option<String>,
+    #[serde(default)]
+    is_decoder: Option<bool>,
+}
+
+impl EncoderKeys {
+    /// The encoder that the keys describe, as far as it is BERT's.
+    pub(crate) fn encoder(&self, config: &Config, head: EncoderHead) -> Result<EncoderArch, CheckpointError> {
+        if let Some(other) = self.position_embedding_type.as_deref().filter(|&kind| kind != "absolute") {
+            return Err(unsupported("position_embedding_type", "absolute", other));
+        }
+        if self.is_decoder == Some(true) {
+            let expected =
+                "false: a causal head over BERT's blocks is not compiled, an encoder and its masked head are";
+            return Err(unsupported("is_decoder", expected, true));
+        }
+        Ok(EncoderArch {
+            family: Family::Bert,
+            vocab: self.vocab_size,
+            hidden: self.hidden_size,
+            positions: self.max_position_embeddings.unwrap_or(512),
+            first_position: 0,
+            types: self.type_vocab_size.unwrap_or(2),
+            layers: bounded(config.path(), "num_hidden_layers", self.num_hidden_layers, &LAYERS)?,
+            heads: self.num_attention_heads,
+            inner: self.intermediate_size,
+            activation: self.activation("gelu")?,
+            norm: EncoderNorm::Layer,
+            norm_epsilon: self.layer_norm_eps.unwrap_or(1e-12) as f32,
+            factored: None,
+            bottleneck: None,
+            head,
+        })
+    }
+
+    /// The stated activation, or the class's own.
+    pub(crate) fn activation(&self, default: &str) -> Result<Activation, CheckpointError> {
+        activation(self.hidden_act.as_deref().unwrap_or(default))
+    }
+}
+
+/// The keys that bear on heads.
+#[derive(Debug, Deserialize)]
+struct HeadKeys {
+    #[serde(default)]
+    id2label: Option<serde_json::Map<String, Value>>,
+    #[serde(default)]
+    num_labels: Option<usize>,
+    #[serde(default)]
+    tie_word_embeddings: Option<bool>,
+}
+
+/// What a family's heads compute before their last layer.
+pub(crate) struct Heads {
+    /// Activation of the dense layer before a classifier.
+    pub(crate) score: Option<Activation>,
+    /// Activation of the dense layer before the vocabulary.
+    pub(crate) masked: Activation,
+}
+
+/// The head that the model's class names. Files of sentence-transformers make an embedding model of any class: most
+/// were trained from a masked language model and still carry its name.
+pub(crate) fn head(
+    config: &Config,
+    sentence: &Sentence,
+    heads: &Heads,
+) -> Result<EncoderHead, CheckpointError> {
+    let class = config.class().unwrap_or_default();
+    let keys: HeadKeys = config.keys()?;
+    let labels = keys.id2label.as_ref().map(serde_json::Map::len).or(keys.num_labels).unwrap_or(2);
+    if sentence.listed {
+        return Ok(sentence.embedding());
+    }
+    if class.ends_with("ForSequenceClassification") {
+        return Ok(EncoderHead::Score { labels: labels.max(1), dense: heads.score });
+    }
+    if class.ends_with("ForQuestionAnswering") {
+        if labels != 2 {
+            return Err(unsupported(
+                "num_labels of a question-answering model",
+                "2: beginning and end",
+                labels,
+            ));
+        }
+        return Ok(EncoderHead::Spans {});
+    }
+    if class.ends_with("ForMaskedLM") || class.ends_with("ForPreTraining") {
+        if keys.tie_word_embeddings == Some(false) {
+            return Err(unsupported("tie_word_embeddings of a masked language model", "true", false));
+        }
+        return Ok(EncoderHead::MaskedLm { activation: Some(heads.masked) });
+    }
+    Ok(sentence.embedding())
+}

@@ -1,0 +1,148 @@
+//! A checkpoint's folder: reads small files and remembers which ones it read.
+//!
+//! What the files mean is known elsewhere; only the licence line of a model card is read here.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Component, Path, PathBuf},
+};
+
+use serde::de::DeserializeOwned;
+
+use crate::{
+    CheckpointError,
+    limit::{malformed, read_small},
+};
+
+/// How much of a model card is searched for its licence; the front matter stands first.
+const CARD_BYTES: u64 = 64 << 10;
+
+/// A folder and the files read from it.
+pub struct Folder {
+    path: PathBuf,
+    /// The files read so far.
+    pub files: Vec<PathBuf>,
+}
+
+impl Folder {
+    /// A folder of which no file was read yet.
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), files: Vec::new() }
+    }
+
+    /// The folder's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of `name` in the folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Whether the folder has a file `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.file(name).is_file()
+    }
+
+    /// The bytes of `name`, where there is such a file.
+    pub fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let path = self.file(name);
+        let bytes = read_small(&path)?;
+        if !self.files.contains(&path) {
+            self.files.push(path);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// The text of `name`, where there is such a file.
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, CheckpointError> {
+        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) => Err(malformed(&self.file(name), "text in UTF-8", error)),
+        }
+    }
+
+    /// `name` as JSON, where there is such a file; `expected` says what it should hold.
+    pub fn json<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        expected: &str,
+    ) -> Result<Option<T>, CheckpointError> {
+        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        match serde_json::from_slice(&bytes) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => Err(malformed(&self.file(name), expected, error)),
+        }
+    }
+
+    /// The licence in the front matter of the model card.
+    pub fn license(&self) -> Result<Option<String>, CheckpointError> {
+        let path = self.file("README.md");
+        let Ok(file) = File::open(&path) else { return Ok(None) };
+        let mut card = Vec::new();
+        let read = file.take(CARD_BYTES).read_to_end(&mut card);
+        read.map_err(|source| CheckpointError::Read { path, source })?;
+        Ok(license_of(&String::from_utf8_lossy(&card)))
+    }
+}
+
+/// `name` where it leads to a file below the folder it is found in, not out of it.
+pub fn inside(name: &str) -> bool {
+    Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+}
+
+fn license_of(card: &str) -> Option<String> {
+    let front = card.strip_prefix("---")?.split("\n---").next()?;
+    let value = front.lines().find_map(|line| line.strip_prefix("license:"))?;
+    let value = value.trim().trim_matches(['"', '\'']);
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_licence_is_read_from_the_front_matter_alone() {
+        let check = |card: &str, expect: Option<&str>| assert_eq!(license_of(card).as_deref(), expect);
+        check("---\nlanguage: en\nlicense: apache-2.0\n---\n# Card", Some("apache-2.0"));
+        check("---\nlicense: \"mit\"\n---\n", Some("mit"));
+        check("---\nlicense:\n---\n", None);
+        check("---\nlanguage: en\n---\nlicense: mit\n", None);
+        check("# Card\nlicense: mit\n", None);
+    }
+
+    #[test]
+    fn names_that_lead_out_are_told_apart() {
+        for (name, expect) in [
+            ("", true),
+            ("1_Pooling", true),
+            ("a/b", true),
+            ("../a", false),
+            ("/etc", false),
+            ("a/../../b", false),
+        ] {
+            assert_eq!(inside(name), expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn files_are_remembered_once() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.json"), "[1, 2]").unwrap();
+        std::fs::write(folder.path().join("b.json"), "[1,").unwrap();
+        let mut folder = Folder::new(folder.path());
+        assert_eq!(folder.json::<Vec<u8>>("a.json", "numbers").unwrap(), Some(vec![1, 2]));
+        assert_eq!(folder.text("a.json").unwrap().as_deref(), Some("[1, 2]"));
+        assert_eq!(folder.json::<Vec<u8>>("c.json", "numbers").unwrap(), None);
+        let error = folder.json::<Vec<u8>>("b.json", "numbers").unwrap_err().to_string();
+        assert!(error.contains("b.json is malformed: expected numbers, found EOF"), "{error}");
+        assert_eq!(folder.files.len(), 2);
+    }
+}

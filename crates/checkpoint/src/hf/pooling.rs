@@ -1,0 +1,210 @@
+//! How an encoder's rows become one vector: the files of sentence-transformers.
+//!
+//! `modules.json` lists the modules, `1_Pooling/config.json` says how to pool. A folder without them is pooled by
+//! the mean and scaled to unit length: embeddings are compared by cosine, which the length does not change.
+
+use narthex_spec::arch::{EncoderHead, Pooling};
+use serde::Deserialize;
+
+use super::folder::{Folder, inside};
+use crate::{
+    CheckpointError,
+    limit::{malformed, unsupported},
+};
+
+/// Where sentence-transformers keeps the pooling module unless its list says otherwise.
+const USUAL_POOLING: &str = "1_Pooling";
+
+/// What sentence-transformers says of an encoder.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Sentence {
+    /// How rows become one vector.
+    pub pooling: Pooling,
+    /// Whether the vector is scaled to unit length.
+    pub normalize: bool,
+    /// The longest text, in tokens.
+    pub max_length: Option<usize>,
+    /// Whether `modules.json` says so, and not a rule for folders without one.
+    pub listed: bool,
+}
+
+impl Sentence {
+    /// The head that it makes of an encoder.
+    pub fn embedding(&self) -> EncoderHead {
+        EncoderHead::Embedding { pooling: self.pooling, normalize: self.normalize }
+    }
+}
+
+#[derive(Deserialize)]
+struct Module {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    path: String,
+}
+
+#[derive(Deserialize)]
+struct Limits {
+    #[serde(default)]
+    max_seq_length: Option<usize>,
+}
+
+/// Any `pooling_mode_*` key, or the single `pooling_mode` that newer versions write.
+#[derive(Deserialize)]
+struct PoolingKeys {
+    #[serde(default)]
+    pooling_mode: Option<serde_json::Value>,
+    #[serde(default)]
+    include_prompt: Option<bool>,
+    #[serde(flatten)]
+    rest: std::collections::BTreeMap<String, serde_json::Value>,
+}
+
+/// Reads `modules.json` and what it names.
+pub fn read(folder: &mut Folder) -> Result<Sentence, CheckpointError> {
+    let max_length = folder
+        .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
+        .and_then(|limits| limits.max_seq_length);
+    let Some(modules) = folder.json::<Vec<Module>>("modules.json", "a list of modules")? else {
+        let pooling = pooling(folder, USUAL_POOLING)?.unwrap_or(Pooling::Mean);
+        return Ok(Sentence { pooling, normalize: true, max_length, listed: false });
+    };
+    let mut sentence = Sentence { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
+    for (at, module) in modules.iter().enumerate() {
+        // The list comes from outside and must not lead out of the folder.
+        if !inside(&module.path) {
+            return Err(malformed(&folder.file("modules.json"), "modules inside the folder", &module.path));
+        }
+        let name = module.kind.rsplit('.').next().unwrap_or_default();
+        match (at, name) {
+            (0, "Transformer") if module.path.is_empty() || module.path == "." => {}
+            (0, "Transformer") => {
+                return Err(unsupported("path of the Transformer module", "the folder itself", &module.path));
+            }
+            (1, "Pooling") => {
+                let path = folder.file(&module.path).join("config.json");
+                let found = pooling(folder, &module.path)?;
+                sentence.pooling =
+                    found.ok_or_else(|| malformed(&path, "a pooling configuration", "no file"))?;
+            }
+            (2, "Normalize") => sentence.normalize = true,
+            _ => {
+                let expected = "Transformer, Pooling and Normalize, in this order";
+                return Err(unsupported("sentence-transformers module", expected, &module.kind));
+            }
+        }
+    }
+    Ok(sentence)
+}
+
+/// The pooling of the module in `path`, where it has a configuration.
+fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>, CheckpointError> {
+    let name = format!("{path}/config.json");
+    let Some(keys) = folder.json::<PoolingKeys>(&name, "a pooling configuration")? else { return Ok(None) };
+    if keys.include_prompt == Some(false) {
+        return Err(unsupported(
+            "include_prompt of the pooling",
+            "true: a prompt counts like any text",
+            false,
+        ));
+    }
+    let modes: Vec<String> = match keys.pooling_mode {
+        Some(serde_json::Value::String(mode)) => vec![mode],
+        Some(other) => return Err(unsupported("pooling_mode", "mean, cls, max or lasttoken", other)),
+        None => {
+            let set = keys.rest.into_iter().filter(|(_, value)| *value == serde_json::Value::Bool(true));
+            set.filter_map(|(key, _)| key.strip_prefix("pooling_mode_").map(str::to_owned)).collect()
+        }
+    };
+    match modes.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["mean" | "mean_tokens"] => Ok(Some(Pooling::Mean)),
+        ["cls" | "cls_token"] => Ok(Some(Pooling::Cls)),
+        ["max" | "max_tokens"] => Ok(Some(Pooling::Max)),
+        ["lasttoken"] => Ok(Some(Pooling::Last)),
+        _ => Err(unsupported("pooling", "mean, cls, max or lasttoken, one of them", modes.join("+"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn sentence(files: &[(&str, Value)]) -> Result<Sentence, CheckpointError> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, value) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, value.to_string()).unwrap();
+        }
+        read(&mut Folder::new(folder.path()))
+    }
+
+    fn modules(list: &[(&str, &str)]) -> (&'static str, Value) {
+        let kinds = list.iter().map(|(kind, path)| json!({"type": format!("a.b.{kind}"), "path": path}));
+        ("modules.json", kinds.collect())
+    }
+
+    fn check(files: &[(&str, Value)], pooling: Pooling, normalize: bool) {
+        let listed = files.iter().any(|(name, _)| *name == "modules.json");
+        assert_eq!(sentence(files).unwrap(), Sentence { pooling, normalize, max_length: None, listed });
+    }
+
+    fn refused(files: &[(&str, Value)], expect: &str) {
+        let error = sentence(files).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error} lacks {expect}");
+    }
+
+    const MEAN: &str = "pooling_mode_mean_tokens";
+    const CLS: &str = "pooling_mode_cls_token";
+    const USUAL: &str = "1_Pooling/config.json";
+
+    #[test]
+    fn modules_say_how_rows_become_a_vector() {
+        let two = modules(&[("Transformer", ""), ("Pooling", "1_Pooling")]);
+        let three = modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
+        check(&[three.clone(), (USUAL, json!({MEAN: true, CLS: false}))], Pooling::Mean, true);
+        check(&[two.clone(), (USUAL, json!({MEAN: false, CLS: true}))], Pooling::Cls, false);
+        check(&[two.clone(), (USUAL, json!({"pooling_mode": "cls"}))], Pooling::Cls, false);
+        refused(
+            &[two.clone(), (USUAL, json!({MEAN: true, CLS: true}))],
+            "is not supported: expected mean, cls, max or lasttoken",
+        );
+        check(&[two.clone(), (USUAL, json!({"pooling_mode_max_tokens": true}))], Pooling::Max, false);
+        check(&[two.clone(), (USUAL, json!({"pooling_mode_lasttoken": true}))], Pooling::Last, false);
+        let other = json!({"pooling_mode_weightedmean_tokens": true});
+        refused(&[two.clone(), (USUAL, other)], "pooling \"weightedmean_tokens\"");
+        refused(&[two.clone(), (USUAL, json!({}))], "one of them");
+        refused(&[two.clone(), (USUAL, json!({MEAN: true, "include_prompt": false}))], "include_prompt");
+        refused(&[two.clone(), (USUAL, json!({"pooling_mode": 1}))], "pooling_mode \"1\"");
+        refused(&[two], "a pooling configuration, found no file");
+    }
+
+    #[test]
+    fn a_folder_without_modules_is_pooled_by_the_mean_and_normalised() {
+        check(&[], Pooling::Mean, true);
+        check(&[(USUAL, json!({CLS: true}))], Pooling::Cls, true);
+    }
+
+    #[test]
+    fn other_modules_are_refused() {
+        refused(&[modules(&[("Transformer", "0_Transformer")])], "path of the Transformer module");
+        refused(&[modules(&[("Pooling", "1_Pooling")])], "module \"a.b.Pooling\"");
+        let dense = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")];
+        refused(&[modules(&dense), (USUAL, json!({MEAN: true}))], "module \"a.b.Dense\"");
+        refused(
+            &[modules(&[("Transformer", ""), ("Pooling", "../x")])],
+            "modules inside the folder, found ../x",
+        );
+        refused(&[("modules.json", json!({"a": 1}))], "expected a list of modules");
+    }
+
+    #[test]
+    fn the_longest_text_is_read() {
+        let found = sentence(&[("sentence_bert_config.json", json!({"max_seq_length": 256}))]).unwrap();
+        assert_eq!(found.max_length, Some(256));
+        let found = sentence(&[("sentence_bert_config.json", json!({"max_seq_length": null}))]).unwrap();
+        assert_eq!(found.max_length, None);
+    }
+}

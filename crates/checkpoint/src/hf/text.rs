@@ -1,0 +1,420 @@
+//! The tokenizer files of a folder: `tokenizer.json`, or what `sentencepiece` makes one of, and the rules of its special
+//! tokens.
+//!
+//! Follows the order of `transformers`: `tokenizer_config.json` before `special_tokens_map.json`,
+//! `generation_config.json` before `config.json`. How text is cut into tokens is `narthex-text`'s matter.
+
+use std::collections::BTreeMap;
+
+use narthex_spec::arch::Family;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{config::TokenIds, folder::Folder, pooling::Sentence, sentencepiece};
+use crate::{
+    CheckpointError, SpecialTokens,
+    limit::{malformed, unsupported},
+    special::{ends_of, sorted, template_of},
+};
+
+/// The roles of special tokens that templates name.
+const ROLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token"];
+
+/// What a folder says of text.
+#[derive(Debug)]
+pub struct Text {
+    /// The bytes of `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// Special tokens.
+    pub special: SpecialTokens,
+    /// The chat template, if there is one.
+    pub chat_template: Option<String>,
+}
+
+/// A model's vocabulary entries, and a decoder's family where it is known.
+#[derive(Debug, Clone, Copy)]
+pub enum Vocab {
+    /// Of a decoder, with its family if that is known.
+    Decoder(usize, Option<Family>),
+    /// Of an encoder.
+    Encoder(usize),
+}
+
+impl Vocab {
+    fn family(self) -> Option<Family> {
+        match self {
+            Self::Decoder(_, family) => family,
+            Self::Encoder(_) => None,
+        }
+    }
+}
+
+/// `tokenizer_config.json`.
+#[derive(Debug, Default, Deserialize)]
+struct TokenizerConfig {
+    #[serde(default)]
+    add_bos_token: Option<bool>,
+    #[serde(default)]
+    tokenizer_class: Option<String>,
+    #[serde(default)]
+    model_max_length: Option<f64>,
+    #[serde(default)]
+    chat_template: Option<ChatTemplate>,
+    /// Every other key, the roles among them.
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+/// A template, or several by name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ChatTemplate {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+/// The parts of `tokenizer.json` that name special tokens; the vocabulary itself is not parsed here.
+#[derive(Debug, Deserialize)]
+struct TokenizerJson {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    post_processor: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+}
+
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_MAP: &str = "special_tokens_map.json";
+
+/// Reads the tokenizer, its special tokens and the chat template.
+///
+/// For encoders the tokenizer itself puts `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] stays empty. `ids`
+/// stand in for those that the tokenizer's files do not name.
+pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text, CheckpointError> {
+    let stated = tokenizer_config(folder)?;
+    let map: BTreeMap<String, Value> =
+        folder.json(SPECIAL_MAP, "special tokens by role")?.unwrap_or_default();
+    let texts = texts(&stated, &map);
+    let tokenizer = tokenizer_bytes(folder, (&stated, &map), vocab.family())?;
+    let json: TokenizerJson = match serde_json::from_slice(&tokenizer) {
+        Ok(json) => json,
+        Err(error) => return Err(malformed(&folder.file(TOKENIZER), "a tokenizer", error)),
+    };
+    let generation: TokenIds =
+        folder.json("generation_config.json", "a generation configuration")?.unwrap_or_default();
+    let rules = Rules { json, stated, texts, generation, fallback: ids.clone() };
+    let special = match vocab {
+        Vocab::Decoder(entries, family) => rules.decoder(entries, family),
+        Vocab::Encoder(entries) => rules.encoder(entries),
+    };
+    let chat_template = chat_template(folder, rules.stated)?.or_else(|| template_of(vocab.family()));
+    Ok(Text { tokenizer, special, chat_template })
+}
+
+/// The longest text that the tokenizer's files allow, in tokens.
+pub fn max_length(folder: &mut Folder, sentence: &Sentence) -> Result<Option<usize>, CheckpointError> {
+    let stated = tokenizer_config(folder)?.model_max_length;
+    // Files without a limit say 1e30.
+    let stated = stated.filter(|&length| (1.0..1e15).contains(&length)).map(|length| length as usize);
+    match sentence.max_length.or(stated) {
+        Some(0) => {
+            Err(malformed(&folder.file("sentence_bert_config.json"), "a max_seq_length above zero", 0))
+        }
+        length => Ok(length),
+    }
+}
+
+/// `tokenizer.json`, or what `tokenizer.model` makes one.
+fn tokenizer_bytes(
+    folder: &mut Folder,
+    (stated, map): (&TokenizerConfig, &BTreeMap<String, Value>),
+    family: Option<Family>,
+) -> Result<Vec<u8>, CheckpointError> {
+    if let Some(bytes) = folder.bytes(TOKENIZER)? {
+        return Ok(bytes);
+    }
+    let special: Vec<&str> = stated.rest.values().chain(map.values()).flat_map(token_texts).collect();
+    if let Some(json) = sentencepiece::tokenizer_json(folder, &stated.rest, &special, family)? {
+        return Ok(json);
+    }
+    let found = ["vocab.txt", "vocab.json"].into_iter().find(|name| folder.has(name));
+    let expected =
+        "tokenizer.json; load the tokenizer with transformers' AutoTokenizer and save_pretrained it";
+    Err(unsupported("tokenizer", expected, found.unwrap_or("none")).in_file(folder.path()))
+}
+
+fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig, CheckpointError> {
+    Ok(folder.json(TOKENIZER_CONFIG, "a tokenizer's configuration")?.unwrap_or_default())
+}
+
+/// The texts of the special tokens by role.
+fn texts(stated: &TokenizerConfig, map: &BTreeMap<String, Value>) -> BTreeMap<String, String> {
+    let text = |value: &Value| token_text(value).map(str::to_owned);
+    let find = |role: &str| stated.rest.get(role).and_then(text).or_else(|| map.get(role).and_then(text));
+    ROLES.into_iter().filter_map(|role| Some((role.to_owned(), find(role)?))).collect()
+}
+
+/// A token is its text or an object that has the text.
+fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+/// The texts of one token or of several.
+fn token_texts(value: &Value) -> Vec<&str> {
+    let several = value.as_array().into_iter().flatten().filter_map(token_text);
+    several.chain(token_text(value)).collect()
+}
+
+/// The template file goes before the tokenizer's; of several the one called `default`, else the first.
+fn chat_template(folder: &mut Folder, stated: TokenizerConfig) -> Result<Option<String>, CheckpointError> {
+    if let Some(text) = folder.text("chat_template.jinja")? {
+        return Ok(Some(text));
+    }
+    Ok(match stated.chat_template {
+        None => None,
+        Some(ChatTemplate::One(text)) => Some(text),
+        Some(ChatTemplate::Named(mut named)) => {
+            let at = named.iter().position(|entry| entry.name == "default").unwrap_or(0);
+            (at < named.len()).then(|| named.swap_remove(at).template)
+        }
+    })
+}
+
+/// All that bears on special tokens.
+struct Rules {
+    json: TokenizerJson,
+    stated: TokenizerConfig,
+    texts: BTreeMap<String, String>,
+    generation: TokenIds,
+    fallback: TokenIds,
+}
+
+impl Rules {
+    /// The id of the token with this text.
+    fn id(&self, text: &str) -> Option<u32> {
+        self.json.added_tokens.iter().find(|token| token.content == text).map(|token| token.id)
+    }
+
+    /// The id of the token in this role.
+    fn role(&self, role: &str) -> Option<u32> {
+        self.texts.get(role).and_then(|text| self.id(text))
+    }
+
+    fn pad(&self, vocab: usize) -> Option<u32> {
+        let stated = self.generation.pad_token_id.as_ref().or(self.fallback.pad_token_id.as_ref());
+        let id = self.role("pad_token").or_else(|| stated?.ids().next());
+        id.filter(|&id| (id as usize) < vocab)
+    }
+
+    fn encoder(&self, vocab: usize) -> SpecialTokens {
+        SpecialTokens { bos: None, stop: Vec::new(), pad: self.pad(vocab), texts: self.texts.clone() }
+    }
+
+    fn decoder(&self, vocab: usize, family: Option<Family>) -> SpecialTokens {
+        let stated = self.generation.bos_token_id.as_ref().or(self.fallback.bos_token_id.as_ref());
+        let bos = self.role("bos_token").or_else(|| stated?.ids().next());
+        // The stop set of `generation_config.json` replaces that of `config.json`, as `generate` has it.
+        let eos = self.generation.eos_token_id.as_ref().or(self.fallback.eos_token_id.as_ref());
+        let stop = eos.iter().flat_map(|eos| eos.ids()).collect::<Vec<_>>();
+        let named = ends_of(family).filter_map(|text| self.id(text));
+        let stop = stop.into_iter().chain(self.role("eos_token")).chain(named);
+        // Tokens without a row in the embedding can neither be given nor come out.
+        let known = |id: &u32| (*id as usize) < vocab;
+        SpecialTokens {
+            bos: bos.filter(known).filter(|_| self.adds_bos()),
+            stop: sorted(stop.filter(known)),
+            pad: self.pad(vocab),
+            texts: self.texts.clone(),
+        }
+    }
+
+    /// Whether a sequence begins with BOS: as `add_bos_token` says, else as the tokenizer's own template does, else
+    /// by the convention of its class.
+    fn adds_bos(&self) -> bool {
+        if let Some(adds) = self.stated.add_bos_token {
+            return adds;
+        }
+        let bos = self.texts.get("bos_token").map(String::as_str);
+        if self
+            .json
+            .post_processor
+            .as_ref()
+            .is_some_and(|step| first_special(step).is_some_and(|t| Some(t) == bos))
+        {
+            return true;
+        }
+        matches!(self.stated.tokenizer_class.as_deref(), Some("LlamaTokenizer" | "LlamaTokenizerFast"))
+    }
+}
+
+/// The special token that a post-processor puts before a text.
+fn first_special(step: &Value) -> Option<&str> {
+    match step.get("type")?.as_str()? {
+        "TemplateProcessing" => step.get("single")?.get(0)?.get("SpecialToken")?.get("id")?.as_str(),
+        "Sequence" => step.get("processors")?.as_array()?.iter().find_map(first_special),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_safetensors};
+    use serde_json::json;
+
+    use super::*;
+    use crate::Checkpoint;
+
+    /// A change of a JSON file: its name and keys to set in it.
+    type Change<'a> = (&'a str, Value);
+
+    fn changed(
+        write: fn(&std::path::Path, u64) -> std::io::Result<()>,
+        changes: &[Change<'_>],
+    ) -> Result<Checkpoint, CheckpointError> {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), 1).unwrap();
+        for (name, keys) in changes {
+            let path = folder.path().join(name);
+            let mut value: Value =
+                std::fs::read(&path).map_or(json!({}), |bytes| serde_json::from_slice(&bytes).unwrap());
+            for (key, new) in keys.as_object().unwrap() {
+                value[key] = new.clone();
+            }
+            std::fs::write(path, value.to_string()).unwrap();
+        }
+        super::super::open(folder.path())
+    }
+
+    fn llama(changes: &[Change<'_>]) -> Checkpoint {
+        changed(tiny_llama_safetensors, changes).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    const CONFIG: &str = "tokenizer_config.json";
+
+    #[test]
+    fn a_decoder_s_special_tokens_are_read() {
+        let special = llama(&[]).special;
+        assert_eq!((special.bos, special.pad), (None, Some(0)));
+        assert_eq!(special.stop, [0, 2]);
+        assert_eq!(special.texts.get("eos_token").map(String::as_str), Some("<|im_end|>"));
+    }
+
+    #[test]
+    fn bos_is_added_as_stated_or_as_the_tokenizer_does() {
+        let check = |changes: &[Change<'_>], expect| assert_eq!(llama(changes).special.bos, expect);
+        let template = |first: Value| {
+            let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+            let step = json!({"type": "TemplateProcessing", "single": [first, text]});
+            let steps = json!({"type": "Sequence", "processors": [{"type": "ByteLevel"}, step]});
+            (TOKENIZER, json!({"post_processor": steps}))
+        };
+        let begins = template(json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}));
+        let plain = template(json!({"Sequence": {"id": "A", "type_id": 0}}));
+        let unstated = (CONFIG, json!({"add_bos_token": null}));
+        check(&[(CONFIG, json!({"add_bos_token": true}))], Some(0));
+        check(std::slice::from_ref(&unstated), None);
+        check(&[unstated.clone(), begins.clone()], Some(0));
+        check(&[unstated.clone(), plain], None);
+        check(&[begins], None);
+        check(&[unstated, (CONFIG, json!({"tokenizer_class": "LlamaTokenizer"}))], Some(0));
+    }
+
+    #[test]
+    fn stop_tokens_come_from_every_file() {
+        let check = |changes: &[Change<'_>], expect: &[u32]| assert_eq!(llama(changes).special.stop, expect);
+        let generation = "generation_config.json";
+        check(&[(generation, json!({"eos_token_id": [7, 9, 300]}))], &[0, 2, 7, 9]);
+        check(
+            &[(generation, json!({"eos_token_id": null})), ("config.json", json!({"eos_token_id": 8}))],
+            &[0, 2, 8],
+        );
+        check(&[(generation, json!({"eos_token_id": 11}))], &[0, 2, 11]);
+        let by_object = json!({"eos_token": {"content": "<|im_start|>", "special": true}});
+        check(&[(CONFIG, by_object)], &[0, 1, 2]);
+        let by_map = ("special_tokens_map.json", json!({"eos_token": "<|im_start|>"}));
+        check(&[(CONFIG, json!({"eos_token": null})), by_map], &[0, 1, 2]);
+    }
+
+    #[test]
+    fn chat_templates_come_as_text_list_or_file() {
+        let check = |template: Value, expect: Option<&str>| {
+            assert_eq!(
+                llama(&[(CONFIG, json!({"chat_template": template}))]).chat_template.as_deref(),
+                expect
+            );
+        };
+        check(json!("one"), Some("one"));
+        check(json!(null), None);
+        check(json!([]), None);
+        let named = |name: &str| json!({"name": name, "template": format!("the {name}")});
+        check(json!([named("tool_use"), named("default")]), Some("the default"));
+        check(json!([named("tool_use"), named("rag")]), Some("the tool_use"));
+        let folder = tempfile::tempdir().unwrap();
+        tiny_llama_safetensors(folder.path(), 1).unwrap();
+        std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();
+        let found = super::super::open(folder.path()).map(|checkpoint| checkpoint.chat_template).unwrap();
+        assert_eq!(found.as_deref(), Some("from the file"));
+    }
+
+    #[test]
+    fn an_encoder_s_tokens_and_length_are_read() {
+        let check = |changes: &[Change<'_>], expect| {
+            let found = changed(tiny_bert_safetensors, changes).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(found.max_length, expect);
+            assert_eq!((found.special.bos, found.special.stop, found.special.pad), (None, vec![], Some(0)));
+            assert_eq!(found.special.texts.get("cls_token").map(String::as_str), Some("[CLS]"));
+        };
+        let unlimited = ("sentence_bert_config.json", json!({"max_seq_length": null}));
+        check(&[], 64);
+        check(&[("sentence_bert_config.json", json!({"max_seq_length": 999}))], 128);
+        check(&[unlimited.clone(), (CONFIG, json!({"model_max_length": 100}))], 100);
+        check(&[unlimited, (CONFIG, json!({"model_max_length": 1e30}))], 128);
+        let error =
+            changed(tiny_bert_safetensors, &[("sentence_bert_config.json", json!({"max_seq_length": 0}))]);
+        assert!(error.err().is_some_and(|error| error.to_string().contains("max_seq_length above zero")));
+    }
+
+    #[test]
+    fn a_folder_without_tokenizer_json_gets_the_next_step() {
+        for (name, expect) in [(None, "\"none\""), (Some("vocab.txt"), "\"vocab.txt\"")] {
+            let folder = tempfile::tempdir().unwrap();
+            tiny_llama_safetensors(folder.path(), 1).unwrap();
+            std::fs::remove_file(folder.path().join(TOKENIZER)).unwrap();
+            if let Some(name) = name {
+                std::fs::write(folder.path().join(name), "").unwrap();
+            }
+            let error = super::super::open(folder.path()).err().unwrap().to_string();
+            assert!(error.contains(expect) && error.contains("save_pretrained"), "{error}");
+        }
+    }
+
+    #[test]
+    fn broken_tokenizer_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_llama_safetensors(folder.path(), 1).unwrap();
+        for name in [TOKENIZER, CONFIG, "generation_config.json", "special_tokens_map.json", "config.json"] {
+            let path = folder.path().join(name);
+            let whole = std::fs::read(&path).ok();
+            std::fs::write(&path, "{\"added_tokens\": 5,").unwrap();
+            let error = super::super::open(folder.path()).err().unwrap().to_string();
+            assert!(error.contains(name) && error.contains("malformed"), "{error}");
+            match whole {
+                Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+                None => std::fs::remove_file(&path).unwrap(),
+            }
+        }
+    }
+}

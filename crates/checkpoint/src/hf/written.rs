@@ -1,0 +1,307 @@
+//! The other way: a decoder's settings as `config.json` states them, and what its weights are called there.
+//!
+//! What is written is read again by the family's own reader. Settings that do not come back the same are refused, so that
+//! no folder says something else than the checkpoint it was made from.
+
+use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, RopeScaling};
+use serde_json::{Map, Value, json};
+
+use super::config::Config;
+use crate::{
+    CheckpointError, census,
+    family::HfReader,
+    layout::{Gains, Layout},
+    limit::unsupported,
+    names::Words,
+};
+
+/// A decoder as a folder of the `transformers` library holds it, with a head of its own.
+pub struct Written {
+    /// The keys of `config.json`, but for ids of tokens and types of numbers.
+    pub keys: Map<String, Value>,
+    arch: DecoderArch,
+    words: &'static Words,
+    layout: Layout,
+}
+
+/// A tensor of the folder: its name, and the canonical weights whose rows follow each other in it.
+pub struct FileTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// Canonical names and shapes.
+    pub parts: Vec<(String, Vec<usize>)>,
+}
+
+impl Written {
+    /// Fails with [`CheckpointError::Unsupported`] for families that are not written, and for settings that the family's
+    /// `config.json` has no keys for.
+    pub fn new(arch: &DecoderArch) -> Result<Self, CheckpointError> {
+        let keys = keys(arch)?;
+        let config = Config::new(super::CONFIG.into(), Value::Object(keys.clone()))?;
+        let family = config.family()?;
+        let HfReader::Decoder(read) = family.read else { return Err(other_family(arch.family)) };
+        let found = read(&config)?;
+        let wanted = DecoderArch { tied_head: false, ..arch.clone() };
+        if comparable(&found.arch) != comparable(&wanted) {
+            return Err(unsupported(
+                format!("a {:?} decoder for {}", arch.family, super::CONFIG),
+                "settings that its keys can say; take the checkpoint in safetensors instead of GGUF",
+                different(&found.arch, &wanted),
+            ));
+        }
+        Ok(Self { keys, arch: wanted, words: family.words, layout: found.layout })
+    }
+
+    /// Every tensor of the folder, in the order of the layers. The head of a model that has none of its own is the
+    /// embedding's weight again.
+    pub fn tensors(&self, tied_head: bool) -> Vec<FileTensor> {
+        let mut tensors: Vec<FileTensor> = Vec::new();
+        for (canonical, shape) in census::needed(&Architecture::Decoder(self.arch.clone())) {
+            let Some(place) = self.words.places(&canonical).into_iter().next() else { continue };
+            let source =
+                if tied_head && canonical == "head.weight" { "embed.weight".to_owned() } else { canonical };
+            match tensors.iter_mut().find(|tensor| tensor.name == place.name) {
+                Some(tensor) => tensor.parts.push((source, shape)),
+                None => tensors.push(FileTensor { name: place.name, parts: vec![(source, shape)] }),
+            }
+        }
+        tensors.iter_mut().for_each(|tensor| tensor.parts.sort_by_key(|(name, _)| self.words.part(name)));
+        tensors
+    }
+
+    /// For each row of a canonical matrix as it is stored, its row there; `None` where they are the same.
+    pub fn rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
+        self.layout.stored_rows(canonical, rows)
+    }
+
+    /// What is taken from the elements of a canonical weight before they are stored: gains may be counted from one.
+    pub fn offset(&self, canonical: &str) -> f32 {
+        let less = self.layout.gains == Gains::LessOne && canonical.ends_with("norm.weight");
+        if less { 1.0 } else { 0.0 }
+    }
+}
+
+fn other_family(family: Family) -> CheckpointError {
+    let expected = "Llama, Mistral, Qwen2, Qwen3, Phi3, Gemma2 or Gemma3, which AMD's tools read";
+    unsupported("family", expected, format!("{family:?}"))
+}
+
+/// The same with numbers of double precision that one of the formats keeps in single precision.
+fn comparable(arch: &DecoderArch) -> DecoderArch {
+    let mut arch = arch.clone();
+    if let Some(Rope { scaling: RopeScaling::LongRope { attention_factor, .. }, .. }) = &mut arch.rope {
+        *attention_factor = f64::from(*attention_factor as f32);
+    }
+    arch
+}
+
+/// The first setting that differs, for a message.
+fn different(found: &DecoderArch, wanted: &DecoderArch) -> String {
+    let layers = found.layers.iter().zip(&wanted.layers).position(|(found, wanted)| found != wanted);
+    match layers {
+        Some(layer) => format!("layer {layer} otherwise than a {:?}'s", wanted.family),
+        None => match wanted.rope.as_ref().map(|rope| &rope.scaling) {
+            Some(RopeScaling::Factors { .. }) => {
+                "rotary divisors without the rule that they come from".to_owned()
+            }
+            _ => "rotary positions or caps that it has no keys for".to_owned(),
+        },
+    }
+}
+
+/// A class of the `transformers` library and its model type.
+fn class(family: Family) -> Option<(&'static str, &'static str)> {
+    Some(match family {
+        Family::Llama => ("LlamaForCausalLM", "llama"),
+        Family::Mistral => ("MistralForCausalLM", "mistral"),
+        Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
+        Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+        Family::Phi3 => ("Phi3ForCausalLM", "phi3"),
+        Family::Gemma2 => ("Gemma2ForCausalLM", "gemma2"),
+        Family::Gemma3 => ("Gemma3ForCausalLM", "gemma3_text"),
+        _ => return None,
+    })
+}
+
+fn keys(arch: &DecoderArch) -> Result<Map<String, Value>, CheckpointError> {
+    let other = || other_family(arch.family);
+    let (class, model_type) = class(arch.family).ok_or_else(other)?;
+    let (layer, rope) = arch.layers.first().zip(arch.rope.as_ref()).ok_or_else(other)?;
+    let attention = &layer.attention;
+    let mut keys = json!({
+        "architectures": [class],
+        "model_type": model_type,
+        "vocab_size": arch.vocab,
+        "hidden_size": arch.hidden,
+        "intermediate_size": layer.mlp.inner,
+        "num_hidden_layers": arch.layers.len(),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "max_position_embeddings": arch.context,
+        "hidden_act": activation(layer.mlp.activation),
+        "rms_norm_eps": short(arch.norm_epsilon),
+        "attention_bias": attention.output_bias,
+        "tie_word_embeddings": false,
+        "rope_theta": rope.theta,
+        "rope_scaling": scaling(&rope.scaling),
+    });
+    if let (Value::Object(keys), Value::Object(own)) = (&mut keys, own_keys(arch, rope)) {
+        keys.extend(own);
+    }
+    match keys {
+        Value::Object(keys) => Ok(keys),
+        _ => Err(other()),
+    }
+}
+
+/// What a family has beside the keys that all share.
+fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
+    let Some(layer) = arch.layers.first() else { return Value::Null };
+    match arch.family {
+        Family::Llama => json!({"mlp_bias": layer.mlp.bias}),
+        Family::Mistral => json!({"sliding_window": layer.attention.window}),
+        Family::Qwen2 | Family::Qwen3 => json!({"use_sliding_window": false}),
+        Family::Phi3 => json!({
+            "sliding_window": layer.attention.window,
+            "original_max_position_embeddings": original_context(arch, rope),
+            "partial_rotary_factor": rope.dims as f64 / layer.attention.head_size as f64,
+        }),
+        _ => gemma(arch),
+    }
+}
+
+/// What Gemma 2 and 3 have beside those keys.
+fn gemma(arch: &DecoderArch) -> Value {
+    let attention = arch.layers.first().map(|layer| &layer.attention);
+    let window = arch.layers.iter().find_map(|layer| layer.attention.window).unwrap_or(arch.context);
+    let scalar = attention.map(|attention| attention.scale().powi(-2).round());
+    let activation = arch.layers.first().map(|layer| activation(layer.mlp.activation));
+    json!({
+        "hidden_activation": activation,
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": attention.and_then(|attention| attention.score_cap),
+        "final_logit_softcapping": arch.logit_cap,
+        "sliding_window": window,
+        "rope_local_base_freq": arch.local_rope.as_ref().map(|rope| rope.theta),
+    })
+}
+
+/// The context that a model was first trained on.
+fn original_context(arch: &DecoderArch, rope: &Rope) -> usize {
+    match rope.scaling {
+        RopeScaling::LongRope { original_context, .. } => original_context,
+        _ => arch.context,
+    }
+}
+
+/// `rope_scaling` in the spelling that every version of the library reads.
+fn scaling(scaling: &RopeScaling) -> Value {
+    match scaling {
+        RopeScaling::None | RopeScaling::Factors { .. } => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "type": "linear", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_context,
+        }),
+        RopeScaling::LongRope { short, long, .. } => {
+            let exact =
+                |factors: &[f32]| factors.iter().map(|&factor| self::short(factor)).collect::<Vec<_>>();
+            json!({"type": "longrope", "short_factor": exact(short), "long_factor": exact(long)})
+        }
+    }
+}
+
+fn activation(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::Relu => "relu",
+        Activation::Tanh => "tanh",
+    }
+}
+
+/// The shortest decimal number that is read as `value`.
+fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn golden(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name)
+    }
+
+    fn decoder(path: &Path) -> DecoderArch {
+        match crate::architecture(path).map_err(|error| error.to_string()) {
+            Ok(Architecture::Decoder(arch)) => arch,
+            other => panic!("{}: {other:?}", path.display()),
+        }
+    }
+
+    #[test]
+    fn settings_come_back_from_either_format() {
+        for family in ["gemma2", "gemma3", "llama", "mistral", "phi3", "phi3.5", "qwen2.5", "qwen3"] {
+            let arch = decoder(&golden(family));
+            let written = Written::new(&arch).unwrap_or_else(|error| panic!("{family}: {error}"));
+            assert_eq!(written.arch, DecoderArch { tied_head: false, ..arch }, "{family}");
+        }
+        for family in ["gemma2", "gemma3", "phi3", "phi3.5", "qwen2.5", "qwen3"] {
+            let path = golden(family).join("model.gguf");
+            if path.is_file() {
+                Written::new(&decoder(&path)).map_err(|error| panic!("{family}: {error}")).ok();
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_key_says_is_refused_by_name() {
+        let check = |arch: &DecoderArch, expect: &str| {
+            let error = Written::new(arch).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error} lacks {expect}");
+        };
+        check(&decoder(&golden("gpt2")), "family \"Gpt2\" is not supported: expected Llama");
+        check(&decoder(&golden("gemma3n")), "family \"Gemma3n\"");
+        // A window in the upper layers alone.
+        check(&decoder(&golden("qwen2")), "layer 1 otherwise than a Qwen2's");
+        let mut divided = decoder(&golden("llama"));
+        divided.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![1.0; 8] };
+        check(&divided, "take the checkpoint in safetensors instead of GGUF");
+    }
+
+    #[test]
+    fn every_tensor_of_a_file_is_named_once() {
+        for family in ["gemma2", "gemma3", "llama", "phi3", "qwen2.5", "qwen3"] {
+            let path = golden(family);
+            let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+            let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+            let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+            let mut stored: Vec<&str> =
+                header.keys().map(String::as_str).filter(|name| *name != "__metadata__").collect();
+            let arch = decoder(&path);
+            let written = Written::new(&arch).unwrap();
+            let tensors = written.tensors(arch.tied_head);
+            let mut named: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+            if arch.tied_head {
+                assert!(!stored.contains(&"lm_head.weight"));
+                stored.push("lm_head.weight");
+            }
+            stored.sort_unstable();
+            named.sort_unstable();
+            assert_eq!(named, stored, "{family}");
+        }
+        let arch = decoder(&golden("phi3"));
+        let tensors = Written::new(&arch).unwrap().tensors(false);
+        let fused = tensors.iter().find(|tensor| tensor.name.ends_with("qkv_proj.weight")).unwrap();
+        let parts: Vec<&str> = fused.parts.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(parts, ["q", "k", "v"].map(|part| format!("layers.0.attn.{part}_proj.weight")));
+    }
+}

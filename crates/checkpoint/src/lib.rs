@@ -1,0 +1,310 @@
+//! Checkpoints as files on disk: GGUF and safetensors readers behind one interface.
+//!
+//! Weights are asked for by the canonical names of `narthex_spec::arch`, whatever the file calls them. Nothing here
+//! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
+//!
+//! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names`, `layout` and
+//! `census`, and what model families have each otherwise in `family`.
+
+mod open;
+
+mod family;
+mod gguf;
+pub mod hf;
+mod safetensors;
+
+mod census;
+mod decode;
+mod layout;
+pub mod limit;
+mod names;
+mod prune;
+pub mod quark;
+mod slice;
+mod special;
+mod tensors;
+mod weight;
+
+pub use census::parameters;
+pub use open::{architecture, open, outlined, stated, wanted};
+pub use slice::SliceError;
+
+use std::{borrow::Cow, path::PathBuf};
+
+use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
+
+/// How a weight's elements are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain float.
+    Bf16,
+    /// GGUF block formats, as ggml defines them.
+    Q4_0,
+    /// 4-bit blocks of 32 with scale and minimum.
+    Q4_1,
+    /// 5-bit blocks of 32 with scale.
+    Q5_0,
+    /// 5-bit blocks of 32 with scale and minimum.
+    Q5_1,
+    /// 8-bit blocks of 32 with scale.
+    Q8_0,
+    /// 4-bit super-blocks of 256.
+    Q4K,
+    /// 5-bit super-blocks of 256.
+    Q5K,
+    /// 6-bit super-blocks of 256.
+    Q6K,
+    /// 4-bit blocks of 32 with a scale in single precision and a zero point; how AMD Quark's groups are read.
+    Uint4,
+}
+
+/// One weight, still encoded, usually borrowed from a memory map.
+#[derive(Debug, Clone)]
+pub struct Weight<'a> {
+    /// Canonical name.
+    pub name: String,
+    /// Row-major shape; linear weights are `[out, in]`, vectors `[n]`.
+    pub shape: Vec<usize>,
+    /// How elements are encoded; blocks run along the last dimension.
+    pub encoding: Encoding,
+    /// The encoded rows, in file order.
+    pub bytes: Cow<'a, [u8]>,
+    /// Row `r` of the weight is row `rows[r]` of `bytes`; `None` is the identity. (GGUF stores the q and k rows of
+    /// Llama interleaved.)
+    pub rows: Option<Vec<u32>>,
+    /// The elements of a stored row that a row of the weight has, where that is not all of them.
+    pub columns: Option<Columns>,
+}
+
+/// Some columns of a stored weight, whole blocks of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Columns {
+    /// Elements of a stored row.
+    stored: usize,
+    /// Those that are read, in this order.
+    ranges: Vec<std::ops::Range<usize>>,
+}
+
+/// A checkpoint's weights by canonical name.
+pub trait WeightSource: Send + Sync {
+    /// The weight called `name`, its shape as stored.
+    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError>;
+
+    /// Whether the weight called `name` exists.
+    fn has(&self, name: &str) -> bool;
+
+    /// The file that has the weight called `name`, for messages.
+    fn file(&self, _name: &str) -> Option<&std::path::Path> {
+        None
+    }
+
+    /// The weight's name, with the file's own name for it where that differs, for messages.
+    fn called(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
+    /// Fails with [`CheckpointError::NotFinite`] where one of these values of the weight called `name` is not.
+    fn check_finite(&self, name: &str, values: &[f32]) -> Result<(), CheckpointError> {
+        let Some(&found) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
+        let error = CheckpointError::NotFinite { name: self.called(name), found };
+        Err(match self.file(name) {
+            Some(file) => error.in_file(file),
+            None => error,
+        })
+    }
+}
+
+/// What a checkpoint says about text.
+#[derive(Debug, Clone)]
+pub enum TokenizerSource {
+    /// GGUF metadata, as `narthex-text` takes it.
+    Gguf(Box<narthex_text::tokenizer::GgufVocab>),
+    /// The bytes of a `tokenizer.json`.
+    Json(Vec<u8>),
+}
+
+/// An opened checkpoint.
+pub struct Checkpoint {
+    /// What it computes.
+    pub architecture: Architecture,
+    /// Its weights.
+    pub weights: Box<dyn WeightSource>,
+    /// Its tokenizer.
+    pub tokenizer: TokenizerSource,
+    /// Special token rules.
+    pub special: SpecialTokens,
+    /// The chat template's text, where there is one.
+    pub chat_template: Option<String>,
+    /// Texts that are put before inputs, for models that embed.
+    pub prompts: Prompts,
+    /// The longest sequence its publisher serves, in tokens.
+    pub max_length: usize,
+    /// The files it was read from.
+    pub files: Vec<PathBuf>,
+    /// The licence it states.
+    pub license: Option<String>,
+}
+
+impl Checkpoint {
+    /// This model with a head for these tokens, rising, alone; an encoder stays as it is.
+    pub fn pruned(mut self, kept: &[TokenId]) -> Self {
+        if let Architecture::Decoder(arch) = &mut self.architecture {
+            self.weights = Box::new(prune::Pruned::new(self.weights, arch, kept));
+        }
+        self
+    }
+}
+
+/// Special tokens as the checkpoint states them.
+#[derive(Debug, Clone, Default)]
+pub struct SpecialTokens {
+    /// Begins every sequence, where the model wants one (not merely defines one).
+    pub bos: Option<u32>,
+    /// Every token that ends an answer.
+    pub stop: Vec<u32>,
+    /// Fills a batch.
+    pub pad: Option<u32>,
+    /// Texts by the names that templates use: `bos_token`, `eos_token`, `unk_token`, `pad_token`, ….
+    pub texts: std::collections::BTreeMap<String, String>,
+}
+
+/// Why a checkpoint was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// A file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is not what its format says.
+    #[error("{path} is malformed: expected {expected}, found {found}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the format says.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A weight is missing.
+    #[error("{path} has no tensor for {name}")]
+    MissingTensor {
+        /// The file or folder.
+        path: PathBuf,
+        /// The canonical name, with the file's own name for it where that differs.
+        name: String,
+    },
+    /// A weight's shape is not what the configuration says.
+    #[error("tensor {name} has the wrong shape: expected {expected:?}, found {found:?}")]
+    WrongShape {
+        /// The canonical name, with the file's own name for it where that differs.
+        name: String,
+        /// From the configuration; of the file's whole tensor where the weight is a part of it.
+        expected: Vec<usize>,
+        /// From the file.
+        found: Vec<usize>,
+    },
+    /// A weight's bytes are fewer or more than its shape and encoding take.
+    #[error(
+        "tensor {name} has the wrong size: expected {expected} bytes, found {found}; fetch the file again"
+    )]
+    WrongSize {
+        /// The canonical name, with the file's own name for it where that differs.
+        name: String,
+        /// From the shape and the encoding.
+        expected: usize,
+        /// What is there.
+        found: usize,
+    },
+    /// A weight has a value that no model computes with.
+    #[error("tensor {name} holds {found}: expected finite numbers; take another copy of the checkpoint")]
+    NotFinite {
+        /// The canonical name, with the file's own name for it where that differs.
+        name: String,
+        /// The first such value.
+        found: f32,
+    },
+    /// A weight or a setting is wrong or not supported, and this is its file.
+    #[error("{path}: {what}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: Box<CheckpointError>,
+    },
+    /// The model's class or family is not one that is compiled.
+    #[error("architecture {found:?} is not supported: expected one of {}", expected.join(", "))]
+    Architecture {
+        /// The classes or families that are.
+        expected: Vec<&'static str>,
+        /// What the checkpoint states.
+        found: String,
+    },
+    /// Something well-formed that Narthex does not compile.
+    #[error("{what} {found:?} is not supported: expected {expected}")]
+    Unsupported {
+        /// Which setting.
+        what: String,
+        /// What is supported.
+        expected: String,
+        /// What the checkpoint has.
+        found: String,
+    },
+}
+
+impl CheckpointError {
+    /// The same error with the file of what it is about, unless it names one already.
+    fn in_file(self, path: &std::path::Path) -> Self {
+        match self {
+            Self::Read { .. } | Self::Malformed { .. } | Self::MissingTensor { .. } | Self::InFile { .. } => {
+                self
+            }
+            Self::WrongShape { .. }
+            | Self::WrongSize { .. }
+            | Self::NotFinite { .. }
+            | Self::Architecture { .. }
+            | Self::Unsupported { .. } => Self::InFile { path: path.to_owned(), what: Box::new(self) },
+        }
+    }
+
+    /// The same error with `called` as the name of the tensor that is wrong.
+    fn of_tensor(mut self, called: String) -> Self {
+        if let Self::WrongShape { name, .. } | Self::WrongSize { name, .. } | Self::NotFinite { name, .. } =
+            &mut self
+        {
+            *name = called;
+        }
+        self
+    }
+
+    /// What is wrong, without the file around it.
+    pub fn what(&self) -> &Self {
+        match self {
+            Self::InFile { what, .. } => what.what(),
+            other => other,
+        }
+    }
+
+    /// The same error about a file that was read under another name, as those are that were fetched in part.
+    pub fn renamed(mut self, name: impl Fn(&std::path::Path) -> PathBuf) -> Self {
+        match &mut self {
+            Self::Read { path, .. }
+            | Self::Malformed { path, .. }
+            | Self::MissingTensor { path, .. }
+            | Self::InFile { path, .. } => *path = name(path),
+            Self::WrongShape { .. }
+            | Self::WrongSize { .. }
+            | Self::NotFinite { .. }
+            | Self::Architecture { .. }
+            | Self::Unsupported { .. } => {}
+        }
+        self
+    }
+}

@@ -1,0 +1,358 @@
+//! Bounds on what a configuration may say, so that the stages after it can trust its numbers.
+//!
+//! The ranges lie well beyond any published model; past them a file is broken or hostile. What the tensors must
+//! look like is in `census`.
+
+use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
+
+use narthex_mmap::Mmap;
+use narthex_spec::arch::{
+    Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm,
+    Residual, RopeScaling, Rotation,
+};
+
+use super::CheckpointError;
+
+/// Layers.
+pub const LAYERS: RangeInclusive<usize> = 1..=1024;
+/// Widths: hidden, inner, head size.
+pub const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
+/// Heads.
+pub const HEADS: RangeInclusive<usize> = 1..=4096;
+/// Vocabulary entries.
+pub const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
+/// Sequence lengths, in tokens.
+pub const CONTEXT: RangeInclusive<usize> = 1..=1 << 27;
+
+/// The largest text file that is read: a `tokenizer.json` of a quarter million tokens takes about 30 MB.
+pub(crate) const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// An error for a number or a text in `path` that is not what its format says.
+pub(crate) fn malformed(path: &Path, expected: impl Into<String>, found: impl Display) -> CheckpointError {
+    CheckpointError::Malformed { path: path.to_owned(), expected: expected.into(), found: found.to_string() }
+}
+
+/// An error for something well-formed that is not compiled.
+pub(crate) fn unsupported(
+    what: impl Into<String>,
+    expected: impl Into<String>,
+    found: impl Display,
+) -> CheckpointError {
+    CheckpointError::Unsupported { what: what.into(), expected: expected.into(), found: found.to_string() }
+}
+
+/// `value` where it lies in `range`.
+pub fn bounded(
+    path: &Path,
+    what: &str,
+    value: usize,
+    range: &RangeInclusive<usize>,
+) -> Result<usize, CheckpointError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(malformed(path, format!("{what} from {} to {}", range.start(), range.end()), value))
+}
+
+/// The bytes of a small file, at most [`MAX_TEXT_BYTES`] of them.
+pub fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        return Err(malformed(path, format!("at most {MAX_TEXT_BYTES} bytes"), "more"));
+    }
+    Ok(bytes)
+}
+
+/// Maps the whole of `path` read-only.
+pub fn map(path: &Path) -> Result<Mmap, CheckpointError> {
+    narthex_mmap::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
+}
+
+/// Fails unless the numbers of `architecture` fit each other.
+pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<(), CheckpointError> {
+    match architecture {
+        Architecture::Decoder(decoder) => check_decoder(path, decoder),
+        Architecture::Encoder(encoder) => check_encoder(path, encoder),
+    }
+}
+
+fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+    bounded(path, "a vocabulary", decoder.vocab, &VOCAB)?;
+    bounded(path, "a hidden size", decoder.hidden, &WIDTH)?;
+    bounded(path, "a context length", decoder.context, &CONTEXT)?;
+    bounded(path, "a number of layers", decoder.layers.len(), &LAYERS)?;
+    check_epsilon(path, decoder.norm_epsilon)?;
+    let over_zero = [("an embedding scale", decoder.embed_scale), ("a bound of logits", decoder.logit_cap)];
+    over_zero.into_iter().try_for_each(|(what, value)| check_positive(path, what, value))?;
+    for (index, layer) in decoder.layers.iter().enumerate() {
+        check_attention(path, &layer.attention)?;
+        bounded(path, "an inner width", layer.mlp.inner, &WIDTH)?;
+        if layer.attention.rotation != Rotation::None {
+            check_rope(path, (decoder, &layer.attention))?;
+        }
+        if let KvSource::Layer(source) = layer.attention.kv {
+            check_shared(path, decoder, (index, source))?;
+        }
+        if let Some(cutoff) = layer.mlp.cutoff.filter(|cutoff| !cutoff.is_finite()) {
+            return Err(malformed(path, "a finite cutoff of activations", cutoff));
+        }
+    }
+    check_streams(path, decoder)
+}
+
+/// A layer shares keys and values with an earlier one that has its own of the same shape.
+fn check_shared(
+    path: &Path,
+    decoder: &DecoderArch,
+    (index, source): (usize, usize),
+) -> Result<(), CheckpointError> {
+    let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
+    let earlier = decoder.layers.get(source).filter(|_| source < index);
+    let fits = earlier.zip(decoder.layers.get(index)).is_some_and(|(source, layer)| {
+        source.attention.kv == KvSource::Own
+            && source.attention.qk_norm != QkNorm::None
+            && alike(source) == alike(layer)
+    });
+    if fits {
+        return Ok(());
+    }
+    let expected =
+        format!("an earlier layer with keys and values like those of layer {index}, which shares them");
+    Err(malformed(path, expected, format!("layer {source}")))
+}
+
+/// Streams.
+const STREAMS: RangeInclusive<usize> = 2..=64;
+
+fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+    if let Some(altup) = &decoder.altup {
+        bounded(path, "a number of streams", altup.streams, &STREAMS)?;
+        bounded(path, "an active stream", altup.active, &(0..=altup.streams - 1))?;
+        bounded(path, "a rank of the learned residual", altup.rank, &WIDTH)?;
+        let other = |layer: &&DecoderLayer| layer.residual != Residual::Sandwich;
+        if decoder.norm != NormKind::Rms || decoder.layers.iter().any(|layer| other(&layer)) {
+            return Err(malformed(
+                path,
+                "RMS norms around the parts of layers with several streams",
+                "others",
+            ));
+        }
+    }
+    let Some(per_layer) = &decoder.per_layer else { return Ok(()) };
+    bounded(path, "a vocabulary of per-layer embeddings", per_layer.vocab, &VOCAB)?;
+    bounded(path, "a width of per-layer embeddings", per_layer.width, &WIDTH)?;
+    let all = per_layer.width.saturating_mul(decoder.layers.len());
+    bounded(path, "a width of all per-layer embeddings", all, &WIDTH)?;
+    match decoder.altup {
+        Some(_) => Ok(()),
+        None => Err(malformed(path, "several streams beside per-layer embeddings", "one")),
+    }
+}
+
+fn check_positive(path: &Path, what: &str, value: Option<f32>) -> Result<(), CheckpointError> {
+    match value.filter(|value| !(value.is_finite() && *value > 0.0)) {
+        Some(value) => Err(malformed(path, format!("{what} above zero"), value)),
+        None => Ok(()),
+    }
+}
+
+fn check_attention(path: &Path, attention: &Attention) -> Result<(), CheckpointError> {
+    bounded(path, "a number of heads", attention.heads, &HEADS)?;
+    bounded(path, "a number of key/value heads", attention.kv_heads, &HEADS)?;
+    bounded(path, "a head size", attention.head_size, &WIDTH)?;
+    bounded(path, "heads times head size", attention.heads * attention.head_size, &WIDTH)?;
+    check_positive(path, "a scale of attention scores", attention.scale)?;
+    check_positive(path, "a bound of attention scores", attention.score_cap)?;
+    if !attention.heads.is_multiple_of(attention.kv_heads) {
+        let expected = format!("key/value heads that divide {} heads", attention.heads);
+        return Err(malformed(path, expected, attention.kv_heads));
+    }
+    Ok(())
+}
+
+fn check_rope(path: &Path, (decoder, attention): (&DecoderArch, &Attention)) -> Result<(), CheckpointError> {
+    let Some(rope) = decoder.rope_of(attention.rotation) else {
+        return Err(malformed(path, "rotary positions of every rotated layer", "none"));
+    };
+    let (dims, size) = (rope.dims, attention.head_size);
+    if dims == 0 || dims > size || !dims.is_multiple_of(2) {
+        return Err(malformed(path, format!("an even number of rotated elements up to {size}"), dims));
+    }
+    let mut rotated = decoder.layers.iter().map(|layer| &layer.attention);
+    if let Some(other) = rotated.find(|other| other.rotation == attention.rotation && other.head_size != size)
+    {
+        return Err(malformed(path, format!("heads of {size} elements in every layer"), other.head_size));
+    }
+    let positive = |what: &str, value: f64| check_positive(path, what, Some(value as f32));
+    positive("a rope theta", rope.theta)?;
+    match &rope.scaling {
+        RopeScaling::None => Ok(()),
+        RopeScaling::Linear { factor } => positive("a rope scaling factor", *factor),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            positive("a rope scaling factor", *factor)?;
+            positive("a rope scaling low_freq_factor", *low_freq_factor)?;
+            positive("a rope scaling high_freq_factor", *high_freq_factor)?;
+            bounded(path, "an original context", *original_context, &CONTEXT)?;
+            if high_freq_factor <= low_freq_factor {
+                let expected = format!("a rope high_freq_factor above the low_freq_factor {low_freq_factor}");
+                return Err(malformed(path, expected, high_freq_factor));
+            }
+            Ok(())
+        }
+        RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+            bounded(path, "an original context", *original_context, &CONTEXT)?;
+            positive("a rope attention factor", *attention_factor)?;
+            check_factors(path, short, rope.dims)?;
+            check_factors(path, long, rope.dims)
+        }
+        RopeScaling::Factors { factors } => check_factors(path, factors, rope.dims),
+    }
+}
+
+/// One divisor above zero for each pair.
+fn check_factors(path: &Path, factors: &[f32], dims: usize) -> Result<(), CheckpointError> {
+    if factors.len() != dims / 2 {
+        return Err(malformed(path, format!("{} rope factors", dims / 2), factors.len()));
+    }
+    factors.iter().try_for_each(|&factor| check_positive(path, "a rope factor", Some(factor)))
+}
+
+fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<(), CheckpointError> {
+    bounded(path, "a vocabulary", encoder.vocab, &VOCAB)?;
+    bounded(path, "a hidden size", encoder.hidden, &WIDTH)?;
+    bounded(path, "a number of positions", encoder.positions, &CONTEXT)?;
+    bounded(path, "a number of layers", encoder.layers, &LAYERS)?;
+    bounded(path, "a number of heads", encoder.heads, &HEADS)?;
+    bounded(path, "an inner width", encoder.inner, &WIDTH)?;
+    check_epsilon(path, encoder.norm_epsilon)?;
+    bounded(path, "positions that are passed over", encoder.first_position, &(0..=*CONTEXT.end()))?;
+    bounded(path, "a number of segments", encoder.types, &(0..=*HEADS.end()))?;
+    bounded(path, "a width inside a layer", encoder.inside(), &WIDTH)?;
+    if !encoder.inside().is_multiple_of(encoder.heads) {
+        let expected = format!("heads that divide the hidden size {}", encoder.inside());
+        return Err(malformed(path, expected, encoder.heads));
+    }
+    if let Some(factored) = &encoder.factored {
+        bounded(path, "a width of tokens", factored.width, &(1..=encoder.hidden))?;
+    }
+    if let Some(bottleneck) = &encoder.bottleneck {
+        bounded(path, "a number of feed-forward parts", bottleneck.feed_forwards, &LAYERS)?;
+    }
+    if let EncoderHead::Score { labels, .. } = encoder.head {
+        bounded(path, "a number of labels", labels, &WIDTH)?;
+    }
+    Ok(())
+}
+
+fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
+    // Zero is allowed: some tools write it, and a norm of real rows never divides by it.
+    if (0.0..1.0).contains(&epsilon) {
+        return Ok(());
+    }
+    Err(malformed(path, "a norm epsilon from 0 to 1", epsilon))
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::arch::{
+        Activation, Bottleneck, BottleneckAttention, EncoderNorm, Factored, Family, Pooling,
+    };
+    use narthex_testkit::architecture as example;
+
+    use super::*;
+
+    fn check(change: impl FnOnce(&mut DecoderArch), expect: &str) {
+        let mut arch = example::llama();
+        change(&mut arch);
+        let found = match check_architecture(Path::new("f"), &Architecture::Decoder(arch)) {
+            Ok(()) => "fits".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert!(found.contains(expect), "{found} lacks {expect}");
+    }
+
+    #[test]
+    fn decoders_whose_numbers_disagree_are_refused() {
+        check(|_| (), "fits");
+        check(|a| a.vocab = 0, "a vocabulary from 1");
+        check(|a| a.layers.clear(), "a number of layers from 1");
+        check(|a| a.layers[0].attention.kv_heads = 3, "key/value heads that divide 4");
+        check(|a| a.layers[0].attention.kv_heads = 0, "key/value heads from 1");
+        check(|a| a.layers[0].attention.head_size = usize::MAX, "a head size from 1");
+        check(|a| a.rope.as_mut().unwrap().dims = 18, "rotated elements up to 16");
+        check(|a| a.rope.as_mut().unwrap().dims = 7, "even number");
+        check(|a| a.rope.as_mut().unwrap().theta = f64::NAN, "rope theta above zero");
+        check(|a| a.norm_epsilon = f32::NAN, "norm epsilon");
+        check(
+            |a| a.rope.as_mut().unwrap().scaling = RopeScaling::Linear { factor: 0.0 },
+            "scaling factor above zero",
+        );
+        check(
+            |a| a.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![1.0; 7] },
+            "8 rope factors",
+        );
+        check(
+            |a| a.rope.as_mut().unwrap().scaling = RopeScaling::Factors { factors: vec![-1.0; 8] },
+            "rope factor above zero",
+        );
+        let llama3 = |low, high| RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_context: 64,
+        };
+        check(|a| a.rope.as_mut().unwrap().scaling = llama3(1.0, 4.0), "fits");
+        check(|a| a.rope.as_mut().unwrap().scaling = llama3(4.0, 4.0), "above the low_freq_factor 4");
+    }
+
+    #[test]
+    fn encoders_whose_numbers_disagree_are_refused() {
+        let encoder = EncoderArch {
+            family: Family::Bert,
+            vocab: 100,
+            hidden: 64,
+            positions: 128,
+            first_position: 0,
+            types: 2,
+            layers: 2,
+            heads: 4,
+            inner: 128,
+            activation: Activation::Gelu,
+            norm: EncoderNorm::Layer,
+            norm_epsilon: 1e-12,
+            factored: None,
+            bottleneck: None,
+            head: EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true },
+        };
+        let check = |change: &dyn Fn(&mut EncoderArch), expect: &str| {
+            let mut arch = encoder.clone();
+            change(&mut arch);
+            let error = check_architecture(Path::new("f"), &Architecture::Encoder(arch)).unwrap_err();
+            assert!(error.to_string().contains(expect), "{error} lacks {expect}");
+        };
+        check(&|e| e.heads = 5, "heads that divide the hidden size 64");
+        check(&|e| e.first_position = usize::MAX, "positions that are passed over from 0");
+        check(
+            &|e| e.factored = Some(Factored { width: 65, trigram: true }),
+            "a width of tokens from 1 to 64",
+        );
+        let bottleneck = |width, feed_forwards| {
+            Some(Bottleneck { width, attention: BottleneckAttention::Shared, feed_forwards })
+        };
+        check(&|e| e.bottleneck = bottleneck(6, 1), "heads that divide the hidden size 6");
+        check(&|e| e.bottleneck = bottleneck(32, 0), "feed-forward parts from 1");
+        check(&|e| e.head = EncoderHead::Score { labels: 0, dense: None }, "a number of labels from 1");
+    }
+
+    #[test]
+    fn a_small_file_is_read_and_an_endless_one_is_not() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"text").unwrap();
+        assert_eq!(read_small(file.path()).unwrap(), b"text");
+        file.as_file().set_len(MAX_TEXT_BYTES + 1).unwrap();
+        assert!(read_small(file.path()).unwrap_err().to_string().contains("at most"));
+    }
+}

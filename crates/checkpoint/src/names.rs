@@ -1,0 +1,221 @@
+//! Canonical weight names and what files call them.
+//!
+//! Pure string work over the tables of `family`: canonical names follow `narthex_spec::arch`, file names follow
+//! llama.cpp's converter (GGUF) and the `transformers` library (safetensors). No tensors are touched here.
+
+/// A file format's words for one family's weights.
+#[derive(Debug)]
+pub(super) struct Words {
+    /// What may stand before every name but the head's.
+    pub(super) prefixes: &'static [&'static str],
+    /// What stands before a layer's number.
+    pub(super) layer: &'static str,
+    /// Canonical module outside layers, then the file's.
+    pub(super) outer: &'static [(&'static str, &'static str)],
+    /// Canonical module inside a layer, then the file's.
+    pub(super) inner: &'static [(&'static str, &'static str)],
+    /// Canonical modules inside a layer that are a part of one of the file's, the file's, and the part.
+    pub(super) parts: &'static [(&'static str, &'static str, Part)],
+    /// Canonical modules outside layers, without their number, that are one matrix of a stack, and the file's.
+    pub(super) stacks: &'static [(&'static str, &'static str)],
+    /// The file's modules that are weights themselves: their names have no leaf.
+    pub(super) leafless: &'static [&'static str],
+    /// How the file's modules end whose weight and bias old files call gamma and beta, after TensorFlow.
+    pub(super) gamma_and_beta: Option<&'static str>,
+}
+
+/// Which part of a file's weight a canonical one is, those of one weight in the order of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// Queries, of rows of queries, keys and values.
+    Query,
+    /// Keys, of the same.
+    Key,
+    /// Values, of the same.
+    Value,
+    /// The gate, of rows of gate and up projection.
+    Gate,
+    /// The up projection, of the same.
+    Up,
+    /// A row for each head, each in a tensor of its own; the file's name has `*` for the head's number.
+    PerHead,
+    /// A matrix of a stack.
+    Matrix(usize),
+}
+
+/// Where a weight may lie in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The file's name.
+    pub(super) name: String,
+    /// Which part of that tensor it is; all of it where there is none.
+    pub(super) part: Option<Part>,
+}
+
+impl Place {
+    /// The tensor of one head.
+    pub(super) fn of_head(&self, head: usize) -> String {
+        self.name.replace('*', &head.to_string())
+    }
+}
+
+/// Tensors inside layers that carry no weights: tables that old exporters stored.
+const DERIVED: [&str; 5] = [
+    "rotary_emb.inv_freq",
+    "attn_rot_embd.weight",
+    "attention.self.position_ids",
+    ".attn.bias",
+    ".attn.masked_bias",
+];
+
+impl Words {
+    /// No words; a table states those that it has.
+    pub(super) const NONE: Self = Self {
+        prefixes: &[],
+        layer: "",
+        outer: &[],
+        inner: &[],
+        parts: &[],
+        stacks: &[],
+        leafless: &[],
+        gamma_and_beta: None,
+    };
+
+    /// Where a file may have the weight `canonical`, the usual place first; empty for names that are not canonical.
+    pub(super) fn places(&self, canonical: &str) -> Vec<Place> {
+        let Some((module, leaf)) = canonical.rsplit_once('.') else { return Vec::new() };
+        let part = self.part(canonical);
+        let path = match inside_layer(module) {
+            Some((layer, module)) => {
+                let fused = self.parts.iter().find(|(name, ..)| *name == module).map(|(_, file, _)| *file);
+                let file = fused.map(str::to_owned).or_else(|| numbered(self.inner, module));
+                file.map(|file| format!("{}{layer}.{file}", self.layer))
+            }
+            None => match self.stacked(module) {
+                Some((file, _)) => Some(file.to_owned()),
+                None => numbered(self.outer, module),
+            },
+        };
+        let Some(path) = path else { return Vec::new() };
+        let bare = self.leafless.iter().any(|module| path.ends_with(module));
+        let name = if bare { path.clone() } else { format!("{path}.{leaf}") };
+        let mut names: Vec<String> = self.prefixes.iter().map(|prefix| format!("{prefix}{name}")).collect();
+        if module == "head" {
+            // The head stands beside the model, not inside it.
+            names.reverse();
+        }
+        if self.gamma_and_beta.is_some_and(|end| path.ends_with(end)) {
+            let old = if leaf == "weight" { "gamma" } else { "beta" };
+            names.extend(self.prefixes.iter().map(|prefix| format!("{prefix}{path}.{old}")));
+        }
+        names.into_iter().map(|name| Place { name, part }).collect()
+    }
+
+    /// Which part of the file's tensor the weight `canonical` is.
+    pub(super) fn part(&self, canonical: &str) -> Option<Part> {
+        let module = canonical.rsplit_once('.')?.0;
+        let Some((_, module)) = inside_layer(module) else {
+            return self.stacked(module).map(|(_, number)| Part::Matrix(number));
+        };
+        self.parts.iter().find(|(name, ..)| *name == module).map(|(.., part)| *part)
+    }
+
+    /// The file's stack that has the matrix `module`, and the matrix's number.
+    fn stacked(&self, module: &str) -> Option<(&'static str, usize)> {
+        let (stack, number) = module.rsplit_once('.')?;
+        let (_, file) = self.stacks.iter().find(|(name, _)| *name == stack)?;
+        Some((file, number.parse().ok()?))
+    }
+
+    /// Whether `file_name` is a tensor of a layer that a graph must use: one that is left unread means that the
+    /// model computes something its architecture does not say.
+    pub(super) fn is_layer_weight(&self, file_name: &str) -> bool {
+        self.prefixes.iter().any(|prefix| {
+            file_name
+                .strip_prefix(prefix)
+                .and_then(|rest| rest.strip_prefix(self.layer))
+                .is_some_and(|rest| !DERIVED.iter().any(|derived| rest.ends_with(derived)))
+        })
+    }
+}
+
+/// The file's name of a module. One of several like modules has a number, for which # stands in the tables.
+fn numbered(table: &[(&str, &str)], module: &str) -> Option<String> {
+    let number = module.split('.').find(|word| word.parse::<usize>().is_ok()).unwrap_or("#");
+    let wanted = module.replacen(number, "#", 1);
+    let (_, file) = table.iter().find(|(name, _)| *name == wanted)?;
+    Some(file.replacen('#', number, 1))
+}
+
+/// A canonical module's layer, as text, and the module inside it.
+fn inside_layer(module: &str) -> Option<(&str, &str)> {
+    module.strip_prefix("layers.")?.split_once('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::{GGUF, HF};
+
+    fn gguf(family: &str) -> &'static Words {
+        GGUF.iter().find(|known| known.name == family).unwrap().words
+    }
+
+    fn hf(class: &str) -> &'static Words {
+        HF.iter().find(|known| known.classes.contains(&class)).unwrap().words
+    }
+
+    fn check(words: &Words, canonical: &str, expect: &[&str]) {
+        let names: Vec<String> = words.places(canonical).into_iter().map(|place| place.name).collect();
+        assert_eq!(names, expect);
+    }
+
+    #[test]
+    fn names_are_translated() {
+        let (llama, bert) = (gguf("llama"), gguf("bert"));
+        check(llama, "embed.weight", &["token_embd.weight"]);
+        check(llama, "head.weight", &["output.weight"]);
+        check(llama, "layers.12.attn.q_proj.bias", &["blk.12.attn_q.bias"]);
+        check(llama, "layers.0.mlp_norm.weight", &["blk.0.ffn_norm.weight"]);
+        check(bert, "layers.3.mlp_norm.bias", &["blk.3.layer_output_norm.bias"]);
+        check(bert, "embed.norm.weight", &["token_embd_norm.weight"]);
+        let (llama, bert) = (hf("LlamaForCausalLM"), hf("BertModel"));
+        check(llama, "norm.weight", &["model.norm.weight", "norm.weight"]);
+        check(llama, "head.weight", &["lm_head.weight", "model.lm_head.weight"]);
+        let q = "layers.1.self_attn.q_proj.weight";
+        check(llama, "layers.1.attn.q_proj.weight", &[&format!("model.{q}"), q]);
+        let up = "encoder.layer.5.intermediate.dense.bias";
+        check(bert, "layers.5.mlp.up_proj.bias", &[up, &format!("bert.{up}")]);
+        let up = "encoder.layer.5.ffn.2.intermediate.dense.bias";
+        let mobile = hf("MobileBertModel");
+        check(mobile, "layers.5.ffn.2.up_proj.bias", &[up, &format!("mobilebert.{up}")]);
+        check(mobile, "layers.5.ffn.up_proj.bias", &[]);
+        let norm = "embeddings.LayerNorm";
+        let spellings =
+            ["weight", "gamma"].map(|leaf| [format!("{norm}.{leaf}"), format!("bert.{norm}.{leaf}")]);
+        let spellings = spellings.concat();
+        check(bert, "embed.norm.weight", &spellings.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn unknown_names_have_no_file_name() {
+        for name in
+            ["", "embed", "nonsense.weight", "layers.0.weight", "layers..weight", "layers.0.attn.z.weight"]
+        {
+            check(hf("LlamaForCausalLM"), name, &[]);
+        }
+    }
+
+    #[test]
+    fn unread_layer_tensors_are_told_from_derived_ones() {
+        let (llama, bert) = (hf("LlamaForCausalLM"), hf("BertModel"));
+        assert!(llama.is_layer_weight("model.layers.0.self_attn.q_norm.weight"));
+        assert!(!llama.is_layer_weight("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(!llama.is_layer_weight("lm_head.weight"));
+        assert!(bert.is_layer_weight("bert.encoder.layer.0.attention.self.distance_embedding.weight"));
+        assert!(!bert.is_layer_weight("pooler.dense.weight"));
+        let llama = gguf("llama");
+        assert!(llama.is_layer_weight("blk.0.attn_q.scale"));
+        assert!(!llama.is_layer_weight("rope_freqs.weight"));
+    }
+}

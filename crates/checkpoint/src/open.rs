@@ -1,0 +1,233 @@
+//! Which reader a path belongs to.
+//!
+//! Looks at names and the first bytes only; the readers do the rest.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::arch::{Architecture, Pooling};
+
+use super::{
+    Checkpoint, CheckpointError, gguf, hf,
+    limit::unsupported,
+    safetensors::{self, INDEX, SINGLE, refuse_other_formats},
+    tensors::file_name,
+};
+
+/// The most names that a message lists.
+const MAX_LISTED: usize = 12;
+
+/// Opens a checkpoint: a GGUF file, a folder with `config.json` and safetensors, or a folder with one GGUF file.
+///
+/// A folder that has both formats is read as safetensors, the higher precision. Weights stay encoded and mapped;
+/// every tensor the architecture needs is known to be there with the right shape.
+///
+/// # Errors
+/// [`CheckpointError::Read`] for files that cannot be read, [`CheckpointError::Unsupported`] with the next step for
+/// what is not compiled, and the other variants for files that are broken.
+pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+    if !fs::metadata(path).map_err(failed)?.is_dir() {
+        return open_file(path);
+    }
+    let mut names: Vec<String> = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
+    let has = |name: &str| names.iter().any(|found| found == name);
+    if has(hf::CONFIG) && (has(SINGLE) || has(INDEX)) {
+        return hf::open(path).map_err(|error| error.in_file(path));
+    }
+    let ggufs: Vec<PathBuf> = names.iter().filter(|name| is_gguf(name)).map(|name| path.join(name)).collect();
+    match &ggufs[..] {
+        [file] => gguf::open(file),
+        [] => {
+            refuse_other_formats(&names)?;
+            let expected =
+                "a .gguf file, or config.json with model.safetensors; give the folder that holds them";
+            Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
+        }
+        several => {
+            let names: Vec<String> = several.iter().map(|file| file_name(file)).collect();
+            let expected = "a single .gguf file; give the path of the one you want";
+            Err(unsupported(format!("content of {}", path.display()), expected, listed(&names)))
+        }
+    }
+}
+
+/// What a checkpoint computes. A folder's `config.json` needs no weights beside it; of those that are there every tensor is
+/// looked for and has its shape.
+///
+/// # Errors
+/// As [`open`].
+pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
+    let has = |name: &str| path.join(name).is_file();
+    let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    // An index alone, as it comes with a publisher's other small files, is no weights.
+    let mut shards = names.filter(|name| name.to_string_lossy().ends_with(".safetensors"));
+    let weights = (has(SINGLE) || has(INDEX)) && shards.next().is_some();
+    if has(hf::CONFIG) && !weights {
+        return hf::architecture(path).map_err(|error| error.in_file(path));
+    }
+    outlined(path)
+}
+
+/// Bytes of a weights file's beginning that tell its tensors, as far as those that are there say; nothing once they
+/// suffice, and for files that are not read.
+pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
+    if is_gguf(name) { gguf::wanted(beginning) } else { safetensors::wanted(beginning) }
+}
+
+/// What a checkpoint computes of whose weights only the [`wanted`] beginnings are there, each in a file of the whole
+/// length. Every tensor is looked for and has its shape.
+///
+/// # Errors
+/// As [`open`].
+pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
+    if path.join(hf::CONFIG).is_file() {
+        return hf::outlined(path).map_err(|error| error.in_file(path));
+    }
+    Ok(open(path)?.architecture)
+}
+
+/// What a model computes by its publisher's settings, which no folder holds: the keys of a `config.json`, and how an
+/// embedding model pools.
+///
+/// # Errors
+/// As [`open`], for keys that contradict each other or that are not compiled.
+pub fn stated(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
+    hf::stated(config, pooling)
+}
+
+fn open_file(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+    let mut magic = Vec::new();
+    File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
+    let name = file_name(path);
+    if magic == b"GGUF" || is_gguf(&name) {
+        return gguf::open(path);
+    }
+    let expected = "a .gguf file, or the folder that holds config.json and model.safetensors";
+    Err(unsupported("file", expected, name))
+}
+
+fn is_gguf(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// The first names of a folder, for a message.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() {
+        return "an empty folder".to_owned();
+    }
+    let mut shown = names.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_LISTED {
+        shown.push_str(&format!(" and {} more", names.len() - MAX_LISTED));
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_testkit::checkpoint::{
+        hf_tensors, safetensors_bytes, tiny_llama_gguf, tiny_llama_safetensors, tiny_llama_weights,
+    };
+
+    use super::*;
+    use crate::TokenizerSource;
+
+    fn check(files: &[&str], expect: &str) {
+        let folder = tempfile::tempdir().unwrap();
+        for name in files {
+            match *name {
+                "hf" => tiny_llama_safetensors(folder.path(), 1).unwrap(),
+                name if name.ends_with("gguf") => {
+                    fs::write(folder.path().join(name), tiny_llama_gguf(1)).unwrap()
+                }
+                name => fs::write(folder.path().join(name), "").unwrap(),
+            }
+        }
+        let found = match open(folder.path()).map(|checkpoint| checkpoint.tokenizer) {
+            Ok(TokenizerSource::Gguf(_)) => "gguf".to_owned(),
+            Ok(TokenizerSource::Json(_)) => "safetensors".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert!(found.contains(expect), "{found} lacks {expect}");
+    }
+
+    #[test]
+    fn folders_are_told_apart_by_their_files() {
+        check(&["hf"], "safetensors");
+        check(&["a.gguf"], "gguf");
+        check(&["a.GGUF.gguf", "notes.txt"], "gguf");
+        check(&["hf", "a.gguf"], "safetensors");
+        check(&[], "\"an empty folder\" is not supported");
+        check(&["a.gguf", "b.gguf"], "\"a.gguf, b.gguf\" is not supported: expected a single .gguf file");
+        check(&["config.json", "pytorch_model.bin"], "save the model again as safetensors");
+        check(&["config.json"], "\"config.json\" is not supported: expected a .gguf file");
+        check(&["model.safetensors"], "give the folder that holds them");
+        let many: Vec<String> = (10..30).map(|i| format!("{i}.txt")).collect();
+        check(&many.iter().map(String::as_str).collect::<Vec<_>>(), "21.txt and 8 more");
+    }
+
+    #[test]
+    fn settings_tell_the_architecture_without_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_llama_safetensors(folder.path(), 1).unwrap();
+        let whole = open(folder.path()).unwrap().architecture;
+        fs::write(folder.path().join(INDEX), r#"{"weight_map": {"t": "model-1-of-1.safetensors"}}"#).unwrap();
+        for entry in fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.ends_with(hf::CONFIG) && !path.ends_with(INDEX) {
+                fs::remove_file(path).unwrap();
+            }
+        }
+        assert!(open(folder.path()).is_err());
+        assert_eq!(architecture(folder.path()).unwrap(), whole);
+        fs::write(folder.path().join("model-1-of-2.safetensors"), "").unwrap();
+        assert!(architecture(folder.path()).unwrap_err().to_string().contains("model-1-of-1.safetensors"));
+        fs::write(folder.path().join("m.gguf"), tiny_llama_gguf(1)).unwrap();
+        fs::remove_file(folder.path().join(hf::CONFIG)).unwrap();
+        assert!(matches!(architecture(folder.path()), Ok(Architecture::Decoder(_))));
+    }
+
+    #[test]
+    fn weights_that_are_there_are_held_against_the_settings() {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_llama_safetensors(folder.path(), 1).unwrap();
+        let refused = |expect: &str| {
+            let found = architecture(folder.path()).unwrap_err().to_string();
+            assert!(found.contains(expect), "{found} lacks {expect}");
+            assert_eq!(Some(found), open(folder.path()).err().map(|error| error.to_string()));
+        };
+        let (weights, config) = (folder.path().join(SINGLE), folder.path().join(hf::CONFIG));
+        let whole = fs::read(&weights).unwrap();
+        fs::write(&weights, &whole[..whole.len() - 5]).unwrap();
+        refused("fetch it again");
+        let lacking: Vec<_> = hf_tensors(&tiny_llama_weights(1)).into_iter().skip(1).collect();
+        fs::write(&weights, safetensors_bytes(&lacking)).unwrap();
+        refused("has no tensor for");
+        fs::write(&weights, &whole).unwrap();
+        let mut keys: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        keys["intermediate_size"] = (keys["intermediate_size"].as_u64().unwrap() + 32).into();
+        fs::write(&config, keys.to_string()).unwrap();
+        refused("has the wrong shape: expected");
+    }
+
+    #[test]
+    fn files_are_told_apart_by_their_first_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let blob = folder.path().join("blob");
+        fs::write(&blob, tiny_llama_gguf(1)).unwrap();
+        assert!(open(&blob).is_ok_and(|checkpoint| checkpoint.files == [blob.clone()]));
+        fs::write(&blob, "text").unwrap();
+        let error = open(&blob).err().unwrap().to_string();
+        assert!(error.contains("file \"blob\" is not supported"), "{error}");
+        let absent = open(&folder.path().join("absent")).err().unwrap().to_string();
+        assert!(absent.contains("cannot read") && absent.contains("absent"), "{absent}");
+    }
+}

@@ -1,0 +1,174 @@
+//! Linear weights as AMD Quark's Hugging Face export packs them: 4-bit integers with a scale and a zero point for each
+//! group of a row, in three tensors.
+//!
+//! What `export::quark` writes is read here; which settings are read says [`is_read`].
+
+use std::{borrow::Cow, collections::HashMap, path::Path};
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+use serde_json::Value;
+
+use super::{
+    CheckpointError, Encoding, Weight,
+    limit::{malformed, unsupported},
+    tensors::{Kind, Located},
+};
+
+/// The place of each of eight rows among the nibbles of their word, the lowest being 0: nibble `i` is row
+/// `[0, 2, 4, 6, 1, 3, 5, 7][i]`, which Quark calls `reorder` (`Pack_4_bits` in `quark/torch/utils/pack.py`).
+pub const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// Elements of a block of [`Encoding::Uint4`], of which a group has several.
+const BLOCK: usize = 32;
+
+/// The tensors beside a packed weight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Packed {
+    /// `[in / group, out]`.
+    scales: Located,
+    /// `[in / group, out / 8]`.
+    zeros: Located,
+    /// Columns of a group.
+    group: usize,
+}
+
+/// Whether a `quantization_config` says what is read: Quark's 4-bit integers in groups with zero points, weights alone.
+pub(super) fn is_read(config: &Value) -> bool {
+    let text = |path: &str| config.pointer(path).and_then(Value::as_str);
+    let weight = "/global_quant_config/weight";
+    text("/quant_method") == Some("quark")
+        && text("/export/pack_method") == Some("reorder")
+        && text(&format!("{weight}/dtype")) == Some("uint4")
+        && text(&format!("{weight}/qscheme")) == Some("per_group")
+        && config.pointer("/global_quant_config/input_tensors").is_none_or(Value::is_null)
+}
+
+/// Makes one tensor `[out, in]` of a packed weight and its scales and zero points, for every packed weight of a folder.
+pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, Located>) -> Result<(), CheckpointError> {
+    let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
+    let packed = |(name, located): (&String, &Located)| {
+        let told = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
+        (told && located.kind == integers()).then(|| name.clone())
+    };
+    let mut names: Vec<String> = tensors.iter().filter_map(packed).collect();
+    names.sort_unstable();
+    for name in names {
+        let mut beside = |end: &str| {
+            let name = format!("{name}_{end}");
+            let missing = || CheckpointError::MissingTensor { path: folder.to_owned(), name: name.clone() };
+            tensors.remove(&name).ok_or_else(missing)
+        };
+        let (scales, zeros) = (beside("scale")?, beside("zero_point")?);
+        let Some(weight) = tensors.get_mut(&name) else { continue };
+        let shapes = (&weight.shape[..], &scales.shape[..], &zeros.shape[..]);
+        let Some((shape, group)) = sizes(shapes).filter(|_| zeros.kind == integers()) else {
+            let expected = format!("a {name} of whole groups of {BLOCK} columns or more, in int32");
+            let found = format!("shapes {:?}, {:?} and {:?}", shapes.0, shapes.1, shapes.2);
+            return Err(malformed(folder, expected, found));
+        };
+        weight.shape = shape.to_vec();
+        weight.kind = Kind::Packed(Box::new(Packed { scales, zeros, group }));
+    }
+    Ok(())
+}
+
+/// The type of packed tensors.
+fn integers() -> Kind {
+    Kind::Other("I32".to_owned())
+}
+
+/// `[out, in]` and the columns of a group, where the three shapes fit each other.
+fn sizes((words, scales, zeros): (&[usize], &[usize], &[usize])) -> Option<([usize; 2], usize)> {
+    let (&[cols, words], &[groups, rows]) = (words, scales) else { return None };
+    let group = cols.checked_div(groups)?;
+    let fits = zeros == [groups, words] && words == rows.div_ceil(8) && group * groups == cols;
+    (fits && group > 0 && group.is_multiple_of(BLOCK)).then_some(([rows, cols], group))
+}
+
+/// Whether a weight's elements are wanted, or its shape alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Elements {
+    Read,
+    /// They are zero, and cost nothing.
+    Unread,
+}
+
+/// A packed weight with its rows one after another, in blocks; `bytes` gives those of the tensors.
+pub(super) fn weight<'a>(
+    name: &str,
+    located: &Located,
+    packed: &Packed,
+    elements: Elements,
+    bytes: impl Fn(&Located) -> &'a [u8],
+) -> Result<Weight<'static>, CheckpointError> {
+    let shape = located.shape.clone();
+    let &[rows, cols] = &shape[..] else {
+        return Err(CheckpointError::WrongShape {
+            name: name.to_owned(),
+            expected: vec![0, 0],
+            found: shape,
+        });
+    };
+    let mut out = vec![0; rows * (cols / BLOCK) * Encoding::Uint4.block_bytes()];
+    if elements == Elements::Read {
+        let scales = singles(&packed.scales.kind, bytes(&packed.scales)).ok_or_else(|| {
+            let expected = "f32, f16 or bf16; export the model again";
+            unsupported(
+                format!("type of the scales of {name}"),
+                expected,
+                format!("{:?}", packed.scales.kind),
+            )
+        })?;
+        let (quants, zeros) = (bytes(located).as_chunks().0, bytes(&packed.zeros).as_chunks().0);
+        Groups { quants, zeros, scales, rows, group: packed.group }.unpack(cols, &mut out);
+    }
+    Weight::new(name, shape, Encoding::Uint4, Cow::Owned(out))
+}
+
+/// The numbers of a packed weight, in lines of a number or a nibble for each row.
+struct Groups<'a> {
+    quants: &'a [[u8; 4]],
+    zeros: &'a [[u8; 4]],
+    scales: Vec<f32>,
+    rows: usize,
+    group: usize,
+}
+
+impl Groups<'_> {
+    /// Writes the blocks of every row of `cols` elements.
+    fn unpack(&self, cols: usize, out: &mut [u8]) {
+        let row_bytes = cols / BLOCK * Encoding::Uint4.block_bytes();
+        out.par_chunks_mut(row_bytes.max(1)).enumerate().for_each(|(row, out)| {
+            for (index, block) in out.chunks_exact_mut(Encoding::Uint4.block_bytes()).enumerate() {
+                let (first, group) = (index * BLOCK, index * BLOCK / self.group);
+                let scale = self.scales.get(group * self.rows + row).copied().unwrap_or_default();
+                block[..4].copy_from_slice(&scale.to_le_bytes());
+                block[4] = self.nibble(self.zeros, group, row);
+                for (at, pair) in block[5..].iter_mut().enumerate() {
+                    let [low, high] =
+                        [at, at + BLOCK / 2].map(|col| self.nibble(self.quants, first + col, row));
+                    *pair = low | high << 4;
+                }
+            }
+        });
+    }
+
+    /// The nibble of a row in a line of words.
+    fn nibble(&self, words: &[[u8; 4]], line: usize, row: usize) -> u8 {
+        let word =
+            words.get(line * self.rows.div_ceil(8) + row / 8).map_or(0, |word| u32::from_le_bytes(*word));
+        (word >> (4 * PLACES[row % 8]) & 15) as u8
+    }
+}
+
+/// Numbers of a floating-point type in single precision.
+fn singles(kind: &Kind, bytes: &[u8]) -> Option<Vec<f32>> {
+    let halves = || bytes.as_chunks().0.iter();
+    Some(match kind {
+        Kind::Known(Encoding::F32) => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        Kind::Known(Encoding::F16) => halves().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        Kind::Known(Encoding::Bf16) => halves().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        _ => return None,
+    })
+}

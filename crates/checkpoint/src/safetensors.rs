@@ -1,0 +1,308 @@
+//! Safetensors files, single or sharded: where each tensor lies.
+//!
+//! The header is parsed by the `safetensors` crate, which checks offsets against shapes; sharding follows
+//! the `model.safetensors.index.json` of the `transformers` library. What tensors mean is not known here.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::{Path, PathBuf},
+};
+
+use narthex_mmap::Mmap;
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
+use serde::Deserialize;
+
+use super::{
+    CheckpointError, Encoding,
+    limit::map,
+    limit::{malformed, read_small, unsupported},
+    tensors::{Kind, Located, end_of},
+};
+
+/// The file of an unsharded checkpoint.
+pub(super) const SINGLE: &str = "model.safetensors";
+/// The table of a sharded one.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The largest header that is parsed; one of ten thousand tensors takes about 1.5 MB.
+const MAX_HEADER_BYTES: u64 = 32 << 20;
+/// The most files a checkpoint may have.
+const MAX_SHARDS: usize = 4096;
+
+/// The tensors of a folder.
+pub(super) struct Shards {
+    /// The mapped files.
+    pub(super) maps: Vec<Mmap>,
+    /// Tensors by the file's names.
+    pub(super) by_name: HashMap<String, Located>,
+    /// Every file that was read.
+    pub(super) files: Vec<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+/// Opens the safetensors of `folder`; an index goes before a single file, as a folder that has both keeps the
+/// weights in its shards.
+pub(super) fn open(folder: &Path) -> Result<Shards, CheckpointError> {
+    let index_path = folder.join(INDEX);
+    let mut shards = Shards { maps: Vec::new(), by_name: HashMap::new(), files: Vec::new() };
+    if !index_path.is_file() {
+        shards.read(folder.join(SINGLE))?;
+        return Ok(shards);
+    }
+    let index: Index = match serde_json::from_slice(&read_small(&index_path)?) {
+        Ok(index) => index,
+        Err(error) => return Err(malformed(&index_path, "a JSON object with a weight_map", error)),
+    };
+    let names: BTreeSet<&String> = index.weight_map.values().collect();
+    if names.len() > MAX_SHARDS {
+        return Err(malformed(&index_path, format!("at most {MAX_SHARDS} files"), names.len()));
+    }
+    for name in names {
+        // The index comes from outside and must not lead out of the folder.
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(malformed(&index_path, "names of files in the same folder", name));
+        }
+        shards.read(folder.join(name))?;
+    }
+    if let Some(absent) = index.weight_map.keys().filter(|name| !shards.by_name.contains_key(*name)).min() {
+        return Err(CheckpointError::MissingTensor { path: folder.to_owned(), name: absent.clone() });
+    }
+    shards.files.push(index_path);
+    Ok(shards)
+}
+
+impl Shards {
+    fn read(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
+        let bytes = map(&path)?;
+        let tensors = locate(&path, &bytes, self.maps.len())?;
+        for (name, located) in tensors {
+            if self.by_name.insert(name.clone(), located).is_some() {
+                return Err(malformed(&path, "tensors that no other file has", name));
+            }
+        }
+        self.maps.push(bytes);
+        self.files.push(path);
+        Ok(())
+    }
+}
+
+/// Where each tensor of a mapped file lies.
+fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, Located)>, CheckpointError> {
+    let header = header(path, bytes)?;
+    let metadata: Metadata = match serde_json::from_slice(header) {
+        Ok(metadata) => metadata,
+        Err(error) => {
+            return Err(malformed(path, "a safetensors header", format!("{error}; fetch it again")));
+        }
+    };
+    let start = size_of::<u64>() + header.len();
+    // The crate has checked that tensors follow each other without gaps; here they are held against the file.
+    if start.checked_add(metadata.data_len()) != Some(bytes.len()) {
+        let expected = format!("{} bytes of tensors", metadata.data_len());
+        return Err(malformed(path, expected, format!("{}; fetch it again", bytes.len() - start)));
+    }
+    let place = |(name, info): (String, &TensorInfo)| {
+        let (from, to) = info.data_offsets;
+        (
+            name,
+            Located {
+                shape: info.shape.clone(),
+                kind: kind(info.dtype),
+                file,
+                bytes: start + from..start + to,
+            },
+        )
+    };
+    Ok(metadata.tensors().into_iter().map(place).collect())
+}
+
+/// Bytes of a file's beginning that tell its tensors, as far as those that are there say; nothing once they suffice.
+pub(super) fn wanted(beginning: &[u8]) -> Option<u64> {
+    let length = size_of::<u64>() as u64;
+    let whole = match beginning.first_chunk().copied().map(u64::from_le_bytes) {
+        Some(header) if header <= MAX_HEADER_BYTES => length + header,
+        // Reading it says what is wrong.
+        Some(_) => return None,
+        None => length,
+    };
+    ((beginning.len() as u64) < whole).then_some(whole)
+}
+
+/// The JSON text at a file's beginning, after its length.
+fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8], CheckpointError> {
+    let length = bytes.first_chunk().copied().map(u64::from_le_bytes);
+    let header = length.filter(|&length| length <= MAX_HEADER_BYTES).and_then(|length| {
+        let end = end_of(size_of::<u64>(), usize::try_from(length).ok()?, bytes.len())?;
+        bytes.get(size_of::<u64>()..end)
+    });
+    header.ok_or_else(|| {
+        let expected = format!("a safetensors header of at most {MAX_HEADER_BYTES} bytes inside the file");
+        let found = length.map_or("no length".to_owned(), |length| format!("{length}"));
+        malformed(path, expected, format!("{found} in a file of {} bytes; fetch it again", bytes.len()))
+    })
+}
+
+fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::Known(Encoding::F32),
+        Dtype::F16 => Kind::Known(Encoding::F16),
+        Dtype::BF16 => Kind::Known(Encoding::Bf16),
+        other => Kind::Other(format!("{other:?}")),
+    }
+}
+
+/// Fails with the next step for folders whose weights are in another format.
+pub(super) fn refuse_other_formats(names: &[String]) -> Result<(), CheckpointError> {
+    let other = names.iter().find(|name| {
+        [".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt"].iter().any(|ending| name.ends_with(ending))
+    });
+    match other {
+        Some(name) => Err(unsupported(
+            "weight file",
+            format!("{SINGLE} or {INDEX}; save the model again as safetensors"),
+            name,
+        )),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_testkit::checkpoint::{
+        HfTensor, hf_tensors, safetensors_bytes, tiny_llama_shards, tiny_llama_weights,
+    };
+
+    use super::*;
+
+    fn located(bytes: &[u8]) -> Result<Vec<(String, Located)>, CheckpointError> {
+        locate(Path::new("model.safetensors"), bytes, 0)
+    }
+
+    fn refused(bytes: &[u8], expect: &str) {
+        let error = located(bytes).unwrap_err().to_string();
+        assert!(
+            error.starts_with("model.safetensors is malformed") && error.contains(expect),
+            "{error} lacks {expect}"
+        );
+    }
+
+    fn with_header(header: &str, data: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.resize(bytes.len() + data, 0);
+        bytes
+    }
+
+    #[test]
+    fn tensors_lie_where_the_header_says() {
+        let mut tensors = hf_tensors(&tiny_llama_weights(1));
+        tensors.push(HfTensor { name: "ids".into(), dtype: "I64", shape: vec![1], bytes: vec![0; 8] });
+        let bytes = safetensors_bytes(&tensors);
+        let found: HashMap<_, _> = located(&bytes).unwrap().into_iter().collect();
+        assert_eq!(found.len(), tensors.len());
+        for tensor in &tensors {
+            let located = &found[&tensor.name];
+            let encoding = match tensor.dtype {
+                "F32" => Kind::Known(Encoding::F32),
+                "F16" => Kind::Known(Encoding::F16),
+                "BF16" => Kind::Known(Encoding::Bf16),
+                other => Kind::Other(other.to_owned()),
+            };
+            assert_eq!((&located.shape, &located.kind), (&tensor.shape, &encoding));
+            assert!(bytes[located.bytes.clone()] == tensor.bytes);
+        }
+    }
+
+    #[test]
+    fn a_beginning_says_how_long_it_is() {
+        let bytes = safetensors_bytes(&hf_tensors(&tiny_llama_weights(1)));
+        let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap());
+        let check = |length: u64, expect| assert_eq!(wanted(&bytes[..length as usize]), expect, "{length}");
+        check(3, Some(8));
+        check(8, Some(header));
+        check(header - 1, Some(header));
+        check(header, None);
+        assert_eq!(wanted(&u64::MAX.to_le_bytes()), None);
+    }
+
+    #[test]
+    fn broken_files_are_refused() {
+        refused(b"", "inside the file");
+        refused(b"1234567", "inside the file");
+        refused(&u64::MAX.to_le_bytes(), "inside the file");
+        refused(&(MAX_HEADER_BYTES + 1).to_le_bytes(), "at most 33554432 bytes");
+        refused(&with_header("{", 0), "a safetensors header");
+        refused(&with_header(&"[".repeat(100_000), 0), "a safetensors header");
+        let one = |shape: &str, offsets: &str| {
+            format!(r#"{{"t":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        assert!(located(&with_header(&one("[2]", "[0,8]"), 8)).is_ok());
+        refused(&with_header(&one("[2]", "[0,8]"), 7), "8 bytes of tensors, found 7; fetch it again");
+        refused(&with_header(&one("[2]", "[0,8]"), 9), "8 bytes of tensors, found 9; fetch it again");
+        refused(&with_header(&one("[3]", "[0,8]"), 8), "fetch it again");
+        refused(&with_header(&one("[2]", "[8,16]"), 16), "fetch it again");
+        refused(&with_header(&one("[18446744073709551615]", "[0,8]"), 8), "fetch it again");
+        refused(&with_header(&one("[2]", "[8,0]"), 8), "fetch it again");
+        // Tensors whose sizes fit each other but whose sum leaves the address space.
+        let huge = 1u64 << 60;
+        let chain: Vec<String> = (0..16u64)
+            .map(|i| {
+                let end = if i == 15 { u64::MAX - 7 } else { (i + 1) * huge };
+                let from = i * huge;
+                format!(r#""t{i}":{{"dtype":"U8","shape":[{}],"data_offsets":[{from},{end}]}}"#, end - from)
+            })
+            .collect();
+        refused(&with_header(&format!("{{{}}}", chain.join(",")), 8), "bytes of tensors, found 8");
+    }
+
+    #[test]
+    fn shards_are_read_together_and_a_broken_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        tiny_llama_shards(path, 1).unwrap();
+        let shards = open(path).map_err(|error| error.to_string()).unwrap();
+        assert_eq!((shards.maps.len(), shards.by_name.len(), shards.files.len()), (2, 20, 3));
+        let second = path.join("model-00002-of-00002.safetensors");
+        let whole = std::fs::read(&second).unwrap();
+        let check = |expect: &str| {
+            let error = open(path).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(expect), "{error} lacks {expect}");
+        };
+        std::fs::write(&second, &whole[..whole.len() - 5]).unwrap();
+        check("model-00002-of-00002.safetensors is malformed: expected");
+        std::fs::remove_file(&second).unwrap();
+        check("cannot read");
+        check("model-00002-of-00002.safetensors");
+        std::fs::copy(path.join("model-00001-of-00002.safetensors"), &second).unwrap();
+        check("tensors that no other file has");
+        std::fs::write(&second, safetensors_bytes(&[])).unwrap();
+        check("has no tensor for model.layers.0.mlp.down_proj.weight");
+    }
+
+    #[test]
+    fn an_index_does_not_lead_out_of_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
+            let index = serde_json::json!({"weight_map": {"t": name}});
+            std::fs::write(folder.path().join(INDEX), index.to_string()).unwrap();
+            let error = open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains("names of files in the same folder"), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn other_weight_formats_get_the_next_step() {
+        let names = ["config.json", "pytorch_model.bin"].map(str::to_owned);
+        let error = refuse_other_formats(&names).unwrap_err().to_string();
+        assert!(
+            error.contains("\"pytorch_model.bin\"") && error.contains("save the model again as safetensors")
+        );
+        assert!(refuse_other_formats(&names[..1]).is_ok());
+    }
+}

@@ -1,0 +1,235 @@
+//! The weights of an opened checkpoint: file tensors by canonical name.
+//!
+//! Both readers fill a [`Tensors`]; it knows where each tensor lies, not how its format's headers look.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use narthex_mmap::Mmap;
+
+use super::{
+    CheckpointError, Encoding, Weight, WeightSource,
+    layout::Layout,
+    limit::unsupported,
+    names::{Part, Words},
+    quark::{self, Elements, Packed},
+};
+
+/// What the readers decode; the expectation of every error about another type.
+const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
+                         convert the checkpoint or take another quantisation of it";
+
+/// How a tensor's elements are encoded, as far as we know its type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A type that is decoded.
+    Known(Encoding),
+    /// Integers of AMD Quark, with what lies beside them.
+    Packed(Box<Packed>),
+    /// The format's name of one that is not; an error only when the tensor is asked for.
+    Other(String),
+}
+
+/// Where a tensor lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Located {
+    /// Row-major shape.
+    pub(super) shape: Vec<usize>,
+    /// Element type.
+    pub(super) kind: Kind,
+    /// Index of the file.
+    pub(super) file: usize,
+    /// Its bytes in that file; checked against the file's length by the reader.
+    pub(super) bytes: Range<usize>,
+}
+
+/// Every tensor of a checkpoint.
+pub(super) struct Tensors {
+    /// The file or folder that the checkpoint was opened by.
+    pub(super) origin: PathBuf,
+    /// The mapped files.
+    pub(super) maps: Vec<Mmap>,
+    /// Their paths, in the same order.
+    pub(super) files: Vec<PathBuf>,
+    /// Tensors by the file's names.
+    pub(super) by_name: HashMap<String, Located>,
+    /// How the names are translated.
+    pub(super) words: &'static Words,
+    /// How the weights lie.
+    pub(super) layout: Layout,
+}
+
+impl Tensors {
+    /// The file's names of what `canonical` is made of, where all of it is there.
+    pub(super) fn find(&self, canonical: &str) -> Option<Vec<String>> {
+        let places = self.words.places(canonical);
+        let there = |name: &String| self.by_name.contains_key(name);
+        places.into_iter().find_map(|place| match place.part {
+            Some(Part::PerHead) => {
+                let heads = self.layout.heads_of(canonical);
+                let names: Vec<String> = (0..heads).map(|head| place.of_head(head)).collect();
+                (!names.is_empty() && names.iter().all(there)).then_some(names)
+            }
+            _ => there(&place.name).then(|| vec![place.name]),
+        })
+    }
+
+    /// The shape of `canonical` as stored.
+    pub(super) fn shape(&self, canonical: &str) -> Result<&[usize], CheckpointError> {
+        let names = self.find(canonical);
+        let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
+        located.map(|located| located.shape.as_slice()).ok_or_else(|| self.missing(canonical))
+    }
+
+    /// The file that has `canonical`; what the checkpoint was opened by where none has.
+    pub(super) fn file_of(&self, canonical: &str) -> &Path {
+        let names = self.find(canonical);
+        let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
+        located.and_then(|located| self.files.get(located.file)).unwrap_or(&self.origin)
+    }
+
+    fn missing(&self, canonical: &str) -> CheckpointError {
+        CheckpointError::MissingTensor { path: self.origin.clone(), name: self.called(canonical) }
+    }
+
+    /// The tensor that the file calls `file_name`, in the file's order.
+    pub(super) fn stored(&self, file_name: &str, name: &str) -> Result<Weight<'_>, CheckpointError> {
+        self.tensor(file_name, name, Elements::Read)
+    }
+
+    fn tensor(&self, file_name: &str, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+        let Some(located) = self.by_name.get(file_name) else { return Err(self.missing(name)) };
+        let bytes = |located: &Located| {
+            self.maps.get(located.file).and_then(|map| map.get(located.bytes.clone())).unwrap_or(&[])
+        };
+        let encoding = match &located.kind {
+            Kind::Known(encoding) => *encoding,
+            Kind::Packed(packed) => return quark::weight(name, located, packed, elements, bytes),
+            Kind::Other(found) => {
+                return Err(unsupported(format!("type of tensor {file_name}"), ENCODINGS, found));
+            }
+        };
+        Weight::new(name, located.shape.clone(), encoding, bytes(located))
+    }
+}
+
+impl WeightSource for Tensors {
+    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+        self.of_file(name, Elements::Read)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        Some(self.file_of(name))
+    }
+
+    fn called(&self, name: &str) -> String {
+        let place = self.words.places(name).into_iter().next();
+        let found = match self.find(name).as_deref() {
+            Some([one]) => Some(one.clone()),
+            _ => place.map(|place| place.name),
+        };
+        match (found, self.words.part(name)) {
+            (Some(found), None | Some(Part::PerHead)) => format!("{name} (there called {found})"),
+            (Some(found), Some(_)) => format!("{name} (there a part of {found})"),
+            (None, _) => name.to_owned(),
+        }
+    }
+}
+
+impl Tensors {
+    /// Fails unless the weight `name` is there, in a known encoding and of the shape `expected`. No elements are read.
+    pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
+        let part = self.words.part(name);
+        for located in self.find(name).iter().flatten().filter_map(|file_name| self.by_name.get(file_name)) {
+            let expected = self.layout.stored_shape((name, part), expected, &located.shape);
+            if located.shape != expected {
+                let found = located.shape.clone();
+                let error = CheckpointError::WrongShape { name: self.called(name), expected, found };
+                return Err(error.in_file(self.file_of(name)));
+            }
+        }
+        self.of_file(name, Elements::Unread).map(drop)
+    }
+
+    fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+        let told = |error: CheckpointError| error.of_tensor(self.called(name)).in_file(self.file_of(name));
+        self.read(name, elements).map_err(told)
+    }
+
+    fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+        let Some(names) = self.find(name) else { return Err(self.missing(name)) };
+        let weight = match &names[..] {
+            [file_name] => self.tensor(file_name, name, elements)?,
+            heads => stacked(name, heads.iter().map(|head| self.stored(head, name)))?,
+        };
+        self.layout.canonical(weight, self.words.part(name))
+    }
+}
+
+/// Vectors of one length as the rows of a matrix.
+fn stacked<'a>(
+    name: &str,
+    vectors: impl Iterator<Item = Result<Weight<'a>, CheckpointError>>,
+) -> Result<Weight<'a>, CheckpointError> {
+    let (mut values, mut shape) = (Vec::new(), vec![0, 0]);
+    for vector in vectors {
+        let vector = vector?;
+        let width = if shape[0] == 0 { vector.cols() } else { shape[1] };
+        vector.expect_shape(&[width])?;
+        shape = vec![shape[0] + 1, width];
+        values.extend(vector.to_f32());
+    }
+    Weight::new(name, shape, Encoding::F32, bytemuck::cast_slice(&values).to_vec())
+}
+
+/// A tensor's end, where it lies wholly inside a file of `length` bytes.
+pub(super) fn end_of(start: usize, size: usize, length: usize) -> Option<usize> {
+    start.checked_add(size).filter(|&end| end <= length)
+}
+
+/// The file name of `path`, for messages.
+pub(super) fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(name: &str, kind: Kind) -> Tensors {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [0; 32]).unwrap();
+        let located = Located { shape: vec![8, 1], kind, file: 0, bytes: 0..32 };
+        Tensors {
+            origin: PathBuf::from("tiny.gguf"),
+            maps: vec![crate::limit::map(file.path()).unwrap()],
+            files: vec![PathBuf::from("tiny.gguf")],
+            by_name: HashMap::from([(name.to_owned(), located)]),
+            words: crate::family::GGUF[0].words,
+            layout: Layout::default(),
+        }
+    }
+
+    #[test]
+    fn absent_and_undecodable_tensors_are_named() {
+        let tensors = one("blk.0.attn_v.weight", Kind::Other("IQ4_NL".into()));
+        let check = |name: &str, expect: &str| {
+            let error = tensors.weight(name).unwrap_err().to_string();
+            assert!(error.starts_with(expect), "{error}");
+        };
+        check(
+            "layers.0.attn.v_proj.weight",
+            "tiny.gguf: type of tensor blk.0.attn_v.weight \"IQ4_NL\" is not supported",
+        );
+        check("norm.weight", "tiny.gguf has no tensor for norm.weight (there called output_norm.weight)");
+        check("rubbish", "tiny.gguf has no tensor for rubbish");
+        assert!(tensors.has("layers.0.attn.v_proj.weight") && !tensors.has("norm.weight"));
+    }
+}

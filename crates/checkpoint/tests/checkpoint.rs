@@ -1,0 +1,239 @@
+//! Whole checkpoints: the two formats give the same weights, and no broken file does harm.
+
+use std::{fs, path::Path};
+
+use narthex_checkpoint::{Checkpoint, CheckpointError, Encoding, TokenizerSource, open, parameters};
+use narthex_testkit::checkpoint::{
+    TinyWeight, tiny_bert, tiny_bert_safetensors, tiny_bert_weights, tiny_llama, tiny_llama_gguf,
+    tiny_llama_safetensors, tiny_llama_shards, tiny_llama_weights,
+};
+use narthex_text::tokenizer::Tokenizer;
+use proptest::{prelude::*, test_runner::RngSeed};
+
+fn opened(path: &Path) -> Checkpoint {
+    open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn check_weights(checkpoint: &Checkpoint, expect: &[TinyWeight]) {
+    for weight in expect {
+        let found = checkpoint.weights.weight(&weight.name).unwrap_or_else(|error| panic!("{error}"));
+        found.expect_shape(&weight.shape).unwrap_or_else(|error| panic!("{error}"));
+        assert!(found.to_f32() == weight.values, "{} differs", weight.name);
+    }
+}
+
+#[test]
+fn every_format_gives_the_same_weights() {
+    for seed in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let [single, sharded, bert] = ["single", "sharded", "bert"].map(|name| folder.path().join(name));
+        for path in [&single, &sharded, &bert] {
+            fs::create_dir(path).unwrap();
+        }
+        let file = folder.path().join("tiny.gguf");
+        fs::write(&file, tiny_llama_gguf(seed)).unwrap();
+        tiny_llama_safetensors(&single, seed).unwrap();
+        tiny_llama_shards(&sharded, seed).unwrap();
+        let decoder = opened(&file);
+        for path in [&file, &single, &sharded] {
+            let checkpoint = opened(path);
+            assert_eq!(checkpoint.architecture, decoder.architecture);
+            assert_eq!(checkpoint.special.stop, decoder.special.stop);
+            assert_eq!(checkpoint.special.texts, decoder.special.texts);
+            assert_eq!(checkpoint.chat_template, decoder.chat_template);
+            assert_eq!((checkpoint.max_length, checkpoint.license.as_deref()), (256, Some("apache-2.0")));
+            check_weights(&checkpoint, &tiny_llama_weights(seed));
+        }
+        let file = folder.path().join("bert.gguf");
+        fs::write(&file, tiny_bert(seed).to_bytes()).unwrap();
+        tiny_bert_safetensors(&bert, seed).unwrap();
+        assert_eq!(opened(&file).architecture, opened(&bert).architecture);
+        for path in [&file, &bert] {
+            assert_eq!(opened(path).max_length, 64);
+            check_weights(&opened(path), &tiny_bert_weights(seed));
+        }
+    }
+}
+
+#[test]
+fn both_formats_cut_text_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let [llama, bert] = ["llama", "bert"].map(|name| folder.path().join(name));
+    fs::create_dir(&llama).unwrap();
+    fs::create_dir(&bert).unwrap();
+    tiny_llama_safetensors(&llama, 1).unwrap();
+    tiny_bert_safetensors(&bert, 1).unwrap();
+    for (path, file) in [(llama, tiny_llama(1)), (bert, tiny_bert(1))] {
+        let gguf = folder.path().join("tiny.gguf");
+        fs::write(&gguf, file.to_bytes()).unwrap();
+        let [a, b] = [path, gguf].map(|path| {
+            let tokenizer = match opened(&path).tokenizer {
+                TokenizerSource::Json(bytes) => Tokenizer::from_json(&bytes),
+                TokenizerSource::Gguf(vocab) => Tokenizer::from_gguf(&vocab),
+            };
+            tokenizer.unwrap_or_else(|error| panic!("{error}"))
+        });
+        for text in ["The cat sat in the house: 42 times!", "what is it, où?", ""] {
+            let tokens = a.encode_document(text).unwrap();
+            assert_eq!(tokens, b.encode_document(text).unwrap(), "{text}");
+            assert!(text.is_empty() || tokens.len() > 4);
+        }
+    }
+}
+
+#[test]
+fn gguf_rows_keep_their_encoding_under_the_permutation() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    let parts = tiny_llama(1);
+    fs::write(&file, parts.to_bytes()).unwrap();
+    let checkpoint = opened(&file);
+    let q = checkpoint.weights.weight("layers.0.attn.q_proj.weight").unwrap();
+    let stored = &parts.tensors.iter().find(|tensor| tensor.name == "blk.0.attn_q.weight").unwrap().bytes;
+    assert_eq!(q.encoding, Encoding::Q4_0);
+    let row = stored.len() / q.rows_len();
+    // Canonical row 9 is the second element of the second half: stored third of its head.
+    assert_eq!(q.row_bytes(1), &stored[2 * row..3 * row]);
+    assert_eq!(q.row_bytes(9), &stored[3 * row..4 * row]);
+}
+
+#[test]
+fn files_of_other_prefixes_are_read() {
+    let rename = |from: &'static str, to: &'static str| {
+        let folder = tempfile::tempdir().unwrap();
+        let weights = match from {
+            "model." => {
+                tiny_llama_safetensors(folder.path(), 1).unwrap();
+                tiny_llama_weights(1)
+            }
+            _ => {
+                tiny_bert_safetensors(folder.path(), 1).unwrap();
+                tiny_bert_weights(1)
+            }
+        };
+        let path = folder.path().join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+        let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
+        let header = header.replace(&format!("\"{from}"), &format!("\"{to}"));
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]];
+        fs::write(&path, file.concat()).unwrap();
+        check_weights(&opened(folder.path()), &weights);
+    };
+    rename("model.", "");
+    rename("e", "bert.e");
+}
+
+/// Opens whatever `bytes` are and reads every weight that is there: what a hostile file can reach.
+fn survives(path: &Path, bytes: &[u8], weights: &[TinyWeight]) -> Result<(), CheckpointError> {
+    fs::write(path, bytes).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })?;
+    let folder = path.parent().filter(|_| path.ends_with("model.safetensors"));
+    let checkpoint = open(folder.unwrap_or(path))?;
+    for weight in weights {
+        if let Ok(found) = checkpoint.weights.weight(&weight.name) {
+            // A changed file may state another shape; whatever it states is what is read.
+            assert_eq!(found.to_f32().len(), found.shape.iter().product::<usize>());
+        }
+    }
+    Ok(())
+}
+
+/// The most memory this process has had, in KiB; `None` where the system does not say.
+fn peak_memory() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn truncated_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    tiny_llama_safetensors(folder.path(), 1).unwrap();
+    let weights = tiny_llama_weights(1);
+    let hf = folder.path().join("model.safetensors");
+    let gguf = folder.path().join("tiny.gguf");
+    let files = [(hf.clone(), fs::read(&hf).unwrap()), (gguf, tiny_llama_gguf(1))];
+    for (path, whole) in &files {
+        for part in 0..16 {
+            let error = survives(path, &whole[..whole.len() * part / 16], &weights).err();
+            let error = error.unwrap_or_else(|| panic!("{part}/16 of {} opened", path.display())).to_string();
+            let name = path.file_name().unwrap().to_string_lossy();
+            assert!(error.contains(&*name) && error.contains("expected"), "{error}");
+        }
+        // Every cut through the part that is not weights, and the last byte.
+        for length in (0..whole.len().min(40_000)).step_by(97).chain([whole.len() - 1]) {
+            assert!(survives(path, &whole[..length], &weights).is_err(), "{length} of {}", path.display());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, rng_seed: RngSeed::Fixed(20), ..ProptestConfig::default() })]
+
+    #[test]
+    fn flipped_bytes_do_no_harm(
+        flips in prop::collection::vec((0usize..30_000, any::<u8>()), 1..6),
+        wide in prop::option::of((0usize..30_000, any::<u64>())),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        tiny_bert_safetensors(folder.path(), 1).unwrap();
+        let hf = folder.path().join("model.safetensors");
+        let before = peak_memory();
+        let weights = tiny_bert_weights(1);
+        for (path, whole) in [
+            (hf.clone(), fs::read(&hf).unwrap()),
+            (folder.path().join("bert.gguf"), tiny_bert(1).to_bytes()),
+        ] {
+            // Headers take the first tenth of these files and bear all the meaning.
+            let header = whole.len().min(6_000);
+            let mut bytes = whole;
+            for &(at, value) in &flips {
+                bytes[at % header] = value;
+            }
+            if let Some((at, value)) = wide {
+                let at = at % header;
+                bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            // Whether it opens does not matter: a flipped weight is a weight.
+            let _ = survives(&path, &bytes, &weights);
+        }
+        if let (Some(before), Some(after)) = (before, peak_memory()) {
+            // The system's own count may lag behind by some pages.
+            let more = after.saturating_sub(before);
+            prop_assert!(more < 256 << 10, "{more} KiB more");
+        }
+    }
+
+    #[test]
+    fn flipped_json_does_no_harm(
+        file in 0usize..7,
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let name = [
+            "config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json",
+            "sentence_bert_config.json", "model.safetensors",
+        ][file];
+        tiny_bert_safetensors(folder.path(), 1).unwrap();
+        let path = folder.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        for (at, value) in flips {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        fs::write(&path, bytes).unwrap();
+        let _ = open(folder.path()).map(|checkpoint| {
+            tiny_bert_weights(1).iter().for_each(|weight| drop(checkpoint.weights.weight(&weight.name).map(|w| w.to_f32())));
+        });
+    }
+}
+
+#[test]
+fn parameters_are_the_elements_of_the_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    tiny_bert_safetensors(folder.path(), 7).unwrap();
+    let architecture = open(folder.path()).unwrap().architecture;
+    let weights = tiny_bert_weights(7);
+    let elements: usize = weights.iter().map(|weight| weight.values.len()).sum();
+    assert_eq!(parameters(&architecture), elements as u64);
+}

@@ -1,0 +1,110 @@
+//! What is known of a model before it is compiled, or even downloaded: its architecture is compiled on paper, and the
+//! graphs that come out are checked like any others.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use narthex_check::{Finding, Fix, Options, Report, Rule, Score, Severity, Verdict, check};
+use narthex_compile::{
+    paper::{self, Paper},
+    pipeline::DATA_FILE,
+};
+use narthex_graph::{Graph, onnx::files::OnnxFile};
+use narthex_spec::{Scheme, arch::Architecture, manifest::GraphEntry};
+
+use super::note;
+
+/// Checks what `narthex compile` would make of an architecture for NPUs, with its usual shapes.
+pub(crate) fn check_architecture(
+    subject: &str,
+    architecture: &Architecture,
+    scheme: Scheme,
+    options: &Options,
+) -> Report {
+    let paper = match paper::compile_static(architecture, scheme) {
+        Ok(paper) => paper,
+        Err(error) => return refused(subject, error.to_string(), options),
+    };
+    let mut report = check_paper(subject, &paper, options);
+    let described = match architecture {
+        Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
+        Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
+    };
+    report.findings.push(note(Rule::Architecture, described, None));
+    if paper.token_bytes() > 0 {
+        report.findings.push(cache(paper.token_bytes(), architecture.longest()));
+    }
+    if scheme == Scheme::W8
+        && matches!(report.verdict, Verdict::Refused { .. })
+        && let Ok(small) = paper::compile_static(architecture, Scheme::W4)
+        && !matches!(check_paper(subject, &small, options).verdict, Verdict::Refused { .. })
+    {
+        let message = "in w4 the target takes it".to_owned();
+        let fix = Fix::you(format!("narthex compile --scheme w4 --target {}", options.target));
+        report.findings.push(note(Rule::PartSize, message, Some(fix)));
+    }
+    report
+}
+
+/// Checks the graphs of fixed shape of a compile on paper.
+pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &Options) -> Report {
+    let part = |(graph, entry): &(Graph, GraphEntry)| OnnxFile {
+        name: entry.file.clone(),
+        folder: PathBuf::new(),
+        graph: graph.clone(),
+        data_files: BTreeMap::from([(DATA_FILE.to_owned(), Some(paper.data_bytes))]),
+    };
+    let parts: Vec<OnnxFile> = paper.static_graphs().map(part).collect();
+    check(subject, &parts, options)
+}
+
+/// The report on a model that Narthex cannot compile.
+pub(crate) fn refused(subject: &str, reason: String, options: &Options) -> Report {
+    let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
+    let refusal =
+        Finding { severity: Severity::Refuses, ..note(Rule::Architecture, reason.clone(), Some(fix)) };
+    Report {
+        subject: subject.to_owned(),
+        target: options.target.clone(),
+        verdict: Verdict::Refused { reason },
+        score: Score { total: 0.0, components: Vec::new() },
+        assumed: BTreeMap::new(),
+        parts: Vec::new(),
+        npu_weight_bytes: 0,
+        findings: vec![refusal],
+        after_fix: None,
+    }
+}
+
+fn cache(per_token: u64, longest: usize) -> Finding {
+    let message = format!(
+        "its cache takes {:.1} MB for 1000 tokens in half precision (longest: {longest} tokens)",
+        per_token as f64 / 1e3,
+    );
+    note(Rule::DecoderLoop, message, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_testkit::architecture as example;
+
+    use super::*;
+
+    #[test]
+    fn architectures_are_told_without_weights() {
+        use narthex_spec::arch::*;
+        let options = Options { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
+        let attention = Attention::plain(9, 3, 64);
+        let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
+        let arch = Architecture::Decoder(DecoderArch {
+            vocab: 49152,
+            hidden: 576,
+            context: 8192,
+            layers: vec![DecoderLayer { attention, mlp, ..example::layer() }; 30],
+            rope: Some(Rope { theta: 1e5, dims: 64, scaling: RopeScaling::None }),
+            ..example::llama()
+        });
+        insta::assert_snapshot!(check_architecture("smollm2:135m", &arch, Scheme::W8, &options));
+        let unknown = refused("m", "not yet".to_owned(), &options);
+        assert!(matches!(unknown.verdict, Verdict::Refused { .. }));
+    }
+}

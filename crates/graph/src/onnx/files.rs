@@ -1,0 +1,250 @@
+//! ONNX models on disk: graphs are mapped, and the lengths of their data files measured.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Component, Path, PathBuf},
+};
+
+use narthex_mmap::{Mmap, map};
+
+use super::DecodeError;
+use crate::{Bytes, Graph, Initializer, InitializerData};
+
+/// Maximum number of graphs of one model.
+const MAX_FILES: usize = 128;
+
+/// Maximum size of an ONNX file, which is Protobuf's limit on a message.
+const MAX_FILE_BYTES: u64 = 2 << 30;
+
+/// One ONNX file of a model.
+#[derive(Debug, Clone)]
+pub struct OnnxFile {
+    /// The file's name, relative to the model's folder.
+    pub name: String,
+    /// The folder that its external data is relative to.
+    pub folder: PathBuf,
+    /// The graph in it.
+    pub graph: Graph,
+    /// Bytes of each data file that the graph names; `None` if the file does not exist.
+    pub data_files: BTreeMap<String, Option<u64>>,
+}
+
+/// The reason why an ONNX model could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum OnnxFileError {
+    /// A file or folder could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A file is not an ONNX model.
+    #[error("{path}: {source}")]
+    Decode {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: DecodeError,
+    },
+    /// A file is larger than an ONNX model can be.
+    #[error(
+        "{path} has {bytes} bytes, and an ONNX file has at most 2 GiB; larger models keep their weights in data files"
+    )]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+    },
+    /// A folder has no model.
+    #[error("{path} holds no .onnx file; expected one in it or in its folder onnx")]
+    NoModel {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A folder has too many models.
+    #[error("{path} holds {found} .onnx files, and one model has at most {MAX_FILES}; name one file")]
+    TooMany {
+        /// The folder.
+        path: PathBuf,
+        /// How many.
+        found: usize,
+    },
+    /// A graph's weights cannot be had.
+    #[error("{reason}")]
+    Data {
+        /// Which file, what was expected of it and found.
+        reason: String,
+    },
+}
+
+impl OnnxFileError {
+    /// The next step, where one is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Decode { .. } => {
+                Some("name an ONNX file; checkpoints are checked by their folder or .gguf file".to_owned())
+            }
+            Self::Data { .. } => Some("fetch the model again; it may be cut off or damaged".to_owned()),
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("check the path; the data files of a graph lie beside it".to_owned())
+            }
+            Self::NoModel { .. } => {
+                Some("a model is an .onnx file, a folder with some, a checkpoint, or a name of `narthex list --available`".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Reads the graphs of a model: one file, or every `.onnx` file of a folder.
+///
+/// # Errors
+/// See [`OnnxFileError`]; a data file that is missing is a finding, not an error.
+pub fn open(path: &Path) -> Result<Vec<OnnxFile>, OnnxFileError> {
+    let files = graph_files(path)?;
+    if files.is_empty() {
+        return Err(OnnxFileError::NoModel { path: path.to_owned() });
+    }
+    open_files(&files)
+}
+
+/// The files of a model's graphs: the file itself, or every `.onnx` file of a folder, by name.
+///
+/// # Errors
+/// [`OnnxFileError::Read`] and [`OnnxFileError::TooMany`]; a folder without any gives none.
+pub fn graph_files(path: &Path) -> Result<Vec<PathBuf>, OnnxFileError> {
+    let failed = |source| OnnxFileError::Read { path: path.to_owned(), source };
+    if !fs::metadata(path).map_err(failed)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = onnx_files(path)?;
+    if files.is_empty() {
+        // Where hubs keep exports beside the original weights.
+        files = onnx_files(&path.join("onnx")).unwrap_or_default();
+    }
+    match files.len() {
+        found if found > MAX_FILES => Err(OnnxFileError::TooMany { path: path.to_owned(), found }),
+        _ => Ok(files),
+    }
+}
+
+/// Reads these files as the graphs of one model.
+///
+/// # Errors
+/// See [`OnnxFileError`].
+pub fn open_files(files: &[PathBuf]) -> Result<Vec<OnnxFile>, OnnxFileError> {
+    files.iter().map(|file| open_file(file)).collect()
+}
+
+fn onnx_files(folder: &Path) -> Result<Vec<PathBuf>, OnnxFileError> {
+    let failed = |source| OnnxFileError::Read { path: folder.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn open_file(path: &Path) -> Result<OnnxFile, OnnxFileError> {
+    let failed = |source| OnnxFileError::Read { path: path.to_owned(), source };
+    let bytes = fs::metadata(path).map_err(failed)?.len();
+    if bytes > MAX_FILE_BYTES {
+        return Err(OnnxFileError::TooLarge { path: path.to_owned(), bytes });
+    }
+    let mapped = map(path).map_err(failed)?;
+    let graph = Graph::decode_shared(Bytes::from_owner(mapped))
+        .map_err(|source| OnnxFileError::Decode { path: path.to_owned(), source })?;
+    let folder = path.parent().map(Path::to_owned).unwrap_or_default();
+    let data_files = data_file_sizes(&graph, &folder);
+    let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    Ok(OnnxFile { name, folder, graph, data_files })
+}
+
+/// Bytes of each data file that a graph names. Files outside the model's folder are not touched.
+pub fn data_file_sizes(graph: &Graph, folder: &Path) -> BTreeMap<String, Option<u64>> {
+    let mut files = BTreeMap::new();
+    for constant in &graph.initializers {
+        if let InitializerData::External { file, .. } = &constant.data
+            && !files.contains_key(file)
+        {
+            let length = stays_inside(file).then(|| fs::metadata(folder.join(file)).ok()).flatten();
+            files.insert(file.clone(), length.filter(fs::Metadata::is_file).map(|found| found.len()));
+        }
+    }
+    files
+}
+
+/// Returns whether a data file's location stays inside the model's folder.
+pub fn stays_inside(file: &str) -> bool {
+    let path = Path::new(file);
+    !file.contains('\\')
+        && path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+}
+
+/// Data files that were mapped, by path.
+#[derive(Default)]
+pub struct DataFiles(BTreeMap<PathBuf, Mmap>);
+
+impl DataFiles {
+    /// Returns the bytes of an initializer of a graph in `folder`, inline or in a data file.
+    ///
+    /// # Errors
+    /// [`OnnxFileError::Data`] for a data file outside the folder and one that is too short; [`OnnxFileError::Read`].
+    pub fn bytes<'a>(
+        &'a mut self,
+        folder: &Path,
+        initializer: &'a Initializer,
+    ) -> Result<&'a [u8], OnnxFileError> {
+        let (file, offset, length) = match &initializer.data {
+            InitializerData::Inline(bytes) => return Ok(bytes),
+            InitializerData::External { file, offset, length } => (file, *offset, *length),
+        };
+        let (name, folder_name) = (&initializer.name, folder.display());
+        if !stays_inside(file) {
+            let reason =
+                format!("the weight {name:?} is in the data file {file:?}, which lies outside {folder_name}");
+            return Err(OnnxFileError::Data { reason });
+        }
+        let path = folder.join(file);
+        if !self.0.contains_key(&path) {
+            let failed = |source| OnnxFileError::Read { path: path.clone(), source };
+            self.0.insert(path.clone(), map(&path).map_err(failed)?);
+        }
+        let end = offset.saturating_add(length);
+        let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
+        let bytes = self.0.get(&path).zip(range).and_then(|(source, (start, end))| source.get(start..end));
+        bytes.ok_or_else(|| OnnxFileError::Data {
+            reason: format!(
+                "{} ends before the weight {name:?}, which reaches to byte {end}",
+                path.display()
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_stay_beside_the_model() {
+        for (file, expect) in [
+            ("a.data", true),
+            ("./b", true),
+            ("sub/a", true),
+            ("../a", false),
+            ("/etc/passwd", false),
+            ("..\\a", false),
+        ] {
+            assert_eq!(stays_inside(file), expect, "{file}");
+        }
+    }
+}

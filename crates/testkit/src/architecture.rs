@@ -1,0 +1,33 @@
+//! A small decoder architecture for tests, which change what they need.
+
+use narthex_spec::arch::{
+    Activation, Attention, DecoderArch, DecoderLayer, Family, Mlp, NormKind, Residual, Rope, RopeScaling,
+};
+
+/// A layer of four heads over two of keys, 16 elements each, and an inner width of 96.
+pub fn layer() -> DecoderLayer {
+    let attention = Attention::plain(4, 2, 16);
+    let mlp = Mlp { inner: 96, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
+    DecoderLayer { attention, mlp, residual: Residual::Sequential }
+}
+
+/// A Llama of one such layer, 64 wide, with 300 tokens and a context of 256.
+pub fn llama() -> DecoderArch {
+    DecoderArch {
+        family: Family::Llama,
+        vocab: 300,
+        hidden: 64,
+        context: 256,
+        layers: vec![layer()],
+        norm_epsilon: 1e-5,
+        norm: NormKind::Rms,
+        rope: Some(Rope { theta: 1e4, dims: 16, scaling: RopeScaling::None }),
+        local_rope: None,
+        embed_scale: None,
+        logit_cap: None,
+        altup: None,
+        per_layer: None,
+        tied_head: true,
+        kept_tokens: None,
+    }
+}
