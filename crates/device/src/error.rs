@@ -135,7 +135,7 @@ impl DeviceError {
     /// A step's error where there is no engine.
     pub(crate) fn step(what: &'static str, error: StepError) -> Self {
         let message = match error {
-            StepError::Device { message } => message,
+            StepError::Device { message } | StepError::Lost { message } => message,
             other => other.to_string(),
         };
         Self::Ort { what, message }

@@ -1,8 +1,7 @@
 //! ONNX Runtime: the only crate with `ort`, dynamic libraries and FFI. Implements the engine's ports.
 //!
 //! Start at [`runtime::Runtime`], which loads the library once per process; [`dynamic`] and [`encoder`] run variant A,
-//! [`fixed`] runs variant B, [`split`] joins two executors, [`lasting`] brings one
-//! back whose device was lost, and [`ep`] holds what each provider is told.
+//! [`fixed`] runs variant B, [`split`] joins two executors, and [`ep`] holds each provider's options.
 
 pub mod dynamic;
 pub mod encoder;
@@ -14,7 +13,6 @@ pub mod fixed;
 pub mod fuzzing;
 pub mod inventory;
 mod kept;
-pub mod lasting;
 pub mod memory;
 mod nvidia;
 pub mod once;

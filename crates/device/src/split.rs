@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLimits, Limits, Logits, Span, StepError, StepPlan, check_read, check_truncate,
+    Executor, KvBlock, KvLimits, Limits, Logits, RowScan, Span, StepError, StepPlan, check_read,
+    check_truncate,
 };
 use narthex_spec::SlotId;
 
@@ -28,7 +29,18 @@ pub struct SplitExecutor {
     short: usize,
     /// Prefill and decode.
     sides: [Side; 2],
+    source: LogitsSource,
     logits: Vec<f32>,
+    scans: Vec<RowScan>,
+}
+
+/// Where the logits of the last step lie.
+#[derive(Debug, Clone, Copy)]
+enum LogitsSource {
+    /// On the one side that gave any.
+    Side(usize),
+    /// So many rows of both sides, gathered.
+    Gathered(usize),
 }
 
 /// One of the two executors, and what is known of its slots.
@@ -70,7 +82,9 @@ impl SplitExecutor {
         Ok(Self {
             short: options.break_even.saturating_sub(1).min(decode.limits().chunk).max(1),
             sides: [side(prefill), side(decode)],
-            logits: Vec::with_capacity(limits.batch.saturating_mul(limits.vocab)),
+            source: LogitsSource::Gathered(0),
+            logits: Vec::new(),
+            scans: Vec::new(),
             limits,
         })
     }
@@ -133,41 +147,47 @@ impl SplitExecutor {
             self.hand_over(side, span.slot, span.at)?;
             self.sides[side].plan.push(span.slot, span.at, plan.tokens_of(span), span.logits);
         }
-        let vocab = self.limits.vocab;
-        let wanted = plan.logits_rows() * vocab;
-        if self.logits.len() < wanted {
-            self.logits.resize(wanted, 0.0);
-        }
-        for index in [PREFILL, DECODE] {
-            if self.sides[index].plan.spans.is_empty() {
-                continue;
-            }
-            let rows = self.sides[index].step()?;
-            let (mut from, mut to) = (0, 0);
-            for span in &plan.spans {
-                let count = span.logits.rows(span.tokens.len());
-                if side_of(span, self.short) == index {
-                    for row in 0..count {
-                        self.logits[(to + row) * vocab..][..vocab].copy_from_slice(rows.row(from + row));
-                    }
-                    from += count;
-                }
-                to += count;
+        for side in &mut self.sides {
+            if !side.plan.spans.is_empty() {
+                side.step()?;
             }
         }
+        self.source = match [PREFILL, DECODE].map(|side| self.sides[side].plan.logits_rows() > 0) {
+            [true, true] => self.gather(plan),
+            [true, false] => LogitsSource::Side(PREFILL),
+            [false, true] => LogitsSource::Side(DECODE),
+            [false, false] => LogitsSource::Gathered(0),
+        };
         Ok(())
+    }
+
+    /// Puts the logits of both sides in the plan's order.
+    fn gather(&mut self, plan: &StepPlan) -> LogitsSource {
+        self.logits.clear();
+        self.scans.clear();
+        let mut next = [0; 2];
+        for span in &plan.spans {
+            let side = side_of(span, self.short);
+            let logits = self.sides[side].executor.logits();
+            for _ in 0..span.logits.rows(span.tokens.len()) {
+                let row = logits.scanned_row(next[side]);
+                self.logits.extend_from_slice(row.logits);
+                self.scans.push(row.scan);
+                next[side] += 1;
+            }
+        }
+        LogitsSource::Gathered(self.scans.len())
     }
 }
 
 impl Side {
     /// Runs this side's part of the plan.
-    fn step(&mut self) -> Result<Logits<'_>, StepError> {
+    fn step(&mut self) -> Result<(), StepError> {
         let Self { executor, slots, plan } = self;
         for span in &plan.spans {
             slots[span.slot.index()].soiled = true;
         }
-        let logits = executor.step(plan)?;
-        let (found, expected) = (logits.rows(), plan.logits_rows());
+        let (found, expected) = (executor.step(plan)?.rows(), plan.logits_rows());
         if found != expected {
             let message = format!("expected {expected} rows of logits, found {found}; please report this");
             return Err(StepError::Device { message });
@@ -175,7 +195,7 @@ impl Side {
         for span in &plan.spans {
             slots[span.slot.index()] = Held { length: span.at + span.tokens.len(), soiled: false };
         }
-        Ok(logits)
+        Ok(())
     }
 
     fn write(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
@@ -206,11 +226,19 @@ impl Executor for SplitExecutor {
         &self.limits
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.check(plan)?;
-        self.run(plan).map_err(|error| self.forget(error))?;
-        let vocab = self.limits.vocab;
-        Ok(Logits::new(&self.logits[..plan.logits_rows() * vocab], vocab))
+        self.run(plan).map_err(|error| self.forget(error))
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        match self.source {
+            LogitsSource::Side(side) => self.sides[side].executor.logits(),
+            LogitsSource::Gathered(rows) => {
+                let vocab = self.limits.vocab;
+                Logits::new(&self.logits[..rows * vocab], vocab).with_scans(&self.scans[..rows])
+            }
+        }
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

@@ -14,7 +14,6 @@ use narthex_spec::SlotId;
 use crate::{
     config::{EngineConfig, EngineStats},
     executor::{Executor, Limits, StepPlan},
-    guarded::Guarded,
     invariant::{Running, Snapshot},
     kv::Slots,
     request::{Finish, Request, SequenceHandle, SubmitError},
@@ -24,6 +23,7 @@ use crate::{
         policy::{self, Bounds, Grant},
     },
     sequence::Sequence,
+    supervise::SupervisedExecutor,
 };
 
 /// Whether a step found something to do.
@@ -37,7 +37,7 @@ pub enum Work {
 
 /// The engine's state.
 pub struct Core {
-    device: Guarded,
+    device: SupervisedExecutor,
     config: EngineConfig,
     slots: Slots,
     /// Sequences without slots, oldest first; all of them younger than the running ones.
@@ -59,8 +59,8 @@ pub struct Core {
 
 impl Core {
     /// An idle engine.
-    pub fn new(executor: Box<dyn Executor>, config: EngineConfig) -> Self {
-        let device = Guarded::new(executor);
+    pub fn new(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> Self {
+        let device = executor.into();
         let limits = device.limits();
         Self {
             config: config.within(limits),

@@ -5,6 +5,7 @@
 
 mod block;
 mod check;
+mod logits;
 
 use std::ops::Range;
 
@@ -12,6 +13,7 @@ use narthex_spec::{SlotId, TokenId};
 
 pub use block::{KvBlock, KvLayer, KvRows};
 pub use check::{check_read, check_truncate};
+pub use logits::{Logits, NEVER, Peak, RowScan, ScannedRow};
 
 /// What an executor can do, fixed for its lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,52 +139,6 @@ impl Wanted {
     }
 }
 
-/// The logit of a token that a model never gives: the least that a number can be, so that its probability is zero, and
-/// finite, so that whoever looks for what is not finds nothing here.
-pub const NEVER: f32 = f32::MIN;
-
-/// Logits of one step: the rows of all spans in the plan's order, each span's rows in token order.
-#[derive(Debug, Clone, Copy)]
-pub struct Logits<'a> {
-    data: &'a [f32],
-    vocab: usize,
-}
-
-impl<'a> Logits<'a> {
-    /// Wraps `rows × vocab` values.
-    ///
-    /// # Panics
-    /// If `data` is not a whole number of rows.
-    pub fn new(data: &'a [f32], vocab: usize) -> Self {
-        assert!(
-            vocab > 0 && data.len().is_multiple_of(vocab),
-            "{} values are no rows of {vocab}",
-            data.len()
-        );
-        Self { data, vocab }
-    }
-
-    /// Width of a row.
-    pub fn vocab(&self) -> usize {
-        self.vocab
-    }
-
-    /// `count` rows from row `from` on.
-    pub fn part(&self, from: usize, count: usize) -> Self {
-        Self { data: &self.data[from * self.vocab..(from + count) * self.vocab], vocab: self.vocab }
-    }
-
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.data.len() / self.vocab
-    }
-
-    /// One row.
-    pub fn row(&self, index: usize) -> &'a [f32] {
-        &self.data[index * self.vocab..(index + 1) * self.vocab]
-    }
-}
-
 /// Why a step failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
@@ -207,7 +163,7 @@ pub enum StepError {
     /// The executor cannot take tokens back.
     #[error("this device cannot rewind a sequence")]
     CannotRewind,
-    /// The device was lost and is back: every slot is empty.
+    /// The device was lost, and the contents of every slot with it.
     #[error("the device was lost: {message}")]
     Lost {
         /// The runtime's message.
@@ -230,7 +186,7 @@ impl StepError {
 
 /// Runs planned steps on a device. The implementation owns the KV memory; the engine owns the accounting.
 pub trait Executor: Send {
-    /// What it can do.
+    /// Bounds of its plans.
     fn limits(&self) -> &Limits;
 
     /// Runs one step; afterwards each span's slot holds `at + tokens.len()` tokens.
@@ -239,7 +195,19 @@ pub trait Executor: Send {
     /// Whatever the error, the slots named in the plan still hold their first `at` tokens and nothing beyond them that
     /// may be relied on; the caller truncates them to `at` or less before it names them again. Only after
     /// [`StepError::Lost`] no slot, named or not, holds anything.
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError>;
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError>;
+
+    /// Returns the logits of the last step. Unspecified rows if that step failed or none has run.
+    fn logits(&self) -> Logits<'_>;
+
+    /// Runs one step and returns its logits.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+        self.execute(plan)?;
+        Ok(self.logits())
+    }
 
     /// Keeps only the first `len` tokens of a slot, which holds at least as many; 0 gives its memory back.
     ///
@@ -250,8 +218,11 @@ pub trait Executor: Send {
     /// Copies the keys and values of some of a slot's tokens; at least one, and all of them held.
     ///
     /// # Errors
-    /// [`StepError::BadPlan`] for a slot or a range that is not there.
-    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError>;
+    /// [`StepError::BadPlan`] for a slot or a range that is not there, and from an executor that hands nothing over.
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        let _ = (slot, range);
+        Err(StepError::bad_plan(NO_HANDOVER))
+    }
 
     /// Puts a block after the first `at` tokens of a slot, which holds at least as many; afterwards it holds
     /// `at + block.tokens()` tokens, as if it had computed them.
@@ -259,8 +230,13 @@ pub trait Executor: Send {
     /// # Errors
     /// [`StepError::BadPlan`] for a slot, place or shape that does not fit leaves the slot as it was; after any other
     /// error it still holds its first `at` tokens, as after a failed step.
-    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError>;
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        let _ = (slot, at, block);
+        Err(StepError::bad_plan(NO_HANDOVER))
+    }
 }
+
+const NO_HANDOVER: &str = "this executor hands no keys and values over";
 
 #[cfg(test)]
 mod tests {
@@ -301,8 +277,5 @@ mod tests {
         plan.push(SlotId(2), 0, &[6], Wanted::Last);
         assert_eq!(plan.logits_rows(), 4);
         assert_eq!(plan.tokens_of(&plan.spans[1]), [4, 5]);
-        let data = [0.0, 0.1, 1.0, 1.1, 2.0, 2.1];
-        let logits = Logits::new(&data, 2);
-        assert_eq!((logits.rows(), logits.part(1, 2).row(1)), (3, &data[4..]));
     }
 }

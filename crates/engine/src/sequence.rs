@@ -10,7 +10,7 @@ use std::{
 use narthex_spec::{SlotId, TokenId};
 
 use crate::{
-    executor::{Logits, StepError, Wanted},
+    executor::{Logits, ScannedRow, StepError, Wanted},
     kv::PromptEnd,
     request::{Finish, LogProbs, Request, SequenceHandle, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
@@ -143,7 +143,7 @@ impl Sequence {
         let at = self.cached;
         self.cached += ran;
         if self.wants_prompt() {
-            if !(0..logits.rows()).all(|row| logits.row(row).iter().all(|logit| logit.is_finite())) {
+            if (0..logits.rows()).any(|row| logits.scanned_row(row).scan.non_finite().is_some()) {
                 return Some(not_finite());
             }
             if self.report_prompt(at, logits, scratch).is_break() {
@@ -153,11 +153,12 @@ impl Sequence {
         if self.pending() > 0 {
             return None;
         }
-        let logits = logits.row(logits.rows().checked_sub(1)?);
+        let row = logits.scanned_row(logits.rows().checked_sub(1)?);
         if self.tokens.len() == self.prompt {
-            self.prompt_end = Some(PromptEnd { length: self.prompt, logits: logits.into() });
+            let ScannedRow { logits, scan } = row;
+            self.prompt_end = Some(PromptEnd { length: self.prompt, logits: logits.into(), scan });
         }
-        self.advance(logits, scratch)
+        self.advance(row, scratch)
     }
 
     /// Reports the prompt tokens that the rows of one span decide: row `i` is the distribution after token `at + i`.
@@ -176,7 +177,7 @@ impl Sequence {
             }
             let token = self.tokens[position];
             self.reported += 1;
-            let (logprob, top) = log_probs(logits.row(row), token, top, scratch);
+            let (logprob, top) = log_probs(logits.scanned_row(row), token, top, scratch);
             self.tell(|sink| sink.prompt_token(TokenEvent { token, logprob: Some(logprob), top }))?;
         }
         ControlFlow::Continue(())
@@ -184,17 +185,18 @@ impl Sequence {
 
     /// Begins to answer a prompt that is in the slot as a whole, with the distribution that was kept of it.
     pub(crate) fn resume(&mut self, prompt_end: PromptEnd, scratch: &mut Scratch) -> Option<Finish> {
-        let end = self.advance(&prompt_end.logits, scratch);
+        let row = ScannedRow { logits: &prompt_end.logits, scan: prompt_end.scan };
+        let end = self.advance(row, scratch);
         self.prompt_end = Some(prompt_end);
         end
     }
 
     /// Chooses the next token from its distribution and reports it, unless there is no room for one.
-    fn advance(&mut self, logits: &[f32], scratch: &mut Scratch) -> Option<Finish> {
+    fn advance(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         if self.tokens.len() >= self.room {
             return Some(Finish::Length);
         }
-        let Some(token) = self.sampler.sample(logits, scratch) else { return Some(not_finite()) };
+        let Some(token) = self.sampler.sample(row, scratch) else { return Some(not_finite()) };
         if self.stop.contains(&token) {
             self.stopped = 1;
             return Some(Finish::Stop);
@@ -202,7 +204,7 @@ impl Sequence {
         self.tokens.push(token);
         let flow = match self.logprobs {
             Some(wanted) => {
-                let (logprob, top) = log_probs(logits, token, wanted.top, scratch);
+                let (logprob, top) = log_probs(row, token, wanted.top, scratch);
                 self.tell(|sink| sink.token(TokenEvent { token, logprob: Some(logprob), top }))
             }
             None => self.tell(|sink| sink.token(TokenEvent { token, logprob: None, top: &[] })),

@@ -12,6 +12,7 @@ use crate::{
     executor::{Executor, Limits},
     request::{Finish, Request},
     sequence::Sequence,
+    supervise::SupervisedExecutor,
 };
 
 pub use crate::{
@@ -60,7 +61,8 @@ impl Engine {
     ///
     /// # Errors
     /// Where the system gives no thread.
-    pub fn start(executor: Box<dyn Executor>, config: EngineConfig) -> std::io::Result<Self> {
+    pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
+        let executor = executor.into();
         let limits = executor.limits().clone();
         let core = Core::new(executor, config);
         let config = core.config().clone();

@@ -6,7 +6,7 @@
 use narthex_engine::{
     config::EngineConfig,
     core::{Core, Work},
-    executor::{Executor, KvBlock, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
 };
 use narthex_spec::SlotId;
@@ -347,26 +347,22 @@ impl Executor for Narrow {
         self.0.limits()
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let held = self.0.watch().lengths();
         let named = |slot: usize| plan.spans.iter().any(|span| span.slot.index() == slot);
         let rows = (0..held.len()).filter(|&slot| held[slot] > 0 || named(slot)).count();
         if rows > 1 {
             return Err(StepError::OutOfMemory { rows, capacity: 8, wanted: 99 });
         }
-        self.0.step(plan)
+        self.0.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.0.logits()
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         self.0.truncate(slot, len)
-    }
-
-    fn read_kv(&self, slot: SlotId, range: std::ops::Range<usize>) -> Result<KvBlock, StepError> {
-        self.0.read_kv(slot, range)
-    }
-
-    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        self.0.write_kv(slot, at, block)
     }
 }
 

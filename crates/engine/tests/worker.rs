@@ -8,7 +8,7 @@ use std::{
 };
 
 use narthex_engine::{
-    executor::{Executor, KvBlock, KvLimits, Limits, Logits, StepError, StepPlan},
+    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, Request, Sampling, TokenEvent, TokenSink, Usage},
     worker::{Drain, Engine, EngineConfig, SubmitError},
 };
@@ -180,22 +180,18 @@ impl Executor for Trap {
         &self.limits
     }
 
-    fn step(&mut self, _: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, _: &StepPlan) -> Result<(), StepError> {
         let _ = self.arrived.send(());
         let _ = self.go.recv();
         panic!("an executor that panics, as this test wants");
     }
 
+    fn logits(&self) -> Logits<'_> {
+        Logits::new(&[], self.limits.vocab)
+    }
+
     fn truncate(&mut self, _: SlotId, _: usize) -> Result<(), StepError> {
         Ok(())
-    }
-
-    fn read_kv(&self, _: SlotId, _: std::ops::Range<usize>) -> Result<KvBlock, StepError> {
-        Err(StepError::CannotRewind)
-    }
-
-    fn write_kv(&mut self, _: SlotId, _: usize, _: &KvBlock) -> Result<(), StepError> {
-        Err(StepError::CannotRewind)
     }
 }
 

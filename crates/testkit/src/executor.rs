@@ -187,7 +187,7 @@ impl Executor for FakeExecutor {
         &self.limits
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.check(plan)?;
         let mishap = self.mishaps.pop_front().unwrap_or(Mishap::None);
         if mishap == Mishap::Lost {
@@ -204,7 +204,11 @@ impl Executor for FakeExecutor {
         if mishap == Mishap::NotANumber {
             self.logits.fill(f32::NAN);
         }
-        Ok(Logits::new(&self.logits, self.limits.vocab))
+        Ok(())
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        Logits::new(&self.logits, self.limits.vocab)
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

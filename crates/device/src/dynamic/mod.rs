@@ -74,6 +74,8 @@ pub struct DynamicExecutor {
     decode: Bound,
     prefill: Bound,
     logits: Vec<f32>,
+    /// Rows of logits that the last step gave.
+    logits_rows: usize,
     group: Vec<SlotId>,
     // Dropped last: the bindings above belong to them.
     graph: Loaded,
@@ -150,6 +152,7 @@ impl DynamicExecutor {
             decode: bound(session, limits.batch)?,
             prefill: bound(prompt.as_ref().map_or(session, |prompt| &prompt.session), limits.chunk)?,
             logits: vec![0.0; limits.batch * limits.vocab],
+            logits_rows: 0,
             group: Vec::with_capacity(limits.batch),
             batch: if names.one_row { 1 } else { limits.batch },
             limits,
@@ -307,12 +310,13 @@ impl Executor for DynamicExecutor {
         &self.limits
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.cache.length(slot))?;
         self.cache.reserve(plan.spans.iter().map(|span| (span.slot, span.at + span.tokens.len())))?;
-        let rows = plan.logits_rows();
-        if self.logits.len() < rows * self.limits.vocab {
-            self.logits.resize(rows * self.limits.vocab, 0.0);
+        self.logits_rows = plan.logits_rows();
+        let wanted = self.logits_rows * self.limits.vocab;
+        if self.logits.len() < wanted {
+            self.logits.resize(wanted, 0.0);
         }
         match self.long.as_mut().map(|long| long.switch.rewrite(plan)).transpose()? {
             None => self.run_all(plan, &[])?,
@@ -326,7 +330,11 @@ impl Executor for DynamicExecutor {
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());
         }
-        Ok(Logits::new(&self.logits[..rows * self.limits.vocab], self.limits.vocab))
+        Ok(())
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        Logits::new(&self.logits[..self.logits_rows * self.limits.vocab], self.limits.vocab)
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

@@ -11,6 +11,10 @@ use super::{Device, Facts, Refusal};
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "DmlExecutionProvider";
 
+/// The messages of a lost GPU, in lower case: Direct3D's results for a device that was removed, hangs or was reset. ONNX
+/// Runtime turns them into exceptions without a code of their own (microsoft/onnxruntime#26648).
+pub(super) const LOSSES: &[&str] = &["887a0005", "887a0006", "887a0007"];
+
 /// DirectML's own library, which lies beside an ONNX Runtime that is built for it.
 pub(super) const SYSTEM: &str = "DirectML.dll";
 

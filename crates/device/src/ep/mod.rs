@@ -279,6 +279,14 @@ pub(crate) fn of_ort_name(name: &str) -> Option<Ep> {
     Ep::ALL.into_iter().find(|&ep| ort_name(ep) == name)
 }
 
+/// Whether a provider's message says that its device was lost, so that opening the model again may help. For those
+/// errors for which ONNX Runtime has no code; a message does not name its provider.
+pub fn is_loss(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    let tables = [qnn::LOSSES, directml::LOSSES, openvino::LOSSES, webgpu::LOSSES];
+    tables.into_iter().flatten().any(|words| message.contains(words))
+}
+
 /// A library that lies beside a provider's own.
 fn beside(library: &Path, name: &str) -> String {
     library.with_file_name(name).to_string_lossy().into_owned()
@@ -296,6 +304,30 @@ mod tests {
             assert_eq!(of_ort_name(ort_name(ep)), Some(ep));
         }
         assert_eq!(of_ort_name("NoSuchExecutionProvider"), None);
+    }
+
+    #[test]
+    fn a_loss_is_known_by_each_of_its_forms() {
+        for told in [
+            "run the graph: NPU crashed again after SSR recovery.",
+            "NPU crashed. SSR detected during QNN graph execute.",
+            "QNN graph execute error. Error code: 1007",
+            "Failed to execute. Error: QNN_COMMON_ERROR_SYSTEM_COMMUNICATION: Communication error., Code: 1007",
+            "DXGI_ERROR_DEVICE_REMOVED (0x887A0005)",
+            "DXGI_ERROR_DEVICE_HUNG (0x887A0006)",
+            "ZE_RESULT_ERROR_DEVICE_LOST",
+            "A valid external Instance reference no longer exists: Device is lost.",
+        ] {
+            assert!(is_loss(told), "{told}");
+        }
+        for told in [
+            "Error code: 1002",
+            "QNN graph execute error. Error code: 6001",
+            "SSR recovery succeeded.",
+            "out of memory",
+        ] {
+            assert!(!is_loss(told), "{told}");
+        }
     }
 
     #[test]

@@ -14,6 +14,10 @@ use crate::inventory::AcceleratorKind;
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "OpenVINOExecutionProvider";
 
+/// The messages of a lost device, in lower case: Level Zero's `ZE_RESULT_ERROR_DEVICE_LOST`, which OpenVINO passes on in
+/// the text of an exception without a code.
+pub(super) const LOSSES: &[&str] = &["error_device_lost"];
+
 /// The Linux driver through which the NPU is reached.
 const NPU_DRIVER: &str = "intel_vpu";
 

@@ -15,6 +15,11 @@ const DRIVER: &str = "fastrpc";
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "QNNExecutionProvider";
 
+/// The messages of a lost NPU, in lower case. ONNX Runtime's code for them is that of other failures too. After a restart
+/// of the NPU's subsystem (SSR): `NPU crashed. SSR detected …`, `NPU crashed again after SSR recovery.`, and
+/// QNN_COMMON_ERROR_SYSTEM_COMMUNICATION, as `Error code: 1007` or `…, Code: 1007`.
+pub(super) const LOSSES: &[&str] = &["npu crashed", "qnn_common_error_system_communication", "code: 1007"];
+
 /// What the provider is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QnnOptions {

@@ -8,6 +8,9 @@ use crate::inventory::AcceleratorKind;
 /// ONNX Runtime's name of the provider.
 pub(super) const NAME: &str = "WebGpuExecutionProvider";
 
+/// The messages of a lost GPU, in lower case, by Dawn and Vulkan; the provider gives no code for them.
+pub(super) const LOSSES: &[&str] = &["device is lost", "device lost"];
+
 /// What the provider is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WebGpuOptions {

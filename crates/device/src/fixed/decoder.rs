@@ -52,6 +52,8 @@ pub struct FixedExecutor {
     kept: Kept,
     kv: Vec<KvLayout>,
     logits: Vec<f32>,
+    /// Rows of logits that the last step gave.
+    logits_rows: usize,
     // Dropped after the graphs that are bound to it.
     cache: Cache,
 }
@@ -122,7 +124,8 @@ impl FixedExecutor {
         };
         let cache = Cache::new(&kv, past, options.slots);
         let switch = arch.switch().map(|at| Switch::new(at, limits.slots, limits.chunk));
-        Ok(Self { limits, tables, switch, layers, head, kept, kv, logits: Vec::new(), cache })
+        let logits = Vec::new();
+        Ok(Self { limits, tables, switch, layers, head, kept, kv, logits, logits_rows: 0, cache })
     }
 
     /// Where the nodes of each graph run.
@@ -277,10 +280,10 @@ impl Executor for FixedExecutor {
         &self.limits
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.check(&self.limits, |slot| self.cache.length(slot))?;
-        let rows = plan.logits_rows();
-        let wanted = rows * self.limits.vocab;
+        self.logits_rows = plan.logits_rows();
+        let wanted = self.logits_rows * self.limits.vocab;
         if self.logits.len() < wanted {
             self.logits.resize(wanted, 0.0);
         }
@@ -294,7 +297,11 @@ impl Executor for FixedExecutor {
         for span in &plan.spans {
             self.cache.set_length(span.slot, span.at + span.tokens.len());
         }
-        Ok(Logits::new(&self.logits[..wanted], self.limits.vocab))
+        Ok(())
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        Logits::new(&self.logits[..self.logits_rows * self.limits.vocab], self.limits.vocab)
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

@@ -9,9 +9,11 @@ use std::{
 
 use narthex_engine::executor::StepError;
 use narthex_spec::DType;
+use ort::ErrorCode;
 use ort_sys::{ONNXTensorElementDataType as Element, OrtStatusPtr};
 
 use super::{Session, resident::DeviceTensor};
+use crate::ep;
 
 /// A view of a tensor in memory that somebody else owns.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +52,11 @@ unsafe impl Send for Binding {}
 
 pub(super) fn check(what: &'static str, status: OrtStatusPtr) -> Result<(), StepError> {
     // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
-    unsafe { ort::Error::result_from_status(status) }
-        .map_err(|error| StepError::Device { message: format!("{what}: {}", error.message()) })
+    unsafe { ort::Error::result_from_status(status) }.map_err(|error| {
+        let message = format!("{what}: {}", error.message());
+        let lost = error.code() == ErrorCode::DeviceReset || ep::is_loss(&message);
+        if lost { StepError::Lost { message } } else { StepError::Device { message } }
+    })
 }
 
 pub(super) fn element(dtype: DType) -> Element {

@@ -54,7 +54,7 @@ fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{KvLimits, Limits};
+    use crate::executor::{KvLimits, Limits, RowScan};
 
     #[test]
     fn the_longest_prefix_wins_then_an_empty_slot_then_the_one_idle_longest() {
@@ -74,7 +74,7 @@ mod tests {
         s.hold(SlotId(2), 0, 4);
         check(&s, &[9], Reuse::Prefix, 1, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 1, 0);
-        let end = PromptEnd { length: 2, logits: Box::new([0.5]) };
+        let end = PromptEnd { length: 2, logits: Box::new([0.5]), scan: RowScan::of(&[0.5]) };
         s.release(SlotId(1), vec![1, 2, 7], 9, Some(end.clone()));
         check(&s, &[1, 2], Reuse::Prefix, 1, 2);
         check(&s, &[1, 2, 7], Reuse::Prefix, 0, 2);

@@ -2,7 +2,7 @@
 
 use narthex_spec::{SlotId, TokenId};
 
-use crate::executor::{KvLimits, Limits};
+use crate::executor::{KvLimits, Limits, RowScan};
 
 /// The distribution after a prompt's last token, kept so that the same prompt need not run again: it costs nothing
 /// then, and it is answered from the very same numbers.
@@ -12,6 +12,8 @@ pub struct PromptEnd {
     pub length: usize,
     /// Logits after the last of them.
     pub logits: Box<[f32]>,
+    /// Result of the scan over them.
+    pub scan: RowScan,
 }
 
 /// One slot.

@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use narthex_spec::TokenId;
 
 use super::rng::SplitMix64;
-use crate::request::{Sampling, TokenLogProb};
+use crate::{
+    executor::{Peak, RowScan, ScannedRow},
+    request::{Sampling, TokenLogProb},
+};
 
 /// How many of the likeliest tokens the nucleus is first sought among.
 const FIRST_NUCLEUS: usize = 256;
@@ -73,19 +76,18 @@ impl Sampler {
         Self { rng: SplitMix64::new(sampling.seed), sampling, seen, counts }
     }
 
-    /// The next token; `None` where a logit is not finite, or the settings leave no token to choose.
-    pub fn sample(&mut self, logits: &[f32], scratch: &mut Scratch) -> Option<TokenId> {
-        if !logits.iter().all(|x| x.is_finite()) {
-            return None;
-        }
+    /// Returns the next token; `None` if a logit is not finite or the settings leave no token to choose.
+    pub fn sample(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<TokenId> {
+        let RowScan::Finite(peak) = row.scan else { return None };
         let Scratch { logits: changed, candidates, .. } = scratch;
         let token = if self.changes_logits() {
             changed.clear();
-            changed.extend_from_slice(logits);
+            changed.extend_from_slice(row.logits);
             self.change(changed);
-            self.choose(changed, candidates)?
+            let peak = argmax(changed)?;
+            self.choose(changed, peak, candidates)
         } else {
-            self.choose(logits, candidates)?
+            self.choose(row.logits, peak, candidates)
         };
         if self.counts {
             *self.seen.entry(token).or_default() += 1;
@@ -113,14 +115,13 @@ impl Sampler {
         }
     }
 
-    /// A token by the settings from temperature on; `None` where no probability can be had from the logits.
-    fn choose(&mut self, logits: &[f32], candidates: &mut Vec<Candidate>) -> Option<TokenId> {
-        let (likeliest, peak) = argmax(logits)?;
+    /// Chooses a token by the settings from temperature on; `peak` is the likeliest.
+    fn choose(&mut self, logits: &[f32], peak: Peak, candidates: &mut Vec<Candidate>) -> TokenId {
         let s = &self.sampling;
         if s.temperature.is_nan() || s.temperature <= 0.0 {
-            return Some(likeliest);
+            return peak.token;
         }
-        let weights = logits.iter().map(|logit| ((logit - peak) / s.temperature).exp());
+        let weights = logits.iter().map(|logit| ((logit - peak.logit) / s.temperature).exp());
         candidates.clear();
         candidates.extend(weights.zip(0..).map(|(weight, token)| Candidate { weight, token }));
         if s.top_k > 0 && s.top_k < candidates.len() {
@@ -140,11 +141,11 @@ impl Sampler {
         for candidate in candidates.iter() {
             left -= f64::from(candidate.weight);
             if left < 0.0 {
-                return Some(candidate.token);
+                return candidate.token;
             }
         }
         // Rounding may leave a trace of the draw when the last token has been passed.
-        Some(likeliest)
+        peak.token
     }
 }
 
@@ -174,29 +175,31 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f64) {
     }
 }
 
-/// The likeliest token with its logit; of equal ones the one with the lowest id. `None` where there is no finite
-/// greatest logit.
-fn argmax(logits: &[f32]) -> Option<(TokenId, f32)> {
-    let mut best = (0, f32::NEG_INFINITY);
+/// Returns the peak of changed logits, some of which may be negative infinity; `None` if it is not finite.
+fn argmax(logits: &[f32]) -> Option<Peak> {
+    let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
     for (token, &logit) in (0..).zip(logits) {
         if logit.is_nan() {
             return None;
         }
-        if logit > best.1 {
-            best = (token, logit);
+        if logit > peak.logit {
+            peak = Peak { token, logit };
         }
     }
-    best.1.is_finite().then_some(best)
+    peak.logit.is_finite().then_some(peak)
 }
 
 /// Log-probabilities under the model's own distribution: the token's, and the `top` likeliest in falling order.
 pub(crate) fn log_probs<'a>(
-    logits: &[f32],
+    ScannedRow { logits, scan }: ScannedRow<'_>,
     token: TokenId,
     top: usize,
     scratch: &'a mut Scratch,
 ) -> (f32, &'a [TokenLogProb]) {
-    let peak = f64::from(argmax(logits).map_or(0.0, |(_, peak)| peak));
+    let peak = match scan {
+        RowScan::Finite(peak) => f64::from(peak.logit),
+        RowScan::NonFinite(_) => 0.0,
+    };
     let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - peak).exp()).sum();
     let log_sum = sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - peak - log_sum) as f32;
@@ -226,7 +229,7 @@ mod tests {
         let mut scratch = Scratch::new(logits.len());
         let mut counts = vec![0; logits.len()];
         for _ in 0..20_000 {
-            counts[sampler.sample(logits, &mut scratch).unwrap() as usize] += 1;
+            counts[sampler.sample(ScannedRow::new(logits), &mut scratch).unwrap() as usize] += 1;
         }
         counts
     }
@@ -297,7 +300,7 @@ mod tests {
                 ..Sampling::greedy()
             };
             let expected = plainly(&s, &logits, SplitMix64::new(seed).next_f64());
-            let found = Sampler::new(s.clone(), &[], 1).sample(&logits, &mut scratch);
+            let found = Sampler::new(s.clone(), &[], 1).sample(ScannedRow::new(&logits), &mut scratch);
             assert_eq!(found, Some(expected), "{s:?}");
         }
     }
@@ -313,7 +316,7 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_lowest_of_equals_and_seeds_repeat() {
-        assert_eq!(argmax(&[1.0, 3.0, 3.0]), Some((1, 3.0)));
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), Some(Peak { token: 1, logit: 3.0 }));
         let run = |seed| histogram(Sampling { seed, ..sampling(|_| ()) }, &LOGITS);
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
@@ -326,7 +329,9 @@ mod tests {
             let mut s = Sampling::greedy();
             change(&mut s);
             let mut sampler = Sampler::new(s, prompt, 8);
-            (0..times).map(|_| sampler.sample(logits, &mut scratch).unwrap()).collect::<Vec<_>>()
+            (0..times)
+                .map(|_| sampler.sample(ScannedRow::new(logits), &mut scratch).unwrap())
+                .collect::<Vec<_>>()
         };
         assert_eq!(next(|s| s.logit_bias = vec![(2, 5.0)], &[], &[1.0, 0.0, 0.0], 1), [2]);
         assert_eq!(next(|s| s.repetition_penalty = 2.0, &[0], &[1.0, 0.9, 0.0], 1), [1]);
@@ -339,7 +344,7 @@ mod tests {
     fn infinite_logits_are_refused() {
         let mut sampler = Sampler::new(Sampling::greedy(), &[], 0);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert_eq!(sampler.sample(&[0.0, bad], &mut Scratch::new(2)), None);
+            assert_eq!(sampler.sample(ScannedRow::new(&[0.0, bad]), &mut Scratch::new(2)), None);
         }
     }
 
@@ -349,7 +354,8 @@ mod tests {
             for temperature in [0.0, 1.0] {
                 let mut s = Sampling { temperature, ..Sampling::greedy() };
                 change(&mut s);
-                let found = Sampler::new(s, &[0], 1).sample(&[1.0, 0.5], &mut Scratch::new(2));
+                let found =
+                    Sampler::new(s, &[0], 1).sample(ScannedRow::new(&[1.0, 0.5]), &mut Scratch::new(2));
                 assert_eq!(found, expect, "at temperature {temperature}");
             }
         };
@@ -366,11 +372,11 @@ mod tests {
     #[test]
     fn log_probs_are_those_of_the_model() {
         let mut scratch = Scratch::new(4);
-        let (own, top) = log_probs(&LOGITS, 3, 3, &mut scratch);
+        let (own, top) = log_probs(ScannedRow::new(&LOGITS), 3, 3, &mut scratch);
         assert!((own - 0.125f32.ln()).abs() < 1e-6);
         let tokens: Vec<u32> = top.iter().map(|entry| entry.token).collect();
         assert_eq!(tokens, [2, 0, 1]);
         assert!((top[0].logprob - 0.5f32.ln()).abs() < 1e-6);
-        assert!(log_probs(&LOGITS, 0, 0, &mut scratch).1.is_empty());
+        assert!(log_probs(ScannedRow::new(&LOGITS), 0, 0, &mut scratch).1.is_empty());
     }
 }

@@ -4,7 +4,10 @@ use std::path::Path;
 
 use narthex_catalog::store::Store;
 use narthex_device::{ep::Facts, runtime::Runtime};
-use narthex_engine::worker::{Drain, Engine};
+use narthex_engine::{
+    supervise::NumericsMonitor,
+    worker::{Drain, Engine},
+};
 use narthex_spec::{ProgressSink, manifest::Manifest};
 use narthex_text::{template::ChatTemplate, tokenizer::Tokenizer};
 
@@ -18,7 +21,6 @@ use crate::{
         device_selection::{self, Placed},
         placement::{PlacementReport, RanOn},
         sessions::Opening,
-        verify::Alarm,
     },
     report::models::{EngineCounters, ModelKind, ModelState, ModelStatus, PassedOver},
 };
@@ -34,7 +36,7 @@ pub(crate) struct Loaded {
     pub(crate) capacity: usize,
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
-    alarms: Vec<Alarm>,
+    monitors: Vec<NumericsMonitor>,
 }
 
 /// What runs a model.
@@ -81,7 +83,7 @@ impl Loaded {
             progress,
             cancel,
         };
-        let Placed { worker, report: placement, passed_over, alarms } = place(&opening)?;
+        let Placed { worker, report: placement, passed_over, monitors } = place(&opening)?;
         let capacity = config.slots.max(1).saturating_add(config.max_queue);
         Ok(Self {
             key: key.clone(),
@@ -92,7 +94,7 @@ impl Loaded {
             capacity,
             placement,
             passed_over,
-            alarms,
+            monitors,
         })
     }
 
@@ -151,7 +153,7 @@ impl Loaded {
 
     /// Whether it gave nonsense and must answer no more.
     pub(crate) fn is_broken(&self) -> bool {
-        self.alarms.iter().any(Alarm::is_raised)
+        self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
     /// Where its answers come from.

@@ -14,8 +14,8 @@ use narthex_device::{
     runtime::Runtime,
 };
 use narthex_engine::{
-    encoder::Encoder,
     executor::Executor,
+    supervise::{SupervisedEncoder, SupervisedExecutor},
     worker::{Engine, EngineConfig},
 };
 use narthex_spec::{
@@ -91,8 +91,8 @@ impl Kept {
 
 /// A decoder or encoder in a session, before any thread runs it.
 pub(crate) enum Model {
-    Decoder(Box<dyn Executor>),
-    Encoder(Box<dyn Encoder>),
+    Decoder(SupervisedExecutor),
+    Encoder(SupervisedEncoder),
 }
 
 /// A model on a device, and where its nodes went.
@@ -148,13 +148,13 @@ impl Opening<'_> {
                 let executor =
                     FixedExecutor::open(self.runtime, self.folder, self.manifest, places, &options)?;
                 let graphs = executor.placements();
-                Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
+                Ok(Opened { model: Model::Decoder(Box::new(executor).into()), graphs })
             }
             (Variant::Static, Structure::Encoder(_) | Structure::ImportedEncoder(_)) => {
                 let encoder =
                     FixedEncoder::open(self.runtime, self.folder, self.manifest, self.place(device, form))?;
                 let graphs = encoder.placements();
-                Ok(Opened { model: Model::Encoder(Box::new(encoder)), graphs })
+                Ok(Opened { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), graphs })
             }
         }
     }
@@ -180,14 +180,14 @@ impl Opening<'_> {
         };
         let executor = DynamicExecutor::open(self.runtime, self.folder, self.manifest, device, &options)?;
         let graphs = executor.placements();
-        Ok(Opened { model: Model::Decoder(Box::new(executor)), graphs })
+        Ok(Opened { model: Model::Decoder(Box::new(executor).into()), graphs })
     }
 
     fn dynamic_encoder(&self, device: &Device) -> Result<Opened, Error> {
         let options = EncoderOptions { threads: self.config.threads, max_batch_tokens: ENCODER_BATCH_TOKENS };
         let encoder = DynamicEncoder::open(self.runtime, self.folder, self.manifest, device, &options)?;
         let graphs = self.only_graph(encoder.placement());
-        Ok(Opened { model: Model::Encoder(Box::new(encoder)), graphs })
+        Ok(Opened { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), graphs })
     }
 
     /// The placement of variant A, which is one graph.
@@ -203,7 +203,7 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::WrongKind`] for an encoder; `name` is the model's.
-    pub(crate) fn decoder(self, name: &ModelName) -> Result<Box<dyn Executor>, Error> {
+    pub(crate) fn decoder(self, name: &ModelName) -> Result<SupervisedExecutor, Error> {
         match self {
             Self::Decoder(executor) => Ok(executor),
             Self::Encoder(_) => {
@@ -225,7 +225,9 @@ impl Model {
                 })?;
                 Ok(Worker::Engine(engine))
             }
-            Self::Encoder(encoder) => Ok(Worker::Encoder(EncoderQueue::start(encoder, config.max_queue)?)),
+            Self::Encoder(encoder) => {
+                Ok(Worker::Encoder(EncoderQueue::start(Box::new(encoder), config.max_queue)?))
+            }
         }
     }
 }

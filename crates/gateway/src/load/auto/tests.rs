@@ -34,9 +34,13 @@ impl Executor for Timed {
         self.inner.limits()
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<Logits<'_>, StepError> {
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.clock.fetch_add((self.step)(plan.tokens.len()), Ordering::Relaxed);
-        self.inner.step(plan)
+        self.inner.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.inner.logits()
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

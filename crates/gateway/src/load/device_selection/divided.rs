@@ -25,21 +25,21 @@ pub(super) fn in_phases(
     let side = |name| {
         switched_on(opening.config, name).map_err(|refusal| (name, Attempt::Refused(refusal)))?;
         let ready = attempt(opening, name, facts).map_err(|attempt| (name, attempt))?;
-        let Ready { model, report, alarms } = ready;
+        let Ready { model, report, monitors } = ready;
         let executor = model.decoder(&opening.manifest.name).map_err(|error| (name, error.into()))?;
-        Ok((executor, report, alarms))
+        Ok((executor, report, monitors))
     };
-    let (prefill, report, mut alarms) = side(split.prefill)?;
+    let (prefill, report, mut monitors) = side(split.prefill)?;
     let (decode, decode_report, more) = side(split.decode)?;
-    alarms.extend(more);
+    monitors.extend(more);
     // Where nobody has measured from which length on the faster prefill is worth its handover, it reads everything.
     let break_even = auto::break_even(opening, facts, split).unwrap_or(0);
     let options = SplitOptions { break_even };
-    let joined =
-        SplitExecutor::new(prefill, decode, options).map_err(|error| (split.prefill, error.into()))?;
+    let joined = SplitExecutor::new(Box::new(prefill), Box::new(decode), options)
+        .map_err(|error| (split.prefill, error.into()))?;
     let joint = PlacementReport::joined(report, decode_report);
     let report = PlacementReport { why: auto::below(split, break_even), ..joint };
-    Ok(Ready { model: Model::Decoder(Box::new(joined)), report, alarms })
+    Ok(Ready { model: Model::Decoder(Box::new(joined).into()), report, monitors })
 }
 
 /// Loads a decoder's layers on one device and its head on another.

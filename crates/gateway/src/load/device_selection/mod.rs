@@ -7,7 +7,7 @@ mod candidate;
 mod divided;
 
 use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
-use narthex_engine::executor::Executor;
+use narthex_engine::{executor::Executor, supervise::NumericsMonitor};
 use narthex_spec::{
     DeviceName, Division, ModelName, NpuPolicy, Parts, Place, Split, Variant, manifest::Manifest,
     provider::DeviceKind, recipe::FixedShapes,
@@ -19,12 +19,13 @@ use crate::{
     load::{
         auto,
         cache_key::Circumstances,
-        contexts, device_queue,
+        contexts,
         fallback::Fallen,
         loaded_model::Worker,
         placement::{self, PlacementReport},
         sessions::{Model, Opening},
-        verify::{self, Alarm, watched},
+        supervise::{monitored, supervised},
+        verify,
     },
     report::models::PassedOver,
 };
@@ -39,7 +40,7 @@ pub(crate) struct Placed {
     /// The devices that came before it in the order.
     pub(crate) passed_over: Vec<PassedOver>,
     /// Raised when a device gives nonsense.
-    pub(crate) alarms: Vec<Alarm>,
+    pub(crate) monitors: Vec<NumericsMonitor>,
 }
 
 /// Loads a package where the settings say: a decoder as it is to be divided, if at all, and everything else on the first
@@ -167,14 +168,14 @@ impl<E: Into<Error>> From<E> for Attempt {
 struct Ready {
     model: Model,
     report: PlacementReport,
-    alarms: Vec<Alarm>,
+    monitors: Vec<NumericsMonitor>,
 }
 
 impl Ready {
     fn start(self, opening: &Opening<'_>, passed_over: Vec<PassedOver>) -> Result<Placed, Error> {
-        let Self { model, report, alarms } = self;
+        let Self { model, report, monitors } = self;
         let worker = model.start(opening.config)?;
-        Ok(Placed { worker, report, passed_over, alarms })
+        Ok(Placed { worker, report, passed_over, monitors })
     }
 }
 
@@ -190,7 +191,7 @@ pub(crate) fn executor(
     let ready = attempt(opening, name, facts);
     let decoder = ready.and_then(|ready| Ok(ready.model.decoder(&opening.manifest.name)?));
     match decoder {
-        Ok(executor) => Ok(Ok(executor)),
+        Ok(executor) => Ok(Ok(Box::new(executor))),
         Err(Attempt::Refused(refusal)) => Ok(Err(passed_over(opening.config, name, refusal))),
         Err(Attempt::Failed(error)) if is_interrupt(&error) => Err(Error::Cancelled),
         Err(Attempt::Failed(error)) => Ok(Err(PassedOver::failed(name, &error))),
@@ -250,24 +251,24 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
     let report = placement::report(opening, (name, &candidate.device), &opened.graphs, notes)?;
     if name.kind() == DeviceKind::Cpu && opening.head.is_none() {
         // It is the reference itself.
-        return Ok(Ready { model: opened.model, report, alarms: Vec::new() });
+        return Ok(Ready { model: opened.model, report, monitors: Vec::new() });
     }
     // Of two devices the NPU is the one to take turns on.
     let shared = opening.head.map(|(head, _)| head).filter(|head| head.kind() == DeviceKind::Npu);
-    opened.model = device_queue::cared_for(opened.model, shared.unwrap_or(name), candidate.again());
+    opened.model = supervised(opened.model, shared.unwrap_or(name), candidate.again());
     if let Some(refusal) = verify::check(&candidate, &mut opened)? {
         return Err(Attempt::Refused(refusal));
     }
     let Candidate { machine, now, .. } = candidate;
     let model = opening.manifest.name.clone();
-    let alarm = Alarm::new(move |reason| {
+    let monitor = NumericsMonitor::new(move |reason| {
         tracing::error!(
             "{model} on {}: {reason}; the next request loads it on another device",
             name.describe()
         );
         verify::quarantine(&machine, now.clone(), reason);
     });
-    Ok(Ready { model: watched(opened.model, &alarm), report, alarms: vec![alarm] })
+    Ok(Ready { model: monitored(opened.model, &monitor), report, monitors: vec![monitor] })
 }
 
 /// The refusal of a package without the graphs that a device runs.

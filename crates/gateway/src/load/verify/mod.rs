@@ -3,7 +3,6 @@
 
 mod compare;
 pub(crate) mod quality;
-mod watch;
 
 use std::collections::BTreeSet;
 
@@ -34,7 +33,6 @@ use crate::{
     },
 };
 use compare::{Position, TextMeasure};
-pub(crate) use watch::{Alarm, watched};
 
 /// The record of a check.
 const RECORD: &str = "verification.json";
@@ -108,11 +106,11 @@ pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Op
     let texts = golden(opening)?;
     match (&mut opened.model, &mut reference.model) {
         (Model::Decoder(device), Model::Decoder(cpu)) => {
-            found.positions = decoder(device.as_mut(), cpu.as_mut(), &texts, &wanted)?;
+            found.positions = decoder(device, cpu, &texts, &wanted)?;
             found.quarantine = compare::decoder_verdict(&found.positions);
         }
         (Model::Encoder(device), Model::Encoder(cpu)) => {
-            found.texts = encoder(device.as_mut(), cpu.as_mut(), &texts, &wanted)?;
+            found.texts = encoder(device, cpu, &texts, &wanted)?;
             found.quarantine = compare::encoder_verdict(&found.texts);
         }
         _ => {}

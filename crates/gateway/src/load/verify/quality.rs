@@ -48,10 +48,10 @@ pub(crate) fn measure(
     let wanted = || cancel.check();
     match (changed, plain) {
         (Model::Decoder(mut changed), Model::Decoder(mut plain)) => {
-            of_decoder(&decoder(changed.as_mut(), plain.as_mut(), &texts, &wanted)?)
+            of_decoder(&decoder(&mut changed, &mut plain, &texts, &wanted)?)
         }
         (Model::Encoder(mut changed), Model::Encoder(mut plain)) => {
-            of_encoder(&encoder(changed.as_mut(), plain.as_mut(), &texts, &wanted)?)
+            of_encoder(&encoder(&mut changed, &mut plain, &texts, &wanted)?)
         }
         _ => Err(refused("it has become another kind of model")),
     }
@@ -76,10 +76,10 @@ pub(crate) fn loss(
     match (changed, plain) {
         (Model::Decoder(mut reduced), Model::Decoder(mut whole)) => {
             let nonsense = || broken("it gives logits that are not finite");
-            lost(&losses(reduced.as_mut(), whole.as_mut(), &texts, &wanted)?).ok_or_else(nonsense)
+            lost(&losses(&mut reduced, &mut whole, &texts, &wanted)?).ok_or_else(nonsense)
         }
         (Model::Encoder(mut reduced), Model::Encoder(mut whole)) => {
-            let found = encoder(reduced.as_mut(), whole.as_mut(), &texts, &wanted)?;
+            let found = encoder(&mut reduced, &mut whole, &texts, &wanted)?;
             least_cosine(&found).ok_or_else(|| broken("it gives numbers that are not finite"))
         }
         _ => Err(broken("it has become another kind of model")),

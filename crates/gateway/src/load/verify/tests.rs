@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::{KvBlock, KvLimits, Limits};
+use narthex_engine::executor::{KvBlock, KvLimits, Limits, Logits};
 use narthex_testkit::executor::FakeExecutor;
 
 use super::*;
@@ -35,11 +35,14 @@ impl Executor for Turned {
         self.0.limits()
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Result<narthex_engine::executor::Logits<'_>, StepError> {
-        let logits = self.0.step(plan)?;
-        self.1 = logits.row(0).to_vec();
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.1 = self.0.step(plan)?.row(0).to_vec();
         self.1.rotate_right(1);
-        Ok(narthex_engine::executor::Logits::new(&self.1, logits.vocab()))
+        Ok(())
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        Logits::new(&self.1, self.0.limits().vocab)
     }
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {

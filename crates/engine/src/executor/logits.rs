@@ -1,0 +1,183 @@
+//! Logits of a step, and the one scan over each row that the numerics monitor, the sampler and log-probabilities share.
+
+use narthex_spec::TokenId;
+
+/// The logit of a token that a model never generates: the least finite number, so that its probability is zero and a
+/// check for numbers that are not finite passes.
+pub const NEVER: f32 = f32::MIN;
+
+/// Logits of one step: the rows of all spans in the plan's order, each span's rows in token order.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits<'a> {
+    data: &'a [f32],
+    vocab: usize,
+    /// One scan for each row, or none at all where the rows have not been scanned.
+    scans: &'a [RowScan],
+}
+
+impl<'a> Logits<'a> {
+    /// Wraps `rows × vocab` values.
+    ///
+    /// # Panics
+    /// If `data` is not a whole number of rows.
+    pub fn new(data: &'a [f32], vocab: usize) -> Self {
+        assert!(
+            vocab > 0 && data.len().is_multiple_of(vocab),
+            "{} values are no rows of {vocab}",
+            data.len()
+        );
+        Self { data, vocab, scans: &[] }
+    }
+
+    /// The same rows with their scans, one for each.
+    ///
+    /// # Panics
+    /// If there are as many scans as rows or none.
+    pub fn with_scans(self, scans: &'a [RowScan]) -> Self {
+        assert!(scans.is_empty() || scans.len() == self.rows(), "{} scans of {}", scans.len(), self.rows());
+        Self { scans, ..self }
+    }
+
+    /// Width of a row.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// `count` rows from row `from` on.
+    pub fn part(&self, from: usize, count: usize) -> Self {
+        let data = &self.data[from * self.vocab..(from + count) * self.vocab];
+        Self { data, scans: self.scans.get(from..from + count).unwrap_or(&[]), ..*self }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.data.len() / self.vocab
+    }
+
+    /// One row.
+    pub fn row(&self, index: usize) -> &'a [f32] {
+        &self.data[index * self.vocab..(index + 1) * self.vocab]
+    }
+
+    /// One row with its scan, which is made now if it was not made before.
+    pub fn scanned_row(&self, index: usize) -> ScannedRow<'a> {
+        let logits = self.row(index);
+        match self.scans.get(index) {
+            Some(&scan) => ScannedRow { logits, scan },
+            None => ScannedRow::new(logits),
+        }
+    }
+}
+
+/// A row of logits and the result of its scan.
+#[derive(Debug, Clone, Copy)]
+pub struct ScannedRow<'a> {
+    /// The row.
+    pub logits: &'a [f32],
+    /// Result of its scan.
+    pub scan: RowScan,
+}
+
+impl<'a> ScannedRow<'a> {
+    /// Scans a row.
+    pub fn new(logits: &'a [f32]) -> Self {
+        Self { logits, scan: RowScan::of(logits) }
+    }
+}
+
+/// Token with the greatest logit of a row; of equal ones the lowest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Peak {
+    /// The token.
+    pub token: TokenId,
+    /// Its logit.
+    pub logit: f32,
+}
+
+/// Result of a scan over one row of logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RowScan {
+    /// Every logit is finite; this is the greatest one.
+    Finite(Peak),
+    /// A logit is NaN or infinite: the first one. An empty row counts as one of negative infinity.
+    NonFinite(f32),
+}
+
+impl RowScan {
+    /// Scans a row once.
+    pub fn of(logits: &[f32]) -> Self {
+        /// Values between two comparisons with the greatest so far.
+        const BLOCK: usize = 512;
+        /// Values that are compared side by side, so that the compiler can vectorise the loop.
+        const LANES: usize = 8;
+        let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
+        for (index, block) in logits.chunks(BLOCK).enumerate() {
+            let (mut finite, mut greatest) = ([true; LANES], [f32::NEG_INFINITY; LANES]);
+            for values in block.chunks(LANES) {
+                for (lane, &value) in values.iter().enumerate() {
+                    finite[lane] &= value.is_finite();
+                    greatest[lane] = if value > greatest[lane] { value } else { greatest[lane] };
+                }
+            }
+            if finite.contains(&false) {
+                return Self::NonFinite(
+                    block.iter().copied().find(|value| !value.is_finite()).unwrap_or(f32::NAN),
+                );
+            }
+            let greatest = greatest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+            if greatest > peak.logit {
+                let place = block.iter().position(|&value| value == greatest).unwrap_or(0);
+                peak = Peak { token: (index * BLOCK + place) as TokenId, logit: greatest };
+            }
+        }
+        if peak.logit.is_finite() { Self::Finite(peak) } else { Self::NonFinite(peak.logit) }
+    }
+
+    /// The value that is not finite, if there is one.
+    pub fn non_finite(self) -> Option<f32> {
+        match self {
+            Self::Finite(_) => None,
+            Self::NonFinite(value) => Some(value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finite(token: TokenId, logit: f32) -> RowScan {
+        RowScan::Finite(Peak { token, logit })
+    }
+
+    #[test]
+    fn parts_of_logits_are_neighbouring_rows() {
+        let data = [0.0, 0.1, 1.0, 1.1, 2.0, 2.1];
+        let logits = Logits::new(&data, 2);
+        assert_eq!((logits.rows(), logits.part(1, 2).row(1)), (3, &data[4..]));
+        let marker = RowScan::NonFinite(7.0);
+        let scans = [RowScan::of(&data[..2]), RowScan::of(&data[2..4]), marker];
+        // A scan that is there is not made again.
+        assert_eq!(logits.with_scans(&scans).part(1, 2).scanned_row(1).scan, marker);
+        assert_eq!(logits.part(1, 2).scanned_row(1).scan, finite(1, 2.1));
+    }
+
+    #[test]
+    fn a_scan_finds_the_lowest_of_the_greatest_and_the_first_value_that_is_not_finite() {
+        let check = |length: usize, values: &[(usize, f32)], expected: RowScan| {
+            let mut row = vec![-1.0; length];
+            values.iter().for_each(|&(place, value)| row[place] = value);
+            assert_eq!(format!("{:?}", RowScan::of(&row)), format!("{expected:?}"), "{length} {values:?}");
+        };
+        check(3, &[(1, 3.0), (2, 3.0)], finite(1, 3.0));
+        check(1, &[(0, f32::MIN)], finite(0, f32::MIN));
+        check(1300, &[(515, 2.0), (600, 2.0), (1299, 2.0)], finite(515, 2.0));
+        check(1300, &[(3, 2.0), (1299, 2.5)], finite(1299, 2.5));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [0, 511, 512, 1299] {
+                check(1300, &[(place, bad), (2, 9.0)], RowScan::NonFinite(bad));
+            }
+        }
+        check(0, &[], RowScan::NonFinite(f32::NEG_INFINITY));
+    }
+}

@@ -1,0 +1,288 @@
+//! A supervised executor, which cannot take the engine down: panics become errors, and logits are those that the plan
+//! asks for.
+
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use narthex_spec::SlotId;
+
+use super::{
+    monitor::{NumericsMonitor, first_non_finite},
+    queue::DeviceQueue,
+    reopen::{GONE, Reopenable},
+};
+use crate::executor::{Executor, KvBlock, Limits, Logits, RowScan, StepError, StepPlan};
+
+/// An executor that takes turns on its device, is opened again when the device is lost, and is monitored.
+pub struct SupervisedExecutor {
+    limits: Limits,
+    executor: Reopenable<dyn Executor>,
+    queue: Option<Arc<DeviceQueue>>,
+    monitor: Option<NumericsMonitor>,
+    /// Scans of the last step's logits; none if it failed.
+    scans: Vec<RowScan>,
+    /// Whether the executor panicked: its state is unknown, so it is not called again.
+    panicked: bool,
+}
+
+impl SupervisedExecutor {
+    /// An executor on a device of its own, that nothing opens again and nothing monitors.
+    pub fn new(executor: Box<dyn Executor>) -> Self {
+        let limits = executor.limits().clone();
+        Self {
+            scans: Vec::with_capacity(limits.slots),
+            limits,
+            executor: Reopenable::new(executor),
+            queue: None,
+            monitor: None,
+            panicked: false,
+        }
+    }
+
+    /// Shares its device with the models of a queue: each call takes a turn.
+    pub fn queued(self, queue: Arc<DeviceQueue>) -> Self {
+        Self { queue: Some(queue), ..self }
+    }
+
+    /// Is opened again by `open` when its device is lost; its slots are empty then.
+    pub fn reopened_by(mut self, mut open: impl FnMut() -> Result<Self, String> + Send + 'static) -> Self {
+        self.executor.open = Some(Box::new(move || open()?.executor.model.ok_or_else(|| GONE.to_owned())));
+        self
+    }
+
+    /// Fails with the monitor instead of giving values that are not finite.
+    pub fn monitored_by(self, monitor: NumericsMonitor) -> Self {
+        Self { monitor: Some(monitor), ..self }
+    }
+
+    /// The reason why nothing can run any more, where the executor panicked.
+    pub(crate) fn fault(&self) -> Option<StepError> {
+        self.panicked.then(panicked)
+    }
+
+    /// Calls the executor, unless it has panicked before.
+    fn guard<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, StepError>) -> Result<T, StepError> {
+        if self.panicked {
+            return Err(panicked());
+        }
+        catch_unwind(AssertUnwindSafe(|| call(self))).unwrap_or_else(|_| {
+            self.panicked = true;
+            Err(panicked())
+        })
+    }
+
+    /// Runs a plan in one turn, opening the model again if its device is lost.
+    fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let _turn = self.queue.as_deref().map(DeviceQueue::wait);
+        let outcome = self.executor.get()?.execute(plan);
+        outcome.map_err(|error| self.executor.recover(error))
+    }
+
+    /// Checks the logits of a plan that has run, and scans each row of them.
+    fn scan(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let Some(executor) = &self.executor.model else { return Ok(()) };
+        let logits = executor.logits();
+        let (found, expected) = (logits.rows(), plan.logits_rows());
+        if found != expected || logits.vocab() != self.limits.vocab {
+            let message = format!(
+                "expected {expected} rows of {} logits, found {found} of {}; please report this",
+                self.limits.vocab,
+                logits.vocab()
+            );
+            return Err(StepError::Device { message });
+        }
+        self.scans.extend((0..found).map(|row| logits.scanned_row(row).scan));
+        match &self.monitor {
+            Some(monitor) => monitor.check("logits", self.scans.iter().find_map(|scan| scan.non_finite())),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads keys and values, and checks them: pieces of a prompt give no logits, so that values that are not finite
+    /// would first show on the device that has them next.
+    fn read(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        let tokens = range.len();
+        let gone = || StepError::Device { message: GONE.to_owned() };
+        let block = {
+            let _turn = self.queue.as_deref().map(DeviceQueue::wait);
+            self.executor.model.as_ref().ok_or_else(gone)?.read_kv(slot, range)?
+        };
+        if block.tokens() != tokens {
+            let found = block.tokens();
+            let message = format!("expected keys of {tokens} tokens, found {found}; please report this");
+            return Err(StepError::Device { message });
+        }
+        if let Some(monitor) = &self.monitor {
+            let values = block.layers().iter().flat_map(|layer| layer.keys.f32s().chain(layer.values.f32s()));
+            monitor.check("keys and values", first_non_finite(values))?;
+        }
+        Ok(block)
+    }
+}
+
+impl<E: Executor + 'static> From<Box<E>> for SupervisedExecutor {
+    fn from(executor: Box<E>) -> Self {
+        Self::new(executor)
+    }
+}
+
+impl From<Box<dyn Executor>> for SupervisedExecutor {
+    fn from(executor: Box<dyn Executor>) -> Self {
+        Self::new(executor)
+    }
+}
+
+impl Executor for SupervisedExecutor {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.scans.clear();
+        let outcome = self.guard(|supervised| {
+            supervised.run(plan)?;
+            supervised.scan(plan)
+        });
+        if outcome.is_err() {
+            self.scans.clear();
+        }
+        outcome
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        match &self.executor.model {
+            Some(executor) if !self.panicked => executor.logits().with_scans(&self.scans),
+            _ => Logits::new(&[], self.limits.vocab.max(1)),
+        }
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.guard(|Self { executor, queue, limits, .. }| {
+            let _turn = queue.as_deref().map(DeviceQueue::wait);
+            match &mut executor.model {
+                Some(executor) => executor.truncate(slot, len),
+                // A device that is gone holds nothing.
+                None => limits.check_slot(slot),
+            }
+        })
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        if self.panicked {
+            return Err(panicked());
+        }
+        // Reading changes nothing, so that a panic in it says nothing about the steps to come.
+        let read = catch_unwind(AssertUnwindSafe(|| self.read(slot, range)));
+        match read.unwrap_or_else(|_| Err(panicked())) {
+            // The next step opens the model again, and reports the loss.
+            Err(StepError::Lost { message }) => Err(StepError::Device { message }),
+            outcome => outcome,
+        }
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.guard(|Self { executor, queue, .. }| {
+            let _turn = queue.as_deref().map(DeviceQueue::wait);
+            let outcome = executor.get()?.write_kv(slot, at, block);
+            outcome.map_err(|error| executor.recover(error))
+        })
+    }
+}
+
+fn panicked() -> StepError {
+    StepError::Device {
+        message: "its code panicked; load the model again, and please report this".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::{KvLimits, Wanted};
+
+    /// Gives these logits for every plan; panics once where there are none.
+    struct Fixed {
+        limits: Limits,
+        logits: Vec<f32>,
+        width: usize,
+    }
+
+    impl Executor for Fixed {
+        fn limits(&self) -> &Limits {
+            &self.limits
+        }
+
+        fn execute(&mut self, _: &StepPlan) -> Result<(), StepError> {
+            if self.logits.is_empty() {
+                self.logits.resize(self.width, 0.0);
+                panic!("an executor that panics, as this test wants");
+            }
+            Ok(())
+        }
+
+        fn logits(&self) -> Logits<'_> {
+            Logits::new(&self.logits, self.width)
+        }
+
+        fn truncate(&mut self, _: SlotId, _: usize) -> Result<(), StepError> {
+            Ok(())
+        }
+
+        fn read_kv(&self, _: SlotId, _: Range<usize>) -> Result<KvBlock, StepError> {
+            KvBlock::new(1, Vec::new())
+        }
+
+        fn write_kv(&mut self, _: SlotId, _: usize, _: &KvBlock) -> Result<(), StepError> {
+            panic!("an executor that panics, as this test wants")
+        }
+    }
+
+    /// The second of two steps that each want one row of four logits, and what became of a truncation afterwards.
+    fn check(count: usize, width: usize, expect: &str) {
+        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
+        let mut supervised =
+            SupervisedExecutor::new(Box::new(Fixed { limits, logits: vec![0.0; count], width }));
+        let mut plan = StepPlan::default();
+        plan.push(SlotId(0), 0, &[1, 2], Wanted::Last);
+        let first = supervised.step(&plan).map(|logits| logits.rows());
+        let second = supervised.step(&plan).map(|logits| logits.rows());
+        assert_eq!(first, second);
+        let found = format!(
+            "{second:?} {:?} {:?}",
+            supervised.truncate(SlotId(0), 0).is_ok(),
+            supervised.fault().is_some()
+        );
+        assert!(found.contains(expect), "{found}");
+    }
+
+    #[test]
+    fn logits_are_what_the_plan_wants_or_an_error() {
+        check(4, 4, "Ok(1) true false");
+        check(8, 4, "expected 1 rows of 4 logits, found 2 of 4");
+        check(3, 3, "expected 1 rows of 4 logits, found 1 of 3");
+    }
+
+    #[test]
+    fn an_executor_that_panicked_is_not_called_again() {
+        check(0, 4, "its code panicked");
+        check(0, 4, "false true");
+    }
+
+    #[test]
+    fn blocks_are_as_long_as_asked_and_a_panic_while_writing_is_an_error() {
+        let kv = KvLimits { bytes_per_token: 1, step: 1, budget: 9 };
+        let limits = Limits { slots: 1, context: 9, chunk: 9, batch: 1, vocab: 4, kv };
+        let mut supervised =
+            SupervisedExecutor::new(Box::new(Fixed { limits, logits: vec![0.0; 4], width: 4 }));
+        let block = supervised.read_kv(SlotId(0), 3..4).unwrap();
+        let error = supervised.read_kv(SlotId(0), 3..5).unwrap_err().to_string();
+        assert!(error.contains("expected keys of 2 tokens, found 1"), "{error}");
+        assert!(supervised.fault().is_none());
+        assert_eq!(supervised.write_kv(SlotId(0), 0, &block), Err(panicked()));
+        assert_eq!(supervised.read_kv(SlotId(0), 3..4), Err(panicked()));
+    }
+}
