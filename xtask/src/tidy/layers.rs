@@ -29,6 +29,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("narthex-text", Layer::Product(1)),
     ("narthex-engine", Layer::Product(1)),
     ("narthex-catalog", Layer::Product(1)),
+    ("narthex-kernels", Layer::Product(1)),
     ("narthex-spec", Layer::Product(0)),
     ("narthex-mmap", Layer::Product(0)),
     ("narthex-testkit", Layer::Development),

@@ -1,0 +1,182 @@
+//! Speed of each kernel on one core, as a share of what the core can do at most.
+//!
+//! The limits are measured first, in the same process: products in registers, and reads of memory that no cache holds.
+//! Only shares and ratios within one run mean something.
+
+#![allow(clippy::print_stdout, reason = "a benchmark prints")]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use criterion::{Criterion, Throughput};
+use narthex_kernels::{
+    Bits, Granularity, Kernels, MatrixMut, MatrixRef, PackedMatrix, QuantizedRows, Scratch,
+};
+use support::{Random, Weights};
+
+/// Limits of one core, in operations or bytes a second.
+struct Limits {
+    dots: f64,
+    mul_adds: f64,
+    reads: f64,
+}
+
+impl Limits {
+    fn measure(kernels: &Kernels) -> Self {
+        // Larger than any cache.
+        let bytes = vec![1u8; 192 << 20];
+        let best = |work: &dyn Fn() -> u64| {
+            let rate = || {
+                let start = Instant::now();
+                black_box(work()) as f64 / start.elapsed().as_secs_f64()
+            };
+            (0..7).map(|_| rate()).fold(0.0, f64::max)
+        };
+        Self {
+            dots: best(&|| kernels.run_dots(2_000_000)),
+            mul_adds: best(&|| kernels.run_mul_adds(2_000_000)),
+            reads: best(&|| kernels.run_reads(&bytes)),
+        }
+    }
+}
+
+/// What a kernel does in one call.
+enum Work {
+    /// Multiply-accumulates, compared with a limit.
+    Products(u64, f64),
+    /// Bytes of memory, compared with a limit.
+    Bytes(u64, f64),
+}
+
+fn bench(criterion: &mut Criterion, name: &str, work: Work, mut call: impl FnMut()) {
+    let mut best = Duration::MAX;
+    let (amount, limit, unit, throughput) = match work {
+        Work::Products(amount, limit) => {
+            (amount, limit, "G multiply-accumulates", Throughput::Elements(amount))
+        }
+        Work::Bytes(amount, limit) => (amount, limit, "GB", Throughput::Bytes(amount)),
+    };
+    let mut group = criterion.benchmark_group("kernels");
+    group.throughput(throughput).bench_function(name, |bencher| {
+        bencher.iter_custom(|rounds| {
+            let start = Instant::now();
+            (0..rounds).for_each(|_| call());
+            let taken = start.elapsed();
+            best = best.min(taken / rounds as u32);
+            taken
+        });
+    });
+    group.finish();
+    if best < Duration::MAX {
+        let rate = amount as f64 / best.as_secs_f64();
+        println!("{name}: {:.1} {unit} a second, {:.0} % of the limit", rate / 1e9, 100.0 * rate / limit);
+    }
+}
+
+fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
+    let mut random = Random::new(1);
+    for bits in [Bits::Four, Bits::Eight] {
+        for (inputs, outputs) in [(576, 1536), (1536, 576), (2048, 2048)] {
+            let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
+            weights.single = None;
+            weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
+            let packed = pack(&weights);
+            for (rows, granularity) in [
+                (256, Granularity::Row),
+                (256, Granularity::Block),
+                (16, Granularity::Block),
+                (4, Granularity::Block),
+                (1, Granularity::Block),
+            ] {
+                let mut input = QuantizedRows::default();
+                let floats = random.floats(rows * inputs, 1.0);
+                kernels.quantize(MatrixRef::new(&floats, inputs), 32, granularity, &mut input);
+                let (mut out, mut scratch) = (vec![0.0; rows * outputs], Scratch::default());
+                let name = format!("w{} {inputs}x{outputs} rows {rows} {granularity:?}", bits.count());
+                let work = Work::Products((rows * inputs * outputs) as u64, limits.dots);
+                bench(criterion, &name, work, || {
+                    let out = MatrixMut::new(&mut out, outputs);
+                    kernels.matmul(&input, &packed, 0..outputs, &mut scratch, out);
+                });
+            }
+        }
+    }
+}
+
+fn pack(weights: &Weights) -> PackedMatrix {
+    match PackedMatrix::pack(&weights.view()) {
+        Ok(packed) => packed,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// One row through more weights than any cache holds.
+fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
+    let mut random = Random::new(2);
+    for bits in [Bits::Four, Bits::Eight] {
+        let (inputs, outputs) = (576, 16384);
+        let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
+        weights.single = None;
+        weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
+        let packed: Vec<_> = (0..16).map(|_| pack(&weights)).collect();
+        let mut input = QuantizedRows::default();
+        kernels.quantize(
+            MatrixRef::new(&random.floats(inputs, 1.0), inputs),
+            32,
+            Granularity::Block,
+            &mut input,
+        );
+        let (mut out, mut scratch) = (vec![0.0; outputs], Scratch::default());
+        let bytes = packed.iter().map(|packed| packed.as_bytes().len() as u64).sum();
+        let name = format!("w{} {inputs}x{outputs} one row, from memory", bits.count());
+        bench(criterion, &name, Work::Bytes(bytes, limits.reads), || {
+            for packed in &packed {
+                kernels.matmul(&input, packed, 0..outputs, &mut scratch, MatrixMut::new(&mut out, outputs));
+            }
+        });
+    }
+}
+
+fn bench_quantize(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
+    let mut random = Random::new(3);
+    for granularity in [Granularity::Row, Granularity::Block] {
+        let floats = random.floats(256 * 576, 1.0);
+        let mut out = QuantizedRows::default();
+        let name = format!("quantize 256x576 {granularity:?}");
+        bench(criterion, &name, Work::Bytes(floats.len() as u64 * 4, limits.reads), || {
+            kernels.quantize(MatrixRef::new(&floats, 576), 32, granularity, &mut out);
+        });
+    }
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(300))
+        .without_plots()
+        .configure_from_args();
+    for kernels in Kernels::available() {
+        if kernels.name() == "portable" && std::env::var_os("NARTHEX_BENCH_PORTABLE").is_none() {
+            continue;
+        }
+        let limits = Limits::measure(&kernels);
+        let Limits { dots, mul_adds, reads } = limits;
+        println!(
+            "{}, one core at most: {:.0} G byte products, {:.0} G float products, {:.1} GB a second",
+            kernels.name(),
+            dots / 1e9,
+            mul_adds / 1e9,
+            reads / 1e9
+        );
+        bench_matmul(&mut criterion, &kernels, &limits);
+        bench_decode(&mut criterion, &kernels, &limits);
+        bench_quantize(&mut criterion, &kernels, &limits);
+    }
+    criterion.final_summary();
+}

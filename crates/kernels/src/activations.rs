@@ -1,0 +1,216 @@
+//! Activations rounded to eight bits when they are known: the left side of integer products.
+//!
+//! Rows are kept in panels of as many rows as a register tile has. A panel interleaves its rows by four activations, so
+//! that a kernel reads it from front to back.
+
+use std::ops::Range;
+
+use crate::{
+    simd::{LANES, Operation, Simd},
+    view::MatrixRef,
+};
+
+/// Most rows that a panel can have.
+pub(crate) const MAX_PANEL: usize = 6;
+
+/// Largest magnitude of a rounded activation. -128 is left out: its negation does not fit into eight bits.
+const TOP: f32 = 127.0;
+
+/// Magnitudes below this count as 0; their scale's inverse would not be finite.
+const LEAST: f32 = 1e-36;
+
+/// What shares one scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Granularity {
+    /// A whole row: fastest.
+    Row,
+    /// Each block of a row, of the size of the weight's blocks: more exact where a few channels are large.
+    Block,
+}
+
+/// Rows of activations as integers from -127 to 127 with their scales and sums, reusable from call to call.
+///
+/// A row or block with a number that is not finite has NaN as its scale, so that whatever it is multiplied with
+/// becomes NaN.
+#[derive(Debug)]
+pub struct QuantizedRows {
+    rows: usize,
+    inputs: usize,
+    block: usize,
+    granularity: Granularity,
+    panel_rows: usize,
+    /// For each panel and four inputs: four activations of each row.
+    quads: Vec<[i8; 4]>,
+    /// For each panel and block: the sum of each row's activations.
+    sums: Vec<i32>,
+    /// For each panel, and each block where blocks have scales: the scale of each row.
+    scales: Vec<f32>,
+    /// One row before it is interleaved.
+    row: Vec<[i8; 4]>,
+}
+
+/// Rows of one panel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    pub(crate) quads: &'a [[i8; 4]],
+    pub(crate) sums: &'a [i32],
+    pub(crate) row_scales: Option<&'a [f32]>,
+    pub(crate) block_scales: Option<&'a [f32]>,
+    /// Number of groups of four inputs in a block.
+    pub(crate) groups: usize,
+    pub(crate) blocks: usize,
+}
+
+impl Default for QuantizedRows {
+    fn default() -> Self {
+        Self {
+            rows: 0,
+            inputs: 0,
+            block: 32,
+            granularity: Granularity::Row,
+            panel_rows: 1,
+            quads: Vec::new(),
+            sums: Vec::new(),
+            scales: Vec::new(),
+            row: Vec::new(),
+        }
+    }
+}
+
+impl QuantizedRows {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of activations in a row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Number of activations in a block, whose sums are known.
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Number of blocks in a row; the last may be padded with zeros.
+    fn blocks(&self) -> usize {
+        self.inputs.div_ceil(self.block)
+    }
+
+    fn scales_per_row(&self) -> usize {
+        match self.granularity {
+            Granularity::Row => 1,
+            Granularity::Block => self.blocks(),
+        }
+    }
+
+    /// The rows of each panel; no two panels differ by more than one row.
+    pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows));
+        (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
+    }
+
+    /// The panel of these rows.
+    pub(crate) fn panel(&self, rows: &Range<usize>) -> Panel<'_> {
+        let (blocks, groups, scales) = (self.blocks(), self.block / 4, self.scales_per_row());
+        let part = |width: usize| rows.start * width..rows.end * width;
+        let scales = &self.scales[part(scales)];
+        let by_row = self.granularity == Granularity::Row;
+        Panel {
+            quads: &self.quads[part(blocks * groups)],
+            sums: &self.sums[part(blocks)],
+            row_scales: by_row.then_some(scales),
+            block_scales: (!by_row).then_some(scales),
+            groups,
+            blocks,
+        }
+    }
+
+    /// One row's integers and scales, without padding.
+    pub fn row(&self, row: usize) -> (Vec<i8>, Vec<f32>) {
+        let Some(rows) = self.panels().find(|rows| rows.contains(&row)) else { return Default::default() };
+        let (panel, at, len) = (self.panel(&rows), row - rows.start, rows.len());
+        let quads = panel.quads.chunks_exact(len).flat_map(|quads| quads[at]);
+        let scales = panel.row_scales.or(panel.block_scales).unwrap_or_default();
+        (quads.take(self.inputs).collect(), scales.chunks_exact(len).map(|scales| scales[at]).collect())
+    }
+}
+
+/// Rounding of a matrix.
+pub(crate) struct Quantize<'a> {
+    pub(crate) input: MatrixRef<'a>,
+    pub(crate) block: usize,
+    pub(crate) granularity: Granularity,
+    pub(crate) out: &'a mut QuantizedRows,
+}
+
+impl Operation for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { input, block, granularity, out } = self;
+        (out.rows, out.inputs) = (input.rows(), input.columns());
+        (out.block, out.granularity, out.panel_rows) = (block, granularity, S::ROWS.min(MAX_PANEL));
+        let (blocks, groups) = (out.blocks(), block / 4);
+        out.quads.resize(out.rows * blocks * groups, [0; 4]);
+        out.sums.resize(out.rows * blocks, 0);
+        out.scales.resize(out.rows * out.scales_per_row(), 0.0);
+        out.row.clear();
+        out.row.resize(blocks * groups, [0; 4]);
+        for rows in out.panels() {
+            let len = rows.len();
+            for (at, row) in rows.clone().enumerate() {
+                let scales = out.scales_per_row();
+                let scales = &mut out.scales[rows.start * scales + at..];
+                let values = input.row(row);
+                match granularity {
+                    Granularity::Row => scales[0] = round(s, values, out.row.as_flattened_mut()),
+                    Granularity::Block => {
+                        let integers = out.row.as_flattened_mut().chunks_exact_mut(block);
+                        for (index, (values, integers)) in values.chunks(block).zip(integers).enumerate() {
+                            scales[index * len] = round(s, values, integers);
+                        }
+                    }
+                }
+                let quads = &mut out.quads[rows.start * blocks * groups + at..];
+                for (slot, quad) in quads.iter_mut().step_by(len).zip(&out.row) {
+                    *slot = *quad;
+                }
+                let sums = &mut out.sums[rows.start * blocks + at..];
+                for (slot, block) in sums.iter_mut().step_by(len).zip(out.row.chunks_exact(groups)) {
+                    *slot = block.as_flattened().iter().map(|x| i32::from(*x)).sum();
+                }
+            }
+        }
+    }
+}
+
+/// Rounds numbers that share one scale, and returns the scale. Elements of `out` behind the last number stay.
+#[inline(always)]
+fn round<S: Simd>(s: S, values: &[f32], out: &mut [i8]) -> f32 {
+    let (whole, rest) = values.as_chunks::<LANES>();
+    let mut tail = [0.0; LANES];
+    tail[..rest.len()].copy_from_slice(rest);
+    let mut peak = s.max_magnitude(s.splat_int(0), s.load(&tail));
+    for x in whole {
+        peak = s.max_magnitude(peak, s.load(x));
+    }
+    let mut lanes = [0; LANES];
+    s.store_ints(peak, &mut lanes);
+    let peak = f32::from_bits(lanes.into_iter().fold(0, i32::max) as u32);
+    if !peak.is_finite() || peak < LEAST {
+        out[..values.len()].fill(0);
+        return if peak.is_finite() { 0.0 } else { f32::NAN };
+    }
+    let inverse = s.splat(TOP / peak);
+    let (whole_out, rest_out) = out[..values.len()].as_chunks_mut::<LANES>();
+    for (x, out) in whole.iter().zip(whole_out) {
+        s.round_to_i8(s.mul(s.load(x), inverse), out);
+    }
+    let mut integers = [0; LANES];
+    s.round_to_i8(s.mul(s.load(&tail), inverse), &mut integers);
+    rest_out.copy_from_slice(&integers[..rest_out.len()]);
+    peak / TOP
+}

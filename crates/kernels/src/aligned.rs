@@ -1,0 +1,38 @@
+//! Bytes that start at a cache line, so that no vector load straddles two.
+
+/// Size of a cache line and of the widest vector.
+pub(crate) const LINE: usize = 64;
+
+/// Buffer of bytes whose first is aligned to [`LINE`].
+#[derive(Debug, Default)]
+pub(crate) struct AlignedBytes {
+    buffer: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl AlignedBytes {
+    /// A buffer of `len` zeros.
+    pub(crate) fn zeros(len: usize) -> Self {
+        let buffer = vec![0; len + LINE - 1];
+        // `align_offset` may decline to answer under an interpreter; alignment is a matter of speed alone.
+        let start = Some(buffer.as_ptr().align_offset(LINE)).filter(|start| *start < LINE).unwrap_or(0);
+        Self { buffer, start, len }
+    }
+
+    /// Makes room for `len` bytes, whose contents are unspecified.
+    pub(crate) fn reserve(&mut self, len: usize) -> &mut [u8] {
+        if self.len < len {
+            *self = Self::zeros(len);
+        }
+        &mut self.as_mut_slice()[..len]
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.buffer[self.start..self.start + self.len]
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.start..self.start + self.len]
+    }
+}

@@ -1,0 +1,32 @@
+//! CPU kernels: pure functions on slices, one generic implementation of each for every instruction set.
+//!
+//! Start at [`Kernels`]. Weights become a [`PackedMatrix`] once; activations become [`QuantizedRows`] when they are
+//! known; [`Kernels::matmul`] multiplies a range of columns, so that callers can share a product between threads. No
+//! kernel starts a thread, and none allocates once its buffers are large enough.
+//!
+//! Every instruction set gives the same bits as the portable code, which Miri can run. `unsafe` code stands in the
+//! modules of instruction sets under `simd` and in `view`, and nowhere else.
+
+#![warn(clippy::undocumented_unsafe_blocks)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "register tiles are indexed by row and column, which reads better"
+)]
+
+mod activations;
+mod aligned;
+mod error;
+mod kernels;
+mod limits;
+mod matmul;
+mod packed;
+mod simd;
+#[allow(unsafe_code, reason = "disjoint columns of one slice cannot be borrowed without it")]
+mod view;
+
+pub use activations::{Granularity, QuantizedRows};
+pub use error::KernelError;
+pub use kernels::Kernels;
+pub use matmul::Scratch;
+pub use packed::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};
+pub use view::{MatrixMut, MatrixRef};

@@ -1,0 +1,84 @@
+//! What this machine can do at most, to compare kernels with.
+
+use std::hint::black_box;
+
+use crate::simd::{LANES, Operation, Simd};
+
+/// Independent sums that hide the latency of an instruction.
+const CHAINS: usize = 12;
+
+/// Products of weights and activations that are in registers already.
+pub(crate) struct Dots {
+    pub(crate) rounds: usize,
+}
+
+impl Operation for Dots {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> u64 {
+        let weights = s.load_bytes(black_box(&[3; 64]));
+        let quad = s.splat_quad(black_box(&[1, 2, 3, 4]));
+        let mut acc = [s.splat_int(0); CHAINS];
+        for _ in 0..self.rounds {
+            for acc in &mut acc {
+                *acc = s.dot_bytes(*acc, weights, quad);
+            }
+        }
+        let mut lanes = [0; LANES];
+        for acc in acc {
+            s.store_ints(acc, black_box(&mut lanes));
+        }
+        (self.rounds * CHAINS * 64) as u64
+    }
+}
+
+/// Fused multiply-adds of numbers that are in registers already.
+pub(crate) struct MulAdds {
+    pub(crate) rounds: usize,
+}
+
+impl Operation for MulAdds {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> u64 {
+        let (a, b) = (s.splat(black_box(0.5)), s.splat(black_box(1.0)));
+        let mut acc = [s.splat(black_box(1.0)); CHAINS];
+        for _ in 0..self.rounds {
+            for acc in &mut acc {
+                *acc = s.mul_add(*acc, a, b);
+            }
+        }
+        let mut lanes = [0.0; LANES];
+        for acc in acc {
+            s.store(acc, black_box(&mut lanes));
+        }
+        (self.rounds * CHAINS * LANES) as u64
+    }
+}
+
+/// Reads of memory from front to back.
+pub(crate) struct Reads<'a> {
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Operation for Reads<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> u64 {
+        let mut acc = [s.splat_int(0); 4];
+        let (lines, _) = self.bytes.as_chunks::<64>();
+        for lines in lines.as_chunks::<4>().0 {
+            for (acc, line) in acc.iter_mut().zip(lines) {
+                *acc = s.max_magnitude(*acc, s.load_le(line));
+            }
+        }
+        let mut lanes = [0; LANES];
+        for acc in acc {
+            s.store_ints(acc, black_box(&mut lanes));
+        }
+        self.bytes.len() as u64
+    }
+}

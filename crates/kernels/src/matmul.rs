@@ -1,0 +1,353 @@
+//! Products of quantised activations and packed weights.
+//!
+//! Each output is `Σ blocks (Σ (q - zero) · a) · scale`, where the inner sum is exact and the outer one is a chain of
+//! fused multiply-adds from the first block to the last, multiplied at its end with the row's scale. That order holds
+//! for any number of rows, any range of columns and any instruction set, so a row's results never depend on what else
+//! is computed.
+
+use std::ops::Range;
+
+use crate::{
+    activations::{Panel, QuantizedRows},
+    aligned::{AlignedBytes, LINE},
+    packed::{Bits, PackedMatrix, Tile, TileScales, Tiles},
+    simd::{LANES, Operation, Simd},
+    view::MatrixMut,
+};
+
+/// Buffers that kernels reuse from call to call; one for each thread.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    pub(crate) bytes: AlignedBytes,
+}
+
+/// How weights of four bits are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FourBit {
+    /// Nibbles are separated in registers, again for each panel.
+    InRegisters,
+    /// A tile becomes bytes once, which all panels read.
+    AsBytes,
+}
+
+/// Product of activations with some columns of a matrix.
+pub(crate) struct MatMul<'a> {
+    pub(crate) input: &'a QuantizedRows,
+    pub(crate) weights: &'a PackedMatrix,
+    pub(crate) columns: Range<usize>,
+    pub(crate) four_bit: FourBit,
+    pub(crate) scratch: &'a mut Scratch,
+    pub(crate) out: MatrixMut<'a>,
+}
+
+impl Operation for MatMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        match (self.weights.bits(), self.four_bit) {
+            (Bits::Eight, _) => self.walk::<S, Bytes>(s),
+            (Bits::Four, FourBit::InRegisters) => self.walk::<S, Nibbles>(s),
+            (Bits::Four, FourBit::AsBytes) => self.walk_unpacked(s),
+        }
+    }
+}
+
+impl MatMul<'_> {
+    /// First tiles of register tiles, with the number of tiles.
+    fn steps<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> + use<S> {
+        let (first, end) = (self.columns.start / LANES, self.columns.end.div_ceil(LANES));
+        (first..end).step_by(S::TILES).map(move |tile| (tile, S::TILES.min(end - tile)))
+    }
+
+    #[inline(always)]
+    fn walk<S: Simd, F: Format<S>>(&mut self, s: S) {
+        let tiles = self.weights.tiles();
+        for (tile, count) in self.steps::<S>() {
+            self.multiply::<S, F>(s, &load_tiles(&tiles, tile, count), (tile, count));
+        }
+    }
+
+    #[inline(always)]
+    fn walk_unpacked<S: Simd>(&mut self, s: S) {
+        let tiles = self.weights.tiles();
+        let mut buffer = std::mem::take(&mut self.scratch.bytes);
+        for (tile, count) in self.steps::<S>() {
+            let mut loaded = load_tiles(&tiles, tile, count);
+            let lines = loaded[0].quants.len() * 2;
+            let (unpacked, _) = buffer.reserve(2 * lines * LINE).as_chunks_mut::<LINE>();
+            for (tile, out) in loaded[..count].iter().zip(unpacked.chunks_exact_mut(lines)) {
+                for (packed, out) in tile.quants.iter().zip(out.as_chunks_mut::<2>().0) {
+                    let [low, high] = s.unpack_nibbles(packed);
+                    s.store_nibbles(low, &mut out[0]);
+                    s.store_nibbles(high, &mut out[1]);
+                }
+            }
+            let (first, second) = unpacked.split_at(lines);
+            loaded[0].quants = first;
+            loaded[1].quants = second;
+            self.multiply::<S, UnpackedNibbles>(s, &loaded, (tile, count));
+        }
+        self.scratch.bytes = buffer;
+    }
+
+    /// Multiplies all panels with one or two tiles.
+    #[inline(always)]
+    fn multiply<S: Simd, F: Format<S>>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: (usize, usize)) {
+        for rows in self.input.panels() {
+            let panel = self.input.panel(&rows);
+            match rows.len() {
+                1 => self.block::<S, F, 1>(s, tiles, &panel, (rows.start, step)),
+                2 => self.block::<S, F, 2>(s, tiles, &panel, (rows.start, step)),
+                3 => self.block::<S, F, 3>(s, tiles, &panel, (rows.start, step)),
+                4 => self.block::<S, F, 4>(s, tiles, &panel, (rows.start, step)),
+                5 => self.block::<S, F, 5>(s, tiles, &panel, (rows.start, step)),
+                6 => self.block::<S, F, 6>(s, tiles, &panel, (rows.start, step)),
+                other => unreachable!("panels have up to 6 rows, not {other}"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Simd, F: Format<S>, const R: usize>(
+        &mut self,
+        s: S,
+        tiles: &[Tile<'_>; 2],
+        panel: &Panel<'_>,
+        (row, (tile, count)): (usize, (usize, usize)),
+    ) {
+        // One row is bound by memory, which is fastest when it is read from front to back.
+        if S::TILES == 2 && count == 2 && R > 1 {
+            let sums = product::<S, F, R, 2>(s, tiles, panel);
+            self.store(s, &sums, row, tile);
+        } else {
+            for (at, one) in tiles[..count].iter().enumerate() {
+                let sums = product::<S, F, R, 1>(s, &[*one], panel);
+                self.store(s, &sums, row, tile + at);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn store<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        s: S,
+        sums: &[[S::Floats; V]; R],
+        first_row: usize,
+        first_tile: usize,
+    ) {
+        for r in 0..R {
+            let row = self.out.row_mut(first_row + r);
+            for v in 0..V {
+                let at = (first_tile + v) * LANES - self.columns.start;
+                let out = &mut row[at..];
+                if let Some(out) = out.first_chunk_mut::<LANES>() {
+                    s.store(sums[r][v], out);
+                } else {
+                    let mut lanes = [0.0; LANES];
+                    s.store(sums[r][v], &mut lanes);
+                    out.copy_from_slice(&lanes[..out.len()]);
+                }
+            }
+        }
+    }
+}
+
+fn load_tiles<'a>(tiles: &Tiles<'a>, first: usize, count: usize) -> [Tile<'a>; 2] {
+    [tiles.tile(first), tiles.tile(first + count - 1)]
+}
+
+/// How a line of 64 bytes holds weights.
+trait Format<S: Simd> {
+    /// What products subtract from each weight.
+    const OFFSET: i32;
+    /// The integer that stands for 0 where there are no zero points.
+    const MIDDLE: i32;
+    /// Number of lines for four groups of four inputs.
+    const LINES: usize;
+
+    /// Adds the products of four groups of four inputs.
+    fn accumulate<const R: usize, const V: usize>(
+        s: S,
+        lines: [&[[u8; LINE]]; V],
+        quads: &[[[i8; 4]; R]; 4],
+        acc: &mut [[S::Ints; V]; R],
+    );
+}
+
+/// Eight bits.
+struct Bytes;
+
+/// Four bits, two to a byte.
+struct Nibbles;
+
+/// Four bits, one to a byte.
+struct UnpackedNibbles;
+
+impl<S: Simd> Format<S> for Bytes {
+    const OFFSET: i32 = S::BYTE_OFFSET;
+    const MIDDLE: i32 = 128;
+    const LINES: usize = 4;
+
+    #[inline(always)]
+    fn accumulate<const R: usize, const V: usize>(
+        s: S,
+        lines: [&[[u8; LINE]]; V],
+        quads: &[[[i8; 4]; R]; 4],
+        acc: &mut [[S::Ints; V]; R],
+    ) {
+        for g in 0..4 {
+            let mut weights = [s.load_bytes(&lines[0][g]); V];
+            for v in 1..V {
+                weights[v] = s.load_bytes(&lines[v][g]);
+            }
+            for r in 0..R {
+                let quad = s.splat_quad(&quads[g][r]);
+                for v in 0..V {
+                    acc[r][v] = s.dot_bytes(acc[r][v], weights[v], quad);
+                }
+            }
+        }
+    }
+}
+
+impl<S: Simd> Format<S> for Nibbles {
+    const OFFSET: i32 = 0;
+    const MIDDLE: i32 = 8;
+    const LINES: usize = 2;
+
+    #[inline(always)]
+    fn accumulate<const R: usize, const V: usize>(
+        s: S,
+        lines: [&[[u8; LINE]]; V],
+        quads: &[[[i8; 4]; R]; 4],
+        acc: &mut [[S::Ints; V]; R],
+    ) {
+        for l in 0..2 {
+            let mut weights = [s.unpack_nibbles(&lines[0][l]); V];
+            for v in 1..V {
+                weights[v] = s.unpack_nibbles(&lines[v][l]);
+            }
+            for half in 0..2 {
+                for r in 0..R {
+                    let quad = s.splat_quad(&quads[l * 2 + half][r]);
+                    for v in 0..V {
+                        acc[r][v] = s.dot_nibbles(acc[r][v], weights[v][half], quad);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<S: Simd> Format<S> for UnpackedNibbles {
+    const OFFSET: i32 = 0;
+    const MIDDLE: i32 = 8;
+    const LINES: usize = 4;
+
+    #[inline(always)]
+    fn accumulate<const R: usize, const V: usize>(
+        s: S,
+        lines: [&[[u8; LINE]]; V],
+        quads: &[[[i8; 4]; R]; 4],
+        acc: &mut [[S::Ints; V]; R],
+    ) {
+        for g in 0..4 {
+            let mut weights = [s.load_nibbles(&lines[0][g]); V];
+            for v in 1..V {
+                weights[v] = s.load_nibbles(&lines[v][g]);
+            }
+            for r in 0..R {
+                let quad = s.splat_quad(&quads[g][r]);
+                for v in 0..V {
+                    acc[r][v] = s.dot_nibbles(acc[r][v], weights[v], quad);
+                }
+            }
+        }
+    }
+}
+
+/// The register tile: `R` rows by `V` tiles of sixteen columns.
+#[inline(always)]
+fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
+    s: S,
+    tiles: &[Tile<'_>; V],
+    panel: &Panel<'_>,
+) -> [[S::Floats; V]; R] {
+    let mut sums = [[s.splat(0.0); V]; R];
+    let (rows_of_quads, _) = panel.quads.as_chunks::<R>();
+    let (rows_of_quads, _) = rows_of_quads.as_chunks::<4>();
+    let (rows_of_sums, _) = panel.sums.as_chunks::<R>();
+    // Sixteen inputs are a step.
+    let steps = panel.groups / 4;
+    for block in 0..panel.blocks {
+        let mut acc = start::<S, F, R, V>(s, tiles, block, &rows_of_sums[block]);
+        for (step, quads) in rows_of_quads[block * steps..][..steps].iter().enumerate() {
+            let line = (block * steps + step) * F::LINES;
+            let mut lines = [&tiles[0].quants[line..][..F::LINES]; V];
+            for v in 1..V {
+                lines[v] = &tiles[v].quants[line..][..F::LINES];
+            }
+            F::accumulate(s, lines, quads, &mut acc);
+        }
+        for v in 0..V {
+            let scale = match tiles[v].scales {
+                TileScales::F16(scales) => s.load_f16_le(&scales[block]),
+                TileScales::F32(scales) => s.load_le(&scales[block]),
+            };
+            match panel.block_scales {
+                None => {
+                    for r in 0..R {
+                        sums[r][v] = s.mul_add(s.to_floats(acc[r][v]), scale, sums[r][v]);
+                    }
+                }
+                Some(scales) => {
+                    let scales = &scales[block * R..][..R];
+                    for r in 0..R {
+                        let scale = s.mul(scale, s.splat(scales[r]));
+                        sums[r][v] = s.mul_add(s.to_floats(acc[r][v]), scale, sums[r][v]);
+                    }
+                }
+            }
+        }
+    }
+    if let Some(scales) = panel.row_scales {
+        for r in 0..R {
+            let scale = s.splat(scales[r]);
+            for v in 0..V {
+                sums[r][v] = s.mul(sums[r][v], scale);
+            }
+        }
+    }
+    sums
+}
+
+/// What a block's sums start with: the zero points' part of the product.
+#[inline(always)]
+fn start<S: Simd, F: Format<S>, const R: usize, const V: usize>(
+    s: S,
+    tiles: &[Tile<'_>; V],
+    block: usize,
+    row_sums: &[i32; R],
+) -> [[S::Ints; V]; R] {
+    let mut acc = [[s.splat_int(0); V]; R];
+    for v in 0..V {
+        match tiles[v].zeros {
+            None => {
+                for r in 0..R {
+                    acc[r][v] = s.splat_int((F::OFFSET - F::MIDDLE) * row_sums[r]);
+                }
+            }
+            Some(zeros) => {
+                let mut zeros = s.load_zero_points(&zeros[block]);
+                if F::OFFSET != 0 {
+                    zeros = s.sub_ints(zeros, s.splat_int(F::OFFSET));
+                }
+                for r in 0..R {
+                    acc[r][v] = s.mul_short(zeros, -row_sums[r]);
+                }
+            }
+        }
+    }
+    acc
+}

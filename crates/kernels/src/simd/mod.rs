@@ -1,0 +1,122 @@
+//! The vector instruction sets that kernels are written for.
+//!
+//! A kernel is one generic function over [`Simd`]; each instruction set implements that trait. A value of an
+//! implementing type is the proof that this processor has the instructions, so every method is safe. All
+//! implementations give the same bits: integer results are exact, every product with a sum is fused, and sums across
+//! lanes have one order. [`portable`] needs no instruction set and no `unsafe` code, so it is the reference and runs
+//! under Miri.
+
+pub(crate) mod portable;
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
+pub(crate) mod avx512;
+
+/// Number of 32-bit lanes of a vector, whatever the width of the machine's registers.
+pub(crate) const LANES: usize = 16;
+
+/// Computation that can run on any instruction set.
+pub(crate) trait Operation {
+    /// Result of the computation.
+    type Output;
+
+    /// Runs the computation. Implementations are `#[inline(always)]`, so that they are compiled for the instruction
+    /// set of their caller.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+#[allow(dead_code, reason = "float kernels use the rest")]
+/// Vector instruction set: sixteen lanes of 32 bits in as many registers as they take.
+pub(crate) trait Simd: Copy {
+    /// Sixteen `i32`.
+    type Ints: Copy;
+    /// Sixteen `f32`.
+    type Floats: Copy;
+    /// 64 weights of eight bits, four for each lane.
+    type Bytes: Copy;
+    /// 64 weights of four bits, four for each lane.
+    type Nibbles: Copy;
+    /// Four activations, repeated for each lane.
+    type Quad: Copy;
+
+    /// What [`Self::dot_bytes`] subtracts from each weight.
+    const BYTE_OFFSET: i32;
+    /// Rows of the register tile of integer products.
+    const ROWS: usize;
+    /// Rows of the register tile of float products, which needs half the registers.
+    const FLOAT_ROWS: usize;
+    /// Tiles of sixteen columns in a register tile: 1 or 2.
+    const TILES: usize;
+
+    /// Runs an operation compiled for this instruction set.
+    fn run<O: Operation>(self, operation: O) -> O::Output;
+
+    /// The same integer in every lane.
+    fn splat_int(self, x: i32) -> Self::Ints;
+    /// Sixteen zero points, as integers.
+    fn load_zero_points(self, zeros: &[u8; 16]) -> Self::Ints;
+    /// Lane-wise difference.
+    fn sub_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Lane-wise product of integers of 16 bits with one integer of 16 bits.
+    fn mul_short(self, a: Self::Ints, b: i32) -> Self::Ints;
+    /// Nearest floats; exact below 2^24.
+    fn to_floats(self, x: Self::Ints) -> Self::Floats;
+    /// Stores all lanes.
+    fn store_ints(self, x: Self::Ints, out: &mut [i32; 16]);
+
+    /// Repeats four activations.
+    fn splat_quad(self, x: &[i8; 4]) -> Self::Quad;
+    /// Loads 64 weights of eight bits.
+    fn load_bytes(self, x: &[u8; 64]) -> Self::Bytes;
+    /// Loads 64 weights of four bits, one in each byte.
+    fn load_nibbles(self, x: &[u8; 64]) -> Self::Nibbles;
+    /// Loads 128 weights of four bits: those of the low halves, then those of the high halves.
+    fn unpack_nibbles(self, x: &[u8; 64]) -> [Self::Nibbles; 2];
+    /// Stores 64 weights, one in each byte.
+    fn store_nibbles(self, x: Self::Nibbles, out: &mut [u8; 64]);
+    /// Adds to each lane the exact product of its four weights, less [`Self::BYTE_OFFSET`], with four activations.
+    /// Activations are at least -127.
+    fn dot_bytes(self, acc: Self::Ints, weights: Self::Bytes, quad: Self::Quad) -> Self::Ints;
+    /// Adds to each lane the exact product of its four weights with four activations.
+    fn dot_nibbles(self, acc: Self::Ints, weights: Self::Nibbles, quad: Self::Quad) -> Self::Ints;
+
+    /// The same number in every lane.
+    fn splat(self, x: f32) -> Self::Floats;
+    /// Loads sixteen numbers.
+    fn load(self, x: &[f32; 16]) -> Self::Floats;
+    /// Loads sixteen numbers in little-endian bytes.
+    fn load_le(self, x: &[u8; 64]) -> Self::Floats;
+    /// Loads sixteen half-precision numbers in little-endian bytes.
+    fn load_f16_le(self, x: &[u8; 32]) -> Self::Floats;
+    /// Loads sixteen half-precision numbers.
+    fn load_f16(self, x: &[half::f16; 16]) -> Self::Floats;
+    /// Loads sixteen integers as numbers.
+    fn load_i8(self, x: &[i8; 16]) -> Self::Floats;
+    /// Stores all lanes.
+    fn store(self, x: Self::Floats, out: &mut [f32; 16]);
+    /// Lane-wise sum.
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lane-wise difference.
+    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lane-wise product.
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lane-wise quotient.
+    fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lane-wise `a * b + c`, rounded once.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// Lane-wise maximum: `b` where `a` is not greater, so `b` where either is NaN.
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Lane-wise minimum: `b` where `a` is not less, so `b` where either is NaN.
+    fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// 2 to the power of an integer from -126 to 127 in each lane; any number for other lanes.
+    fn pow2(self, x: Self::Floats) -> Self::Floats;
+    /// Lane-wise maximum of integers with the bits of magnitudes of floats: NaN is above infinity, which is above all
+    /// others.
+    fn max_magnitude(self, acc: Self::Ints, x: Self::Floats) -> Self::Ints;
+    /// Nearest integers, ties to even, of numbers from -127 to 127.
+    fn round_to_i8(self, x: Self::Floats, out: &mut [i8; 16]);
+    /// Sum of all lanes: those 8 apart first, then 4, 2 and 1.
+    fn sum(self, x: Self::Floats) -> f32;
+    /// Greatest of all lanes, none of which is NaN.
+    fn max_lane(self, x: Self::Floats) -> f32;
+}

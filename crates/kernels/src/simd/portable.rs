@@ -1,0 +1,177 @@
+//! The reference: arrays instead of vectors.
+
+use half::f16;
+
+use super::{LANES, Operation, Simd};
+
+/// No instruction set at all.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable;
+
+/// Adding and subtracting this rounds a small number to the nearest integer, ties to even.
+const ROUNDER: f32 = 12_582_912.0;
+
+fn zip<A: Copy, B: Copy, T>(a: &[A; 16], b: &[B; 16], f: impl Fn(A, B) -> T) -> [T; 16] {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+fn dot(acc: [i32; 16], weights: &[u8; 64], quad: &[i8; 4]) -> [i32; 16] {
+    std::array::from_fn(|lane| {
+        let products = (0..4).map(|i| i32::from(weights[lane * 4 + i]) * i32::from(quad[i]));
+        acc[lane].wrapping_add(products.sum())
+    })
+}
+
+impl Simd for Portable {
+    type Ints = [i32; 16];
+    type Floats = [f32; 16];
+    type Bytes = [u8; 64];
+    type Nibbles = [u8; 64];
+    type Quad = [i8; 4];
+
+    const BYTE_OFFSET: i32 = 0;
+    const ROWS: usize = 4;
+    const FLOAT_ROWS: usize = 4;
+    const TILES: usize = 1;
+
+    fn run<O: Operation>(self, operation: O) -> O::Output {
+        operation.run(self)
+    }
+
+    fn splat_int(self, x: i32) -> [i32; 16] {
+        [x; 16]
+    }
+
+    fn load_zero_points(self, zeros: &[u8; 16]) -> [i32; 16] {
+        zeros.map(i32::from)
+    }
+
+    fn sub_ints(self, a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        zip(&a, &b, i32::wrapping_sub)
+    }
+
+    fn mul_short(self, a: [i32; 16], b: i32) -> [i32; 16] {
+        a.map(|a| a.wrapping_mul(b))
+    }
+
+    fn to_floats(self, x: [i32; 16]) -> [f32; 16] {
+        x.map(|x| x as f32)
+    }
+
+    fn store_ints(self, x: [i32; 16], out: &mut [i32; 16]) {
+        *out = x;
+    }
+
+    fn splat_quad(self, x: &[i8; 4]) -> [i8; 4] {
+        *x
+    }
+
+    fn load_bytes(self, x: &[u8; 64]) -> [u8; 64] {
+        *x
+    }
+
+    fn load_nibbles(self, x: &[u8; 64]) -> [u8; 64] {
+        *x
+    }
+
+    fn unpack_nibbles(self, x: &[u8; 64]) -> [[u8; 64]; 2] {
+        [x.map(|x| x & 15), x.map(|x| x >> 4)]
+    }
+
+    fn store_nibbles(self, x: [u8; 64], out: &mut [u8; 64]) {
+        *out = x;
+    }
+
+    fn dot_bytes(self, acc: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
+        dot(acc, &weights, &quad)
+    }
+
+    fn dot_nibbles(self, acc: [i32; 16], weights: [u8; 64], quad: [i8; 4]) -> [i32; 16] {
+        dot(acc, &weights, &quad)
+    }
+
+    fn splat(self, x: f32) -> [f32; 16] {
+        [x; 16]
+    }
+
+    fn load(self, x: &[f32; 16]) -> [f32; 16] {
+        *x
+    }
+
+    fn load_le(self, x: &[u8; 64]) -> [f32; 16] {
+        let (words, _) = x.as_chunks::<4>();
+        std::array::from_fn(|lane| f32::from_le_bytes(words[lane]))
+    }
+
+    fn load_f16_le(self, x: &[u8; 32]) -> [f32; 16] {
+        let (words, _) = x.as_chunks::<2>();
+        std::array::from_fn(|lane| f16::from_le_bytes(words[lane]).to_f32_const())
+    }
+
+    fn load_f16(self, x: &[f16; 16]) -> [f32; 16] {
+        x.map(f16::to_f32_const)
+    }
+
+    fn load_i8(self, x: &[i8; 16]) -> [f32; 16] {
+        x.map(f32::from)
+    }
+
+    fn store(self, x: [f32; 16], out: &mut [f32; 16]) {
+        *out = x;
+    }
+
+    fn add(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(&a, &b, |a, b| a + b)
+    }
+
+    fn sub(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(&a, &b, |a, b| a - b)
+    }
+
+    fn mul(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(&a, &b, |a, b| a * b)
+    }
+
+    fn div(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(&a, &b, |a, b| a / b)
+    }
+
+    fn mul_add(self, a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    fn max(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(&a, &b, |a, b| if a > b { a } else { b })
+    }
+
+    fn min(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        zip(&a, &b, |a, b| if a < b { a } else { b })
+    }
+
+    fn pow2(self, x: [f32; 16]) -> [f32; 16] {
+        x.map(|x| f32::from_bits((((x as i32).wrapping_add(127)) as u32) << 23))
+    }
+
+    fn max_magnitude(self, acc: [i32; 16], x: [f32; 16]) -> [i32; 16] {
+        zip(&acc, &x, |acc, x| acc.max(x.abs().to_bits() as i32))
+    }
+
+    fn round_to_i8(self, x: [f32; 16], out: &mut [i8; 16]) {
+        *out = x.map(|x| ((x + ROUNDER) - ROUNDER) as i8);
+    }
+
+    fn sum(self, mut x: [f32; 16]) -> f32 {
+        let mut width = LANES / 2;
+        while width > 0 {
+            for lane in 0..width {
+                x[lane] += x[lane + width];
+            }
+            width /= 2;
+        }
+        x[0]
+    }
+
+    fn max_lane(self, x: [f32; 16]) -> f32 {
+        x.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
+    }
+}
