@@ -6,10 +6,10 @@ mod hub;
 
 use std::{io, path::PathBuf};
 
-use narthex_spec::{ModelName, Scheme, Sha256, id::BadModelName};
+use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
 
 pub use self::hub::HubError;
-use crate::runtime_kind::{Platform, RuntimeKind};
+use crate::platform::Platform;
 
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -177,7 +177,7 @@ pub enum Error {
     #[error("the {kind} runtime is not available for {platform}: {reason}")]
     NoRuntime {
         /// The runtime.
-        kind: RuntimeKind,
+        kind: Ep,
         /// This machine.
         platform: Platform,
         /// Why not.
@@ -187,7 +187,7 @@ pub enum Error {
     #[error("the {kind} runtime is not installed")]
     RuntimeNotInstalled {
         /// The runtime.
-        kind: RuntimeKind,
+        kind: Ep,
     },
     /// `ORT_DYLIB_PATH` names no file.
     #[error("ORT_DYLIB_PATH names {}, which is not a file", path.display())]

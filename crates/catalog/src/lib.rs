@@ -11,8 +11,8 @@ mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod index;
+mod platform;
 pub mod resolve;
-mod runtime_kind;
 pub mod runtimes;
 pub mod source;
 pub mod store;

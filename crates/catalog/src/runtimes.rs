@@ -11,11 +11,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_spec::ProgressSink;
-pub use pins::Pin;
+use narthex_spec::{Ep, ProgressSink, UnknownName};
+pub use pins::{ONNX_RUNTIME, Pin, RuntimePackage};
 use serde::Serialize;
 
-pub use crate::runtime_kind::{Platform, Role, RuntimeKind, UnknownRuntime};
+pub use crate::platform::Platform;
 use crate::{
     Cancel,
     error::Error,
@@ -30,17 +30,43 @@ use crate::{
 /// The environment variable that names ONNX Runtime's library, over anything in the store.
 pub const DYLIB_VARIABLE: &str = "ORT_DYLIB_PATH";
 
+/// Every runtime that can be installed, in the order in which they are listed to users.
+pub fn all() -> impl Iterator<Item = &'static RuntimePackage> {
+    pins::PACKAGES.into_iter()
+}
+
+/// The runtime that brings a provider; `None` where the provider comes with other software.
+pub fn package(ep: Ep) -> Option<&'static RuntimePackage> {
+    all().find(|package| package.ep == ep)
+}
+
+/// The provider whose runtime has this name.
+///
+/// # Errors
+/// [`UnknownName`] lists the runtimes.
+pub fn parse(name: &str) -> Result<Ep, UnknownName> {
+    let names: Vec<Ep> = all().map(|package| package.ep).collect();
+    UnknownName::find("runtime", name, &names)
+}
+
 /// An installed runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RuntimeInfo {
-    /// Which.
-    pub kind: RuntimeKind,
+    /// The provider that it brings.
+    pub kind: Ep,
     /// Its version.
     pub version: String,
     /// Its folder.
     pub dir: PathBuf,
     /// The library to load: ONNX Runtime, or the plugin.
     pub library: PathBuf,
+}
+
+impl RuntimeInfo {
+    /// Requirements of the machine beside the runtime.
+    pub fn needs(&self) -> Option<&'static str> {
+        package(self.kind)?.needs
+    }
 }
 
 /// The platform that this program was built for.
@@ -52,13 +78,13 @@ pub fn platform() -> Result<Platform, Error> {
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
 }
 
-/// The wheel that `kind` is on this machine; [`Error::NoRuntime`] says why there is none.
-pub fn pinned(kind: RuntimeKind) -> Result<&'static Pin, Error> {
+/// The wheel of a provider's runtime for this machine; [`Error::NoRuntime`] says why there is none.
+pub fn pinned(kind: Ep) -> Result<&'static Pin, Error> {
     pinned_for(kind, platform()?)
 }
 
-/// The wheel that `kind` is on a platform.
-pub fn pinned_for(kind: RuntimeKind, platform: Platform) -> Result<&'static Pin, Error> {
+/// The wheel of a provider's runtime for a platform.
+pub fn pinned_for(kind: Ep, platform: Platform) -> Result<&'static Pin, Error> {
     pins::find(kind, platform).map_err(|reason| Error::NoRuntime { kind, platform, reason })
 }
 
@@ -68,7 +94,7 @@ pub fn pinned_for(kind: RuntimeKind, platform: Platform) -> Result<&'static Pin,
 /// [`Error::NoRuntime`] where it is not made for this machine, [`Error::WrongHash`] for any wheel but the pinned one.
 pub fn install(
     store: &Store,
-    kind: RuntimeKind,
+    kind: Ep,
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
@@ -83,38 +109,40 @@ fn install_pin(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<RuntimeInfo, Error> {
-    let folder = store.runtime_folder(&folder_name(pin.kind));
+    let RuntimePackage { ep, name, version, .. } = *pin.package;
+    let folder = store.runtime_folder(&pin.package.folder_name());
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
-    let _lock = store.lock(&format!("runtime-{}", pin.kind), progress, cancel)?;
+    let _lock = store.lock(&format!("runtime-{ep}"), progress, cancel)?;
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
     let sha256 = pin.sha256()?;
-    let wanted = Requirement { package: pin.package, version: pin.version, platform: pin.tag };
+    let wanted = Requirement { package: name, version, platform: pin.tag };
     let pinned = Pinned { wanted, sha256, bytes: pin.bytes };
     let wheel = wheel::obtain(store, &pinned, origin, progress, cancel)?;
     let staging = Staging::new(store, folder.clone())?;
     let choose = |member: &str| pin.takes(member).then(|| member.to_owned());
-    let files = archive::unpack(pin.package, &wheel, staging.path(), &choose, progress, cancel)?;
+    let files = archive::unpack(name, &wheel, staging.path(), &choose, progress, cancel)?;
     if !files.contains_key(pin.library) {
         return Err(Error::MissingMember { path: wheel, member: pin.library.to_owned() });
     }
-    let source = format!("wheel {} {}", pin.package, pin.version);
-    Receipt { made_for: pin.kind.to_string(), source, archive: sha256, files }.write(staging.path())?;
+    let source = format!("wheel {name} {version}");
+    Receipt { made_for: ep.to_string(), source, archive: sha256, files }.write(staging.path())?;
     let dir = staging.commit()?;
     store.drop_blob(&sha256)?;
     Ok(info(&dir, pin))
 }
 
-fn folder_name(kind: RuntimeKind) -> String {
-    format!("{kind}-{}", kind.version())
-}
-
 fn info(dir: &Path, pin: &Pin) -> RuntimeInfo {
     let library = pin.library.split('/').fold(dir.to_path_buf(), |path, part| path.join(part));
-    RuntimeInfo { kind: pin.kind, version: pin.version.to_owned(), dir: dir.to_path_buf(), library }
+    RuntimeInfo {
+        kind: pin.package.ep,
+        version: pin.package.version.to_owned(),
+        dir: dir.to_path_buf(),
+        library,
+    }
 }
 
 /// A runtime counts as installed when every file of its receipt is there in its size.
@@ -125,23 +153,23 @@ fn installed(dir: &Path, pin: &Pin) -> Option<RuntimeInfo> {
 }
 
 /// The pinned version of a runtime, if it is installed and whole.
-pub fn locate(store: &Store, kind: RuntimeKind) -> Option<RuntimeInfo> {
+pub fn locate(store: &Store, kind: Ep) -> Option<RuntimeInfo> {
     let pin = pinned(kind).ok()?;
-    installed(&store.runtime_folder(&folder_name(kind)), pin)
+    installed(&store.runtime_folder(&pin.package.folder_name()), pin)
 }
 
 /// Every installed runtime.
 pub fn list(store: &Store) -> Vec<RuntimeInfo> {
-    RuntimeKind::ALL.into_iter().filter_map(|kind| locate(store, kind)).collect()
+    all().filter_map(|package| locate(store, package.ep)).collect()
 }
 
 /// Removes a runtime, whole or damaged; [`Error::RuntimeNotInstalled`] if there is none.
-pub fn remove(store: &Store, kind: RuntimeKind) -> Result<(), Error> {
-    let folder = store.runtime_folder(&folder_name(kind));
-    if !folder.exists() {
-        return Err(Error::RuntimeNotInstalled { kind });
+pub fn remove(store: &Store, kind: Ep) -> Result<(), Error> {
+    let folder = package(kind).map(|package| store.runtime_folder(&package.folder_name()));
+    match folder.filter(|folder| folder.exists()) {
+        Some(folder) => store.discard(&folder),
+        None => Err(Error::RuntimeNotInstalled { kind }),
     }
-    store.discard(&folder)
 }
 
 /// What `ORT_DYLIB_PATH` names, whether it is there or not.
@@ -161,7 +189,7 @@ fn core_library_or(store: &Store, named: Option<PathBuf>) -> Result<Option<PathB
     match named {
         Some(path) if path.is_file() => Ok(Some(path)),
         Some(path) => Err(Error::DylibMissing { path }),
-        None => Ok(locate(store, RuntimeKind::Cpu).map(|info| info.library)),
+        None => Ok(locate(store, Ep::Cpu).map(|info| info.library)),
     }
 }
 

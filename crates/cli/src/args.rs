@@ -16,7 +16,7 @@ pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
 use narthex_gateway::Config;
-use narthex_spec::{Division, NpuOptions, NpuPolicy, Order, Places, Power, Scheme};
+use narthex_spec::{DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
@@ -109,12 +109,12 @@ pub(crate) struct LoadArgs {
 
     /// Devices to try in turn, as in qnn,directml,cpu; or an order: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
     #[arg(long, default_value = "auto", value_name = "ORDER")]
-    pub(crate) providers: Order,
+    pub(crate) providers: DeviceOrder,
 
     /// Divide a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; or auto: measure the devices
     /// once and take the fastest, or the fastest to read with the fastest to write
     #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
-    pub(crate) place: Option<Division>,
+    pub(crate) place: Option<PlacementChoice>,
 
     /// What to do about an NPU: require it, prefer it, or leave it off
     #[arg(long, default_value = "prefer", value_name = "POLICY")]
@@ -220,7 +220,7 @@ pub(crate) struct BenchArgs {
 
     /// Compare these devices and divisions, as in cpu,qnn,prefill=qnn,decode=cpu
     #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place"])]
-    pub(crate) devices: Option<Places>,
+    pub(crate) devices: Option<DevicePlacements>,
 
     /// Also write the comparison to this file, as a web page that needs nothing else
     #[arg(long, value_name = "FILE", requires = "devices")]

@@ -354,7 +354,7 @@ mod tests {
         models::{ModelKind, PassedOver},
         request::Times,
     };
-    use narthex_spec::{DeviceName, target::OpenVinoDevice};
+    use narthex_spec::{DeviceName, OpenVinoDevice};
 
     use super::*;
     use crate::page::tests::{comparison as made_up, machine};

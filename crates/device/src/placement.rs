@@ -9,7 +9,7 @@ use std::{
 use narthex_spec::Ep;
 use ort::AsPointer;
 
-use crate::{ep, error::DeviceError};
+use crate::error::DeviceError;
 
 /// The nodes of a session by execution provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub(crate) fn of(session: &ort::session::Session) -> Result<Placement, DeviceErr
             let mut name = ptr::null();
             check((api.EpAssignedSubgraph_GetEpName)(subgraph, &raw mut name))?;
             let name = text(name);
-            let ep = ep::of_ort_name(&name).ok_or_else(|| DeviceError::Ort {
+            let ep = Ep::from_ort_name(&name).ok_or_else(|| DeviceError::Ort {
                 what: "report the placement",
                 message: format!("unknown execution provider {name:?}"),
             })?;

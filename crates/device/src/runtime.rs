@@ -139,7 +139,7 @@ impl Runtime {
             None => {}
         }
         self.environment
-            .register_ep_library(ep::ort_name(ep), &library)
+            .register_ep_library(ep.ort_name(), &library)
             .map_err(|error| refused(error.message().to_owned()))?;
         plugins.insert(ep, library);
         Ok(())
@@ -161,7 +161,7 @@ impl Runtime {
             if ort::Error::result_from_status(status).is_err() || names.is_null() {
                 return false;
             }
-            let wanted = ep::ort_name(ep).as_bytes();
+            let wanted = ep.ort_name().as_bytes();
             let count_of = usize::try_from(count).unwrap_or(0);
             let found = (0..count_of).any(|index| CStr::from_ptr(*names.add(index)).to_bytes() == wanted);
             drop(ort::Error::result_from_status((api.ReleaseAvailableProviders)(names, count)));

@@ -8,7 +8,6 @@ mod support;
 
 use std::{fs, ops::ControlFlow};
 
-use narthex_catalog::runtimes::RuntimeKind;
 use narthex_device::{
     dynamic::DynamicExecutor,
     ep::{Device, QnnOptions},
@@ -283,7 +282,7 @@ fn stages_of_fixed_shapes_give_the_source_s_logits_in_any_chunks() {
 
 #[test]
 fn compiled_contexts_run_under_htp_emulation_and_nowhere_else() {
-    let library = plugin(RuntimeKind::Qnn);
+    let library = plugin(Ep::Qnn);
     runtime().register(Ep::Qnn, &library).unwrap();
     let device = Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]));
     let (package, tokens, expected) = source();

@@ -8,7 +8,7 @@ use narthex_device::{
     ep::{Device, Facts, probe},
     inventory::{Accelerator, AcceleratorKind, Driver},
 };
-use narthex_spec::{DeviceName, Ep, provider::Order, target::QnnChip};
+use narthex_spec::{DeviceName, DeviceOrder, Ep, target::QnnChip};
 
 const ORDERS: [&str; 6] = ["auto", "snapdragon", "ryzen-ai", "core-ultra", "apple", "nvidia"];
 
@@ -97,7 +97,7 @@ fn tell(machine: &Machine, libraries: &[Ep]) -> String {
     let installed = if libraries.is_empty() { "no runtime" } else { "every runtime" };
     let mut out = format!("{}, {installed} installed\n", machine.0);
     for order in ORDERS {
-        let order_of: Order = order.parse().unwrap();
+        let order_of: DeviceOrder = order.parse().unwrap();
         let taken = order_of.devices().iter().find(|&&name| probe(name, &facts).is_ok());
         writeln!(out, "  {order}: {}", taken.expect("the CPU is always there")).unwrap();
     }
@@ -148,7 +148,7 @@ fn a_server_with_qualcomms_plugin_emulates_when_asked_and_not_otherwise() {
     let taken: BTreeMap<&str, DeviceName> = ORDERS
         .into_iter()
         .map(|order| {
-            let devices: Order = order.parse().unwrap();
+            let devices: DeviceOrder = order.parse().unwrap();
             (order, *devices.devices().iter().find(|&&name| probe(name, &facts).is_ok()).unwrap())
         })
         .collect();

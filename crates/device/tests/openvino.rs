@@ -11,14 +11,13 @@ mod support;
 
 use std::{collections::BTreeMap, ptr, slice, sync::Once};
 
-use narthex_catalog::runtimes::RuntimeKind;
 use narthex_device::{
     ep::{Device, OpenVinoOptions},
     fixed::Form,
     placement::GraphPlacement,
     runtime::Runtime,
 };
-use narthex_spec::{Ep, Scheme, target::OpenVinoDevice};
+use narthex_spec::{Ep, OpenVinoDevice, Scheme};
 use ort_sys::{OrtHardwareDeviceType, OrtLoggingLevel};
 use support::{
     Package,
@@ -36,7 +35,7 @@ const NAME: &str = "OpenVINOExecutionProvider";
 fn register() {
     static PASSED: Once = Once::new();
     PASSED.call_once(|| pass_for_intel(runtime()));
-    let library = plugin(RuntimeKind::OpenVino);
+    let library = plugin(Ep::OpenVino);
     runtime().register(Ep::OpenVino, &library).unwrap_or_else(|error| panic!("{error}"));
 }
 

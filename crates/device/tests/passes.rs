@@ -7,7 +7,6 @@ mod support;
 
 use std::{collections::BTreeSet, fs};
 
-use narthex_catalog::runtimes::RuntimeKind;
 use narthex_compile::pass::computes_positions;
 use narthex_device::{
     ep::{Device, QnnOptions},
@@ -233,7 +232,7 @@ fn linear_layers_of_every_encoder_family_become_convolutions() {
 
 #[test]
 fn changed_graphs_run_whole_under_htp_emulation() {
-    let library = plugin(RuntimeKind::Qnn);
+    let library = plugin(Ep::Qnn);
     runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
     let device = Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite]));
     let whole = |placements: &[GraphPlacement]| {

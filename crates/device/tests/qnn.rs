@@ -6,7 +6,6 @@ mod support;
 
 use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 
-use narthex_catalog::runtimes::RuntimeKind;
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
@@ -39,7 +38,7 @@ use support::{
 const EMULATED: f32 = 0.01;
 
 fn emulation(chips: &[QnnChip]) -> Device {
-    let library = plugin(RuntimeKind::Qnn);
+    let library = plugin(Ep::Qnn);
     runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
     Device::Qnn(QnnOptions::new(&library, chips))
 }

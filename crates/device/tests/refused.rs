@@ -13,7 +13,7 @@ use narthex_device::{
     fixed::{FixedExecutor, FixedOptions, Form, Place},
     precompile::Rest,
 };
-use narthex_spec::{Ep, Scheme, recipe::FixedShapes, target::OpenVinoDevice};
+use narthex_spec::{Ep, OpenVinoDevice, Scheme, recipe::FixedShapes};
 use support::{OPTIONS, Package, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
@@ -25,7 +25,7 @@ fn open(package: &Package, device: &Device) -> DeviceError {
 }
 
 #[test]
-fn a_provider_that_is_not_there_is_named() {
+fn a_provider_that_is_not_there_is_explicit() {
     let shapes = FixedShapes { context: 32, shorter: vec![], prefill: vec![8], buckets: vec![16] };
     let package = Package::fixed_llama(Scheme::W8, shapes);
     let check = |device: Device, expected: &str| {

@@ -6,7 +6,6 @@ mod support;
 
 use std::{env, fs};
 
-use narthex_catalog::runtimes::RuntimeKind;
 use narthex_device::{
     ep::{Device, QnnOptions},
     precompile::{control, save, try_out},
@@ -17,7 +16,7 @@ use support::{fixed::plugin, runtime};
 
 #[test]
 fn each_call_of_the_backend_is_written_into_the_folder() {
-    let library = plugin(RuntimeKind::Qnn);
+    let library = plugin(Ep::Qnn);
     runtime().register(Ep::Qnn, &library).unwrap_or_else(|error| panic!("{error}"));
     let (device, place) =
         (Device::Qnn(QnnOptions::new(&library, &[QnnChip::XElite])), tempfile::tempdir().unwrap());

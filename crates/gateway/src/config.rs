@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use narthex_spec::{Division, NpuOptions, NpuPolicy, Order, Power, Scheme};
+use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
 
 /// The usual share of a model's work that an NPU must do where one is required.
 pub(crate) const NPU_SHARE: f64 = 0.99;
@@ -17,9 +17,9 @@ pub struct Config {
     /// The weight scheme of models that are named without one; `None` takes `w8`, or whichever is installed.
     pub scheme: Option<Scheme>,
     /// The devices that a load tries, in turn.
-    pub providers: Order,
+    pub providers: DeviceOrder,
     /// How a decoder is divided between two devices, or that measurements decide; tried before the order.
-    pub place: Option<Division>,
+    pub place: Option<PlacementChoice>,
     /// What a load does about an NPU.
     pub npu: NpuPolicy,
     /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1. With less
@@ -52,7 +52,7 @@ impl Config {
             home: None,
             runtime: None,
             scheme: None,
-            providers: Order::auto(),
+            providers: DeviceOrder::auto(),
             place: None,
             npu: NpuPolicy::Prefer,
             npu_share: NPU_SHARE,

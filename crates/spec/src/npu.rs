@@ -1,38 +1,43 @@
-//! What a Hexagon NPU is told besides a preset of power.
+//! Settings of a Hexagon NPU beside the [power preset](crate::Power).
 
 use std::{fmt, str::FromStr};
 
-/// Settings of a Hexagon NPU. What is left out is as the preset of power or the chip has it.
+use strum::{Display, IntoStaticStr};
+
+use crate::UnknownName;
+
+/// Settings of a Hexagon NPU. `None` keeps the value of the power preset or of the chip.
 ///
 /// Written `priority=high,vtcm=4,rpc-latency=200`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct NpuOptions {
-    /// Whose work comes first.
+    /// Priority among all work on the NPU.
     pub priority: Option<Priority>,
-    /// MiB of the vector memory near the NPU (VTCM) that a graph may take, 1 to [`Self::MOST_VTCM`]. It decides what the
-    /// compiler makes of a graph.
+    /// MiB of tightly coupled memory (VTCM) that a graph may take, 1 to [`Self::MAX_VTCM_MB`]. The compiler's result depends
+    /// on it.
     pub vtcm_mb: Option<u32>,
-    /// Microseconds that a call may wait for the NPU to wake, 1 to [`Self::MOST_LATENCY`].
+    /// Microseconds that a call may wait for the NPU to wake, 1 to [`Self::MAX_RPC_LATENCY`].
     pub rpc_latency: Option<u32>,
 }
 
 impl NpuOptions {
-    /// The most vector memory of any chip, in MiB.
-    pub const MOST_VTCM: u32 = 8;
+    /// Largest VTCM of any chip, in MiB.
+    pub const MAX_VTCM_MB: u32 = 8;
 
-    /// The longest that a call may wait, in microseconds.
-    pub const MOST_LATENCY: u32 = 10_000;
+    /// Longest wait for the NPU to wake, in microseconds.
+    pub const MAX_RPC_LATENCY: u32 = 10_000;
 }
 
-/// Which work an NPU does first where there is more than one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// Priority of this program's work among all work on an NPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Display, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Priority {
-    /// That of others.
+    /// After other work.
     Low,
-    /// Neither.
+    /// Equal to other work.
     #[default]
     Normal,
-    /// This.
+    /// Before other work.
     High,
 }
 
@@ -40,13 +45,9 @@ impl Priority {
     /// Every priority.
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
 
-    /// The name on the command line, and QNN's.
+    /// Name on the command line and in QNN.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Low => "low",
-            Self::Normal => "normal",
-            Self::High => "high",
-        }
+        self.into()
     }
 }
 
@@ -60,35 +61,35 @@ impl fmt::Display for NpuOptions {
     }
 }
 
-/// A string that is no settings of an NPU.
+/// A string that does not follow the form of [`NpuOptions`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "expected, each at most once, priority=low, normal or high, vtcm=MIB from 1 to {}, rpc-latency=MICROSECONDS from 1 to {}; \
+    "expected priority=low|normal|high, vtcm=MIB from 1 to {}, rpc-latency=MICROSECONDS from 1 to {}, each at most once; \
      found {found:?}",
-    NpuOptions::MOST_VTCM,
-    NpuOptions::MOST_LATENCY
+    NpuOptions::MAX_VTCM_MB,
+    NpuOptions::MAX_RPC_LATENCY
 )]
-pub struct UnknownNpuOption {
-    /// What was given.
+pub struct InvalidNpuOption {
+    /// The part of the string that was not understood.
     pub found: String,
 }
 
 impl FromStr for NpuOptions {
-    type Err = UnknownNpuOption;
+    type Err = InvalidNpuOption;
 
-    fn from_str(text: &str) -> Result<Self, UnknownNpuOption> {
+    fn from_str(text: &str) -> Result<Self, InvalidNpuOption> {
         let mut options = Self::default();
         for word in text.split(',') {
-            let unknown = || UnknownNpuOption { found: word.chars().take(80).collect() };
+            let unknown = || InvalidNpuOption { found: word.chars().take(80).collect() };
             let (key, value) = word.split_once('=').ok_or_else(unknown)?;
             let (key, value) = (key.trim().to_ascii_lowercase(), value.trim().to_ascii_lowercase());
             let up_to = |most: u32| value.parse().ok().filter(|found| (1..=most).contains(found));
-            let priority = || Priority::ALL.into_iter().find(|priority| priority.as_str() == value);
+            let priority = || UnknownName::find("priority", &value, &Priority::ALL).ok();
             let new = match key.as_str() {
                 "priority" => options.priority.replace(priority().ok_or_else(unknown)?).is_none(),
-                "vtcm" => options.vtcm_mb.replace(up_to(Self::MOST_VTCM).ok_or_else(unknown)?).is_none(),
+                "vtcm" => options.vtcm_mb.replace(up_to(Self::MAX_VTCM_MB).ok_or_else(unknown)?).is_none(),
                 "rpc-latency" => {
-                    options.rpc_latency.replace(up_to(Self::MOST_LATENCY).ok_or_else(unknown)?).is_none()
+                    options.rpc_latency.replace(up_to(Self::MAX_RPC_LATENCY).ok_or_else(unknown)?).is_none()
                 }
                 _ => false,
             };
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn no_chip_has_more_memory_than_can_be_asked_for() {
-        let most = QnnChip::ALL.into_iter().map(|chip| chip.facts().vtcm_mb).max();
-        assert_eq!(most, Some(NpuOptions::MOST_VTCM));
+        let most = QnnChip::ALL.into_iter().map(|chip| chip.spec().vtcm_mb).max();
+        assert_eq!(most, Some(NpuOptions::MAX_VTCM_MB));
     }
 }

@@ -1,22 +1,27 @@
-//! Changes of a model's graphs that a recipe may ask for.
+//! Graph rewrites that a recipe may ask for.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
 
-/// A change of a model's graphs that keeps what they compute, for compilers and NPUs that run the changed form better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+use crate::UnknownName;
+
+/// A rewrite of a model's graphs that keeps what they compute, for compilers and NPUs that run the new form better.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Display, IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Pass {
-    /// No graph computes positions or their angles. That holds of every graph that Narthex lowers: learned positions and
-    /// rotary angles are tables, whose rows the host or the attention reads. Asked for, it is checked; nothing is changed.
+    /// No graph computes positions or their angles. Every graph that Narthex lowers reads them from tables, so the pass
+    /// checks this and changes nothing.
     PrecomputedPositions,
-    /// Projections that read the same rows, as gate and up, become one product. Queries, keys and values always are.
+    /// Projections that read the same rows, such as gate and up, become one product. Queries, keys and values always are.
     GroupedProjections,
-    /// Every attention head of a graph of fixed shape is computed by itself: products of two matrices in the place of
-    /// batches of products.
+    /// In graphs of fixed shape, each attention head becomes matrix products of its own in place of a batched product.
     SplitHeads,
-    /// Products with a plain weight in a graph of fixed shape become convolutions over one position, 1×1.
+    /// In graphs of fixed shape, products with a plain weight become 1×1 convolutions.
     LinearAsConv,
 }
 
@@ -25,53 +30,16 @@ impl Pass {
     pub const ALL: [Self; 4] =
         [Self::PrecomputedPositions, Self::GroupedProjections, Self::SplitHeads, Self::LinearAsConv];
 
-    /// The name on the command line and in JSON.
+    /// Name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::PrecomputedPositions => "precomputed-positions",
-            Self::GroupedProjections => "grouped-projections",
-            Self::SplitHeads => "split-heads",
-            Self::LinearAsConv => "linear-as-conv",
-        }
+        self.into()
     }
-}
-
-impl fmt::Display for Pass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A string that names no pass.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown pass {found:?}: expected grouped-projections, split-heads, linear-as-conv or precomputed-positions"
-)]
-pub struct UnknownPass {
-    /// What was given.
-    pub found: String,
 }
 
 impl FromStr for Pass {
-    type Err = UnknownPass;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPass> {
-        let wanted = text.trim().to_ascii_lowercase();
-        let found = || UnknownPass { found: text.chars().take(80).collect() };
-        Self::ALL.into_iter().find(|pass| pass.as_str() == wanted).ok_or_else(found)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn passes_read_as_they_are_written() {
-        for pass in Pass::ALL {
-            assert_eq!(pass.as_str().to_uppercase().parse(), Ok(pass));
-            assert_eq!(serde_json::to_value(pass).unwrap(), pass.as_str());
-        }
-        assert!("fuse".parse::<Pass>().unwrap_err().to_string().contains("split-heads"));
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        UnknownName::find("pass", text, &Self::ALL)
     }
 }

@@ -1,19 +1,25 @@
-//! What a device gives for its speed.
+//! Trade-off between a device's speed and its energy use.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
 
-/// How fast a device's clocks run while it works, as presets: each provider has its own words for them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+use crate::UnknownName;
+
+/// Preset for a device's clocks while it works. Each provider translates it to its own settings.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Power {
-    /// The shortest answers.
+    /// Shortest time to an answer.
     #[default]
     Burst,
     /// A balance of time and energy.
     Balanced,
-    /// The least energy.
+    /// Least energy.
     Saver,
 }
 
@@ -21,49 +27,16 @@ impl Power {
     /// Every preset.
     pub const ALL: [Self; 3] = [Self::Burst, Self::Balanced, Self::Saver];
 
-    /// The name on the command line and in JSON.
+    /// Name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Burst => "burst",
-            Self::Balanced => "balanced",
-            Self::Saver => "saver",
-        }
+        self.into()
     }
-}
-
-impl fmt::Display for Power {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A string that names no preset.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown power preset {found:?}: expected burst, balanced or saver")]
-pub struct UnknownPower {
-    /// What was given.
-    pub found: String,
 }
 
 impl FromStr for Power {
-    type Err = UnknownPower;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPower> {
-        let wanted = text.trim().to_ascii_lowercase();
-        let found = || UnknownPower { found: text.chars().take(80).collect() };
-        Self::ALL.into_iter().find(|power| power.as_str() == wanted).ok_or_else(found)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn presets_read_as_they_are_written() {
-        for power in Power::ALL {
-            assert_eq!(power.as_str().to_uppercase().parse(), Ok(power));
-        }
-        assert!("turbo".parse::<Power>().unwrap_err().to_string().contains("saver"));
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        UnknownName::find("power preset", text, &Self::ALL)
     }
 }

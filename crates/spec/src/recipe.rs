@@ -1,74 +1,23 @@
 //! How weights are stored.
 
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::{collections::BTreeSet, str::FromStr};
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
 
-use crate::{LayerList, MatFormer, Pass, Sha256, Target};
+use crate::{LayerList, MatFormer, Pass, Scheme, Sha256, Target, UnknownName};
 
-/// The weight scheme of a package.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// The text on which a compile measures activations, to scale channels before weights are quantised.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
-pub enum Scheme {
-    /// Every weight in single precision; the reference.
-    F32,
-    /// Linear layers as 8-bit `MatMulNBits`, block 32.
-    W8,
-    /// Linear layers as 4-bit `MatMulNBits`, block 32; the head and a tied embedding stay 8-bit.
-    W4,
-    /// Every weight in half precision, which variant A computes with in single precision.
-    F16,
-}
-
-impl Scheme {
-    /// Every scheme.
-    pub const ALL: [Self; 4] = [Self::W8, Self::W4, Self::F16, Self::F32];
-
-    /// The name used on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::W8 => "w8",
-            Self::W4 => "w4",
-        }
-    }
-}
-
-impl fmt::Display for Scheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A string that names no scheme.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown scheme {found:?}: expected w8, w4, f16 or f32")]
-pub struct UnknownScheme {
-    /// What was given.
-    pub found: String,
-}
-
-impl FromStr for Scheme {
-    type Err = UnknownScheme;
-
-    fn from_str(text: &str) -> Result<Self, UnknownScheme> {
-        let wanted = text.to_ascii_lowercase();
-        Self::ALL
-            .into_iter()
-            .find(|s| s.as_str() == wanted)
-            .ok_or_else(|| UnknownScheme { found: text.to_owned() })
-    }
-}
-
-/// Whether a compile measures what a model's layers see, and scales their channels by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Calibration {
-    /// Nothing is measured.
+    /// None: channels are not scaled.
     #[default]
     None,
-    /// On the text that comes with the compiler.
+    /// The text that ships with the compiler.
     Standard,
 }
 
@@ -76,38 +25,17 @@ impl Calibration {
     /// Every calibration.
     pub const ALL: [Self; 2] = [Self::Standard, Self::None];
 
-    /// The name used on the command line and in JSON.
+    /// Name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Standard => "standard",
-        }
+        self.into()
     }
-}
-
-impl fmt::Display for Calibration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A string that names no calibration.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown calibration {found:?}: expected standard or none")]
-pub struct UnknownCalibration {
-    /// What was given.
-    pub found: String,
 }
 
 impl FromStr for Calibration {
-    type Err = UnknownCalibration;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownCalibration> {
-        let wanted = text.to_ascii_lowercase();
-        Self::ALL
-            .into_iter()
-            .find(|calibration| calibration.as_str() == wanted)
-            .ok_or_else(|| UnknownCalibration { found: text.to_owned() })
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        UnknownName::find("calibration", text, &Self::ALL)
     }
 }
 
@@ -267,15 +195,6 @@ impl Recipe {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn calibrations_have_names() {
-        for calibration in Calibration::ALL {
-            assert_eq!(calibration.to_string().to_ascii_uppercase().parse(), Ok(calibration));
-        }
-        let error = "full".parse::<Calibration>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown calibration \"full\": expected standard or none");
-    }
 
     #[test]
     fn recipes_from_before_there_was_calibration_are_read() {

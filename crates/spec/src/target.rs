@@ -1,66 +1,12 @@
-//! Where a model can run.
+//! Graph variants, and the NPUs that packages are compiled for ahead of time.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// An ONNX Runtime execution provider.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Ep {
-    /// ONNX Runtime's own CPU kernels.
-    Cpu,
-    /// Qualcomm NPUs through QNN.
-    Qnn,
-    /// Intel NPUs, GPUs and CPUs through OpenVINO.
-    OpenVino,
-    /// Any GPU with a WebGPU adapter.
-    WebGpu,
-    /// Any DirectX 12 GPU or NPU.
-    DirectMl,
-    /// AMD XDNA NPUs.
-    VitisAi,
-    /// NVIDIA GPUs.
-    Cuda,
-    /// Apple Neural Engine and GPU.
-    CoreMl,
-}
+use crate::{Ep, OpenVinoDevice, UnknownName};
 
-impl Ep {
-    /// Every provider, in the order in which they are listed to users.
-    pub const ALL: [Self; 8] = [
-        Self::Qnn,
-        Self::OpenVino,
-        Self::VitisAi,
-        Self::CoreMl,
-        Self::DirectMl,
-        Self::Cuda,
-        Self::WebGpu,
-        Self::Cpu,
-    ];
-
-    /// The name used on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Qnn => "qnn",
-            Self::OpenVino => "openvino",
-            Self::WebGpu => "webgpu",
-            Self::DirectMl => "directml",
-            Self::VitisAi => "vitisai",
-            Self::Cuda => "cuda",
-            Self::CoreMl => "coreml",
-        }
-    }
-}
-
-impl fmt::Display for Ep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// Which of the two graph variants a graph is.
+/// One of the two forms in which a package holds its graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Variant {
@@ -76,7 +22,7 @@ pub enum Variant {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Target {
-    /// Qualcomm Hexagon NPUs; at least one chip, each once, in the order of [`QnnChip::ALL`].
+    /// Qualcomm Hexagon NPUs: at least one chip, each once, in the order of [`QnnChip::ALL`].
     Qnn(Vec<QnnChip>),
     /// Intel's NPU, or another device of OpenVINO.
     OpenVino(OpenVinoDevice),
@@ -97,21 +43,21 @@ pub enum QnnChip {
     EliteGen5,
 }
 
-/// What Qualcomm's compiler must know of a chip.
+/// Properties of a chip that Qualcomm's compiler needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QnnFacts {
-    /// The name in a [`Target`].
-    pub id: &'static str,
-    /// The name on the box.
+pub struct QnnChipSpec {
+    /// Name in a [`Target`].
+    pub name: &'static str,
+    /// Product name.
     pub title: &'static str,
     /// QNN's number of the chip.
     pub soc_model: u32,
     /// Version of the Hexagon architecture.
     pub htp_arch: u32,
-    /// Vector memory close to the NPU, in MiB.
+    /// Tightly coupled memory of the NPU (VTCM), in MiB.
     pub vtcm_mb: u32,
-    /// Bytes of weights from which on one compiled context is a risk: the NPU addresses 32 bits, which weights share with
-    /// activations and spills.
+    /// Largest weights of one compiled context, in bytes. The NPU addresses 32 bits, which weights share with activations
+    /// and spills.
     pub part_bytes: u64,
 }
 
@@ -119,51 +65,32 @@ impl QnnChip {
     /// Every chip.
     pub const ALL: [Self; 5] = [Self::XElite, Self::X2Elite, Self::Gen3, Self::Elite, Self::EliteGen5];
 
-    /// The vector memory that all of some chips have, in MiB; `None` where there is no chip.
+    /// The VTCM that all of these chips have, in MiB; `None` without a chip.
     pub fn shared_vtcm(chips: &[Self]) -> Option<u32> {
-        chips.iter().map(|chip| chip.facts().vtcm_mb).min()
+        chips.iter().map(|chip| chip.spec().vtcm_mb).min()
     }
 
-    /// What is known of it.
-    pub const fn facts(self) -> QnnFacts {
-        let (id, title, soc_model, htp_arch) = match self {
+    /// The chip's row in the table of chips.
+    pub const fn spec(self) -> QnnChipSpec {
+        let (name, title, soc_model, htp_arch) = match self {
             Self::XElite => ("x-elite", "Snapdragon X Elite, X Plus", 60, 73),
             Self::X2Elite => ("x2-elite", "Snapdragon X2 Elite", 88, 81),
             Self::Gen3 => ("8-gen-3", "Snapdragon 8 Gen 3", 57, 75),
             Self::Elite => ("8-elite", "Snapdragon 8 Elite", 69, 79),
             Self::EliteGen5 => ("8-elite-gen-5", "Snapdragon 8 Elite Gen 5", 87, 81),
         };
-        QnnFacts { id, title, soc_model, htp_arch, vtcm_mb: 8, part_bytes: 1 << 30 }
+        QnnChipSpec { name, title, soc_model, htp_arch, vtcm_mb: 8, part_bytes: 1 << 30 }
     }
 }
 
-/// A device of OpenVINO.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OpenVinoDevice {
-    /// The NPU of a Core Ultra.
-    Npu,
-    /// Intel graphics.
-    Gpu,
-    /// OpenVINO's own CPU kernels; never counted as an NPU.
-    Cpu,
-}
-
-impl OpenVinoDevice {
-    /// Every device.
-    pub const ALL: [Self; 3] = [Self::Npu, Self::Gpu, Self::Cpu];
-
-    /// The name in a [`Target`].
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Npu => "npu",
-            Self::Gpu => "gpu",
-            Self::Cpu => "cpu",
-        }
+impl From<QnnChip> for &'static str {
+    fn from(chip: QnnChip) -> Self {
+        chip.spec().name
     }
 }
 
 impl Target {
-    /// The provider that runs it.
+    /// Execution provider that runs it.
     pub fn ep(&self) -> Ep {
         match self {
             Self::Qnn(_) => Ep::Qnn,
@@ -171,15 +98,15 @@ impl Target {
         }
     }
 
-    /// The most bytes of weights that one compiled context should hold; the least of several chips.
+    /// Largest weights of one compiled context in bytes, which suits every chip.
     pub fn part_bytes(&self) -> u64 {
         match self {
-            Self::Qnn(chips) => chips.iter().map(|chip| chip.facts().part_bytes).min().unwrap_or(1 << 30),
+            Self::Qnn(chips) => chips.iter().map(|chip| chip.spec().part_bytes).min().unwrap_or(1 << 30),
             Self::OpenVino(_) => 4 << 30,
         }
     }
 
-    /// A name for files and folders: `qnn-x-elite`.
+    /// Name for files and folders: `qnn-x-elite`.
     pub fn file_stem(&self) -> String {
         self.to_string().replace([':', ','], "-")
     }
@@ -189,7 +116,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Qnn(chips) => {
-                let ids: Vec<&str> = chips.iter().map(|chip| chip.facts().id).collect();
+                let ids: Vec<&str> = chips.iter().map(|chip| chip.spec().name).collect();
                 write!(f, "qnn:{}", ids.join(","))
             }
             Self::OpenVino(device) => write!(f, "openvino:{}", device.as_str()),
@@ -197,17 +124,17 @@ impl fmt::Display for Target {
     }
 }
 
-/// A string that names no target.
+/// A string that is not a [`Target`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}, or openvino:npu, openvino:gpu or openvino:cpu", self.ahead())]
+#[error("{}, or openvino:npu, openvino:gpu or openvino:cpu", self.ahead_of_time())]
 pub struct UnknownTarget {
-    /// What was given.
+    /// The string, shortened.
     pub found: String,
 }
 
 impl UnknownTarget {
-    /// What it says where graphs are compiled ahead of time, which those for OpenVINO are not.
-    pub fn ahead(&self) -> String {
+    /// The message where graphs are compiled ahead of time, which those for OpenVINO are not.
+    pub fn ahead_of_time(&self) -> String {
         let found = &self.found;
         format!(
             "unknown target {found:?}: expected qnn:CHIP[,CHIP…] with x-elite, x2-elite, 8-gen-3, 8-elite or 8-elite-gen-5"
@@ -220,20 +147,20 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, UnknownTarget> {
         let unknown = || UnknownTarget { found: text.chars().take(120).collect() };
-        let wanted = text.trim().to_ascii_lowercase();
-        let (provider, devices) = wanted.split_once(':').ok_or_else(unknown)?;
+        let name = text.trim().to_ascii_lowercase();
+        let (provider, devices) = name.split_once(':').ok_or_else(unknown)?;
         match provider {
             "qnn" => {
-                let chip = |id: &str| QnnChip::ALL.into_iter().find(|chip| chip.facts().id == id);
+                let chip = |name: &str| UnknownName::find("chip", name, &QnnChip::ALL);
                 let mut chips =
-                    devices.split(',').map(chip).collect::<Option<Vec<_>>>().ok_or_else(unknown)?;
+                    devices.split(',').map(chip).collect::<Result<Vec<_>, _>>().map_err(|_| unknown())?;
                 chips.sort_unstable();
                 chips.dedup();
                 Ok(Self::Qnn(chips))
             }
             "openvino" => {
-                let device = OpenVinoDevice::ALL.into_iter().find(|device| device.as_str() == devices);
-                Ok(Self::OpenVino(device.ok_or_else(unknown)?))
+                let device = UnknownName::find("device", devices, &OpenVinoDevice::ALL);
+                device.map(Self::OpenVino).map_err(|_| unknown())
             }
             _ => Err(unknown()),
         }
@@ -277,8 +204,8 @@ mod tests {
 
     #[test]
     fn each_chip_has_a_name_of_its_own() {
-        let ids: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.facts().id).into();
-        let socs: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.facts().soc_model).into();
+        let ids: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.spec().name).into();
+        let socs: std::collections::BTreeSet<_> = QnnChip::ALL.map(|chip| chip.spec().soc_model).into();
         assert_eq!((ids.len(), socs.len()), (QnnChip::ALL.len(), QnnChip::ALL.len()));
         assert_eq!(Target::Qnn(vec![QnnChip::XElite, QnnChip::Elite]).file_stem(), "qnn-x-elite-8-elite");
     }

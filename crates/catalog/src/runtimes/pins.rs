@@ -3,24 +3,17 @@
 //! Wheels are chosen by platform tag, so that pip fetches the same file on every machine. The digests are those of the
 //! files as published.
 
-use narthex_spec::Sha256;
+use narthex_spec::{Ep, Sha256};
 
-use crate::{
-    error::Error,
-    runtime_kind::{Platform, RuntimeKind},
-};
+use crate::{error::Error, platform::Platform};
 
 /// One wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pin {
     /// The runtime.
-    pub kind: RuntimeKind,
+    pub package: &'static RuntimePackage,
     /// The platform.
     pub platform: Platform,
-    /// The package.
-    pub package: &'static str,
-    /// Its version.
-    pub version: &'static str,
     /// The platform tag that pip is given.
     pub tag: &'static str,
     /// The wheel's size.
@@ -39,7 +32,7 @@ impl Pin {
     pub(super) fn sha256(&self) -> Result<Sha256, Error> {
         self.digest.parse().map_err(|_| Error::BadEntry {
             file: "runtimes/pins.rs",
-            reason: format!("{} {} has a malformed digest", self.package, self.version),
+            reason: format!("{} {} has a malformed digest", self.package.name, self.package.version),
         })
     }
 
@@ -68,29 +61,97 @@ impl Pin {
     }
 }
 
-/// The wheel that `kind` is on a platform, or why there is none.
-pub(super) fn find(kind: RuntimeKind, platform: Platform) -> Result<&'static Pin, &'static str> {
-    let found = PINS.iter().find(|pin| pin.kind == kind && pin.platform == platform);
-    found.ok_or(match (kind, platform) {
-        (RuntimeKind::Qnn, _) => "its wheels are for Linux and Windows only",
-        (RuntimeKind::OpenVino, _) => "its wheels are for Linux x86-64 and Windows x64 only",
-        (RuntimeKind::DirectMl, Platform::WindowsArm64) => "its wheels are for Windows x64 only",
-        (RuntimeKind::DirectMl, _) => "it exists on Windows only",
-        (RuntimeKind::Cuda, _) => "its wheels are for Linux x86-64 and Windows x64 only",
-        (RuntimeKind::Cpu | RuntimeKind::WebGpu, _) => "no wheel is published for it",
-    })
+/// A runtime as its publisher packages it, in the same version for every platform.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RuntimePackage {
+    /// The provider that it brings.
+    pub ep: Ep,
+    /// Name of the package.
+    pub name: &'static str,
+    /// Pinned version.
+    pub version: &'static str,
+    /// Requirements of the machine beside the runtime.
+    pub needs: Option<&'static str>,
+    /// Why some platforms have no wheel.
+    platforms: &'static str,
+}
+
+impl RuntimePackage {
+    /// Name of its folder in the store.
+    pub(super) fn folder_name(&self) -> String {
+        format!("{}-{}", self.ep, self.version)
+    }
+}
+
+/// Finds the wheel of a provider's runtime for a platform, or the reason why there is none.
+pub(super) fn find(ep: Ep, platform: Platform) -> Result<&'static Pin, &'static str> {
+    let package = super::package(ep).ok_or("it comes with other software")?;
+    let found = PINS.iter().find(|pin| pin.package.ep == ep && pin.platform == platform);
+    found.ok_or(package.platforms)
 }
 
 const fn pin(
-    kind: RuntimeKind,
+    package: &'static RuntimePackage,
     platform: Platform,
     tag: &'static str,
     bytes: u64,
     digest: &'static str,
     library: &'static str,
 ) -> Pin {
-    Pin { kind, platform, package: kind.package(), version: kind.version(), tag, bytes, digest, library }
+    Pin { package, platform, tag, bytes, digest, library }
 }
+
+/// ONNX Runtime itself, with its CPU kernels.
+pub const ONNX_RUNTIME: RuntimePackage = RuntimePackage {
+    ep: Ep::Cpu,
+    name: "onnxruntime",
+    version: "1.31.1",
+    needs: None,
+    platforms: "no wheel is published for it",
+};
+
+const QNN: RuntimePackage = RuntimePackage {
+    ep: Ep::Qnn,
+    name: "onnxruntime-qnn",
+    version: "2.7.0",
+    needs: Some("Qualcomm's NPU driver to run on an NPU; compiling for one needs nothing more"),
+    platforms: "its wheels are for Linux and Windows only",
+};
+
+const OPENVINO: RuntimePackage = RuntimePackage {
+    ep: Ep::OpenVino,
+    name: "onnxruntime-ep-openvino",
+    version: "1.8.1",
+    needs: Some("Intel's NPU or GPU driver to run on those devices"),
+    platforms: "its wheels are for Linux x86-64 and Windows x64 only",
+};
+
+const WEBGPU: RuntimePackage = RuntimePackage {
+    ep: Ep::WebGpu,
+    name: "onnxruntime-ep-webgpu",
+    version: "0.4.0",
+    needs: None,
+    platforms: "no wheel is published for it",
+};
+
+const DIRECTML: RuntimePackage = RuntimePackage {
+    ep: Ep::DirectMl,
+    name: "onnxruntime-directml",
+    version: "1.24.4",
+    needs: Some("Windows 10 version 1903 or later with a DirectX 12 driver"),
+    platforms: "its wheels are for Windows x64 only",
+};
+
+const CUDA: RuntimePackage = RuntimePackage {
+    ep: Ep::Cuda,
+    name: "onnxruntime-gpu",
+    version: "1.31.1",
+    needs: Some("an NVIDIA driver, CUDA 13 and cuDNN 9, which this wheel does not contain"),
+    platforms: "its wheels are for Linux x86-64 and Windows x64 only",
+};
+
+/// Every runtime.
+pub(super) const PACKAGES: [&RuntimePackage; 6] = [&ONNX_RUNTIME, &QNN, &OPENVINO, &WEBGPU, &DIRECTML, &CUDA];
 
 const LINUX_CORE: &str = "onnxruntime/capi/libonnxruntime.so.1.31.1";
 const WINDOWS_CORE: &str = "onnxruntime/capi/onnxruntime.dll";
@@ -98,7 +159,7 @@ const WINDOWS_CORE: &str = "onnxruntime/capi/onnxruntime.dll";
 /// Every pinned wheel.
 pub(super) const PINS: &[Pin] = &[
     pin(
-        RuntimeKind::Cpu,
+        &ONNX_RUNTIME,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
         23_760_988,
@@ -106,7 +167,7 @@ pub(super) const PINS: &[Pin] = &[
         LINUX_CORE,
     ),
     pin(
-        RuntimeKind::Cpu,
+        &ONNX_RUNTIME,
         Platform::LinuxArm64,
         "manylinux_2_28_aarch64",
         21_420_803,
@@ -114,7 +175,7 @@ pub(super) const PINS: &[Pin] = &[
         LINUX_CORE,
     ),
     pin(
-        RuntimeKind::Cpu,
+        &ONNX_RUNTIME,
         Platform::WindowsX64,
         "win_amd64",
         14_888_466,
@@ -122,7 +183,7 @@ pub(super) const PINS: &[Pin] = &[
         WINDOWS_CORE,
     ),
     pin(
-        RuntimeKind::Cpu,
+        &ONNX_RUNTIME,
         Platform::WindowsArm64,
         "win_arm64",
         14_740_724,
@@ -130,7 +191,7 @@ pub(super) const PINS: &[Pin] = &[
         WINDOWS_CORE,
     ),
     pin(
-        RuntimeKind::Cpu,
+        &ONNX_RUNTIME,
         Platform::MacArm64,
         "macosx_14_0_arm64",
         20_882_125,
@@ -138,7 +199,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime/capi/libonnxruntime.1.31.1.dylib",
     ),
     pin(
-        RuntimeKind::Qnn,
+        &QNN,
         Platform::LinuxX64,
         "manylinux_2_35_x86_64",
         100_548_566,
@@ -146,7 +207,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_qnn/libonnxruntime_providers_qnn.so",
     ),
     pin(
-        RuntimeKind::Qnn,
+        &QNN,
         Platform::LinuxArm64,
         "manylinux_2_34_aarch64",
         88_834_007,
@@ -154,7 +215,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_qnn/libonnxruntime_providers_qnn.so",
     ),
     pin(
-        RuntimeKind::Qnn,
+        &QNN,
         Platform::WindowsX64,
         "win_amd64",
         198_606_623,
@@ -162,7 +223,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_qnn/libs/amd64/onnxruntime_providers_qnn.dll",
     ),
     pin(
-        RuntimeKind::Qnn,
+        &QNN,
         Platform::WindowsArm64,
         "win_arm64",
         62_290_853,
@@ -170,7 +231,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_qnn/onnxruntime_providers_qnn.dll",
     ),
     pin(
-        RuntimeKind::OpenVino,
+        &OPENVINO,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
         52_587_628,
@@ -178,7 +239,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_openvino/libonnxruntime_providers_openvino_plugin.so",
     ),
     pin(
-        RuntimeKind::OpenVino,
+        &OPENVINO,
         Platform::WindowsX64,
         "win_amd64",
         75_824_318,
@@ -186,7 +247,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_openvino/onnxruntime_providers_openvino_plugin.dll",
     ),
     pin(
-        RuntimeKind::WebGpu,
+        &WEBGPU,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
         6_892_120,
@@ -194,7 +255,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so",
     ),
     pin(
-        RuntimeKind::WebGpu,
+        &WEBGPU,
         Platform::LinuxArm64,
         "manylinux_2_28_aarch64",
         6_096_222,
@@ -202,7 +263,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.so",
     ),
     pin(
-        RuntimeKind::WebGpu,
+        &WEBGPU,
         Platform::WindowsX64,
         "win_amd64",
         13_149_847,
@@ -210,7 +271,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_webgpu/onnxruntime_providers_webgpu.dll",
     ),
     pin(
-        RuntimeKind::WebGpu,
+        &WEBGPU,
         Platform::WindowsArm64,
         "win_arm64",
         14_194_630,
@@ -218,7 +279,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_webgpu/onnxruntime_providers_webgpu.dll",
     ),
     pin(
-        RuntimeKind::WebGpu,
+        &WEBGPU,
         Platform::MacArm64,
         "macosx_14_0_arm64",
         5_200_679,
@@ -226,7 +287,7 @@ pub(super) const PINS: &[Pin] = &[
         "onnxruntime_ep_webgpu/libonnxruntime_providers_webgpu.dylib",
     ),
     pin(
-        RuntimeKind::DirectMl,
+        &DIRECTML,
         Platform::WindowsX64,
         "win_amd64",
         25_111_930,
@@ -234,7 +295,7 @@ pub(super) const PINS: &[Pin] = &[
         WINDOWS_CORE,
     ),
     pin(
-        RuntimeKind::Cuda,
+        &CUDA,
         Platform::LinuxX64,
         "manylinux_2_28_x86_64",
         255_569_273,
@@ -242,7 +303,7 @@ pub(super) const PINS: &[Pin] = &[
         LINUX_CORE,
     ),
     pin(
-        RuntimeKind::Cuda,
+        &CUDA,
         Platform::WindowsX64,
         "win_amd64",
         168_098_228,

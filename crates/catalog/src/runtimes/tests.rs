@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use narthex_spec::progress::Quiet;
+use narthex_spec::{ProviderLibrary, progress::Quiet};
 
 use super::*;
 use crate::{files, source::archive::tests::write_wheel};
@@ -11,10 +11,9 @@ use crate::{files, source::archive::tests::write_wheel};
 fn every_pin_is_sound() {
     let mut seen = BTreeSet::new();
     for pin in pins::PINS {
-        let text = format!("{} on {}", pin.kind, pin.platform);
-        assert!(seen.insert((pin.kind, pin.platform)), "{text} occurs twice");
+        let text = format!("{} on {}", pin.package.ep, pin.platform);
+        assert!(seen.insert((pin.package.ep, pin.platform)), "{text} occurs twice");
         assert!(pin.sha256().is_ok(), "{text}");
-        assert_eq!(pin.version, pin.kind.version(), "{text}");
         assert!(pin.bytes > 1_000_000, "{text}");
         assert!(pin.takes(pin.library), "{text} unpacks its own library");
         let system = match pin.platform {
@@ -30,7 +29,7 @@ fn every_pin_is_sound() {
 
 #[test]
 fn each_runtime_exists_where_its_publisher_makes_it() {
-    let check = |kind: RuntimeKind, expect: &[Platform]| {
+    let check = |kind: Ep, expect: &[Platform]| {
         for platform in Platform::ALL {
             match pinned_for(kind, platform) {
                 Ok(_) => assert!(expect.contains(&platform), "{kind} on {platform}"),
@@ -43,12 +42,12 @@ fn each_runtime_exists_where_its_publisher_makes_it() {
         }
     };
     use Platform::*;
-    check(RuntimeKind::Cpu, &Platform::ALL);
-    check(RuntimeKind::Qnn, &[LinuxX64, LinuxArm64, WindowsX64, WindowsArm64]);
-    check(RuntimeKind::OpenVino, &[LinuxX64, WindowsX64]);
-    check(RuntimeKind::WebGpu, &Platform::ALL);
-    check(RuntimeKind::DirectMl, &[WindowsX64]);
-    check(RuntimeKind::Cuda, &[LinuxX64, WindowsX64]);
+    check(Ep::Cpu, &Platform::ALL);
+    check(Ep::Qnn, &[LinuxX64, LinuxArm64, WindowsX64, WindowsArm64]);
+    check(Ep::OpenVino, &[LinuxX64, WindowsX64]);
+    check(Ep::WebGpu, &Platform::ALL);
+    check(Ep::DirectMl, &[WindowsX64]);
+    check(Ep::Cuda, &[LinuxX64, WindowsX64]);
 }
 
 #[test]
@@ -61,20 +60,21 @@ fn other_platforms_are_refused_by_name() {
 }
 
 #[test]
-fn names_round_trip() {
-    for kind in RuntimeKind::ALL {
-        assert_eq!(kind.as_str().parse(), Ok(kind));
+fn a_provider_has_a_runtime_unless_its_library_is_external() {
+    for ep in Ep::ALL {
+        assert_eq!(package(ep).is_none(), ep.library() == ProviderLibrary::External, "{ep}");
+        assert_eq!(parse(ep.as_str()).ok(), package(ep).map(|package| package.ep));
     }
-    assert!("tpu".parse::<RuntimeKind>().unwrap_err().to_string().contains("cpu, qnn"));
+    assert!(parse("tpu").unwrap_err().to_string().contains("cpu, qnn"));
 }
 
 #[test]
 fn libraries_and_licences_are_unpacked_and_pythons_own_are_not() {
-    let check = |kind: RuntimeKind, platform: Platform, member: &str, expect: bool| {
+    let check = |kind: Ep, platform: Platform, member: &str, expect: bool| {
         assert_eq!(pinned_for(kind, platform).unwrap().takes(member), expect, "{member}");
     };
+    use Ep::*;
     use Platform::*;
-    use RuntimeKind::*;
     check(Cpu, LinuxX64, "onnxruntime/capi/libonnxruntime_providers_shared.so", true);
     check(
         Cpu,
@@ -100,7 +100,7 @@ fn tiny(folder: &Path, members: &[(&str, &[u8])]) -> (PathBuf, Pin) {
     write_wheel(&wheel, members);
     let bytes = fs::read(&wheel).unwrap();
     let digest: &'static str = Box::leak(files::digest(&bytes).to_string().into_boxed_str());
-    let real = pinned_for(RuntimeKind::Cpu, Platform::LinuxX64).unwrap();
+    let real = pinned_for(Ep::Cpu, Platform::LinuxX64).unwrap();
     (wheel, Pin { digest, bytes: bytes.len() as u64, ..*real })
 }
 
@@ -128,9 +128,9 @@ fn a_wheel_on_disk_is_installed_located_and_removed() {
     // A damaged one does not count as installed.
     fs::write(&info.library, b"el").unwrap();
     assert!(installed(&info.dir, &pin).is_none());
-    remove(&store, RuntimeKind::Cpu).unwrap();
+    remove(&store, Ep::Cpu).unwrap();
     assert!(!info.dir.exists());
-    assert!(matches!(remove(&store, RuntimeKind::Cpu), Err(Error::RuntimeNotInstalled { .. })));
+    assert!(matches!(remove(&store, Ep::Cpu), Err(Error::RuntimeNotInstalled { .. })));
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl Facts {
     pub(super) fn of(target: &Target) -> Self {
         match target {
             Target::Qnn(chips) => {
-                let facts = chips.iter().map(|chip| chip.facts());
+                let facts = chips.iter().map(|chip| chip.spec());
                 let wide = facts.clone().all(|facts| facts.htp_arch >= 81);
                 let near = facts.map(|facts| u64::from(facts.vtcm_mb) << 20).min();
                 Self {

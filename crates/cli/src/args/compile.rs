@@ -111,7 +111,7 @@ pub(crate) struct TryOutArgs {
 
 /// The target of a compile. What is none is told those that are compiled for ahead of time, and not OpenVINO's.
 fn ahead(text: &str) -> Result<Target, String> {
-    text.parse().map_err(|error: UnknownTarget| error.ahead())
+    text.parse().map_err(|error: UnknownTarget| error.ahead_of_time())
 }
 
 /// `batch=1` as a dimension's name and its extent.

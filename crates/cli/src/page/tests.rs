@@ -7,7 +7,7 @@ use narthex_gateway::{
     bench::{Machine, Ratios},
     devices::DeviceStatus,
 };
-use narthex_spec::{DeviceName, Ep, Scheme, Sha256, target::OpenVinoDevice};
+use narthex_spec::{DeviceName, Ep, OpenVinoDevice, Scheme, Sha256};
 
 use super::*;
 

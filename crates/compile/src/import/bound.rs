@@ -42,7 +42,7 @@ pub(super) fn values(graph: &Graph) -> HashSet<String> {
 
 /// The chips that a device in words is of.
 fn chips(device: &str) -> impl Iterator<Item = QnnChip> {
-    QnnChip::ALL.into_iter().filter(move |chip| device.contains(&format!("({})", chip.facts().id)))
+    QnnChip::ALL.into_iter().filter(move |chip| device.contains(&format!("({})", chip.spec().name)))
 }
 
 /// A folder that holds what AI Hub makes for Genie.
@@ -106,7 +106,7 @@ pub(super) const RYZEN: &str = "an AMD Ryzen AI NPU";
 fn error(path: &Path, what: String, device: Option<String>) -> CompileError {
     let chip = device.as_deref().and_then(|device| chips(device).next());
     let intel = device.as_ref().is_some_and(|device| device.contains("Intel"));
-    let target = match chip.unwrap_or(QnnChip::XElite).facts().id {
+    let target = match chip.unwrap_or(QnnChip::XElite).spec().name {
         _ if intel => "openvino:npu".to_owned(),
         id => format!("qnn:{id}"),
     };
@@ -131,12 +131,12 @@ fn device(value: &Value) -> Option<String> {
 /// The NPU with QNN's number of a chip, or with a version of the Hexagon architecture; 0 stands for none.
 fn npu(model: Option<u64>, arch: Option<u64>) -> Option<String> {
     let [model, arch] = [model, arch].map(|number| number.filter(|&number| number > 0));
-    let chip = QnnChip::ALL.into_iter().map(QnnChip::facts).find(|facts| match model {
-        Some(model) => u64::from(facts.soc_model) == model,
-        None => arch == Some(u64::from(facts.htp_arch)),
+    let chip = QnnChip::ALL.into_iter().map(QnnChip::spec).find(|spec| match model {
+        Some(model) => u64::from(spec.soc_model) == model,
+        None => arch == Some(u64::from(spec.htp_arch)),
     });
     match (chip, model, arch) {
-        (Some(facts), ..) => Some(format!("the NPU of {} ({})", facts.title, facts.id)),
+        (Some(spec), ..) => Some(format!("the NPU of {} ({})", spec.title, spec.name)),
         (None, Some(model), _) => Some(format!("the NPU of the Snapdragon chip with soc_model {model}")),
         (None, None, Some(arch)) => Some(format!("a Hexagon NPU v{arch}")),
         (None, None, None) => None,

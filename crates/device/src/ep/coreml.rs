@@ -7,9 +7,6 @@ use std::path::PathBuf;
 
 use super::{Device, Facts, Refusal};
 
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "CoreMLExecutionProvider";
-
 /// What the provider is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreMlOptions {

@@ -7,9 +7,6 @@ use narthex_spec::Ep;
 use super::{Device, Facts, Refusal, Seen};
 use crate::inventory::AcceleratorKind;
 
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "CUDAExecutionProvider";
-
 /// The Linux driver through which the GPU is reached.
 const DRIVER: &str = "nvidia";
 

@@ -8,9 +8,6 @@ use narthex_spec::Ep;
 
 use super::{Device, Facts, Refusal};
 
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "DmlExecutionProvider";
-
 /// The messages of a lost GPU, in lower case: Direct3D's results for a device that was removed, hangs or was reset. ONNX
 /// Runtime turns them into exceptions without a code of their own (microsoft/onnxruntime#26648).
 pub(super) const LOSSES: &[&str] = &["887a0005", "887a0006", "887a0007"];

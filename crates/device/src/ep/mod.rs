@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_spec::{DeviceName, Ep, NpuOptions, Power, target::OpenVinoDevice};
+use narthex_spec::{DeviceKind, DeviceName, Ep, NpuOptions, Power, ProviderLibrary};
 
 pub use coreml::{CoreMlOptions, Specialization, Units};
 pub use cuda::{CudaOptions, Products};
@@ -118,7 +118,7 @@ impl Device {
     pub fn with_npu_options(mut self, wanted: NpuOptions) -> Result<Self, Refusal> {
         if let Self::Qnn(options) = &mut self {
             options.npu = wanted;
-        } else if wanted != NpuOptions::default() && self.hardware() == "NPU" {
+        } else if wanted != NpuOptions::default() && self.name().kind() == DeviceKind::Npu {
             let reason = format!("{wanted} are settings of Qualcomm's NPUs, and this is none");
             return Err(Refusal {
                 cause: Cause::Refused,
@@ -196,7 +196,13 @@ impl Device {
     /// Which of the devices that ONNX Runtime offers it is: one of its provider, and of the hardware that it stands for
     /// where the provider drives several kinds. Only ever one, since most providers refuse more.
     pub(crate) fn choose(&self, offered: &[OrtDevice]) -> Option<usize> {
-        let name = ort_name(self.ep());
+        let name = self.ep().ort_name();
+        // Software that stands in for an NPU runs on the processor.
+        let hardware = match self.name().kind() {
+            DeviceKind::Npu => "NPU",
+            DeviceKind::Gpu => "GPU",
+            DeviceKind::Cpu | DeviceKind::StandIn => "CPU",
+        };
         let unit = |device: &OrtDevice| match (self, &device.unit) {
             (Self::OpenVino(options), Some(unit)) => openvino::is_unit(options.device, unit),
             (Self::OpenVino(_), None) => false,
@@ -204,19 +210,7 @@ impl Device {
         };
         let own = offered.iter().enumerate().filter(|(_, device)| device.ep == name && unit(device));
         // Emulation is offered as a CPU, so the kind of hardware decides only where there is a choice.
-        own.min_by_key(|(_, device)| device.hardware != self.hardware()).map(|(index, _)| index)
-    }
-
-    /// The hardware that it stands for, as [`OrtDevice`] has it.
-    fn hardware(&self) -> &'static str {
-        match self {
-            Self::OpenVino(OpenVinoOptions { device: OpenVinoDevice::Cpu, .. }) | Self::Cpu => "CPU",
-            Self::OpenVino(OpenVinoOptions { device: OpenVinoDevice::Gpu, .. })
-            | Self::DirectMl(_)
-            | Self::Cuda(_)
-            | Self::WebGpu(_) => "GPU",
-            Self::OpenVino(_) | Self::Qnn(_) | Self::VitisAi(_) | Self::CoreMl(_) => "NPU",
-        }
+        own.min_by_key(|(_, device)| device.hardware != hardware).map(|(index, _)| index)
     }
 
     /// The provider's short name, for those that may stand inside of ONNX Runtime and be offered as no device: CoreML
@@ -246,7 +240,7 @@ pub(crate) fn brought(ep: Ep, library: &Path, core: &Path) -> Brought {
     match ep {
         Ep::Cuda if library == core => Brought::By(cuda::beside(core)),
         _ if library == core => Brought::Inside,
-        Ep::Cuda | Ep::DirectMl => Brought::Elsewhere,
+        _ if ep.library() == ProviderLibrary::OnnxRuntime => Brought::Elsewhere,
         _ => Brought::By(library.to_owned()),
     }
 }
@@ -258,25 +252,6 @@ pub fn comes_with(ep: Ep, core: &Path) -> bool {
         Ep::DirectMl => core.with_file_name(directml::SYSTEM).is_file(),
         _ => false,
     }
-}
-
-/// ONNX Runtime's name of a provider.
-pub(crate) fn ort_name(ep: Ep) -> &'static str {
-    match ep {
-        Ep::Cpu => cpu::NAME,
-        Ep::Qnn => qnn::NAME,
-        Ep::OpenVino => openvino::NAME,
-        Ep::WebGpu => webgpu::NAME,
-        Ep::DirectMl => directml::NAME,
-        Ep::VitisAi => vitisai::NAME,
-        Ep::Cuda => cuda::NAME,
-        Ep::CoreMl => coreml::NAME,
-    }
-}
-
-/// ONNX Runtime's name of a provider, as ours.
-pub(crate) fn of_ort_name(name: &str) -> Option<Ep> {
-    Ep::ALL.into_iter().find(|&ep| ort_name(ep) == name)
 }
 
 /// Whether a provider's message says that its device was lost, so that opening the model again may help. For those
@@ -294,17 +269,9 @@ fn beside(library: &Path, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use narthex_spec::target::QnnChip;
+    use narthex_spec::{OpenVinoDevice, QnnChip};
 
     use super::*;
-
-    #[test]
-    fn providers_by_name() {
-        for ep in Ep::ALL {
-            assert_eq!(of_ort_name(ort_name(ep)), Some(ep));
-        }
-        assert_eq!(of_ort_name("NoSuchExecutionProvider"), None);
-    }
 
     #[test]
     fn a_loss_is_known_by_each_of_its_forms() {
@@ -364,7 +331,7 @@ mod tests {
     #[test]
     fn the_hardware_decides_among_a_provider_s_devices() {
         let offer = |ep: Ep, hardware, unit: Option<&str>| OrtDevice {
-            ep: ort_name(ep).to_owned(),
+            ep: ep.ort_name().to_owned(),
             hardware,
             vendor: "?".to_owned(),
             unit: unit.map(str::to_owned),

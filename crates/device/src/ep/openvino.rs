@@ -5,14 +5,11 @@
 
 use std::path::PathBuf;
 
-use narthex_spec::{Ep, target::OpenVinoDevice};
+use narthex_spec::{Ep, OpenVinoDevice};
 use serde_json::{Map, Value};
 
 use super::{Device, Facts, Refusal, Seen, Vendor};
 use crate::inventory::AcceleratorKind;
-
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "OpenVINOExecutionProvider";
 
 /// The messages of a lost device, in lower case: Level Zero's `ZE_RESULT_ERROR_DEVICE_LOST`, which OpenVINO passes on in
 /// the text of an exception without a code.

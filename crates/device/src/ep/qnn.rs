@@ -5,15 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use narthex_spec::{Ep, NpuOptions, Power, target::QnnChip};
+use narthex_spec::{Ep, NpuOptions, Power, QnnChip};
 
 use super::{Device, Facts, Refusal, beside};
 
 /// The Linux driver through which the NPU is reached.
 const DRIVER: &str = "fastrpc";
-
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "QNNExecutionProvider";
 
 /// The messages of a lost NPU, in lower case. ONNX Runtime's code for them is that of other failures too. After a restart
 /// of the NPU's subsystem (SSR): `NPU crashed. SSR detected …`, `NPU crashed again after SSR recovery.`, and
@@ -96,8 +93,8 @@ impl QnnOptions {
                 let values: Vec<String> = self.chips.iter().map(|&chip| value(chip).to_string()).collect();
                 values.join(",")
             };
-            entries.push(("soc_model", list(|chip| chip.facts().soc_model)));
-            entries.push(("htp_arch", list(|chip| chip.facts().htp_arch)));
+            entries.push(("soc_model", list(|chip| chip.spec().soc_model)));
+            entries.push(("htp_arch", list(|chip| chip.spec().htp_arch)));
         }
         // Where neither is known, the driver takes what the chip has.
         if let Some(vtcm) = QnnChip::shared_vtcm(&self.chips).into_iter().chain(vtcm_mb).min() {

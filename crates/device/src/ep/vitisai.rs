@@ -8,9 +8,6 @@ use std::path::{Path, PathBuf};
 use super::{Device, Facts, Refusal, Seen, Vendor};
 use crate::inventory::AcceleratorKind;
 
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "VitisAIExecutionProvider";
-
 /// The environment variable that names the provider's library.
 pub(super) const VARIABLE: &str = "NARTHEX_VITISAI_LIBRARY";
 

@@ -5,9 +5,6 @@ use narthex_spec::Ep;
 use super::{Device, Facts, Refusal};
 use crate::inventory::AcceleratorKind;
 
-/// ONNX Runtime's name of the provider.
-pub(super) const NAME: &str = "WebGpuExecutionProvider";
-
 /// The messages of a lost GPU, in lower case, by Dawn and Vulkan; the provider gives no code for them.
 pub(super) const LOSSES: &[&str] = &["device is lost", "device lost"];
 

@@ -11,7 +11,7 @@ use ort::{
 
 use super::{aside::Aside, ending};
 use crate::{
-    ep::{self, Device},
+    ep::Device,
     error::DeviceError,
     placement::{self, Placement},
     runtime::Runtime,
@@ -130,7 +130,7 @@ fn on(
     match (runtime.device(device), device.by_name()) {
         // Named outright, because a new builder prefers an NPU as soon as a plugin provider is registered.
         (Ok(offered), _) => {
-            let name = ep::ort_name(device.ep());
+            let name = device.ep().ort_name();
             let prefixed = |(key, value)| (format!("{name}.{key}"), value);
             let entries: Vec<(String, String)> =
                 device.options_for(model).into_iter().chain(writes).map(prefixed).collect();

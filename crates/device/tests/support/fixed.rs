@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{
     DeviceError,
     ep::Device,
@@ -16,15 +13,15 @@ use narthex_engine::{
     encoder::Encoder,
     executor::{Executor, StepPlan, Wanted},
 };
-use narthex_spec::{SlotId, TokenId, recipe::FixedShapes};
+use narthex_spec::{Ep, SlotId, TokenId, recipe::FixedShapes};
 
 use super::{Package, prompt, relative, runtime};
 
 /// A plugin's library, found as the product finds it.
-pub(crate) fn plugin(kind: RuntimeKind) -> PathBuf {
+pub(crate) fn plugin(kind: Ep) -> PathBuf {
     let store = Store::open(None).unwrap_or_else(|error| panic!("{error}"));
     let info = runtimes::locate(&store, kind);
-    let command = if kind == RuntimeKind::Qnn { "test --only store" } else { "npu" };
+    let command = if kind == Ep::Qnn { "test --only store" } else { "npu" };
     info.unwrap_or_else(|| panic!("no {kind} runtime: `cargo xtask {command}` installs it")).library
 }
 

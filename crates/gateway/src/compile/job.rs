@@ -8,7 +8,7 @@ use std::{
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
     resolve::Resolved,
-    runtimes::{self, RuntimeKind},
+    runtimes,
     source::wheel::WheelOrigin,
 };
 use narthex_compile::{
@@ -18,7 +18,7 @@ use narthex_compile::{
     vocabulary::Vocabulary,
 };
 use narthex_spec::{
-    Calibration, ProgressSink, Recipe, Scheme, Target,
+    Calibration, Ep, ProgressSink, Recipe, Scheme, Target,
     manifest::{Manifest, Provenance, Quality},
     progress::Progress,
     recipe::FixedShapes,
@@ -295,8 +295,7 @@ pub(crate) fn core_library(
         return Ok(library);
     }
     progress.event(Progress::Note("ONNX Runtime is not installed yet; installing it.".to_owned()));
-    let installed =
-        runtimes::install(&inner.store, RuntimeKind::Cpu, &WheelOrigin::Pip, progress, cancel.flag())?;
+    let installed = runtimes::install(&inner.store, Ep::Cpu, &WheelOrigin::Pip, progress, cancel.flag())?;
     Ok(installed.library)
 }
 

@@ -7,10 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    source::wheel::WheelOrigin,
-};
+use narthex_catalog::{runtimes, source::wheel::WheelOrigin};
 use narthex_compile::package;
 use narthex_device::{
     ep::{Device, QnnOptions},
@@ -20,7 +17,7 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP};
 use narthex_spec::{
-    ProgressSink, Scheme, Target, Variant,
+    Ep, ProgressSink, Scheme, Target, Variant,
     manifest::{Context, GraphEntry, Manifest, Part, PlacementRecord},
     progress::{Progress, Stage, Unit},
     target::QnnChip,
@@ -198,7 +195,7 @@ fn device(
     cancel: &Cancel,
 ) -> Result<(Device, String), Error> {
     let chips = chips(target)?;
-    let (runtime, library) = plugin(inner, RuntimeKind::Qnn, progress, cancel)?;
+    let (runtime, library) = plugin(inner, Ep::Qnn, progress, cancel)?;
     runtime.register(target.ep(), &library)?;
     let compiler = cache_key::provider(target.ep());
     Ok((Device::Qnn(QnnOptions::new(&library, chips)), compiler))
@@ -221,7 +218,7 @@ fn chips(target: &Target) -> Result<&[QnnChip], Error> {
 /// ONNX Runtime and a provider's library, which is installed on first need.
 fn plugin(
     inner: &Inner,
-    kind: RuntimeKind,
+    kind: Ep,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(&'static Runtime, PathBuf), Error> {

@@ -1,7 +1,7 @@
 //! Which devices this machine has, one by one, without loading anything.
 
 use narthex_device::ep::{self, Cause, Facts};
-use narthex_spec::{DeviceName, provider::DeviceKind};
+use narthex_spec::{DeviceKind, DeviceName};
 use serde::Serialize;
 
 use crate::{gateway::Gateway, load::runtime_choice::Core};

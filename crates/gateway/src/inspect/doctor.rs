@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    runtimes::RuntimeKind,
+    runtimes::{self, RuntimePackage},
     source::pip::{Pip, Requirement},
 };
 use narthex_device::{inventory, runtime::Runtime};
@@ -102,7 +102,7 @@ impl Gateway {
 
 /// What wheels are fetched with. Without it there is no way to an ONNX Runtime for those who have none.
 fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
-    let (package, version) = (RuntimeKind::Cpu.package(), RuntimeKind::Cpu.version());
+    let RuntimePackage { name: package, version, .. } = runtimes::ONNX_RUNTIME;
     match Pip::find(Requirement { package, version, platform: "any" }) {
         Ok(found) => report.add(Level::Good, "pip", found.to_string(), None),
         Err(error) => {

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    runtimes::{self, RuntimeInfo, RuntimeKind},
+    runtimes::{self, RuntimeInfo},
     source::wheel::WheelOrigin,
 };
-use narthex_spec::ProgressSink;
+use narthex_spec::{Ep, ProgressSink};
 use serde::Serialize;
 
 use crate::{cancel::Cancel, error::Error, gateway::Gateway};
@@ -27,13 +27,12 @@ pub struct RuntimeListing {
 impl Gateway {
     /// Every runtime that this version knows.
     pub fn runtimes(&self) -> Vec<RuntimeListing> {
-        RuntimeKind::ALL
-            .into_iter()
-            .map(|kind| RuntimeListing {
-                kind: kind.as_str().to_owned(),
-                version: kind.version().to_owned(),
-                installed: runtimes::locate(&self.inner().store, kind).map(|info| info.dir),
-                refusal: runtimes::pinned(kind).err().map(|error| error.to_string()),
+        runtimes::all()
+            .map(|package| RuntimeListing {
+                kind: package.ep.to_string(),
+                version: package.version.to_owned(),
+                installed: runtimes::locate(&self.inner().store, package.ep).map(|info| info.dir),
+                refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
             })
             .collect()
     }
@@ -46,8 +45,7 @@ impl Gateway {
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<RuntimeInfo, Error> {
-        let kind: RuntimeKind = parse(kind)?;
-        Ok(runtimes::install(&self.inner().store, kind, origin, progress, cancel.flag())?)
+        Ok(runtimes::install(&self.inner().store, parse(kind)?, origin, progress, cancel.flag())?)
     }
 
     /// Removes a runtime.
@@ -56,9 +54,6 @@ impl Gateway {
     }
 }
 
-fn parse(kind: &str) -> Result<RuntimeKind, Error> {
-    kind.parse().map_err(|error: narthex_catalog::runtimes::UnknownRuntime| Error::Invalid {
-        param: "runtime",
-        message: error.to_string(),
-    })
+fn parse(kind: &str) -> Result<Ep, Error> {
+    runtimes::parse(kind).map_err(|error| Error::Invalid { param: "runtime", message: error.to_string() })
 }

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use narthex_catalog::{runtimes::Role, store::MachineFolder};
+use narthex_catalog::{runtimes, store::MachineFolder};
 use narthex_device::{
     ep::{Device, Facts},
     inventory::AcceleratorKind,
     runtime::Runtime,
 };
-use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
+use narthex_spec::{DeviceKind, DeviceName, Ep, ProviderLibrary};
 use serde::{Deserialize, Serialize};
 
-use crate::{error::Error, load::runtime_choice::runtime_of};
+use crate::error::Error;
 
 /// The circumstances under which a context or a record was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,8 +109,8 @@ fn provider_here(ep: Ep, facts: &Facts) -> String {
 
 /// The package that a provider comes in, with its version.
 pub(crate) fn provider(ep: Ep) -> String {
-    let plugin = runtime_of(ep).filter(|kind| kind.role() == Role::Plugin);
-    plugin.map_or_else(|| "onnxruntime".to_owned(), |kind| format!("{} {}", kind.package(), kind.version()))
+    let plugin = runtimes::package(ep).filter(|_| ep.library() == ProviderLibrary::Plugin);
+    plugin.map_or_else(|| "onnxruntime".to_owned(), |package| format!("{} {}", package.name, package.version))
 }
 
 /// A record as it is written.
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_named() {
+    fn what_changed_is_explicit() {
         let made = Circumstances {
             device: DeviceName::Qnn,
             runtime: "1.31.1".into(),

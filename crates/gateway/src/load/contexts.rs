@@ -159,7 +159,7 @@ fn suiting(contexts: &[Context], chip: Option<QnnChip>) -> Result<Vec<&Context>,
     }
     match (contexts.first(), chip) {
         (Some(first), Some(chip)) if found.is_empty() => {
-            Err(format!("they are for {}, and this is qnn:{}", first.target, chip.facts().id))
+            Err(format!("they are for {}, and this is qnn:{}", first.target, chip.spec().name))
         }
         _ => Ok(found),
     }
@@ -240,7 +240,7 @@ mod tests {
     use std::path::Path;
 
     use narthex_device::ep::{CoreMlOptions, OpenVinoOptions, VitisAiOptions};
-    use narthex_spec::{manifest::PlacementRecord, target::OpenVinoDevice};
+    use narthex_spec::{OpenVinoDevice, manifest::PlacementRecord};
 
     use super::*;
 

@@ -13,9 +13,8 @@ use narthex_device::{
 };
 use narthex_graph::{Graph, context::CONTEXT_OP, work::multiply_accumulates};
 use narthex_spec::{
-    DeviceName, Ep, Parts, Place, Split,
+    DeviceKind, DeviceName, DevicePlacement, Ep, HeadSplit, PhaseSplit,
     manifest::{GraphEntry, Part},
-    provider::DeviceKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +87,7 @@ pub struct PlacementLine {
     pub graph: String,
     /// The provider.
     pub ep: Ep,
-    /// Parts of the graph that it runs as a whole.
+    /// HeadSplit of the graph that it runs as a whole.
     pub subgraphs: usize,
     /// Nodes that it runs.
     pub nodes: usize,
@@ -102,11 +101,11 @@ pub struct PlacementLine {
 
 impl PlacementReport {
     /// Where it runs.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> DevicePlacement {
         match (self.decode, self.head) {
-            (Some(decode), _) => Place::Phases(Split { prefill: self.device, decode }),
-            (None, Some(head)) => Place::Parts(Parts { layers: self.device, head }),
-            (None, None) => Place::One(self.device),
+            (Some(decode), _) => DevicePlacement::Phases(PhaseSplit { prefill: self.device, decode }),
+            (None, Some(head)) => DevicePlacement::Head(HeadSplit { layers: self.device, head }),
+            (None, None) => DevicePlacement::Single(self.device),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, num::NonZeroUsize, sync::Arc};
 
 use narthex_engine::supervise::{DeviceQueue, NumericsMonitor};
-use narthex_spec::{DeviceName, Ep, provider::DeviceKind};
+use narthex_spec::{DeviceKind, DeviceName, Ep};
 use parking_lot::Mutex;
 
 use crate::{error::Error, load::sessions::Model};
@@ -72,7 +72,7 @@ mod tests {
         },
         supervise::{SupervisedEncoder, SupervisedExecutor},
     };
-    use narthex_spec::{SlotId, TokenId, target::OpenVinoDevice};
+    use narthex_spec::{OpenVinoDevice, SlotId, TokenId};
     use narthex_testkit::{
         encoder::FakeEncoder,
         executor::{FakeExecutor, Mishap},

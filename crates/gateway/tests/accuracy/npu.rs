@@ -11,13 +11,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use narthex_catalog::{
-    fetch,
-    index::Catalog,
-    resolve::ModelRef,
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::{fetch, index::Catalog, resolve::ModelRef, runtimes, store::Store};
 use narthex_compile::{
     pipeline::{self, CompileJob},
     quant::calibrate::{GraphRunner, RunnerError},
@@ -66,7 +60,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 pub(crate) fn emulation() -> Device {
     let store = Store::open(None).unwrap();
-    let info = runtimes::locate(&store, RuntimeKind::Qnn);
+    let info = runtimes::locate(&store, Ep::Qnn);
     let library =
         info.unwrap_or_else(|| panic!("no QNN runtime: run `cargo xtask test --only store`")).library;
     runtime().register(Ep::Qnn, &library).unwrap();

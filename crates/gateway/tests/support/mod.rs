@@ -8,10 +8,7 @@ pub(crate) mod encoders;
 
 use std::{fs, ops::ControlFlow, path::PathBuf, sync::mpsc, time::Duration};
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::{runtimes, store::Store};
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
     request::{
@@ -19,7 +16,7 @@ use narthex_gateway::{
         TokenInfo, TurnEvent, TurnSink,
     },
 };
-use narthex_spec::{Scheme, progress::Quiet};
+use narthex_spec::{Ep, Scheme, progress::Quiet};
 use narthex_testkit::checkpoint::{self, LLAMA_CONTEXT, Meta};
 use tempfile::TempDir;
 
@@ -71,7 +68,7 @@ impl Tiny {
     /// Lets the store find the QNN runtime that the tests' own store has.
     #[cfg(unix)]
     pub(crate) fn with_qnn(&self) {
-        let info = runtimes::locate(&Store::open(None).unwrap(), RuntimeKind::Qnn);
+        let info = runtimes::locate(&Store::open(None).unwrap(), Ep::Qnn);
         let dir =
             info.expect("no QNN runtime: run `cargo xtask test --only store` once, which installs it").dir;
         let own = self.home().join("runtimes");

@@ -1,7 +1,7 @@
 //! The figures of one model on several devices, as `narthex bench --devices --json` prints them: fields are added in
 //! later versions, never renamed. How they are measured is in [`super::contest`].
 
-use narthex_spec::{Place, Scheme, Sha256};
+use narthex_spec::{DevicePlacement, Scheme, Sha256};
 use serde::Serialize;
 
 use super::{BenchOptions, Machine, Spread, round::Round};
@@ -40,7 +40,7 @@ pub struct Comparison {
 #[derive(Debug, Clone, Serialize)]
 pub struct Contender {
     /// The device, or both as `prefill=qnn,decode=cpu` or `layers=qnn,head=cpu`.
-    pub place: Place,
+    pub place: DevicePlacement,
     /// What came of it.
     #[serde(flatten)]
     pub outcome: Outcome,

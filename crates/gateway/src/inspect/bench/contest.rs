@@ -2,13 +2,10 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
 use narthex_spec::{
-    DeviceName, Place, Places, ProgressSink,
+    DeviceName, DevicePlacement, DevicePlacements, ProgressSink,
     progress::{Stage, Unit},
 };
 
@@ -38,7 +35,7 @@ impl Gateway {
     pub fn compare(
         &self,
         model: &str,
-        places: &Places,
+        places: &DevicePlacements,
         options: BenchOptions,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
@@ -84,7 +81,7 @@ struct Contest<'a> {
 
 /// A contender under way.
 struct Runner {
-    place: Place,
+    place: DevicePlacement,
     state: Result<Runs, PassedOver>,
     laps: Vec<Lap>,
 }
@@ -100,7 +97,7 @@ impl Contest<'_> {
     /// Loads a contender and lets it run a round that is not counted. An interrupt alone is an error.
     fn enter(
         &self,
-        place: Place,
+        place: DevicePlacement,
         watched: (&dyn ProgressSink, &Cancel),
     ) -> Result<Result<Runs, PassedOver>, Error> {
         let entered = || {
@@ -121,7 +118,7 @@ impl Contest<'_> {
         settled(place, entered())
     }
 
-    fn load(&self, place: Place, watched: (&dyn ProgressSink, &Cancel)) -> Result<Loaded, Error> {
+    fn load(&self, place: DevicePlacement, watched: (&dyn ProgressSink, &Cancel)) -> Result<Loaded, Error> {
         watched.1.check()?;
         let Inner { config, store, .. } = self.inner;
         let settings: (_, &Store) = (config, store);
@@ -180,12 +177,14 @@ impl Contest<'_> {
             let (name, policy) = (self.key.name.clone(), self.inner.config.npu);
             return Err(Error::NoDevice { name, policy, passed_over });
         }
-        let is_cpu = |runner: &&Runner| runner.place == Place::One(DeviceName::Cpu) && runner.state.is_ok();
+        let is_cpu = |runner: &&Runner| {
+            runner.place == DevicePlacement::Single(DeviceName::Cpu) && runner.state.is_ok()
+        };
         let cpu = runners.iter().find(is_cpu).map(|runner| runner.laps.clone());
         let contender = |runner: Runner| runner.contender(cpu.as_deref(), self.options);
-        let installed = RuntimeKind::ALL.into_iter().filter_map(|kind| {
-            let info = runtimes::locate(&self.inner.store, kind)?;
-            Some(format!("{} {}", kind.package(), info.version))
+        let installed = runtimes::all().filter_map(|package| {
+            let info = runtimes::locate(&self.inner.store, package.ep)?;
+            Some(format!("{} {}", package.name, info.version))
         });
         let (year, month, day) = date::today();
         Ok(Comparison {
@@ -218,7 +217,7 @@ impl Runner {
             }
             Err(PassedOver { device, reason, fix, .. }) => {
                 // Of two devices the one that refuses is named.
-                let named = self.place != Place::One(device);
+                let named = self.place != DevicePlacement::Single(device);
                 let reason = if named { format!("{device}: {reason}") } else { reason };
                 Outcome::Refused { reason, fix }
             }
@@ -228,7 +227,7 @@ impl Runner {
 }
 
 /// What came of a step: a failure belongs to its contender; an interrupt, or a model that does not chat, ends all.
-fn settled<T>(place: Place, outcome: Result<T, Error>) -> Result<Result<T, PassedOver>, Error> {
+fn settled<T>(place: DevicePlacement, outcome: Result<T, Error>) -> Result<Result<T, PassedOver>, Error> {
     let error = match outcome {
         Ok(value) => return Ok(Ok(value)),
         Err(error) => error,

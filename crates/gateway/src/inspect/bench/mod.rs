@@ -13,9 +13,8 @@ use std::time::Instant;
 
 use narthex_engine::worker::Engine;
 use narthex_spec::{
-    DeviceName, Division, ProgressSink, Scheme,
+    DeviceKind, DeviceName, PlacementChoice, ProgressSink, Scheme,
     progress::{Stage, Unit},
-    provider::DeviceKind,
 };
 use serde::Serialize;
 
@@ -110,7 +109,7 @@ impl Gateway {
         check(options)?;
         let inner = self.inner();
         no_stand_in("providers", inner.config.providers.devices().iter().copied())?;
-        if let Some(Division::Given(place)) = inner.config.place {
+        if let Some(PlacementChoice::Fixed(place)) = inner.config.place {
             no_stand_in("place", place.devices())?;
         }
         let key = self.key_of(model)?;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use narthex_catalog::runtimes::{self, RuntimeKind};
+use narthex_catalog::runtimes;
 use narthex_check::{Compiled, Ending, Fault, Left};
 use narthex_device::{
     DeviceError,
@@ -19,7 +19,7 @@ use narthex_device::{
     precompile::{control, record, save, try_out},
     runtime::Runtime,
 };
-use narthex_spec::{Target, progress::Quiet};
+use narthex_spec::{Ep, Target, progress::Quiet};
 
 use super::Asked;
 use crate::{
@@ -131,7 +131,7 @@ impl<'a> Trial<'a> {
         cancel: &Cancel,
     ) -> Result<Option<Self>, Error> {
         let Target::Qnn(chips) = target else { return Ok(None) };
-        let found = runtimes::locate(&inner.store, RuntimeKind::Qnn);
+        let found = runtimes::locate(&inner.store, Ep::Qnn);
         let (Some(plugin), Some(_)) = (found, job::found_library(inner)?) else { return Ok(None) };
         Ok(match asked {
             Asked::Never => None,

@@ -2,10 +2,7 @@
 
 use narthex_check::{Verdict, graph_limit};
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
-use narthex_spec::{
-    Scheme, Target,
-    target::{OpenVinoDevice, QnnChip},
-};
+use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
 use super::outlook::{Outlook, RequiredMemory, SchemeOutlook};

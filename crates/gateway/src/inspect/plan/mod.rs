@@ -7,10 +7,7 @@ mod fit;
 mod outlook;
 
 use narthex_catalog::{index::Access, source::hub::Stated};
-use narthex_spec::{
-    Target,
-    target::{OpenVinoDevice, QnnChip},
-};
+use narthex_spec::{OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
 pub use self::{

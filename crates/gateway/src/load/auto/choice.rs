@@ -1,6 +1,6 @@
 //! Which device, or which two, a decoder runs on: arithmetic over what was measured. Nothing here runs or reads anything.
 
-use narthex_spec::{DeviceName, Place, Split};
+use narthex_spec::{DeviceName, DevicePlacement, PhaseSplit};
 use serde::{Deserialize, Serialize};
 
 /// The request that devices are weighed by: a short conversation with a paragraph as its answer.
@@ -53,7 +53,7 @@ pub(crate) struct Measured {
 /// Where a decoder runs, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
-    pub(crate) place: Place,
+    pub(crate) place: DevicePlacement,
     pub(crate) why: String,
 }
 
@@ -119,24 +119,24 @@ impl Pair<'_> {
 
 impl Measured {
     /// The devices that are best at the two phases, if they differ.
-    pub(crate) fn best_pair(&self) -> Option<Split> {
+    pub(crate) fn best_pair(&self) -> Option<PhaseSplit> {
         let best = |ms: &dyn Fn(&Phases) -> f64| {
             let found = self.devices.iter().min_by(|a, b| ms(a).total_cmp(&ms(b)));
             found.map(|phases| phases.device)
         };
         let prefill = best(&|phases| phases.prompt_ms(TYPICAL.prompt))?;
         let decode = best(&|phases| phases.token_ms)?;
-        (prefill != decode).then_some(Split { prefill, decode })
+        (prefill != decode).then_some(PhaseSplit { prefill, decode })
     }
 
     /// From how many tokens on a span is read on the prefill device of a split; `None` where that was not measured, or
     /// never pays.
-    pub(crate) fn break_even(&self, split: Split) -> Option<usize> {
+    pub(crate) fn break_even(&self, split: PhaseSplit) -> Option<usize> {
         self.pair(split)?.break_even()
     }
 
-    fn pair(&self, split: Split) -> Option<Pair<'_>> {
-        let Split { prefill, decode } = split;
+    fn pair(&self, split: PhaseSplit) -> Option<Pair<'_>> {
+        let PhaseSplit { prefill, decode } = split;
         let found = self.handover.filter(|found| (found.prefill, found.decode) == (prefill, decode))?;
         let side = |name| self.devices.iter().find(|phases| phases.device == name);
         Some(Pair { prefill: side(prefill)?, decode: side(decode)?, handover: found.token_ms })
@@ -148,8 +148,8 @@ impl Measured {
         if self.devices.len() < 2 {
             return None;
         }
-        let single = |phases: &Phases| (phases.request_ms(TYPICAL), Place::One(phases.device));
-        let mut times: Vec<(f64, Place)> = self.devices.iter().map(single).collect();
+        let single = |phases: &Phases| (phases.request_ms(TYPICAL), DevicePlacement::Single(phases.device));
+        let mut times: Vec<(f64, DevicePlacement)> = self.devices.iter().map(single).collect();
         times.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (best_ms, mut place) = times.first().copied()?;
         let mut dear = String::new();
@@ -158,9 +158,9 @@ impl Measured {
             match pair.break_even() {
                 Some(break_even) => {
                     let ms = pair.request_ms(TYPICAL, break_even);
-                    times.push((ms, Place::Phases(split)));
+                    times.push((ms, DevicePlacement::Phases(split)));
                     if ms * WORTH < best_ms {
-                        place = Place::Phases(split);
+                        place = DevicePlacement::Phases(split);
                     }
                 }
                 None => {
@@ -179,8 +179,8 @@ impl Measured {
 }
 
 /// What a split says of its break-even; nothing where every span pays.
-pub(crate) fn below(split: Split, break_even: usize) -> Option<String> {
-    let Split { prefill, decode } = split;
+pub(crate) fn below(split: PhaseSplit, break_even: usize) -> Option<String> {
+    let PhaseSplit { prefill, decode } = split;
     let text = format!(
         "fewer than {break_even} new tokens are read on {decode}: {prefill} and the handover take longer"
     );
@@ -204,11 +204,11 @@ mod tests {
     fn measured(devices: Vec<Phases>, token_ms: f64) -> Measured {
         let mut measured = Measured { devices, handover: None };
         measured.handover =
-            measured.best_pair().map(|Split { prefill, decode }| Handover { prefill, decode, token_ms });
+            measured.best_pair().map(|PhaseSplit { prefill, decode }| Handover { prefill, decode, token_ms });
         measured
     }
 
-    const SPLIT: Split = Split { prefill: DeviceName::Qnn, decode: DeviceName::Cpu };
+    const SPLIT: PhaseSplit = PhaseSplit { prefill: DeviceName::Qnn, decode: DeviceName::Cpu };
 
     #[test]
     fn a_fast_reader_and_a_fast_writer_are_joined() {
@@ -216,20 +216,20 @@ mod tests {
         // where they are nearly everything.
         let quick = Phases { token_ms: 1.0, ..cpu() };
         let found = measured(vec![npu(10.0, 8.0), quick], 0.01).choose().unwrap();
-        assert_eq!(found.place, Place::Phases(SPLIT));
+        assert_eq!(found.place, DevicePlacement::Phases(SPLIT));
         for part in ["170 ms on prefill=qnn,decode=cpu", "266 ms on cpu", "1056 ms on qnn", "prompt of 256"] {
             assert!(found.why.contains(part), "{}", found.why);
         }
         let slow = Phases { token_ms: 20.0, ..cpu() };
         let found = measured(vec![npu(10.0, 80.0), slow], 0.01).choose().unwrap();
-        assert_eq!(found.place, Place::One(DeviceName::Cpu), "{}", found.why);
+        assert_eq!(found.place, DevicePlacement::Single(DeviceName::Cpu), "{}", found.why);
     }
 
     #[test]
     fn a_handover_that_is_too_dear_keeps_one_device() {
         let quick = Phases { token_ms: 1.0, ..cpu() };
         let found = measured(vec![npu(10.0, 8.0), quick], 0.6).choose().unwrap();
-        assert_eq!(found.place, Place::One(DeviceName::Cpu));
+        assert_eq!(found.place, DevicePlacement::Single(DeviceName::Cpu));
         assert!(found.why.contains("handing over what qnn reads costs more"), "{}", found.why);
     }
 
@@ -238,7 +238,7 @@ mod tests {
         let measured = measured(vec![cpu(), npu(10.0, 5.0)], 0.0);
         assert_eq!((measured.best_pair(), measured.break_even(SPLIT)), (None, None));
         let found = measured.choose().unwrap();
-        assert_eq!(found.place, Place::One(DeviceName::Qnn));
+        assert_eq!(found.place, DevicePlacement::Single(DeviceName::Qnn));
         // Four chunks and 127 tokens.
         assert!(found.why.contains("675 ms on qnn"), "{}", found.why);
     }
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_break_even_is_where_the_level_line_meets_the_rising_one() {
         let check = |chunk_ms, handover, expected| {
-            let Split { prefill, decode } = SPLIT;
+            let PhaseSplit { prefill, decode } = SPLIT;
             let found = Measured {
                 devices: vec![npu(chunk_ms, 80.0), cpu()],
                 handover: Some(Handover { prefill, decode, token_ms: handover }),
@@ -266,7 +266,7 @@ mod tests {
         check(20.0, 0.25, Some(37));
         check(40.0, 0.0, Some(59));
         check(50.0, 0.0, None);
-        let other = Split { prefill: DeviceName::WebGpu, decode: DeviceName::Cpu };
+        let other = PhaseSplit { prefill: DeviceName::WebGpu, decode: DeviceName::Cpu };
         assert_eq!(measured(vec![npu(20.0, 80.0), cpu()], 0.0).break_even(other), None);
     }
 

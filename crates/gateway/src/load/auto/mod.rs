@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use narthex_device::ep::{self, Cause, Facts, Refusal};
 use narthex_engine::executor::Executor;
-use narthex_spec::{DeviceName, Split, provider::DeviceKind};
+use narthex_spec::{DeviceKind, DeviceName, PhaseSplit};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -98,7 +98,7 @@ fn found(opening: &Opening<'_>, facts: &Facts, usable: &[DeviceName]) -> Result<
 
 /// From how many tokens on a span is read on the prefill device of a split; `None` where that was not measured under
 /// these circumstances, or never pays.
-pub(crate) fn break_even(opening: &Opening<'_>, facts: &Facts, split: Split) -> Option<usize> {
+pub(crate) fn break_even(opening: &Opening<'_>, facts: &Facts, split: PhaseSplit) -> Option<usize> {
     let now = circumstances(opening, facts, &[split.prefill, split.decode]);
     let record = kept(opening).filter(|record| record.holds(&now, opening.config.threads))?;
     record.found.measured.break_even(split)
@@ -150,7 +150,7 @@ fn measure_all(
             Err(passed) => found.refused.push(passed),
         }
     }
-    if let Some(Split { prefill, decode }) = found.measured.best_pair()
+    if let Some(PhaseSplit { prefill, decode }) = found.measured.best_pair()
         && let (Ok(mut from), Ok(mut to)) = (load(prefill)?, load(decode)?)
     {
         match measure::handover((from.as_mut(), to.as_mut()), clock) {

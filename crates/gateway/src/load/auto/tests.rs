@@ -11,7 +11,7 @@ use std::{
 };
 
 use narthex_engine::executor::{KvBlock, KvLimits, Limits, Logits, StepError, StepPlan};
-use narthex_spec::{Ep, NpuPolicy, Place, SlotId};
+use narthex_spec::{DevicePlacement, Ep, NpuPolicy, SlotId};
 use narthex_testkit::executor::{FakeExecutor, Mishap};
 
 use super::*;
@@ -107,13 +107,13 @@ fn devices_are_measured_in_turn_and_the_best_two_together() {
     let handover = found.measured.handover.unwrap();
     assert_eq!((handover.prefill, handover.decode), (NPU, GPU));
     near(handover.token_ms, 0.01);
-    let split = Split { prefill: NPU, decode: GPU };
+    let split = PhaseSplit { prefill: NPU, decode: GPU };
     // 4 ms are those of four tokens, and a handover of four is not free.
     assert_eq!(found.measured.break_even(split), Some(5));
-    assert_eq!(found.measured.choose().unwrap().place, Place::Phases(split));
+    assert_eq!(found.measured.choose().unwrap().place, DevicePlacement::Phases(split));
     // A millisecond per token is what the GPU takes to read it itself.
     let (dear, _) = measure(1_000, &|_, _| None);
-    assert_eq!(dear.measured.choose().unwrap().place, Place::One(GPU));
+    assert_eq!(dear.measured.choose().unwrap().place, DevicePlacement::Single(GPU));
 }
 
 #[test]

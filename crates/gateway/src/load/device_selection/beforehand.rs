@@ -1,7 +1,7 @@
 //! What can be said of a load before there is a package.
 
 use narthex_device::ep::{self, Facts, Refusal};
-use narthex_spec::{DeviceName, Division, NpuPolicy, Place, Scheme, Variant};
+use narthex_spec::{DeviceName, DevicePlacement, NpuPolicy, PlacementChoice, Scheme, Variant};
 
 use super::{bound, passed_over, refusal};
 use crate::{config::Config, error::Error, library::names::PackageKey, report::models::PassedOver};
@@ -9,11 +9,11 @@ use crate::{config::Config, error::Error, library::names::PackageKey, report::mo
 /// Whether a load on this machine would use graphs of fixed shape: on the device that is next in turn, on one of those to
 /// be measured, or where the settings put it.
 pub(crate) fn wants_fixed(config: &Config, scheme: Scheme, facts: &Facts) -> bool {
-    let usable = |place: &Place| is_usable(config, scheme, *place, facts);
-    let mut order = config.providers.devices().iter().copied().map(Place::One).filter(usable);
+    let usable = |place: &DevicePlacement| is_usable(config, scheme, *place, facts);
+    let mut order = config.providers.devices().iter().copied().map(DevicePlacement::Single).filter(usable);
     match config.place {
-        Some(Division::Measured) => run_fixed(config, scheme, order, facts),
-        Some(Division::Given(place)) => {
+        Some(PlacementChoice::Auto) => run_fixed(config, scheme, order, facts),
+        Some(PlacementChoice::Fixed(place)) => {
             run_fixed(config, scheme, [place].into_iter().chain(order.next()), facts)
         }
         None => run_fixed(config, scheme, order.next(), facts),
@@ -24,18 +24,18 @@ pub(crate) fn wants_fixed(config: &Config, scheme: Scheme, facts: &Facts) -> boo
 pub(crate) fn run_fixed(
     config: &Config,
     scheme: Scheme,
-    places: impl IntoIterator<Item = Place>,
+    places: impl IntoIterator<Item = DevicePlacement>,
     facts: &Facts,
 ) -> bool {
-    let fixed = |place: Place| {
-        matches!(place, Place::Parts(_))
+    let fixed = |place: DevicePlacement| {
+        matches!(place, DevicePlacement::Head(_))
             || place.devices().iter().any(|device| device.variant() == Variant::Static)
     };
     places.into_iter().any(|place| fixed(place) && is_usable(config, scheme, place, facts))
 }
 
-fn is_usable(config: &Config, scheme: Scheme, place: Place, facts: &Facts) -> bool {
-    place.devices().into_iter().all(|name| name.takes(scheme) && refusal(config, name, facts).is_none())
+fn is_usable(config: &Config, scheme: Scheme, place: DevicePlacement, facts: &Facts) -> bool {
+    place.devices().into_iter().all(|name| name.supports(scheme) && refusal(config, name, facts).is_none())
 }
 
 /// Refuses a load that requires an NPU where every device of the place and the order refuses it already, so that nothing
@@ -48,8 +48,8 @@ pub(crate) fn check_possible(config: &Config, key: &PackageKey, facts: &Facts) -
         return Ok(());
     }
     let divided = match config.place {
-        Some(Division::Given(place)) => place.devices(),
-        Some(Division::Measured) | None => Vec::new(),
+        Some(PlacementChoice::Fixed(place)) => place.devices(),
+        Some(PlacementChoice::Auto) | None => Vec::new(),
     };
     // Beside an NPU another device may have a part of the work: how much, is weighed once it is loaded.
     let beside = |name| ep::probe(name, facts).err();

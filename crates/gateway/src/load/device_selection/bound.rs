@@ -30,7 +30,7 @@ pub(super) fn other_chip(manifest: &Manifest, device: &Device) -> Result<(), Ref
 
 /// Refuses a package whose weights are in a scheme that the device does not take.
 pub(super) fn other_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) -> Result<(), Refusal> {
-    if name.takes(scheme) {
+    if name.supports(scheme) {
         return Ok(());
     }
     let whole = Scheme::F16;
@@ -43,7 +43,7 @@ pub(super) fn other_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) 
 
 /// The refusal of a package that was made for another device than this, of which the chip may be known.
 fn elsewhere(bound: &Bound, chip: Option<QnnChip>) -> Refusal {
-    let here = chip.map(|chip| format!(", and this is {}", chip.facts().title)).unwrap_or_default();
+    let here = chip.map(|chip| format!(", and this is {}", chip.spec().title)).unwrap_or_default();
     let reason = format!("the package runs on {} alone{here}", bound.device);
     let fix = "load it on that device; for others import an export for CPUs or GPUs, or compile the checkpoint: \
                narthex compile";

@@ -4,7 +4,7 @@ use narthex_device::{
     ep::{Cause, Facts, Refusal},
     split::{SplitExecutor, SplitOptions},
 };
-use narthex_spec::{DeviceName, NpuPolicy, Parts, Split, Variant};
+use narthex_spec::{DeviceName, HeadSplit, NpuPolicy, PhaseSplit, Variant};
 
 use super::{Attempt, Ready, attempt, barred, ready_device};
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 /// Loads a decoder on two devices: one reads prompts, the other writes answers.
 pub(super) fn in_phases(
     opening: &Opening<'_>,
-    split: Split,
+    split: PhaseSplit,
     facts: &Facts,
 ) -> Result<Ready, (DeviceName, Attempt)> {
     let side = |name| {
@@ -45,7 +45,7 @@ pub(super) fn in_phases(
 /// Loads a decoder's layers on one device and its head on another.
 pub(super) fn in_parts(
     opening: &Opening<'_>,
-    parts: Parts,
+    parts: HeadSplit,
     facts: &Facts,
 ) -> Result<Ready, (DeviceName, Attempt)> {
     for name in [parts.layers, parts.head] {
@@ -66,7 +66,7 @@ fn switched_on(config: &Config, name: DeviceName) -> Result<(), Refusal> {
 }
 
 /// Refuses a device that runs a whole model as one graph; it may have a phase of its own.
-fn runs_parts(name: DeviceName, Parts { layers, head }: Parts) -> Result<(), Refusal> {
+fn runs_parts(name: DeviceName, HeadSplit { layers, head }: HeadSplit) -> Result<(), Refusal> {
     if name == DeviceName::Cpu || name.variant() == Variant::Static {
         return Ok(());
     }
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_device_without_parts_is_told_to_take_a_phase() {
-        let parts = Parts { layers: DeviceName::WebGpu, head: DeviceName::Cpu };
+        let parts = HeadSplit { layers: DeviceName::WebGpu, head: DeviceName::Cpu };
         let refusal = runs_parts(parts.layers, parts).unwrap_err();
         assert!(refusal.fix.unwrap().ends_with("--place prefill=webgpu,decode=cpu"));
         assert_eq!(runs_parts(parts.head, parts), Ok(()));

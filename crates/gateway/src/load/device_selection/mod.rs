@@ -9,8 +9,8 @@ mod divided;
 use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
 use narthex_engine::{executor::Executor, supervise::NumericsMonitor};
 use narthex_spec::{
-    DeviceName, Division, ModelName, NpuPolicy, Parts, Place, Split, Variant, manifest::Manifest,
-    provider::DeviceKind, recipe::FixedShapes,
+    DeviceKind, DeviceName, DevicePlacement, HeadSplit, ModelName, NpuPolicy, PhaseSplit, PlacementChoice,
+    Variant, manifest::Manifest, recipe::FixedShapes,
 };
 
 use crate::{
@@ -51,13 +51,18 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
     let (mut wanted, mut chosen) = (None, None);
     match place.filter(|_| decoder) {
         None => {}
-        Some(Division::Given(place)) => wanted = Some(place),
-        Some(Division::Measured) => {
+        Some(PlacementChoice::Fixed(place)) => wanted = Some(place),
+        Some(PlacementChoice::Auto) => {
             chosen = auto::choose(opening, facts)?;
             wanted = chosen.as_ref().map(|(choice, _)| choice.place);
         }
     }
-    let order = providers.devices().iter().copied().map(Place::One).filter(|place| Some(*place) != wanted);
+    let order = providers
+        .devices()
+        .iter()
+        .copied()
+        .map(DevicePlacement::Single)
+        .filter(|place| Some(*place) != wanted);
     let mut placed = first(opening, wanted.into_iter().chain(order), facts)?;
     if let Some((choice, refused)) = chosen
         && choice.place == placed.report.place()
@@ -73,7 +78,7 @@ pub(crate) fn place(opening: &Opening<'_>, facts: &Facts) -> Result<Placed, Erro
 /// Loads a package at the first of these places that takes it.
 pub(crate) fn first(
     opening: &Opening<'_>,
-    places: impl IntoIterator<Item = Place>,
+    places: impl IntoIterator<Item = DevicePlacement>,
     facts: &Facts,
 ) -> Result<Placed, Error> {
     let config = opening.config;
@@ -91,11 +96,11 @@ pub(crate) fn first(
 }
 
 /// Tries one place; a failure names its device.
-fn at(opening: &Opening<'_>, place: Place, facts: &Facts) -> Result<Ready, (DeviceName, Attempt)> {
+fn at(opening: &Opening<'_>, place: DevicePlacement, facts: &Facts) -> Result<Ready, (DeviceName, Attempt)> {
     match place {
-        Place::Phases(split) => divided::in_phases(opening, split, facts),
-        Place::Parts(parts) => divided::in_parts(opening, parts, facts),
-        Place::One(name) => match barred(opening.config, name) {
+        DevicePlacement::Phases(split) => divided::in_phases(opening, split, facts),
+        DevicePlacement::Head(parts) => divided::in_parts(opening, parts, facts),
+        DevicePlacement::Single(name) => match barred(opening.config, name) {
             Some(reason) => Err(Attempt::Refused(Refusal { cause: Cause::Absent, reason, fix: None })),
             None => attempt(opening, name, facts),
         }
@@ -130,8 +135,8 @@ pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal)
     let Refusal { cause, reason, fix } = refusal;
     // A machine without some device is no news, unless a person asked for just that device.
     let Config { place, providers, .. } = config;
-    let divided = matches!(place, Some(Division::Given(place)) if place.devices().contains(&device));
-    let announced = cause != Cause::Absent || divided || providers.is_named();
+    let divided = matches!(place, Some(PlacementChoice::Fixed(place)) if place.devices().contains(&device));
+    let announced = cause != Cause::Absent || divided || providers.is_explicit();
     PassedOver { device, reason, fix, announced, fallen: Fallen::default() }
 }
 
@@ -242,7 +247,7 @@ fn attempt(opening: &Opening<'_>, name: DeviceName, facts: &Facts) -> Result<Rea
     notes.extend(opening.manifest.bound.is_some().then(|| bound::UNCHECKED.to_owned()));
     let mut kept_as = name.to_string();
     if let Some((head, device)) = opening.head {
-        kept_as = Parts { layers: name, head }.to_string();
+        kept_as = HeadSplit { layers: name, head }.to_string();
         now = now.with_head(Circumstances::now((head, device), opening.runtime, facts));
     }
     let machine = opening.store.machine(opening.folder, &kept_as)?;
@@ -353,11 +358,11 @@ impl Placed {
             tracing::info!("{name} on {}: {why}", self.report.name());
         }
         match self.report.place() {
-            Place::One(device) => tracing::info!("{name} runs on {}", device.describe()),
-            Place::Phases(Split { prefill, decode }) => {
+            DevicePlacement::Single(device) => tracing::info!("{name} runs on {}", device.describe()),
+            DevicePlacement::Phases(PhaseSplit { prefill, decode }) => {
                 tracing::info!("{name} reads on {} and writes on {}", prefill.describe(), decode.describe());
             }
-            Place::Parts(Parts { layers, head }) => {
+            DevicePlacement::Head(HeadSplit { layers, head }) => {
                 tracing::info!("{name} runs on {}, its head on {}", layers.describe(), head.describe());
             }
         }

@@ -3,12 +3,12 @@
 
 use std::path::PathBuf;
 
-use narthex_catalog::runtimes::{self, Role, RuntimeKind};
+use narthex_catalog::runtimes;
 use narthex_device::{
     ep::{self, Cause, Facts, Refusal},
     runtime::Runtime,
 };
-use narthex_spec::{DeviceName, Division, Ep, ProgressSink};
+use narthex_spec::{DeviceName, Ep, PlacementChoice, ProgressSink, ProviderLibrary};
 
 use crate::{
     cancel::Cancel, compile::job, config::Config, error::Error, gateway::Inner, load::device_selection,
@@ -27,7 +27,7 @@ enum Taken {
     /// A library that is named, or that was loaded already and belongs to no runtime of the store.
     Library(PathBuf),
     /// A runtime of the store, installed on first need.
-    Runtime(RuntimeKind),
+    Runtime(Ep),
 }
 
 impl Core {
@@ -38,7 +38,7 @@ impl Core {
 
     /// The core for these devices: that of the first that can be used here, unless one is named or loaded already.
     pub(crate) fn serving(inner: &Inner, devices: impl IntoIterator<Item = DeviceName>) -> Self {
-        let located = |ep| Some((ep, runtimes::locate(&inner.store, runtime_of(ep)?)?.library));
+        let located = |ep| Some((ep, runtimes::locate(&inner.store, ep)?.library));
         let machine =
             Facts::here(Ep::ALL.into_iter().filter(|&ep| ep != Ep::Cpu).filter_map(located).collect());
         let taken = match (named(inner), Runtime::loaded()) {
@@ -61,10 +61,9 @@ impl Core {
 
     /// Loads it where it is another than the CPU runtime, which whatever is made on the way to a load would take.
     pub(crate) fn claim(&self, inner: &Inner) -> Result<(), Error> {
-        if let (Taken::Runtime(RuntimeKind::DirectMl | RuntimeKind::Cuda), Some(library)) =
-            (&self.taken, self.found(inner)?)
-        {
-            Runtime::load(&library)?;
+        match (&self.taken, self.found(inner)?) {
+            (Taken::Runtime(ep), Some(library)) if *ep != Ep::Cpu => Runtime::load(&library).map(drop)?,
+            _ => {}
         }
         Ok(())
     }
@@ -86,21 +85,21 @@ impl Core {
 impl Taken {
     /// The core that this process has already.
     fn loaded(inner: &Inner, runtime: &Runtime) -> Self {
-        let is = |kind: &RuntimeKind| {
+        let is = |kind: &Ep| {
             let info = runtimes::locate(&inner.store, *kind);
             info.and_then(|info| info.library.canonicalize().ok())
                 .is_some_and(|path| path == runtime.library())
         };
-        let kind = RuntimeKind::ALL.into_iter().filter(|kind| kind.role() == Role::Core).find(is);
+        let kind = own_runtimes().chain([Ep::Cpu]).find(is);
         kind.map_or_else(|| Self::Library(runtime.library().to_owned()), Self::Runtime)
     }
 
     /// A machine as it is seen from this core: providers that cannot come into it are refused with the reason.
     fn sees(&self, mut machine: Facts) -> Facts {
-        for ep in [Ep::DirectMl, Ep::Cuda] {
+        for ep in own_runtimes() {
             let inside = match self {
                 Self::Library(core) => ep::comes_with(ep, core).then(|| core.clone()),
-                Self::Runtime(kind) if runtime_of(ep) == Some(*kind) => machine.libraries.get(&ep).cloned(),
+                Self::Runtime(kind) if ep == *kind => machine.libraries.get(&ep).cloned(),
                 Self::Runtime(_) => None,
             };
             let installed = machine.libraries.remove(&ep);
@@ -113,9 +112,9 @@ impl Taken {
                 None => {}
             }
         }
-        let plugins = RuntimeKind::Cpu.version();
-        if matches!(self, Self::Runtime(kind) if kind.version() != plugins) {
-            for ep in [Ep::Qnn, Ep::OpenVino, Ep::WebGpu] {
+        let plugins = runtimes::ONNX_RUNTIME.version;
+        if matches!(self, Self::Runtime(ep) if version(*ep) != plugins) {
+            for ep in Ep::ALL.into_iter().filter(|ep| ep.library() == ProviderLibrary::Plugin) {
                 if machine.libraries.remove(&ep).is_some() {
                     let works = format!("its plugin works in ONNX Runtime {plugins}");
                     machine.elsewhere.insert(ep, self.refusal(ep, works));
@@ -129,7 +128,7 @@ impl Taken {
     fn refusal(&self, ep: Ep, works: String) -> Refusal {
         let (this, unset) = match self {
             Self::Library(path) => (path.display().to_string(), "unset ORT_DYLIB_PATH and "),
-            Self::Runtime(kind) => (format!("that of the {kind} runtime, {}", kind.version()), ""),
+            Self::Runtime(kind) => (format!("that of the {kind} runtime, {}", version(*kind)), ""),
         };
         let reason = format!("{works}, and this process has {this}; a process loads one");
         let fix = format!("{unset}name it first, in a process of its own: --providers {ep},cpu");
@@ -137,17 +136,14 @@ impl Taken {
     }
 }
 
-/// The runtime that brings a provider; `None` where no runtime does.
-pub(crate) fn runtime_of(ep: Ep) -> Option<RuntimeKind> {
-    match ep {
-        Ep::Cpu => Some(RuntimeKind::Cpu),
-        Ep::Qnn => Some(RuntimeKind::Qnn),
-        Ep::OpenVino => Some(RuntimeKind::OpenVino),
-        Ep::WebGpu => Some(RuntimeKind::WebGpu),
-        Ep::DirectMl => Some(RuntimeKind::DirectMl),
-        Ep::Cuda => Some(RuntimeKind::Cuda),
-        Ep::VitisAi | Ep::CoreMl => None,
-    }
+/// Providers that work only in an ONNX Runtime that was built with them.
+fn own_runtimes() -> impl Iterator<Item = Ep> {
+    Ep::ALL.into_iter().filter(|&ep| ep != Ep::Cpu && ep.library() == ProviderLibrary::OnnxRuntime)
+}
+
+/// The pinned version of a provider's runtime.
+fn version(ep: Ep) -> &'static str {
+    runtimes::package(ep).map_or("unknown", |package| package.version)
 }
 
 /// The library that the settings or the environment name.
@@ -159,8 +155,8 @@ pub(crate) fn named(inner: &Inner) -> Option<PathBuf> {
 fn wanted(config: &Config) -> Vec<DeviceName> {
     let order = config.providers.devices();
     let together = match config.place {
-        Some(Division::Given(place)) => place.devices(),
-        Some(Division::Measured) => order.to_vec(),
+        Some(PlacementChoice::Fixed(place)) => place.devices(),
+        Some(PlacementChoice::Auto) => order.to_vec(),
         None => Vec::new(),
     };
     // The CPU runs in any core, so that it has no say where several devices are used together.
@@ -168,10 +164,10 @@ fn wanted(config: &Config) -> Vec<DeviceName> {
 }
 
 /// The runtime whose core the first of these devices needs that can be used on a machine.
-fn needed(config: &Config, devices: impl IntoIterator<Item = DeviceName>, machine: &Facts) -> RuntimeKind {
+fn needed(config: &Config, devices: impl IntoIterator<Item = DeviceName>, machine: &Facts) -> Ep {
     let usable = |name: &DeviceName| device_selection::refusal(config, *name, machine).is_none();
-    let first = devices.into_iter().find(usable).and_then(|name| runtime_of(name.ep()));
-    first.filter(|kind| kind.role() == Role::Core).unwrap_or(RuntimeKind::Cpu)
+    let first = devices.into_iter().find(usable).map(DeviceName::ep);
+    first.filter(|ep| ep.library() == ProviderLibrary::OnnxRuntime).unwrap_or(Ep::Cpu)
 }
 
 #[cfg(test)]

@@ -40,28 +40,28 @@ fn the_first_device_that_can_be_used_decides_which_core_is_taken() {
     let drivers = [(Npu, "intel_vpu"), (Gpu, "nvidia")];
     let linux = |libraries: &[Ep]| machine(LINUX, &drivers, libraries);
     let windows = |libraries: &[Ep]| machine(WINDOWS, &[], libraries);
-    let check = |providers: &str, place: Option<&str>, machine: Facts, expected: RuntimeKind| {
+    let check = |providers: &str, place: Option<&str>, machine: Facts, expected: Ep| {
         let config = config(providers, place);
         assert_eq!(needed(&config, wanted(&config), &machine), expected, "{providers}, {place:?}");
     };
-    check("dml,qnn,cpu", None, windows(&[Ep::DirectMl]), RuntimeKind::DirectMl);
-    check("dml,qnn,cpu", None, windows(&[]), RuntimeKind::Cpu);
-    check("auto", None, windows(&[Ep::DirectMl, Ep::Cuda]), RuntimeKind::DirectMl);
-    check("nvidia", None, windows(&[Ep::DirectMl, Ep::Cuda]), RuntimeKind::Cuda);
-    check("auto", None, windows(&[Ep::DirectMl, Ep::OpenVino]), RuntimeKind::Cpu);
-    check("cuda,cpu", None, linux(&[Ep::Cuda]), RuntimeKind::Cuda);
-    check("openvino,cuda,cpu", None, linux(&[Ep::Cuda, Ep::OpenVino]), RuntimeKind::Cpu);
-    check("openvino,cuda,cpu", None, linux(&[Ep::Cuda]), RuntimeKind::Cuda);
-    check("cpu,cuda", None, linux(&[Ep::Cuda]), RuntimeKind::Cpu);
+    check("dml,qnn,cpu", None, windows(&[Ep::DirectMl]), Ep::DirectMl);
+    check("dml,qnn,cpu", None, windows(&[]), Ep::Cpu);
+    check("auto", None, windows(&[Ep::DirectMl, Ep::Cuda]), Ep::DirectMl);
+    check("nvidia", None, windows(&[Ep::DirectMl, Ep::Cuda]), Ep::Cuda);
+    check("auto", None, windows(&[Ep::DirectMl, Ep::OpenVino]), Ep::Cpu);
+    check("cuda,cpu", None, linux(&[Ep::Cuda]), Ep::Cuda);
+    check("openvino,cuda,cpu", None, linux(&[Ep::Cuda, Ep::OpenVino]), Ep::Cpu);
+    check("openvino,cuda,cpu", None, linux(&[Ep::Cuda]), Ep::Cuda);
+    check("cpu,cuda", None, linux(&[Ep::Cuda]), Ep::Cpu);
     // Of devices that are used together the CPU alone runs in any core.
-    check("cpu,cuda", Some("auto"), linux(&[Ep::Cuda]), RuntimeKind::Cuda);
-    check("cpu", Some("prefill=cpu,decode=cuda"), linux(&[Ep::Cuda]), RuntimeKind::Cuda);
+    check("cpu,cuda", Some("auto"), linux(&[Ep::Cuda]), Ep::Cuda);
+    check("cpu", Some("prefill=cpu,decode=cuda"), linux(&[Ep::Cuda]), Ep::Cuda);
 }
 
 #[test]
 fn what_cannot_come_into_a_core_is_refused_with_that_reason() {
     let all = || machine(WINDOWS, &[], &[Ep::OpenVino, Ep::WebGpu, Ep::DirectMl, Ep::Cuda]);
-    let check = |kind: RuntimeKind, usable: &[&str], refused: &[(&str, &str)]| {
+    let check = |kind: Ep, usable: &[&str], refused: &[(&str, &str)]| {
         let seen = Taken::Runtime(kind).sees(all());
         for name in usable {
             assert!(ep::probe(name.parse().unwrap(), &seen).is_ok(), "{name} with {kind}");
@@ -79,18 +79,18 @@ fn what_cannot_come_into_a_core_is_refused_with_that_reason() {
         )
     };
     let cpu = own("that of the cpu runtime, 1.31.1");
-    check(RuntimeKind::Cpu, &["openvino", "webgpu", "cpu"], &[("directml", &cpu), ("cuda", &cpu)]);
+    check(Ep::Cpu, &["openvino", "webgpu", "cpu"], &[("directml", &cpu), ("cuda", &cpu)]);
     let directml = "that of the directml runtime, 1.24.4";
     let plugin = format!(
         "its plugin works in ONNX Runtime 1.31.1, and this process has {directml}; a process loads one"
     );
     let refused = [("openvino", plugin.as_str()), ("webgpu", &plugin), ("cuda", &own(directml))];
-    check(RuntimeKind::DirectMl, &["directml", "cpu"], &refused);
+    check(Ep::DirectMl, &["directml", "cpu"], &refused);
     // This core has the version of the plugins'.
     let cuda = own("that of the cuda runtime, 1.31.1");
-    check(RuntimeKind::Cuda, &["cuda", "openvino", "webgpu", "cpu"], &[("directml", &cuda)]);
+    check(Ep::Cuda, &["cuda", "openvino", "webgpu", "cpu"], &[("directml", &cuda)]);
     // The library stays what a provider is registered with.
-    assert_eq!(Taken::Runtime(RuntimeKind::Cuda).sees(all()).libraries[&Ep::Cuda], Path::new("/lib/cuda"));
+    assert_eq!(Taken::Runtime(Ep::Cuda).sees(all()).libraries[&Ep::Cuda], Path::new("/lib/cuda"));
 }
 
 #[test]
@@ -108,9 +108,9 @@ fn a_named_core_brings_what_lies_beside_it() {
 }
 
 /// Writes the receipt of a runtime whose library is a few bytes; `None` where it is not made for this platform.
-fn pretend(store: &Store, kind: RuntimeKind) -> Option<PathBuf> {
+fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
     let pin = runtimes::pinned(kind).ok()?;
-    let folder = store.root().join(format!("runtimes/{kind}-{}", kind.version()));
+    let folder = store.root().join(format!("runtimes/{kind}-{}", pin.package.version));
     let library = folder.join(pin.library);
     fs::create_dir_all(library.parent().unwrap()).unwrap();
     fs::write(&library, "lib").unwrap();
@@ -133,7 +133,7 @@ fn runtimes_of_the_store_are_found_with_their_libraries() {
     let config = Config { home: Some(home.path().join("home")), runtime: core, ..Config::standard() };
     let gateway = Gateway::open(config).unwrap();
     let inner = gateway.inner();
-    let made = Ep::ALL.map(|ep| (ep, runtime_of(ep).and_then(|kind| pretend(&inner.store, kind))));
+    let made = Ep::ALL.map(|ep| (ep, pretend(&inner.store, ep)));
     let facts = Core::of(inner).facts;
     for (ep, library) in made.into_iter().filter(|(ep, _)| *ep != Ep::Cpu) {
         match (ep, library) {
@@ -153,8 +153,8 @@ fn a_core_of_its_own_is_what_the_process_loads() {
     let gateway =
         Gateway::open(Config { home: Some(home.path().join("home")), ..Config::standard() }).unwrap();
     let inner = gateway.inner();
-    let Some(library) = pretend(&inner.store, RuntimeKind::Cuda) else { return };
-    let taken = Taken::Runtime(RuntimeKind::Cuda);
+    let Some(library) = pretend(&inner.store, Ep::Cuda) else { return };
+    let taken = Taken::Runtime(Ep::Cuda);
     let facts = taken.sees(machine(LINUX, &[(AcceleratorKind::Gpu, "nvidia")], &[Ep::Cuda]));
     let core = Core { taken, facts };
     if named(inner).is_none() {

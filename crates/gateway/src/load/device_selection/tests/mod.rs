@@ -11,10 +11,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use narthex_catalog::{
-    runtimes::{self, RuntimeKind},
-    store::Store,
-};
+use narthex_catalog::{runtimes, store::Store};
 use narthex_graph::{
     Attribute, Builder, Element, Graph, Initializer, InitializerData, Node, graph::MICROSOFT,
 };
@@ -153,7 +150,7 @@ fn mac() -> Facts {
 }
 
 fn snapdragon() -> Facts {
-    let info = runtimes::locate(&Store::open(None).unwrap(), RuntimeKind::Qnn);
+    let info = runtimes::locate(&Store::open(None).unwrap(), Ep::Qnn);
     let library = info.expect("no QNN runtime: run `cargo xtask test --only store` once").library;
     devices::tests::snapdragon([(Ep::Qnn, library)])
 }

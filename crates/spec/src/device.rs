@@ -1,0 +1,440 @@
+//! The devices that Narthex knows, as one table: [`DeviceName::spec`] has a row for each.
+//!
+//! Facts about a device stand in its row alone. A new execution provider is a key in [`Ep`], a key in [`DeviceName`] with
+//! its row, and a file of session options in the device crate. Whether a machine has a device is for that crate to find out.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
+
+use crate::{Scheme, UnknownName, Variant};
+
+/// An ONNX Runtime execution provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ep {
+    /// ONNX Runtime's own CPU kernels.
+    Cpu,
+    /// Qualcomm NPUs through QNN.
+    Qnn,
+    /// Intel NPUs, GPUs and CPUs through OpenVINO.
+    OpenVino,
+    /// Any GPU with a WebGPU adapter.
+    WebGpu,
+    /// Any DirectX 12 GPU or NPU.
+    DirectMl,
+    /// AMD XDNA NPUs.
+    VitisAi,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// Apple Neural Engine and GPU.
+    CoreMl,
+}
+
+impl Ep {
+    /// Every provider, in the order in which they are listed to users.
+    pub const ALL: [Self; 8] = [
+        Self::Qnn,
+        Self::OpenVino,
+        Self::VitisAi,
+        Self::CoreMl,
+        Self::DirectMl,
+        Self::Cuda,
+        Self::WebGpu,
+        Self::Cpu,
+    ];
+
+    /// The provider's main device, which has the provider's own name.
+    pub const fn device(self) -> DeviceName {
+        match self {
+            Self::Cpu => DeviceName::Cpu,
+            Self::Qnn => DeviceName::Qnn,
+            Self::OpenVino => DeviceName::OpenVino(OpenVinoDevice::Npu),
+            Self::WebGpu => DeviceName::WebGpu,
+            Self::DirectMl => DeviceName::DirectMl,
+            Self::VitisAi => DeviceName::VitisAi,
+            Self::Cuda => DeviceName::Cuda,
+            Self::CoreMl => DeviceName::CoreMl,
+        }
+    }
+
+    /// Name on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        self.device().as_str()
+    }
+
+    /// ONNX Runtime's own name of the provider: `QNNExecutionProvider`.
+    pub fn ort_name(self) -> &'static str {
+        self.device().spec().ort_name
+    }
+
+    /// The provider with this name in ONNX Runtime.
+    pub fn from_ort_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|ep| ep.ort_name() == name)
+    }
+
+    /// The library that brings the provider into a process.
+    pub fn library(self) -> ProviderLibrary {
+        self.device().spec().library
+    }
+}
+
+impl From<Ep> for &'static str {
+    fn from(ep: Ep) -> Self {
+        ep.as_str()
+    }
+}
+
+impl fmt::Display for Ep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Ep {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        UnknownName::find("execution provider", text, &Self::ALL)
+    }
+}
+
+/// A device of OpenVINO.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum OpenVinoDevice {
+    /// The NPU of a Core Ultra.
+    Npu,
+    /// Intel graphics.
+    Gpu,
+    /// OpenVINO's own CPU kernels; never counted as an NPU.
+    Cpu,
+}
+
+impl OpenVinoDevice {
+    /// Every device.
+    pub const ALL: [Self; 3] = [Self::Npu, Self::Gpu, Self::Cpu];
+
+    /// Name in a [`Target`](crate::Target).
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// A device as users name it: `qnn`, `qnn:emulation`, `openvino:gpu`, `cpu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceName {
+    /// A Snapdragon's Hexagon NPU.
+    Qnn,
+    /// Qualcomm's emulation of a Hexagon NPU on x86-64 Linux; no NPU, and far slower than the CPU.
+    QnnEmulation,
+    /// A device of OpenVINO.
+    OpenVino(OpenVinoDevice),
+    /// An AMD XDNA NPU.
+    VitisAi,
+    /// The Apple Neural Engine.
+    CoreMl,
+    /// Any DirectX 12 device.
+    DirectMl,
+    /// An NVIDIA GPU.
+    Cuda,
+    /// Any GPU with a WebGPU adapter.
+    WebGpu,
+    /// ONNX Runtime's own CPU kernels.
+    Cpu,
+}
+
+/// Kind of hardware behind a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A neural processing unit.
+    Npu,
+    /// A graphics processor.
+    Gpu,
+    /// The processor.
+    Cpu,
+    /// Software in an NPU's place, for tests. Used only where a user names it; never counted as an NPU.
+    StandIn,
+}
+
+/// The library that brings an execution provider into a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProviderLibrary {
+    /// An ONNX Runtime that was built with the provider. A process loads exactly one ONNX Runtime.
+    OnnxRuntime,
+    /// A plugin for the ONNX Runtime of the CPU runtime.
+    Plugin,
+    /// Part of the vendor's own software or of the system; never installed by Narthex.
+    External,
+}
+
+/// One row of the device table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Name on the command line and in JSON.
+    pub name: &'static str,
+    /// Other names that are accepted.
+    pub aliases: &'static [&'static str],
+    /// Noun phrase for sentences. Emulation is called emulation.
+    pub description: &'static str,
+    /// Kind of hardware.
+    pub kind: DeviceKind,
+    /// Execution provider that drives it.
+    pub ep: Ep,
+    /// ONNX Runtime's name of that provider.
+    pub ort_name: &'static str,
+    /// Library that brings that provider.
+    pub library: ProviderLibrary,
+    /// Graphs that it runs.
+    pub variant: Variant,
+    /// Weight schemes that it computes with.
+    pub schemes: &'static [Scheme],
+}
+
+const QNN: DeviceSpec = DeviceSpec {
+    name: "qnn",
+    aliases: &["qnn:npu"],
+    description: "the Hexagon NPU",
+    kind: DeviceKind::Npu,
+    ep: Ep::Qnn,
+    ort_name: "QNNExecutionProvider",
+    library: ProviderLibrary::Plugin,
+    variant: Variant::Static,
+    schemes: &Scheme::ALL,
+};
+
+const QNN_EMULATION: DeviceSpec = DeviceSpec {
+    name: "qnn:emulation",
+    aliases: &[],
+    description: "HTP emulation",
+    kind: DeviceKind::StandIn,
+    ..QNN
+};
+
+const OPENVINO_NPU: DeviceSpec = DeviceSpec {
+    name: "openvino",
+    aliases: &["openvino:npu"],
+    description: "the Intel NPU",
+    kind: DeviceKind::Npu,
+    ep: Ep::OpenVino,
+    ort_name: "OpenVINOExecutionProvider",
+    library: ProviderLibrary::Plugin,
+    variant: Variant::Static,
+    schemes: &Scheme::ALL,
+};
+
+const OPENVINO_GPU: DeviceSpec = DeviceSpec {
+    name: "openvino:gpu",
+    aliases: &[],
+    description: "the Intel GPU",
+    kind: DeviceKind::Gpu,
+    ..OPENVINO_NPU
+};
+
+const OPENVINO_CPU: DeviceSpec = DeviceSpec {
+    name: "openvino:cpu",
+    aliases: &[],
+    description: "OpenVINO's CPU device",
+    kind: DeviceKind::StandIn,
+    ..OPENVINO_NPU
+};
+
+const VITIS_AI: DeviceSpec = DeviceSpec {
+    name: "vitisai",
+    aliases: &[],
+    description: "the AMD XDNA NPU",
+    kind: DeviceKind::Npu,
+    ep: Ep::VitisAi,
+    ort_name: "VitisAIExecutionProvider",
+    library: ProviderLibrary::External,
+    variant: Variant::Static,
+    schemes: &Scheme::ALL,
+};
+
+const CORE_ML: DeviceSpec = DeviceSpec {
+    name: "coreml",
+    aliases: &[],
+    description: "the Apple Neural Engine",
+    kind: DeviceKind::Npu,
+    ep: Ep::CoreMl,
+    ort_name: "CoreMLExecutionProvider",
+    library: ProviderLibrary::External,
+    variant: Variant::Static,
+    // CoreML has no operator for weights in blocks (`MatMulNBits`).
+    schemes: &[Scheme::F16, Scheme::F32],
+};
+
+const DIRECT_ML: DeviceSpec = DeviceSpec {
+    name: "directml",
+    aliases: &["dml"],
+    description: "DirectML",
+    kind: DeviceKind::Gpu,
+    ep: Ep::DirectMl,
+    ort_name: "DmlExecutionProvider",
+    library: ProviderLibrary::OnnxRuntime,
+    variant: Variant::Dynamic,
+    schemes: &Scheme::ALL,
+};
+
+const CUDA: DeviceSpec = DeviceSpec {
+    name: "cuda",
+    aliases: &[],
+    description: "the NVIDIA GPU",
+    kind: DeviceKind::Gpu,
+    ep: Ep::Cuda,
+    ort_name: "CUDAExecutionProvider",
+    library: ProviderLibrary::OnnxRuntime,
+    variant: Variant::Dynamic,
+    schemes: &Scheme::ALL,
+};
+
+const WEB_GPU: DeviceSpec = DeviceSpec {
+    name: "webgpu",
+    aliases: &[],
+    description: "WebGPU",
+    kind: DeviceKind::Gpu,
+    ep: Ep::WebGpu,
+    ort_name: "WebGpuExecutionProvider",
+    library: ProviderLibrary::Plugin,
+    variant: Variant::Dynamic,
+    schemes: &Scheme::ALL,
+};
+
+const CPU: DeviceSpec = DeviceSpec {
+    name: "cpu",
+    aliases: &[],
+    description: "the CPU",
+    kind: DeviceKind::Cpu,
+    ep: Ep::Cpu,
+    ort_name: "CPUExecutionProvider",
+    library: ProviderLibrary::OnnxRuntime,
+    variant: Variant::Dynamic,
+    schemes: &Scheme::ALL,
+};
+
+impl DeviceName {
+    /// Every device, NPUs first, each stand-in after the device that it stands in for.
+    pub const ALL: [Self; 11] = [
+        Self::Qnn,
+        Self::QnnEmulation,
+        Self::OpenVino(OpenVinoDevice::Npu),
+        Self::OpenVino(OpenVinoDevice::Gpu),
+        Self::OpenVino(OpenVinoDevice::Cpu),
+        Self::VitisAi,
+        Self::CoreMl,
+        Self::DirectMl,
+        Self::Cuda,
+        Self::WebGpu,
+        Self::Cpu,
+    ];
+
+    /// The device's row in the table.
+    pub const fn spec(self) -> &'static DeviceSpec {
+        match self {
+            Self::Qnn => &QNN,
+            Self::QnnEmulation => &QNN_EMULATION,
+            Self::OpenVino(OpenVinoDevice::Npu) => &OPENVINO_NPU,
+            Self::OpenVino(OpenVinoDevice::Gpu) => &OPENVINO_GPU,
+            Self::OpenVino(OpenVinoDevice::Cpu) => &OPENVINO_CPU,
+            Self::VitisAi => &VITIS_AI,
+            Self::CoreMl => &CORE_ML,
+            Self::DirectMl => &DIRECT_ML,
+            Self::Cuda => &CUDA,
+            Self::WebGpu => &WEB_GPU,
+            Self::Cpu => &CPU,
+        }
+    }
+
+    /// Name on the command line and in JSON.
+    pub const fn as_str(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// Noun phrase for sentences. Emulation is called emulation.
+    pub const fn describe(self) -> &'static str {
+        self.spec().description
+    }
+
+    /// Kind of hardware.
+    pub const fn kind(self) -> DeviceKind {
+        self.spec().kind
+    }
+
+    /// Execution provider that drives it.
+    pub const fn ep(self) -> Ep {
+        self.spec().ep
+    }
+
+    /// Graphs that it runs.
+    pub const fn variant(self) -> Variant {
+        self.spec().variant
+    }
+
+    /// Returns true if the device computes with weights of this scheme.
+    pub fn supports(self, scheme: Scheme) -> bool {
+        self.spec().schemes.contains(&scheme)
+    }
+}
+
+impl From<DeviceName> for &'static str {
+    fn from(name: DeviceName) -> Self {
+        name.as_str()
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let name = text.trim().to_ascii_lowercase();
+        let aliased = Self::ALL.into_iter().find(|device| device.spec().aliases.contains(&name.as_str()));
+        aliased.map_or_else(|| UnknownName::find("device", text, &Self::ALL), Ok)
+    }
+}
+
+impl TryFrom<String> for DeviceName {
+    type Error = UnknownName;
+
+    fn try_from(text: String) -> Result<Self, UnknownName> {
+        text.parse()
+    }
+}
+
+impl From<DeviceName> for String {
+    fn from(name: DeviceName) -> Self {
+        name.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aliases_name_devices() {
+        assert_eq!(" DML ".parse(), Ok(DeviceName::DirectMl));
+        assert_eq!("openvino:npu".parse(), Ok(DeviceName::OpenVino(OpenVinoDevice::Npu)));
+        assert!("npu".parse::<DeviceName>().unwrap_err().to_string().contains("qnn:emulation"));
+    }
+
+    #[test]
+    fn providers_and_their_main_devices_agree() {
+        for ep in Ep::ALL {
+            assert_eq!(ep.device().ep(), ep);
+            assert_eq!(Ep::from_ort_name(ep.ort_name()), Some(ep));
+        }
+        for device in DeviceName::ALL {
+            assert_eq!(device.spec().ort_name, device.ep().ort_name());
+            assert_eq!(device.spec().library, device.ep().library());
+        }
+        assert_eq!(Ep::from_ort_name("NoSuchExecutionProvider"), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! Names of closed sets, as users write them on the command line and in settings.
+
+/// A string that is not one of a set's names.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} {found:?}: expected {expected}")]
+pub struct UnknownName {
+    /// What the set holds, in the singular: `scheme`, `device`.
+    pub what: &'static str,
+    /// The string, shortened.
+    pub found: String,
+    /// Every name of the set, as a list for sentences.
+    pub expected: String,
+}
+
+impl UnknownName {
+    /// Returns the value of a set with the name `text`, in any case and with blanks around it.
+    ///
+    /// # Errors
+    /// [`UnknownName`] with the names in the order of `set`.
+    pub fn find<T>(what: &'static str, text: &str, set: &[T]) -> Result<T, Self>
+    where
+        T: Copy + Into<&'static str>,
+    {
+        let name = text.trim().to_ascii_lowercase();
+        let named = set.iter().copied().find(|&value| value.into() == name);
+        named.ok_or_else(|| Self::new(what, text, set.iter().copied().map(Into::into)))
+    }
+
+    /// The error for a string outside a set with these names.
+    pub fn new(what: &'static str, text: &str, names: impl IntoIterator<Item = &'static str>) -> Self {
+        let mut names: Vec<&str> = names.into_iter().collect();
+        let last = names.pop().unwrap_or_default();
+        let expected =
+            if names.is_empty() { last.to_owned() } else { format!("{} or {last}", names.join(", ")) };
+        Self { what, found: text.chars().take(80).collect(), expected }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Calibration, DeviceName, Ep, NpuPolicy, Pass, Power, Scheme};
+
+    fn round_trips<T>(set: &[T])
+    where
+        T: Copy + Into<&'static str> + std::str::FromStr<Err = UnknownName> + PartialEq + std::fmt::Debug,
+        T: serde::Serialize,
+    {
+        for &value in set {
+            let name: &str = value.into();
+            assert_eq!(format!(" {} ", name.to_ascii_uppercase()).parse(), Ok(value));
+            assert_eq!(serde_json::to_value(value).unwrap(), name);
+        }
+        assert!("unheard-of".parse::<T>().unwrap_err().expected.contains(set[0].into()));
+    }
+
+    #[test]
+    fn names_read_as_they_are_written() {
+        round_trips(&Calibration::ALL);
+        round_trips(&DeviceName::ALL);
+        round_trips(&Ep::ALL);
+        round_trips(&NpuPolicy::ALL);
+        round_trips(&Pass::ALL);
+        round_trips(&Power::ALL);
+        round_trips(&Scheme::ALL);
+    }
+
+    #[test]
+    fn errors_list_every_name() {
+        let error = "full".parse::<Calibration>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown calibration \"full\": expected standard or none");
+        let error = "w5".parse::<Scheme>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown scheme \"w5\": expected w8, w4, f16 or f32");
+    }
+}

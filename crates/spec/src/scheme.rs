@@ -1,0 +1,43 @@
+//! Number formats in which a package stores its weights.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
+
+use crate::UnknownName;
+
+/// The weight scheme of a package.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Display, IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum Scheme {
+    /// Every weight in single precision; the reference.
+    F32,
+    /// Linear layers as 8-bit `MatMulNBits`, block 32.
+    W8,
+    /// Linear layers as 4-bit `MatMulNBits`, block 32; the head and a tied embedding stay 8-bit.
+    W4,
+    /// Every weight in half precision, which variant A computes with in single precision.
+    F16,
+}
+
+impl Scheme {
+    /// Every scheme.
+    pub const ALL: [Self; 4] = [Self::W8, Self::W4, Self::F16, Self::F32];
+
+    /// Name on the command line and in JSON.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+impl FromStr for Scheme {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        UnknownName::find("scheme", text, &Self::ALL)
+    }
+}
