@@ -1,31 +1,39 @@
 //! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it, with bounded work.
 //!
-//! Templates come from outside; rendering is limited in steps, in what they produce and in output, and reads no clock:
-//! the date is given. Rendering is in [`renderer`], what is limited in [`budget`] and [`bounded`], and where in [`guard`].
+//! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
+//! values ([`limits`], which [`instructions`] and [`functions`] apply). It reads no clock: the date is an argument.
 
-mod bounded;
-mod budget;
+mod functions;
 #[cfg(test)]
 mod goldens;
-mod guard;
+#[cfg(test)]
+mod hostile;
+mod instructions;
+mod limits;
 mod message;
 mod python;
-mod renderer;
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc, thread};
 
-use minijinja::{Environment, ErrorKind, syntax::SyntaxConfig};
-
-use budget::Budget;
-use renderer::Renderer;
+use minijinja::{
+    AutoEscape, Environment, ErrorKind, Value, context,
+    machinery::{self, Instructions},
+    syntax::SyntaxConfig,
+    value::Serde,
+};
 
 pub use message::{FunctionCall, Message, Role, ToolCall};
 
-/// Steps that one rendering may take; a conversation takes some hundred a message.
-const FUEL: u64 = 500_000;
+use crate::barrier::contain;
 
-/// Bytes that one rendering may give.
-const MAX_OUTPUT: usize = 64 << 20;
+/// Steps that one rendering may take, checks included. A conversation takes a few hundred per message.
+const FUEL: u64 = 1_000_000;
+
+/// Bytes of stack for compiling a template, which recurses as deep as the source nests.
+const COMPILE_STACK: usize = 64 << 20;
+
+/// Name of the one template in an environment.
+const NAME: &str = "chat template";
 
 /// Why a conversation was not rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -83,25 +91,40 @@ impl RenderOptions {
     }
 }
 
-/// A parsed chat template. Cloning is cheap.
+/// A compiled chat template. Cloning is cheap.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    renderer: Arc<Renderer>,
+    /// Holds the template without checks, which are woven in for each conversation.
+    env: Arc<Environment<'static>>,
+    special_tokens: Value,
     knows_developer: bool,
 }
 
 impl ChatTemplate {
-    /// Parses a template; `special_tokens` are the texts that it names, such as `bos_token`.
+    /// Compiles a template. `special_tokens` are the texts that it may name, such as `bos_token`.
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, TemplateError> {
+        let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         let source = without_generation_blocks(source);
         let knows_developer = source.contains("developer");
-        Ok(Self { renderer: Arc::new(Renderer::start(source, special_tokens)?), knows_developer })
+        let compile = || {
+            let mut env = functions::environment()?;
+            env.add_template_owned(NAME, instructions::shield_literals(&source, syntax()?)?)?;
+            checked(&env).map(drop)?;
+            Ok(env)
+        };
+        let env = thread::scope(|scope| {
+            let thread = thread::Builder::new().stack_size(COMPILE_STACK).spawn_scoped(scope, compile);
+            let thread = thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
+            thread.join().map_err(|_| panicked())?.map_err(malformed)
+        })?;
+        let special_tokens = Value::from(Serde(&special_tokens));
+        Ok(Self { env: Arc::new(env), special_tokens, knows_developer })
     }
 
-    /// The conversation as text.
+    /// Renders a conversation.
     ///
-    /// A template that refuses a system message gets its text at the head of the first user message; one that refuses
-    /// two messages of one role in a row gets them joined. What it refuses still is refused in its own words.
+    /// Where a template refuses a system message, its text goes to the head of the first user message; where it refuses
+    /// two messages of one role in a row, they are joined. Anything else that it refuses is an error in its own words.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         let messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
@@ -124,32 +147,55 @@ impl ChatTemplate {
     }
 
     fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        self.renderer.render(messages.to_vec(), options.clone())
+        contain(|| self.evaluate(messages, options)).map_err(|_| panicked())?.map_err(|error| {
+            match python::refusal(&error) {
+                Some(message) => TemplateError::Refused { message },
+                None => failed(format!("{error:#}")),
+            }
+        })
     }
+
+    fn evaluate(&self, messages: &[Message], options: &RenderOptions) -> Result<String, minijinja::Error> {
+        let mut env = (*self.env).clone();
+        let date = options.date;
+        env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
+        let (instructions, blocks) = checked(&env)?;
+        let values = context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
+            // Templates test these for `none`, which an undefined variable is not.
+            tools => (!options.tools.is_empty()).then(|| Value::from(Serde(&options.tools))),
+            documents => Value::from(()),
+            ..self.special_tokens.clone(),
+        };
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        machinery::eval(&env, &instructions, values, &blocks, &mut output, AutoEscape::None)?;
+        Ok(text)
+    }
+}
+
+/// Instructions of a template and of its blocks, by name.
+type Compiled<'env> = (Instructions<'env>, BTreeMap<&'env str, Instructions<'env>>);
+
+/// Returns the template's instructions with checks.
+fn checked<'env>(env: &'env Environment<'env>) -> Result<Compiled<'env>, minijinja::Error> {
+    let template = env.get_template(NAME)?;
+    let compiled = machinery::get_compiled_template(&template);
+    let blocks = compiled.blocks.iter().map(|(name, block)| Ok((*name, instructions::weave(block)?)));
+    Ok((instructions::weave(&compiled.instructions)?, blocks.collect::<Result<_, minijinja::Error>>()?))
 }
 
 fn syntax() -> Result<SyntaxConfig, minijinja::Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
-fn environment(date: (i64, u8, u8)) -> Result<Environment<'static>, minijinja::Error> {
-    let mut env = Environment::new();
-    env.set_syntax(syntax()?);
-    env.set_fuel(Some(FUEL));
-    env.set_recursion_limit(100);
-    env.set_unknown_method_callback(python::method);
-    env.add_filter("tojson", python::to_json);
-    env.add_filter("fromjson", python::from_json);
-    env.add_filter("trim", python::trim);
-    env.add_test("sequence", python::is_sequence);
-    env.add_test("iterable", python::is_iterable);
-    env.add_function("raise_exception", python::raise);
-    // It prints everything that it can reach.
-    env.remove_global("debug");
-    bounded::install(&mut env);
-    Budget::default().install(&mut env);
-    env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
-    Ok(env)
+fn failed(reason: String) -> TemplateError {
+    TemplateError::Failed { reason }
+}
+
+fn panicked() -> TemplateError {
+    failed("the template engine panicked".to_owned())
 }
 
 /// `{% generation %}` blocks, which only training looks at, as blocks that are always taken.
@@ -172,7 +218,7 @@ fn without_generation_blocks(source: &str) -> String {
     text
 }
 
-/// A raised refusal is told from a defect of the template by its kind.
+/// Kind of the error that a template raises to refuse a conversation.
 pub(crate) const REFUSAL: ErrorKind = ErrorKind::InvalidOperation;
 
 #[cfg(test)]
@@ -245,24 +291,6 @@ mod tests {
     }
 
     #[test]
-    fn work_is_bounded() {
-        let user = &[(Role::User, "x")];
-        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
-        assert!(matches!(render(endless, user), Err(TemplateError::Failed { .. })));
-        let deep = "[".repeat(60) + "ns.x" + &"]".repeat(60);
-        let nest = format!(
-            "{{% set ns = namespace(x=1) %}}{{% for i in range(99999) %}}{{% set ns.x = {deep} %}}{{% endfor %}}"
-        );
-        assert!(matches!(render(&nest, user), Err(TemplateError::Failed { .. })));
-        let shown = nest.replace("99999", "5000") + "{{ ns.x | tojson | length }}";
-        check(&shown, user, "600001");
-        let backwards = render("{{ 'abc'[0:2:-1] }}", user);
-        assert!(matches!(backwards, Ok(_) | Err(TemplateError::Failed { .. })), "{backwards:?}");
-        assert!(matches!(render("{% for %}", user), Err(TemplateError::Malformed { .. })));
-        assert!(matches!(render("{{ nothing.at.all }}", user), Err(TemplateError::Failed { .. })));
-    }
-
-    #[test]
     fn one_conversation_does_not_spoil_the_next() {
         let source = "{% if messages[0].content == 'much' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}\
             {% endfor %}{% endif %}{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ messages[0].content }}";
@@ -282,40 +310,6 @@ mod tests {
                 });
             }
         });
-    }
-
-    #[test]
-    fn memory_is_bounded() {
-        let user = &[(Role::User, "x")];
-        let doubling = |step: &str| {
-            format!(
-                "{{% set ns = namespace(x='abcd', l=['a']) %}}{{% for i in range(40) %}}{step}{{% endfor %}}{{{{ ns.x | length }}}}"
-            )
-        };
-        let steps = [
-            "{% set ns.x = ns.x + ns.x %}",
-            "{% set ns.x = ns.x ~ ns.x %}",
-            "{% set ns.x = ns.x * 9 %}",
-            "{% set ns.x = [ns.x, ns.x] | join(ns.x) %}",
-            "{% set ns.x = ns.x.join([ns.x, ns.x]) %}",
-            "{% set ns.x = ns.x | replace('a', ns.x) %}",
-            "{% set ns.x = ns.x.replace('', ns.x) %}",
-            "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
-            "{% set ns.x = '%999999999d' | format(1) %}",
-            "{% set ns.x = ns.x | indent(999999999, true) %}",
-            "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
-            "{% set ns.x = [ns.x, ns.x] | tojson %}",
-            "{% set ns.l = ns.l + ns.l %}",
-            "{% set ns.l = [ns.l, ns.l] %}{% set ns.x = ns.l | string %}",
-            "{% set ns.l = ns.l | batch(999999999, 'x') | list %}",
-            "{% macro m(t) %}{{ t }}{{ t }}{% endmacro %}{% set ns.x = m(ns.x) %}",
-        ];
-        for step in steps {
-            let found = render(&doubling(step), user);
-            assert!(matches!(found, Err(TemplateError::Failed { .. })), "{step}: {found:?}");
-        }
-        let shy = doubling("{% if ns.x | length < 64 %}{% set ns.x = ns.x + ns.x %}{% endif %}");
-        check(&shy, user, "64");
     }
 
     proptest! {

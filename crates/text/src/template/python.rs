@@ -9,7 +9,10 @@ use minijinja::{
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-use super::{REFUSAL, bounded::check_method};
+use super::{
+    REFUSAL,
+    limits::{self, Read},
+};
 use crate::tokenizer::SHIELD;
 
 /// Marks errors that a template raised itself.
@@ -40,28 +43,33 @@ pub(super) fn trim(text: Value, characters: Option<String>) -> String {
     }
 }
 
-/// Python's methods on strings, lists and dictionaries.
+/// Calls one of Python's methods on strings, lists and dictionaries.
 pub(super) fn method(
     state: &mut State<'_, '_>,
     value: &Value,
     name: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
-    if let (Some(text), true) = (value.as_str(), args.is_empty()) {
-        match name {
-            "strip" => return Ok(text.trim_matches(is_space).into()),
-            "lstrip" => return Ok(text.trim_start_matches(is_space).into()),
-            "rstrip" => return Ok(text.trim_end_matches(is_space).into()),
-            "split" => {
-                return Ok(text.split(is_space).filter(|word| !word.is_empty()).map(Value::from).collect());
-            }
-            _ => {}
+    let read = match name {
+        "get" | "items" | "keys" | "values" => Read::FirstLevel,
+        "split" | "splitlines" => Read::Characters,
+        _ => Read::Text,
+    };
+    let mut measured = vec![value.clone()];
+    measured.extend_from_slice(args);
+    if name == "join" {
+        // The filter has the separator behind the items.
+        measured.reverse();
+    }
+    limits::call(state, name, read, &measured, |state| match (value.as_str(), name, args) {
+        (Some(text), "strip", []) => Ok(text.trim_matches(is_space).into()),
+        (Some(text), "lstrip", []) => Ok(text.trim_start_matches(is_space).into()),
+        (Some(text), "rstrip", []) => Ok(text.trim_end_matches(is_space).into()),
+        (Some(text), "split", []) => {
+            Ok(text.split(is_space).filter(|word| !word.is_empty()).map(Value::from).collect())
         }
-    }
-    if value.as_str().is_some() {
-        check_method(value, name, args)?;
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    })
 }
 
 /// `value is sequence`: whatever has a length and can be indexed, as strings and dictionaries in Python.

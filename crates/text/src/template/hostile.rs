@@ -1,0 +1,241 @@
+//! Templates that ask for more than a rendering may take.
+
+use std::collections::BTreeMap;
+
+use super::{ChatTemplate, Message, RenderOptions, Role, TemplateError};
+
+fn render(source: &str) -> Result<String, TemplateError> {
+    let message = Message::new(Role::User, "x".to_owned());
+    ChatTemplate::new(source, BTreeMap::new())?.render(&[message], &RenderOptions::answer((2026, 3, 7)))
+}
+
+fn fails(source: &str) {
+    let found = render(source);
+    let shown: String = source.chars().take(200).collect();
+    assert!(
+        matches!(found, Err(TemplateError::Failed { .. } | TemplateError::Malformed { .. })),
+        "{shown}: {:?}",
+        found.map(|text| text.len())
+    );
+}
+
+/// Renders without a crash, with whatever result.
+fn ends(source: &str) {
+    let found = render(source);
+    assert!(
+        !matches!(&found, Err(TemplateError::Failed { reason }) if reason.contains("panicked")),
+        "{found:?}"
+    );
+}
+
+fn looped(rounds: usize, step: &str) -> String {
+    format!(
+        "{{% set ns = namespace(x='abcd', l=['a'], d={{}}) %}}{{% for i in range({rounds}) %}}{step}{{% endfor %}}\
+         {{{{ ns.x | length }}}}"
+    )
+}
+
+#[test]
+fn work_is_bounded() {
+    fails("{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}");
+    let backwards = render("{{ 'abc'[0:2:-1] }}");
+    assert!(matches!(backwards, Ok(_) | Err(TemplateError::Failed { .. })), "{backwards:?}");
+    assert!(matches!(render("{% for %}"), Err(TemplateError::Malformed { .. })));
+    assert!(matches!(render("{{ nothing.at.all }}"), Err(TemplateError::Failed { .. })));
+}
+
+#[test]
+fn growth_is_bounded() {
+    let steps = [
+        "{% set ns.x = ns.x + ns.x %}",
+        "{% set ns.x = ns.x ~ ns.x %}",
+        "{% set ns.x = ns.x * 9 %}",
+        "{% set ns.x = 9 * ns.x %}",
+        "{% set ns.x = [ns.x, ns.x] | join(ns.x) %}",
+        "{% set ns.x = ns.x.join([ns.x, ns.x]) %}",
+        "{% set ns.x = ns.x | replace('a', ns.x) %}",
+        "{% set ns.x = ns.x.replace('', ns.x) %}",
+        "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
+        "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+        "{% set ns.x = '%999999999d' | format(1) %}",
+        "{% set ns.x = '{:>999999999}'.format(1) %}",
+        "{% set ns.x = ns.x | indent(999999999, true) %}",
+        "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+        "{% set ns.x = [ns.x, ns.x] | tojson %}",
+        "{% set ns.l = ns.l + ns.l %}",
+        "{% set ns.l = ns.l * 99 %}",
+        "{% set ns.l = [ns.l, ns.l] %}{% set ns.x = ns.l | string %}",
+        "{% set ns.l = [ns.l, ns.l] %}",
+        "{% set ns.l = [ns.l, ns.l] %}{{ ns.l == [ns.l] }}",
+        "{% set ns.l = (ns.l, ns.l) %}",
+        "{% set ns.l = {'a': ns.l, 'b': ns.l} %}",
+        "{% set ns.l = ns.l | batch(999999999, 'x') | list %}",
+        "{% set ns.l = ns.l | slice(999999999) | list %}",
+        "{% macro m(t) %}{{ t }}{{ t }}{% endmacro %}{% set ns.x = m(ns.x) %}",
+        "{% set ns.x = ns.x ~ ns.x | escape %}",
+        "{% set ns.x = ns.x ~ ns.x | list | pprint %}",
+    ];
+    for step in steps {
+        fails(&looped(40, step));
+    }
+    let shy = looped(40, "{% if ns.x | length < 64 %}{% set ns.x = ns.x + ns.x %}{% endif %}");
+    assert_eq!(render(&shy).unwrap(), "64");
+    let raw = "r".repeat(100_000);
+    fails(&looped(90_000, &format!("{{% set x %}}{raw}{{% endset %}}")));
+    fails(&looped(90_000, &raw));
+}
+
+#[test]
+fn constants_are_not_folded_into_large_ones() {
+    let large = ["'x' * 99999999"; 200].join(" ~ ");
+    fails(&format!("{{{{ {large} }}}}"));
+    fails("{{ (true,) * 2 ** 26 }}");
+    fails(
+        "{{ (true,) * (true + true) ** (true + true + true) ** (true + true + true) ** (true + true + true) }}",
+    );
+    fails("{{ [1] * 99999999 }}");
+    fails("{% if false %}{{ 'x' * 99999999 }}{% endif %}{{ 'x' * 99999999 }}");
+    assert_eq!(render("{% if false %}{{ 'x' * 99999999 }}{% endif %}").unwrap(), "");
+}
+
+#[test]
+fn values_are_as_deep_as_a_stack_can_walk() {
+    for step in [
+        "{% set ns.x = [ns.x] %}",
+        "{% set ns.x = (ns.x,) %}",
+        "{% set ns.x = {'a': ns.x} %}",
+        "{% set ns.x = dict(a=ns.x) %}",
+        "{% set ns.x = [ns.x] | map('list') %}",
+        "{% set ns.d = {'a': ns.d} | items %}",
+    ] {
+        fails(&looped(20_000, step));
+    }
+    let deep = "[".repeat(60) + "ns.x" + &"]".repeat(60);
+    fails(&looped(5000, &format!("{{% set ns.x = {deep} %}}")));
+    let shown = looped(2, &format!("{{% set ns.x = {deep} %}}")) + "{{ ns.x | tojson | length }}{{ ns.x }}";
+    assert!(render(&shown).unwrap().starts_with("1246"), "{}", render(&shown).unwrap());
+    // Lazy views of a view are lists.
+    for step in [
+        "{% set ns.l = ns.l[0:] %}",
+        "{% set ns.l = ns.l | reverse %}",
+        "{% set ns.l = ns.l + [] %}",
+        "{% set ns.l = ns.l | map('upper') %}",
+        "{% set ns.l = ns.l | unique %}",
+    ] {
+        assert_eq!(render(&looped(20_000, step)).unwrap(), "4", "{step}");
+    }
+}
+
+#[test]
+fn namespaces_cannot_be_stored() {
+    for source in [
+        "{% set ns.x = ns %}",
+        "{% set ns.x = [ns] %}",
+        "{% set x = {'a': ns} %}",
+        "{% set x = (ns, 1) %}",
+        "{% set x = dict(a=ns) %}",
+        "{% set x = namespace(a=ns) %}",
+        "{% set x = [none] | map('default', ns, true) | list %}",
+        "{% set x = [1] | batch(2, ns) | list %}",
+    ] {
+        fails(&format!("{{% set ns = namespace(x=1) %}}{source}"));
+    }
+    let passed = "{% macro m(n) %}{% set n.x = n.x + 1 %}{% endmacro %}{% set ns = namespace(x=1) %}{{ m(ns) }}{{ ns.x }}";
+    assert_eq!(render(passed).unwrap(), "2");
+}
+
+#[test]
+fn recursion_is_bounded() {
+    fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
+    fails("{% macro m(a) %}{{ n(a) }}{% endmacro %}{% macro n(a) %}{{ m([a]) }}{% endmacro %}{{ m(1) }}");
+    fails(
+        "{% macro m() %}{{ caller() }}{% endmacro %}{% macro n() %}{% call m() %}{{ n() }}{% endcall %}{% endmacro %}{{ n() }}",
+    );
+    fails("{% block b %}{{ self.b() }}{% endblock %}");
+    fails("{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}");
+    fails("{% for a in [1] recursive %}{% set x = loop([1]) %}{{ x }}{% endfor %}");
+}
+
+#[test]
+fn other_templates_cannot_be_loaded() {
+    for source in ["include 'chat template'", "extends 'chat template'", "import 'chat template' as t"] {
+        fails(&format!("{{% {source} %}}"));
+    }
+}
+
+#[test]
+fn nested_sources_are_bounded() {
+    let nested = |before: &str, count: usize, middle: &str, after: &str| {
+        format!("{}{middle}{}", before.repeat(count), after.repeat(count))
+    };
+    for count in [100, 3000, 20_000] {
+        ends(&format!("{{{{ {} }}}}", nested("(", count, "1", ")")));
+        ends(&format!("{{{{ {} }}}}", nested("[", count, "1", "]")));
+        ends(&format!("{{{{ {} }}}}", nested("not ", count, "a", "")));
+        ends(&format!("{{{{ {} }}}}", nested("- ", count, "1", "")));
+        ends(&format!("{{{{ a{} }}}}", ".b".repeat(count)));
+        ends(&format!("{{{{ a{} }}}}", "[0]".repeat(count)));
+        ends(&format!("{{{{ a{} }}}}", "|e".repeat(count)));
+        ends(&format!("{{{{ 1{} }}}}", "+1".repeat(count)));
+        ends(&format!("{{{{ a{} }}}}", "+1".repeat(count)));
+        ends(&format!("{{{{ a{} }}}}", "**a".repeat(count)));
+        ends(&format!("{{{{ a{} }}}}", " is defined".repeat(count)));
+        ends(&format!("{{{{ {} }}}}", nested("a if b else ", count, "c", "")));
+        ends(&nested("{% if a %}", count, "x", "{% endif %}"));
+        ends(&format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(count)));
+        ends(&nested("{% for a in [1] %}", count, "x", "{% endfor %}"));
+    }
+}
+
+#[test]
+fn reading_is_bounded() {
+    let long = "{% set x = 'ab' * 8000000 %}{% set y = 'ab' * 8000000 %}{% set l = range(90000) | list %}";
+    for step in [
+        "{% if x == y %}{% endif %}",
+        "{% if 'c' in x %}{% endif %}",
+        "{% if x is eq y %}{% endif %}",
+        "{% if x < y < x %}{% endif %}",
+        "{% if 99999999 in l %}{% endif %}",
+        "{% if l == l %}{% endif %}",
+        "{% set z = x[15999999] %}",
+        "{% set z = x[15999998:] %}",
+        "{% set z = x | length %}",
+        "{% set z = x.find('c') %}",
+        "{% set z = x | trim('c') %}",
+        "{% set z = {x: 1} %}",
+        "{% for c in x %}{% break %}{% endfor %}",
+        "{% set z = l | sort %}",
+        "{% set z = l | tojson %}",
+    ] {
+        fails(&format!("{long}{{% for i in range(90000) %}}{step}{{% endfor %}}"));
+    }
+    fails(&looped(1, "{{ ('[0' ~ ',0' * 4000000 ~ ']') | fromjson | length }}"));
+    fails(&looped(1, "{{ ('a ' * 4000000).split(' ') | length }}"));
+    fails(&looped(1, "{{ ('a' * 8000000) | list | length }}"));
+}
+
+#[test]
+fn literals_mean_what_they_say() {
+    let check = |source: &str, expected: &str| assert_eq!(render(source).unwrap(), expected, "{source}");
+    check("{{ 'a' \"b\" 'c' }}{{- 'd' -}} e", "abcde");
+    check(
+        "{{ -1 }} {{ 2 ** 3 }} {{ 1.5 }} {{ 1 + 2 * 3 }} {{ 170141183460469231731687303715884105727 }}",
+        "-1 8 1.5 7 170141183460469231731687303715884105727",
+    );
+    check(
+        "{{ [1, 2].1 }}{{ {'a': 'b'}['a'] }}{{ 'x'.upper() }}{{ [1, 2, 3][-1] }}{{ [1, 2, 3][1:] }}",
+        "2bX3[2, 3]",
+    );
+    check(
+        "{{ true is true }} {{ 1 is not false }} {{ not false }} {{ 9 is divisibleby 3 }} {{ 'a' is eq 'a' }}",
+        "True True True True True",
+    );
+    check(
+        "{{ 1 if true else 2 }}{{ (1, 'a') }}{{ 'a' in ['a'] }}{{ '=' * 5 }}{{ [0] * 2 }}{{ 3 * 4 }}",
+        "1(1, 'a')True=====[0, 0]12",
+    );
+    check("{% raw %}{{ 'a' }}{% endraw %}{# 'b' #}{% set x %}{{ 1 }}c{% endset %}{{ x }}", "{{ 'a' }}1c");
+    check("{% for a in [1, 2] if a > 1 %}{{ a }}{{ loop.last }}{% else %}none{% endfor %}", "2True");
+    check("{% for a in [[1, [2]]] recursive %}{{ a if a is number else loop(a) }}{% endfor %}", "12");
+    check("{% macro m(a, b='y') %}{{ a }}{{ b }}{% endmacro %}{{ m('x') }}{{ m(b=1, a=2) }}", "xy21");
+}

@@ -1,0 +1,153 @@
+//! Checks woven into a template's compiled instructions.
+//!
+//! minijinja limits steps and recursion, but operators have no hook: forty rounds of `{% set ns.x = ns.x + ns.x %}` take
+//! a few hundred steps and ask for terabytes, and `'x' * 99999999` is computed while the template is compiled. Therefore
+//! literals are shielded from constant folding, and operators, literals of containers and raw text get calls to the
+//! functions of [`super::limits`] around them.
+
+use minijinja::{
+    Error, ErrorKind, Value,
+    machinery::{Instruction, Instructions, Token, tokenize},
+    syntax::SyntaxConfig,
+};
+
+use super::limits::{CHECK_ELEMENT, CHECK_RESULT, READ_ALL, READ_FACTORS, READ_FIRST_LEVEL, READ_TEXT};
+
+/// Maximum number of bytes of a template's source.
+const MAX_SOURCE: usize = 256 << 10;
+
+/// Maximum number of tokens between two pieces of raw text, which limits how deep an expression nests.
+const MAX_TAG: usize = 4096;
+
+/// Maximum number of `elif` tags, each of which nests into the one before it.
+const MAX_ELIF: usize = 1000;
+
+/// A filter that stands behind every literal until the instructions are woven.
+const LITERAL: &str = "__literal";
+
+fn refused(reason: impl Into<String>) -> Error {
+    Error::new(ErrorKind::SyntaxError, reason.into())
+}
+
+/// Returns the source with [`LITERAL`] applied to every literal that could be folded into a large constant.
+pub(super) fn shield_literals(source: &str, syntax: SyntaxConfig) -> Result<String, Error> {
+    if source.len() > MAX_SOURCE {
+        return Err(refused(format!(
+            "expected a source of at most {MAX_SOURCE} bytes, found {}",
+            source.len()
+        )));
+    }
+    let tokens: Vec<_> = tokenize(source, false, syntax).collect::<Result<_, _>>()?;
+    let (mut shielded, mut copied) = (String::with_capacity(source.len() * 2), 0);
+    let (mut in_tag, mut elifs) = (0, 0);
+    for (index, (token, span)) in tokens.iter().enumerate() {
+        let before = |back: usize| index.checked_sub(back).map(|at| &tokens[at].0);
+        let is_string = |token: Option<&Token<'_>>| matches!(token, Some(Token::Str(_) | Token::String(_)));
+        in_tag = if matches!(token, Token::TemplateData(_)) { 0 } else { in_tag + 1 };
+        elifs += usize::from(matches!(token, Token::Ident("elif")));
+        if in_tag > MAX_TAG || elifs > MAX_ELIF {
+            return Err(refused(format!(
+                "expected tags of at most {MAX_TAG} tokens and {MAX_ELIF} elif tags"
+            )));
+        }
+        let (opens, closes) = match token {
+            // Strings that follow each other are one literal.
+            Token::Str(_) | Token::String(_) => {
+                (!is_string(before(1)), !is_string(tokens.get(index + 1).map(|(token, _)| token)))
+            }
+            // `items.0` is an attribute.
+            Token::Int(_) | Token::Int128(_) | Token::Float(_) => {
+                let literal = !matches!(before(1), Some(Token::Dot));
+                (literal, literal)
+            }
+            Token::Ident("true" | "True" | "false" | "False") => {
+                let literal = match before(1) {
+                    Some(Token::Ident("is") | Token::Dot) => false,
+                    Some(Token::Ident("not")) => !matches!(before(2), Some(Token::Ident("is"))),
+                    _ => true,
+                };
+                (literal, literal)
+            }
+            _ => (false, false),
+        };
+        let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+        if opens {
+            shielded.push_str(source.get(copied..start).unwrap_or_default());
+            shielded.push('(');
+            copied = start;
+        }
+        if closes {
+            shielded.push_str(source.get(copied..end).unwrap_or_default());
+            shielded.push_str(&format!("|{LITERAL})"));
+            copied = end;
+        }
+    }
+    shielded.push_str(source.get(copied..).unwrap_or_default());
+    Ok(shielded)
+}
+
+/// Returns a copy of compiled instructions with checks.
+pub(super) fn weave<'a>(compiled: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
+    let mut woven = Instructions::new(compiled.name(), compiled.source());
+    let mut new_index = Vec::new();
+    let mut length = 0;
+    while let Some(instruction) = compiled.get(new_index.len() as u32) {
+        let line = compiled.get_line(new_index.len() as u32).unwrap_or_default() as u16;
+        new_index.push(length);
+        for instruction in with_checks(instruction)? {
+            length = woven.add_with_line(instruction, line) + 1;
+        }
+    }
+    new_index.push(length);
+    for index in 0..length {
+        use Instruction::{BuildMacro, Iterate, Jump, JumpIfFalse, JumpIfFalseOrPop, JumpIfTrueOrPop};
+        if let Some(
+            Jump(target)
+            | Iterate(target)
+            | JumpIfFalse(target)
+            | JumpIfFalseOrPop(target)
+            | JumpIfTrueOrPop(target)
+            | BuildMacro(_, target, _),
+        ) = woven.get_mut(index)
+        {
+            *target = new_index.get(*target as usize).copied().unwrap_or(length);
+        }
+    }
+    Ok(woven)
+}
+
+/// Returns an instruction with what is checked before and after it.
+fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>, Error> {
+    use Instruction as I;
+    // Hands the topmost values to a function, which gives them back.
+    let read = |function, count: usize| [I::CallFunction(function, Some(count as u16)), I::UnpackList(count)];
+    let result = || I::CallFunction(CHECK_RESULT, Some(1));
+    let own = instruction.clone();
+    let around = |[call, unpack]: [I<'a>; 2], own| vec![call, unpack, own, result()];
+    Ok(match instruction {
+        I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), I::Emit],
+        I::ApplyFilter(LITERAL, ..) => Vec::new(),
+        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::In | I::CompareAndPreserve(_) => {
+            let [call, unpack] = read(READ_ALL, 2);
+            vec![call, unpack, own]
+        }
+        I::GetItem => [read(READ_FIRST_LEVEL, 2).to_vec(), vec![own]].concat(),
+        I::PushLoop(_) | I::FastRecurse => [read(READ_FIRST_LEVEL, 1).to_vec(), vec![own]].concat(),
+        // A loop that is called counts the characters of a string.
+        I::CallFunction(_, Some(count @ 1..)) => {
+            [read(READ_FIRST_LEVEL, usize::from(*count)).to_vec(), vec![own]].concat()
+        }
+        I::Slice => around(read(READ_FIRST_LEVEL, 4), own),
+        I::Mul => around(read(READ_FACTORS, 2), own),
+        I::StringConcat => around(read(READ_TEXT, 2), own),
+        I::BuildMap(pairs @ 1..) if *pairs <= MAX_TAG => around(read(READ_ALL, 2 * pairs), own),
+        I::Add | I::BuildMap(0) | I::BuildList(_) | I::BuildTuple(_) => vec![own, result()],
+        I::SetAttr(_) => vec![I::Swap, I::CallFunction(CHECK_ELEMENT, Some(1)), I::Swap, own],
+        I::Include(_) | I::LoadBlocks => return Err(refused("a chat template cannot load other templates")),
+        I::PushAutoEscape => return Err(refused("a chat template cannot escape its output")),
+        I::CallMethod("changed", _) => return Err(refused("loop.changed is not supported")),
+        I::CallFunction(_, None) => return Err(refused("function arguments with `*` are not supported")),
+        I::BuildMap(_) => return Err(refused("a dictionary literal is too long")),
+        _ => vec![own],
+    })
+}

@@ -1,0 +1,305 @@
+//! Limits on what one rendering may compute: bytes that it produces and writes, bytes that it reads, and the size and
+//! depth of each value.
+//!
+//! Every value is measured when it comes into being: strings by their length, containers with all that they hold, since
+//! a list may hold another many times. Lazy sequences become lists and namespaces cannot be stored, so that no value
+//! grows after it was measured, holds itself, or is deeper than a thread's stack can walk.
+
+use minijinja::{
+    Environment, Error, ErrorKind, Output, State, Value,
+    value::{DynObject, Rest, ValueKind, ValueOrKwargs},
+};
+
+/// Reads operands with everything in them.
+pub(super) const READ_ALL: &str = "(read all)";
+/// Reads operands of which only the first level is looked at.
+pub(super) const READ_FIRST_LEVEL: &str = "(read first level)";
+/// Reads operands that are written as text.
+pub(super) const READ_TEXT: &str = "(read text)";
+/// Reads the operands of a multiplication.
+pub(super) const READ_FACTORS: &str = "(read factors)";
+/// Checks a value that an operator has made.
+pub(super) const CHECK_RESULT: &str = "(check result)";
+/// Checks a value that is stored in a namespace.
+pub(super) const CHECK_ELEMENT: &str = "(check element)";
+
+/// Bytes of values and text that a rendering may produce, those that it drops included.
+const MAX_PRODUCED: usize = 192 << 20;
+
+/// Bytes that a rendering may read, each time that it reads them.
+const MAX_READ: usize = 512 << 20;
+
+/// Bytes that one value may take, with everything in it.
+const MAX_VALUE: usize = 64 << 20;
+
+/// Bytes that a function may make of less.
+const MAX_GROWTH: usize = 16 << 20;
+
+/// Containers that may hold one another. `serde_json` reads 128.
+const MAX_DEPTH: usize = 160;
+
+/// Bytes that an element of a container counts for.
+const ELEMENT: usize = 64;
+
+/// Bytes that a character counts for where a string is taken apart.
+const CHARACTER: usize = 24;
+
+/// Maximum number of bytes that one byte of a string takes where its container is written as text.
+const ESCAPED: usize = 6;
+
+/// How a function reads its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// Strings, and the first level of containers; the result is one of the arguments or small.
+    FirstLevel,
+    /// Strings as strings.
+    Text,
+    /// Strings character by character.
+    Characters,
+}
+
+/// The account of one rendering.
+#[derive(Debug, Default)]
+struct Usage {
+    produced: usize,
+    read: usize,
+}
+
+fn over(what: &str, limit: usize) -> Error {
+    Error::new(ErrorKind::InvalidOperation, format!("expected {what} of at most {limit}, found more"))
+}
+
+fn within(found: usize, limit: usize, what: &str) -> Result<(), Error> {
+    if found <= limit { Ok(()) } else { Err(over(what, limit)) }
+}
+
+/// Adds the checks to an environment.
+pub(super) fn install(env: &mut Environment<'_>) {
+    let reads: [(&str, fn(&mut Usage, &[Value]) -> Result<(), Error>); 4] = [
+        (READ_ALL, |usage, values| values.iter().try_for_each(|value| usage.read_all(value).map(drop))),
+        (READ_FIRST_LEVEL, |usage, values| values.iter().try_for_each(|value| usage.read_first_level(value))),
+        (READ_TEXT, |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop))),
+        (READ_FACTORS, |usage, values| usage.read_factors(values)),
+    ];
+    for (name, read) in reads {
+        env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let mut args = args.into_values();
+            read(usage(state), &args)?;
+            // `UnpackList` leaves the first item on top of the stack.
+            args.reverse();
+            Ok::<_, Error>(Value::from(args))
+        });
+    }
+    env.add_function(CHECK_RESULT, |state: &mut State<'_, '_>, value: Value| usage(state).result(value));
+    env.add_function(
+        CHECK_ELEMENT,
+        |value: Value| if is_namespace(&value) { Err(stored()) } else { Ok(value) },
+    );
+    env.set_formatter(write);
+}
+
+fn usage<'a>(state: &'a mut State<'_, '_>) -> &'a mut Usage {
+    state.get_or_insert_extension(Usage::default())
+}
+
+/// Returns a function that measures its arguments and its result.
+pub(super) fn measured(
+    name: &'static str,
+    read: Read,
+    function: Value,
+) -> impl Fn(&mut State<'_, '_>, Rest<ValueOrKwargs>) -> Result<Value, Error> + Send + Sync + 'static {
+    move |state, args| {
+        let args = args.into_values();
+        call(state, name, read, &args, |state| function.call(state, &args))
+    }
+}
+
+/// Calls a function or method of a name, and measures its arguments and its result.
+pub(super) fn call<'a, 'b>(
+    state: &mut State<'a, 'b>,
+    name: &str,
+    read: Read,
+    args: &[Value],
+    run: impl FnOnce(&mut State<'a, 'b>) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    usage(state).arguments(name, read, args)?;
+    let value = run(state)?;
+    if read == Read::FirstLevel && value.kind() != ValueKind::Iterable {
+        return Ok(value);
+    }
+    usage(state).result(value)
+}
+
+/// Writes a value into the output or into what is captured of it.
+fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let bytes = usage(state).read_text(value)?;
+    usage(state).produce(bytes)?;
+    minijinja::escape_formatter(out, state, value)
+}
+
+impl Usage {
+    fn produce(&mut self, bytes: usize) -> Result<(), Error> {
+        self.produced = self.produced.saturating_add(bytes);
+        within(self.produced, MAX_PRODUCED, "bytes of values and text")
+    }
+
+    fn read(&mut self, bytes: usize) -> Result<(), Error> {
+        self.read = self.read.saturating_add(bytes);
+        within(self.read, MAX_READ, "bytes to read")
+    }
+
+    fn read_first_level(&mut self, value: &Value) -> Result<(), Error> {
+        self.read(value.as_str().map_or(0, str::len))
+    }
+
+    /// Reads a value as text; returns the bytes of that text at most.
+    fn read_text(&mut self, value: &Value) -> Result<usize, Error> {
+        if let Some(text) = value.as_str() {
+            self.read(text.len())?;
+            return Ok(text.len());
+        }
+        let bytes = self.read_all(value)?.saturating_mul(ESCAPED);
+        within(bytes, MAX_VALUE, "bytes of text")?;
+        Ok(bytes)
+    }
+
+    /// Reads a value with everything in it; returns its size.
+    fn read_all(&mut self, value: &Value) -> Result<usize, Error> {
+        let mut bytes = 0usize;
+        let mut pending = vec![(value.clone(), 0)];
+        while let Some((value, depth)) = pending.pop() {
+            if depth > 0 && is_namespace(&value) {
+                return Err(stored());
+            }
+            within(depth, MAX_DEPTH, "containers inside each other")?;
+            bytes += ELEMENT + value.as_str().map_or(0, str::len);
+            let pairs = value.kind() == ValueKind::Map;
+            for item in elements(&value)? {
+                if pairs {
+                    pending.push((value.get_item(&item).unwrap_or_default(), depth + 1));
+                }
+                pending.push((item, depth + 1));
+                within(bytes + pending.len() * ELEMENT, MAX_VALUE, "bytes in a value")?;
+            }
+            within(bytes, MAX_VALUE, "bytes in a value")?;
+        }
+        self.read(bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads two factors, one of which may be a string or sequence to repeat.
+    fn read_factors(&mut self, factors: &[Value]) -> Result<(), Error> {
+        let mut bytes = 0usize;
+        for (index, value) in factors.iter().enumerate() {
+            self.read_first_level(value)?;
+            let size = value.as_str().map_or(elements(value)?.count().saturating_mul(ELEMENT), str::len);
+            self.read(size)?;
+            let times = factors.get(1 - index.min(1)).and_then(Value::as_usize).unwrap_or(0);
+            bytes = bytes.max(size.saturating_mul(times));
+        }
+        within(bytes, MAX_GROWTH, "bytes from repeating a value")
+    }
+
+    /// Counts a value that was made, and makes a list of a lazy sequence.
+    fn result(&mut self, value: Value) -> Result<Value, Error> {
+        let value = if value.kind() == ValueKind::Iterable {
+            let mut items = Vec::new();
+            for item in value.try_iter()? {
+                within((items.len() + 1) * ELEMENT, MAX_VALUE, "bytes in a value")?;
+                items.push(item);
+            }
+            Value::from(items)
+        } else {
+            value
+        };
+        match value.as_str() {
+            Some(text) => {
+                within(text.len(), MAX_VALUE, "bytes in a value")?;
+                self.produce(text.len())?;
+            }
+            None => {
+                self.read_all(&value)?;
+                self.produce(elements(&value)?.count() * ELEMENT)?;
+            }
+        }
+        Ok(value)
+    }
+
+    fn arguments(&mut self, name: &str, read: Read, args: &[Value]) -> Result<(), Error> {
+        for arg in args {
+            match read {
+                Read::FirstLevel => self.read_first_level(arg)?,
+                Read::Text => self.read_text(arg).map(drop)?,
+                Read::Characters => {
+                    let size = match arg.as_str() {
+                        Some(text) => text.len().saturating_mul(CHARACTER),
+                        None => self.read_all(arg)?,
+                    };
+                    within(size, MAX_VALUE, "bytes in a value")?;
+                    self.read_first_level(arg)?;
+                }
+            }
+        }
+        within(growth(name, args)?, MAX_GROWTH, "bytes in a result")
+    }
+}
+
+/// Returns the elements of a container, and none of other values.
+fn elements(value: &Value) -> Result<impl Iterator<Item = Value>, Error> {
+    let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
+    let items = if is_container { Some(value.try_iter()?) } else { None };
+    Ok(items.into_iter().flatten())
+}
+
+/// Returns whether a value is a namespace, the one container that changes.
+fn is_namespace(value: &Value) -> bool {
+    value.as_object().map(DynObject::type_name).is_some_and(|name| name.ends_with("::Namespace"))
+}
+
+fn stored() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "a namespace cannot be stored in another value")
+}
+
+/// Returns the bytes that a function may make beyond those that it is given.
+fn growth(name: &str, args: &[Value]) -> Result<usize, Error> {
+    let Some((subject, rest)) = args.split_first() else { return Ok(0) };
+    let mut options = Vec::new();
+    for arg in rest {
+        match arg.is_kwargs() {
+            true => options.extend(elements(arg)?.filter_map(|name| arg.get_item(&name).ok())),
+            false => options.push(arg.clone()),
+        }
+    }
+    let text = subject.as_str().unwrap_or_default();
+    let length = |value: &Value| value.as_str().map_or(ELEMENT, str::len);
+    let longest = options.iter().map(length).max().unwrap_or(0);
+    let number = options.iter().filter_map(Value::as_usize).max().unwrap_or(0);
+    Ok(match name {
+        "join" => subject.as_str().map_or(subject.len().unwrap_or(0), str::len).saturating_mul(longest),
+        "replace" => match options.first().and_then(Value::as_str) {
+            Some(from) => text.matches(from).count().saturating_mul(longest),
+            None => 0,
+        },
+        "indent" => (text.matches('\n').count() + 1).saturating_mul(number),
+        "format" if text.contains('*') && text.contains('%') => {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "format: expected widths in digits, found `*`",
+            ));
+        }
+        "format" => {
+            let digits = text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+            let widths =
+                digits.map(|digits| digits.parse().unwrap_or(usize::MAX)).fold(0, usize::saturating_add);
+            let mut largest = 0;
+            for option in &options {
+                largest = largest.max(Usage::default().read_text(option)?);
+            }
+            widths.saturating_add(text.matches(['%', '{']).count().saturating_mul(largest))
+        }
+        "batch" | "slice" => number.saturating_mul(ELEMENT),
+        "fromjson" => text.matches([',', '[', '{']).count().saturating_mul(ELEMENT),
+        "escape" | "e" => text.len().saturating_mul(ESCAPED),
+        _ => 0,
+    })
+}
