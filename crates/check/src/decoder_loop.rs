@@ -4,16 +4,17 @@ use narthex_graph::{Node, Value};
 
 use super::{
     finding,
+    numbers::plural,
+    placed::PlacedGraph,
+    problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
-    score::plural,
-    view::{Outcome, View},
 };
 
 /// Rows from which a table is a vocabulary.
 const VOCABULARY: u64 = 8192;
 
 /// Findings on the loop.
-pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = embedding_tables(view).into_iter().collect();
     let (past, present) = caches(view);
     let has_switch = view.graph().inputs.iter().any(|input| input.name.contains("use_cache"));
@@ -41,7 +42,7 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     findings
 }
 
-fn caches<'a>(view: &View<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
+fn caches<'a>(view: &PlacedGraph<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
     let says = |value: &&Value, words: &[&str]| {
         let name = value.name.to_ascii_lowercase();
         words.iter().any(|word| name.contains(word)) && value.shape.len() >= 3
@@ -58,7 +59,7 @@ fn caches<'a>(view: &View<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
 }
 
 /// Whether the loop is as an NPU wants it: fixed shapes, and of each cache that is read only what is new comes out.
-fn gives_news_alone(view: &View<'_>, past: &[&Value], present: &[&Value]) -> bool {
+fn gives_news_alone(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> bool {
     let fixed = |value: &&Value| view.open.get(&value.name).is_fixed();
     past.len() == present.len()
         && past.iter().chain(present).all(fixed)
@@ -66,7 +67,7 @@ fn gives_news_alone(view: &View<'_>, past: &[&Value], present: &[&Value]) -> boo
 }
 
 /// Bytes of the caches that are read, and of those that come out.
-fn cache_bytes(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<(u64, u64)> {
+fn cache_bytes(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> Option<(u64, u64)> {
     let bytes = |values: &[&Value]| {
         values.iter().map(|value| view.known.get(&value.name).bytes()).sum::<Option<u64>>()
     };
@@ -74,7 +75,7 @@ fn cache_bytes(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<(
 }
 
 /// A cache that leaves the graph whole is copied in every step.
-fn whole_cache(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<Finding> {
+fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> Option<Finding> {
     let (into, out) = cache_bytes(view, past, present)?;
     (into > 0 && out >= into).then(|| {
         let message = format!(
@@ -88,7 +89,7 @@ fn whole_cache(view: &View<'_>, past: &[&Value], present: &[&Value]) -> Option<F
 }
 
 /// A head over every position of the prompt.
-fn all_logits(view: &View<'_>) -> Option<Finding> {
+fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
     let wide = view.graph().outputs.iter().find(|output| {
         let shape = view.known.get(&output.name).shape.as_deref();
         matches!(shape, Some([.., Some(rows), Some(vocabulary)]) if *rows > 1 && *vocabulary >= VOCABULARY)
@@ -99,7 +100,7 @@ fn all_logits(view: &View<'_>) -> Option<Finding> {
 }
 
 /// Token tables on the NPU: they fill its address space, and a tied head holds them a second time.
-fn embedding_tables(view: &View<'_>) -> Option<Finding> {
+fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
     let is_table = |node: &&Node| {
         let shape =
             view.input(node, 0).filter(|table| table.constant).and_then(|table| table.shape.as_deref());
@@ -107,7 +108,8 @@ fn embedding_tables(view: &View<'_>) -> Option<Finding> {
             && matches!(shape, Some([Some(rows), Some(_)]) if *rows >= VOCABULARY)
             && view.input(node, 1).is_some_and(|indices| !indices.constant)
     };
-    let nodes = view.placed().filter(|(_, _, outcome)| **outcome != Outcome::Folded).map(|(_, node, _)| node);
+    let nodes =
+        view.placed().filter(|(_, _, outcome)| **outcome != NodePlacement::Folded).map(|(_, node, _)| node);
     let tables: Vec<&Node> = nodes.filter(is_table).collect();
     let bytes: u64 = tables.iter().filter_map(|node| view.input(node, 0)?.bytes()).sum();
     (!tables.is_empty()).then(|| {

@@ -15,12 +15,14 @@ use narthex_graph::{
 use narthex_spec::DType;
 
 use super::{
-    Options,
+    CheckOptions,
     extents::{Extents, symbols},
     facts::{Compiler, Facts},
     forms,
+    placed::PlacedGraph,
+    problem::NodePlacement,
     report::Rule,
-    view::{Outcome, View},
+    rewrites::narthex_rewrites,
 };
 
 /// What is added to the score of a token that may not be seen. Half precision has it exactly, and e^-100 is 0 in it.
@@ -30,7 +32,7 @@ const MASKED: f32 = -100.0;
 ///
 /// # Errors
 /// A patch that does not fit its graph, which is a defect of Narthex.
-pub fn fixed(parts: &[OnnxFile], options: &Options) -> Result<(Vec<OnnxFile>, Vec<String>), PatchError> {
+pub fn fixed(parts: &[OnnxFile], options: &CheckOptions) -> Result<(Vec<OnnxFile>, Vec<String>), PatchError> {
     let mut labels: BTreeMap<String, usize> = BTreeMap::new();
     let mut order: Vec<String> = Vec::new();
     let mut fixed = parts.to_vec();
@@ -61,14 +63,14 @@ fn kind_of(label: &str) -> &str {
 }
 
 /// The patches for one graph, which may be applied together.
-pub fn patches(part: &OnnxFile, options: &Options) -> Vec<Patch> {
+pub fn patches(part: &OnnxFile, options: &CheckOptions) -> Vec<Patch> {
     let extents = Extents::new(&options.extents);
     let facts = Facts::of(&options.target);
-    let view = View::new(part, facts, &extents);
+    let view = PlacedGraph::new(part, facts, &extents);
     let mut patches = bindings(&part.graph, &extents);
     patches.extend(overridable(&view));
     for (_, node, outcome) in view.placed() {
-        if *outcome == Outcome::Folded || facts.compiler != Compiler::Htp {
+        if *outcome == NodePlacement::Folded || facts.compiler != Compiler::Htp {
             continue;
         }
         patches.extend(rewrite(&view, node, outcome));
@@ -85,7 +87,7 @@ fn bindings(graph: &Graph, extents: &Extents) -> Vec<Patch> {
     bound.collect()
 }
 
-fn overridable(view: &View<'_>) -> Option<Patch> {
+fn overridable(view: &PlacedGraph<'_>) -> Option<Patch> {
     let names = view.graph().inputs.iter().map(|input| &input.name);
     let edits: Vec<Edit> = names
         .filter(|name| view.constants.contains_key(name.as_str()))
@@ -94,15 +96,15 @@ fn overridable(view: &View<'_>) -> Option<Patch> {
     (!edits.is_empty()).then(|| Patch { label: "take weights from the inputs".to_owned(), edits })
 }
 
-fn rewrite(view: &View<'_>, node: &Node, outcome: &Outcome) -> Option<Patch> {
-    let Outcome::Problem(problem) = outcome else { return None };
+fn rewrite(view: &PlacedGraph<'_>, node: &Node, outcome: &NodePlacement) -> Option<Patch> {
+    let NodePlacement::Problem(problem) = outcome else { return None };
     match (node.domain.as_str(), node.op.as_str(), problem.rule) {
         (MICROSOFT, "MatMulNBits", Rule::MatMulNBitsRank | Rule::OperatorForm) => matmul_nbits(view, node),
         ("", "Attention", Rule::BooleanMask) => float_mask(view, node),
         ("", "Mul", Rule::CompilerFails) => weight_second(node),
         ("", "GatherND", _) => pick(view, node),
         _ => {
-            forms::narthex_rewrites(view, node)?;
+            narthex_rewrites(view, node)?;
             match node.op.as_str() {
                 "SkipSimplifiedLayerNormalization" => skip_norm(node, Norm::Rms),
                 "SkipLayerNormalization" => skip_norm(node, Norm::Layer),
@@ -157,7 +159,7 @@ fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
 /// ```text
 /// x [.., K] ── Reshape [1, -1, K] ── MatMulNBits ── Reshape [.., N] ── Add(bias)
 /// ```
-fn matmul_nbits(view: &View<'_>, node: &Node) -> Option<Patch> {
+fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     // Reordered columns and odd blocks are the exporter's to mend.
     let blocks_fit = node.int("K")? % node.int("block_size").filter(|&size| size > 0)? == 0;
     if node.input(4).is_some() || !blocks_fit {
@@ -211,7 +213,7 @@ fn back_shape(shape: &[Option<u64>], n: i64) -> Option<Vec<i64>> {
 /// ```text
 /// mask (bool) ── Where(mask, 0, -100) ── Attention
 /// ```
-fn float_mask(view: &View<'_>, node: &Node) -> Option<Patch> {
+fn float_mask(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     let element = view.input(node, 0)?.element?;
     let number = |value: f32| match element.dtype()? {
         DType::F32 => Some(value.to_le_bytes().to_vec()),
@@ -243,7 +245,7 @@ fn weight_second(node: &Node) -> Option<Patch> {
 /// ```
 ///
 /// The upper row is constant; `Mod` turns indices that count from the end.
-fn pick(view: &View<'_>, node: &Node) -> Option<Patch> {
+fn pick(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
     let extents = forms::picks_elements(view, node)?;
     // The stride of an axis is the product of the extents after it.
     let mut strides = Vec::with_capacity(extents.len());

@@ -3,11 +3,13 @@
 use narthex_graph::{Element, Node, graph::MICROSOFT};
 use narthex_spec::DType;
 
-use super::{
+use crate::{
+    answers::ask_case,
     facts::Compiler,
-    operators::ask_case,
+    problem::Problem,
     report::{Fix, Rule},
-    view::{Problem, View},
+    rewrites::opset,
+    view::View,
 };
 
 /// What becomes of a node whose form decides; nothing for operators that are asked as they are.
@@ -337,30 +339,4 @@ pub(super) fn is_gelu(view: &View<'_>, node: &Node) -> bool {
     let scaled = node.input(0).and_then(|input| view.maker(input));
     scaled.is_some_and(|maker| matches!(maker.op.as_str(), "Div" | "Mul"))
         && then(node, "Add").and_then(|add| then(add, "Mul")).is_some()
-}
-
-/// The version of ONNX's own operators.
-fn opset(view: &View<'_>) -> i64 {
-    view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
-}
-
-/// What `--fix` writes in the place of an operator that the compiler refuses.
-pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
-    let unread = |index: usize| {
-        node.outputs.get(index).is_none_or(|name| {
-            name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
-        })
-    };
-    let opset = opset(view);
-    match (node.domain.as_str(), node.op.as_str()) {
-        (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
-            Some("write it as Add and SimplifiedLayerNormalization")
-        }
-        (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= 17 => {
-            Some("write it as Add and LayerNormalization")
-        }
-        (MICROSOFT, "BiasGelu") => Some("write it as Add and Gelu"),
-        (MICROSOFT, "FastGelu") if opset >= 20 => Some("write it as Gelu with the tanh approximation"),
-        _ => None,
-    }
 }

@@ -4,18 +4,23 @@
 //! no model and load no weight. Start at [`check`]; [`fix`] rewrites, and what a
 //! vendor's compiler says of a graph is joined to a report with [`Report::record`].
 
+mod answers;
 pub mod bisect;
+mod compiler_result;
 mod decoder_loop;
 mod error;
 mod extents;
 mod facts;
 pub mod fix;
 mod forms;
+mod numbers;
 mod operators;
+mod placed;
+mod problem;
 pub mod qnn_errors;
 mod reasons;
-mod record;
 mod report;
+mod rewrites;
 mod score;
 mod shapes;
 mod storage;
@@ -29,9 +34,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use narthex_graph::onnx::files::OnnxFile;
 use narthex_spec::Target;
 
+pub use compiler_result::{CompilerResult, ControlResult, Evidence, FallbackNode, FaultyNodes, ProcessEnd};
 pub use error::CheckError;
 pub use reasons::{Reason, reasons};
-pub use record::{Compiled, Control, Ending, Evidence, Fault, Left};
 pub use report::{
     AfterFix, Component, Finding, Fix, FixedBy, PartSummary, Report, Rule, Score, Severity, Verdict,
 };
@@ -39,12 +44,13 @@ pub use report::{
 use self::{
     extents::Extents,
     facts::{Facts, Sessions},
-    view::{Problem, View},
+    placed::PlacedGraph,
+    problem::Problem,
 };
 
 /// What a model is checked for.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct CheckOptions {
     /// The target.
     pub target: Target,
     /// Extents of dimensions that the model leaves open, by symbol.
@@ -52,7 +58,7 @@ pub struct Options {
 }
 
 /// Checks the graphs of one model.
-pub fn check(subject: &str, parts: &[OnnxFile], options: &Options) -> Report {
+pub fn check(subject: &str, parts: &[OnnxFile], options: &CheckOptions) -> Report {
     let nothing = BTreeMap::new();
     let mut report = look(subject, parts, options, &nothing);
     if let Ok((fixed, changes)) = fix::fixed(parts, options)
@@ -88,7 +94,12 @@ pub fn same_facts(one: &Target, other: &Target) -> bool {
 impl Report {
     /// Records what a vendor's compiler made of graphs, by the part's name. It has the last word on each of their nodes; what
     /// the rules say of files and sizes stands, since a compile loads nothing on an NPU.
-    pub fn record(&mut self, parts: &[OnnxFile], options: &Options, compiled: &BTreeMap<String, Compiled>) {
+    pub fn record(
+        &mut self,
+        parts: &[OnnxFile],
+        options: &CheckOptions,
+        compiled: &BTreeMap<String, CompilerResult>,
+    ) {
         let joined = look(&self.subject, parts, options, compiled);
         *self = Self { after_fix: self.after_fix.take(), ..joined };
     }
@@ -98,22 +109,22 @@ impl Report {
 fn look(
     subject: &str,
     parts: &[OnnxFile],
-    options: &Options,
-    compiled: &BTreeMap<String, Compiled>,
+    options: &CheckOptions,
+    compiled: &BTreeMap<String, CompilerResult>,
 ) -> Report {
     let facts = Facts::of(&options.target);
     let extents = Extents::new(&options.extents);
     let mut findings = Vec::new();
     let mut summaries = Vec::new();
-    let (mut tally, mut weights) = (score::Tally::default(), storage::Weights::default());
+    let (mut tally, mut weights) = (score::ScoreTotals::default(), storage::Weights::default());
     for part in parts {
-        let mut view = View::new(part, facts, &extents);
+        let mut view = PlacedGraph::new(part, facts, &extents);
         let compiled = compiled.get(&part.name);
         compiled.iter().for_each(|compiled| view.overrule(compiled));
         let mut found = shapes::check(&view, &extents);
         found.extend(node_problems(&view));
         found.extend(types::check(&view));
-        compiled.iter().for_each(|compiled| record::join(&mut found, compiled));
+        compiled.iter().for_each(|compiled| compiler_result::join(&mut found, compiled));
         found.extend(storage::check(&view));
         found.extend(decoder_loop::check(&view));
         for finding in &mut found {
@@ -142,7 +153,7 @@ fn look(
 }
 
 /// The nodes that the NPU does not take, gathered by what is wrong with them.
-fn node_problems(view: &View<'_>) -> Vec<Finding> {
+fn node_problems(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut order = Vec::new();
     let mut groups: BTreeMap<(Rule, Severity, String, String), Finding> = BTreeMap::new();
     for (node, Problem { rule, severity, why, fix }) in view.problems() {

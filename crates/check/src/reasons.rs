@@ -8,8 +8,9 @@ use narthex_spec::Target;
 use super::{
     extents::{Extents, symbols},
     facts::Facts,
+    placed::PlacedGraph,
+    problem::{NodePlacement, Problem},
     report::Fix,
-    view::{Outcome, Problem, View},
 };
 
 /// The most open dimensions that a reason names.
@@ -27,18 +28,20 @@ pub struct Reason {
 /// The nodes of a graph that the target's compiler does not take by these rules, each with its reason, by path.
 pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
     let extents = Extents::new(&BTreeMap::new());
-    let view = View::new(part, Facts::of(target), &extents);
+    let view = PlacedGraph::new(part, Facts::of(target), &extents);
     let open = open(&view, &extents);
-    let reason = |outcome: &Outcome| match outcome {
-        Outcome::Folded | Outcome::Npu | Outcome::Left => None,
-        Outcome::Dynamic => Some(open.clone()),
-        Outcome::Problem(Problem { why, fix, .. }) => Some(Reason { why: why.clone(), fix: fix.clone() }),
+    let reason = |outcome: &NodePlacement| match outcome {
+        NodePlacement::Folded | NodePlacement::Npu | NodePlacement::Fallback => None,
+        NodePlacement::Dynamic => Some(open.clone()),
+        NodePlacement::Problem(Problem { why, fix, .. }) => {
+            Some(Reason { why: why.clone(), fix: fix.clone() })
+        }
     };
     view.placed().filter_map(|(_, node, outcome)| Some((node.path(), reason(outcome)?))).collect()
 }
 
 /// What is wrong with the nodes that depend on open dimensions.
-fn open(view: &View<'_>, extents: &Extents) -> Reason {
+fn open(view: &PlacedGraph<'_>, extents: &Extents) -> Reason {
     let symbols = symbols(view.graph());
     let named: Vec<String> = symbols.iter().take(MOST_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();
     let more = if symbols.len() > MOST_SYMBOLS { " and others" } else { "" };

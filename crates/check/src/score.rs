@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use super::{
+use crate::{
     facts::Facts,
+    numbers::{count, plural},
+    placed::PlacedGraph,
+    problem::NodePlacement,
     report::{Component, Finding, PartSummary, Score, Severity, Verdict},
     storage::npu_weight_bytes,
     types,
-    view::{Outcome, View},
 };
 
 /// What one graph comes to. Of a graph whose weights are more than the NPU can hold, nothing runs there.
-pub(super) fn summary(view: &View<'_>) -> PartSummary {
+pub(super) fn summary(view: &PlacedGraph<'_>) -> PartSummary {
     let npu_weight_bytes = npu_weight_bytes(view);
     let loads = npu_weight_bytes <= view.facts.part_limit;
     let mut summary = PartSummary {
@@ -29,7 +31,7 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
         scheme: types::scheme(view),
     };
     for (index, _, outcome) in view.placed() {
-        if *outcome == Outcome::Folded {
+        if *outcome == NodePlacement::Folded {
             summary.folded_nodes += 1;
             continue;
         }
@@ -38,7 +40,7 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
         summary.uncounted_nodes += usize::from(work.is_none());
         let work = work.unwrap_or(0);
         summary.multiply_accumulates = summary.multiply_accumulates.saturating_add(work);
-        if loads && *outcome == Outcome::Npu {
+        if loads && *outcome == NodePlacement::Npu {
             summary.npu_nodes += 1;
             summary.npu_multiply_accumulates = summary.npu_multiply_accumulates.saturating_add(work);
         }
@@ -47,7 +49,7 @@ pub(super) fn summary(view: &View<'_>) -> PartSummary {
 }
 
 /// Bytes of inputs and outputs, without weights that are inputs too.
-fn io_bytes(view: &View<'_>) -> Option<u64> {
+fn io_bytes(view: &PlacedGraph<'_>) -> Option<u64> {
     let graph = view.graph();
     let inputs = graph.inputs.iter().filter(|input| !view.constants.contains_key(input.name.as_str()));
     inputs
@@ -57,12 +59,12 @@ fn io_bytes(view: &View<'_>) -> Option<u64> {
 
 /// The least number of pieces into which the NPU's nodes fall: a node's piece is the number of changes of device on the
 /// longest way to it.
-fn pieces(view: &View<'_>) -> usize {
+fn pieces(view: &PlacedGraph<'_>) -> usize {
     // What is computed at load is nowhere, and joins whatever reads it.
     let mut changes: Vec<Option<(bool, usize)>> = Vec::with_capacity(view.outcomes.len());
     let mut found = BTreeSet::new();
     for (_, node, outcome) in view.placed() {
-        let on_npu = *outcome == Outcome::Npu;
+        let on_npu = *outcome == NodePlacement::Npu;
         let before = node.inputs.iter().filter_map(|name| {
             let (was_on_npu, count) = (*changes.get(*view.makers.get(name.as_str())?)?)?;
             Some(count + usize::from(was_on_npu != on_npu))
@@ -71,7 +73,7 @@ fn pieces(view: &View<'_>) -> usize {
         if on_npu {
             found.insert(count);
         }
-        changes.push((*outcome != Outcome::Folded).then_some((on_npu, count)));
+        changes.push((*outcome != NodePlacement::Folded).then_some((on_npu, count)));
     }
     found.len()
 }
@@ -106,15 +108,15 @@ pub(super) fn verdict(findings: &[Finding], summaries: &[PartSummary]) -> Verdic
 
 /// Sums over the graphs of a model.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ScoreTotals {
     values: usize,
     fixed_values: usize,
 }
 
-impl Tally {
-    pub(super) fn add(&mut self, view: &View<'_>) {
+impl ScoreTotals {
+    pub(super) fn add(&mut self, view: &PlacedGraph<'_>) {
         for (_, node, outcome) in view.placed() {
-            if *outcome == Outcome::Folded {
+            if *outcome == NodePlacement::Folded {
                 continue;
             }
             for name in node
@@ -234,20 +236,5 @@ impl fmt::Display for Score {
             writeln!(f, "  {:>5.1} of {weight:>2.0}  {name:<18} {detail}", value * weight)?;
         }
         Ok(())
-    }
-}
-
-/// A count of things: `1 piece`, `2 pieces`.
-pub(super) fn plural(count: u64, thing: &str) -> String {
-    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
-}
-
-/// A count in words: `1.2 G`.
-pub(super) fn count(count: u64) -> String {
-    match count as f64 {
-        n if n >= 1e9 => format!("{:.1} G", n / 1e9),
-        n if n >= 1e6 => format!("{:.1} M", n / 1e6),
-        n if n >= 1e3 => format!("{:.1} k", n / 1e3),
-        _ => count.to_string(),
     }
 }

@@ -6,8 +6,9 @@ use narthex_spec::dtype::Dim;
 use super::{
     extents::{Extents, names, symbols},
     finding,
+    placed::PlacedGraph,
+    problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
-    view::{Outcome, View},
 };
 
 /// Dimensions that are looked at one by one; each costs a walk over the whole graph.
@@ -17,7 +18,7 @@ const MOST_SYMBOLS: usize = 32;
 const MOST_INPUTS: usize = 4;
 
 /// Findings on a graph's shapes.
-pub(super) fn check(view: &View<'_>, extents: &Extents) -> Vec<Finding> {
+pub(super) fn check(view: &PlacedGraph<'_>, extents: &Extents) -> Vec<Finding> {
     let mut findings = well_formed(view);
     let symbols = symbols(view.graph());
     findings.extend(symbols.iter().take(MOST_SYMBOLS).map(|symbol| dynamic(view, extents, symbol)));
@@ -26,7 +27,7 @@ pub(super) fn check(view: &View<'_>, extents: &Extents) -> Vec<Finding> {
     findings
 }
 
-fn well_formed(view: &View<'_>) -> Vec<Finding> {
+fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut graph_error = view.graph().check_values().err();
     // A weight that is an input too is a finding of its own.
     if let Some(GraphError::DefinedTwice { name, .. }) = &graph_error
@@ -54,7 +55,7 @@ fn well_formed(view: &View<'_>) -> Vec<Finding> {
 }
 
 /// One open dimension: where it stands, and how many nodes it touches.
-fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
+fn dynamic(view: &PlacedGraph<'_>, extents: &Extents, symbol: &str) -> Finding {
     let inputs = inputs(view, symbol);
     // With every other symbol fixed, what is open is open because of this one.
     let known = view.graph().infer(&|other| {
@@ -63,7 +64,7 @@ fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
     });
     let touched: Vec<String> = view
         .placed()
-        .filter(|(_, _, outcome)| **outcome != Outcome::Folded)
+        .filter(|(_, _, outcome)| **outcome != NodePlacement::Folded)
         .filter(|(_, node, _)| {
             node.inputs.iter().chain(&node.outputs).any(|name| {
                 !name.is_empty() && !known.get(name).is_fixed() && view.known.get(name).shape.is_some()
@@ -88,7 +89,7 @@ fn dynamic(view: &View<'_>, extents: &Extents, symbol: &str) -> Finding {
 }
 
 /// The inputs that have a dimension, the first of them with their shapes.
-fn inputs(view: &View<'_>, symbol: &str) -> String {
+fn inputs(view: &PlacedGraph<'_>, symbol: &str) -> String {
     let having =
         || view.graph().inputs.iter().filter(|input| input.shape.iter().any(|dim| names(dim, symbol)));
     let mut shown: Vec<String> = having()
@@ -112,7 +113,7 @@ fn more_symbols(rest: Vec<String>) -> Option<Finding> {
     })
 }
 
-fn unranked(view: &View<'_>) -> Option<Finding> {
+fn unranked(view: &PlacedGraph<'_>) -> Option<Finding> {
     let names: Vec<String> = view
         .graph()
         .inputs

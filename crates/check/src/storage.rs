@@ -10,12 +10,13 @@ use narthex_graph::{
 use super::{
     facts::{Facts, Sessions},
     finding,
+    placed::PlacedGraph,
+    problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
-    view::{Outcome, View},
 };
 
 /// Findings on one graph's files and sizes.
-pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings = external(view.part);
     findings.extend(several_files(view.part));
     findings.extend(overridable(view));
@@ -84,7 +85,7 @@ fn several_files(part: &OnnxFile) -> Option<Finding> {
     })
 }
 
-fn overridable(view: &View<'_>) -> Option<Finding> {
+fn overridable(view: &PlacedGraph<'_>) -> Option<Finding> {
     let names: Vec<String> = view
         .graph()
         .inputs
@@ -104,7 +105,7 @@ fn overridable(view: &View<'_>) -> Option<Finding> {
     })
 }
 
-fn part_size(view: &View<'_>) -> Option<Finding> {
+fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let bytes = npu_weight_bytes(view);
     let Facts { part_caution, part_limit, .. } = view.facts;
     let parts = bytes.div_ceil(part_caution.max(1));
@@ -135,16 +136,16 @@ fn gigabytes(sizes: [u64; 2]) -> [String; 2] {
 }
 
 /// Bytes that the constants of the NPU's nodes take there.
-pub(super) fn npu_weight_bytes(view: &View<'_>) -> u64 {
+pub(super) fn npu_weight_bytes(view: &PlacedGraph<'_>) -> u64 {
     npu_weights(view).values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 /// Bytes that each constant of the NPU's nodes takes there: wide floats are stored as half precision.
-fn npu_weights<'a>(view: &View<'a>) -> BTreeMap<&'a str, u64> {
+fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
     let mut weights = BTreeMap::new();
     for (_, node, outcome) in view.placed() {
         // Nodes that fall only because a shape is open hold weights too once it is fixed.
-        if !matches!(outcome, Outcome::Npu | Outcome::Dynamic) {
+        if !matches!(outcome, NodePlacement::Npu | NodePlacement::Dynamic) {
             continue;
         }
         for name in &node.inputs {
@@ -180,7 +181,7 @@ pub(super) struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     /// Adds those of a graph.
-    pub(super) fn add(&mut self, view: &View<'a>) {
+    pub(super) fn add(&mut self, view: &PlacedGraph<'a>) {
         let place = |name: &'a str| match view.constants.get(name).map(|constant| &constant.data) {
             Some(InitializerData::External { file, offset, .. }) => {
                 Place::File(&view.part.folder, file, *offset)
@@ -212,7 +213,7 @@ impl<'a> Weights<'a> {
 }
 
 /// Tensors so large that one operator may not fit into the memory beside the NPU's cores.
-fn tensor_size(view: &View<'_>) -> Option<Finding> {
+fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let near = view.facts.near_memory?;
     let large = |tensor: &narthex_graph::infer::TensorInfo| {
         // The NPU computes in two bytes whatever float the graph says.
@@ -222,7 +223,7 @@ fn tensor_size(view: &View<'_>) -> Option<Finding> {
     let mut largest = 0;
     let mut places = Vec::new();
     for (_, node, outcome) in view.placed() {
-        if *outcome == Outcome::Folded {
+        if *outcome == NodePlacement::Folded {
             continue;
         }
         let output = view.known.output(node);

@@ -25,9 +25,9 @@ const F16: DType = DType::F16;
 const WHOLE: &str = "runs whole";
 const REFUSED: &str = "refused";
 
-fn options(target: &str, extents: &[(&str, u64)]) -> Options {
+fn options(target: &str, extents: &[(&str, u64)]) -> CheckOptions {
     let extents = extents.iter().map(|&(symbol, extent)| (symbol.to_owned(), extent)).collect();
-    Options { target: target.parse().unwrap(), extents }
+    CheckOptions { target: target.parse().unwrap(), extents }
 }
 
 fn part(graph: Graph) -> OnnxFile {
@@ -103,16 +103,17 @@ fn sized(folder: &str, rows: usize) -> OnnxFile {
 }
 
 /// What comes of a graph once a compiler was given it.
-fn compiled(graph: &Graph, compiled: Compiled) -> Report {
+fn compiled(graph: &Graph, compiled: CompilerResult) -> Report {
     let (parts, options) = ([part(graph.clone())], options("qnn:x-elite", &[]));
     let mut report = check("model.onnx", &parts, &options);
     report.record(&parts, &options, &BTreeMap::from([("model.onnx".to_owned(), compiled)]));
     report
 }
 
-fn partly(left: &[(&str, Option<&str>)], nodes: usize) -> Compiled {
-    let left = left.iter().map(|(path, why)| Left { path: path.to_string(), why: why.map(str::to_owned) });
-    Compiled::Partly { elsewhere: left.collect(), nodes }
+fn partly(left: &[(&str, Option<&str>)], nodes: usize) -> CompilerResult {
+    let left =
+        left.iter().map(|(path, why)| FallbackNode { path: path.to_string(), why: why.map(str::to_owned) });
+    CompilerResult::Partly { elsewhere: left.collect(), nodes }
 }
 
 /// Two products with an operator between them that the compiler is known to leave elsewhere.

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
+    numbers::{count, plural},
     report::{Finding, FixedBy, PartSummary, Report, Severity, Verdict},
-    score::{count, plural},
 };
 
 /// The most places of a finding that are listed; JSON has all.

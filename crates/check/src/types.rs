@@ -7,15 +7,16 @@ use narthex_spec::DType;
 
 use super::{
     finding,
+    placed::PlacedGraph,
+    problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
-    view::{Outcome, View},
 };
 
 /// Scores below this are the most negative numbers of a type, not a chosen distance.
 const CHOSEN: f64 = -10_000.0;
 
 /// Findings on types.
-pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(no_tensor(view));
     findings.extend(boolean_inputs(view));
@@ -24,7 +25,7 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     findings
 }
 
-fn no_tensor(view: &View<'_>) -> Option<Finding> {
+fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
     let odd: Vec<String> = view
         .graph()
         .inputs
@@ -42,7 +43,7 @@ fn no_tensor(view: &View<'_>) -> Option<Finding> {
 }
 
 /// Boolean inputs work where the compiler takes every reader, and are the first thing to break elsewhere.
-fn boolean_inputs(view: &View<'_>) -> Option<Finding> {
+fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
     let inputs = view.graph().inputs.iter().filter(|input| input.dtype == DType::Bool);
     let names: Vec<String> = inputs.map(|input| input.name.clone()).collect();
     (!names.is_empty()).then(|| {
@@ -56,7 +57,7 @@ fn boolean_inputs(view: &View<'_>) -> Option<Finding> {
 }
 
 /// Constants that stand for minus infinity.
-fn mask_values(view: &View<'_>) -> Option<Finding> {
+fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
     let masks =
         |reader: &narthex_graph::Node| matches!(reader.op.as_str(), "Where" | "Add" | "Mul" | "Expand");
     let mut places = Vec::new();
@@ -89,7 +90,7 @@ fn scalar(constant: &narthex_graph::Initializer) -> Option<f64> {
 }
 
 /// How weights and activations are stored, in words.
-pub(super) fn scheme(view: &View<'_>) -> String {
+pub(super) fn scheme(view: &PlacedGraph<'_>) -> String {
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for node in &view.graph().nodes {
         let bytes = |index: usize| {
@@ -122,7 +123,7 @@ pub(super) fn scheme(view: &View<'_>) -> String {
     format!("{weights}; {}", activations(view))
 }
 
-fn activations(view: &View<'_>) -> String {
+fn activations(view: &PlacedGraph<'_>) -> String {
     let mut types: BTreeMap<String, usize> = BTreeMap::new();
     for node in view.graph().nodes.iter().filter(|node| node.op == "QuantizeLinear") {
         if let Some(element) = view.known.output(node).element {
@@ -135,12 +136,14 @@ fn activations(view: &View<'_>) -> String {
     let products = ["MatMul", "Gemm", "Conv", "MatMulNBits"];
     let element = view
         .placed()
-        .filter(|(_, node, outcome)| **outcome != Outcome::Folded && products.contains(&node.op.as_str()))
+        .filter(|(_, node, outcome)| {
+            **outcome != NodePlacement::Folded && products.contains(&node.op.as_str())
+        })
         .find_map(|(_, node, _)| view.input(node, 0)?.element);
     element.map_or_else(|| "no products".to_owned(), |element| format!("activations {element}"))
 }
 
-fn quantisation(view: &View<'_>) -> Finding {
+fn quantisation(view: &PlacedGraph<'_>) -> Finding {
     let scheme = scheme(view);
     let plain = view.graph().nodes.iter().any(|node| {
         node.op == "MatMul"

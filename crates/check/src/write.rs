@@ -44,7 +44,7 @@ pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckErr
 
 /// Writes into a folder that is there, and lists what it has begun.
 fn write_all(parts: &[OnnxFile], folder: &Path, written: &mut Vec<PathBuf>) -> Result<(), CheckError> {
-    let mut weights = Weights {
+    let mut weights = DataFileWriter {
         path: folder.join(DATA_FILE),
         file: None,
         places: BTreeMap::new(),
@@ -77,7 +77,7 @@ fn create(path: &Path, written: &mut Vec<PathBuf>) -> Result<File, CheckError> {
 }
 
 /// The data file under way.
-struct Weights {
+struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
     /// What was written already, by where it came from.
@@ -85,7 +85,7 @@ struct Weights {
     sources: DataFiles,
 }
 
-impl Weights {
+impl DataFileWriter {
     /// Copies a graph's external weights and points the graph at the copies.
     fn gather(
         &mut self,

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path, sync::atomic::AtomicBool};
 
-use narthex_check::{CheckError, Options, Report, Rule, Severity, Verdict, check, fix, write};
+use narthex_check::{CheckError, CheckOptions, Report, Rule, Severity, Verdict, check, fix, write};
 use narthex_compile::pipeline::{CompileJob, compile};
 use narthex_graph::{
     Attribute, Builder, Graph, InitializerData,
@@ -21,9 +21,9 @@ use narthex_spec::{
 };
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 
-fn options(extents: &[(&str, u64)]) -> Options {
+fn options(extents: &[(&str, u64)]) -> CheckOptions {
     let extents = extents.iter().map(|&(symbol, extent)| (symbol.to_owned(), extent)).collect();
-    Options { target: "qnn:x-elite".parse().unwrap(), extents }
+    CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents }
 }
 
 fn look(path: &Path, extents: &[(&str, u64)]) -> Report {

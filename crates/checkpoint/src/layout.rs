@@ -7,17 +7,17 @@ use std::{borrow::Cow, ops::Range};
 
 use narthex_spec::arch::{DecoderArch, DecoderLayer};
 
-use super::{CheckpointError, Encoding, Weight, names::Part};
+use super::{CheckpointError, Encoding, Weight, names::TensorPart};
 
 /// How weights lie in a file; by default as in the canonical form.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Layout {
     /// Which elements of a head are rotated against each other.
-    pub(super) pairs: Pairs,
+    pub(super) pairs: RopePairs,
     /// How linear weights inside layers lie.
     pub(super) orientation: Orientation,
     /// What the gains of norms are counted from.
-    pub(super) gains: Gains,
+    pub(super) gains: NormGains,
     layers: Vec<DecoderLayer>,
     /// Rotated elements per head; 0 where no head is rotated.
     dims: usize,
@@ -25,12 +25,12 @@ pub(super) struct Layout {
 
 /// Which elements of a head are rotated against each other, of those that are rotated at all: the first ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Pairs {
+pub(super) enum RopePairs {
     /// An element of the first half against one of the second.
     #[default]
     Halves,
     /// Neighbours.
-    Neighbours,
+    Interleaved,
 }
 
 /// How linear weights lie.
@@ -45,12 +45,12 @@ pub(super) enum Orientation {
 
 /// What the gains of norms are counted from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Gains {
+pub(super) enum NormGains {
     /// From zero.
     #[default]
-    Whole,
+    Plain,
     /// From one: a stored zero changes nothing.
-    LessOne,
+    MinusOne,
 }
 
 impl Layout {
@@ -75,12 +75,12 @@ impl Layout {
     pub(super) fn canonical<'a>(
         &self,
         mut weight: Weight<'a>,
-        part: Option<Part>,
+        part: Option<TensorPart>,
     ) -> Result<Weight<'a>, CheckpointError> {
         if self.orientation == Orientation::Columns && weight.name.ends_with("_proj.weight") {
             weight = transposed(weight)?;
         }
-        if let Some(Part::Matrix(number)) = part {
+        if let Some(TensorPart::Matrix(number)) = part {
             weight = matrix(weight, number)?;
         }
         if let (Some(layer), Some(part)) = (self.layer(&weight.name), part) {
@@ -89,7 +89,7 @@ impl Layout {
                 None => weight,
             };
         }
-        if self.gains == Gains::LessOne && weight.name.ends_with("norm.weight") {
+        if self.gains == NormGains::MinusOne && weight.name.ends_with("norm.weight") {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = whole(weight, &gains)?;
         }
@@ -103,14 +103,14 @@ impl Layout {
     /// have more matrices than are read, as many as in `found`.
     pub(super) fn stored_shape(
         &self,
-        (canonical, part): (&str, Option<Part>),
+        (canonical, part): (&str, Option<TensorPart>),
         shape: &[usize],
         found: &[usize],
     ) -> Vec<usize> {
         let mut stored = shape.to_vec();
         match (part, self.layer(canonical)) {
-            (Some(Part::PerHead), _) => stored = stored.into_iter().skip(1).collect(),
-            (Some(Part::Matrix(number)), _) => {
+            (Some(TensorPart::PerHead), _) => stored = stored.into_iter().skip(1).collect(),
+            (Some(TensorPart::Matrix(number)), _) => {
                 stored.insert(0, found.first().map_or(0, |&matrices| matrices).max(number + 1));
             }
             (Some(part), Some(layer)) => {
@@ -129,7 +129,7 @@ impl Layout {
     /// For each row of a weight in the file, its row in the canonical form; `None` where they are the same.
     pub(super) fn stored_rows(&self, canonical: &str, rows: usize) -> Option<Vec<u32>> {
         let size = self.layer(canonical).filter(|_| is_rotated(canonical))?.attention.head_size;
-        if self.dims == 0 || (self.pairs == Pairs::Halves && self.dims == size) || size == 0 {
+        if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) || size == 0 {
             return None;
         }
         let mut stored = vec![0; rows];
@@ -141,7 +141,7 @@ impl Layout {
 
     /// A weight of q or k with the elements of each head in the canonical order.
     fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>, CheckpointError> {
-        if self.dims == 0 || (self.pairs == Pairs::Halves && self.dims == size) {
+        if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) {
             return Ok(weight);
         }
         let by_rows = weight.name.ends_with("_proj.weight");
@@ -174,16 +174,16 @@ fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>, Checkpoin
 }
 
 /// The sizes of a fused weight's parts, and which of them is meant.
-fn sizes(layer: &DecoderLayer, part: Part) -> Option<(Vec<usize>, usize)> {
+fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> {
     let attention = &layer.attention;
     let (q, kv) = (attention.heads * attention.head_size, attention.kv_heads * attention.head_size);
     match part {
-        Part::Query => Some((vec![q, kv, kv], 0)),
-        Part::Key => Some((vec![q, kv, kv], 1)),
-        Part::Value => Some((vec![q, kv, kv], 2)),
-        Part::Gate => Some((vec![layer.mlp.inner; 2], 0)),
-        Part::Up => Some((vec![layer.mlp.inner; 2], 1)),
-        Part::PerHead | Part::Matrix(_) => None,
+        TensorPart::Query => Some((vec![q, kv, kv], 0)),
+        TensorPart::Key => Some((vec![q, kv, kv], 1)),
+        TensorPart::Value => Some((vec![q, kv, kv], 2)),
+        TensorPart::Gate => Some((vec![layer.mlp.inner; 2], 0)),
+        TensorPart::Up => Some((vec![layer.mlp.inner; 2], 1)),
+        TensorPart::PerHead | TensorPart::Matrix(_) => None,
     }
 }
 
@@ -247,7 +247,7 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>, CheckpointError> {
 ///
 /// In the canonical order the pair of an element lies half a head away, rotated or not. What a product of queries and
 /// keys gives does not depend on the order of those that are not.
-fn order(count: usize, size: usize, (pairs, dims): (Pairs, usize)) -> Vec<u32> {
+fn order(count: usize, size: usize, (pairs, dims): (RopePairs, usize)) -> Vec<u32> {
     let (half, turned) = (size / 2, dims / 2);
     let from = |place: usize| {
         let (second, pair) = (usize::from(place >= half), place % half.max(1));
@@ -255,8 +255,8 @@ fn order(count: usize, size: usize, (pairs, dims): (Pairs, usize)) -> Vec<u32> {
             place
         } else if pair < turned {
             match pairs {
-                Pairs::Halves => pair + second * turned,
-                Pairs::Neighbours => 2 * pair + second,
+                RopePairs::Halves => pair + second * turned,
+                RopePairs::Interleaved => 2 * pair + second,
             }
         } else {
             dims + pair - turned + second * (half - turned)
@@ -286,7 +286,7 @@ mod tests {
         Weight::new(name, shape.to_vec(), Encoding::F32, bytes).unwrap()
     }
 
-    fn check(layout: &Layout, name: &str, shape: &[usize], part: Option<Part>, expect: &[f32]) {
+    fn check(layout: &Layout, name: &str, shape: &[usize], part: Option<TensorPart>, expect: &[f32]) {
         let found = layout.canonical(counting(name, shape), part).unwrap();
         assert_eq!(found.to_f32(), expect, "{name} {part:?}");
     }
@@ -296,16 +296,16 @@ mod tests {
         let check = |size, pairs, dims, expect: &[u32]| {
             assert_eq!(order(expect.len(), size, (pairs, dims)), expect, "{pairs:?} {dims} of {size}");
         };
-        check(4, Pairs::Neighbours, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
-        check(6, Pairs::Neighbours, 4, &[0, 2, 4, 1, 3, 5]);
-        check(6, Pairs::Halves, 4, &[0, 1, 4, 2, 3, 5]);
-        check(8, Pairs::Halves, 2, &[0, 2, 3, 4, 1, 5, 6, 7]);
-        check(3, Pairs::Neighbours, 2, &[0, 1, 2]);
+        check(4, RopePairs::Interleaved, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
+        check(6, RopePairs::Interleaved, 4, &[0, 2, 4, 1, 3, 5]);
+        check(6, RopePairs::Halves, 4, &[0, 1, 4, 2, 3, 5]);
+        check(8, RopePairs::Halves, 2, &[0, 2, 3, 4, 1, 5, 6, 7]);
+        check(3, RopePairs::Interleaved, 2, &[0, 1, 2]);
     }
 
     #[test]
     fn weights_biases_and_gains_of_q_and_k_are_permuted_alike() {
-        let layout = Layout { pairs: Pairs::Neighbours, ..layout() };
+        let layout = Layout { pairs: RopePairs::Interleaved, ..layout() };
         let expect = [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         check(&layout, "layers.0.attn.q_proj.weight", &[8, 1], None, &expect);
         check(&layout, "layers.0.attn.q_proj.bias", &[8], None, &expect);
@@ -323,17 +323,17 @@ mod tests {
         let numbers = |range: Range<usize>| range.map(|x| x as f32).collect::<Vec<_>>();
         let name = |part: &str| format!("layers.0.{part}.weight");
         for (part, module, range) in [
-            (Part::Query, "attn.q_proj", 0..16),
-            (Part::Key, "attn.k_proj", 16..24),
-            (Part::Value, "attn.v_proj", 24..32),
+            (TensorPart::Query, "attn.q_proj", 0..16),
+            (TensorPart::Key, "attn.k_proj", 16..24),
+            (TensorPart::Value, "attn.v_proj", 24..32),
         ] {
             check(&layout, &name(module), &[16, 2], Some(part), &numbers(range));
         }
-        check(&layout, "layers.0.attn.k_proj.bias", &[16], Some(Part::Key), &numbers(8..12));
-        check(&layout, &name("mlp.up_proj"), &[4, 3], Some(Part::Up), &numbers(6..12));
-        let neighbours = Layout { pairs: Pairs::Neighbours, ..layout.clone() };
-        check(&neighbours, &name("attn.k_proj"), &[16, 1], Some(Part::Key), &[8.0, 10.0, 9.0, 11.0]);
-        let wrong = layout.canonical(counting(&name("attn.k_proj"), &[15, 2]), Some(Part::Key));
+        check(&layout, "layers.0.attn.k_proj.bias", &[16], Some(TensorPart::Key), &numbers(8..12));
+        check(&layout, &name("mlp.up_proj"), &[4, 3], Some(TensorPart::Up), &numbers(6..12));
+        let neighbours = Layout { pairs: RopePairs::Interleaved, ..layout.clone() };
+        check(&neighbours, &name("attn.k_proj"), &[16, 1], Some(TensorPart::Key), &[8.0, 10.0, 9.0, 11.0]);
+        let wrong = layout.canonical(counting(&name("attn.k_proj"), &[15, 2]), Some(TensorPart::Key));
         let error = wrong.unwrap_err().to_string();
         assert!(error.ends_with("wrong shape: expected [16, 2], found [15, 2]"), "{error}");
     }
@@ -345,16 +345,16 @@ mod tests {
             assert_eq!(layout.stored_shape((name, part), shape, found), expect, "{name} {part:?}");
         };
         check("layers.0.mlp.down_proj.weight", None, &[8, 2], &[], &[2, 8]);
-        check("layers.0.attn.k_proj.weight", Some(Part::Key), &[4, 8], &[8, 12], &[8, 16]);
-        check("layers.0.attn.k_proj.bias", Some(Part::Key), &[4], &[16], &[16]);
-        check("layers.0.attn.q_norm.weight", Some(Part::PerHead), &[2, 4], &[4], &[4]);
-        check("altup.proj.1.weight", Some(Part::Matrix(1)), &[8, 8], &[3, 8, 8], &[3, 8, 8]);
-        check("altup.proj.1.weight", Some(Part::Matrix(1)), &[8, 8], &[1, 8, 8], &[2, 8, 8]);
+        check("layers.0.attn.k_proj.weight", Some(TensorPart::Key), &[4, 8], &[8, 12], &[8, 16]);
+        check("layers.0.attn.k_proj.bias", Some(TensorPart::Key), &[4], &[16], &[16]);
+        check("layers.0.attn.q_norm.weight", Some(TensorPart::PerHead), &[2, 4], &[4], &[4]);
+        check("altup.proj.1.weight", Some(TensorPart::Matrix(1)), &[8, 8], &[3, 8, 8], &[3, 8, 8]);
+        check("altup.proj.1.weight", Some(TensorPart::Matrix(1)), &[8, 8], &[1, 8, 8], &[2, 8, 8]);
     }
 
     #[test]
     fn columns_become_rows_and_gains_become_whole() {
-        let layout = Layout { orientation: Orientation::Columns, gains: Gains::LessOne, ..layout() };
+        let layout = Layout { orientation: Orientation::Columns, gains: NormGains::MinusOne, ..layout() };
         check(&layout, "layers.0.mlp.down_proj.weight", &[2, 3], None, &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         check(&layout, "layers.0.attn_norm.weight", &[3], None, &[1.0, 2.0, 3.0]);
         check(&layout, "layers.0.mlp.down_proj.bias", &[3], None, &[0.0, 1.0, 2.0]);

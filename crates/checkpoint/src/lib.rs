@@ -4,7 +4,7 @@
 //! knows of graphs. Every byte comes from outside: malformed files give a [`CheckpointError`], never a panic.
 //!
 //! Start at [`open`]; the two formats are in `gguf` and `hf`, what they share in `tensors`, `names`, `layout` and
-//! `census`, and what model families have each otherwise in `family`.
+//! `required_tensors`, and what model families have each otherwise in `family`.
 
 mod open;
 
@@ -13,20 +13,22 @@ mod gguf;
 pub mod hf;
 mod safetensors;
 
-mod census;
 mod decode;
+pub mod export;
 mod layout;
-pub mod limit;
+pub mod limits;
 mod names;
 mod prune;
 pub mod quark;
+mod required_tensors;
 mod slice;
 mod special;
+mod stored;
 mod tensors;
 mod weight;
 
-pub use census::parameters;
 pub use open::{architecture, open, outlined, stated, wanted};
+pub use required_tensors::parameters;
 pub use slice::SliceError;
 
 use std::{borrow::Cow, path::PathBuf};

@@ -5,7 +5,7 @@
 
 /// A file format's words for one family's weights.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(super) struct NameTable {
     /// What may stand before every name but the head's.
     pub(super) prefixes: &'static [&'static str],
     /// What stands before a layer's number.
@@ -15,7 +15,7 @@ pub(super) struct Words {
     /// Canonical module inside a layer, then the file's.
     pub(super) inner: &'static [(&'static str, &'static str)],
     /// Canonical modules inside a layer that are a part of one of the file's, the file's, and the part.
-    pub(super) parts: &'static [(&'static str, &'static str, Part)],
+    pub(super) parts: &'static [(&'static str, &'static str, TensorPart)],
     /// Canonical modules outside layers, without their number, that are one matrix of a stack, and the file's.
     pub(super) stacks: &'static [(&'static str, &'static str)],
     /// The file's modules that are weights themselves: their names have no leaf.
@@ -26,10 +26,10 @@ pub(super) struct Words {
 
 /// Which part of a file's weight a canonical one is, those of one weight in the order of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
+pub(super) enum TensorPart {
     /// Queries, of rows of queries, keys and values.
     Query,
-    /// Keys, of the same.
+    /// GgufKeys, of the same.
     Key,
     /// Values, of the same.
     Value,
@@ -45,14 +45,14 @@ pub(super) enum Part {
 
 /// Where a weight may lie in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FileName {
     /// The file's name.
     pub(super) name: String,
     /// Which part of that tensor it is; all of it where there is none.
-    pub(super) part: Option<Part>,
+    pub(super) part: Option<TensorPart>,
 }
 
-impl Place {
+impl FileName {
     /// The tensor of one head.
     pub(super) fn of_head(&self, head: usize) -> String {
         self.name.replace('*', &head.to_string())
@@ -68,8 +68,8 @@ const DERIVED: [&str; 5] = [
     ".attn.masked_bias",
 ];
 
-impl Words {
-    /// No words; a table states those that it has.
+impl NameTable {
+    /// No names; a table states those that it has.
     pub(super) const NONE: Self = Self {
         prefixes: &[],
         layer: "",
@@ -82,7 +82,7 @@ impl Words {
     };
 
     /// Where a file may have the weight `canonical`, the usual place first; empty for names that are not canonical.
-    pub(super) fn places(&self, canonical: &str) -> Vec<Place> {
+    pub(super) fn file_names(&self, canonical: &str) -> Vec<FileName> {
         let Some((module, leaf)) = canonical.rsplit_once('.') else { return Vec::new() };
         let part = self.part(canonical);
         let path = match inside_layer(module) {
@@ -108,14 +108,14 @@ impl Words {
             let old = if leaf == "weight" { "gamma" } else { "beta" };
             names.extend(self.prefixes.iter().map(|prefix| format!("{prefix}{path}.{old}")));
         }
-        names.into_iter().map(|name| Place { name, part }).collect()
+        names.into_iter().map(|name| FileName { name, part }).collect()
     }
 
     /// Which part of the file's tensor the weight `canonical` is.
-    pub(super) fn part(&self, canonical: &str) -> Option<Part> {
+    pub(super) fn part(&self, canonical: &str) -> Option<TensorPart> {
         let module = canonical.rsplit_once('.')?.0;
         let Some((_, module)) = inside_layer(module) else {
-            return self.stacked(module).map(|(_, number)| Part::Matrix(number));
+            return self.stacked(module).map(|(_, number)| TensorPart::Matrix(number));
         };
         self.parts.iter().find(|(name, ..)| *name == module).map(|(.., part)| *part)
     }
@@ -157,16 +157,16 @@ mod tests {
     use super::*;
     use crate::family::{GGUF, HF};
 
-    fn gguf(family: &str) -> &'static Words {
-        GGUF.iter().find(|known| known.name == family).unwrap().words
+    fn gguf(family: &str) -> &'static NameTable {
+        GGUF.iter().find(|known| known.name == family).unwrap().names
     }
 
-    fn hf(class: &str) -> &'static Words {
-        HF.iter().find(|known| known.classes.contains(&class)).unwrap().words
+    fn hf(class: &str) -> &'static NameTable {
+        HF.iter().find(|known| known.classes.contains(&class)).unwrap().names
     }
 
-    fn check(words: &Words, canonical: &str, expect: &[&str]) {
-        let names: Vec<String> = words.places(canonical).into_iter().map(|place| place.name).collect();
+    fn check(names: &NameTable, canonical: &str, expect: &[&str]) {
+        let names: Vec<String> = names.file_names(canonical).into_iter().map(|place| place.name).collect();
         assert_eq!(names, expect);
     }
 

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::{
     CheckpointError, Encoding, Weight,
-    limit::{malformed, unsupported},
-    tensors::{Kind, Located},
+    limits::{malformed, unsupported},
+    stored::{PackedTensor, StoredTensor, TensorEncoding},
 };
 
 /// The place of each of eight rows among the nibbles of their word, the lowest being 0: nibble `i` is row
@@ -21,17 +21,6 @@ pub const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Elements of a block of [`Encoding::Uint4`], of which a group has several.
 const BLOCK: usize = 32;
-
-/// The tensors beside a packed weight.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Packed {
-    /// `[in / group, out]`.
-    scales: Located,
-    /// `[in / group, out / 8]`.
-    zeros: Located,
-    /// Columns of a group.
-    group: usize,
-}
 
 /// Whether a `quantization_config` says what is read: Quark's 4-bit integers in groups with zero points, weights alone.
 pub(super) fn is_read(config: &Value) -> bool {
@@ -45,9 +34,12 @@ pub(super) fn is_read(config: &Value) -> bool {
 }
 
 /// Makes one tensor `[out, in]` of a packed weight and its scales and zero points, for every packed weight of a folder.
-pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, Located>) -> Result<(), CheckpointError> {
+pub(super) fn gather(
+    folder: &Path,
+    tensors: &mut HashMap<String, StoredTensor>,
+) -> Result<(), CheckpointError> {
     let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
-    let packed = |(name, located): (&String, &Located)| {
+    let packed = |(name, located): (&String, &StoredTensor)| {
         let told = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
         (told && located.kind == integers()).then(|| name.clone())
     };
@@ -68,14 +60,14 @@ pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, Located>) -> R
             return Err(malformed(folder, expected, found));
         };
         weight.shape = shape.to_vec();
-        weight.kind = Kind::Packed(Box::new(Packed { scales, zeros, group }));
+        weight.kind = TensorEncoding::PackedTensor(Box::new(PackedTensor { scales, zeros, group }));
     }
     Ok(())
 }
 
 /// The type of packed tensors.
-fn integers() -> Kind {
-    Kind::Other("I32".to_owned())
+fn integers() -> TensorEncoding {
+    TensorEncoding::Other("I32".to_owned())
 }
 
 /// `[out, in]` and the columns of a group, where the three shapes fit each other.
@@ -97,10 +89,10 @@ pub(super) enum Elements {
 /// A packed weight with its rows one after another, in blocks; `bytes` gives those of the tensors.
 pub(super) fn weight<'a>(
     name: &str,
-    located: &Located,
-    packed: &Packed,
+    located: &StoredTensor,
+    packed: &PackedTensor,
     elements: Elements,
-    bytes: impl Fn(&Located) -> &'a [u8],
+    bytes: impl Fn(&StoredTensor) -> &'a [u8],
 ) -> Result<Weight<'static>, CheckpointError> {
     let shape = located.shape.clone();
     let &[rows, cols] = &shape[..] else {
@@ -163,12 +155,14 @@ impl Groups<'_> {
 }
 
 /// Numbers of a floating-point type in single precision.
-fn singles(kind: &Kind, bytes: &[u8]) -> Option<Vec<f32>> {
+fn singles(kind: &TensorEncoding, bytes: &[u8]) -> Option<Vec<f32>> {
     let halves = || bytes.as_chunks().0.iter();
     Some(match kind {
-        Kind::Known(Encoding::F32) => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-        Kind::Known(Encoding::F16) => halves().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-        Kind::Known(Encoding::Bf16) => halves().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        TensorEncoding::Known(Encoding::F32) => {
+            bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+        }
+        TensorEncoding::Known(Encoding::F16) => halves().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        TensorEncoding::Known(Encoding::Bf16) => halves().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
         _ => return None,
     })
 }

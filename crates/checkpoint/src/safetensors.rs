@@ -17,9 +17,10 @@ use serde::Deserialize;
 
 use super::{
     CheckpointError, Encoding,
-    limit::map,
-    limit::{malformed, read_small, unsupported},
-    tensors::{Kind, Located, end_of},
+    limits::map,
+    limits::{malformed, read_small, unsupported},
+    stored::{StoredTensor, TensorEncoding},
+    tensors::end_of,
 };
 
 /// The file of an unsharded checkpoint.
@@ -36,7 +37,7 @@ pub(super) struct Shards {
     /// The mapped files.
     pub(super) maps: Vec<Mmap>,
     /// Tensors by the file's names.
-    pub(super) by_name: HashMap<String, Located>,
+    pub(super) by_name: HashMap<String, StoredTensor>,
     /// Every file that was read.
     pub(super) files: Vec<PathBuf>,
 }
@@ -93,7 +94,7 @@ impl Shards {
 }
 
 /// Where each tensor of a mapped file lies.
-fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, Located)>, CheckpointError> {
+fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredTensor)>, CheckpointError> {
     let header = header(path, bytes)?;
     let metadata: Metadata = match serde_json::from_slice(header) {
         Ok(metadata) => metadata,
@@ -111,7 +112,7 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, Located
         let (from, to) = info.data_offsets;
         (
             name,
-            Located {
+            StoredTensor {
                 shape: info.shape.clone(),
                 kind: kind(info.dtype),
                 file,
@@ -148,12 +149,12 @@ fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8], CheckpointError>
     })
 }
 
-fn kind(dtype: Dtype) -> Kind {
+fn kind(dtype: Dtype) -> TensorEncoding {
     match dtype {
-        Dtype::F32 => Kind::Known(Encoding::F32),
-        Dtype::F16 => Kind::Known(Encoding::F16),
-        Dtype::BF16 => Kind::Known(Encoding::Bf16),
-        other => Kind::Other(format!("{other:?}")),
+        Dtype::F32 => TensorEncoding::Known(Encoding::F32),
+        Dtype::F16 => TensorEncoding::Known(Encoding::F16),
+        Dtype::BF16 => TensorEncoding::Known(Encoding::Bf16),
+        other => TensorEncoding::Other(format!("{other:?}")),
     }
 }
 
@@ -180,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    fn located(bytes: &[u8]) -> Result<Vec<(String, Located)>, CheckpointError> {
+    fn located(bytes: &[u8]) -> Result<Vec<(String, StoredTensor)>, CheckpointError> {
         locate(Path::new("model.safetensors"), bytes, 0)
     }
 
@@ -209,10 +210,10 @@ mod tests {
         for tensor in &tensors {
             let located = &found[&tensor.name];
             let encoding = match tensor.dtype {
-                "F32" => Kind::Known(Encoding::F32),
-                "F16" => Kind::Known(Encoding::F16),
-                "BF16" => Kind::Known(Encoding::Bf16),
-                other => Kind::Other(other.to_owned()),
+                "F32" => TensorEncoding::Known(Encoding::F32),
+                "F16" => TensorEncoding::Known(Encoding::F16),
+                "BF16" => TensorEncoding::Known(Encoding::Bf16),
+                other => TensorEncoding::Other(other.to_owned()),
             };
             assert_eq!((&located.shape, &located.kind), (&tensor.shape, &encoding));
             assert!(bytes[located.bytes.clone()] == tensor.bytes);

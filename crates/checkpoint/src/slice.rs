@@ -59,7 +59,7 @@ pub enum SliceError {
     Count {
         /// Layers that are kept.
         expected: usize,
-        /// Widths.
+        /// InnerWidths.
         found: usize,
     },
     /// A width is beyond the checkpoint's.

@@ -4,7 +4,6 @@
 
 use std::{
     collections::HashMap,
-    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -13,38 +12,15 @@ use narthex_mmap::Mmap;
 use super::{
     CheckpointError, Encoding, Weight, WeightSource,
     layout::Layout,
-    limit::unsupported,
-    names::{Part, Words},
-    quark::{self, Elements, Packed},
+    limits::unsupported,
+    names::{NameTable, TensorPart},
+    quark::{self, Elements},
+    stored::{StoredTensor, TensorEncoding},
 };
 
 /// What the readers decode; the expectation of every error about another type.
 const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
                          convert the checkpoint or take another quantisation of it";
-
-/// How a tensor's elements are encoded, as far as we know its type.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A type that is decoded.
-    Known(Encoding),
-    /// Integers of AMD Quark, with what lies beside them.
-    Packed(Box<Packed>),
-    /// The format's name of one that is not; an error only when the tensor is asked for.
-    Other(String),
-}
-
-/// Where a tensor lies.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Located {
-    /// Row-major shape.
-    pub(super) shape: Vec<usize>,
-    /// Element type.
-    pub(super) kind: Kind,
-    /// Index of the file.
-    pub(super) file: usize,
-    /// Its bytes in that file; checked against the file's length by the reader.
-    pub(super) bytes: Range<usize>,
-}
 
 /// Every tensor of a checkpoint.
 pub(super) struct Tensors {
@@ -55,9 +31,9 @@ pub(super) struct Tensors {
     /// Their paths, in the same order.
     pub(super) files: Vec<PathBuf>,
     /// Tensors by the file's names.
-    pub(super) by_name: HashMap<String, Located>,
+    pub(super) by_name: HashMap<String, StoredTensor>,
     /// How the names are translated.
-    pub(super) words: &'static Words,
+    pub(super) names: &'static NameTable,
     /// How the weights lie.
     pub(super) layout: Layout,
 }
@@ -65,10 +41,10 @@ pub(super) struct Tensors {
 impl Tensors {
     /// The file's names of what `canonical` is made of, where all of it is there.
     pub(super) fn find(&self, canonical: &str) -> Option<Vec<String>> {
-        let places = self.words.places(canonical);
+        let places = self.names.file_names(canonical);
         let there = |name: &String| self.by_name.contains_key(name);
         places.into_iter().find_map(|place| match place.part {
-            Some(Part::PerHead) => {
+            Some(TensorPart::PerHead) => {
                 let heads = self.layout.heads_of(canonical);
                 let names: Vec<String> = (0..heads).map(|head| place.of_head(head)).collect();
                 (!names.is_empty() && names.iter().all(there)).then_some(names)
@@ -102,13 +78,15 @@ impl Tensors {
 
     fn tensor(&self, file_name: &str, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
         let Some(located) = self.by_name.get(file_name) else { return Err(self.missing(name)) };
-        let bytes = |located: &Located| {
+        let bytes = |located: &StoredTensor| {
             self.maps.get(located.file).and_then(|map| map.get(located.bytes.clone())).unwrap_or(&[])
         };
         let encoding = match &located.kind {
-            Kind::Known(encoding) => *encoding,
-            Kind::Packed(packed) => return quark::weight(name, located, packed, elements, bytes),
-            Kind::Other(found) => {
+            TensorEncoding::Known(encoding) => *encoding,
+            TensorEncoding::PackedTensor(packed) => {
+                return quark::weight(name, located, packed, elements, bytes);
+            }
+            TensorEncoding::Other(found) => {
                 return Err(unsupported(format!("type of tensor {file_name}"), ENCODINGS, found));
             }
         };
@@ -130,13 +108,13 @@ impl WeightSource for Tensors {
     }
 
     fn called(&self, name: &str) -> String {
-        let place = self.words.places(name).into_iter().next();
+        let place = self.names.file_names(name).into_iter().next();
         let found = match self.find(name).as_deref() {
             Some([one]) => Some(one.clone()),
             _ => place.map(|place| place.name),
         };
-        match (found, self.words.part(name)) {
-            (Some(found), None | Some(Part::PerHead)) => format!("{name} (there called {found})"),
+        match (found, self.names.part(name)) {
+            (Some(found), None | Some(TensorPart::PerHead)) => format!("{name} (there called {found})"),
             (Some(found), Some(_)) => format!("{name} (there a part of {found})"),
             (None, _) => name.to_owned(),
         }
@@ -146,7 +124,7 @@ impl WeightSource for Tensors {
 impl Tensors {
     /// Fails unless the weight `name` is there, in a known encoding and of the shape `expected`. No elements are read.
     pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
-        let part = self.words.part(name);
+        let part = self.names.part(name);
         for located in self.find(name).iter().flatten().filter_map(|file_name| self.by_name.get(file_name)) {
             let expected = self.layout.stored_shape((name, part), expected, &located.shape);
             if located.shape != expected {
@@ -169,7 +147,7 @@ impl Tensors {
             [file_name] => self.tensor(file_name, name, elements)?,
             heads => stacked(name, heads.iter().map(|head| self.stored(head, name)))?,
         };
-        self.layout.canonical(weight, self.words.part(name))
+        self.layout.canonical(weight, self.names.part(name))
     }
 }
 
@@ -203,23 +181,23 @@ pub(super) fn file_name(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn one(name: &str, kind: Kind) -> Tensors {
+    fn one(name: &str, kind: TensorEncoding) -> Tensors {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0; 32]).unwrap();
-        let located = Located { shape: vec![8, 1], kind, file: 0, bytes: 0..32 };
+        let located = StoredTensor { shape: vec![8, 1], kind, file: 0, bytes: 0..32 };
         Tensors {
             origin: PathBuf::from("tiny.gguf"),
-            maps: vec![crate::limit::map(file.path()).unwrap()],
+            maps: vec![crate::limits::map(file.path()).unwrap()],
             files: vec![PathBuf::from("tiny.gguf")],
             by_name: HashMap::from([(name.to_owned(), located)]),
-            words: crate::family::GGUF[0].words,
+            names: crate::family::GGUF[0].names,
             layout: Layout::default(),
         }
     }
 
     #[test]
     fn absent_and_undecodable_tensors_are_named() {
-        let tensors = one("blk.0.attn_v.weight", Kind::Other("IQ4_NL".into()));
+        let tensors = one("blk.0.attn_v.weight", TensorEncoding::Other("IQ4_NL".into()));
         let check = |name: &str, expect: &str| {
             let error = tensors.weight(name).unwrap_err().to_string();
             assert!(error.starts_with(expect), "{error}");

@@ -6,7 +6,7 @@ mod support;
 
 use std::{collections::BTreeMap, fs, path::Path, sync::OnceLock};
 
-use narthex_check::{Options, fix, write};
+use narthex_check::{CheckOptions, fix, write};
 use narthex_device::runtime::disable_telemetry;
 use narthex_graph::onnx::files;
 use narthex_graph::{
@@ -122,7 +122,7 @@ fn check(model: Model, outputs: &[(&str, &[usize])], change: &str, bound: f32) {
     fs::write(folder.path().join("w.data"), data).unwrap();
     let path = folder.path().join("model.onnx");
     fs::write(&path, graph.encode()).unwrap();
-    let options = Options { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
+    let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
     let (fixed, changes) = fix::fixed(&files::open(&path).unwrap(), &options).unwrap();
     assert_eq!(changes, [change]);
     let out = folder.path().join("out");

@@ -18,13 +18,13 @@ enum Layer {
 
 /// The layers, from the top down, as ARCHITECTURE.md draws them.
 const LAYERS: &[(&str, Layer)] = &[
-    ("narthex-cli", Layer::Product(5)),
-    ("narthex-server", Layer::Product(4)),
-    ("narthex-gateway", Layer::Product(3)),
-    ("narthex-compile", Layer::Product(2)),
-    ("narthex-check", Layer::Product(2)),
-    ("narthex-device", Layer::Product(2)),
-    ("narthex-checkpoint", Layer::Product(1)),
+    ("narthex-cli", Layer::Product(6)),
+    ("narthex-server", Layer::Product(5)),
+    ("narthex-gateway", Layer::Product(4)),
+    ("narthex-compile", Layer::Product(3)),
+    ("narthex-check", Layer::Product(3)),
+    ("narthex-device", Layer::Product(3)),
+    ("narthex-checkpoint", Layer::Product(2)),
     ("narthex-graph", Layer::Product(1)),
     ("narthex-text", Layer::Product(1)),
     ("narthex-engine", Layer::Product(1)),

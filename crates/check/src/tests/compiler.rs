@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_compiler_has_the_last_word() {
-    let whole = compiled(&cut(), Compiled::Whole { nodes: 3 });
+    let whole = compiled(&cut(), CompilerResult::Whole { nodes: 3 });
     assert_eq!(whole.verdict, Verdict::Whole, "{whole}");
     assert_eq!((whole.parts[0].npu_nodes, whole.parts[0].npu_pieces), (3, 1));
     assert!(whole.findings.iter().all(|finding| finding.severity == Severity::Notes), "{whole}");
@@ -27,7 +27,7 @@ fn a_compiler_has_the_last_word() {
     let none = compiled(&one("Relu", F32, &["1 4"], &[]), partly(&[("/layers.0/Relu", None)], 1));
     assert_eq!(none.verdict.to_string(), REFUSED, "{none}");
     let branch = one("If", F32, &["bool:"], &[("then_branch", Attribute::Graph(Box::default()))]);
-    assert_eq!(compiled(&branch, Compiled::Whole { nodes: 1 }).verdict, Verdict::Whole);
+    assert_eq!(compiled(&branch, CompilerResult::Whole { nodes: 1 }).verdict, Verdict::Whole);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_compiler_s_reasons_are_gathered() {
 fn a_compiler_says_nothing_of_memory() {
     let parts = [sized("m", 1 << 18)];
     let mut report = check("m", &parts, &options("qnn:x-elite", &[]));
-    let answer = BTreeMap::from([("m.onnx".to_owned(), Compiled::Whole { nodes: 1 })]);
+    let answer = BTreeMap::from([("m.onnx".to_owned(), CompilerResult::Whole { nodes: 1 })]);
     report.record(&parts, &options("qnn:x-elite", &[]), &answer);
     assert!(matches!(report.verdict, Verdict::Refused { .. }), "{report}");
 }
@@ -56,17 +56,19 @@ fn a_compiler_s_failure_is_told_in_words() {
     let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
     let report = compiled(
         &relu,
-        Compiled::Failed { message: message.clone(), fault: Fault::NotSought, evidence: None },
+        CompilerResult::Failed { message: message.clone(), fault: FaultyNodes::NotSought, evidence: None },
     );
     let found = &report.findings[0];
     assert!(found.message.contains("QNN_COMMON_ERROR_MEM_ALLOC"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("qnn_op_trace.json")));
     assert!(matches!(report.verdict, Verdict::Refused { .. }));
-    let report =
-        compiled(&relu, Compiled::Ended { how: Ending::Killed, fault: Fault::NotSought, evidence: None });
+    let report = compiled(
+        &relu,
+        CompilerResult::Ended { how: ProcessEnd::Killed, fault: FaultyNodes::NotSought, evidence: None },
+    );
     assert!(report.findings.iter().any(|found| found.message.contains("memory ran out")));
-    let fault = Fault::Nodes { paths: vec!["/b".into()], fix: None };
-    let report = compiled(&relu, Compiled::Failed { message: message.clone(), fault, evidence: None });
+    let fault = FaultyNodes::Nodes { paths: vec!["/b".into()], fix: None };
+    let report = compiled(&relu, CompilerResult::Failed { message: message.clone(), fault, evidence: None });
     let found = &report.findings[0];
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);
@@ -75,11 +77,11 @@ fn a_compiler_s_failure_is_told_in_words() {
     let evidence = Evidence {
         folder: "/kept".into(),
         words: vec!["graph prepare failed 13".to_owned()],
-        control: Some(Control::Takes),
+        control: Some(ControlResult::Takes),
         again: "narthex check /kept/graph.onnx".to_owned(),
     };
-    let fault = Fault::NotSought;
-    let report = compiled(&relu, Compiled::Failed { message, fault, evidence: Some(evidence) });
+    let fault = FaultyNodes::NotSought;
+    let report = compiled(&relu, CompilerResult::Failed { message, fault, evidence: Some(evidence) });
     let found = &report.findings[0];
     for words in ["graph prepare failed 13", "the chip's backend is at fault", "lie in /kept"] {
         assert!(found.message.contains(words), "{}", found.message);

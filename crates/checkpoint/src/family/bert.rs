@@ -5,14 +5,14 @@ use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Fami
 use super::{GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
     CheckpointError, WeightSource,
-    gguf::decoder::{Keys, rows},
+    gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,
         encoder::{EncoderKeys, Heads, head},
-        pooling::Sentence,
+        pooling::SentenceEmbedding,
     },
-    limit::unsupported,
-    names::Words,
+    limits::unsupported,
+    names::NameTable,
     tensors::Tensors,
 };
 
@@ -26,15 +26,15 @@ pub(super) const HF: HfFamily = HfFamily {
         "BertForQuestionAnswering",
     ],
     model_type: "bert",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Encoder(hf),
 };
 
 /// `bert` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily =
-    GgufFamily { name: "bert", words: &GGUF_WORDS, read: GgufReader::Encoder(gguf) };
+    GgufFamily { name: "bert", names: &GGUF_NAMES, read: GgufReader::Encoder(gguf) };
 
-const HF_WORDS: Words = Words {
+const HF_NAMES: NameTable = NameTable {
     prefixes: &["", "bert."],
     layer: "encoder.layer.",
     outer: &[
@@ -51,7 +51,7 @@ const HF_WORDS: Words = Words {
     ],
     inner: HF_INNER,
     gamma_and_beta: Some("LayerNorm"),
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
 /// The names inside a layer, which others share.
@@ -66,7 +66,7 @@ pub(super) const HF_INNER: &[(&str, &str)] = &[
     ("mlp_norm", "output.LayerNorm"),
 ];
 
-const GGUF_WORDS: Words = Words {
+const GGUF_NAMES: NameTable = NameTable {
     prefixes: &[""],
     layer: "blk.",
     outer: &[
@@ -85,16 +85,16 @@ const GGUF_WORDS: Words = Words {
         ("mlp.down_proj", "ffn_down"),
         ("mlp_norm", "layer_output_norm"),
     ],
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
-fn hf(config: &Config, sentence: &Sentence) -> Result<EncoderArch, CheckpointError> {
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
     let keys: EncoderKeys = config.keys()?;
     let heads = Heads { score: Some(Activation::Tanh), masked: keys.activation("gelu")? };
     keys.encoder(config, head(config, sentence, &heads)?)
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<EncoderArch, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch, CheckpointError> {
     let positions = rows(tensors, "embed.position.weight")?;
     let epsilon = keys.need_float("attention.layer_norm_epsilon")?;
     if keys.flag("attention.causal")? == Some(true) {
@@ -122,7 +122,7 @@ fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<EncoderArch, CheckpointErr
 }
 
 /// llama.cpp's `llama_pooling_type`; the mean where the file leaves it open.
-fn pooling(keys: &Keys<'_>) -> Result<Pooling, CheckpointError> {
+fn pooling(keys: &GgufKeys<'_>) -> Result<Pooling, CheckpointError> {
     match keys.count("pooling_type")? {
         None | Some(0 | 1) => Ok(Pooling::Mean),
         Some(2) => Ok(Pooling::Cls),
@@ -145,7 +145,8 @@ mod tests {
             "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4,
         });
-        let sentence = Sentence { pooling: Pooling::Cls, normalize: false, max_length: None, listed: false };
+        let sentence =
+            SentenceEmbedding { pooling: Pooling::Cls, normalize: false, max_length: None, listed: false };
         hf(&Config::changed(keys, &changes)?, &sentence)
     }
 
@@ -178,7 +179,8 @@ mod tests {
         check("BertForMaskedLM", json!({"hidden_act": "relu"}), masked);
         let keys = json!({"architectures": ["BertForMaskedLM"], "num_hidden_layers": 1, "vocab_size": 9, "hidden_size": 8,
             "intermediate_size": 8, "num_attention_heads": 2});
-        let sentence = Sentence { pooling: Pooling::Mean, normalize: true, max_length: None, listed: true };
+        let sentence =
+            SentenceEmbedding { pooling: Pooling::Mean, normalize: true, max_length: None, listed: true };
         let found = hf(&Config::new("config.json".into(), keys).unwrap(), &sentence).unwrap();
         assert_eq!(found.head, EncoderHead::Embedding { pooling: Pooling::Mean, normalize: true });
     }

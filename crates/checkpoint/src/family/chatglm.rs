@@ -9,10 +9,10 @@ use serde::Deserialize;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::config::Config,
-    limit::{HEADS, LAYERS, bounded, unsupported},
-    names::{Part, Words},
+    limits::{HEADS, LAYERS, bounded, unsupported},
+    names::{NameTable, TensorPart},
     tensors::Tensors,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
     model_type: "chatglm",
-    words: &Words {
+    names: &NameTable {
         prefixes: &["transformer."],
         layer: "encoder.layers.",
         outer: &[
@@ -35,13 +35,13 @@ pub(super) const HF: HfFamily = HfFamily {
             ("mlp.down_proj", "mlp.dense_4h_to_h"),
         ],
         parts: &[
-            ("attn.q_proj", "self_attention.query_key_value", Part::Query),
-            ("attn.k_proj", "self_attention.query_key_value", Part::Key),
-            ("attn.v_proj", "self_attention.query_key_value", Part::Value),
-            ("mlp.gate_proj", "mlp.dense_h_to_4h", Part::Gate),
-            ("mlp.up_proj", "mlp.dense_h_to_4h", Part::Up),
+            ("attn.q_proj", "self_attention.query_key_value", TensorPart::Query),
+            ("attn.k_proj", "self_attention.query_key_value", TensorPart::Key),
+            ("attn.v_proj", "self_attention.query_key_value", TensorPart::Value),
+            ("mlp.gate_proj", "mlp.dense_h_to_4h", TensorPart::Gate),
+            ("mlp.up_proj", "mlp.dense_h_to_4h", TensorPart::Up),
         ],
-        ..Words::NONE
+        ..NameTable::NONE
     },
     read: HfReader::Decoder(hf),
 };
@@ -49,7 +49,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `chatglm` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "chatglm",
-    words: &Words { parts: llama::GGUF_FUSED, ..llama::GGUF_WORDS },
+    names: &NameTable { parts: llama::GGUF_FUSED, ..llama::GGUF_NAMES },
     read: GgufReader::Decoder(gguf),
 };
 
@@ -133,11 +133,11 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
         tied_head: keys.tie_word_embeddings.unwrap_or(false),
         kept_tokens: None,
     };
-    Ok(Decoder::from(arch).of_neighbours())
+    Ok(Decoder::from(arch).with_interleaved_rope())
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::ChatGlm;
-    Ok(Decoder::from(arch).of_neighbours())
+    Ok(Decoder::from(arch).with_interleaved_rope())
 }

@@ -10,10 +10,10 @@ use crate::{
         config::Config,
         decoder::activation,
         encoder::{Heads, head},
-        pooling::Sentence,
+        pooling::SentenceEmbedding,
     },
-    limit::{LAYERS, bounded},
-    names::Words,
+    limits::{LAYERS, bounded},
+    names::NameTable,
 };
 
 /// `DistilBertModel` (`DistilBertConfig` of `transformers`).
@@ -25,11 +25,11 @@ pub(super) const HF: HfFamily = HfFamily {
         "DistilBertForQuestionAnswering",
     ],
     model_type: "distilbert",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Encoder(hf),
 };
 
-const HF_WORDS: Words = Words {
+const HF_NAMES: NameTable = NameTable {
     prefixes: &["", "distilbert."],
     layer: "transformer.layer.",
     outer: &[
@@ -53,12 +53,12 @@ const HF_WORDS: Words = Words {
         ("mlp.down_proj", "ffn.lin2"),
         ("mlp_norm", "output_layer_norm"),
     ],
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
 /// The keys of `config.json`, with the class's defaults.
 #[derive(Debug, Deserialize)]
-struct Keys {
+struct DistilBertKeys {
     vocab_size: usize,
     dim: usize,
     hidden_dim: usize,
@@ -70,8 +70,8 @@ struct Keys {
     act: Option<String>,
 }
 
-fn hf(config: &Config, sentence: &Sentence) -> Result<EncoderArch, CheckpointError> {
-    let keys: Keys = config.keys()?;
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
+    let keys: DistilBertKeys = config.keys()?;
     let activation = activation(keys.act.as_deref().unwrap_or("gelu"))?;
     let heads = Heads { score: Some(Activation::Relu), masked: activation };
     Ok(EncoderArch {

@@ -8,14 +8,14 @@ use serde_json::json;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType, ROPE_TWICE, RopeKeys, Tied, activation, present},
     },
-    layout::Gains,
-    limit::{malformed, unsupported},
-    names::Words,
+    layout::NormGains,
+    limits::{malformed, unsupported},
+    names::NameTable,
     tensors::Tensors,
 };
 
@@ -23,7 +23,7 @@ use crate::{
 pub(super) const HF2: HfFamily = HfFamily {
     classes: &["Gemma2ForCausalLM"],
     model_type: "gemma2",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Decoder(hf2),
 };
 
@@ -31,19 +31,19 @@ pub(super) const HF2: HfFamily = HfFamily {
 pub(super) const HF3: HfFamily = HfFamily {
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     model_type: "gemma3_text",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Decoder(hf3),
 };
 
 /// `gemma2` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF2: GgufFamily =
-    GgufFamily { name: "gemma2", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf2) };
+    GgufFamily { name: "gemma2", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf2) };
 
 /// `gemma3`.
 pub(super) const GGUF3: GgufFamily =
-    GgufFamily { name: "gemma3", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf3) };
+    GgufFamily { name: "gemma3", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf3) };
 
-pub(super) const HF_WORDS: Words = Words {
+pub(super) const HF_NAMES: NameTable = NameTable {
     prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
     inner: &[
         ("attn_norm", "input_layernorm"),
@@ -60,10 +60,10 @@ pub(super) const HF_WORDS: Words = Words {
         ("mlp.down_proj", "mlp.down_proj"),
         ("mlp_post_norm", "post_feedforward_layernorm"),
     ],
-    ..llama::HF_WORDS
+    ..llama::HF_NAMES
 };
 
-pub(super) const GGUF_WORDS: Words = Words {
+pub(super) const GGUF_NAMES: NameTable = NameTable {
     inner: &[
         ("attn_norm", "attn_norm"),
         ("attn.q_proj", "attn_q"),
@@ -79,7 +79,7 @@ pub(super) const GGUF_WORDS: Words = Words {
         ("mlp.down_proj", "ffn_down"),
         ("mlp_post_norm", "post_ffw_norm"),
     ],
-    ..llama::GGUF_WORDS
+    ..llama::GGUF_NAMES
 };
 
 /// Layers from one with full attention to the next.
@@ -88,7 +88,7 @@ const PATTERN: [usize; 2] = [2, 6];
 /// Base of the frequencies of layers with a window.
 pub(super) const LOCAL_THETA: f64 = 10_000.0;
 
-/// Keys beside those that most decoders share.
+/// GgufKeys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 pub(super) struct GemmaKeys {
     #[serde(default)]
@@ -182,7 +182,7 @@ fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
 /// A decoder whose file counts gains from one.
 fn counted_from_one(arch: DecoderArch) -> Decoder {
     let mut decoder = Decoder::from(arch);
-    decoder.layout.gains = Gains::LessOne;
+    decoder.layout.gains = NormGains::MinusOne;
     decoder
 }
 
@@ -242,7 +242,7 @@ pub(super) const GEMMA: Defaults =
 /// What both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width
 /// of all heads, for which the format has no key.
 fn gguf(
-    keys: &Keys<'_>,
+    keys: &GgufKeys<'_>,
     tensors: &Tensors,
     (pattern, largest): (usize, usize),
 ) -> Result<DecoderArch, CheckpointError> {
@@ -262,14 +262,14 @@ fn gguf(
     Ok(sandwiched(arch))
 }
 
-fn gguf2(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let arch = gguf(keys, tensors, (PATTERN[0], 46))?;
     let cap = |key: &str, usual: f32| Ok(keys.float(key)?.map_or(usual, |cap| cap as f32));
     let caps = (cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
     Ok(second(arch, (Some(caps.0), Some(caps.1))).into())
 }
 
-fn gguf3(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let arch = gguf(keys, tensors, (PATTERN[1], 62))?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);

@@ -11,13 +11,13 @@ use serde_json::json;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, gemma};
 use crate::{
     CheckpointError,
-    gguf::decoder::{Keys, rows},
+    gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,
         decoder::{Defaults, LayerType},
     },
-    limit::malformed,
-    names::Words,
+    limits::malformed,
+    names::NameTable,
     tensors::Tensors,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"],
     model_type: "gemma3n_text",
-    words: &Words {
+    names: &NameTable {
         outer: &[
             ("embed", "embed_tokens"),
             ("norm", "norm"),
@@ -63,7 +63,7 @@ pub(super) const HF: HfFamily = HfFamily {
             ("per_layer.norm", "post_per_layer_input_norm"),
         ],
         leafless: &["altup.correct_output_scale"],
-        ..gemma::HF_WORDS
+        ..gemma::HF_NAMES
     },
     read: HfReader::Decoder(hf),
 };
@@ -71,7 +71,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `gemma3n` (llama.cpp's `llama_model_gemma3n`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "gemma3n",
-    words: &Words {
+    names: &NameTable {
         outer: &[
             ("embed", "token_embd"),
             ("norm", "output_norm"),
@@ -107,7 +107,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
             ("per_layer.proj", "proj"),
             ("per_layer.norm", "post_norm"),
         ],
-        ..gemma::GGUF_WORDS
+        ..gemma::GGUF_NAMES
     },
     read: GgufReader::Decoder(gguf),
 };
@@ -121,7 +121,7 @@ const LOGIT_CAP: f32 = 30.0;
 /// The share of activations that the first layers drop where a file is silent, and how many layers those are.
 const SPARSE: (f64, usize) = (0.95, 10);
 
-/// Keys beside those of Gemma 3, with what the class has where its file is silent.
+/// GgufKeys beside those of Gemma 3, with what the class has where its file is silent.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Gemma3nKeys {
@@ -183,7 +183,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(third_n(arch).into())
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = gemma::sandwiched(keys.decoder(tensors)?);
     let count = arch.layers.len();
     let kinds = gemma::every(PATTERN, count).into_iter().map(|kind| kind == LayerType::Sliding);

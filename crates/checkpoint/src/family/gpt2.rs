@@ -8,11 +8,11 @@ use serde::Deserialize;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{config::Config, decoder::activation},
     layout::Orientation,
-    limit::{HEADS, LAYERS, bounded, malformed, unsupported},
-    names::{Part, Words},
+    limits::{HEADS, LAYERS, bounded, malformed, unsupported},
+    names::{NameTable, TensorPart},
     tensors::Tensors,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["GPT2LMHeadModel"],
     model_type: "gpt2",
-    words: &Words {
+    names: &NameTable {
         prefixes: &["transformer.", ""],
         layer: "h.",
         outer: &[("embed", "wte"), ("position", "wpe"), ("norm", "ln_f"), ("head", "lm_head")],
@@ -32,11 +32,11 @@ pub(super) const HF: HfFamily = HfFamily {
             ("mlp.down_proj", "mlp.c_proj"),
         ],
         parts: &[
-            ("attn.q_proj", "attn.c_attn", Part::Query),
-            ("attn.k_proj", "attn.c_attn", Part::Key),
-            ("attn.v_proj", "attn.c_attn", Part::Value),
+            ("attn.q_proj", "attn.c_attn", TensorPart::Query),
+            ("attn.k_proj", "attn.c_attn", TensorPart::Key),
+            ("attn.v_proj", "attn.c_attn", TensorPart::Value),
         ],
-        ..Words::NONE
+        ..NameTable::NONE
     },
     read: HfReader::Decoder(hf),
 };
@@ -44,7 +44,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `gpt2` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "gpt2",
-    words: &Words {
+    names: &NameTable {
         outer: &[
             ("embed", "token_embd"),
             ("position", "position_embd"),
@@ -52,7 +52,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
             ("head", "output"),
         ],
         parts: llama::GGUF_FUSED_QKV,
-        ..llama::GGUF_WORDS
+        ..llama::GGUF_NAMES
     },
     read: GgufReader::Decoder(gguf),
 };
@@ -122,7 +122,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(decoder)
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
     for layer in &mut arch.layers {
         layer.mlp.activation = Activation::GeluTanh;

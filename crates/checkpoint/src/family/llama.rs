@@ -3,13 +3,13 @@
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults},
     },
-    limit::unsupported,
-    names::{Part, Words},
+    limits::unsupported,
+    names::{NameTable, TensorPart},
     tensors::Tensors,
 };
 
@@ -17,16 +17,16 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["LlamaForCausalLM"],
     model_type: "llama",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Decoder(hf),
 };
 
 /// `llama` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily =
-    GgufFamily { name: "llama", words: &GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+    GgufFamily { name: "llama", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
 /// Names that most decoders share, those of norms among them that only some have.
-pub(super) const HF_WORDS: Words = Words {
+pub(super) const HF_NAMES: NameTable = NameTable {
     prefixes: &["model.", ""],
     layer: "layers.",
     outer: &[("embed", "embed_tokens"), ("norm", "norm"), ("head", "lm_head")],
@@ -43,11 +43,11 @@ pub(super) const HF_WORDS: Words = Words {
         ("mlp.up_proj", "mlp.up_proj"),
         ("mlp.down_proj", "mlp.down_proj"),
     ],
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
 /// Names that most decoders share, those of norms among them that only some have.
-pub(super) const GGUF_WORDS: Words = Words {
+pub(super) const GGUF_NAMES: NameTable = NameTable {
     prefixes: &[""],
     layer: "blk.",
     outer: &[("embed", "token_embd"), ("norm", "output_norm"), ("head", "output")],
@@ -64,21 +64,21 @@ pub(super) const GGUF_WORDS: Words = Words {
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
     ],
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
 /// Parts of projections that some converters leave fused: queries, keys and values, and the gate before the up
 /// projection.
-pub(super) const GGUF_FUSED: &[(&str, &str, Part)] = &[
-    ("attn.q_proj", "attn_qkv", Part::Query),
-    ("attn.k_proj", "attn_qkv", Part::Key),
-    ("attn.v_proj", "attn_qkv", Part::Value),
-    ("mlp.gate_proj", "ffn_up", Part::Gate),
-    ("mlp.up_proj", "ffn_up", Part::Up),
+pub(super) const GGUF_FUSED: &[(&str, &str, TensorPart)] = &[
+    ("attn.q_proj", "attn_qkv", TensorPart::Query),
+    ("attn.k_proj", "attn_qkv", TensorPart::Key),
+    ("attn.v_proj", "attn_qkv", TensorPart::Value),
+    ("mlp.gate_proj", "ffn_up", TensorPart::Gate),
+    ("mlp.up_proj", "ffn_up", TensorPart::Up),
 ];
 
 /// The same where only attention is fused.
-pub(super) const GGUF_FUSED_QKV: &[(&str, &str, Part)] = GGUF_FUSED.split_at(3).0;
+pub(super) const GGUF_FUSED_QKV: &[(&str, &str, TensorPart)] = GGUF_FUSED.split_at(3).0;
 
 fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     let keys: DecoderKeys = config.keys()?;
@@ -91,14 +91,14 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(arch.into())
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     refuse_variants(keys)?;
     // The converter permutes q and k.
-    Ok(Decoder::from(keys.decoder(tensors)?).of_neighbours())
+    Ok(Decoder::from(keys.decoder(tensors)?).with_interleaved_rope())
 }
 
 /// Refuses the models that share the name `llama` but compute something else.
-fn refuse_variants(keys: &Keys<'_>) -> Result<(), CheckpointError> {
+fn refuse_variants(keys: &GgufKeys<'_>) -> Result<(), CheckpointError> {
     if let Some(experts) = keys.count("expert_count")?.filter(|&experts| experts > 0) {
         return Err(unsupported(keys.name("expert_count"), "0: a dense model", experts));
     }

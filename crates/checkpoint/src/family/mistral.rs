@@ -15,7 +15,7 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["MistralForCausalLM"],
     model_type: "mistral",
-    words: &llama::HF_WORDS,
+    names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf),
 };
 

@@ -11,10 +11,10 @@ use crate::{
     hf::{
         config::Config,
         encoder::{EncoderKeys, Heads, head},
-        pooling::Sentence,
+        pooling::SentenceEmbedding,
     },
-    limit::unsupported,
-    names::Words,
+    limits::unsupported,
+    names::NameTable,
 };
 
 /// `MobileBertModel` (`MobileBertConfig` of `transformers`).
@@ -27,11 +27,11 @@ pub(super) const HF: HfFamily = HfFamily {
         "MobileBertForQuestionAnswering",
     ],
     model_type: "mobilebert",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Encoder(hf),
 };
 
-const HF_WORDS: Words = Words {
+const HF_NAMES: NameTable = NameTable {
     prefixes: &["", "mobilebert."],
     layer: "encoder.layer.",
     outer: &[
@@ -67,12 +67,12 @@ const HF_WORDS: Words = Words {
         ("mlp.down_proj", "output.dense"),
         ("mlp_norm", "output.LayerNorm"),
     ],
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
 /// The keys that BERT has not, with the class's defaults.
 #[derive(Debug, Deserialize)]
-struct Keys {
+struct MobileBertKeys {
     #[serde(default = "narrow")]
     embedding_size: usize,
     #[serde(default = "narrow")]
@@ -105,8 +105,8 @@ fn yes() -> bool {
     true
 }
 
-fn hf(config: &Config, sentence: &Sentence) -> Result<EncoderArch, CheckpointError> {
-    let (shared, keys): (EncoderKeys, Keys) = (config.keys()?, config.keys()?);
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
+    let (shared, keys): (EncoderKeys, MobileBertKeys) = (config.keys()?, config.keys()?);
     if let Some(other) = keys.normalization_type.as_deref().filter(|&kind| kind != "no_norm") {
         return Err(unsupported("normalization_type", "no_norm", other));
     }
@@ -150,7 +150,8 @@ mod tests {
             "architectures": ["MobileBertForSequenceClassification"], "vocab_size": 300, "hidden_size": 512,
             "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
         });
-        let sentence = Sentence { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
+        let sentence =
+            SentenceEmbedding { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
         hf(&Config::changed(keys, &changes)?, &sentence)
     }
 

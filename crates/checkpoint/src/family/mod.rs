@@ -23,12 +23,16 @@ mod stablelm;
 
 use narthex_spec::arch::{DecoderArch, EncoderArch};
 
+use serde_json::Value;
+
 use super::{
     CheckpointError,
-    gguf::decoder::Keys,
-    hf::{config::Config, pooling::Sentence},
-    layout::{Layout, Pairs},
-    names::Words,
+    gguf::{decoder::GgufKeys, meta::Metadata},
+    hf::{config::Config, pooling::SentenceEmbedding},
+    layout::{Layout, RopePairs},
+    limits::{malformed, unsupported},
+    names::NameTable,
+    quark,
     tensors::Tensors,
 };
 
@@ -79,7 +83,7 @@ pub(super) struct HfFamily {
     /// The model type, for files that name no class.
     pub(super) model_type: &'static str,
     /// What its weights are called.
-    pub(super) words: &'static Words,
+    pub(super) names: &'static NameTable,
     /// Reads its settings.
     pub(super) read: HfReader,
 }
@@ -90,7 +94,7 @@ pub(super) enum HfReader {
     /// Of a causal language model.
     Decoder(fn(&Config) -> Result<Decoder, CheckpointError>),
     /// Of an encoder.
-    Encoder(fn(&Config, &Sentence) -> Result<EncoderArch, CheckpointError>),
+    Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch, CheckpointError>),
 }
 
 /// A family's GGUF files.
@@ -99,7 +103,7 @@ pub(super) struct GgufFamily {
     /// `general.architecture`, with which its keys begin.
     pub(super) name: &'static str,
     /// What its weights are called.
-    pub(super) words: &'static Words,
+    pub(super) names: &'static NameTable,
     /// Reads its metadata; shapes that it leaves open are taken from the tensors.
     pub(super) read: GgufReader,
 }
@@ -108,9 +112,9 @@ pub(super) struct GgufFamily {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum GgufReader {
     /// Of a causal language model.
-    Decoder(fn(&Keys<'_>, &Tensors) -> Result<Decoder, CheckpointError>),
+    Decoder(fn(&GgufKeys<'_>, &Tensors) -> Result<Decoder, CheckpointError>),
     /// Of an encoder.
-    Encoder(fn(&Keys<'_>, &Tensors) -> Result<EncoderArch, CheckpointError>),
+    Encoder(fn(&GgufKeys<'_>, &Tensors) -> Result<EncoderArch, CheckpointError>),
 }
 
 /// A decoder, and how its file's weights lie.
@@ -131,8 +135,92 @@ impl From<DecoderArch> for Decoder {
 
 impl Decoder {
     /// With weights of q and k that rotate neighbours against each other.
-    fn of_neighbours(mut self) -> Self {
-        self.layout.pairs = Pairs::Neighbours;
+    fn with_interleaved_rope(mut self) -> Self {
+        self.layout.pairs = RopePairs::Interleaved;
         self
+    }
+}
+
+/// The family that reads the model's class.
+pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily, CheckpointError> {
+    if let Some(other) = config.quantization().filter(|config| !quark::is_read(config)) {
+        return Err(unsupported(
+            "quantization_config",
+            "none, or AMD Quark's with uint4 weights in groups; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
+            other.get("quant_method").and_then(Value::as_str).unwrap_or("some"),
+        )
+        .in_file(config.path()));
+    }
+    let stated = config.class();
+    let kind = config.model_type();
+    let known = |family: &&&HfFamily| match stated {
+        Some(stated) => family.classes.contains(&stated),
+        None => Some(family.model_type) == kind,
+    };
+    HF.iter().find(known).copied().ok_or_else(|| {
+        // Of a family that is compiled, its other classes; else everything.
+        let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
+        let expected: Vec<&str> = match stated {
+            Some(_) if of_kind().next().is_some() => {
+                of_kind().flat_map(|family| family.classes).copied().collect()
+            }
+            Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
+            None => HF.iter().map(|family| family.model_type).collect(),
+        };
+        let found = stated.or(kind).unwrap_or("none stated").to_owned();
+        CheckpointError::Architecture { expected, found }.in_file(config.path())
+    })
+}
+
+/// The family that reads the file's architecture.
+pub(super) fn gguf_family(metadata: &Metadata) -> Result<&'static GgufFamily, CheckpointError> {
+    let Some(name) = metadata.text("general.architecture")? else {
+        return Err(malformed(metadata.path(), "the key general.architecture", "none"));
+    };
+    GGUF.iter().find(|family| family.name == name).copied().ok_or_else(|| {
+        let known = GGUF.iter().map(|family| family.name).collect();
+        CheckpointError::Architecture { expected: known, found: name.to_owned() }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn class(changes: Value) -> Result<&'static str, CheckpointError> {
+        let config = Config::new("config.json".into(), changes)?;
+        Ok(hf_family(&config)?.model_type)
+    }
+
+    #[test]
+    fn classes_that_are_not_known_are_refused_by_name() {
+        let refused = |keys: Value, expect: &str| {
+            let error = class(keys).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error} lacks {expect}");
+        };
+        refused(
+            json!({"architectures": ["MambaForCausalLM"]}),
+            "config.json: architecture \"MambaForCausalLM\" is not supported: expected one of LlamaForCausalLM, ",
+        );
+        // A class of a family that is compiled is told its family's classes alone.
+        let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
+        refused(tokens, "\"BertForTokenClassification\" is not supported: expected one of Bert");
+        refused(json!({"architectures": []}), "\"none stated\"");
+        refused(
+            json!({"architectures": null, "model_type": "mamba"}),
+            "config.json: architecture \"mamba\" is not supported: expected one of llama, ",
+        );
+        refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
+        let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});
+        refused(quantized, "take the checkpoint in f32, f16 or bf16");
+    }
+
+    #[test]
+    fn a_model_type_stands_in_for_the_class() {
+        for kind in ["llama", "mistral", "bert"] {
+            assert_eq!(class(json!({"architectures": null, "model_type": kind})).unwrap(), kind);
+        }
     }
 }

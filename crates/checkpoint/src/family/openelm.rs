@@ -9,10 +9,10 @@ use serde::Deserialize;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{config::Config, decoder::activation},
-    limit::{LAYERS, bounded, malformed, unsupported},
-    names::{Part, Words},
+    limits::{LAYERS, bounded, malformed, unsupported},
+    names::{NameTable, TensorPart},
     tensors::Tensors,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["OpenELMForCausalLM"],
     model_type: "openelm",
-    words: &Words {
+    names: &NameTable {
         prefixes: &["transformer.", ""],
         layer: "layers.",
         outer: &[("embed", "token_embeddings"), ("norm", "norm"), ("head", "lm_head")],
@@ -33,13 +33,13 @@ pub(super) const HF: HfFamily = HfFamily {
             ("mlp.down_proj", "ffn.proj_2"),
         ],
         parts: &[
-            ("attn.q_proj", "attn.qkv_proj", Part::Query),
-            ("attn.k_proj", "attn.qkv_proj", Part::Key),
-            ("attn.v_proj", "attn.qkv_proj", Part::Value),
-            ("mlp.gate_proj", "ffn.proj_1", Part::Gate),
-            ("mlp.up_proj", "ffn.proj_1", Part::Up),
+            ("attn.q_proj", "attn.qkv_proj", TensorPart::Query),
+            ("attn.k_proj", "attn.qkv_proj", TensorPart::Key),
+            ("attn.v_proj", "attn.qkv_proj", TensorPart::Value),
+            ("mlp.gate_proj", "ffn.proj_1", TensorPart::Gate),
+            ("mlp.up_proj", "ffn.proj_1", TensorPart::Up),
         ],
-        ..Words::NONE
+        ..NameTable::NONE
     },
     read: HfReader::Decoder(hf),
 };
@@ -47,7 +47,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `openelm` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "openelm",
-    words: &Words { parts: llama::GGUF_FUSED_QKV, ..llama::GGUF_WORDS },
+    names: &NameTable { parts: llama::GGUF_FUSED_QKV, ..llama::GGUF_NAMES },
     read: GgufReader::Decoder(gguf),
 };
 
@@ -131,7 +131,7 @@ fn divisible(value: f64, divisor: usize) -> usize {
     if (nearest as f64) < 0.9 * value { nearest.saturating_add(step) } else { nearest }
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::OpenElm;
     arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);

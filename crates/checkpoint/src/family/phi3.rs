@@ -5,12 +5,12 @@ use narthex_spec::arch::{Family, RopeScaling};
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType},
     },
-    names::{Part, Words},
+    names::{NameTable, TensorPart},
     tensors::Tensors,
 };
 
@@ -18,15 +18,15 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["Phi3ForCausalLM"],
     model_type: "phi3",
-    words: &Words {
+    names: &NameTable {
         parts: &[
-            ("attn.q_proj", "self_attn.qkv_proj", Part::Query),
-            ("attn.k_proj", "self_attn.qkv_proj", Part::Key),
-            ("attn.v_proj", "self_attn.qkv_proj", Part::Value),
-            ("mlp.gate_proj", "mlp.gate_up_proj", Part::Gate),
-            ("mlp.up_proj", "mlp.gate_up_proj", Part::Up),
+            ("attn.q_proj", "self_attn.qkv_proj", TensorPart::Query),
+            ("attn.k_proj", "self_attn.qkv_proj", TensorPart::Key),
+            ("attn.v_proj", "self_attn.qkv_proj", TensorPart::Value),
+            ("mlp.gate_proj", "mlp.gate_up_proj", TensorPart::Gate),
+            ("mlp.up_proj", "mlp.gate_up_proj", TensorPart::Up),
         ],
-        ..llama::HF_WORDS
+        ..llama::HF_NAMES
     },
     read: HfReader::Decoder(hf),
 };
@@ -34,7 +34,7 @@ pub(super) const HF: HfFamily = HfFamily {
 /// `phi3` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "phi3",
-    words: &Words { parts: llama::GGUF_FUSED, ..llama::GGUF_WORDS },
+    names: &NameTable { parts: llama::GGUF_FUSED, ..llama::GGUF_NAMES },
     read: GgufReader::Decoder(gguf),
 };
 
@@ -51,7 +51,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
 /// LongRoPE's divisors in GGUF.
 const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
     if let (Some(rope), true) = (&mut arch.rope, tensors.by_name.contains_key(FACTORS[0])) {
         let factors = |name: &str| Ok::<_, CheckpointError>(tensors.stored(name, name)?.to_f32());

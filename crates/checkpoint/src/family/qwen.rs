@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType},
@@ -18,7 +18,7 @@ use crate::{
 pub(super) const HF2: HfFamily = HfFamily {
     classes: &["Qwen2ForCausalLM"],
     model_type: "qwen2",
-    words: &llama::HF_WORDS,
+    names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf2),
 };
 
@@ -26,19 +26,19 @@ pub(super) const HF2: HfFamily = HfFamily {
 pub(super) const HF3: HfFamily = HfFamily {
     classes: &["Qwen3ForCausalLM"],
     model_type: "qwen3",
-    words: &llama::HF_WORDS,
+    names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf3),
 };
 
 /// `qwen2` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF2: GgufFamily =
-    GgufFamily { name: "qwen2", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf2) };
+    GgufFamily { name: "qwen2", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf2) };
 
 /// `qwen3`.
 pub(super) const GGUF3: GgufFamily =
-    GgufFamily { name: "qwen3", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf3) };
+    GgufFamily { name: "qwen3", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf3) };
 
-/// Keys beside those that most decoders share.
+/// GgufKeys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct QwenKeys {
     #[serde(default)]
@@ -84,12 +84,12 @@ fn third(mut arch: DecoderArch) -> DecoderArch {
     arch
 }
 
-fn gguf2(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::Qwen2;
     Ok(arch.into())
 }
 
-fn gguf3(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     Ok(third(keys.decoder(tensors)?).into())
 }

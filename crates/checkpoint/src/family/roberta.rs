@@ -9,10 +9,10 @@ use crate::{
     hf::{
         config::Config,
         encoder::{EncoderKeys, Heads, head},
-        pooling::Sentence,
+        pooling::SentenceEmbedding,
     },
-    limit::malformed,
-    names::Words,
+    limits::malformed,
+    names::NameTable,
 };
 
 /// `RobertaModel` (`RobertaConfig` of `transformers`).
@@ -24,7 +24,7 @@ pub(super) const HF: HfFamily = HfFamily {
         "RobertaForQuestionAnswering",
     ],
     model_type: "roberta",
-    words: &HF_WORDS,
+    names: &HF_NAMES,
     read: HfReader::Encoder(hf),
 };
 
@@ -40,7 +40,7 @@ pub(super) const HF_XLM: HfFamily = HfFamily {
     ..HF
 };
 
-const HF_WORDS: Words = Words {
+const HF_NAMES: NameTable = NameTable {
     prefixes: &["", "roberta."],
     layer: "encoder.layer.",
     outer: &[
@@ -56,7 +56,7 @@ const HF_WORDS: Words = Words {
         ("mlm", "lm_head"),
     ],
     inner: HF_INNER,
-    ..Words::NONE
+    ..NameTable::NONE
 };
 
 /// The key that BERT's have no use for.
@@ -66,7 +66,7 @@ struct PadKey {
     pad_token_id: Option<usize>,
 }
 
-fn hf(config: &Config, sentence: &Sentence) -> Result<EncoderArch, CheckpointError> {
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
     let keys: EncoderKeys = config.keys()?;
     let heads = Heads { score: Some(Activation::Tanh), masked: Activation::Gelu };
     let arch = keys.encoder(config, head(config, sentence, &heads)?)?;
@@ -91,7 +91,8 @@ mod tests {
             "architectures": ["XLMRobertaModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 514, "type_vocab_size": 1,
         });
-        let sentence = Sentence { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
+        let sentence =
+            SentenceEmbedding { pooling: Pooling::Mean, normalize: true, max_length: None, listed: false };
         hf(&Config::changed(keys, &changes)?, &sentence)
     }
 

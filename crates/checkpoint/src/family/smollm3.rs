@@ -6,12 +6,12 @@ use serde::Deserialize;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType, Tied},
     },
-    limit::malformed,
+    limits::malformed,
     tensors::Tensors,
 };
 
@@ -19,18 +19,18 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["SmolLM3ForCausalLM"],
     model_type: "smollm3",
-    words: &llama::HF_WORDS,
+    names: &llama::HF_NAMES,
     read: HfReader::Decoder(hf),
 };
 
 /// `smollm3` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily =
-    GgufFamily { name: "smollm3", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+    GgufFamily { name: "smollm3", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
 /// The usual distance between layers without positions.
 const INTERVAL: usize = 4;
 
-/// Keys beside those that most decoders share.
+/// GgufKeys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct SmolLm3Keys {
     /// 0 for each layer without positions.
@@ -66,11 +66,11 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(without_positions(arch, &rotated).into())
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let arch = keys.decoder(tensors)?;
     // The format has no key for it; llama.cpp takes every fourth layer.
     let rotated = every(INTERVAL, arch.layers.len());
-    Ok(Decoder::from(without_positions(arch, &rotated)).of_neighbours())
+    Ok(Decoder::from(without_positions(arch, &rotated)).with_interleaved_rope())
 }
 
 /// Whether each layer is rotated, where each of the given number is not.

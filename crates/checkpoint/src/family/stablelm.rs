@@ -7,12 +7,12 @@ use serde::Deserialize;
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError, WeightSource,
-    gguf::decoder::Keys,
+    gguf::decoder::GgufKeys,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults},
     },
-    names::{Part, Words},
+    names::{NameTable, TensorPart},
     tensors::Tensors,
 };
 
@@ -20,21 +20,21 @@ use crate::{
 pub(super) const HF: HfFamily = HfFamily {
     classes: &["StableLmForCausalLM"],
     model_type: "stablelm",
-    words: &Words {
+    names: &NameTable {
         parts: &[
-            ("attn.q_norm", "self_attn.q_layernorm.norms.*", Part::PerHead),
-            ("attn.k_norm", "self_attn.k_layernorm.norms.*", Part::PerHead),
+            ("attn.q_norm", "self_attn.q_layernorm.norms.*", TensorPart::PerHead),
+            ("attn.k_norm", "self_attn.k_layernorm.norms.*", TensorPart::PerHead),
         ],
-        ..llama::HF_WORDS
+        ..llama::HF_NAMES
     },
     read: HfReader::Decoder(hf),
 };
 
 /// `stablelm` (llama.cpp's `llama_model::load_hparams`).
 pub(super) const GGUF: GgufFamily =
-    GgufFamily { name: "stablelm", words: &llama::GGUF_WORDS, read: GgufReader::Decoder(gguf) };
+    GgufFamily { name: "stablelm", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
-/// Keys beside those that most decoders share.
+/// GgufKeys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct StableLmKeys {
     #[serde(default)]
@@ -58,7 +58,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(with_layer_norms(arch, (residual, qk_norm)).into())
 }
 
-fn gguf(keys: &Keys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let arch = keys.decoder(tensors)?;
     // As llama.cpp, which goes by the weights and not by `use_parallel_residual`.
     let sequential = tensors.has("layers.0.mlp_norm.weight");

@@ -10,14 +10,14 @@ use narthex_spec::arch::{
 use super::meta::Metadata;
 use crate::{
     CheckpointError, WeightSource,
-    limit::{LAYERS, bounded, malformed, unsupported},
+    limits::{LAYERS, bounded, malformed, unsupported},
     tensors::Tensors,
 };
 
 /// The keys of one family, named without the family before them.
-pub(crate) struct Keys<'a> {
-    pub(super) metadata: &'a Metadata,
-    pub(super) family: &'static str,
+pub(crate) struct GgufKeys<'a> {
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) family: &'static str,
 }
 
 /// The rows of an embedding.
@@ -33,7 +33,7 @@ pub(crate) fn rows(tensors: &Tensors, name: &str) -> Result<usize, CheckpointErr
 /// ggml's divisors of rotary frequencies.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-impl Keys<'_> {
+impl GgufKeys<'_> {
     /// The whole name of a key.
     pub(crate) fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.family)
@@ -44,7 +44,7 @@ impl Keys<'_> {
         self.metadata.count(&self.name(key))
     }
 
-    /// [`Keys::count`], required.
+    /// [`GgufKeys::count`], required.
     pub(crate) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
         self.metadata.need_count(&self.name(key))
     }
@@ -54,7 +54,7 @@ impl Keys<'_> {
         self.metadata.float(&self.name(key))
     }
 
-    /// [`Keys::float`], required.
+    /// [`GgufKeys::float`], required.
     pub(crate) fn need_float(&self, key: &str) -> Result<f64, CheckpointError> {
         self.float(key)?.ok_or_else(|| self.absent(key))
     }

@@ -8,11 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CheckpointError, limit::malformed};
+use crate::{CheckpointError, limits::malformed};
 
 /// A metadata value; numbers in the widest type of their kind.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     /// Any integer.
     Int(i128),
     /// f32 or f64.
@@ -48,15 +48,15 @@ impl Value {
 
 /// A file's metadata.
 #[derive(Debug)]
-pub(super) struct Metadata {
+pub(crate) struct Metadata {
     /// The file, for messages.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Values by key.
-    pub(super) values: BTreeMap<String, Value>,
+    pub(crate) values: BTreeMap<String, Value>,
 }
 
 impl Metadata {
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -65,7 +65,7 @@ impl Metadata {
     }
 
     /// A string.
-    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, CheckpointError> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Text(text)) => Ok(Some(text)),
@@ -74,7 +74,7 @@ impl Metadata {
     }
 
     /// A boolean.
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Bool(flag)) => Ok(Some(*flag)),
@@ -83,7 +83,7 @@ impl Metadata {
     }
 
     /// An integer from zero on.
-    pub(super) fn count(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Int(count)) => match usize::try_from(*count) {
@@ -95,7 +95,7 @@ impl Metadata {
     }
 
     /// A token id. Ids beyond `i32` stand for "none" in some files and are dropped.
-    pub(super) fn token(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
+    pub(crate) fn token(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Int(id)) => Ok(i32::try_from(*id).ok().and_then(|id| u32::try_from(id).ok())),
@@ -104,7 +104,7 @@ impl Metadata {
     }
 
     /// A float, or an integer taken as one.
-    pub(super) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Float(value)) => Ok(Some(*value)),
@@ -114,7 +114,7 @@ impl Metadata {
     }
 
     /// An array of strings.
-    pub(super) fn texts(&self, key: &str) -> Result<Option<&[String]>, CheckpointError> {
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<&[String]>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Texts(texts)) => Ok(Some(texts)),
@@ -123,7 +123,7 @@ impl Metadata {
     }
 
     /// An array of integers.
-    pub(super) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
+    pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Ints(ints)) => Ok(Some(ints)),
@@ -132,7 +132,7 @@ impl Metadata {
     }
 
     /// An array of floats.
-    pub(super) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Floats(floats)) => Ok(Some(floats)),
@@ -141,7 +141,7 @@ impl Metadata {
     }
 
     /// [`Metadata::count`], required.
-    pub(super) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
+    pub(crate) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
         match self.count(key)? {
             Some(count) => Ok(count),
             None => Err(malformed(&self.path, format!("the key {key}"), "none")),
@@ -149,7 +149,7 @@ impl Metadata {
     }
 
     /// A count for each of `layers` layers: given once for all or as an array.
-    pub(super) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, CheckpointError> {
+    pub(crate) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, CheckpointError> {
         let Some(Value::Ints(ints)) = self.values.get(key) else {
             return Ok(self.count(key)?.map(|count| vec![count; layers]));
         };

@@ -11,8 +11,9 @@ use std::{
 use super::meta::{Metadata, Value};
 use crate::{
     CheckpointError, Encoding,
-    limit::{malformed, unsupported},
-    tensors::{Kind, Located, end_of},
+    limits::{malformed, unsupported},
+    stored::{StoredTensor, TensorEncoding},
+    tensors::end_of,
 };
 
 /// The most memory that metadata may take, in bytes. A vocabulary of a quarter million tokens takes about 30 MB.
@@ -30,15 +31,15 @@ const MAX_DEPTH: usize = 4;
 
 /// What a file holds.
 #[derive(Debug)]
-pub(super) struct Contents {
+pub(crate) struct Contents {
     /// The metadata.
-    pub(super) metadata: Metadata,
+    pub(crate) metadata: Metadata,
     /// Where each tensor lies, by name.
-    pub(super) tensors: HashMap<String, Located>,
+    pub(crate) tensors: HashMap<String, StoredTensor>,
 }
 
 /// Reads the header, the metadata and the tensor table of `bytes`; `path` is for messages.
-pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointError> {
+pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointError> {
     let (mut contents, end) = tables(path, bytes)?;
     let alignment = alignment(&contents.metadata)?;
     let start = end.next_multiple_of(alignment);
@@ -49,7 +50,7 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointErro
 }
 
 /// Whether a file's beginning holds all that is said of its tensors.
-pub(super) fn is_told(beginning: &[u8]) -> bool {
+pub(crate) fn is_told(beginning: &[u8]) -> bool {
     tables(Path::new(""), beginning).is_ok()
 }
 
@@ -95,13 +96,13 @@ fn place(
     length: usize,
     start: usize,
     alignment: usize,
-    (name, located): (&String, &mut Located),
+    (name, located): (&String, &mut StoredTensor),
 ) -> Result<(), CheckpointError> {
     let offset = located.bytes.start;
     if !offset.is_multiple_of(alignment) {
         return Err(malformed(path, format!("tensor {name} at a multiple of {alignment}"), offset));
     }
-    let Kind::Known(encoding) = located.kind else {
+    let TensorEncoding::Known(encoding) = located.kind else {
         // The size of a type that is not decoded is not known; asking for the tensor is refused.
         located.bytes = 0..0;
         return Ok(());
@@ -281,7 +282,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A line of the tensor table; its bytes hold the offset as yet.
-    fn tensor(&mut self) -> Result<(String, Located), CheckpointError> {
+    fn tensor(&mut self) -> Result<(String, StoredTensor), CheckpointError> {
         let name = self.text("a tensor name")?;
         let dims = self.u32("a number of dimensions")?;
         if !(1..=MAX_DIMS).contains(&dims) {
@@ -299,7 +300,7 @@ impl<'a> Reader<'a> {
         shape.reverse();
         let kind = kind(self.u32("a tensor type")?);
         let offset = self.length("a tensor offset")?;
-        Ok((name, Located { shape, kind, file: 0, bytes: offset..offset }))
+        Ok((name, StoredTensor { shape, kind, file: 0, bytes: offset..offset }))
     }
 }
 
@@ -308,7 +309,7 @@ fn clamp(value: i128) -> i64 {
 }
 
 /// ggml's tensor types by number.
-fn kind(number: u32) -> Kind {
+fn kind(number: u32) -> TensorEncoding {
     let encoding = match number {
         0 => Encoding::F32,
         1 => Encoding::F16,
@@ -321,9 +322,9 @@ fn kind(number: u32) -> Kind {
         13 => Encoding::Q5K,
         14 => Encoding::Q6K,
         30 => Encoding::Bf16,
-        _ => return Kind::Other(other_type(number)),
+        _ => return TensorEncoding::Other(other_type(number)),
     };
-    Kind::Known(encoding)
+    TensorEncoding::Known(encoding)
 }
 
 fn other_type(number: u32) -> String {
@@ -476,8 +477,11 @@ mod tests {
         use Encoding::*;
         let numbers = [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 30];
         let encodings = [F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K, Bf16];
-        assert_eq!(numbers.map(kind), encodings.map(Kind::Known));
-        assert!((0..64).all(|number| numbers.contains(&number) || matches!(kind(number), Kind::Other(_))));
+        assert_eq!(numbers.map(kind), encodings.map(TensorEncoding::Known));
+        assert!(
+            (0..64)
+                .all(|number| numbers.contains(&number) || matches!(kind(number), TensorEncoding::Other(_)))
+        );
     }
 
     #[test]
@@ -485,10 +489,10 @@ mod tests {
         let mut file = small();
         file.tensors[0].kind = 20;
         let contents = read(Path::new("f"), &file.to_bytes()).unwrap();
-        assert_eq!(contents.tensors["t"].kind, Kind::Other("IQ4_NL".into()));
+        assert_eq!(contents.tensors["t"].kind, TensorEncoding::Other("IQ4_NL".into()));
         file.tensors[0].kind = 999;
         let contents = read(Path::new("f"), &file.to_bytes()).unwrap();
-        assert_eq!(contents.tensors["t"].kind, Kind::Other("number 999".into()));
+        assert_eq!(contents.tensors["t"].kind, TensorEncoding::Other("number 999".into()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use narthex_text::tokenizer::GgufVocab;
 use super::meta::Metadata;
 use crate::{
     CheckpointError, SpecialTokens,
-    limit::{malformed, unsupported},
+    limits::{malformed, unsupported},
     special::{ends_of, sorted},
 };
 
@@ -31,16 +31,16 @@ const PRE_WITH_BOS: [&str; 11] = [
 
 /// What the metadata says of text.
 #[derive(Debug)]
-pub(super) struct Vocabulary {
+pub(crate) struct Vocabulary {
     /// The tokenizer.
-    pub(super) vocab: GgufVocab,
+    pub(crate) vocab: GgufVocab,
     /// The rules of its special tokens.
-    pub(super) special: SpecialTokens,
+    pub(crate) special: SpecialTokens,
 }
 
 /// Reads the vocabulary. For encoders `bos` and `eos` of the vocabulary are its `[CLS]` and `[SEP]`, which the
 /// tokenizer itself puts around a text, so [`SpecialTokens::bos`] stays empty.
-pub(super) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<Vocabulary, CheckpointError> {
+pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<Vocabulary, CheckpointError> {
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
         return Err(malformed(metadata.path(), "the key tokenizer.ggml.model", "none"));
     };
@@ -239,7 +239,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, file.to_bytes()).unwrap();
-        super::super::open(&path)
+        crate::open(&path)
     }
 
     fn special(change: impl FnOnce(&mut Gguf)) -> SpecialTokens {

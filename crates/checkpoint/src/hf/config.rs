@@ -6,12 +6,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{CONFIG, folder::Folder};
-use crate::{
-    CheckpointError,
-    family::{HF, HfFamily},
-    limit::{malformed, unsupported},
-    quark,
-};
+use crate::{CheckpointError, limits::malformed};
 
 /// A folder's `config.json`.
 #[derive(Debug)]
@@ -97,6 +92,16 @@ impl Config {
         &self.class.ids
     }
 
+    /// `model_type`, if the file states it.
+    pub(crate) fn model_type(&self) -> Option<&str> {
+        self.class.model_type.as_deref()
+    }
+
+    /// `quantization_config`, if the file has it.
+    pub(crate) fn quantization(&self) -> Option<&Value> {
+        self.class.quantization_config.as_ref()
+    }
+
     /// The model's class, where the file states it.
     pub fn class(&self) -> Option<&str> {
         self.class.architectures.as_ref()?.first().map(String::as_str)
@@ -117,43 +122,11 @@ impl Config {
         }
         Self::new(self.path.clone(), keys)
     }
-
-    /// The family that reads the model's class.
-    pub(crate) fn family(&self) -> Result<&'static HfFamily, CheckpointError> {
-        if let Some(other) = self.class.quantization_config.as_ref().filter(|config| !quark::is_read(config))
-        {
-            return Err(unsupported(
-                "quantization_config",
-                "none, or AMD Quark's with uint4 weights in groups; take the checkpoint in f32, f16 or bf16, or a GGUF file of it",
-                other.get("quant_method").and_then(Value::as_str).unwrap_or("some"),
-            )
-            .in_file(&self.path));
-        }
-        let stated = self.class();
-        let kind = self.class.model_type.as_deref();
-        let known = |family: &&&HfFamily| match stated {
-            Some(stated) => family.classes.contains(&stated),
-            None => Some(family.model_type) == kind,
-        };
-        HF.iter().find(known).copied().ok_or_else(|| {
-            // Of a family that is compiled, its other classes; else everything.
-            let of_kind = || HF.iter().filter(|family| Some(family.model_type) == kind);
-            let expected: Vec<&str> = match stated {
-                Some(_) if of_kind().next().is_some() => {
-                    of_kind().flat_map(|family| family.classes).copied().collect()
-                }
-                Some(_) => HF.iter().flat_map(|family| family.classes).copied().collect(),
-                None => HF.iter().map(|family| family.model_type).collect(),
-            };
-            let found = stated.or(kind).unwrap_or("none stated").to_owned();
-            CheckpointError::Architecture { expected, found }.in_file(&self.path)
-        })
-    }
 }
 
 #[cfg(test)]
 impl Config {
-    /// Keys of which some are changed.
+    /// GgufKeys of which some are changed.
     pub fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
             keys.extend(changes.clone());
@@ -170,41 +143,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    fn class(changes: Value) -> Result<&'static str, CheckpointError> {
-        let config = Config::new("config.json".into(), changes)?;
-        Ok(config.family()?.model_type)
-    }
-
-    #[test]
-    fn classes_that_are_not_known_are_refused_by_name() {
-        let refused = |keys: Value, expect: &str| {
-            let error = class(keys).unwrap_err().to_string();
-            assert!(error.contains(expect), "{error} lacks {expect}");
-        };
-        refused(
-            json!({"architectures": ["MambaForCausalLM"]}),
-            "config.json: architecture \"MambaForCausalLM\" is not supported: expected one of LlamaForCausalLM, ",
-        );
-        // A class of a family that is compiled is told its family's classes alone.
-        let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
-        refused(tokens, "\"BertForTokenClassification\" is not supported: expected one of Bert");
-        refused(json!({"architectures": []}), "\"none stated\"");
-        refused(
-            json!({"architectures": null, "model_type": "mamba"}),
-            "config.json: architecture \"mamba\" is not supported: expected one of llama, ",
-        );
-        refused(json!({"architectures": "LlamaForCausalLM"}), "config.json is malformed");
-        let quantized = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"bits": 4}});
-        refused(quantized, "take the checkpoint in f32, f16 or bf16");
-    }
-
-    #[test]
-    fn a_model_type_stands_in_for_the_class() {
-        for kind in ["llama", "mistral", "bert"] {
-            assert_eq!(class(json!({"architectures": null, "model_type": kind})).unwrap(), kind);
-        }
-    }
 
     #[test]
     fn ids_come_alone_or_in_lists() {

@@ -13,15 +13,15 @@ use serde::{Deserialize, Deserializer};
 use super::config::Config;
 use crate::{
     CheckpointError,
-    limit::{HEADS, LAYERS, bounded, malformed, unsupported},
+    limits::{HEADS, LAYERS, bounded, malformed, unsupported},
 };
 
-/// Keys of causal language models.
+/// GgufKeys of causal language models.
 #[derive(Debug, Deserialize)]
 pub(crate) struct DecoderKeys {
     vocab_size: usize,
     pub(crate) hidden_size: usize,
-    intermediate_size: Widths,
+    intermediate_size: InnerWidths,
     num_hidden_layers: usize,
     num_attention_heads: usize,
     #[serde(default)]
@@ -63,12 +63,12 @@ pub(crate) struct DecoderKeys {
 /// Inner widths: one for all layers, or one for each.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Widths {
+enum InnerWidths {
     All(usize),
     Each(Vec<usize>),
 }
 
-impl Widths {
+impl InnerWidths {
     /// The inner width of each of `layers` layers.
     fn of(&self, path: &Path, layers: usize) -> Result<Vec<usize>, CheckpointError> {
         match self {
@@ -375,7 +375,7 @@ mod tests {
 
     fn decoder(changes: Value) -> Result<DecoderArch, CheckpointError> {
         let config = Config::new("config.json".into(), with(llama(), changes))?;
-        match config.family()?.read {
+        match crate::family::hf_family(&config)?.read {
             HfReader::Decoder(read) => Ok(read(&config)?.arch),
             HfReader::Encoder(_) => panic!("an encoder"),
         }

@@ -4,10 +4,10 @@ use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Fami
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{config::Config, decoder::activation, pooling::Sentence};
+use super::{config::Config, decoder::activation, pooling::SentenceEmbedding};
 use crate::{
     CheckpointError,
-    limit::{LAYERS, bounded, unsupported},
+    limits::{LAYERS, bounded, unsupported},
 };
 
 /// The keys of BERT and of what follows it.
@@ -91,7 +91,7 @@ pub(crate) struct Heads {
 /// were trained from a masked language model and still carry its name.
 pub(crate) fn head(
     config: &Config,
-    sentence: &Sentence,
+    sentence: &SentenceEmbedding,
     heads: &Heads,
 ) -> Result<EncoderHead, CheckpointError> {
     let class = config.class().unwrap_or_default();

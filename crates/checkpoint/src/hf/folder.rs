@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     CheckpointError,
-    limit::{malformed, read_small},
+    limits::{malformed, read_small},
 };
 
 /// How much of a model card is searched for its licence; the front matter stands first.

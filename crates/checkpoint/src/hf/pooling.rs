@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::folder::{Folder, inside};
 use crate::{
     CheckpointError,
-    limit::{malformed, unsupported},
+    limits::{malformed, unsupported},
 };
 
 /// Where sentence-transformers keeps the pooling module unless its list says otherwise.
@@ -17,7 +17,7 @@ const USUAL_POOLING: &str = "1_Pooling";
 
 /// What sentence-transformers says of an encoder.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Sentence {
+pub struct SentenceEmbedding {
     /// How rows become one vector.
     pub pooling: Pooling,
     /// Whether the vector is scaled to unit length.
@@ -28,7 +28,7 @@ pub struct Sentence {
     pub listed: bool,
 }
 
-impl Sentence {
+impl SentenceEmbedding {
     /// The head that it makes of an encoder.
     pub fn embedding(&self) -> EncoderHead {
         EncoderHead::Embedding { pooling: self.pooling, normalize: self.normalize }
@@ -61,15 +61,16 @@ struct PoolingKeys {
 }
 
 /// Reads `modules.json` and what it names.
-pub fn read(folder: &mut Folder) -> Result<Sentence, CheckpointError> {
+pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding, CheckpointError> {
     let max_length = folder
         .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
         .and_then(|limits| limits.max_seq_length);
     let Some(modules) = folder.json::<Vec<Module>>("modules.json", "a list of modules")? else {
         let pooling = pooling(folder, USUAL_POOLING)?.unwrap_or(Pooling::Mean);
-        return Ok(Sentence { pooling, normalize: true, max_length, listed: false });
+        return Ok(SentenceEmbedding { pooling, normalize: true, max_length, listed: false });
     };
-    let mut sentence = Sentence { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
+    let mut sentence =
+        SentenceEmbedding { pooling: Pooling::Mean, normalize: false, max_length, listed: true };
     for (at, module) in modules.iter().enumerate() {
         // The list comes from outside and must not lead out of the folder.
         if !inside(&module.path) {
@@ -131,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    fn sentence(files: &[(&str, Value)]) -> Result<Sentence, CheckpointError> {
+    fn sentence(files: &[(&str, Value)]) -> Result<SentenceEmbedding, CheckpointError> {
         let folder = tempfile::tempdir().unwrap();
         for (name, value) in files {
             let path = folder.path().join(name);
@@ -148,7 +149,10 @@ mod tests {
 
     fn check(files: &[(&str, Value)], pooling: Pooling, normalize: bool) {
         let listed = files.iter().any(|(name, _)| *name == "modules.json");
-        assert_eq!(sentence(files).unwrap(), Sentence { pooling, normalize, max_length: None, listed });
+        assert_eq!(
+            sentence(files).unwrap(),
+            SentenceEmbedding { pooling, normalize, max_length: None, listed }
+        );
     }
 
     fn refused(files: &[(&str, Value)], expect: &str) {

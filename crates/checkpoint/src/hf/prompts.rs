@@ -6,12 +6,12 @@ use narthex_spec::manifest::Prompts;
 use serde::Deserialize;
 
 use super::folder::Folder;
-use crate::{CheckpointError, limit::malformed};
+use crate::{CheckpointError, limits::malformed};
 
 const FILE: &str = "config_sentence_transformers.json";
 
 #[derive(Deserialize)]
-struct Keys {
+struct SentenceTransformersKeys {
     #[serde(default)]
     prompts: Option<BTreeMap<String, String>>,
     #[serde(default)]
@@ -20,8 +20,8 @@ struct Keys {
 
 /// Reads the prompts; none where all of them are empty.
 pub fn read(folder: &mut Folder) -> Result<Prompts, CheckpointError> {
-    let keys: Option<Keys> = folder.json(FILE, "the settings of an embedding model")?;
-    let Some(Keys { prompts: Some(named), default_prompt_name: default }) = keys else {
+    let keys: Option<SentenceTransformersKeys> = folder.json(FILE, "the settings of an embedding model")?;
+    let Some(SentenceTransformersKeys { prompts: Some(named), default_prompt_name: default }) = keys else {
         return Ok(Prompts::default());
     };
     if let Some(name) = default.as_ref().filter(|name| !named.contains_key(*name)) {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::folder::Folder;
 use crate::{
     CheckpointError,
-    limit::{malformed, unsupported},
+    limits::{malformed, unsupported},
     special::CHATGLM3_TOKENS,
 };
 

@@ -10,10 +10,10 @@ use narthex_spec::arch::Family;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{config::TokenIds, folder::Folder, pooling::Sentence, sentencepiece};
+use super::{config::TokenIds, folder::Folder, pooling::SentenceEmbedding, sentencepiece};
 use crate::{
     CheckpointError, SpecialTokens,
-    limit::{malformed, unsupported},
+    limits::{malformed, unsupported},
     special::{ends_of, sorted, template_of},
 };
 
@@ -125,7 +125,10 @@ pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text, C
 }
 
 /// The longest text that the tokenizer's files allow, in tokens.
-pub fn max_length(folder: &mut Folder, sentence: &Sentence) -> Result<Option<usize>, CheckpointError> {
+pub fn max_length(
+    folder: &mut Folder,
+    sentence: &SentenceEmbedding,
+) -> Result<Option<usize>, CheckpointError> {
     let stated = tokenizer_config(folder)?.model_max_length;
     // Files without a limit say 1e30.
     let stated = stated.filter(|&length| (1.0..1e15).contains(&length)).map(|length| length as usize);
@@ -295,7 +298,7 @@ mod tests {
             }
             std::fs::write(path, value.to_string()).unwrap();
         }
-        super::super::open(folder.path())
+        crate::open(folder.path())
     }
 
     fn llama(changes: &[Change<'_>]) -> Checkpoint {
@@ -365,7 +368,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         tiny_llama_safetensors(folder.path(), 1).unwrap();
         std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();
-        let found = super::super::open(folder.path()).map(|checkpoint| checkpoint.chat_template).unwrap();
+        let found = crate::open(folder.path()).map(|checkpoint| checkpoint.chat_template).unwrap();
         assert_eq!(found.as_deref(), Some("from the file"));
     }
 
@@ -396,7 +399,7 @@ mod tests {
             if let Some(name) = name {
                 std::fs::write(folder.path().join(name), "").unwrap();
             }
-            let error = super::super::open(folder.path()).err().unwrap().to_string();
+            let error = crate::open(folder.path()).err().unwrap().to_string();
             assert!(error.contains(expect) && error.contains("save_pretrained"), "{error}");
         }
     }
@@ -409,7 +412,7 @@ mod tests {
             let path = folder.path().join(name);
             let whole = std::fs::read(&path).ok();
             std::fs::write(&path, "{\"added_tokens\": 5,").unwrap();
-            let error = super::super::open(folder.path()).err().unwrap().to_string();
+            let error = crate::open(folder.path()).err().unwrap().to_string();
             assert!(error.contains(name) && error.contains("malformed"), "{error}");
             match whole {
                 Some(bytes) => std::fs::write(&path, bytes).unwrap(),

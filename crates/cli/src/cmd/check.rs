@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, env, fs};
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
-    check::{Asked, CheckRequest, Compiled, Program, Verdict},
+    check::{Asked, CheckRequest, CompilerResult, Program, Verdict},
 };
 
 use crate::{
@@ -28,7 +28,7 @@ fn apart(gateway: &Gateway) -> anyhow::Result<Program> {
 /// Lets a vendor's compiler have one graph, and writes down what it made of it.
 pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()> {
     let cancel = interrupt::cancel();
-    let answer = |found: &Compiled| {
+    let answer = |found: &CompilerResult| {
         fs::write(&args.answer, serde_json::to_vec(found)?).with_context(|| args.answer.display().to_string())
     };
     if let Some(folder) = &args.folder {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_checkpoint::limit::read_small;
+use narthex_checkpoint::limits::read_small;
 use narthex_spec::{
     arch::DecoderArch,
     manifest::{GraphEntry, Manifest},

@@ -17,8 +17,9 @@ use std::{
 
 use half::f16;
 use narthex_checkpoint::{
-    self as checkpoint, Checkpoint, TokenizerSource, Weight, WeightSource, hf,
-    hf::written::{FileTensor, Written},
+    self as checkpoint, Checkpoint, TokenizerSource, Weight, WeightSource,
+    export::{FileTensor, HfExport},
+    hf,
     quark::PLACES,
 };
 use narthex_spec::{
@@ -75,8 +76,8 @@ pub fn quark(
     let Architecture::Decoder(arch) = &checkpoint.architecture else {
         return Err(refused(format!("export of {}", job.name), "a chat model", "an encoder"));
     };
-    let written = Written::new(arch)?;
-    let tensors: Vec<Tensor> = written.tensors(arch.tied_head).into_iter().map(Tensor::new).collect();
+    let written = HfExport::new(arch)?;
+    let tensors: Vec<Tensor> = written.tensors().into_iter().map(Tensor::new).collect();
     whole_groups(job, &tensors)?;
     let partial = Partial::beside(job.out)?;
     for (name, bytes) in files(job, &checkpoint, written.keys.clone())? {
@@ -201,7 +202,7 @@ fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<(), CompileErr
 /// Where weights come from.
 struct Source<'a> {
     weights: &'a dyn WeightSource,
-    written: &'a Written,
+    written: &'a HfExport,
     cancel: &'a AtomicBool,
 }
 

@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, fs, path::Path};
 
-use narthex_checkpoint::{hf::folder::Folder, limit::read_small};
+use narthex_checkpoint::{hf::folder::Folder, limits::read_small};
 use narthex_graph::{Graph, Node, onnx::files::OnnxFile};
 use narthex_spec::{Ep, Target, manifest::Bound, target::QnnChip};
 use serde_json::Value;

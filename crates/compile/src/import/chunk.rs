@@ -4,7 +4,7 @@
 //!
 //! A past of integers goes through the cache as the numbers that it is; the graph alone knows their scale.
 
-use narthex_checkpoint::limit::LAYERS;
+use narthex_checkpoint::limits::LAYERS;
 use narthex_graph::{Attribute, Builder, Graph, Value};
 use narthex_spec::{
     DType,

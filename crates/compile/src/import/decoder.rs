@@ -4,7 +4,7 @@
 //! Narthex compiled. Any other graph appends to its past and gives both back: a slice before it takes the tokens that are
 //! there out of the cache, and one behind it takes the new ones out of what it gives.
 
-use narthex_checkpoint::limit::LAYERS;
+use narthex_checkpoint::limits::LAYERS;
 use narthex_graph::{Attribute, Graph, Node, Value};
 use narthex_spec::{
     DType,

@@ -3,7 +3,7 @@
 //! What the graph gives of a text fills the slots of every encoder: its rows become one vector, the ends of answers one
 //! value, and logits over a vocabulary those of the tokens asked for.
 
-use narthex_checkpoint::hf::pooling::Sentence;
+use narthex_checkpoint::hf::pooling::SentenceEmbedding;
 use narthex_graph::{Attribute, Graph, Value};
 use narthex_spec::{
     DType,
@@ -45,7 +45,7 @@ pub(super) fn encoder(
     file: &str,
     graph: Graph,
     settings: &Settings,
-    sentence: &Sentence,
+    sentence: &SentenceEmbedding,
 ) -> Result<(Graph, GraphEntry, ImportedEncoder), CompileError> {
     let given = given(file, &graph, settings)?;
     let mut glue = Glue::around(file, graph)?;

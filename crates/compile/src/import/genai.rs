@@ -10,7 +10,7 @@ use narthex_checkpoint::{
         config::TokenIds,
         folder::{Folder, inside},
     },
-    limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+    limits::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
 /// The file that makes a folder one of onnxruntime-genai.

@@ -13,7 +13,7 @@ use narthex_checkpoint::{
         config::{Config, TokenIds},
         folder::Folder,
     },
-    limit::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
+    limits::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
 /// What is known of a model beside its graph.

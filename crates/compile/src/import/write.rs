@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use narthex_checkpoint::limit::map;
+use narthex_checkpoint::limits::map;
 use narthex_graph::{
     Attribute, Graph, InitializerData,
     onnx::{

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use narthex_check::{Finding, Fix, Options, Report, Rule, Score, Severity, Verdict, check};
+use narthex_check::{CheckOptions, Finding, Fix, Report, Rule, Score, Severity, Verdict, check};
 use narthex_compile::{
     paper::{self, Paper},
     pipeline::DATA_FILE,
@@ -18,7 +18,7 @@ pub(crate) fn check_architecture(
     subject: &str,
     architecture: &Architecture,
     scheme: Scheme,
-    options: &Options,
+    options: &CheckOptions,
 ) -> Report {
     let paper = match paper::compile_static(architecture, scheme) {
         Ok(paper) => paper,
@@ -46,7 +46,7 @@ pub(crate) fn check_architecture(
 }
 
 /// Checks the graphs of fixed shape of a compile on paper.
-pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &Options) -> Report {
+pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &CheckOptions) -> Report {
     let part = |(graph, entry): &(Graph, GraphEntry)| OnnxFile {
         name: entry.file.clone(),
         folder: PathBuf::new(),
@@ -58,7 +58,7 @@ pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &Options) -> Re
 }
 
 /// The report on a model that Narthex cannot compile.
-pub(crate) fn refused(subject: &str, reason: String, options: &Options) -> Report {
+pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> Report {
     let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
     let refusal =
         Finding { severity: Severity::Refuses, ..note(Rule::Architecture, reason.clone(), Some(fix)) };
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn architectures_are_told_without_weights() {
         use narthex_spec::arch::*;
-        let options = Options { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
+        let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
         let attention = Attention::plain(9, 3, 64);
         let mlp = Mlp { inner: 1536, activation: Activation::Silu, gated: true, bias: false, cutoff: None };
         let arch = Architecture::Decoder(DecoderArch {

@@ -9,7 +9,8 @@ use std::{
 };
 
 use narthex_check::{
-    self as check, Compiled, Control, Ending, Evidence, Fault, Options, Report, Rule, Severity,
+    self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, ProcessEnd, Report,
+    Rule, Severity,
     bisect::{self, Stopped},
     qnn_errors::{code_in, telling},
     write,
@@ -55,8 +56,8 @@ pub(super) fn of<'a>(
 pub(super) fn finalize(
     compiler: &Option<Compiler<'_>>,
     report: &mut Report,
-    (parts, options): (&[OnnxFile], &Options),
-    mut compiled: BTreeMap<String, Compiled>,
+    (parts, options): (&[OnnxFile], &CheckOptions),
+    mut compiled: BTreeMap<String, CompilerResult>,
 ) -> Result<(), Error> {
     let mut not_asked = Vec::new();
     let asked = compiler.iter().flat_map(|compiler| parts.iter().map(move |part| (compiler, part)));
@@ -100,10 +101,12 @@ enum How {
 
 impl How {
     /// How a compiler failed, where that says anything of the nodes: a process that was killed ran out of memory, most likely.
-    fn of(outcome: &Compiled) -> Option<Self> {
+    fn of(outcome: &CompilerResult) -> Option<Self> {
         match outcome {
-            Compiled::Failed { message, .. } => code_in(message).map(Self::Code),
-            Compiled::Ended { how: Ending::Crashed(status), .. } => Some(Self::Crash(status.clone())),
+            CompilerResult::Failed { message, .. } => code_in(message).map(Self::Code),
+            CompilerResult::Ended { how: ProcessEnd::Crashed(status), .. } => {
+                Some(Self::Crash(status.clone()))
+            }
             _ => None,
         }
     }
@@ -134,12 +137,12 @@ fn read_log(path: &Path) -> String {
 }
 
 impl Compiler<'_> {
-    fn ask(&self, part: &OnnxFile) -> Result<Compiled, Error> {
+    fn ask(&self, part: &OnnxFile) -> Result<CompilerResult, Error> {
         let mut outcome = self.try_out(&part.folder.join(&part.name))?;
         let how = How::of(&outcome);
         let (found_fault, found_evidence) = match &mut outcome {
-            Compiled::Failed { fault, evidence, .. } => (fault, evidence),
-            Compiled::Ended { how: Ending::Crashed(_), fault, evidence } => (fault, evidence),
+            CompilerResult::Failed { fault, evidence, .. } => (fault, evidence),
+            CompilerResult::Ended { how: ProcessEnd::Crashed(_), fault, evidence } => (fault, evidence),
             _ => return Ok(outcome),
         };
         let mut piece = None;
@@ -149,7 +152,7 @@ impl Compiler<'_> {
                     piece = extract(part, &nodes);
                     *found_fault = self.named(part, &nodes);
                 }
-                Err(reason) => *found_fault = Fault::NotFound { reason },
+                Err(reason) => *found_fault = FaultyNodes::NotFound { reason },
             }
         }
         *found_evidence = match self.evidence(part, piece) {
@@ -165,7 +168,7 @@ impl Compiler<'_> {
     }
 
     /// What the compiler makes of a file. An interrupt alone is an error.
-    fn try_out(&self, graph: &Path) -> Result<Compiled, Error> {
+    fn try_out(&self, graph: &Path) -> Result<CompilerResult, Error> {
         self.trial.run(graph, self.cancel)
     }
 
@@ -212,8 +215,8 @@ impl Compiler<'_> {
         Ok(Some(Evidence {
             words: telling(&log),
             control: control.map(|found| match found {
-                Compiled::Whole { .. } | Compiled::Partly { .. } => Control::Takes,
-                Compiled::Failed { .. } | Compiled::Ended { .. } => Control::Fails,
+                CompilerResult::Whole { .. } | CompilerResult::Partly { .. } => ControlResult::Takes,
+                CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => ControlResult::Fails,
             }),
             again: format!("narthex check {} --target {}", graph.display(), self.target),
             folder,
@@ -221,18 +224,18 @@ impl Compiler<'_> {
     }
 
     /// Writes a piece of a graph with its weights and lets the compiler have it.
-    fn try_piece(&self, piece: &OnnxFile) -> Result<Compiled, Error> {
+    fn try_piece(&self, piece: &OnnxFile) -> Result<CompilerResult, Error> {
         let scratch = self.inner.store.scratch()?;
         write::write(std::slice::from_ref(piece), scratch.path())?;
         self.try_out(&scratch.path().join(&piece.name))
     }
 
     /// Nodes by their paths, with the fix that a rule knows for one of them.
-    fn named(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> Fault {
+    fn named(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> FaultyNodes {
         let rules = check::reasons(part, self.target);
         let paths: Vec<String> =
             nodes.iter().filter_map(|&at| part.graph.nodes.get(at)).map(narthex_graph::Node::path).collect();
         let fix = paths.iter().find_map(|path| rules.get(path)?.fix.clone());
-        Fault::Nodes { paths, fix }
+        FaultyNodes::Nodes { paths, fix }
     }
 }

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_check::{self as check, Finding, Fix, Left, Options, Rule, Severity, fix, write};
+use narthex_check::{self as check, CheckOptions, FallbackNode, Finding, Fix, Rule, Severity, fix, write};
 use narthex_graph::onnx::files::{self, OnnxFile};
 use narthex_spec::{
     Target, Variant,
@@ -21,7 +21,7 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
-pub use narthex_check::{CheckError, Compiled, Report, Verdict};
+pub use narthex_check::{CheckError, CompilerResult, Report, Verdict};
 pub use trial::Program;
 
 use crate::{
@@ -90,7 +90,7 @@ impl Gateway {
     /// [`Error::Check`] for files that are not to be read, or whose fixes cannot be written; [`Error::Invalid`] for
     /// extents and fixes that the subject has no use for; [`Error::UnknownModel`].
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
-        let options = Options { target: request.target.clone(), extents: request.extents.clone() };
+        let options = CheckOptions { target: request.target.clone(), extents: request.extents.clone() };
         let report = match model_ref::find(self.inner(), &request.subject, cancel)? {
             Subject::Graphs(files) => return graphs((self.inner(), cancel), request, &files, &options),
             Subject::Package(manifest, folder) => {
@@ -114,7 +114,7 @@ fn graphs(
     (inner, cancel): (&Inner, &Cancel),
     request: &CheckRequest,
     files: &[PathBuf],
-    options: &Options,
+    options: &CheckOptions,
 ) -> Result<CheckReport, Error> {
     let parts = files::open_files(files).map_err(CheckError::from)?;
     refuse_unknown(&parts, options)?;
@@ -143,7 +143,7 @@ fn package(
     request: &CheckRequest,
     manifest: &Manifest,
     folder: &Path,
-    options: &Options,
+    options: &CheckOptions,
 ) -> Result<Report, Error> {
     let compiled_here = manifest.architecture.architecture();
     // An imported graph is all that there is to check.
@@ -172,15 +172,19 @@ fn package(
 }
 
 /// What a placement says of a graph.
-fn compiled(placement: &PlacementRecord, target: &Target) -> Compiled {
+fn compiled(placement: &PlacementRecord, target: &Target) -> CompilerResult {
     let nodes = placement.nodes.values().flat_map(|operators| operators.values()).sum();
     let others = placement.nodes.iter().filter(|(ep, _)| **ep != target.ep());
-    let left = |path| Left { path, why: None };
-    let elsewhere: Vec<Left> = others
+    let left = |path| FallbackNode { path, why: None };
+    let elsewhere: Vec<FallbackNode> = others
         .flat_map(|(ep, operators)| operators.iter().map(move |(op, count)| format!("{count} {op} on {ep}")))
         .map(left)
         .collect();
-    if elsewhere.is_empty() { Compiled::Whole { nodes } } else { Compiled::Partly { elsewhere, nodes } }
+    if elsewhere.is_empty() {
+        CompilerResult::Whole { nodes }
+    } else {
+        CompilerResult::Partly { elsewhere, nodes }
+    }
 }
 
 fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {
@@ -188,7 +192,7 @@ fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {
 }
 
 /// Refuses extents for dimensions that no graph has.
-fn refuse_unknown(parts: &[OnnxFile], options: &Options) -> Result<(), Error> {
+fn refuse_unknown(parts: &[OnnxFile], options: &CheckOptions) -> Result<(), Error> {
     let known = check::symbols(parts);
     match options.extents.keys().find(|name| !known.contains(*name)) {
         None => Ok(()),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_catalog::runtimes;
-use narthex_check::{Compiled, Ending, Fault, Left};
+use narthex_check::{CompilerResult, FallbackNode, FaultyNodes, ProcessEnd};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
@@ -62,7 +62,12 @@ impl Gateway {
     ///
     /// # Errors
     /// [`Error::Device`] where the compiler cannot be loaded.
-    pub fn try_out(&self, target: &Target, graph: &Path, cancel: &Cancel) -> Result<Option<Compiled>, Error> {
+    pub fn try_out(
+        &self,
+        target: &Target,
+        graph: &Path,
+        cancel: &Cancel,
+    ) -> Result<Option<CompilerResult>, Error> {
         let trial = Trial::of(self.inner(), target, &Asked::Here, cancel)?;
         trial.map(|trial| trial.run(graph, cancel)).transpose()
     }
@@ -78,7 +83,7 @@ impl Gateway {
         graph: &Path,
         folder: &Path,
         cancel: &Cancel,
-    ) -> Result<Option<Compiled>, Error> {
+    ) -> Result<Option<CompilerResult>, Error> {
         match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
             Some(Trial::Here(runtime, device)) => {
                 control(runtime, &device, graph, folder).map(told).transpose()
@@ -145,7 +150,7 @@ impl<'a> Trial<'a> {
     }
 
     /// What the compiler makes of a graph. Nodes at fault are not sought.
-    pub(super) fn run(&self, graph: &Path, cancel: &Cancel) -> Result<Compiled, Error> {
+    pub(super) fn run(&self, graph: &Path, cancel: &Cancel) -> Result<CompilerResult, Error> {
         cancel.check()?;
         match self {
             Self::Here(runtime, device) => told(try_out(runtime, device, graph)),
@@ -166,7 +171,7 @@ impl<'a> Trial<'a> {
         graph: &Path,
         folder: &Path,
         cancel: &Cancel,
-    ) -> Result<Option<Compiled>, Error> {
+    ) -> Result<Option<CompilerResult>, Error> {
         cancel.check()?;
         match self {
             Self::Here(runtime, device) => {
@@ -186,38 +191,38 @@ impl<'a> Trial<'a> {
 }
 
 /// A compiler's outcome as a check records it. What keeps it from being asked stays an error.
-fn told(outcome: Result<usize, DeviceError>) -> Result<Compiled, Error> {
+fn told(outcome: Result<usize, DeviceError>) -> Result<CompilerResult, Error> {
     match outcome {
-        Ok(nodes) => Ok(Compiled::Whole { nodes }),
+        Ok(nodes) => Ok(CompilerResult::Whole { nodes }),
         Err(DeviceError::NotWhole { nodes, refused, .. }) => {
-            let left = refused.into_iter().map(|node| Left { path: node.name, why: node.reason });
-            Ok(Compiled::Partly { elsewhere: left.collect(), nodes })
+            let left = refused.into_iter().map(|node| FallbackNode { path: node.name, why: node.reason });
+            Ok(CompilerResult::Partly { elsewhere: left.collect(), nodes })
         }
         Err(DeviceError::Ort { message, .. }) => {
-            Ok(Compiled::Failed { message, fault: Fault::NotSought, evidence: None })
+            Ok(CompilerResult::Failed { message, fault: FaultyNodes::NotSought, evidence: None })
         }
         Err(error) => Err(error.into()),
     }
 }
 
 /// A process's answer, where it gave a whole one.
-fn read(answer: &Path) -> Option<Compiled> {
+fn read(answer: &Path) -> Option<CompilerResult> {
     let mut bytes = Vec::new();
     File::open(answer).ok()?.take(MOST_ANSWER).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
 /// The end of a process that gave no answer: the compiler's doing where it was none of the program's own.
-fn ended(status: ExitStatus) -> Result<Compiled, Error> {
+fn ended(status: ExitStatus) -> Result<CompilerResult, Error> {
     let how = match signal(status) {
-        Some(SIGKILL) => Ending::Killed,
-        Some(_) => Ending::Crashed(status.to_string()),
+        Some(SIGKILL) => ProcessEnd::Killed,
+        Some(_) => ProcessEnd::Crashed(status.to_string()),
         None => {
             let source = io::Error::other(format!("it ended without an answer ({status})"));
             return Err(Error::Io { what: "the process of the vendor's compiler".to_owned(), source });
         }
     };
-    Ok(Compiled::Ended { how, fault: Fault::NotSought, evidence: None })
+    Ok(CompilerResult::Ended { how, fault: FaultyNodes::NotSought, evidence: None })
 }
 
 /// What ends a process from outside.

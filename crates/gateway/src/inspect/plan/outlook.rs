@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_check::{Options, Report, Score, Verdict, graph_limit, program_limit, same_facts};
+use narthex_check::{CheckOptions, Report, Score, Verdict, graph_limit, program_limit, same_facts};
 use narthex_compile::{
     CompileError,
     paper::{self, Paper},
@@ -153,7 +153,7 @@ impl Outlook {
 
 impl TargetOutlook {
     fn new(fixed: &Result<Paper, CompileError>, target: &Target) -> Self {
-        let options = Options { target: target.clone(), extents: BTreeMap::new() };
+        let options = CheckOptions { target: target.clone(), extents: BTreeMap::new() };
         let report = match fixed {
             Ok(fixed) => check_paper("model", fixed, &options),
             Err(error) => refused("model", error.to_string(), &options),

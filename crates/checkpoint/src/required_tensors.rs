@@ -9,12 +9,12 @@ use narthex_spec::arch::{
     KvSource, NormKind, PerLayer, QkNorm, Residual,
 };
 
-use super::{CheckpointError, limit::unsupported, tensors::Tensors};
+use super::{CheckpointError, limits::unsupported, tensors::Tensors};
 
 /// Fails unless every weight of `architecture` is there with the right shape and a known encoding, and no weight of
 /// a layer is left over.
 pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<(), CheckpointError> {
-    let mut needed = needed(architecture);
+    let mut needed = required_shapes(architecture);
     if let Architecture::Encoder(encoder) = architecture
         && encoder.types > 0
     {
@@ -31,7 +31,7 @@ pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()
     let mut left: Vec<_> = tensors
         .by_name
         .keys()
-        .filter(|name| tensors.words.is_layer_weight(name) && !used.contains(*name))
+        .filter(|name| tensors.names.is_layer_weight(name) && !used.contains(*name))
         .collect();
     left.sort_unstable();
     match left.first() {
@@ -49,11 +49,11 @@ pub fn parameters(architecture: &Architecture) -> u64 {
         Architecture::Encoder(encoder) => elements(&[encoder.types, encoder.hidden]),
         Architecture::Decoder(_) => 0,
     };
-    needed(architecture).iter().map(|(_, shape)| elements(shape)).sum::<u64>() + segments
+    required_shapes(architecture).iter().map(|(_, shape)| elements(shape)).sum::<u64>() + segments
 }
 
 /// Every weight but the segment embedding, whose stored shape is not certain.
-pub(super) fn needed(architecture: &Architecture) -> Needed {
+pub(super) fn required_shapes(architecture: &Architecture) -> Needed {
     match architecture {
         Architecture::Decoder(decoder) => decoder_weights(decoder),
         Architecture::Encoder(encoder) => encoder_weights(encoder),

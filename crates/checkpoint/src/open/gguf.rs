@@ -1,50 +1,83 @@
-//! GGUF metadata as an [`Architecture`]: finds the family, which reads it. Tokens are in `vocab`.
+//! Opens GGUF files: finds the family, which interprets the metadata.
 
-use narthex_spec::arch::Architecture;
+use std::path::Path;
 
-use super::{decoder::Keys, meta::Metadata};
+use narthex_spec::{arch::Architecture, manifest::Prompts};
+
 use crate::{
-    CheckpointError,
-    family::{GGUF, GgufFamily, GgufReader},
+    Checkpoint, CheckpointError, TokenizerSource,
+    family::{GgufFamily, GgufReader, gguf_family},
+    gguf::{
+        decoder::GgufKeys,
+        meta::Metadata,
+        read::{Contents, read},
+        vocab::{self, Vocabulary},
+    },
     layout::Layout,
-    limit::malformed,
+    limits::{check_architecture, map, unsupported},
+    required_tensors,
     tensors::Tensors,
 };
 
-/// What the metadata says of the model.
-#[derive(Debug)]
-pub(super) struct Config {
-    /// What it computes; its numbers are bounded but not yet checked against each other.
-    pub(super) architecture: Architecture,
-    /// How the weights lie.
-    pub(super) layout: Layout,
-    /// The longest sequence, in tokens.
-    pub(super) max_length: usize,
+/// Opens a GGUF file of version 2 or 3.
+pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    opened(path).map_err(|error| error.in_file(path))
 }
 
-/// The family that reads the file's architecture.
-pub(super) fn family(metadata: &Metadata) -> Result<&'static GgufFamily, CheckpointError> {
-    let Some(name) = metadata.text("general.architecture")? else {
-        return Err(malformed(metadata.path(), "the key general.architecture", "none"));
+fn opened(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let file = map(path)?;
+    let Contents { metadata, tensors: by_name } = read(path, &file)?;
+    refuse_parts(&metadata)?;
+    let family = gguf_family(&metadata)?;
+    let mut tensors = Tensors {
+        origin: path.to_owned(),
+        maps: vec![file],
+        files: vec![path.to_owned()],
+        by_name,
+        names: family.names,
+        layout: Layout::default(),
     };
-    GGUF.iter().find(|family| family.name == name).copied().ok_or_else(|| {
-        let known = GGUF.iter().map(|family| family.name).collect();
-        CheckpointError::Architecture { expected: known, found: name.to_owned() }
+    let GgufSettings { architecture, layout, max_length } = settings(family, &metadata, &tensors)?;
+    tensors.layout = layout;
+    check_architecture(path, &architecture)?;
+    required_tensors::check(&tensors, &architecture)?;
+    let Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;
+    Ok(Checkpoint {
+        architecture,
+        weights: Box::new(tensors),
+        tokenizer: TokenizerSource::Gguf(Box::new(vocab)),
+        special,
+        chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        prompts: Prompts::default(),
+        max_length,
+        files: vec![path.to_owned()],
+        license: metadata.text("general.license")?.map(str::to_owned),
     })
 }
 
+/// What the metadata says of the model.
+#[derive(Debug)]
+struct GgufSettings {
+    /// What it computes; its numbers are bounded but not yet checked against each other.
+    architecture: Architecture,
+    /// How the weights lie.
+    layout: Layout,
+    /// The longest sequence, in tokens.
+    max_length: usize,
+}
+
 /// Reads the configuration; shapes that the metadata leaves open are taken from `tensors`.
-pub(super) fn read(
+fn settings(
     family: &GgufFamily,
     metadata: &Metadata,
     tensors: &Tensors,
-) -> Result<Config, CheckpointError> {
-    let keys = Keys { metadata, family: family.name };
+) -> Result<GgufSettings, CheckpointError> {
+    let keys = GgufKeys { metadata, family: family.name };
     match family.read {
         GgufReader::Decoder(read) => {
             let decoder = read(&keys, tensors)?;
             let max_length = decoder.arch.context;
-            Ok(Config {
+            Ok(GgufSettings {
                 architecture: Architecture::Decoder(decoder.arch),
                 layout: decoder.layout,
                 max_length,
@@ -53,8 +86,27 @@ pub(super) fn read(
         GgufReader::Encoder(read) => {
             let encoder = read(&keys, tensors)?;
             let max_length = keys.need_count("context_length")?.min(encoder.positions);
-            Ok(Config { architecture: Architecture::Encoder(encoder), layout: Layout::default(), max_length })
+            Ok(GgufSettings {
+                architecture: Architecture::Encoder(encoder),
+                layout: Layout::default(),
+                max_length,
+            })
         }
+    }
+}
+
+/// Refuses files that hold a part of a model: one shard of several, an adapter, an image projector.
+fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
+    if let Some(parts) = metadata.count("split.count")?.filter(|&parts| parts > 1) {
+        return Err(unsupported(
+            "number of split GGUF files",
+            "a single file; join the parts first, as with llama-gguf-split --merge",
+            parts,
+        ));
+    }
+    match metadata.text("general.type")? {
+        None | Some("model") => Ok(()),
+        Some(other) => Err(unsupported("general.type", "model", other)),
     }
 }
 
@@ -67,14 +119,13 @@ mod tests {
 
     use narthex_spec::arch::EncoderHead;
 
-    use super::{super::read::Contents, *};
-    use crate::{Checkpoint, limit::map};
+    use super::*;
 
     fn open(file: &Gguf) -> Result<Checkpoint, CheckpointError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, file.to_bytes()).unwrap();
-        super::super::open(&path)
+        super::open(&path)
     }
 
     fn decoder(change: impl FnOnce(&mut Gguf)) -> DecoderArch {
@@ -182,17 +233,17 @@ mod tests {
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, file.to_bytes()).unwrap();
         let map = map(&path).unwrap();
-        let Contents { metadata, tensors: by_name } = super::super::read::read(&path, &map).unwrap();
-        let family = family(&metadata).unwrap();
+        let Contents { metadata, tensors: by_name } = read(&path, &map).unwrap();
+        let family = gguf_family(&metadata).unwrap();
         let tensors = Tensors {
             origin: path.clone(),
             maps: vec![map],
             files: vec![path],
             by_name,
-            words: family.words,
+            names: family.names,
             layout: Layout::default(),
         };
-        match read(family, &metadata, &tensors).unwrap().architecture {
+        match settings(family, &metadata, &tensors).unwrap().architecture {
             Architecture::Decoder(decoder) => decoder,
             Architecture::Encoder(encoder) => panic!("{encoder:?}"),
         }

@@ -2,6 +2,9 @@
 //!
 //! Looks at names and the first bytes only; the readers do the rest.
 
+mod gguf;
+mod hf;
+
 use std::{
     fs::{self, File},
     io::Read,
@@ -10,9 +13,10 @@ use std::{
 
 use narthex_spec::arch::{Architecture, Pooling};
 
-use super::{
-    Checkpoint, CheckpointError, gguf, hf,
-    limit::unsupported,
+use crate::{
+    Checkpoint, CheckpointError,
+    hf::CONFIG,
+    limits::unsupported,
     safetensors::{self, INDEX, SINGLE, refuse_other_formats},
     tensors::file_name,
 };
@@ -39,7 +43,7 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     }
     names.sort_unstable();
     let has = |name: &str| names.iter().any(|found| found == name);
-    if has(hf::CONFIG) && (has(SINGLE) || has(INDEX)) {
+    if has(CONFIG) && (has(SINGLE) || has(INDEX)) {
         return hf::open(path).map_err(|error| error.in_file(path));
     }
     let ggufs: Vec<PathBuf> = names.iter().filter(|name| is_gguf(name)).map(|name| path.join(name)).collect();
@@ -70,7 +74,7 @@ pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     // An index alone, as it comes with a publisher's other small files, is no weights.
     let mut shards = names.filter(|name| name.to_string_lossy().ends_with(".safetensors"));
     let weights = (has(SINGLE) || has(INDEX)) && shards.next().is_some();
-    if has(hf::CONFIG) && !weights {
+    if has(CONFIG) && !weights {
         return hf::architecture(path).map_err(|error| error.in_file(path));
     }
     outlined(path)
@@ -79,7 +83,7 @@ pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
 /// Bytes of a weights file's beginning that tell its tensors, as far as those that are there say; nothing once they
 /// suffice, and for files that are not read.
 pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
-    if is_gguf(name) { gguf::wanted(beginning) } else { safetensors::wanted(beginning) }
+    if is_gguf(name) { crate::gguf::wanted(beginning) } else { safetensors::wanted(beginning) }
 }
 
 /// What a checkpoint computes of whose weights only the [`wanted`] beginnings are there, each in a file of the whole
@@ -88,7 +92,7 @@ pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
 /// # Errors
 /// As [`open`].
 pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
-    if path.join(hf::CONFIG).is_file() {
+    if path.join(CONFIG).is_file() {
         return hf::outlined(path).map_err(|error| error.in_file(path));
     }
     Ok(open(path)?.architecture)
@@ -182,7 +186,7 @@ mod tests {
         fs::write(folder.path().join(INDEX), r#"{"weight_map": {"t": "model-1-of-1.safetensors"}}"#).unwrap();
         for entry in fs::read_dir(folder.path()).unwrap() {
             let path = entry.unwrap().path();
-            if !path.ends_with(hf::CONFIG) && !path.ends_with(INDEX) {
+            if !path.ends_with(CONFIG) && !path.ends_with(INDEX) {
                 fs::remove_file(path).unwrap();
             }
         }
@@ -191,7 +195,7 @@ mod tests {
         fs::write(folder.path().join("model-1-of-2.safetensors"), "").unwrap();
         assert!(architecture(folder.path()).unwrap_err().to_string().contains("model-1-of-1.safetensors"));
         fs::write(folder.path().join("m.gguf"), tiny_llama_gguf(1)).unwrap();
-        fs::remove_file(folder.path().join(hf::CONFIG)).unwrap();
+        fs::remove_file(folder.path().join(CONFIG)).unwrap();
         assert!(matches!(architecture(folder.path()), Ok(Architecture::Decoder(_))));
     }
 
@@ -204,7 +208,7 @@ mod tests {
             assert!(found.contains(expect), "{found} lacks {expect}");
             assert_eq!(Some(found), open(folder.path()).err().map(|error| error.to_string()));
         };
-        let (weights, config) = (folder.path().join(SINGLE), folder.path().join(hf::CONFIG));
+        let (weights, config) = (folder.path().join(SINGLE), folder.path().join(CONFIG));
         let whole = fs::read(&weights).unwrap();
         fs::write(&weights, &whole[..whole.len() - 5]).unwrap();
         refused("fetch it again");

@@ -1,7 +1,7 @@
 //! Bounds on what a configuration may say, so that the stages after it can trust its numbers.
 //!
 //! The ranges lie well beyond any published model; past them a file is broken or hostile. What the tensors must
-//! look like is in `census`.
+//! look like is in `required_tensors`.
 
 use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
 
@@ -15,7 +15,7 @@ use super::CheckpointError;
 
 /// Layers.
 pub const LAYERS: RangeInclusive<usize> = 1..=1024;
-/// Widths: hidden, inner, head size.
+/// InnerWidths: hidden, inner, head size.
 pub const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
 /// Heads.
 pub const HEADS: RangeInclusive<usize> = 1..=4096;

@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    numbers::plural,
     qnn_errors::{LADDER, code_in, explain},
     report::{Finding, Fix, Rule, Severity},
-    score::plural,
 };
 
 /// What a vendor's compiler made of one graph.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Compiled {
+pub enum CompilerResult {
     /// It took every node.
     Whole {
         /// Nodes of the compiled graph.
@@ -25,7 +25,7 @@ pub enum Compiled {
     /// It left some nodes to other devices.
     Partly {
         /// Those nodes.
-        elsewhere: Vec<Left>,
+        elsewhere: Vec<FallbackNode>,
         /// All nodes.
         nodes: usize,
     },
@@ -35,7 +35,7 @@ pub enum Compiled {
         message: String,
         /// The nodes at fault. A compiler does not tell them; whoever asks it seeks them.
         #[serde(skip)]
-        fault: Fault,
+        fault: FaultyNodes,
         /// What it told on the way.
         #[serde(skip)]
         evidence: Option<Evidence>,
@@ -43,10 +43,10 @@ pub enum Compiled {
     /// Its process ended without an answer.
     Ended {
         /// How.
-        how: Ending,
+        how: ProcessEnd,
         /// The nodes at fault.
         #[serde(skip)]
-        fault: Fault,
+        fault: FaultyNodes,
         /// What it told until then.
         #[serde(skip)]
         evidence: Option<Evidence>,
@@ -56,7 +56,7 @@ pub enum Compiled {
 /// How a compiler's process ended before it could answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum ProcessEnd {
     /// From outside, as a system does whose memory is full.
     Killed,
     /// By itself, with this status.
@@ -65,7 +65,7 @@ pub enum Ending {
 
 /// A node that a compiler left to other devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Left {
+pub struct FallbackNode {
     /// The node's path.
     pub path: String,
     /// Why, in the compiler's own words, where it gives any.
@@ -74,7 +74,7 @@ pub struct Left {
 
 /// What is known of the nodes on which a compiler fails.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum FaultyNodes {
     /// Nobody looked for them.
     #[default]
     NotSought,
@@ -100,14 +100,14 @@ pub struct Evidence {
     /// Lines of the provider's log that say why.
     pub words: Vec<String>,
     /// What a control backend made of the graph, which takes every sound one; nothing where there is none.
-    pub control: Option<Control>,
+    pub control: Option<ControlResult>,
     /// The command that asks again, on this or another machine.
     pub again: String,
 }
 
 /// What a control backend made of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Control {
+pub enum ControlResult {
     /// It takes it.
     Takes,
     /// It fails too.
@@ -119,10 +119,10 @@ impl Evidence {
     fn told(&self) -> String {
         let words = self.words.iter().map(|line| format!(". Its log says: {line}"));
         let control = self.control.map(|control| match control {
-            Control::Takes => {
+            ControlResult::Takes => {
                 ". With backend_type=ir the provider takes it, so the graph is sound and the chip's backend is at fault"
             }
-            Control::Fails => ". With backend_type=ir the provider fails too, so the fault lies before the chip's backend",
+            ControlResult::Fails => ". With backend_type=ir the provider fails too, so the fault lies before the chip's backend",
         });
         let kept = format!(". Its log and the graph as it had it lie in {}", self.folder.display());
         words.chain(control.map(str::to_owned)).chain([kept]).collect()
@@ -130,18 +130,18 @@ impl Evidence {
 }
 
 /// Joins what the rules say of a graph's form with what a compiler made of it, which comes first.
-pub(super) fn join(found: &mut Vec<Finding>, compiled: &Compiled) {
+pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
     let told = match compiled {
-        Compiled::Whole { nodes } => {
+        CompilerResult::Whole { nodes } => {
             found.iter_mut().filter(|found| found.severity == Severity::Falls).for_each(overrule);
             let message = format!("the vendor's compiler took all of {}", plural(*nodes as u64, "node"));
             vec![finding(Rule::Compiler, Severity::Notes, message)]
         }
-        Compiled::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
-        Compiled::Failed { message, fault, evidence } => {
+        CompilerResult::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
+        CompilerResult::Failed { message, fault, evidence } => {
             vec![failed(in_words(message, evidence.as_ref()), fault, evidence.as_ref())]
         }
-        Compiled::Ended { how, fault, evidence } => vec![failed(ended(how), fault, evidence.as_ref())],
+        CompilerResult::Ended { how, fault, evidence } => vec![failed(ended(how), fault, evidence.as_ref())],
     };
     found.splice(0..0, told);
 }
@@ -161,9 +161,9 @@ fn finding(rule: Rule, severity: Severity, message: String) -> Finding {
 }
 
 /// The nodes that went elsewhere, gathered by the compiler's reason.
-fn left(elsewhere: &[Left], nodes: usize) -> Vec<Finding> {
+fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
     let mut groups: Vec<(Option<&str>, Vec<String>)> = Vec::new();
-    for Left { path, why } in elsewhere {
+    for FallbackNode { path, why } in elsewhere {
         match groups.iter_mut().find(|(other, _)| *other == why.as_deref()) {
             Some((_, paths)) => paths.push(path.clone()),
             None => groups.push((why.as_deref(), vec![path.clone()])),
@@ -179,13 +179,13 @@ fn left(elsewhere: &[Left], nodes: usize) -> Vec<Finding> {
 }
 
 /// A failure and its usual fix with the nodes at fault.
-fn failed((message, usual): (String, Fix), fault: &Fault, evidence: Option<&Evidence>) -> Finding {
+fn failed((message, usual): (String, Fix), fault: &FaultyNodes, evidence: Option<&Evidence>) -> Finding {
     let (mut message, fix, places) = match fault {
-        Fault::NotSought => (message, usual, Vec::new()),
-        Fault::NotFound { reason } => {
+        FaultyNodes::NotSought => (message, usual, Vec::new()),
+        FaultyNodes::NotFound { reason } => {
             (format!("{message}. The nodes at fault were not found: {reason}"), usual, Vec::new())
         }
-        Fault::Nodes { paths, fix } => {
+        FaultyNodes::Nodes { paths, fix } => {
             let message = match paths.as_slice() {
                 [only] => format!("{message}. It fails on {only} alone"),
                 several => format!(
@@ -203,13 +203,13 @@ fn failed((message, usual): (String, Fix), fault: &Fault, evidence: Option<&Evid
 }
 
 /// The end of a compiler's process in words, and the next step.
-fn ended(how: &Ending) -> (String, Fix) {
+fn ended(how: &ProcessEnd) -> (String, Fix) {
     match how {
-        Ending::Killed => (
+        ProcessEnd::Killed => (
             "the vendor's compiler was killed over this graph, most likely because memory ran out".to_owned(),
             Fix::you("check it where there is more memory, or divide the model into parts"),
         ),
-        Ending::Crashed(status) => (
+        ProcessEnd::Crashed(status) => (
             format!("the vendor's compiler crashed over this graph ({status})"),
             Fix::you(
                 "report the crash to the vendor with this graph; `--rules-only` checks without the compiler",

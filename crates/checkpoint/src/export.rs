@@ -6,22 +6,24 @@
 use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, RopeScaling};
 use serde_json::{Map, Value, json};
 
-use super::config::Config;
 use crate::{
-    CheckpointError, census,
-    family::HfReader,
-    layout::{Gains, Layout},
-    limit::unsupported,
-    names::Words,
+    CheckpointError,
+    family::{HfReader, hf_family},
+    hf::{CONFIG, config::Config},
+    layout::{Layout, NormGains},
+    limits::unsupported,
+    names::NameTable,
+    required_tensors,
 };
 
 /// A decoder as a folder of the `transformers` library holds it, with a head of its own.
-pub struct Written {
+pub struct HfExport {
     /// The keys of `config.json`, but for ids of tokens and types of numbers.
     pub keys: Map<String, Value>,
     arch: DecoderArch,
-    words: &'static Words,
+    names: &'static NameTable,
     layout: Layout,
+    tied_head: bool,
 }
 
 /// A tensor of the folder: its name, and the canonical weights whose rows follow each other in it.
@@ -32,40 +34,44 @@ pub struct FileTensor {
     pub parts: Vec<(String, Vec<usize>)>,
 }
 
-impl Written {
+impl HfExport {
     /// Fails with [`CheckpointError::Unsupported`] for families that are not written, and for settings that the family's
     /// `config.json` has no keys for.
     pub fn new(arch: &DecoderArch) -> Result<Self, CheckpointError> {
         let keys = keys(arch)?;
-        let config = Config::new(super::CONFIG.into(), Value::Object(keys.clone()))?;
-        let family = config.family()?;
+        let config = Config::new(CONFIG.into(), Value::Object(keys.clone()))?;
+        let family = hf_family(&config)?;
         let HfReader::Decoder(read) = family.read else { return Err(other_family(arch.family)) };
         let found = read(&config)?;
         let wanted = DecoderArch { tied_head: false, ..arch.clone() };
         if comparable(&found.arch) != comparable(&wanted) {
             return Err(unsupported(
-                format!("a {:?} decoder for {}", arch.family, super::CONFIG),
+                format!("a {:?} decoder for {}", arch.family, CONFIG),
                 "settings that its keys can say; take the checkpoint in safetensors instead of GGUF",
                 different(&found.arch, &wanted),
             ));
         }
-        Ok(Self { keys, arch: wanted, words: family.words, layout: found.layout })
+        Ok(Self { keys, arch: wanted, names: family.names, layout: found.layout, tied_head: arch.tied_head })
     }
 
     /// Every tensor of the folder, in the order of the layers. The head of a model that has none of its own is the
     /// embedding's weight again.
-    pub fn tensors(&self, tied_head: bool) -> Vec<FileTensor> {
+    pub fn tensors(&self) -> Vec<FileTensor> {
         let mut tensors: Vec<FileTensor> = Vec::new();
-        for (canonical, shape) in census::needed(&Architecture::Decoder(self.arch.clone())) {
-            let Some(place) = self.words.places(&canonical).into_iter().next() else { continue };
-            let source =
-                if tied_head && canonical == "head.weight" { "embed.weight".to_owned() } else { canonical };
+        for (canonical, shape) in required_tensors::required_shapes(&Architecture::Decoder(self.arch.clone()))
+        {
+            let Some(place) = self.names.file_names(&canonical).into_iter().next() else { continue };
+            let source = if self.tied_head && canonical == "head.weight" {
+                "embed.weight".to_owned()
+            } else {
+                canonical
+            };
             match tensors.iter_mut().find(|tensor| tensor.name == place.name) {
                 Some(tensor) => tensor.parts.push((source, shape)),
                 None => tensors.push(FileTensor { name: place.name, parts: vec![(source, shape)] }),
             }
         }
-        tensors.iter_mut().for_each(|tensor| tensor.parts.sort_by_key(|(name, _)| self.words.part(name)));
+        tensors.iter_mut().for_each(|tensor| tensor.parts.sort_by_key(|(name, _)| self.names.part(name)));
         tensors
     }
 
@@ -76,7 +82,7 @@ impl Written {
 
     /// What is taken from the elements of a canonical weight before they are stored: gains may be counted from one.
     pub fn offset(&self, canonical: &str) -> f32 {
-        let less = self.layout.gains == Gains::LessOne && canonical.ends_with("norm.weight");
+        let less = self.layout.gains == NormGains::MinusOne && canonical.ends_with("norm.weight");
         if less { 1.0 } else { 0.0 }
     }
 }
@@ -251,13 +257,13 @@ mod tests {
     fn settings_come_back_from_either_format() {
         for family in ["gemma2", "gemma3", "llama", "mistral", "phi3", "phi3.5", "qwen2.5", "qwen3"] {
             let arch = decoder(&golden(family));
-            let written = Written::new(&arch).unwrap_or_else(|error| panic!("{family}: {error}"));
+            let written = HfExport::new(&arch).unwrap_or_else(|error| panic!("{family}: {error}"));
             assert_eq!(written.arch, DecoderArch { tied_head: false, ..arch }, "{family}");
         }
         for family in ["gemma2", "gemma3", "phi3", "phi3.5", "qwen2.5", "qwen3"] {
             let path = golden(family).join("model.gguf");
             if path.is_file() {
-                Written::new(&decoder(&path)).map_err(|error| panic!("{family}: {error}")).ok();
+                HfExport::new(&decoder(&path)).map_err(|error| panic!("{family}: {error}")).ok();
             }
         }
     }
@@ -265,7 +271,7 @@ mod tests {
     #[test]
     fn what_no_key_says_is_refused_by_name() {
         let check = |arch: &DecoderArch, expect: &str| {
-            let error = Written::new(arch).map(|_| ()).unwrap_err().to_string();
+            let error = HfExport::new(arch).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(expect), "{error} lacks {expect}");
         };
         check(&decoder(&golden("gpt2")), "family \"Gpt2\" is not supported: expected Llama");
@@ -287,8 +293,8 @@ mod tests {
             let mut stored: Vec<&str> =
                 header.keys().map(String::as_str).filter(|name| *name != "__metadata__").collect();
             let arch = decoder(&path);
-            let written = Written::new(&arch).unwrap();
-            let tensors = written.tensors(arch.tied_head);
+            let written = HfExport::new(&arch).unwrap();
+            let tensors = written.tensors();
             let mut named: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
             if arch.tied_head {
                 assert!(!stored.contains(&"lm_head.weight"));
@@ -299,7 +305,7 @@ mod tests {
             assert_eq!(named, stored, "{family}");
         }
         let arch = decoder(&golden("phi3"));
-        let tensors = Written::new(&arch).unwrap().tensors(false);
+        let tensors = HfExport::new(&arch).unwrap().tensors();
         let fused = tensors.iter().find(|tensor| tensor.name.ends_with("qkv_proj.weight")).unwrap();
         let parts: Vec<&str> = fused.parts.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(parts, ["q", "k", "v"].map(|part| format!("layers.0.attn.{part}_proj.weight")));

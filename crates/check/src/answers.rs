@@ -1,0 +1,94 @@
+//! The compiler's answer for an operator, as a problem with its fix.
+
+use narthex_graph::{Element, Node, graph::MICROSOFT, infer::TensorInfo};
+use narthex_spec::DType;
+
+use crate::{
+    facts::{Answer, Compiler},
+    problem::Problem,
+    report::{Fix, Rule},
+    rewrites::{narthex_rewrites, rewrite},
+    view::View,
+};
+
+/// Asks for one case of an operator on a tensor; a tensor of which nothing is known goes by the commonest.
+pub(crate) fn ask_case(
+    view: &View<'_>,
+    node: &Node,
+    case: &str,
+    tensor: Option<&TensorInfo>,
+) -> Option<Problem> {
+    let operator = node.operator();
+    let element = tensor.and_then(|tensor| tensor.element).unwrap_or_else(|| DType::F32.into());
+    let rank = widest(view, node);
+    if view.facts.compiler == Compiler::OpenVino && element == Element::F64 {
+        return Some(other_type(node, element));
+    }
+    match view.facts.ask(&operator, case, element, rank) {
+        Answer::Takes => None,
+        Answer::TooManyAxes { most } => Some(
+            Problem::falls(
+                Rule::Rank,
+                format!(
+                    "it has tensors of {rank} axes, and the compiler takes this operator with at most {most}"
+                ),
+            )
+            .fix(Fix::you("fold axes together with Reshape before it and unfold them after it")),
+        ),
+        Answer::OtherTypes if narthex_rewrites(view, node).is_some() => Some(refused(view, node, &operator)),
+        Answer::OtherTypes => Some(other_type(node, element)),
+        Answer::Refuses => Some(refused(view, node, &operator)),
+        Answer::Fails => Some(
+            Problem::refuses(
+                Rule::CompilerFails,
+                "the vendor's compiler gives up on the whole graph when it meets this operator in this form",
+            )
+            .fix(Fix::you(rewrite(node).unwrap_or("write it with other operators"))),
+        ),
+    }
+}
+
+/// The most axes among the tensors that a node reads and makes; constants are laid out as the compiler wants them.
+fn widest(view: &View<'_>, node: &Node) -> usize {
+    let names = node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty());
+    let tensors = names.map(|name| view.known.get(name)).filter(|tensor| !tensor.constant);
+    tensors.filter_map(|tensor| tensor.shape.as_ref().map(Vec::len)).max().unwrap_or(0)
+}
+
+pub(crate) fn other_type(node: &Node, element: Element) -> Problem {
+    let why = format!("the compiler does not take this operator on elements of type {element}");
+    let fix = match element {
+        Element::F64 => "export the model in f32 or f16".to_owned(),
+        element if element == DType::I64 => {
+            "cast to i32 before it, or keep this integer arithmetic on the host and give its result as an input".to_owned()
+        }
+        element if element == DType::Bf16 => "export the model in f16, or choose a chip with bf16 (qnn:x2-elite)".to_owned(),
+        _ => format!("cast around {}, or keep it on the host", node.op),
+    };
+    Problem::falls(Rule::ElementType, why).fix(Fix::you(fix))
+}
+
+fn refused(view: &View<'_>, node: &Node, operator: &str) -> Problem {
+    let (rule, why) = if node.domain == MICROSOFT {
+        (
+            Rule::ContribOperator,
+            "it is one of ONNX Runtime's contributed operators, which this compiler does not take",
+        )
+    } else if !node.domain.is_empty() {
+        (Rule::UnsupportedOperator, "it is of a custom domain, and no provider but its maker's takes it")
+    } else if view.facts.knows(operator) {
+        (Rule::UnsupportedOperator, "the compiler was asked and leaves this operator to another device")
+    } else {
+        (
+            Rule::UnsupportedOperator,
+            "it is not among the operators that the compiler was asked for, so it counts as refused",
+        )
+    };
+    let problem = Problem::falls(rule, why);
+    match narthex_rewrites(view, node) {
+        Some(text) => problem.fix(Fix::narthex(text)),
+        None => problem.fix(Fix::you(rewrite(node).unwrap_or(
+            "write it with operators that the compiler takes, or let the host compute it and give the result as an input",
+        ))),
+    }
+}

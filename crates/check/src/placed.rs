@@ -1,0 +1,98 @@
+//! One graph of a model with the placement of each node.
+
+use std::{collections::BTreeSet, ops::Deref};
+
+use narthex_graph::{Node, onnx::files::OnnxFile};
+
+use crate::{
+    compiler_result::CompilerResult,
+    extents::Extents,
+    facts::Facts,
+    operators,
+    problem::{NodePlacement, Problem},
+    report::Severity,
+    view::View,
+};
+
+/// A graph and the placement of its nodes: predicted by the rules, or as the vendor's compiler placed them.
+pub(crate) struct PlacedGraph<'a> {
+    view: View<'a>,
+    /// Where each node goes.
+    pub(crate) outcomes: Vec<NodePlacement>,
+    /// What the rules expected of nodes that the vendor's compiler took all the same, by position.
+    pub(crate) overruled: Vec<(usize, Problem)>,
+    /// Nodes elsewhere that are none of the graph's: ONNX Runtime made them.
+    pub(crate) made: usize,
+}
+
+impl<'a> Deref for PlacedGraph<'a> {
+    type Target = View<'a>;
+
+    fn deref(&self) -> &View<'a> {
+        &self.view
+    }
+}
+
+impl<'a> PlacedGraph<'a> {
+    /// Places the nodes of a graph by the rules.
+    pub(crate) fn new(part: &'a OnnxFile, facts: Facts, extents: &Extents) -> Self {
+        let view = View::new(part, facts, extents);
+        let outcomes = view.graph().nodes.iter().map(|node| operators::place(&view, node)).collect();
+        Self { view, outcomes, overruled: Vec::new(), made: 0 }
+    }
+
+    /// Puts what the vendor's compiler made of each node in the place of what the rules expected. Where it left nodes that
+    /// ONNX Runtime made of the graph's, nobody knows which those were, and the expectations stand.
+    pub(crate) fn overrule(&mut self, compiled: &CompilerResult) {
+        let left: BTreeSet<&str> = match compiled {
+            CompilerResult::Whole { .. } => BTreeSet::new(),
+            CompilerResult::Partly { elsewhere, .. } => {
+                elsewhere.iter().map(|left| left.path.as_str()).collect()
+            }
+            // That it fails is a finding of its own.
+            CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => return,
+        };
+        let paths: Vec<String> = self.graph().nodes.iter().map(Node::path).collect();
+        let own = paths.iter().filter(|path| left.contains(path.as_str())).count();
+        self.made = left.len().saturating_sub(own);
+        for (index, (path, outcome)) in paths.iter().zip(&mut self.outcomes).enumerate() {
+            match outcome {
+                NodePlacement::Npu | NodePlacement::Folded if left.contains(path.as_str()) => {
+                    *outcome = NodePlacement::Fallback
+                }
+                NodePlacement::Dynamic | NodePlacement::Problem(_)
+                    if self.made == 0 && !left.contains(path.as_str()) =>
+                {
+                    let expected = std::mem::replace(outcome, NodePlacement::Npu);
+                    self.overruled.extend(match expected {
+                        NodePlacement::Problem(problem) => Some((index, problem)),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What is wrong with nodes, by position; what the compiler overruled is worth a note.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = (&'a Node, Problem)> {
+        let standing = self.outcomes.iter().enumerate().filter_map(|(index, outcome)| match outcome {
+            NodePlacement::Problem(problem) => Some((index, problem.clone())),
+            _ => None,
+        });
+        let overruled = self.overruled.iter().map(|(index, expected)| {
+            let why = format!(
+                "the vendor's compiler took it, where the rules expected otherwise: {}",
+                expected.why
+            );
+            (*index, Problem { rule: expected.rule, severity: Severity::Notes, why, fix: None })
+        });
+        let graph = self.graph();
+        standing.chain(overruled).filter_map(|(index, problem)| Some((graph.nodes.get(index)?, problem)))
+    }
+
+    /// Nodes with where they go, in order.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &'a Node, &NodePlacement)> {
+        self.graph().nodes.iter().zip(&self.outcomes).enumerate().map(|(index, (node, at))| (index, node, at))
+    }
+}

@@ -1,0 +1,44 @@
+//! Placements of nodes, and the problems that keep nodes off the NPU.
+
+use crate::report::{Fix, Rule, Severity};
+
+/// Placement of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum NodePlacement {
+    /// ONNX Runtime computes it when it loads the graph.
+    Folded,
+    /// The NPU takes it.
+    Npu,
+    /// It reads or makes an extent that is open.
+    Dynamic,
+    /// It runs elsewhere, or stops the compile.
+    Problem(Problem),
+    /// The vendor's compiler left it to another device, for a reason that no rule knows.
+    Fallback,
+}
+
+/// A problem that keeps a node off the NPU.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Problem {
+    pub(super) rule: Rule,
+    pub(super) severity: Severity,
+    /// What is wrong, without the node's name.
+    pub(super) why: String,
+    pub(super) fix: Option<Fix>,
+}
+
+impl Problem {
+    /// A problem for which the node runs on another device.
+    pub(super) fn falls(rule: Rule, why: impl Into<String>) -> Self {
+        Self { rule, severity: Severity::Falls, why: why.into(), fix: None }
+    }
+
+    /// A problem that stops the whole graph.
+    pub(super) fn refuses(rule: Rule, why: impl Into<String>) -> Self {
+        Self { severity: Severity::Refuses, ..Self::falls(rule, why) }
+    }
+
+    pub(super) fn fix(self, fix: Fix) -> Self {
+        Self { fix: Some(fix), ..self }
+    }
+}

@@ -1,0 +1,59 @@
+//! Replacements for operators that a compiler refuses.
+
+use narthex_graph::{Node, graph::MICROSOFT};
+
+use crate::view::View;
+
+/// The version of ONNX's own operators.
+pub(crate) fn opset(view: &View<'_>) -> i64 {
+    view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
+}
+
+/// What `--fix` writes in the place of an operator that the compiler refuses.
+pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
+    let unread = |index: usize| {
+        node.outputs.get(index).is_none_or(|name| {
+            name.is_empty() || (!view.readers.contains_key(name.as_str()) && !view.is_output(name))
+        })
+    };
+    let opset = opset(view);
+    match (node.domain.as_str(), node.op.as_str()) {
+        (MICROSOFT, "SkipSimplifiedLayerNormalization") if unread(1) && unread(2) => {
+            Some("write it as Add and SimplifiedLayerNormalization")
+        }
+        (MICROSOFT, "SkipLayerNormalization") if unread(1) && unread(2) && opset >= 17 => {
+            Some("write it as Add and LayerNormalization")
+        }
+        (MICROSOFT, "BiasGelu") => Some("write it as Add and Gelu"),
+        (MICROSOFT, "FastGelu") if opset >= 20 => Some("write it as Gelu with the tanh approximation"),
+        _ => None,
+    }
+}
+
+/// What an exporter can write in an operator's place.
+pub(crate) fn rewrite(node: &Node) -> Option<&'static str> {
+    Some(match node.op.as_str() {
+        "SkipLayerNormalization" => "write Add and LayerNormalization",
+        "RotaryEmbedding" => {
+            "write the rotation as Split, Mul, Sub, Add and Concat with cos and sin as inputs"
+        }
+        "MultiHeadAttention" | "Attention" | "GroupQueryAttention" => {
+            "write attention as MatMul, Add of a float mask, Softmax and MatMul; with the model builder, export without fused attention"
+        }
+        "Erf" => {
+            "write the activation as Gelu, or as x/2 · (1 + Erf(x/√2)), which the compiler knows as a whole"
+        }
+        "FastGelu" => "write it as Gelu with approximate=tanh (operator set 20)",
+        "GatherBlockQuantized" => "keep the token table on the host and give embedded tokens as an input",
+        "Trilu" | "EyeLike" => "make the mask on the host and give it as a float input",
+        "NonZero" | "Unique" | "Compress" | "NonMaxSuppression" => {
+            "its result has as many elements as the data says; compute it on the host"
+        }
+        "Mean" => "write Add and Mul, or ReduceMean",
+        "GroupNormalization" => "write it as Reshape, InstanceNormalization, Reshape, Mul and Add",
+        "MatMulInteger" | "ConvInteger" | "DynamicQuantizeLinear" => {
+            "dynamic quantisation suits CPUs; quantise statically with QuantizeLinear and DequantizeLinear pairs, or use MatMulNBits"
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,131 @@
+//! Opens folders in the layout of the `transformers` library: finds the family, which interprets `config.json`.
+
+use std::path::{Path, PathBuf};
+
+use narthex_spec::{
+    arch::{Architecture, EncoderHead, Pooling},
+    manifest::Prompts,
+};
+use serde_json::Value;
+
+use crate::{
+    Checkpoint, CheckpointError, TokenizerSource,
+    family::{Decoder, HfFamily, HfReader, hf_family},
+    hf::{CONFIG, config::Config, folder::Folder, pooling, prompts, text},
+    layout::Layout,
+    limits::check_architecture,
+    quark, required_tensors, safetensors,
+    tensors::Tensors,
+};
+
+/// What a folder's settings say that the model computes; needs [`CONFIG`] and no weights.
+pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
+    let mut folder = Folder::new(path);
+    let config = Config::read(&mut folder)?;
+    Ok(settings(&mut folder, &config)?.architecture)
+}
+
+/// What a folder's settings say.
+struct HfSettings {
+    family: &'static HfFamily,
+    architecture: Architecture,
+    layout: Layout,
+    /// The longest sequence, in tokens.
+    max_length: usize,
+}
+
+/// What a model's published settings say that it computes: the keys of its [`CONFIG`], and how an encoder pools.
+pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
+    let config = Config::new(CONFIG.into(), keys)?;
+    let in_config = |error: CheckpointError| error.in_file(config.path());
+    let architecture = match hf_family(&config)?.read {
+        HfReader::Decoder(read) => Architecture::Decoder(read(&config).map_err(in_config)?.arch),
+        HfReader::Encoder(read) => {
+            let listed = pooling.is_some();
+            let pooling = pooling.unwrap_or(Pooling::Mean);
+            let sentence = pooling::SentenceEmbedding { pooling, normalize: true, max_length: None, listed };
+            Architecture::Encoder(read(&config, &sentence).map_err(in_config)?)
+        }
+    };
+    check_architecture(config.path(), &architecture)?;
+    Ok(architecture)
+}
+
+fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings, CheckpointError> {
+    let family = hf_family(config)?;
+    let in_config = |error: CheckpointError| error.in_file(config.path());
+    let (architecture, layout, max_length) = match family.read {
+        HfReader::Decoder(read) => {
+            let Decoder { arch, layout } = read(config).map_err(in_config)?;
+            let context = arch.context;
+            (Architecture::Decoder(arch), layout, context)
+        }
+        HfReader::Encoder(read) => {
+            let sentence = pooling::read(folder)?;
+            let encoder = read(config, &sentence).map_err(in_config)?;
+            let longest = text::max_length(folder, &sentence)?.unwrap_or(usize::MAX);
+            let max_length = encoder.positions.min(longest);
+            (Architecture::Encoder(encoder), Layout::default(), max_length)
+        }
+    };
+    check_architecture(config.path(), &architecture)?;
+    Ok(HfSettings { family, architecture, layout, max_length })
+}
+
+/// What a folder computes whose files of weights have nothing but their beginnings; its tensors are looked at too.
+pub(super) fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
+    let mut folder = Folder::new(path);
+    let config = Config::read(&mut folder)?;
+    let settings = settings(&mut folder, &config)?;
+    weights(path, settings.family, (&settings.architecture, settings.layout))?;
+    Ok(settings.architecture)
+}
+
+/// The weights of a folder, each of which the architecture knows, and their files.
+fn weights(
+    path: &Path,
+    family: &HfFamily,
+    (architecture, layout): (&Architecture, Layout),
+) -> Result<(Tensors, Vec<PathBuf>), CheckpointError> {
+    let mut shards = safetensors::open(path)?;
+    quark::gather(path, &mut shards.by_name)?;
+    let tensors = Tensors {
+        origin: path.to_owned(),
+        maps: shards.maps,
+        files: shards.files.clone(),
+        by_name: shards.by_name,
+        names: family.names,
+        layout,
+    };
+    required_tensors::check(&tensors, architecture)?;
+    Ok((tensors, shards.files))
+}
+
+/// Opens a folder that has [`CONFIG`] and safetensors.
+pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let mut folder = Folder::new(path);
+    let config = Config::read(&mut folder)?;
+    let HfSettings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;
+    let (embeds, vocab) = match &architecture {
+        Architecture::Decoder(arch) => (false, text::Vocab::Decoder(arch.vocab, Some(arch.family))),
+        Architecture::Encoder(arch) => {
+            (matches!(arch.head, EncoderHead::Embedding { .. }), text::Vocab::Encoder(arch.vocab))
+        }
+    };
+    let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
+    let (tensors, files) = weights(path, family, (&architecture, layout))?;
+    let text = text::read(&mut folder, config.ids(), vocab)?;
+    let license = folder.license()?;
+    folder.files.extend(files);
+    Ok(Checkpoint {
+        architecture,
+        weights: Box::new(tensors),
+        tokenizer: TokenizerSource::Json(text.tokenizer),
+        special: text.special,
+        chat_template: text.chat_template,
+        prompts,
+        max_length,
+        files: folder.files,
+        license,
+    })
+}
