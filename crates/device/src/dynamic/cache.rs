@@ -1,14 +1,18 @@
-//! The KV cache: per layer two buffers `[rows, heads, capacity, head_size]`, past and present at once.
+//! The KV cache in the host's memory: per layer two buffers `[rows, heads, capacity, head_size]`, past and present at once.
 //!
-//! A slot has a row from its first token until it is emptied. All rows share one capacity, which grows in steps; every
-//! growth lays the rows out anew, without the gaps that emptied slots left. Pages of rows that are not used are never
-//! touched and take no memory; when slots are emptied and little is left, the rows are laid out anew in less memory.
+//! A slot has a row from its first token until it is emptied. All rows share one capacity; every growth lays the rows out
+//! anew, without the gaps that emptied slots left. Pages of rows that are not used are never touched and take no memory;
+//! when slots are emptied and little is left, the rows are laid out anew in less memory.
 
 use std::ops::Range;
 
 use narthex_engine::executor::{Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
+use super::{
+    growth::{Growth, most_within},
+    rows::RowShape,
+};
 use crate::memory::Buffer;
 
 /// The cache shrinks once it has touched this many times what its slots need: seldom enough that copying is cheap.
@@ -18,6 +22,7 @@ const SLACK: usize = 4;
 pub(super) struct Cache {
     layers: Vec<Layer>,
     limits: Limits,
+    growth: Growth,
     rows: usize,
     capacity: usize,
     /// Rows, counted from the first, that a slot has had since the last layout.
@@ -38,65 +43,17 @@ struct Layer {
 }
 
 impl Layer {
-    fn row_elements(&self, capacity: usize) -> usize {
-        self.heads * capacity * self.head_size
+    fn row(&self, capacity: usize) -> RowShape {
+        RowShape { heads: self.heads, capacity, head_size: self.head_size }
     }
 }
 
 /// A slot's row that gets a new place: the next one.
-pub(super) struct Move {
-    pub(super) slot: usize,
-    pub(super) from: usize,
+struct Move {
+    slot: usize,
+    from: usize,
     /// Tokens that it holds.
-    pub(super) length: usize,
-}
-
-/// Copies what rows hold, from one buffer and its capacity to another and its own.
-pub(super) fn copy_rows(
-    (old, old_capacity): (&[f32], usize),
-    (new, new_capacity): (&mut [f32], usize),
-    (heads, head_size): (usize, usize),
-    moves: &[Move],
-) {
-    for (to, row) in moves.iter().enumerate() {
-        let used = row.length * head_size;
-        for head in 0..heads {
-            let from = (row.from * heads + head) * old_capacity * head_size;
-            let to = (to * heads + head) * new_capacity * head_size;
-            new[to..to + used].copy_from_slice(&old[from..from + used]);
-        }
-    }
-}
-
-/// Some tokens of a row `[heads, capacity, head_size]`, as `[tokens, heads, head_size]`.
-pub(super) fn tokens_of(
-    row: &[f32],
-    capacity: usize,
-    (heads, size): (usize, usize),
-    range: Range<usize>,
-) -> Vec<f32> {
-    let mut out = Vec::with_capacity(range.len() * heads * size);
-    for token in range {
-        for head in 0..heads {
-            let from = (head * capacity + token) * size;
-            out.extend_from_slice(&row[from..from + size]);
-        }
-    }
-    out
-}
-
-/// Puts `[tokens, heads, head_size]` into a row `[heads, capacity, head_size]`, from token `at` on.
-pub(super) fn put_tokens(
-    (row, capacity): (&mut [f32], usize),
-    (heads, size): (usize, usize),
-    at: usize,
-    values: impl Iterator<Item = f32>,
-) {
-    for (index, value) in values.enumerate() {
-        let (vector, element) = (index / size, index % size);
-        let (token, head) = (at + vector / heads, vector % heads);
-        row[(head * capacity + token) * size + element] = value;
-    }
+    length: usize,
 }
 
 /// Which of a layer's two tensors.
@@ -107,7 +64,7 @@ pub(super) enum Part {
 }
 
 impl Cache {
-    pub(super) fn new(layouts: &[KvLayout], limits: &Limits) -> Self {
+    pub(super) fn new(layouts: &[KvLayout], limits: &Limits, growth: Growth) -> Self {
         let layer = |layout: &KvLayout| Layer {
             heads: layout.heads,
             head_size: layout.head_size,
@@ -116,6 +73,7 @@ impl Cache {
         Self {
             layers: layouts.iter().map(layer).collect(),
             limits: limits.clone(),
+            growth,
             rows: 0,
             capacity: 0,
             touched: 0,
@@ -157,7 +115,7 @@ impl Cache {
 
     /// `batch` rows from `first` on.
     pub(super) fn rows_mut(&mut self, layer: usize, part: Part, first: usize, batch: usize) -> &mut [f32] {
-        let row = self.layers[layer].row_elements(self.capacity);
+        let row = self.layers[layer].row(self.capacity).elements();
         &mut self.layers[layer].buffers[part as usize].as_mut_slice()[first * row..(first + batch) * row]
     }
 
@@ -169,21 +127,16 @@ impl Cache {
         tokens: Range<usize>,
         values: &[f32],
     ) {
-        let capacity = self.capacity;
-        let Layer { heads, head_size, buffers } = &mut self.layers[layer];
-        let length = tokens.len() * *head_size;
-        let data = buffers[part as usize].as_mut_slice();
-        for (head, values) in values.chunks_exact(length.max(1)).enumerate() {
-            let to = ((row * *heads + head) * capacity + tokens.start) * *head_size;
-            data[to..to + length].copy_from_slice(values);
-        }
+        let shape = self.layers[layer].row(self.capacity);
+        shape.place(self.rows_mut(layer, part, row, 1), tokens, values);
     }
 
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(&self, layer: usize, part: Part, slot: SlotId, range: Range<usize>) -> Vec<f32> {
-        let Layer { heads, head_size: size, buffers } = &self.layers[layer];
-        let row = self.row(slot) * heads * self.capacity * size;
-        tokens_of(&buffers[part as usize].as_slice()[row..], self.capacity, (*heads, *size), range)
+        let layer = &self.layers[layer];
+        let shape = layer.row(self.capacity);
+        let row = &layer.buffers[part as usize].as_slice()[self.row(slot) * shape.elements()..];
+        shape.read(row, range)
     }
 
     /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
@@ -194,10 +147,8 @@ impl Cache {
         at: usize,
         values: impl Iterator<Item = f32>,
     ) {
-        let (row, capacity) = (self.row(slot), self.capacity);
-        let Layer { heads, head_size: size, buffers } = &mut self.layers[layer];
-        let data = &mut buffers[part as usize].as_mut_slice()[row * *heads * capacity * *size..];
-        put_tokens((data, capacity), (*heads, *size), at, values);
+        let (row, shape) = (self.row(slot), self.layers[layer].row(self.capacity));
+        shape.write(self.rows_mut(layer, part, row, 1), at, values);
     }
 
     /// Keeps the first `length` tokens; a slot without any has no row, and a cache without rows no memory.
@@ -239,8 +190,13 @@ impl Cache {
         let lengths = wanted.clone().map(|(_, length)| length).chain(self.lengths.iter().copied());
         let longest = lengths.max().unwrap_or(0);
         if longest > self.capacity || occupied > self.rows {
-            let needed = self.limits.kv.capacity_for(longest, self.limits.context);
-            self.lay_out(occupied, needed.max(self.capacity_kept(occupied)))?;
+            let most = most_within(&self.limits, self.limits.kv.budget, occupied);
+            let capacity = if longest > self.capacity {
+                self.growth.capacity(&self.limits, self.capacity, longest, most)
+            } else {
+                self.capacity.min(most).max(self.limits.kv.capacity_for(longest, self.limits.context))
+            };
+            self.lay_out(occupied, capacity)?;
         }
         for (slot, _) in wanted {
             if self.row_of[slot.index()].is_none() {
@@ -252,12 +208,6 @@ impl Cache {
         Ok(())
     }
 
-    /// The present capacity, where that many rows of it are within the budget.
-    fn capacity_kept(&self, rows: usize) -> usize {
-        let kv = &self.limits.kv;
-        if kv.bytes(rows, self.capacity) <= kv.budget { self.capacity } else { 0 }
-    }
-
     /// Lays the rows in use out anew, for `occupied` slots; with rows to spare where the budget allows, since
     /// untouched ones cost nothing. After an error all is as it was.
     fn lay_out(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
@@ -266,11 +216,11 @@ impl Cache {
         if kv.bytes(occupied, capacity) > kv.budget {
             return Err(error);
         }
-        let all = self.limits.slots;
-        let rows = if kv.bytes(all, capacity) <= kv.budget { all } else { occupied };
+        let within = kv.budget.checked_div(kv.bytes(1, capacity)).unwrap_or(usize::MAX);
+        let rows = within.min(self.limits.slots).max(occupied);
         let mut fresh = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let length = rows * layer.row_elements(capacity);
+            let length = rows * layer.row(capacity).elements();
             let allocate = || Buffer::zeroed(length).ok_or_else(|| error.clone());
             fresh.push([allocate()?, allocate()?]);
         }
@@ -279,13 +229,13 @@ impl Cache {
             .collect();
         moves.sort_by_key(|row| row.from);
         for (layer, mut buffers) in self.layers.iter_mut().zip(fresh) {
+            let (old_row, new_row) = (layer.row(self.capacity), layer.row(capacity));
             for (old, new) in layer.buffers.iter().zip(&mut buffers) {
-                copy_rows(
-                    (old.as_slice(), self.capacity),
-                    (new.as_mut_slice(), capacity),
-                    (layer.heads, layer.head_size),
-                    &moves,
-                );
+                let places = new.as_mut_slice().chunks_exact_mut(new_row.elements().max(1));
+                for (row, place) in moves.iter().zip(places) {
+                    let old = &old.as_slice()[row.from * old_row.elements()..];
+                    old_row.copy(old, new_row, place, row.length);
+                }
             }
             layer.buffers = buffers;
         }
@@ -322,15 +272,10 @@ impl Cache {
         let (slot_a, slot_b) = (at(a), at(b));
         let used = [slot_a, slot_b].into_iter().flatten().map(|slot| self.lengths[slot]).max().unwrap_or(0);
         for layer in &mut self.layers {
+            let shape = layer.row(self.capacity);
             for buffer in &mut layer.buffers {
-                let data = buffer.as_mut_slice();
-                for head in 0..layer.heads {
-                    let start = |row: usize| (row * layer.heads + head) * self.capacity * layer.head_size;
-                    let (low, high) = (start(a.min(b)), start(a.max(b)));
-                    let (before, after) = data.split_at_mut(high);
-                    let length = used * layer.head_size;
-                    before[low..low + length].swap_with_slice(&mut after[..length]);
-                }
+                let (before, after) = buffer.as_mut_slice().split_at_mut(a.max(b) * shape.elements());
+                shape.swap(&mut before[a.min(b) * shape.elements()..], after, used);
             }
         }
         if let Some(slot) = slot_a {
@@ -363,7 +308,7 @@ mod tests {
         };
         let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
         let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
-        Cache::new(&[layout], &limits)
+        Cache::new(&[layout], &limits, Growth::Double)
     }
 
     /// Fills a slot with numbers that tell slot, head and position apart.
@@ -457,6 +402,26 @@ mod tests {
         for slot in [1, 2, 3] {
             check(&mut c, slot);
         }
+    }
+
+    #[test]
+    fn what_growth_copies_is_in_proportion_to_what_is_held() {
+        let copied = |budget: usize| {
+            let (mut c, mut copied) = (cache(1, budget), 0);
+            for length in 1..=64 {
+                let before = (c.generation(), c.length(SlotId(0)));
+                if c.reserve([(SlotId(0), length)].into_iter()).is_err() {
+                    return (length - 1, copied);
+                }
+                copied += if c.generation() == before.0 { 0 } else { before.1 };
+                c.set_length(SlotId(0), length);
+            }
+            (64, copied)
+        };
+        // At lengths of 4, 8, 16 and 32.
+        assert_eq!(copied(1 << 20), (64, 60));
+        // The last growth takes what the budget has left.
+        assert_eq!(copied(48 * 40), (40, 60));
     }
 
     #[test]

@@ -6,10 +6,12 @@
 mod cache;
 mod feed;
 mod graph;
+mod growth;
 mod long;
 mod memory;
 mod parts;
 mod resident;
+mod rows;
 
 use std::{ops::Range, path::Path};
 
@@ -37,6 +39,7 @@ use crate::{
 
 use cache::{Cache, Part};
 use graph::{Bound, Gives, Names, Run};
+use growth::Growth;
 use long::Long;
 use memory::Memory;
 use resident::Resident;
@@ -54,7 +57,7 @@ pub struct ExecutorOptions {
     pub slots: usize,
     /// The most bytes that the KV cache may take.
     pub kv_budget: usize,
-    /// Tokens by which the cache's capacity grows.
+    /// Tokens of which the cache's capacity is a multiple.
     pub kv_step: usize,
     /// The most new tokens in one span.
     pub chunk: usize,
@@ -143,7 +146,10 @@ impl DynamicExecutor {
             Some(memory) if names.gives == Gives::Present => {
                 Memory::Device(Resident::new(&entry.kv, &limits, memory))
             }
-            _ => Memory::Host(Cache::new(&entry.kv, &limits)),
+            _ => {
+                let growth = if names.gives == Gives::New { Growth::Eighth } else { Growth::Double };
+                Memory::Host(Cache::new(&entry.kv, &limits, growth))
+            }
         };
         let bound = |session, most| Bound::new(session, most, kept.width()).map_err(DeviceError::binding);
         Ok(Self {

@@ -1,20 +1,25 @@
 //! The KV cache in a device's own memory: each slot has two tensors per layer, `[1, heads, capacity, head_size]`, past
 //! and present at once. Attention on a GPU takes a past of the host's memory for full to its capacity.
 //!
-//! A slot's capacity grows in steps; what it holds then goes through the host's memory into larger tensors.
+//! ONNX Runtime copies whole tensors only, and gives no part of a device's memory an address. What a slot holds goes
+//! through the host's memory into larger tensors when its capacity grows, and so does a block that is written behind other
+//! tokens.
 
 use std::ops::Range;
 
 use narthex_engine::executor::{Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
-use super::cache::{Move, Part, copy_rows, put_tokens, tokens_of};
+use super::{
+    cache::Part,
+    growth::{Growth, Resize, SlotUse, make_room},
+    rows::RowShape,
+};
 use crate::ort::{DeviceMemory, DeviceTensor};
 
 /// The cache of one executor.
 pub(super) struct Resident {
-    /// Heads and head size of each layer.
-    shapes: Vec<(usize, usize)>,
+    layers: Vec<KvLayout>,
     limits: Limits,
     slots: Vec<Held>,
     /// Changes whenever a slot gets other tensors.
@@ -34,7 +39,7 @@ struct Held {
 impl Resident {
     pub(super) fn new(layouts: &[KvLayout], limits: &Limits, memory: DeviceMemory) -> Self {
         Self {
-            shapes: layouts.iter().map(|layout| (layout.heads, layout.head_size)).collect(),
+            layers: layouts.to_vec(),
             limits: limits.clone(),
             slots: (0..limits.slots).map(|_| Held::default()).collect(),
             generation: 0,
@@ -68,7 +73,7 @@ impl Resident {
     ) -> Result<Vec<f32>, StepError> {
         let held = &self.slots[slot.index()];
         let data = self.memory.read(&held.layers[layer][part as usize])?;
-        Ok(tokens_of(&data, held.capacity, self.shapes[layer], range))
+        Ok(self.row(layer, held.capacity).read(&data, range))
     }
 
     /// Puts `[tokens, heads, head_size]` into a slot that was reserved, from token `at` on.
@@ -79,11 +84,17 @@ impl Resident {
         at: usize,
         values: impl Iterator<Item = f32>,
     ) -> Result<(), StepError> {
-        let held = &mut self.slots[slot.index()];
-        let tensor = &mut held.layers[layer][part as usize];
-        let mut data = self.memory.read(tensor)?;
-        put_tokens((&mut data, held.capacity), self.shapes[layer], at, values);
+        let row = self.row(layer, self.slots[slot.index()].capacity);
+        let tensor = &mut self.slots[slot.index()].layers[layer][part as usize];
+        // Nothing before the block has to be kept where it is the first.
+        let mut data = if at == 0 { vec![0.0; row.elements()] } else { self.memory.read(tensor)? };
+        row.write(&mut data, at, values);
         self.memory.write(tensor, &mut data)
+    }
+
+    fn row(&self, layer: usize, capacity: usize) -> RowShape {
+        let KvLayout { heads, head_size, .. } = self.layers[layer];
+        RowShape { heads, capacity, head_size }
     }
 
     /// Keeps the first `length` tokens; a slot without any has no memory.
@@ -96,44 +107,50 @@ impl Resident {
         }
     }
 
-    /// Gives each slot room for its length.
-    pub(super) fn reserve(&mut self, wanted: impl Iterator<Item = (SlotId, usize)>) -> Result<(), StepError> {
-        for (slot, length) in wanted {
-            if length > self.slots[slot.index()].capacity {
-                self.grow(slot, self.limits.kv.capacity_for(length, self.limits.context))?;
+    /// Gives each slot room for its length. After an error every slot holds what it did.
+    pub(super) fn reserve(
+        &mut self,
+        wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
+    ) -> Result<(), StepError> {
+        for (slot, length) in wanted.clone() {
+            if length <= self.slots[slot.index()].capacity {
+                continue;
+            }
+            let mut uses: Vec<SlotUse> = (self.slots.iter())
+                .map(|held| SlotUse { capacity: held.capacity, tokens: held.length })
+                .collect();
+            for (slot, length) in wanted.clone() {
+                let tokens = &mut uses[slot.index()].tokens;
+                *tokens = length.max(*tokens);
+            }
+            for resize in make_room(&self.limits, Growth::Double, &uses, slot.index())? {
+                self.resize(resize)?;
             }
         }
         Ok(())
     }
 
     /// Gives a slot tensors of another capacity, with what it holds. After an error all is as it was.
-    fn grow(&mut self, slot: SlotId, capacity: usize) -> Result<(), StepError> {
-        let kv = self.limits.kv;
-        let others = self.slots.iter().enumerate().filter(|(index, _)| *index != slot.index());
-        let taken: usize = others.map(|(_, held)| kv.bytes(1, held.capacity)).sum();
-        let wanted = taken.saturating_add(kv.bytes(1, capacity));
-        if wanted > kv.budget {
-            let rows = 1 + self.slots.iter().filter(|held| held.capacity > 0).count();
-            return Err(StepError::OutOfMemory { rows, capacity, wanted });
-        }
-        let held = &self.slots[slot.index()];
-        let mut layers = Vec::with_capacity(self.shapes.len());
-        for (layer, &(heads, size)) in self.shapes.iter().enumerate() {
-            let shape = [1, heads as i64, capacity as i64, size as i64];
+    fn resize(&mut self, Resize { slot, capacity }: Resize) -> Result<(), StepError> {
+        let held = &self.slots[slot];
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in 0..self.layers.len() {
+            let (old_row, new_row) = (self.row(layer, held.capacity), self.row(layer, capacity));
+            let RowShape { heads, head_size, .. } = new_row;
+            let shape = [1, heads as i64, capacity as i64, head_size as i64];
             let mut parts = [self.memory.tensor(&shape)?, self.memory.tensor(&shape)?];
             if held.length > 0 {
                 for (old, new) in held.layers[layer].iter().zip(&mut parts) {
                     let old = self.memory.read(old)?;
-                    let mut data = vec![0.0; heads * capacity * size];
-                    let all = [Move { slot: slot.index(), from: 0, length: held.length }];
-                    copy_rows((&old, held.capacity), (&mut data, capacity), (heads, size), &all);
+                    let mut data = vec![0.0; new_row.elements()];
+                    old_row.copy(&old, new_row, &mut data, held.length);
                     self.memory.write(new, &mut data)?;
                 }
             }
             layers.push(parts);
         }
         let length = held.length;
-        self.slots[slot.index()] = Held { length, capacity, layers };
+        self.slots[slot] = Held { length, capacity, layers };
         self.generation += 1;
         Ok(())
     }

@@ -1,0 +1,69 @@
+//! Rows of a cache, `[heads, capacity, head_size]`: each head's tokens lie side by side.
+
+use std::ops::Range;
+
+/// The extents of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowShape {
+    pub(super) heads: usize,
+    /// Tokens that there is room for.
+    pub(super) capacity: usize,
+    pub(super) head_size: usize,
+}
+
+impl RowShape {
+    /// Elements of a row.
+    pub(super) fn elements(self) -> usize {
+        self.heads * self.capacity * self.head_size
+    }
+
+    /// The first element of a head's token.
+    fn at(self, head: usize, token: usize) -> usize {
+        (head * self.capacity + token) * self.head_size
+    }
+
+    /// Copies the first `tokens` tokens of a row to a row of another capacity.
+    pub(super) fn copy(self, from: &[f32], to_shape: Self, to: &mut [f32], tokens: usize) {
+        let used = tokens * self.head_size;
+        for head in 0..self.heads {
+            let (from_at, to_at) = (self.at(head, 0), to_shape.at(head, 0));
+            to[to_at..to_at + used].copy_from_slice(&from[from_at..from_at + used]);
+        }
+    }
+
+    /// Returns some tokens of a row as `[tokens, heads, head_size]`.
+    pub(super) fn read(self, row: &[f32], range: Range<usize>) -> Vec<f32> {
+        let mut out = Vec::with_capacity(range.len() * self.heads * self.head_size);
+        for token in range {
+            for head in 0..self.heads {
+                out.extend_from_slice(&row[self.at(head, token)..][..self.head_size]);
+            }
+        }
+        out
+    }
+
+    /// Writes `[tokens, heads, head_size]` to a row, from token `at` on.
+    pub(super) fn write(self, row: &mut [f32], at: usize, values: impl Iterator<Item = f32>) {
+        for (index, value) in values.enumerate() {
+            let (vector, element) = (index / self.head_size, index % self.head_size);
+            row[self.at(vector % self.heads, at + vector / self.heads) + element] = value;
+        }
+    }
+
+    /// Writes `[heads, tokens, head_size]` to a row, at these tokens.
+    pub(super) fn place(self, row: &mut [f32], tokens: Range<usize>, values: &[f32]) {
+        let length = tokens.len() * self.head_size;
+        for (head, values) in values.chunks_exact(length.max(1)).enumerate() {
+            row[self.at(head, tokens.start)..][..length].copy_from_slice(values);
+        }
+    }
+
+    /// Swaps the first `tokens` tokens of two rows.
+    pub(super) fn swap(self, a: &mut [f32], b: &mut [f32], tokens: usize) {
+        let used = tokens * self.head_size;
+        for head in 0..self.heads {
+            let at = self.at(head, 0);
+            a[at..at + used].swap_with_slice(&mut b[at..at + used]);
+        }
+    }
+}
