@@ -18,7 +18,7 @@ use ort::{AsPointer, environment::Environment, logging::LogLevel, memory::Device
 use narthex_spec::Ep;
 
 use crate::{
-    ep::{self, Brought},
+    ep::{self, Brought, OrtDevice},
     error::DeviceError,
 };
 
@@ -48,19 +48,6 @@ pub struct Runtime {
     library: PathBuf,
     version: String,
     plugins: Mutex<BTreeMap<Ep, PathBuf>>,
-}
-
-/// A device that ONNX Runtime offers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OrtDevice {
-    /// Its execution provider, by ONNX Runtime's name.
-    pub ep: String,
-    /// `CPU`, `GPU` or `NPU`.
-    pub hardware: &'static str,
-    /// Its maker.
-    pub vendor: String,
-    /// The provider's own name of it, where the provider drives several: OpenVINO's `CPU`, `GPU.0`, `NPU`.
-    pub unit: Option<String>,
 }
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();

@@ -7,9 +7,7 @@ mod support;
 use narthex_device::{
     DeviceError,
     dynamic::DynamicExecutor,
-    ep::{
-        CoreMlOptions, CudaOptions, Device, DirectMlOptions, OpenVinoOptions, VitisAiOptions, WebGpuOptions,
-    },
+    ep::{CoreMlOptions, Device, DirectMlOptions, OpenVinoOptions, VitisAiOptions, WebGpuOptions},
     fixed::{FixedExecutor, FixedOptions, Form, Place},
     precompile::Rest,
 };
@@ -37,7 +35,7 @@ fn a_provider_that_is_not_there_is_explicit() {
     };
     check(Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu)), "the Intel NPU");
     check(Device::DirectMl(DirectMlOptions::default()), "DirectML");
-    check(Device::Cuda(CudaOptions::default()), "the NVIDIA GPU");
+    check(Device::Cuda, "the NVIDIA GPU");
     check(Device::WebGpu(WebGpuOptions::default()), "WebGPU");
     check(Device::VitisAi(VitisAiOptions::default()), "the AMD XDNA NPU");
     if !cfg!(target_os = "macos") {
@@ -54,7 +52,7 @@ fn variant_a_is_loaded_where_it_runs_and_nowhere_else() {
     let npu = Device::OpenVino(OpenVinoOptions::new(OpenVinoDevice::Npu));
     let error = open(&npu).err().unwrap();
     assert_eq!(error, DeviceError::Variant { device: "the Intel NPU" });
-    let error = open(&Device::Cuda(CudaOptions::default())).err().unwrap();
+    let error = open(&Device::Cuda).err().unwrap();
     assert_eq!(error, DeviceError::NoDevice { device: "the NVIDIA GPU" });
     assert!(open(&Device::Cpu).is_ok());
 }

@@ -13,44 +13,14 @@ const DRIVER: &str = "nvidia";
 const GPU: Seen =
     Seen { name: "NVIDIA GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["nvidia"] };
 
-/// What the provider is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CudaOptions {
-    /// The most bytes of the GPU's memory that are taken; `None` sets no bound.
-    pub memory: Option<u64>,
-    /// In which precision products of single-precision numbers are computed.
-    pub products: Products,
-}
-
-/// In which precision products of single-precision numbers are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Products {
-    /// In single precision.
-    Exact,
-    /// In TensorFloat-32, which is faster and keeps ten bits of each factor.
-    TensorFloat,
-}
-
-impl Default for CudaOptions {
-    fn default() -> Self {
-        Self { memory: None, products: Products::TensorFloat }
-    }
-}
-
-impl CudaOptions {
-    pub(super) fn entries(self) -> Vec<(&'static str, String)> {
-        let tf32 = match self.products {
-            Products::Exact => "0",
-            Products::TensorFloat => "1",
-        };
-        let mut entries = vec![
-            ("use_tf32", tf32.to_owned()),
-            // Doubling, its default, would take up to twice what a model needs.
-            ("arena_extend_strategy", "kSameAsRequested".to_owned()),
-        ];
-        entries.extend(self.memory.map(|bytes| ("gpu_mem_limit", bytes.to_string())));
-        entries
-    }
+/// Options of the provider.
+pub(super) fn entries() -> Vec<(&'static str, String)> {
+    vec![
+        // Products of single-precision numbers in TensorFloat-32 are faster, and keep ten bits of each factor.
+        ("use_tf32", "1".to_owned()),
+        // Doubling, its default, would take up to twice what a model needs.
+        ("arena_extend_strategy", "kSameAsRequested".to_owned()),
+    ]
 }
 
 /// The provider's library, beside the ONNX Runtime that is built for it.
@@ -70,23 +40,12 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     }
     facts.driven(GPU.name, &[DRIVER], None)?;
     facts.library_of(Ep::Cuda, &GPU)?;
-    Ok(Device::Cuda(CudaOptions::default()))
+    Ok(Device::Cuda)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn options_by_the_provider_s_names() {
-        let options = CudaOptions { memory: Some(1 << 30), products: Products::Exact };
-        let expected = [
-            ("use_tf32", "0"),
-            ("arena_extend_strategy", "kSameAsRequested"),
-            ("gpu_mem_limit", "1073741824"),
-        ];
-        assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
-    }
 
     #[test]
     fn the_library_lies_beside_the_runtime() {

@@ -6,7 +6,7 @@
 
 use narthex_spec::Ep;
 
-use super::{Device, Facts, Refusal};
+use super::{Device, Facts, GpuPreference, Refusal};
 
 /// The messages of a lost GPU, in lower case: Direct3D's results for a device that was removed, hangs or was reset. ONNX
 /// Runtime turns them into exceptions without a code of their own (microsoft/onnxruntime#26648).
@@ -15,56 +15,23 @@ pub(super) const LOSSES: &[&str] = &["887a0005", "887a0006", "887a0007"];
 /// DirectML's own library, which lies beside an ONNX Runtime that is built for it.
 pub(super) const SYSTEM: &str = "DirectML.dll";
 
-/// What the provider is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Options of the provider.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DirectMlOptions {
-    /// Which GPU is taken where there are several.
-    pub preference: Preference,
-    /// Whether drivers may replace operators by their own.
-    pub metacommands: Metacommands,
-}
-
-/// Which GPU is taken where there are several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Preference {
-    /// The system's choice.
-    Default,
-    /// The fastest.
-    HighPerformance,
-    /// The thriftiest.
-    MinimumPower,
-}
-
-/// Whether drivers may replace operators by their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Metacommands {
-    /// They may; it is faster.
-    Allowed,
-    /// They may not, for finding a driver's faults.
-    Disabled,
-}
-
-impl Default for DirectMlOptions {
-    fn default() -> Self {
-        Self { preference: Preference::HighPerformance, metacommands: Metacommands::Allowed }
-    }
+    /// GPU to take if there are several.
+    pub preference: GpuPreference,
 }
 
 impl DirectMlOptions {
     pub(super) fn entries(self) -> Vec<(&'static str, String)> {
         let preference = match self.preference {
-            Preference::Default => "default",
-            Preference::HighPerformance => "high_performance",
-            Preference::MinimumPower => "minimum_power",
-        };
-        let disabled = match self.metacommands {
-            Metacommands::Allowed => "false",
-            Metacommands::Disabled => "true",
+            GpuPreference::HighPerformance => "high_performance",
+            GpuPreference::LowPower => "minimum_power",
         };
         vec![
             ("performance_preference", preference.to_owned()),
             ("device_filter", "gpu".to_owned()),
-            ("disable_metacommands", disabled.to_owned()),
+            ("disable_metacommands", "false".to_owned()),
         ]
     }
 }
@@ -81,21 +48,4 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     }
     facts.library(Ep::DirectMl)?;
     Ok(Device::DirectMl(DirectMlOptions::default()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_by_the_provider_s_names() {
-        let options =
-            DirectMlOptions { preference: Preference::MinimumPower, metacommands: Metacommands::Disabled };
-        let expected = [
-            ("performance_preference", "minimum_power"),
-            ("device_filter", "gpu"),
-            ("disable_metacommands", "true"),
-        ];
-        assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
-    }
 }

@@ -1,7 +1,7 @@
 //! The devices that graphs are loaded on: one file per provider, each with its options as types.
 //!
-//! A provider's library is registered with the runtime once ([`crate::runtime::Runtime::register`]); a [`Device`] then
-//! says what a session asks of it.
+//! A provider's library is registered with the runtime once, by `Runtime::register`; a [`Device`] then holds the options
+//! of a session.
 
 mod coreml;
 mod cpu;
@@ -20,17 +20,37 @@ use std::{
 
 use narthex_spec::{DeviceKind, DeviceName, Ep, NpuOptions, Power, ProviderLibrary};
 
-pub use coreml::{CoreMlOptions, Specialization, Units};
-pub use cuda::{CudaOptions, Products};
-pub use directml::{DirectMlOptions, Metacommands, Preference};
-pub use openvino::{Hint, Mode, OpenVinoOptions, Precision};
+pub use coreml::CoreMlOptions;
+pub use directml::DirectMlOptions;
+pub use openvino::OpenVinoOptions;
 pub use probe::{Cause, Facts, Refusal, probe};
 use probe::{Seen, Vendor};
 pub use qnn::QnnOptions;
-pub use vitisai::{Overlay, VitisAiOptions};
-pub use webgpu::{Choice, Validation, WebGpuOptions};
+pub use vitisai::VitisAiOptions;
+pub use webgpu::WebGpuOptions;
 
-use crate::runtime::OrtDevice;
+/// A device that ONNX Runtime offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrtDevice {
+    /// Its execution provider, by ONNX Runtime's name.
+    pub ep: String,
+    /// `CPU`, `GPU` or `NPU`.
+    pub hardware: &'static str,
+    /// Its maker.
+    pub vendor: String,
+    /// The provider's own name of it, if the provider drives several: OpenVINO's `CPU`, `GPU.0`, `NPU`.
+    pub unit: Option<String>,
+}
+
+/// Choice of a GPU if there are several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuPreference {
+    /// The fastest one.
+    #[default]
+    HighPerformance,
+    /// The most economical one.
+    LowPower,
+}
 
 /// A device that a graph is loaded on, with everything that the provider is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +68,7 @@ pub enum Device {
     /// A GPU on Windows.
     DirectMl(DirectMlOptions),
     /// An NVIDIA GPU.
-    Cuda(CudaOptions),
+    Cuda,
     /// A GPU.
     WebGpu(WebGpuOptions),
 }
@@ -63,7 +83,7 @@ impl Device {
             Self::VitisAi(_) => DeviceName::VitisAi,
             Self::CoreMl(_) => DeviceName::CoreMl,
             Self::DirectMl(_) => DeviceName::DirectMl,
-            Self::Cuda(_) => DeviceName::Cuda,
+            Self::Cuda => DeviceName::Cuda,
             Self::WebGpu(_) => DeviceName::WebGpu,
         }
     }
@@ -95,7 +115,7 @@ impl Device {
             Self::OpenVino(OpenVinoOptions { cache, .. })
             | Self::VitisAi(VitisAiOptions { cache, .. })
             | Self::CoreMl(CoreMlOptions { cache, .. }) => Some(cache),
-            Self::Cpu | Self::Qnn(_) | Self::DirectMl(_) | Self::Cuda(_) | Self::WebGpu(_) => None,
+            Self::Cpu | Self::Qnn(_) | Self::DirectMl(_) | Self::Cuda | Self::WebGpu(_) => None,
         }
     }
 
@@ -104,8 +124,11 @@ impl Device {
     pub fn with_power(mut self, power: Power) -> Self {
         match &mut self {
             Self::Qnn(options) => options.power = power,
-            Self::DirectMl(options) if power == Power::Saver => options.preference = Preference::MinimumPower,
-            Self::WebGpu(options) if power == Power::Saver => options.choice = Choice::LowPower,
+            Self::DirectMl(DirectMlOptions { preference }) | Self::WebGpu(WebGpuOptions { preference })
+                if power == Power::Saver =>
+            {
+                *preference = GpuPreference::LowPower;
+            }
             _ => {}
         }
         self
@@ -138,7 +161,7 @@ impl Device {
             Self::VitisAi(options) => options.entries(),
             Self::CoreMl(options) => options.entries(),
             Self::DirectMl(options) => options.entries(),
-            Self::Cuda(options) => options.entries(),
+            Self::Cuda => cuda::entries(),
             Self::WebGpu(options) => options.entries(),
         }
     }
@@ -356,7 +379,7 @@ mod tests {
         check(openvino(OpenVinoDevice::Gpu), Some(4));
         check(openvino(OpenVinoDevice::Npu), Some(6));
         check(Device::WebGpu(WebGpuOptions::default()), Some(8));
-        check(Device::Cuda(CudaOptions::default()), None);
+        check(Device::Cuda, None);
         // Emulation of an NPU is offered as a CPU.
         assert_eq!(qnn().choose(&[offer(Ep::Qnn, "CPU", None)]), Some(0));
     }

@@ -32,75 +32,31 @@ const NPU: Seen = Seen {
 const GPU: Seen =
     Seen { name: "Intel GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["intel"] };
 
-/// What the provider is told.
+/// Options of the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenVinoOptions {
-    /// The device that runs the graph.
+    /// Device that runs the graph.
     pub device: OpenVinoDevice,
-    /// The type in which it computes; `None` leaves it to the device.
-    pub precision: Option<Precision>,
-    /// Whether it may compute more coarsely than the graph says; `None` leaves it to the device.
-    pub mode: Option<Mode>,
-    /// What it aims at.
-    pub hint: Hint,
-    /// A folder for compiled graphs, kept from one load to the next; `None` keeps none.
+    /// Folder for compiled graphs, kept from one load to the next; `None` keeps none.
     pub cache: Option<PathBuf>,
 }
 
-/// The type in which a device computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// Half precision, which NPUs and GPUs compute in.
-    F16,
-    /// Single precision.
-    F32,
-}
-
-/// Whether a device may compute more coarsely than the graph says, such as by quantising activations on the way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// It may, to be faster.
-    Performance,
-    /// It must not.
-    Accuracy,
-}
-
-/// What a device aims at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hint {
-    /// The shortest answer to one request.
-    Latency,
-    /// The most answers in a given time.
-    Throughput,
-}
-
 impl OpenVinoOptions {
-    /// A device as it is used for single requests.
+    /// Options without a folder for compiled graphs.
     pub fn new(device: OpenVinoDevice) -> Self {
-        let (precision, mode) = match device {
-            OpenVinoDevice::Npu | OpenVinoDevice::Gpu => (Some(Precision::F16), None),
-            OpenVinoDevice::Cpu => (Some(Precision::F32), Some(Mode::Accuracy)),
-        };
-        Self { device, precision, mode, hint: Hint::Latency, cache: None }
+        Self { device, cache: None }
     }
 
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
-        let hint = match self.hint {
-            Hint::Latency => "LATENCY",
-            Hint::Throughput => "THROUGHPUT",
+        let (precision, mode) = match self.device {
+            OpenVinoDevice::Npu | OpenVinoDevice::Gpu => ("f16", None),
+            // The CPU stands in for the others in tests, so that it must not quantise activations on the way.
+            OpenVinoDevice::Cpu => ("f32", Some("ACCURACY")),
         };
-        let precision = self.precision.map(|precision| match precision {
-            Precision::F16 => "f16",
-            Precision::F32 => "f32",
-        });
-        let mode = self.mode.map(|mode| match mode {
-            Mode::Performance => "PERFORMANCE",
-            Mode::Accuracy => "ACCURACY",
-        });
         let cache = self.cache.as_ref().map(|folder| folder.to_string_lossy());
         let config = [
-            ("PERFORMANCE_HINT", Some(hint)),
-            ("INFERENCE_PRECISION_HINT", precision),
+            ("PERFORMANCE_HINT", Some("LATENCY")),
+            ("INFERENCE_PRECISION_HINT", Some(precision)),
             ("EXECUTION_MODE_HINT", mode),
             ("CACHE_DIR", cache.as_deref()),
         ];
@@ -170,14 +126,8 @@ mod tests {
             r#"{"NPU":{"PERFORMANCE_HINT":"LATENCY","INFERENCE_PRECISION_HINT":"f16"}}"#,
         );
         check(
-            OpenVinoOptions {
-                precision: None,
-                mode: Some(Mode::Accuracy),
-                hint: Hint::Throughput,
-                cache: Some(r"C:\a b".into()),
-                ..OpenVinoOptions::new(OpenVinoDevice::Gpu)
-            },
-            r#"{"GPU":{"PERFORMANCE_HINT":"THROUGHPUT","EXECUTION_MODE_HINT":"ACCURACY","CACHE_DIR":"C:\\a b"}}"#,
+            OpenVinoOptions { device: OpenVinoDevice::Cpu, cache: Some(r"C:\a b".into()) },
+            r#"{"CPU":{"PERFORMANCE_HINT":"LATENCY","INFERENCE_PRECISION_HINT":"f32","EXECUTION_MODE_HINT":"ACCURACY","CACHE_DIR":"C:\\a b"}}"#,
         );
     }
 

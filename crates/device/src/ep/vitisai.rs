@@ -25,42 +25,24 @@ const NPU: Seen = Seen {
 /// The compiler's settings, where AMD's software has them beside the library.
 const CONFIG: &str = "vaip_config.json";
 
-/// What the provider is told.
+/// Options of the provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VitisAiOptions {
-    /// The compiler's settings; `None` takes those that are built in.
+    /// Settings of the compiler; `None` takes those that are built in.
     pub config: Option<PathBuf>,
-    /// The folder where compiled graphs of one package are kept; `None` leaves it to the provider.
+    /// Folder for the compiled graphs of one package; `None` leaves it to the provider.
     pub cache: Option<PathBuf>,
-    /// The overlay that the NPU is given; `None` takes the one of the settings.
-    pub target: Option<Overlay>,
-}
-
-/// How the NPU's columns are put to work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overlay {
-    /// For models of the first generation of the software.
-    X1,
-    /// For transformers.
-    X2,
 }
 
 impl VitisAiOptions {
     pub(super) fn entries(&self) -> Vec<(&'static str, String)> {
-        let path = |path: &PathBuf| path.to_string_lossy().into_owned();
-        let overlay = |overlay| match overlay {
-            Overlay::X1 => "X1".to_owned(),
-            Overlay::X2 => "X2".to_owned(),
-        };
-        let given = [
-            ("config_file", self.config.as_ref().map(path)),
-            ("cache_dir", self.cache.as_ref().map(path)),
-            ("target", self.target.map(overlay)),
-        ];
-        given.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+        let given = [("config_file", &self.config), ("cache_dir", &self.cache)];
+        let entry =
+            |(key, path): (_, &Option<PathBuf>)| Some((key, path.as_ref()?.to_string_lossy().into_owned()));
+        given.into_iter().filter_map(entry).collect()
     }
 
-    /// The name under which a graph is kept, where any is. A graph compiled under another's name would be taken for it.
+    /// Returns the name under which a graph is kept, if any is. A graph compiled under another's name would be taken for it.
     pub(super) fn key(&self, graph: &Path) -> Option<(&'static str, String)> {
         self.cache.as_ref()?;
         Some(("cache_key", graph.file_stem()?.to_string_lossy().into_owned()))
@@ -91,15 +73,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_by_the_provider_s_names() {
-        assert_eq!(VitisAiOptions::default().entries(), []);
-        let options = VitisAiOptions {
-            config: Some("/amd/vaip_config.json".into()),
-            cache: Some("/cache".into()),
-            target: Some(Overlay::X2),
-        };
-        let expected = [("config_file", "/amd/vaip_config.json"), ("cache_dir", "/cache"), ("target", "X2")];
-        assert_eq!(options.entries(), expected.map(|(key, value)| (key, value.to_owned())));
+    fn graphs_are_kept_by_name_where_a_folder_is_given() {
+        let options = VitisAiOptions { cache: Some("/cache".into()), ..VitisAiOptions::default() };
         let layers = Path::new("/package/layers-1x64.onnx");
         assert_eq!(options.key(layers), Some(("cache_key", "layers-1x64".to_owned())));
         assert_eq!(VitisAiOptions::default().key(layers), None);
