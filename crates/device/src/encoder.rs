@@ -212,7 +212,7 @@ impl EncoderTables {
             return Err(DeviceError::package(format!("1 to {MAX_LABELS} labels"), labels));
         }
         let table = |role, rows: usize, cols: usize| {
-            let table = package::table(package, manifest, role)?;
+            let table = Table::of_role(package, manifest, role)?;
             if table.cols() != cols || table.rows() < rows {
                 let found = format!("{} x {}", table.rows(), table.cols());
                 let expected = format!("a {role:?} table of at least {rows} x {cols}");

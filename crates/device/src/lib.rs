@@ -14,7 +14,6 @@ pub mod fuzzing;
 pub mod inventory;
 mod kept;
 pub mod memory;
-mod nvidia;
 pub mod once;
 mod ort;
 mod package;

@@ -7,10 +7,10 @@ use std::{
 
 use narthex_spec::{
     Variant,
-    manifest::{Binding, GraphEntry, Manifest, Part, Slot, TableRole},
+    manifest::{Binding, GraphEntry, Manifest, Part, Slot},
 };
 
-use crate::{ep::Device, error::DeviceError, table::Table};
+use crate::{ep::Device, error::DeviceError};
 
 /// The file that a manifest names, which must lie inside the package.
 pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
@@ -53,13 +53,6 @@ pub(crate) fn chunk(entry: &GraphEntry) -> Option<(usize, usize)> {
         Part::Chunk { tokens, past } => Some((tokens, past)),
         _ => None,
     }
-}
-
-/// One of the package's tables.
-pub(crate) fn table(package: &Path, manifest: &Manifest, role: TableRole) -> Result<Table, DeviceError> {
-    let described = manifest.tables.iter().find(|table| table.role == role);
-    let missing = || DeviceError::package(format!("a {role:?} table"), "none");
-    Table::open(package, described.ok_or_else(missing)?)
 }
 
 /// The name of the input that fills `slot`.

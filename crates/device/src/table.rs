@@ -42,7 +42,7 @@ impl Embedding {
     /// The embedding of a decoder.
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let open = |role, expected: (usize, usize)| {
-            let table = package::table(package, manifest, role)?;
+            let table = Table::of_role(package, manifest, role)?;
             let found = (table.rows, table.cols);
             if found == expected {
                 return Ok(table);
@@ -110,7 +110,7 @@ pub(crate) fn pair(
     manifest: &Manifest,
     roles: [TableRole; 2],
 ) -> Result<[Table; 2], DeviceError> {
-    let [first, second] = roles.map(|role| package::table(package, manifest, role));
+    let [first, second] = roles.map(|role| Table::of_role(package, manifest, role));
     let (first, second) = (first?, second?);
     if (first.rows, first.cols) != (second.rows, second.cols) {
         let expected = format!("tables {roles:?} of one shape");
@@ -153,6 +153,13 @@ fn number(half: &[u8]) -> f32 {
 }
 
 impl Table {
+    /// Maps the package's table of a role.
+    pub(crate) fn of_role(package: &Path, manifest: &Manifest, role: TableRole) -> Result<Self, DeviceError> {
+        let described = manifest.tables.iter().find(|table| table.role == role);
+        let missing = || DeviceError::package(format!("a {role:?} table"), "none");
+        Self::open(package, described.ok_or_else(missing)?)
+    }
+
     /// Maps a table that the manifest describes.
     pub(crate) fn open(package: &Path, table: &HostTable) -> Result<Self, DeviceError> {
         let (rows, cols) = (table.rows, table.cols);

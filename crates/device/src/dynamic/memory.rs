@@ -7,7 +7,7 @@ use narthex_spec::{DType, SlotId};
 
 use super::{
     cache::{Cache, Part},
-    graph::Names,
+    names::Names,
     resident::Resident,
 };
 use crate::ort::{Binding, Tensor};

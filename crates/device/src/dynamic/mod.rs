@@ -9,6 +9,7 @@ mod graph;
 mod growth;
 mod long;
 mod memory;
+mod names;
 mod parts;
 mod resident;
 mod rows;
@@ -38,10 +39,11 @@ use crate::{
 };
 
 use cache::{Cache, Part};
-use graph::{Bound, Gives, Names, Run};
+use graph::{Bound, Run};
 use growth::Growth;
 use long::Long;
 use memory::Memory;
+use names::{Gives, Names};
 use resident::Resident;
 
 pub(crate) use feed::Feed;

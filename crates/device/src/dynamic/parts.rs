@@ -8,7 +8,7 @@ use narthex_spec::{
     manifest::{GraphEntry, Manifest},
 };
 
-use super::{ExecutorOptions, Feed, graph::Names, long::Long};
+use super::{ExecutorOptions, Feed, long::Long, names::Names};
 use crate::{
     error::DeviceError,
     kept::Kept,

@@ -1,8 +1,13 @@
-//! What this machine has, read from the system itself: nothing is loaded, and nothing is started but by [`measured`].
+//! Inventory of this machine, read from the system itself: nothing is loaded, and nothing is started but by [`measured`].
+//!
+//! By hand, because sysinfo counts the machine's cores rather than those that this process may use, reads the memory limit
+//! of one control group only, and knows neither NPUs nor drivers.
+
+mod nvidia;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use crate::{memory, nvidia, registry};
+use crate::{memory, registry};
 
 /// Where Windows keeps the name of the first processor.
 const PROCESSOR_KEY: &str = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0";

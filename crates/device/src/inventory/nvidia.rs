@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::inventory::{Accelerator, AcceleratorKind};
+use super::{Accelerator, AcceleratorKind};
 
 /// The program that comes with the driver.
 const PROGRAM: &str = "nvidia-smi";

@@ -5,7 +5,9 @@ mod binding;
 mod ending;
 mod resident;
 mod session;
+mod value;
 
-pub(crate) use binding::{Binding, Tensor};
+pub(crate) use binding::Binding;
 pub(crate) use resident::{DeviceMemory, DeviceTensor};
 pub(crate) use session::{Context, Session, SessionOptions, Sharing, Writes};
+pub(crate) use value::Tensor;

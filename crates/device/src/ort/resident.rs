@@ -7,8 +7,8 @@ use narthex_spec::DType;
 use ort::AsPointer;
 
 use super::{
-    Session, Tensor,
-    binding::{HostMemory, OwnedValue, check, element},
+    Session,
+    value::{HostMemory, OwnedValue, Tensor, check, element},
 };
 use crate::runtime::Runtime;
 

@@ -1,0 +1,117 @@
+//! Names of a decoder graph's inputs and outputs, by role.
+
+use std::ffi::CString;
+
+use narthex_spec::{
+    DType,
+    dtype::Dim,
+    manifest::{GraphEntry, Slot},
+};
+
+use super::feed::Feed;
+use crate::{error::DeviceError, package};
+
+/// The graph's names by role.
+pub(super) struct Names {
+    /// Embedded tokens, or tokens.
+    pub(super) first: CString,
+    /// Rows for every layer, where they are an input.
+    pub(super) per_layer: Option<CString>,
+    pub(super) seqlens_k: CString,
+    pub(super) total_length: CString,
+    pub(super) logits_rows: CString,
+    pub(super) logits: CString,
+    /// Cosines and sines, where they are inputs.
+    pub(super) angles: Option<[CString; 2]>,
+    /// Keys and values of each entry of the cache.
+    pub(super) cache: Vec<[Held; 2]>,
+    /// What the graph gives of keys and values.
+    pub(super) gives: Gives,
+    /// Whether it takes one row at a time.
+    pub(super) one_row: bool,
+}
+
+/// Keys or values of one entry of the cache: the past, and every output in its place, or the new ones.
+pub(super) struct Held {
+    pub(super) past: CString,
+    pub(super) present: Vec<CString>,
+}
+
+/// What a graph gives of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gives {
+    /// All of the cache: it writes the new ones to their places in the buffers of the past.
+    Present,
+    /// The new ones alone, of one row; they are placed behind the past here.
+    New,
+}
+
+impl Gives {
+    fn of(entry: &GraphEntry) -> Self {
+        if entry.output(Slot::NewKey { layer: 0 }).is_some() { Self::New } else { Self::Present }
+    }
+
+    fn key(self, layer: usize) -> Slot {
+        match self {
+            Self::Present => Slot::PresentKey { layer },
+            Self::New => Slot::NewKey { layer },
+        }
+    }
+
+    fn value(self, layer: usize) -> Slot {
+        match self {
+            Self::Present => Slot::PresentValue { layer },
+            Self::New => Slot::NewValue { layer },
+        }
+    }
+}
+
+impl Names {
+    pub(super) fn new(entry: &GraphEntry, feed: &Feed) -> Result<Self, DeviceError> {
+        let input = |slot| package::input(entry, slot);
+        let output = |slot| package::output(entry, slot);
+        if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
+            return Err(DeviceError::package("a cache of f32", format!("{:?}", other.dtype)));
+        }
+        let first = match feed {
+            Feed::Rows { .. } => Slot::Embeds,
+            Feed::Tokens { .. } => Slot::Tokens,
+        };
+        let gives = Gives::of(entry);
+        let cache = (0..entry.kv.len())
+            .map(|layer| {
+                let held = |past, present| {
+                    Ok::<_, DeviceError>(Held {
+                        past: input(past)?,
+                        present: package::outputs(entry, present)?,
+                    })
+                };
+                Ok([
+                    held(Slot::PastKey { layer }, gives.key(layer))?,
+                    held(Slot::PastValue { layer }, gives.value(layer))?,
+                ])
+            })
+            .collect::<Result<_, DeviceError>>()?;
+        Ok(Self {
+            first: input(first)?,
+            per_layer: entry.input(Slot::PerLayerEmbeds).map(|_| input(Slot::PerLayerEmbeds)).transpose()?,
+            seqlens_k: input(Slot::SeqlensK)?,
+            total_length: input(Slot::TotalLength)?,
+            logits_rows: input(Slot::LogitsRows)?,
+            logits: output(Slot::Logits)?,
+            angles: match entry.input(Slot::CosTable) {
+                Some(_) => Some([input(Slot::CosTable)?, input(Slot::SinTable)?]),
+                None => None,
+            },
+            cache,
+            gives,
+            one_row: gives == Gives::New || declares_one_row(entry),
+        })
+    }
+}
+
+/// Whether a graph's cache is declared as that of one row.
+fn declares_one_row(entry: &GraphEntry) -> bool {
+    let past = entry.input(Slot::PastKey { layer: 0 });
+    past.is_some_and(|past| past.shape.first() == Some(&Dim::Fixed(1)))
+}
