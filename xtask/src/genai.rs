@@ -1,7 +1,7 @@
-//! `cargo xtask genai`: what `narthex export` writes, in onnxruntime-genai, which must complete prompts as Narthex does.
+//! `cargo xtask genai`: runs exports of `narthex export` in onnxruntime-genai, which must complete prompts as Narthex does.
 //!
-//! What is asked and compared stands in `conformance/export/genai.py`; here is only what it needs: a Python environment with
-//! the pinned library, and a model exported in every scheme. Both stay under `target/genai`.
+//! `conformance/export/genai.py` asks both sides and compares. This module prepares its Python environment and exports the
+//! model in every scheme. Both stay under `target/genai`.
 
 use std::{
     fs,
@@ -11,20 +11,18 @@ use std::{
 use anyhow::{Context, ensure};
 
 use crate::{
-    stamp::{self, Keep},
-    terminal,
-    test::{
-        self,
-        session::{self, Session},
-        tools,
-    },
+    process,
+    python::VirtualEnvironment,
+    record::{self, RecordArgs},
+    session::Session,
+    terminal, test,
     workspace::Workspace,
 };
 
 /// The libraries' exact versions.
 const LIBRARIES: [&str; 3] = ["onnxruntime-genai==0.18.0", "onnxruntime==1.31.1", "tokenizers==0.23.3"];
 
-/// What asks both sides, relative to the root.
+/// Script that compares both sides, relative to the root.
 const SCRIPT: &str = "conformance/export/genai.py";
 
 const MODEL: &str = "smollm2:135m";
@@ -33,65 +31,66 @@ const SCHEMES: [&str; 3] = ["w8", "w4", "f32"];
 
 const PROMPTS: [&str; 2] = ["The capital of France is", "The three primary colours are"];
 
-/// Exports the model in every scheme and has both sides complete every prompt; fails where their texts differ.
-pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
-    let (commit, session) = test::prepared(workspace)?;
+/// Exports the model in every scheme and completes every prompt on both sides; fails if their texts differ.
+pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
+    let (commit, session) = test::prepare(workspace)?;
     let narthex = session.build_narthex()?;
     let folder = workspace.target.join("genai");
-    let python = tools::environment(&session, &folder, &LIBRARIES)?;
+    let environment = VirtualEnvironment::prepare(&session, &folder)?;
+    environment.install(&session, "genai", &LIBRARIES)?;
     let mut findings = Vec::new();
     for scheme in SCHEMES {
-        let export = export(&session, &narthex, (scheme, &folder))?;
+        let export = export(&session, &narthex, scheme, &folder)?;
         for prompt in PROMPTS {
-            let mut script = session.command(&python);
+            let mut script = session.command(&environment.python);
             script
                 .args([SCRIPT, &format!("{MODEL}@{scheme}")])
                 .arg(&export)
                 .arg(prompt)
                 .env("NARTHEX", &narthex);
-            session::each_line(&mut script, |line| {
+            process::each_line(&mut script, |line| {
                 terminal::line(line);
                 findings.extend(finding(line, prompt));
             })?;
         }
     }
     ensure!(findings.len() >= SCHEMES.len() * PROMPTS.len(), "{SCRIPT} printed no line of {MODEL}");
-    if keep == Keep::Record {
-        stamp::keep(workspace, stamp::CONFORMANCE, "genai", &report(&commit, &findings))?;
+    if args.record {
+        record::write(workspace, record::CONFORMANCE, "genai", &report(&commit, &findings))?;
     }
     terminal::line("genai: every text is the same");
     Ok(())
 }
 
-/// The model in a scheme, as a folder of onnxruntime-genai.
-fn export(session: &Session<'_>, narthex: &Path, (scheme, folder): (&str, &Path)) -> anyhow::Result<PathBuf> {
+/// Exports the model in a scheme and returns the folder for onnxruntime-genai.
+fn export(session: &Session<'_>, narthex: &Path, scheme: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     let out = folder.join(scheme);
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
     }
-    // An answer of one token compiles the model where the store lacks it in this scheme.
+    // An answer of one token compiles the model if the store lacks it in this scheme.
     let ask = ["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "1", "Hello"];
-    session::run(session.command(narthex).args(ask))?;
-    session::run(session.command(narthex).args(["export", &format!("{MODEL}@{scheme}")]).arg(&out))?;
+    process::run(session.command(narthex).args(ask))?;
+    process::run(session.command(narthex).args(["export", &format!("{MODEL}@{scheme}")]).arg(&out))?;
     Ok(out)
 }
 
-/// What is kept of a line that the script prints: how many tokens were read and written, and where the libraries make other
-/// tokens of the prompt.
+/// Returns the finding in a line that the script prints: the numbers of tokens read and written, or a note that the
+/// library's tokens of the prompt differ.
 fn finding(line: &str, prompt: &str) -> Option<String> {
-    let kept = line.starts_with(MODEL) || line.trim_start().starts_with("note: ");
-    kept.then(|| format!("{prompt:?}: {}", line.trim()))
+    let is_finding = line.starts_with(MODEL) || line.trim_start().starts_with("note: ");
+    is_finding.then(|| format!("{prompt:?}: {}", line.trim()))
 }
 
 fn report(commit: &str, findings: &[String]) -> String {
-    let list = stamp::list(findings);
+    let list = record::list(findings);
     format!(
         "# Exports in onnxruntime-genai, {}\n\nCommit {commit}; {}; {}, CPU. The model was exported in each scheme with \
          `narthex export`, loaded from there by onnxruntime-genai, and completed each prompt greedily as Narthex did over its \
          API (`cargo xtask genai`). All texts are the same.\n\n{list}",
-        stamp::today(),
+        record::today(),
         LIBRARIES.join(", "),
-        stamp::platform(),
+        record::platform(),
     )
 }
 
@@ -100,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_told_from_texts() {
+    fn findings_are_recognised() {
         let check = |line: &str, expect: Option<&str>| {
             assert_eq!(finding(line, "Why").as_deref(), expect, "{line}");
         };

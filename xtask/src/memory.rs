@@ -1,15 +1,16 @@
-//! `cargo xtask memory`: how much a compile of a large checkpoint holds in memory. The checkpoint has the shape of a 7B
-//! Llama and is removed afterwards, as are the packages. Its first file is noise; the others are holes in the file system,
-//! which read as zeros and take no room on the disk: what is held depends on neither.
+//! `cargo xtask memory`: peak memory of compiling a large checkpoint.
 //!
-//! What counts is memory that belongs to no file (`RssAnon`), looked at every few milliseconds. The build is the one that
-//! tests run: optimisation changes the time, not what is held.
+//! The generated checkpoint has the shape of a 7B Llama; it and the packages are removed afterwards. Its first file is
+//! noise. The others are sparse files, which read as zeros and take no disk space. Memory use depends on neither.
+//!
+//! Memory that belongs to no file (`RssAnon`) is sampled every few milliseconds. The build is that of the tests:
+//! optimisation changes the time, not the memory.
 
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -20,16 +21,17 @@ use narthex_testkit::checkpoint::tiny_llama_safetensors;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    stamp::{self, Keep},
-    terminal,
-    test::{self, session::Session},
+    record::{self, RecordArgs},
+    session::Session,
+    terminal, test,
+    usage::Usage,
     workspace::Workspace,
 };
 
-/// Bytes that a compile may hold beside three times the largest tensor.
+/// Bytes that a compile may hold in addition to three times the largest tensor.
 const BASE: u64 = 2 << 30;
 
-/// Bytes of disk that the checkpoint and a package take, with some room.
+/// Free disk space that the checkpoint and a package need.
 const DISK: u64 = 14_000_000_000;
 
 const HIDDEN: usize = 4096;
@@ -38,53 +40,67 @@ const LAYERS: usize = 32;
 const VOCAB: usize = 32000;
 const SHARDS: usize = 4;
 
-/// Kinds of compiles, by their arguments.
+/// Arguments of the measured compiles.
 const COMPILES: [[&str; 4]; 3] = [
     ["--scheme", "w8", "--calibrate", "none"],
     ["--scheme", "w4", "--calibrate", "none"],
     ["--scheme", "w8", "--calibrate", "standard"],
 ];
 
-/// One compile.
-struct Measured {
+/// One measured compile.
+struct CompileRun {
     arguments: String,
     peak: u64,
     seconds: f64,
 }
 
-/// Makes the checkpoint, compiles it, and holds the peaks against the bound.
-pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
-    let (commit, session) = test::prepared(workspace)?;
+/// Measured compiles and the bound that follows from the checkpoint.
+struct MemoryProfile {
+    /// Bytes of the largest tensor.
+    largest_tensor: u64,
+    runs: Vec<CompileRun>,
+}
+
+impl MemoryProfile {
+    /// Bytes that a compile may hold.
+    fn bound(&self) -> u64 {
+        BASE + 3 * self.largest_tensor
+    }
+}
+
+/// Generates the checkpoint, compiles it, and compares the peaks with the bound.
+pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
+    let (commit, session) = test::prepare(workspace)?;
     let narthex = session.build_narthex()?;
     let folder = workspace.target.join("memory");
     let outcome = measure(&session, &narthex, &folder);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
-    let (largest, measured) = outcome?;
-    let bound = BASE + 3 * largest;
-    let page = report(&commit, (largest, bound), &measured);
+    let profile = outcome?;
+    let bound = profile.bound();
+    let page = report(&commit, &profile);
     terminal::line(&page);
-    if keep == Keep::Record {
-        stamp::keep(workspace, stamp::BENCH, "memory", &page)?;
+    if args.record {
+        record::write(workspace, record::BENCH, "memory", &page)?;
     }
-    match measured.iter().find(|measured| measured.peak > bound) {
-        Some(over) => bail!("{} held {} bytes, and {bound} are allowed", over.arguments, over.peak),
+    match profile.runs.iter().find(|run| run.peak > bound) {
+        Some(over) => bail!("{} held {} bytes; at most {bound} are allowed", over.arguments, over.peak),
         None => Ok(()),
     }
 }
 
-fn measure(session: &Session<'_>, narthex: &Path, folder: &Path) -> anyhow::Result<(u64, Vec<Measured>)> {
+fn measure(session: &Session<'_>, narthex: &Path, folder: &Path) -> anyhow::Result<MemoryProfile> {
     let checkpoint = folder.join("checkpoint");
     fs::create_dir_all(&checkpoint).with_context(|| checkpoint.display().to_string())?;
     let free = free_bytes(folder)?;
     if free < DISK {
-        bail!("{} has {free} bytes free, and this takes {DISK}", folder.display());
+        bail!("{} has {free} bytes free; {DISK} are needed", folder.display());
     }
-    terminal::line("making a checkpoint in the shape of a 7B Llama");
-    let largest = write_checkpoint(&checkpoint)?;
+    terminal::line("generating a checkpoint in the shape of a 7B Llama");
+    let largest_tensor = write_checkpoint(&checkpoint)?;
     let library = library(&session.home)?;
-    let mut measured = Vec::new();
+    let mut runs = Vec::new();
     for arguments in COMPILES {
         let home = folder.join("home");
         let mut command = session.command(narthex);
@@ -92,20 +108,20 @@ fn measure(session: &Session<'_>, narthex: &Path, folder: &Path) -> anyhow::Resu
         command.arg("compile").arg(&checkpoint).args(arguments).stdout(Stdio::null());
         let arguments = arguments.join(" ");
         terminal::line(format!("compiling with {arguments}"));
-        let begun = Instant::now();
-        let peak = watched(&mut command)?;
-        measured.push(Measured { arguments, peak, seconds: begun.elapsed().as_secs_f64() });
+        let start = Instant::now();
+        let peak = peak_memory(&mut command)?;
+        runs.push(CompileRun { arguments, peak, seconds: start.elapsed().as_secs_f64() });
         fs::remove_dir_all(&home).with_context(|| home.display().to_string())?;
     }
-    Ok((largest, measured))
+    Ok(MemoryProfile { largest_tensor, runs })
 }
 
-/// Runs a program and gives the most anonymous memory that it was seen to hold.
-fn watched(command: &mut Command) -> anyhow::Result<u64> {
+/// Runs a program and returns the peak of its anonymous memory in bytes.
+fn peak_memory(command: &mut Command) -> anyhow::Result<u64> {
     let mut child = command.spawn().context("narthex cannot be started")?;
     let mut peak = 0;
     let status = loop {
-        peak = peak.max(anonymous(&child).unwrap_or(0));
+        peak = peak.max(Usage::of(child.id()).map_or(0, |usage| usage.anonymous));
         if let Some(status) = child.try_wait()? {
             break status;
         }
@@ -115,27 +131,20 @@ fn watched(command: &mut Command) -> anyhow::Result<u64> {
         bail!("narthex ended with {status}");
     }
     if peak == 0 {
-        bail!("this system does not tell a process's anonymous memory; run this on Linux");
+        bail!("the memory of a process cannot be read on this system; run this on Linux");
     }
     Ok(peak)
 }
 
-/// Bytes of a process that belong to no file.
-fn anonymous(child: &Child) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
-/// Bytes that a folder's disk has free.
+/// Returns the free bytes of the disk that holds a folder.
 fn free_bytes(folder: &Path) -> anyhow::Result<u64> {
     let output = Command::new("df").args(["-B1", "--output=avail"]).arg(folder).output();
     let text = String::from_utf8_lossy(&output.context("df cannot be started")?.stdout).into_owned();
     let last = text.lines().last().unwrap_or_default();
-    last.trim().parse().with_context(|| format!("df told no free space: {text:?}"))
+    last.trim().parse().with_context(|| format!("df printed no free space: {text:?}"))
 }
 
-/// ONNX Runtime's library in the store.
+/// Finds ONNX Runtime's library in the store.
 fn library(home: &Path) -> anyhow::Result<std::path::PathBuf> {
     let mut folders = vec![home.join("runtimes")];
     while let Some(folder) = folders.pop() {
@@ -152,7 +161,7 @@ fn library(home: &Path) -> anyhow::Result<std::path::PathBuf> {
     bail!("{} has no ONNX Runtime; `cargo xtask test --only store` installs it", home.display())
 }
 
-/// The tensors of one shard, in the names of the checkpoint.
+/// Returns names and shapes of the tensors of one shard.
 fn tensors(shard: usize) -> Vec<(String, [usize; 2])> {
     let mut all = Vec::new();
     if shard == 0 {
@@ -171,7 +180,7 @@ fn tensors(shard: usize) -> Vec<(String, [usize; 2])> {
     all
 }
 
-/// Writes the checkpoint and gives the bytes of its largest tensor.
+/// Writes the checkpoint and returns the size of its largest tensor in bytes.
 fn write_checkpoint(folder: &Path) -> anyhow::Result<u64> {
     tiny_llama_safetensors(folder, 7)?;
     fs::remove_file(folder.join("model.safetensors"))?;
@@ -207,7 +216,7 @@ fn write_checkpoint(folder: &Path) -> anyhow::Result<u64> {
     Ok(largest)
 }
 
-/// Writes one file; without noise its tensors are a hole.
+/// Writes one file; without noise its tensors are a sparse region.
 fn write_shard(path: &Path, tensors: &[(String, [usize; 2])], noise: &[u8]) -> anyhow::Result<()> {
     let (mut header, mut at) = (Map::new(), 0);
     for (name, [rows, cols]) in tensors {
@@ -233,43 +242,45 @@ fn write_shard(path: &Path, tensors: &[(String, [usize; 2])], noise: &[u8]) -> a
     Ok(file.get_ref().set_len((8 + header.len() + at) as u64)?)
 }
 
-/// Brain floats between -1/16 and 1/16, 64 MiB of them.
+/// Returns 64 MiB of bfloat16 numbers between -1/16 and 1/16.
 fn noise() -> Vec<u8> {
     let mut rng = SplitMix64::new(7);
-    // Sign, an exponent from 2^-12 to 2^-5, and seven digits.
+    // Sign, an exponent from 2^-12 to 2^-5, and seven bits of the fraction.
     let bits = |z: u64| ((z as u16 & 1) << 15) | ((115 + (z >> 1 & 7) as u16) << 7) | (z >> 4 & 127) as u16;
     (0..32 << 20).flat_map(|_| bits(rng.next_u64()).to_le_bytes()).collect()
 }
 
-fn report(commit: &str, (largest, bound): (u64, u64), measured: &[Measured]) -> String {
+fn report(commit: &str, profile: &MemoryProfile) -> String {
+    let bound = profile.bound();
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("? unknown processor");
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-    let rows: String = measured
+    let rows: String = profile
+        .runs
         .iter()
-        .map(|measured| {
+        .map(|run| {
             format!(
                 "| `{}` | {:.2} GB | {:.2} | {:.0} s |\n",
-                measured.arguments,
-                gigabytes(measured.peak),
-                measured.peak as f64 / bound as f64,
-                measured.seconds
+                run.arguments,
+                gigabytes(run.peak),
+                run.peak as f64 / bound as f64,
+                run.seconds
             )
         })
         .collect();
     format!(
-        "# What a compile holds in memory, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}, {} threads, {}; `cargo xtask \
-         memory --record`.\n\nA checkpoint in the shape of a 7B Llama, a quarter of it noise and the rest zeros: {LAYERS} layers of width {HIDDEN}, {VOCAB} tokens, \
-         bf16, {:.1} GB in {SHARDS} files. Its largest tensor has {:.0} MB, so the bound, 2 GiB and three times that, is {:.2} GB. \
-         Counted is memory that belongs to no file (RssAnon), every 5 ms. Times are of the build that tests run.\n\n\
-         | Compile | Most held | of the bound | Time |\n|---|---:|---:|---:|\n{rows}",
-        stamp::today(),
+        "# Memory of a compile, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}, {} threads, {}; `cargo xtask \
+         memory --record`.\n\nThe checkpoint has the shape of a 7B Llama, a quarter of it noise and the rest zeros: {LAYERS} layers of width {HIDDEN}, {VOCAB} tokens, \
+         bf16, {:.1} GB in {SHARDS} files. Its largest tensor has {:.0} MB, so the bound, 2 GiB plus three times that, is {:.2} GB. \
+         Memory that belongs to no file (RssAnon) was sampled every 5 ms. Times are those of the build for tests.\n\n\
+         | Compile | Peak | Share of the bound | Time |\n|---|---:|---:|---:|\n{rows}",
+        record::today(),
         env!("CARGO_PKG_VERSION"),
         cpu.trim_start_matches([' ', '\t', ':']),
         thread::available_parallelism().map_or(1, usize::from),
-        stamp::platform(),
+        record::platform(),
         gigabytes((0..SHARDS).flat_map(tensors).map(|(_, [rows, cols])| 2 * (rows * cols) as u64).sum()),
-        largest as f64 / 1e6,
+        profile.largest_tensor as f64 / 1e6,
         gigabytes(bound),
     )
 }

@@ -1,49 +1,51 @@
-//! `cargo xtask npu`: the full check of real models under Qualcomm's HTP emulation, which takes minutes, and on a GPU made of
-//! software.
+//! `cargo xtask npu`: checks real models under Qualcomm's HTP emulation and on WebGPU over SwiftShader.
 //!
-//! The checks themselves are tests that the ordinary suite leaves out; this runs them and keeps what they print. Stand-ins
-//! show an NPU's arithmetic; nothing here is a time.
+//! The checks themselves are ignored tests; this command runs them and collects the findings that they print. Emulation
+//! shows an NPU's arithmetic, so no times are reported.
 
 use std::time::Instant;
 
 use anyhow::bail;
 
 use crate::{
-    stamp::{self, Keep},
-    swiftshader::{self, Environment},
-    terminal,
-    test::{
-        self,
-        session::{self, Session},
-    },
+    process,
+    record::{self, RecordArgs},
+    session::Session,
+    swiftshader::{self, Variables},
+    terminal, test,
     workspace::Workspace,
 };
 
-/// Tests that the ordinary suite leaves out.
-struct Tests {
+/// Ignored tests of one test program.
+struct TestGroup {
     package: &'static str,
     file: &'static str,
-    /// The beginning of their names.
+    /// Prefix of their names.
     names: &'static str,
-    /// What each kind of finding begins with, of which there must be at least one.
+    /// Prefixes of the findings that they print; each must occur at least once.
     findings: &'static [&'static str],
 }
 
-/// What is checked on every machine.
-const TESTS: [Tests; 2] = [
-    Tests {
+/// Checks for every machine.
+const TESTS: [TestGroup; 2] = [
+    TestGroup {
         package: "narthex-gateway",
         file: "accuracy",
         names: "npu::",
         findings: &["HTP emulation: ", "compiled for "],
     },
-    Tests { package: "narthex-device", file: "qnn", names: "every_", findings: &["HTP emulation: "] },
+    TestGroup { package: "narthex-device", file: "qnn", names: "every_", findings: &["HTP emulation: "] },
 ];
 
-/// What needs an ONNX Runtime of its own.
-const WEBGPU: [Tests; 2] = [
-    Tests { package: "narthex-device", file: "webgpu", names: "", findings: &["WebGPU over SwiftShader: "] },
-    Tests {
+/// Checks that need an ONNX Runtime with WebGPU.
+const WEBGPU: [TestGroup; 2] = [
+    TestGroup {
+        package: "narthex-device",
+        file: "webgpu",
+        names: "",
+        findings: &["WebGPU over SwiftShader: "],
+    },
+    TestGroup {
         package: "narthex-gateway",
         file: "accuracy",
         names: "webgpu::",
@@ -52,51 +54,52 @@ const WEBGPU: [Tests; 2] = [
 ];
 
 /// Prepares the store and runs the checks.
-pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
-    let (commit, session) = test::prepared(workspace)?;
-    let begun = Instant::now();
+pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
+    let (commit, session) = test::prepare(workspace)?;
+    let start = Instant::now();
     let mut findings = Vec::new();
     for tests in &TESTS {
         findings.extend(tests.run(&session, &Vec::new())?);
     }
     match swiftshader::prepare(&session)? {
-        Some(environment) => {
+        Some(variables) => {
             for tests in &WEBGPU {
-                findings.extend(tests.run(&session, &environment)?);
+                findings.extend(tests.run(&session, &variables)?);
             }
         }
-        None => terminal::line("WebGPU is left out: SwiftShader comes from Debian's packages for x86-64"),
+        None => terminal::line("WebGPU is skipped: SwiftShader needs Debian's packages for x86-64"),
     }
-    if keep == Keep::Record {
-        stamp::keep(workspace, stamp::CONFORMANCE, "npu", &report(&commit, &findings))?;
+    if args.record {
+        record::write(workspace, record::CONFORMANCE, "npu", &report(&commit, &findings))?;
     }
-    terminal::line(format!("npu: every check holds ({} s)", begun.elapsed().as_secs()));
+    terminal::line(format!("npu: every check holds ({} s)", start.elapsed().as_secs()));
     Ok(())
 }
 
-impl Tests {
-    /// Runs them and gives what they found. That each kind of finding is there shows that its tests ran.
-    fn run(&self, session: &Session<'_>, environment: &Environment) -> anyhow::Result<Vec<String>> {
+impl TestGroup {
+    /// Runs the tests and returns their findings.
+    fn run(&self, session: &Session<'_>, variables: &Variables) -> anyhow::Result<Vec<String>> {
         let Self { package, file, names, .. } = self;
         let arguments =
             ["test", "--package", package, "--test", file, "--", "--ignored", "--nocapture", names];
         let mut cargo = session.cargo(&arguments);
         let mut found = Vec::new();
-        session::each_line(cargo.envs(environment.iter().cloned()), |line| {
+        process::each_line(cargo.envs(variables.iter().cloned()), |line| {
             terminal::line(line);
             found.extend(self.finding(line));
         })?;
-        self.complete(&found)?;
+        self.check_complete(&found)?;
         Ok(found)
     }
 
-    /// The finding in a line. Lines of several tests may run into one another, so it is looked for anywhere.
+    /// Returns the finding in a line. Lines of several tests may run together, so it may begin anywhere.
     fn finding(&self, line: &str) -> Option<String> {
         let at = self.findings.iter().filter_map(|start| line.find(start)).min()?;
         Some(line[at..].trim().to_owned())
     }
 
-    fn complete(&self, found: &[String]) -> anyhow::Result<()> {
+    /// Checks that each kind of finding was printed, which shows that its tests ran.
+    fn check_complete(&self, found: &[String]) -> anyhow::Result<()> {
         for start in self.findings {
             if !found.iter().any(|finding| finding.starts_with(start)) {
                 bail!(
@@ -112,15 +115,15 @@ impl Tests {
 }
 
 fn report(commit: &str, findings: &[String]) -> String {
-    let list = stamp::list(findings);
+    let list = record::list(findings);
     format!(
         "# Models on stand-ins for NPUs, {}\n\nCommit {commit}; onnxruntime 1.31.1, onnxruntime-qnn 2.7.0 (QAIRT 2.51), chip \
          x-elite, onnxruntime-webgpu 1.27.0 on SwiftShader; {}. Emulated on this processor: the NPU's arithmetic, not its speed, and not the hardware. Bounds: every \
          graph in one part on the HTP; mean divergence from the same graphs on the CPU at most 0.02 nats, and the same best \
          token wherever the CPU's leads by more than 0.5; cosine at least 0.999; contexts of 0.9 to 1.1 times their \
          weights.\n\n{list}",
-        stamp::today(),
-        stamp::platform(),
+        record::today(),
+        record::platform(),
     )
 }
 
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_told_from_other_lines() {
+    fn findings_are_recognised() {
         let check = |line: &str, expect: Option<&str>| {
             assert_eq!(TESTS[0].finding(line).as_deref(), expect, "{line}");
         };
@@ -146,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_found_nothing_did_not_run() {
+    fn missing_findings_are_an_error() {
         let check = |found: &[&str], expect: Option<&str>| {
             let found: Vec<String> = found.iter().map(|&finding| finding.to_owned()).collect();
-            let missing = TESTS[0].complete(&found).err().map(|error| error.to_string());
+            let missing = TESTS[0].check_complete(&found).err().map(|error| error.to_string());
             assert_eq!(missing.is_some(), expect.is_some(), "{missing:?}");
             assert!(missing.unwrap_or_default().contains(expect.unwrap_or_default()));
         };

@@ -1,5 +1,5 @@
-//! A GPU made of software, for `cargo xtask npu`: SwiftShader, as Debian's Chromium brings it, under the ONNX Runtime that
-//! has WebGPU inside. Both stay under `target/swiftshader`.
+//! SwiftShader, a GPU in software, for `cargo xtask npu`: the driver from Debian's Chromium, and an ONNX Runtime with
+//! WebGPU. Both stay under `target/swiftshader`.
 
 use std::{
     fs,
@@ -9,17 +9,18 @@ use std::{
 
 use anyhow::Context;
 
-use crate::test::{
-    session::{self, Session, works},
-    tools::Python,
+use crate::{
+    process::{self, works},
+    python::Python,
+    session::Session,
 };
 
-/// The runtime, and its digest.
+/// The pinned runtime with its digest.
 const RUNTIME: &str = "onnxruntime-webgpu==1.27.0 \
     --hash=sha256:fe5e49e00ad71bc667316d57670bfbf525438783d4a3468e0d337314ec985cbe";
 
-/// Which of its files; the interpreter that it is for does not run here.
-const FILE: [&str; 7] = [
+/// Options of pip that select one file, for an interpreter other than this machine's.
+const FILE_OPTIONS: [&str; 7] = [
     "--only-binary=:all:",
     "--platform",
     "manylinux_2_28_x86_64",
@@ -32,11 +33,11 @@ const FILE: [&str; 7] = [
 /// Debian's packages: the driver, and the library that loads drivers.
 const DEBIAN: [&str; 2] = ["chromium-common", "libvulkan1"];
 
-/// What a test's process needs to run on it, as its environment.
-pub(crate) type Environment = Vec<(&'static str, PathBuf)>;
+/// Environment variables with which a test runs on SwiftShader.
+pub(crate) type Variables = Vec<(&'static str, PathBuf)>;
 
-/// Fetches what is missing. `None` where this machine has no way to it.
-pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Option<Environment>> {
+/// Fetches the driver and the runtime if they are missing. Returns `None` on machines without Debian's packages for x86-64.
+pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Option<Variables>> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) || !works(session.command("apt-get").arg("-v"))
     {
         return Ok(None);
@@ -55,14 +56,14 @@ pub(crate) fn prepare(session: &Session<'_>) -> anyhow::Result<Option<Environmen
 }
 
 fn fetch(session: &Session<'_>, folder: &Path) -> anyhow::Result<()> {
-    let python = Python::find(session).context("no Python was found; see `cargo xtask test --only tools`")?;
-    let made = tempfile::tempdir_in(&session.workspace.target)?;
-    let whole = made.path().join("whole");
+    let python = Python::find(session)?;
+    let scratch = tempfile::tempdir_in(&session.workspace.target)?;
+    let whole = scratch.path().join("whole");
     fs::create_dir(&whole)?;
-    python.download(session, RUNTIME, &FILE, made.path())?;
+    python.download(session, RUNTIME, &FILE_OPTIONS, scratch.path())?;
     let mut apt = session.command("apt-get");
-    session::run(apt.args(["download", "--quiet"]).args(DEBIAN).current_dir(made.path()))?;
-    for entry in fs::read_dir(made.path())?.flatten() {
+    process::run(apt.args(["download", "--quiet"]).args(DEBIAN).current_dir(scratch.path()))?;
+    for entry in fs::read_dir(scratch.path())?.flatten() {
         let path = entry.path();
         let (mut unpack, arguments): (Command, &[&str]) =
             match path.extension().and_then(|ending| ending.to_str()) {
@@ -71,7 +72,7 @@ fn fetch(session: &Session<'_>, folder: &Path) -> anyhow::Result<()> {
                 _ => continue,
             };
         unpack.args(arguments);
-        session::run(unpack.arg(&path).arg(&whole))?;
+        process::run(unpack.arg(&path).arg(&whole))?;
     }
     fs::rename(&whole, folder).with_context(|| folder.display().to_string())
 }

@@ -1,4 +1,4 @@
-//! What is said to the person at the terminal. The only place of this crate that prints.
+//! Output on the terminal. Nothing else in this crate prints.
 
 use std::{
     fmt::Display,
@@ -7,12 +7,12 @@ use std::{
 
 /// Prints one line to standard output.
 pub(crate) fn line(line: impl Display) {
-    // A reader that went away is no reason to stop a check.
+    // A closed pipe is no reason to stop a check.
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
 /// Prints one line to standard error.
 pub(crate) fn problem(line: impl Display) {
-    // Once standard error is closed there is nobody left to tell.
+    // Nobody reads a closed standard error.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! What Cargo knows of the workspace: where it lies, its packages, and what they depend on.
+//! The workspace as Cargo describes it: root, packages and dependencies.
 //!
 //! Reads `cargo metadata --no-deps`, so nothing here resolves, fetches or builds.
 
@@ -30,25 +30,25 @@ pub(crate) struct Package {
     pub(crate) name: String,
     /// Its folder relative to the root, with forward slashes.
     pub(crate) folder: String,
-    /// What it names as dependencies.
+    /// Dependencies that its manifest declares.
     pub(crate) dependencies: Vec<Dependency>,
 }
 
-/// One dependency that a manifest names, for any platform.
+/// One dependency of a manifest, for any platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Dependency {
-    /// The package that is depended on, whatever it is renamed to.
+    /// Name of the package, before any renaming.
     pub(crate) name: String,
-    /// What it is needed for.
-    pub(crate) need: Need,
+    /// Its kind.
+    pub(crate) kind: DependencyKind,
 }
 
-/// What a dependency is needed for.
+/// Kinds of dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// The product, at run time or at build time.
+pub(crate) enum DependencyKind {
+    /// Needed by the product, at run time or at build time.
     Product,
-    /// Tests, examples and benchmarks alone.
+    /// Needed by tests, examples and benchmarks alone.
     Tests,
 }
 
@@ -75,8 +75,8 @@ struct MetadataDependency {
 impl Workspace {
     /// Asks Cargo about the workspace that this crate belongs to.
     ///
-    /// Cargo says at run time where that is. The place of the build is the second choice only: checkouts that share a
-    /// target folder share this program too.
+    /// Cargo names its folder at run time. The folder at build time is only the fallback, because checkouts that share a
+    /// target folder also share this program.
     pub(crate) fn read() -> anyhow::Result<Self> {
         let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let output = Command::new(cargo())
@@ -104,18 +104,22 @@ impl Package {
         let folder = package.manifest_path.parent().unwrap_or(root);
         let dependencies = package.dependencies.into_iter().map(|dependency| Dependency {
             name: dependency.name,
-            need: if dependency.kind.as_deref() == Some("dev") { Need::Tests } else { Need::Product },
+            kind: if dependency.kind.as_deref() == Some("dev") {
+                DependencyKind::Tests
+            } else {
+                DependencyKind::Product
+            },
         });
         Self { name: package.name, folder: relative(folder, root), dependencies: dependencies.collect() }
     }
 }
 
-/// The Cargo that runs this program, else the one on the path.
+/// Returns the Cargo that runs this program, or the one on the path.
 pub(crate) fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// A path relative to the root, with forward slashes, for messages and lookups.
+/// Returns a path relative to the root, with forward slashes, for messages and lookups.
 pub(crate) fn relative(path: &Path, root: &Path) -> String {
     let path = path.strip_prefix(root).unwrap_or(path);
     let parts: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy()).collect();
@@ -138,8 +142,15 @@ mod tests {
         );
         let package = &workspace.packages[0];
         assert_eq!((package.name.as_str(), package.folder.as_str()), ("narthex-a", "crates/a"));
-        let needs: Vec<_> = package.dependencies.iter().map(|d| (d.name.as_str(), d.need)).collect();
-        assert_eq!(needs, [("serde", Need::Product), ("cc", Need::Product), ("insta", Need::Tests)]);
+        let kinds: Vec<_> = package.dependencies.iter().map(|d| (d.name.as_str(), d.kind)).collect();
+        assert_eq!(
+            kinds,
+            [
+                ("serde", DependencyKind::Product),
+                ("cc", DependencyKind::Product),
+                ("insta", DependencyKind::Tests)
+            ]
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Builds the targets with the instrumentation that libFuzzer reads.
+//! Builds the targets with instrumentation for libFuzzer.
 
 use std::{
     env,
@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, bail};
 
 use crate::{
-    fuzz::{Places, Target},
-    test::session,
+    fuzz::{Folders, Target},
+    process,
     workspace::{Workspace, cargo},
 };
 
@@ -24,47 +24,47 @@ const INSTRUMENTATION: [&str; 5] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// Builds the targets and gives their programs, in the same order.
+/// Builds the targets and returns the paths of their programs, in the same order.
 pub(super) fn build(
     workspace: &Workspace,
-    places: &Places,
+    folders: &Folders,
     targets: &[Target],
 ) -> anyhow::Result<Vec<PathBuf>> {
     if !cfg!(unix) {
-        bail!("fuzzing needs Linux or macOS, where libFuzzer builds with the system's C++ compiler");
+        bail!("fuzzing needs Linux or macOS, where the system's C++ compiler builds libFuzzer");
     }
     let host = host()?;
     let mut command = Command::new(cargo());
     command
         .current_dir(&workspace.root)
         .args(["build", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"])
-        // Naming the target keeps the instrumentation from build scripts and macros.
+        // With an explicit target, build scripts and macros are not instrumented.
         .args(["--target", &host])
         .arg("--target-dir")
-        .arg(&places.build)
+        .arg(&folders.build)
         .env("RUSTFLAGS", INSTRUMENTATION.join(" "))
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .stdin(Stdio::null());
     for target in targets {
         command.args(["--bin", target.name()]);
     }
-    session::run(&mut command)
+    process::run(&mut command)
         .context("libFuzzer is built with a C++ compiler; on Debian: apt-get install g++")?;
-    let folder = places.build.join(host).join("release");
+    let folder = folders.build.join(host).join("release");
     Ok(targets
         .iter()
         .map(|target| folder.join(format!("{}{}", target.name(), env::consts::EXE_SUFFIX)))
         .collect())
 }
 
-/// The platform that the compiler runs on.
+/// Returns the target triple of the machine.
 fn host() -> anyhow::Result<String> {
     let version = rustc(&["-vV"])?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).context("`rustc -vV` names no host")
 }
 
-/// What the compiler prints.
+/// Runs the compiler and returns its output.
 pub(super) fn rustc(arguments: &[&str]) -> anyhow::Result<String> {
     let program = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(program).args(arguments).output().context("rustc cannot be started")?;

@@ -1,4 +1,4 @@
-//! One target's run: from its seeds and what earlier runs found, under limits, until its time is up or it breaks.
+//! The run of one target: starts from its seeds and its corpus, under limits, and ends with its time or a crash.
 
 use std::{
     collections::BTreeSet,
@@ -10,39 +10,39 @@ use std::{
 
 use anyhow::Context;
 
-use crate::fuzz::{Places, Target, seeds};
+use crate::fuzz::{Folders, Target, seeds};
 
-/// Megabytes that the whole process may take, libFuzzer's corpus and the stacks of threads included. The heap has a
-/// limit of its own, in `fuzz/src/lib.rs`.
+/// Memory limit of the process in MB, including libFuzzer's corpus and the stacks of threads. `fuzz/src/lib.rs` limits the
+/// heap.
 const PROCESS_LIMIT: u32 = 1024;
 
-/// Seconds that one input may take. Templates have the longest: half a million steps, several times.
+/// Time limit for one input in seconds. Templates take longest: half a million steps, several times.
 const INPUT_TIME: u32 = 20;
 
-/// What became of a run.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Outcome {
+pub(super) struct CampaignResult {
     /// The target.
     pub(super) target: Target,
-    /// How many seeds it began with.
+    /// Number of seeds.
     pub(super) seeds: usize,
     /// Inputs that were run.
     pub(super) executions: u64,
     /// Edges of the code that were reached.
     pub(super) coverage: u64,
-    /// Edges with how often they were taken.
+    /// Pairs of edges and execution counts.
     pub(super) features: u64,
-    /// The most memory of the process, in MB.
+    /// Peak memory of the process, in MB.
     pub(super) peak_mb: u64,
-    /// How long it ran.
-    pub(super) took: Duration,
-    /// Files of the inputs that broke it.
+    /// Duration of the run.
+    pub(super) duration: Duration,
+    /// Files of the inputs that crashed it.
     pub(super) crashes: Vec<String>,
 }
 
-impl Outcome {
-    /// It in a line.
-    pub(super) fn line(&self) -> String {
+impl CampaignResult {
+    /// Formats the result in a line.
+    pub(super) fn summary(&self) -> String {
         format!(
             "{} seeds, {} inputs, {} edges, {} MB, {} crashes",
             self.seeds,
@@ -58,9 +58,9 @@ impl Outcome {
 pub(super) fn run(
     target: Target,
     program: &Path,
-    places: &Places,
+    folders: &Folders,
     time: Duration,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CampaignResult> {
     let name = target.name();
     let folder = |parent: &Path| -> anyhow::Result<PathBuf> {
         let folder = parent.join(name);
@@ -68,13 +68,13 @@ pub(super) fn run(
         Ok(folder)
     };
     let (corpus, artifacts, scratch) =
-        (folder(&places.corpus)?, folder(&places.artifacts)?, folder(&places.scratch)?);
-    let seeds_folder = places.seeds.join(name);
+        (folder(&folders.corpus)?, folder(&folders.artifacts)?, folder(&folders.scratch)?);
+    let seeds_folder = folders.seeds.join(name);
     let count = seeds::write(target, &seeds_folder)?;
-    fs::create_dir_all(&places.logs)?;
-    let words = places.logs.join(format!("{name}.dict"));
+    fs::create_dir_all(&folders.logs)?;
+    let words = folders.logs.join(format!("{name}.dict"));
     fs::write(&words, seeds::words_of(target)).with_context(|| words.display().to_string())?;
-    let log = places.logs.join(format!("{name}.log"));
+    let log = folders.logs.join(format!("{name}.log"));
     let before = listing(&artifacts)?;
 
     let mut command = Command::new(program);
@@ -92,19 +92,22 @@ pub(super) fn run(
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(File::create(&log).with_context(|| log.display().to_string())?);
-    let began = Instant::now();
+    let start = Instant::now();
     let status = command.status().with_context(|| program.display().to_string())?;
-    let took = began.elapsed();
-    fs::remove_dir_all(&places.scratch).with_context(|| places.scratch.display().to_string())?;
+    let duration = start.elapsed();
+    fs::remove_dir_all(&folders.scratch).with_context(|| folders.scratch.display().to_string())?;
 
     let text = fs::read(&log).with_context(|| log.display().to_string())?;
-    let mut outcome =
-        Outcome { seeds: count, took, ..Outcome::read(target, &String::from_utf8_lossy(&text)) };
-    outcome.crashes = listing(&artifacts)?.difference(&before).cloned().collect();
-    if outcome.crashes.is_empty() && !status.success() {
-        outcome.crashes.push(format!("{status}; see {}", log.display()));
+    let mut result = CampaignResult {
+        seeds: count,
+        duration,
+        ..CampaignResult::read(target, &String::from_utf8_lossy(&text))
+    };
+    result.crashes = listing(&artifacts)?.difference(&before).cloned().collect();
+    if result.crashes.is_empty() && !status.success() {
+        result.crashes.push(format!("{status}; see {}", log.display()));
     }
-    Ok(outcome)
+    Ok(result)
 }
 
 fn listing(folder: &Path) -> anyhow::Result<BTreeSet<String>> {
@@ -112,8 +115,8 @@ fn listing(folder: &Path) -> anyhow::Result<BTreeSet<String>> {
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-impl Outcome {
-    /// Reads what libFuzzer printed.
+impl CampaignResult {
+    /// Parses the output of libFuzzer.
     fn read(target: Target, log: &str) -> Self {
         let stat = |name: &str| {
             let values = log.lines().filter_map(|line| line.strip_prefix("stat::")?.strip_prefix(name));
@@ -129,7 +132,7 @@ impl Outcome {
                 .next()
                 .unwrap_or(0)
         };
-        // A target that breaks prints no final statistics, but it has counted its inputs in every line.
+        // A target that crashes prints no final statistics, but every line counts the inputs.
         let counted = || {
             log.lines().rev().find_map(|line| line.strip_prefix('#')?.split_whitespace().next()?.parse().ok())
         };
@@ -141,7 +144,7 @@ impl Outcome {
             coverage: status(" cov: "),
             features: status(" ft: "),
             peak_mb: stat("peak_rss_mb"),
-            took: Duration::ZERO,
+            duration: Duration::ZERO,
             crashes: Vec::new(),
         }
     }
@@ -152,17 +155,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_libfuzzer_prints_is_read() {
+    fn the_output_of_libfuzzer_is_parsed() {
         let log = "INFO: seed corpus: files: 3\n#4\tINITED cov: 80 ft: 90 corp: 3/9b exec/s: 0 rss: 40Mb\n\
             #1024\tpulse  cov: 81 ft: 92 corp: 4/19b lim: 11 exec/s: 512 rss: 41Mb\nDone 2000 runs in 2 second(s)\n\
             stat::number_of_executed_units: 2000\nstat::average_exec_per_sec:     1000\nstat::peak_rss_mb:              43\n";
-        let outcome = Outcome::read(Target::Onnx, log);
-        assert_eq!(
-            (outcome.executions, outcome.coverage, outcome.features, outcome.peak_mb),
-            (2000, 81, 92, 43)
-        );
-        let broken = Outcome::read(Target::Onnx, log.split("Done").next().unwrap());
-        assert_eq!((broken.executions, broken.coverage), (1024, 81));
-        assert_eq!(Outcome::read(Target::Onnx, "").executions, 0);
+        let result = CampaignResult::read(Target::Onnx, log);
+        assert_eq!((result.executions, result.coverage, result.features, result.peak_mb), (2000, 81, 92, 43));
+        let crashed = CampaignResult::read(Target::Onnx, log.split("Done").next().unwrap());
+        assert_eq!((crashed.executions, crashed.coverage), (1024, 81));
+        assert_eq!(CampaignResult::read(Target::Onnx, "").executions, 0);
     }
 }

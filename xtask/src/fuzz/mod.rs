@@ -1,37 +1,38 @@
-//! `cargo xtask fuzz`: builds the fuzz targets, makes what they start from, runs each for a while, and writes a table.
+//! `cargo xtask fuzz`: builds the fuzz targets, generates their seeds, runs each for a while, and prints a table.
 //!
-//! The targets are in `fuzz/`, a workspace of its own. They are libFuzzer's and need neither cargo-fuzz nor a nightly
-//! toolchain: [`build`] asks stable Rust for the instrumentation. Everything lies under `target/fuzz`; the corpus that
-//! a run has found is kept there for the next one.
+//! The targets are in `fuzz/`, a workspace of its own. They run in libFuzzer without cargo-fuzz or a nightly toolchain:
+//! [`build`] passes the instrumentation to stable Rust. All outputs lie under `target/fuzz`; the corpus of a run is kept
+//! there for the next one.
 
 mod build;
 mod campaign;
-mod record;
 mod seeds;
+mod table;
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::bail;
+use clap::{Args, ValueEnum, value_parser};
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::{
-    stamp::{self, Keep},
+    record::{self, RecordArgs},
     terminal,
     workspace::Workspace,
 };
 
-use campaign::Outcome;
+use campaign::CampaignResult;
 
-/// How long a target runs where nothing else is said.
-const DEFAULT_TIME: Duration = Duration::from_secs(60);
-
-/// What is fuzzed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Fuzz targets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub(crate) enum Target {
     /// GGUF files.
     Gguf,
     /// Safetensors files and their index.
     Safetensors,
-    /// The small files beside safetensors.
+    /// Configuration files of a Hugging Face checkpoint.
     HfConfig,
     /// ONNX files.
     Onnx,
@@ -39,7 +40,7 @@ pub(crate) enum Target {
     Template,
     /// SentencePiece models.
     Pieces,
-    /// Folders of existing ONNX exports.
+    /// Folders of ONNX exports.
     Import,
     /// Bodies of requests.
     Request,
@@ -50,37 +51,12 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Every target.
-    pub(crate) const ALL: [Self; 10] = [
-        Self::Gguf,
-        Self::Safetensors,
-        Self::HfConfig,
-        Self::Onnx,
-        Self::Template,
-        Self::Pieces,
-        Self::Import,
-        Self::Request,
-        Self::Manifest,
-        Self::Wheel,
-    ];
-
-    /// The name of its program.
+    /// Name of its program.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Gguf => "gguf",
-            Self::Safetensors => "safetensors",
-            Self::HfConfig => "hf_config",
-            Self::Onnx => "onnx",
-            Self::Template => "template",
-            Self::Pieces => "pieces",
-            Self::Import => "import",
-            Self::Request => "request",
-            Self::Manifest => "manifest",
-            Self::Wheel => "wheel",
-        }
+        self.into()
     }
 
-    /// The longest input; the shorter, the more runs a second.
+    /// Maximum length of an input; shorter inputs run faster.
     pub(crate) fn max_bytes(self) -> usize {
         match self {
             Self::Template | Self::Pieces => 16 << 10,
@@ -90,81 +66,42 @@ impl Target {
     }
 }
 
-impl FromStr for Target {
-    type Err = anyhow::Error;
-
-    fn from_str(name: &str) -> anyhow::Result<Self> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|target| target.name() == name)
-            .ok_or_else(|| anyhow!("no fuzz target is called {name:?}: expected one of {}", names()))
-    }
-}
-
-/// What was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// What is fuzzed, in this order.
-    pub(crate) targets: Vec<Target>,
-    /// How long each runs.
-    pub(crate) time: Duration,
-    /// What becomes of the table.
-    pub(crate) keep: Keep,
-}
-
-impl Options {
-    /// Reads the words behind `fuzz`.
-    pub(crate) fn parse(mut words: &[&str]) -> anyhow::Result<Self> {
-        let mut options = Self { targets: Target::ALL.to_vec(), time: DEFAULT_TIME, keep: Keep::Nothing };
-        loop {
-            words = match words {
-                [] => return Ok(options),
-                ["--target", names, rest @ ..] => {
-                    options.targets = names.split(',').map(str::parse).collect::<Result<_, _>>()?;
-                    rest
-                }
-                ["--seconds", seconds, rest @ ..] => {
-                    let seconds = seconds.parse().ok().filter(|&seconds| seconds > 0);
-                    let seconds = seconds.with_context(|| "--seconds: expected a whole number above zero")?;
-                    options.time = Duration::from_secs(seconds);
-                    rest
-                }
-                ["--record", rest @ ..] => {
-                    options.keep = Keep::Record;
-                    rest
-                }
-                [other, ..] => {
-                    bail!("`fuzz` has no {other:?}: expected --target T,T, --seconds N or --record")
-                }
-            };
-        }
-    }
+/// Arguments of `cargo xtask fuzz`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct FuzzArgs {
+    /// Targets to fuzz, separated by commas; all if there are none.
+    #[arg(long = "target", value_name = "TARGETS", value_delimiter = ',')]
+    targets: Vec<Target>,
+    /// Seconds for each target.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
+    seconds: u64,
+    #[command(flatten)]
+    output: RecordArgs,
 }
 
 /// The folders of a run.
 #[derive(Debug)]
-struct Places {
+struct Folders {
     /// Build outputs.
     build: PathBuf,
-    /// A folder of seeds per target.
+    /// Seeds, in a folder for each target.
     seeds: PathBuf,
-    /// A folder per target with the inputs that reached something new.
+    /// Inputs that increased coverage, in a folder for each target.
     corpus: PathBuf,
-    /// A folder per target with the inputs that broke something.
+    /// Inputs that crashed a target, in a folder for each target.
     artifacts: PathBuf,
-    /// Dictionaries, and what libFuzzer printed.
+    /// Dictionaries, and logs of libFuzzer.
     logs: PathBuf,
-    /// Files that targets write.
+    /// Temporary files of the targets.
     scratch: PathBuf,
 }
 
-/// A folder whose files lie in memory, where the system has one: targets write files for every input.
-fn memory() -> Option<PathBuf> {
+/// Returns a folder in memory, if the system has one. Targets write files for every input.
+fn memory_folder() -> Option<PathBuf> {
     Some(PathBuf::from("/dev/shm")).filter(|folder| cfg!(target_os = "linux") && folder.is_dir())
 }
 
-impl Places {
+impl Folders {
     fn of(workspace: &Workspace) -> Self {
         let inside = |name: &str| workspace.target.join("fuzz").join(name);
         Self {
@@ -173,7 +110,7 @@ impl Places {
             corpus: inside("corpus"),
             artifacts: inside("artifacts"),
             logs: inside("logs"),
-            scratch: memory().map_or_else(
+            scratch: memory_folder().map_or_else(
                 || inside("scratch"),
                 |folder| folder.join(format!("narthex-fuzz-{}", std::process::id())),
             ),
@@ -181,26 +118,27 @@ impl Places {
     }
 }
 
-/// Builds, fuzzes, and prints the table; fails if an input broke a target.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> anyhow::Result<()> {
-    let places = Places::of(workspace);
-    let programs = build::build(workspace, &places, &options.targets)?;
-    let mut outcomes: Vec<Outcome> = Vec::new();
-    for (target, program) in options.targets.iter().zip(&programs) {
-        terminal::line(format!("\n== {}: {} s", target.name(), options.time.as_secs()));
-        let outcome = campaign::run(*target, program, &places, options.time)?;
-        terminal::line(outcome.line());
-        outcomes.push(outcome);
+/// Builds the targets, fuzzes them, and prints the table; fails if an input crashed a target.
+pub(crate) fn run(workspace: &Workspace, args: &FuzzArgs) -> anyhow::Result<()> {
+    let folders = Folders::of(workspace);
+    let targets = if args.targets.is_empty() { Target::VARIANTS } else { &args.targets };
+    let programs = build::build(workspace, &folders, targets)?;
+    let mut results: Vec<CampaignResult> = Vec::new();
+    for (target, program) in targets.iter().zip(&programs) {
+        terminal::line(format!("\n== {}: {} s", target.name(), args.seconds));
+        let result = campaign::run(*target, program, &folders, Duration::from_secs(args.seconds))?;
+        terminal::line(result.summary());
+        results.push(result);
     }
-    let table = record::table(workspace, &outcomes)?;
+    let table = table::table(workspace, &results)?;
     terminal::line(format!("\n{table}"));
-    if options.keep == Keep::Record {
-        stamp::keep(workspace, stamp::CONFORMANCE, "fuzz", &table)?;
+    if args.output.record {
+        record::write(workspace, record::CONFORMANCE, "fuzz", &table)?;
     }
-    let broken: Vec<&str> =
-        outcomes.iter().filter(|o| !o.crashes.is_empty()).map(|o| o.target.name()).collect();
-    if !broken.is_empty() {
-        bail!("{} broke; the inputs lie in {}", broken.join(", "), places.artifacts.display());
+    let crashed: Vec<&str> =
+        results.iter().filter(|o| !o.crashes.is_empty()).map(|o| o.target.name()).collect();
+    if !crashed.is_empty() {
+        bail!("{} crashed; the inputs are in {}", crashed.join(", "), folders.artifacts.display());
     }
     Ok(())
 }
@@ -209,35 +147,33 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> anyhow::Result<()
 mod tests {
     use super::*;
 
-    fn check(line: &str, expect: Result<Options, &str>) {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match (Options::parse(&words), expect) {
-            (Ok(found), Ok(expect)) => assert_eq!(found, expect, "{line}"),
-            (Err(found), Err(expect)) => assert!(found.to_string().contains(expect), "{line}: {found}"),
+    fn check(line: &str, expect: Result<FuzzArgs, &str>) {
+        match (crate::parse(line), expect) {
+            (Ok(found), Ok(expect)) => assert_eq!(found, crate::Command::Fuzz(expect), "{line}"),
+            (Err(found), Err(expect)) => assert!(found.contains(expect), "{line}: {found}"),
             (found, expect) => panic!("{line}: {found:?} instead of {expect:?}"),
         }
     }
 
     #[test]
-    fn options_are_read() {
-        let standard = Options { targets: Target::ALL.to_vec(), time: DEFAULT_TIME, keep: Keep::Nothing };
-        check("", Ok(standard.clone()));
-        let two = vec![Target::Onnx, Target::Import];
-        check("--target onnx,import", Ok(Options { targets: two, ..standard.clone() }));
-        let long = Options { time: Duration::from_secs(300), keep: Keep::Record, ..standard };
-        check("--seconds 300 --record", Ok(long));
-        check("--target pickle", Err("expected one of gguf, safetensors"));
-        check("--seconds 0", Err("above zero"));
-        check("--seconds", Err("--seconds"));
+    fn arguments_are_parsed() {
+        let standard = FuzzArgs { targets: vec![], seconds: 60, output: RecordArgs { record: false } };
+        check("fuzz", Ok(standard.clone()));
+        let two = vec![Target::HfConfig, Target::Import];
+        check("fuzz --target hf_config,import", Ok(FuzzArgs { targets: two, ..standard }));
+        let long = FuzzArgs { targets: vec![], seconds: 300, output: RecordArgs { record: true } };
+        check("fuzz --seconds 300 --record", Ok(long));
+        check("fuzz --target pickle", Err("possible values: gguf, safetensors"));
+        check("fuzz --seconds 0", Err("--seconds"));
+        check("fuzz --seconds", Err("--seconds"));
     }
 
     #[test]
     fn every_target_has_a_program() {
         let manifest = include_str!("../../../fuzz/Cargo.toml");
-        for target in Target::ALL {
+        for target in Target::VARIANTS {
             assert!(manifest.contains(&format!("name = \"{}\"", target.name())), "{target:?}");
-            assert_eq!(target.name().parse::<Target>().unwrap(), target);
         }
-        assert_eq!(manifest.matches("[[bin]]").count(), Target::ALL.len());
+        assert_eq!(manifest.matches("[[bin]]").count(), Target::VARIANTS.len());
     }
 }

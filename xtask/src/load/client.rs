@@ -1,4 +1,6 @@
-//! A request over a connection of its own, in as little of HTTP/1.1 (RFC 9112) as that takes.
+//! An HTTP/1.1 client (RFC 9112) that can disconnect at any point, with one connection for each request.
+//!
+//! HTTP libraries do not send half a request, so this is our own.
 
 use std::{
     io::{Read, Write},
@@ -8,8 +10,8 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// How long a server may take for its next byte.
-const SILENCE: Duration = Duration::from_secs(120);
+/// Time in which a server must send its next byte.
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A request.
 #[derive(Debug, Clone, Copy)]
@@ -19,31 +21,31 @@ pub(super) struct Request<'a> {
     pub(super) body: &'a [u8],
 }
 
-/// How much of an exchange takes place.
+/// The moment at which the client disconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
-    /// The whole answer is read.
-    End,
-    /// The client goes after the first bytes of the answer's body.
-    FirstBytes,
-    /// The client goes before the request is whole.
-    HalfSent,
+pub(super) enum Disconnect {
+    /// After the whole answer.
+    AfterAnswer,
+    /// After the first bytes of the answer's body.
+    AtFirstBytes,
+    /// Before the request is complete.
+    MidRequest,
 }
 
-/// What came back.
+/// The answer of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// 0 where the client did not wait for it.
+    /// HTTP status; 0 if the client did not wait for it.
     pub(super) status: u16,
-    /// The body as it was sent, chunks and all.
+    /// The body as it was sent, with the chunk headers.
     pub(super) body: String,
 }
 
-/// Asks a server at `address`.
-pub(super) fn ask(address: &str, request: Request<'_>, until: Until) -> anyhow::Result<Answer> {
+/// Sends a request to the server at `address`.
+pub(super) fn send(address: &str, request: Request<'_>, disconnect: Disconnect) -> anyhow::Result<Answer> {
     let Request { method, path, body } = request;
     let mut stream = TcpStream::connect(address).context("no connection")?;
-    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     let mut bytes = format!(
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
@@ -51,28 +53,30 @@ pub(super) fn ask(address: &str, request: Request<'_>, until: Until) -> anyhow::
     )
     .into_bytes();
     bytes.extend_from_slice(body);
-    if until == Until::HalfSent {
+    if disconnect == Disconnect::MidRequest {
         stream.write_all(bytes.get(..bytes.len() - body.len() / 2).unwrap_or(&bytes))?;
         return Ok(Answer { status: 0, body: String::new() });
     }
     stream.write_all(&bytes)?;
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     let mut piece = [0; 4096];
     loop {
         let read = stream.read(&mut piece).context("no answer")?;
-        said.extend_from_slice(piece.get(..read).unwrap_or_default());
-        let begun =
-            said.windows(4).position(|four| four == b"\r\n\r\n").is_some_and(|at| said.len() > at + 4);
-        if read == 0 || (begun && until == Until::FirstBytes) {
-            return answer(&said);
+        received.extend_from_slice(piece.get(..read).unwrap_or_default());
+        let begun = received
+            .windows(4)
+            .position(|four| four == b"\r\n\r\n")
+            .is_some_and(|at| received.len() > at + 4);
+        if read == 0 || (begun && disconnect == Disconnect::AtFirstBytes) {
+            return parse(&received);
         }
     }
 }
 
-fn answer(said: &[u8]) -> anyhow::Result<Answer> {
-    let said = String::from_utf8_lossy(said);
-    let Some((head, body)) = said.split_once("\r\n\r\n") else {
-        bail!("expected an answer of HTTP, found {} bytes", said.len());
+fn parse(bytes: &[u8]) -> anyhow::Result<Answer> {
+    let text = String::from_utf8_lossy(bytes);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        bail!("expected an HTTP response, found {} bytes", text.len());
     };
     let status = head.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let status = status.with_context(|| format!("expected a status, found {:?}", head.lines().next()))?;
@@ -100,19 +104,19 @@ mod tests {
                         read => asked.extend_from_slice(&piece[..read]),
                     }
                 }
-                // A client that has gone reads nothing.
+                // A disconnected client reads nothing.
                 let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nx: y\r\n\r\nnone");
                 String::from_utf8(asked).unwrap()
             })
         });
         let request = Request { method: "POST", path: "/p", body: b"the body" };
         let none = Answer { status: 404, body: "none".to_owned() };
-        assert_eq!(ask(&address, request, Until::End).unwrap(), none);
-        assert_eq!(ask(&address, request, Until::FirstBytes).unwrap().status, 404);
-        assert_eq!(ask(&address, request, Until::HalfSent).unwrap().status, 0);
+        assert_eq!(send(&address, request, Disconnect::AfterAnswer).unwrap(), none);
+        assert_eq!(send(&address, request, Disconnect::AtFirstBytes).unwrap().status, 404);
+        assert_eq!(send(&address, request, Disconnect::MidRequest).unwrap().status, 0);
         let asked = server.join().unwrap();
         assert!(asked[0].starts_with("POST /p HTTP/1.1\r\n") && asked[0].ends_with("\r\n\r\nthe body"));
         assert!(asked[2].ends_with("\r\n\r\nthe "), "{:?}", asked[2]);
-        assert!(answer(b"HTTP/1.1 200").is_err() && answer(b"nonsense\r\n\r\n").is_err());
+        assert!(parse(b"HTTP/1.1 200").is_err() && parse(b"nonsense\r\n\r\n").is_err());
     }
 }

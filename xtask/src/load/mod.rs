@@ -1,221 +1,202 @@
-//! `cargo xtask load`: a server with a chat and an embedding model under several clients at once, for minutes or for days.
-//! No answer may be wrong, and nothing may be left behind: memory that grows with the requests, threads, connections,
-//! sequences.
+//! `cargo xtask load`: a server with a chat and an embedding model under several clients, for minutes or for days.
 //!
-//! Clients stream and go, send half a request, send what is no request, and ask for what is not there ([`work`]). The build
-//! is the one that tests run; nothing here is a time.
+//! No answer may be wrong, and nothing may leak: memory, threads, connections, sequences. The clients of [`traffic`] also
+//! disconnect early, send half a request, malformed requests and requests for missing things. The build is that of the
+//! tests; no times are reported.
 
 mod client;
-mod watch;
-mod work;
+mod traffic;
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
+use clap::{Args, value_parser};
+use parking_lot::Mutex;
+use strum::VariantArray;
 
 use crate::{
-    stamp::{self, Keep},
+    record::{self, RecordArgs},
     terminal,
     test::{self, server::Server},
+    usage::{Usage, quarters},
     workspace::Workspace,
 };
 
-use client::{Request, Until, ask};
-use watch::{Look, quarters};
-use work::{CHAT, Client, EMBED, Kind};
+use client::{Disconnect, Request, send};
+use traffic::{CHAT, Client, EMBED, RequestKind};
 
-/// Clients at a time.
+/// Number of concurrent clients.
 const CLIENTS: u64 = 6;
 
-/// Bytes by which memory may differ between the second and the last quarter.
+/// Bytes by which memory may grow from the second to the last quarter.
 const GROWTH: u64 = 16 << 20;
 
-/// How long a server has to end what clients have left.
-const REST: Duration = Duration::from_secs(60);
+/// Time in which a server must finish the requests of disconnected clients.
+const DRAIN_TIME: Duration = Duration::from_secs(60);
 
-/// What was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// How long the load lasts.
-    time: Duration,
-    /// What becomes of the table.
-    keep: Keep,
+/// Arguments of `cargo xtask load`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub(crate) struct LoadArgs {
+    /// Minutes that the load lasts.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = value_parser!(u64).range(1..100_000))]
+    minutes: u64,
+    #[command(flatten)]
+    output: RecordArgs,
 }
 
-/// What a run counted.
+/// Counters of a run.
 #[derive(Default)]
 struct Counts {
-    asked: [AtomicU64; Kind::ALL.len()],
+    requests: [AtomicU64; RequestKind::VARIANTS.len()],
     failed: AtomicU64,
-    /// The first failures, in words.
-    words: Mutex<Vec<String>>,
-}
-
-impl Options {
-    /// Reads the words behind `load`.
-    pub(crate) fn parse(mut words: &[&str]) -> anyhow::Result<Self> {
-        let mut options = Self { time: Duration::from_secs(600), keep: Keep::Nothing };
-        loop {
-            words = match words {
-                [] => return Ok(options),
-                ["--minutes", minutes, rest @ ..] => {
-                    let minutes =
-                        minutes.parse::<u64>().ok().filter(|minutes| (1..100_000).contains(minutes));
-                    let minutes = minutes.context("--minutes: expected a whole number above zero")?;
-                    options.time = Duration::from_secs(60 * minutes);
-                    rest
-                }
-                ["--record", rest @ ..] => {
-                    options.keep = Keep::Record;
-                    rest
-                }
-                [other, ..] => bail!("`load` has no {other:?}: expected --minutes N or --record"),
-            }
-        }
-    }
+    /// Descriptions of the first failures.
+    failures: Mutex<Vec<String>>,
 }
 
 /// Runs a server under load.
-pub(crate) fn run(workspace: &Workspace, options: Options) -> anyhow::Result<()> {
-    let (commit, session) = test::prepared(workspace)?;
+pub(crate) fn run(workspace: &Workspace, args: LoadArgs) -> anyhow::Result<()> {
+    let (commit, session) = test::prepare(workspace)?;
     let log = workspace.target.join("load.log");
     let server = Server::start(&session, &log, &["--model", CHAT, "--model", EMBED])?;
     let counts = Counts::default();
-    let looks = watched(&server, options.time, &counts)
-        .with_context(|| format!("the server's last words ({}):\n{}", log.display(), server.last_words()))?;
-    let left = left_behind(&server);
-    let page = report(&commit, &looks, &counts);
+    let samples =
+        run_clients(&server, Duration::from_secs(60 * args.minutes), &counts).with_context(|| {
+            format!("last lines of the server's log ({}):\n{}", log.display(), server.last_lines())
+        })?;
+    let drained = wait_until_drained(&server);
+    let page = report(&commit, &samples, &counts);
     terminal::line(&page);
-    if let Some(words) = counts.words.lock().unwrap_or_else(PoisonError::into_inner).first() {
-        bail!(
-            "{} requests were not answered as they must be, the first: {words}",
-            counts.failed.into_inner()
-        );
+    if let Some(first) = counts.failures.lock().first() {
+        bail!("{} requests had wrong answers, the first: {first}", counts.failed.into_inner());
     }
-    left?;
-    bounded(&looks)?;
-    if options.keep == Keep::Record {
-        stamp::keep(workspace, stamp::BENCH, "load", &page)?;
+    drained?;
+    check_growth(&samples)?;
+    if args.output.record {
+        record::write(workspace, record::BENCH, "load", &page)?;
     }
     Ok(())
 }
 
-/// Lets clients ask until the time is over; gives what was seen of the server every second.
-fn watched(server: &Server, time: Duration, counts: &Counts) -> anyhow::Result<Vec<Look>> {
-    for kind in Kind::ALL {
-        Client::new(0).ask(&server.address, kind)?;
+/// Runs the clients until the time is over; returns the server's usage, sampled every second.
+fn run_clients(server: &Server, time: Duration, counts: &Counts) -> anyhow::Result<Vec<Usage>> {
+    for &kind in RequestKind::VARIANTS {
+        Client::new(0).send(&server.address, kind)?;
     }
-    let (over, begun) = (AtomicBool::new(false), Instant::now());
-    let mut looks = Vec::new();
+    let (over, start) = (AtomicBool::new(false), Instant::now());
+    let mut samples = Vec::new();
     let outcome = thread::scope(|scope| {
         for seed in 1..=CLIENTS {
             let over = &over;
-            scope.spawn(move || busy(&server.address, seed, counts, over));
+            scope.spawn(move || run_client(&server.address, seed, counts, over));
         }
-        let mut look = || -> anyhow::Result<()> {
-            while begun.elapsed() < time {
+        let mut sample = || -> anyhow::Result<()> {
+            while start.elapsed() < time {
                 thread::sleep(Duration::from_secs(1));
-                looks.push(Look::at(server.id())?);
-                if looks.len().is_multiple_of(60) {
-                    let asked: u64 = counts.asked.iter().map(|asked| asked.load(Ordering::Relaxed)).sum();
-                    terminal::line(format!("{} min: {asked} requests, {:?}", looks.len() / 60, looks.last()));
+                samples.push(Usage::of(server.id())?);
+                if samples.len().is_multiple_of(60) {
+                    let requests: u64 =
+                        counts.requests.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+                    terminal::line(format!(
+                        "{} min: {requests} requests, {:?}",
+                        samples.len() / 60,
+                        samples.last()
+                    ));
                 }
             }
             Ok(())
         };
-        let outcome = look();
+        let outcome = sample();
         over.store(true, Ordering::Relaxed);
         outcome
     });
-    outcome.map(|()| looks)
+    outcome.map(|()| samples)
 }
 
-/// One client.
-fn busy(address: &str, seed: u64, counts: &Counts, over: &AtomicBool) {
+/// Sends requests of one client until the run is over.
+fn run_client(address: &str, seed: u64, counts: &Counts, over: &AtomicBool) {
     let mut client = Client::new(seed);
     while !over.load(Ordering::Relaxed) {
         let kind = client.next();
-        counts.asked[kind as usize].fetch_add(1, Ordering::Relaxed);
-        if let Err(error) = client.ask(address, kind) {
+        counts.requests[kind as usize].fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = client.send(address, kind) {
             counts.failed.fetch_add(1, Ordering::Relaxed);
-            let mut words = counts.words.lock().unwrap_or_else(PoisonError::into_inner);
-            if words.len() < 10 {
-                words.push(format!("{}: {error:#}", kind.about()));
+            let mut failures = counts.failures.lock();
+            if failures.len() < 10 {
+                failures.push(format!("{}: {error:#}", kind.about()));
             }
         }
     }
 }
 
-/// Waits until the server has ended what clients have left.
-fn left_behind(server: &Server) -> anyhow::Result<()> {
-    let begun = Instant::now();
+/// Waits until the server has no request, sequence or stream left.
+fn wait_until_drained(server: &Server) -> anyhow::Result<()> {
+    let start = Instant::now();
     loop {
         let metrics = Request { method: "GET", path: "/metrics", body: b"" };
-        let told = ask(&server.address, metrics, Until::End)?.body;
-        let left: Vec<&str> = told.lines().filter(|line| is_left(line)).collect();
+        let text = send(&server.address, metrics, Disconnect::AfterAnswer)?.body;
+        let left: Vec<&str> = text.lines().filter(|line| is_unfinished(line)).collect();
         if left.is_empty() {
             return Ok(());
         }
-        if begun.elapsed() > REST {
-            bail!("{REST:?} after the last client, the server still has {}", left.join(", "));
+        if start.elapsed() > DRAIN_TIME {
+            bail!("{DRAIN_TIME:?} after the last client, the server still has {}", left.join(", "));
         }
         thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Whether a line of metrics tells of work that is not over.
-fn is_left(line: &str) -> bool {
+/// Returns whether a line of metrics counts unfinished work.
+fn is_unfinished(line: &str) -> bool {
     let names = ["narthex_requests_running", "narthex_requests_waiting", "narthex_open_streams"];
     names.iter().any(|name| line.starts_with(name)) && !line.ends_with(" 0")
 }
 
-/// Refuses a server that goes on growing.
-fn bounded(looks: &[Look]) -> anyhow::Result<()> {
-    let [_, second, _, last] = quarters(looks);
+/// Fails if memory, threads or files of the server keep growing.
+fn check_growth(samples: &[Usage]) -> anyhow::Result<()> {
+    let [_, second, _, last] = quarters(samples);
     if last.anonymous > second.anonymous + GROWTH {
         bail!(
-            "memory grew from {} to {} bytes between the second quarter and the last; at most {GROWTH} more are allowed",
+            "memory grew from {} to {} bytes between the second quarter and the last, by more than {GROWTH}",
             second.anonymous,
             last.anonymous
         );
     }
-    let most = |look: Look| look.threads + 2 * CLIENTS;
+    let most = |usage: Usage| usage.threads + 2 * CLIENTS;
     if last.threads > most(second) || last.files > second.files + 2 * CLIENTS {
-        bail!("threads or open files go on growing: {second:?} in the second quarter, {last:?} in the last");
+        bail!("threads or open files keep growing: {second:?} in the second quarter, {last:?} in the last");
     }
     Ok(())
 }
 
-fn report(commit: &str, looks: &[Look], counts: &Counts) -> String {
-    let asked = |kind: Kind| counts.asked[kind as usize].load(Ordering::Relaxed);
-    let kinds: String =
-        Kind::ALL.iter().map(|&kind| format!("| {} | {} |\n", kind.about(), asked(kind))).collect();
+fn report(commit: &str, samples: &[Usage], counts: &Counts) -> String {
+    let requests = |kind: RequestKind| counts.requests[kind as usize].load(Ordering::Relaxed);
+    let kinds: String = RequestKind::VARIANTS
+        .iter()
+        .map(|&kind| format!("| {} | {} |\n", kind.about(), requests(kind)))
+        .collect();
     let names = ["first", "second", "third", "last"];
     let rows: String = names
         .iter()
-        .zip(quarters(looks))
-        .map(|(name, look)| {
-            let megabytes = look.anonymous as f64 / 1e6;
-            format!("| {name} | {megabytes:.1} MB | {} | {} |\n", look.threads, look.files)
+        .zip(quarters(samples))
+        .map(|(name, usage)| {
+            let megabytes = usage.anonymous as f64 / 1e6;
+            format!("| {name} | {megabytes:.1} MB | {} | {} |\n", usage.threads, usage.files)
         })
         .collect();
     format!(
         "# A server under load, {}\n\nCommit {commit}; narthex {}, onnxruntime 1.31.1; {}; {CLIENTS} clients at once for {} minutes; {CHAT} and \
-         {EMBED}; the build that tests run. {} requests were not answered as they must be. When the clients had gone, no sequence, no \
-         waiting request and no stream was left, else this would not stand here.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
-         What the server held, medians of each quarter, looked at every second (RssAnon; bound: the last at most {} MiB above the second):\n\n\
+         {EMBED}; the build that tests run. {} requests had wrong answers. After the clients had disconnected, the server had no sequence, no \
+         waiting request and no stream left.\n\n| Requests | |\n|---|---:|\n{kinds}\n\
+         Usage of the server, sampled every second, medians of each quarter (RssAnon; bound: the last at most {} MiB above the second):\n\n\
          | Quarter | Memory | Threads | Open files |\n|---|---:|---:|---:|\n{rows}",
-        stamp::today(),
+        record::today(),
         env!("CARGO_PKG_VERSION"),
-        stamp::platform(),
-        (looks.len() + 30) / 60,
+        record::platform(),
+        (samples.len() + 30) / 60,
         counts.failed.load(Ordering::Relaxed),
         GROWTH >> 20,
     )
@@ -226,33 +207,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_read() {
-        let minutes = |n: u64| Duration::from_secs(60 * n);
-        let check = |words: &[&str], time, keep| {
-            assert_eq!(Options::parse(words).unwrap(), Options { time, keep });
+    fn arguments_are_parsed() {
+        let check = |line: &str, minutes, record| {
+            let expect = LoadArgs { minutes, output: RecordArgs { record } };
+            assert_eq!(crate::parse(line).unwrap(), crate::Command::Load(expect));
         };
-        check(&[], minutes(10), Keep::Nothing);
-        check(&["--record", "--minutes", "90"], minutes(90), Keep::Record);
-        for words in [["--minutes", "0"], ["--minutes", "x"], ["--minutes", "-1"], ["--hours", "1"]] {
-            assert!(Options::parse(&words).is_err(), "{words:?}");
+        check("load", 10, false);
+        check("load --record --minutes 90", 90, true);
+        for line in ["load --minutes 0", "load --minutes x", "load --minutes -1", "load --hours 1"] {
+            assert!(crate::parse(line).is_err(), "{line}");
         }
     }
 
     #[test]
-    fn what_is_left_is_seen_in_the_metrics() {
-        assert!(is_left(r#"narthex_requests_running{model="m",scheme="w8"} 1"#));
-        assert!(is_left("narthex_open_streams 2"));
-        assert!(!is_left("narthex_open_streams 0"));
-        assert!(!is_left("narthex_http_requests_total 7"));
+    fn unfinished_work_is_found_in_the_metrics() {
+        assert!(is_unfinished(r#"narthex_requests_running{model="m",scheme="w8"} 1"#));
+        assert!(is_unfinished("narthex_open_streams 2"));
+        assert!(!is_unfinished("narthex_open_streams 0"));
+        assert!(!is_unfinished("narthex_http_requests_total 7"));
     }
 
     #[test]
-    fn growth_without_end_is_refused() {
-        let series = |step: u64, threads: u64| -> Vec<Look> {
-            (0..40).map(|at| Look { anonymous: at * step, threads: 9 + at * threads, files: 20 }).collect()
+    fn growth_is_an_error() {
+        let series = |step: u64, threads: u64| -> Vec<Usage> {
+            (0..40).map(|at| Usage { anonymous: at * step, threads: 9 + at * threads, files: 20 }).collect()
         };
-        assert!(bounded(&series(1000, 0)).is_ok());
-        assert!(bounded(&series(1 << 20, 0)).unwrap_err().to_string().contains("memory grew"));
-        assert!(bounded(&series(0, 1)).unwrap_err().to_string().contains("threads or open files"));
+        assert!(check_growth(&series(1000, 0)).is_ok());
+        assert!(check_growth(&series(1 << 20, 0)).unwrap_err().to_string().contains("memory grew"));
+        assert!(check_growth(&series(0, 1)).unwrap_err().to_string().contains("threads or open files"));
     }
 }

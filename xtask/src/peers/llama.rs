@@ -1,4 +1,4 @@
-//! llama.cpp: built from the source in its package, with the compiler's best for this processor.
+//! llama.cpp, built from the source in its package for this processor.
 
 use std::{
     fs,
@@ -10,22 +10,22 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use crate::{
-    package::LLAMA_CPP,
     peers::{
-        Workload, program,
-        stand::{CHECKPOINT, MODEL, Stand},
-        visit::Visit,
+        measurement::Measurement,
+        setup::{CHECKPOINT, MODEL, Setup},
+        workload::{WINDOW, Workload},
     },
-    test::session,
+    process,
+    pypi::LLAMA_CPP,
 };
 
-/// What builds it.
+/// Packages of the build tools.
 const BUILDERS: &[&str] = &["cmake==4.4.4", "ninja==1.13.2"];
 
-/// The programs that are built and called.
+/// Programs that are built.
 const PROGRAMS: [&str; 3] = ["llama-bench", "llama-quantize", "llama-perplexity"];
 
-/// Everything that is not needed, or that would look for a network.
+/// Options of CMake that leave out unused programs and network access.
 const OPTIONS: [&str; 8] = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DLLAMA_BUILD_TESTS=OFF",
@@ -37,7 +37,7 @@ const OPTIONS: [&str; 8] = [
     "-DLLAMA_OPENSSL=OFF",
 ];
 
-/// One test of llama-bench's answer.
+/// One test in llama-bench's answer.
 #[derive(Debug, Deserialize)]
 struct Test {
     n_prompt: usize,
@@ -45,32 +45,32 @@ struct Test {
     samples_ts: Vec<f64>,
 }
 
-/// llama.cpp, built.
+/// A built llama.cpp.
 pub(super) struct Llama<'a> {
-    stand: &'a Stand<'a>,
+    setup: &'a Setup<'a>,
     folder: PathBuf,
 }
 
 impl<'a> Llama<'a> {
-    /// Builds it, where it is not built yet; that takes ten minutes of two cores.
-    pub(super) fn prepare(stand: &'a Stand<'a>) -> anyhow::Result<Self> {
-        let llama = Self { stand, folder: stand.folder.join(format!("llama-{}", LLAMA_CPP.version)) };
+    /// Builds llama.cpp unless it is built; that takes ten minutes on two cores.
+    pub(super) fn prepare(setup: &'a Setup<'a>) -> anyhow::Result<Self> {
+        let llama = Self { setup, folder: setup.folder.join(format!("llama-{}", LLAMA_CPP.version)) };
         if !PROGRAMS.iter().all(|name| llama.path(name).is_file()) {
-            stand.install("builders", BUILDERS)?;
+            setup.install("builders", BUILDERS)?;
             fs::create_dir_all(&llama.folder).with_context(|| llama.folder.display().to_string())?;
-            let source = LLAMA_CPP.fetched(stand.session, &llama.folder.join("source"))?;
+            let source = LLAMA_CPP.fetch(setup.session, &llama.folder.join("source"))?;
             llama.build(&source)?;
         }
         Ok(llama)
     }
 
     fn build(&self, source: &PathBuf) -> anyhow::Result<()> {
-        let (cmake, ninja) = (self.stand.tool("cmake"), self.stand.tool("ninja"));
+        let (cmake, ninja) = (self.setup.tool("cmake"), self.setup.tool("ninja"));
         let build = self.folder.join("build");
-        let mut configure = self.stand.session.command(cmake);
+        let mut configure = self.setup.session.command(cmake);
         configure.args(["-G", "Ninja"]).arg(format!("-DCMAKE_MAKE_PROGRAM={}", ninja.display()));
-        program::output(configure.arg("-S").arg(source).arg("-B").arg(&build).args(OPTIONS))?;
-        session::run(self.stand.session.command(ninja).arg("-C").arg(&build).args(PROGRAMS))
+        process::output(configure.arg("-S").arg(source).arg("-B").arg(&build).args(OPTIONS))?;
+        process::run(self.setup.session.command(ninja).arg("-C").arg(&build).args(PROGRAMS))
     }
 
     fn path(&self, program: &str) -> PathBuf {
@@ -79,60 +79,60 @@ impl<'a> Llama<'a> {
     }
 
     fn command(&self, program: &str) -> Command {
-        self.stand.session.command(self.path(program))
+        self.setup.session.command(self.path(program))
     }
 
-    /// The checkpoint in another type, written once. The embedding and the head take the type that llama.cpp chooses.
+    /// Quantises the checkpoint to another type, once. llama.cpp chooses the types of the embedding and the head.
     pub(super) fn quantized(&self, kind: &str) -> anyhow::Result<PathBuf> {
-        let path = self.stand.folder.join(format!("{kind}.gguf"));
+        let path = self.setup.folder.join(format!("{kind}.gguf"));
         if !path.is_file() {
             let part = path.with_extension("part");
             let mut quantize = self.command("llama-quantize");
             quantize
                 .arg("--allow-requantize")
-                .arg(self.stand.checkpoint(MODEL, CHECKPOINT)?)
+                .arg(self.setup.checkpoint(MODEL, CHECKPOINT)?)
                 .arg(&part)
                 .arg(kind);
-            program::output(&mut quantize)?;
+            process::output(&mut quantize)?;
             fs::rename(&part, &path).with_context(|| path.display().to_string())?;
         }
         Ok(path)
     }
 
-    /// Prefill from an empty cache, and decode behind a prompt, as the other sides do it.
-    pub(super) fn visit(&self, kind: &str, work: Workload) -> anyhow::Result<Visit> {
+    /// Measures prefill from an empty cache and decode after a prompt, like the other sides.
+    pub(super) fn measure(&self, kind: &str, work: Workload) -> anyhow::Result<Measurement> {
         let (prompt, decode) = (work.prompt.to_string(), work.decode.to_string());
         let prefill = self.rates(kind, work, ["-p", &prompt, "-n", "0", "-d", "0"])?;
         let decode = self.rates(kind, work, ["-p", "0", "-n", &decode, "-d", &prompt])?;
         let versions = [("llama.cpp".to_owned(), LLAMA_CPP.version.to_owned())].into();
-        Visit::of(&prefill, &decode, versions)
+        Measurement::new(&prefill, &decode, versions)
     }
 
     fn rates(&self, kind: &str, work: Workload, what: [&str; 6]) -> anyhow::Result<Vec<f64>> {
         let mut bench = self.command("llama-bench");
         bench.arg("-m").arg(self.quantized(kind)?).args(what);
-        bench.args(["-t", &self.stand.threads.to_string(), "-r", &work.repeat.to_string(), "-o", "json"]);
-        rates(&program::output(&mut bench)?.stdout)
+        bench.args(["-t", &self.setup.threads.to_string(), "-r", &work.repeat.to_string(), "-o", "json"]);
+        rates(&process::output(&mut bench)?.stdout)
     }
 
-    /// The perplexity of a text for a GGUF file; the text's tokens are left in `tokens`.
+    /// Measures the perplexity of a text with a GGUF file, and writes the text's tokens to `tokens`.
     pub(super) fn perplexity(&self, file: &Path, text: &str, tokens: &Path) -> anyhow::Result<f64> {
         let mut command = self.command("llama-perplexity");
-        command.arg("-m").arg(file).arg("-f").arg(self.stand.session.workspace.root.join(text));
-        command.args(["-c", super::WINDOW, "-t", &self.stand.threads.to_string(), "--save-all-logits"]);
-        let printed = program::output(command.arg(tokens))?;
+        command.arg("-m").arg(file).arg("-f").arg(self.setup.session.workspace.root.join(text));
+        command.args(["-c", WINDOW, "-t", &self.setup.threads.to_string(), "--save-all-logits"]);
+        let printed = process::output(command.arg(tokens))?;
         estimate(&(printed.stdout + &printed.stderr))
     }
 }
 
-/// Tokens a second of the one test in llama-bench's JSON.
+/// Returns the tokens per second of the only test in llama-bench's JSON.
 fn rates(json: &str) -> anyhow::Result<Vec<f64>> {
     let tests: Vec<Test> = serde_json::from_str(json).context("llama-bench printed something unexpected")?;
     let test = tests.into_iter().find(|test| test.n_prompt + test.n_gen > 0);
     Ok(test.context("llama-bench measured nothing")?.samples_ts)
 }
 
-/// The perplexity in what llama-perplexity printed.
+/// Parses the perplexity from the output of llama-perplexity.
 fn estimate(printed: &str) -> anyhow::Result<f64> {
     let figure =
         printed.split_once("Final estimate: PPL = ").and_then(|(_, rest)| rest.split_whitespace().next());
@@ -144,12 +144,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama_s_answers_are_read() {
+    fn outputs_are_parsed() {
         let json = r#"[{"n_prompt": 256, "n_gen": 0, "n_depth": 0, "avg_ts": 1.0, "samples_ts": [ 510.5, 498.25 ]}]"#;
         assert_eq!(rates(json).unwrap(), [510.5, 498.25]);
         assert!(rates("[]").unwrap_err().to_string().contains("measured nothing"));
-        let said = "[1]20.1,[2]21.9\nFinal estimate: PPL = 21.9876 +/- 1.25\n";
-        assert_eq!(estimate(said).unwrap(), 21.9876);
+        let output = "[1]20.1,[2]21.9\nFinal estimate: PPL = 21.9876 +/- 1.25\n";
+        assert_eq!(estimate(output).unwrap(), 21.9876);
         assert!(estimate("Final estimate: PPL = nothing").is_err());
     }
 }

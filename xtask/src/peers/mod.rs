@@ -1,165 +1,127 @@
 //! `cargo xtask peers`: Narthex beside a bare ONNX Runtime loop, llama.cpp, onnxruntime-genai and OpenVINO GenAI, all
 //! with the weights of one file, in turns, in one run.
 //!
-//! What it makes lies under `target/peers` and is made once. A side that cannot run is recorded with the reason. Nothing
-//! here passes or fails: bounds are shown beside what was found. Start at [`side`] for who is measured, at [`visit`]
-//! for how; `bench/README.md` says how to read the result.
+//! Generated files lie under `target/peers` and are reused. A side that cannot run is recorded with the reason. Bounds are
+//! shown beside the results, but no result is a failure. Start at [`side`] for the sides and at [`runner`] for their
+//! measurement; `bench/README.md` explains the result.
 
-mod figures;
 mod llama;
-mod program;
+mod measurement;
+pub(crate) mod perplexity;
 mod quality;
 mod report;
-pub(crate) mod same;
+mod runner;
+mod setup;
 mod side;
-mod stand;
+mod spread;
 mod table;
-mod visit;
+mod workload;
 
-use anyhow::{Context, bail};
+use clap::{Args, value_parser};
 
-use crate::{stamp::Keep, terminal, test::session::Session, workspace::Workspace};
+use crate::{record::RecordArgs, session::Session, terminal, workspace::Workspace};
 
-use figures::Spread;
-use report::{Measured, Report};
+use measurement::Measurement;
+use report::{Report, SideResult};
+use runner::Runner;
+use setup::Setup;
 use side::Side;
-use stand::Stand;
-use visit::{Ready, Visit};
+use spread::Spread;
+use strum::VariantArray;
+use workload::WORKLOAD;
 
-/// How often each side is visited where nothing else is said.
-const ROUNDS: usize = 5;
-
-/// Tokens of a window of the perplexity text.
-const WINDOW: &str = "256";
-
-/// What each visit measures.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Workload {
-    /// Tokens of a prompt.
-    prompt: usize,
-    /// Tokens generated after it.
-    decode: usize,
-    /// Counted repetitions, whose median is the visit's figure.
-    repeat: usize,
+/// Arguments of `cargo xtask peers`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct PeersArgs {
+    /// Sides to measure, separated by commas; all if there are none.
+    #[arg(long, value_name = "SIDES", value_delimiter = ',')]
+    only: Vec<Side>,
+    /// Measurements of each side.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u64).range(1..))]
+    rounds: u64,
+    #[command(flatten)]
+    output: RecordArgs,
 }
 
-/// The workload of every run, so that runs can be held against each other.
-const WORKLOAD: Workload = Workload { prompt: 256, decode: 64, repeat: 2 };
-
-/// What was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// Who is measured, in the order of [`Side::ALL`].
-    sides: Vec<Side>,
-    /// How often each is visited.
-    rounds: usize,
-    /// What becomes of the result.
-    keep: Keep,
-}
-
-impl Options {
-    /// Reads the words behind `peers`.
-    pub(crate) fn parse(mut words: &[&str]) -> anyhow::Result<Self> {
-        let mut options = Self { sides: Side::ALL.to_vec(), rounds: ROUNDS, keep: Keep::Nothing };
-        loop {
-            words = match words {
-                [] => return Ok(options),
-                ["--only", names, rest @ ..] => {
-                    let only: Vec<Side> = names.split(',').map(str::parse).collect::<Result<_, _>>()?;
-                    options.sides.retain(|side| only.contains(side));
-                    rest
-                }
-                ["--rounds", rounds, rest @ ..] => {
-                    let rounds = rounds.parse().ok().filter(|&rounds| rounds > 0);
-                    options.rounds =
-                        rounds.with_context(|| "--rounds: expected a whole number above zero")?;
-                    rest
-                }
-                ["--record", rest @ ..] => {
-                    options.keep = Keep::Record;
-                    rest
-                }
-                [other, ..] => bail!("`peers` has no {other:?}: expected --only S,S, --rounds N or --record"),
-            };
-        }
-    }
-
-    /// The command that asks for this.
+impl PeersArgs {
+    /// Returns the command line with these arguments.
     fn command(&self) -> String {
         let mut command = "cargo xtask peers".to_owned();
-        if self.sides != Side::ALL {
-            let names: Vec<&str> = self.sides.iter().map(|side| side.name()).collect();
+        if !self.only.is_empty() {
+            let names: Vec<&str> = self.only.iter().map(|side| side.name()).collect();
             command += &format!(" --only {}", names.join(","));
         }
         command += &format!(" --rounds {}", self.rounds);
-        if self.keep == Keep::Record {
+        if self.output.record {
             command += " --record";
         }
         command
     }
 
-    fn wants(&self, side: Side) -> bool {
-        self.sides.contains(&side)
+    fn includes(&self, side: Side) -> bool {
+        self.only.is_empty() || self.only.contains(&side)
     }
 }
 
-/// A side, what it needs or why that cannot be had, and its visits so far or why they ended.
-struct Seat<'a> {
+/// A side, its runner and its measurements so far, or the reason why there are none.
+struct SideRun<'a> {
     side: Side,
-    ready: anyhow::Result<Ready<'a>>,
-    visits: anyhow::Result<Vec<Visit>>,
+    runner: anyhow::Result<Runner<'a>>,
+    measurements: anyhow::Result<Vec<Measurement>>,
 }
 
-/// Prepares, measures, and writes the result.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> anyhow::Result<()> {
+/// Measures every selected side and writes the result.
+pub(crate) fn run(workspace: &Workspace, args: &PeersArgs) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
-    let stand = Stand::prepare(&session)?;
-    let mut seats: Vec<Seat<'_>> = options.sides.iter().map(|&side| seat(side, &stand)).collect();
-    let mut cold = Vec::new();
-    for round in 1..=options.rounds {
-        terminal::line(format!("\n== round {round} of {}", options.rounds));
-        seats.iter_mut().for_each(|seat| seat.visit(&stand));
-        if options.wants(Side::NarthexW8) {
-            cold.push(visit::cold_start(&stand, "w8")?.as_secs_f64() * 1e3);
-            terminal::line(format!("{:<14} {:.0} ms", "cold start", cold[cold.len() - 1]));
+    let setup = Setup::prepare(&session)?;
+    let sides = Side::VARIANTS.iter().filter(|side| args.includes(**side));
+    let mut runs: Vec<SideRun<'_>> = sides.map(|&side| SideRun::prepare(side, &setup)).collect();
+    let mut cold_starts = Vec::new();
+    for round in 1..=args.rounds {
+        terminal::line(format!("\n== round {round} of {}", args.rounds));
+        runs.iter_mut().for_each(|run| run.measure(&setup));
+        if args.includes(Side::NarthexW8) {
+            let milliseconds = runner::cold_start(&setup, "w8")?.as_secs_f64() * 1e3;
+            terminal::line(format!("{:<14} {milliseconds:.0} ms", "cold start"));
+            cold_starts.push(milliseconds);
         }
     }
-    let mut report = Report::new(&stand, options, seats.into_iter().map(Seat::measured).collect())?;
-    report.cold_start_ms = Spread::of(cold);
-    for pair in quality::PAIRS.iter().filter(|pair| options.wants(pair.ours) && options.wants(pair.theirs)) {
-        report.perplexity.push(quality::compare(*pair, &stand));
+    let mut report = Report::new(&setup, args, runs.into_iter().map(SideRun::into_result).collect())?;
+    report.cold_start_ms = Spread::of(cold_starts);
+    for pair in quality::PAIRS.iter().filter(|pair| args.includes(pair.ours) && args.includes(pair.theirs)) {
+        report.perplexity.push(quality::compare(*pair, &setup));
     }
-    table::write(workspace, &report, options.keep)
+    table::write(workspace, &report, args.output)
 }
 
-fn seat<'a>(side: Side, stand: &'a Stand<'a>) -> Seat<'a> {
-    terminal::line(format!("preparing {}", side.name()));
-    let ready = Ready::prepare(side, stand);
-    if let Err(error) = &ready {
-        terminal::problem(format!("{} cannot run: {error:#}", side.name()));
+impl<'a> SideRun<'a> {
+    fn prepare(side: Side, setup: &'a Setup<'a>) -> Self {
+        terminal::line(format!("preparing {}", side.name()));
+        let runner = Runner::prepare(side, setup);
+        if let Err(error) = &runner {
+            terminal::problem(format!("{} cannot run: {error:#}", side.name()));
+        }
+        Self { side, runner, measurements: Ok(Vec::new()) }
     }
-    Seat { side, ready, visits: Ok(Vec::new()) }
-}
 
-impl Seat<'_> {
     /// Measures once more, unless it failed before.
-    fn visit(&mut self, stand: &Stand<'_>) {
-        let (Ok(ready), Ok(visits)) = (&self.ready, &mut self.visits) else { return };
-        match ready.visit(stand, WORKLOAD) {
-            Ok(visit) => {
-                let (name, prefill, decode) = (self.side.name(), visit.prefill, visit.decode);
+    fn measure(&mut self, setup: &Setup<'_>) {
+        let (Ok(runner), Ok(measurements)) = (&self.runner, &mut self.measurements) else { return };
+        match runner.measure(setup, WORKLOAD) {
+            Ok(measurement) => {
+                let (name, prefill, decode) = (self.side.name(), measurement.prefill, measurement.decode);
                 terminal::line(format!("{name:<14} {prefill:7.1} prefill {decode:7.1} decode, tokens/s"));
-                visits.push(visit);
+                measurements.push(measurement);
             }
             Err(error) => {
                 terminal::problem(format!("{} failed: {error:#}", self.side.name()));
-                self.visits = Err(error);
+                self.measurements = Err(error);
             }
         }
     }
 
-    fn measured(self) -> Measured {
-        Measured::of(self.side, self.ready.and(self.visits))
+    fn into_result(self) -> SideResult {
+        SideResult::of(self.side, self.runner.and(self.measurements))
     }
 }
 
@@ -167,28 +129,29 @@ impl Seat<'_> {
 mod tests {
     use super::*;
 
-    fn check(line: &str, expect: Result<(&[Side], usize, Keep), &str>) {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match (Options::parse(&words), expect) {
-            (Ok(found), Ok((sides, rounds, keep))) => {
-                assert_eq!(found, Options { sides: sides.to_vec(), rounds, keep }, "{line}");
-                assert_eq!(
-                    Options::parse(&found.command().split(' ').skip(3).collect::<Vec<_>>()).unwrap(),
-                    found
-                );
+    fn check(line: &str, expect: Result<PeersArgs, &str>) {
+        match (crate::parse(line), expect) {
+            (Ok(crate::Command::Peers(found)), Ok(expect)) => {
+                assert_eq!(found, expect, "{line}");
+                let again = found.command().replace("cargo xtask ", "");
+                assert_eq!(crate::parse(&again).unwrap(), crate::Command::Peers(found));
             }
-            (Err(found), Err(expect)) => assert!(found.to_string().contains(expect), "{line}: {found}"),
+            (Err(found), Err(expect)) => assert!(found.contains(expect), "{line}: {found}"),
             (found, expect) => panic!("{line}: {found:?} instead of {expect:?}"),
         }
     }
 
     #[test]
-    fn options_are_read() {
-        check("", Ok((&Side::ALL, ROUNDS, Keep::Nothing)));
-        let two = [Side::NarthexW8, Side::LoopW8];
-        check("--only loop-w8,narthex-w8 --rounds 3 --record", Ok((&two, 3, Keep::Record)));
-        check("--only loop-w8,nobody", Err("no side is called \"nobody\""));
-        check("--rounds 0", Err("above zero"));
-        check("--rounds", Err("expected --only"));
+    fn arguments_are_parsed() {
+        let standard = PeersArgs { only: vec![], rounds: 5, output: RecordArgs { record: false } };
+        assert!(Side::VARIANTS.iter().all(|side| standard.includes(*side)));
+        check("peers", Ok(standard));
+        let only = vec![Side::LoopW8, Side::NarthexW8];
+        let two = PeersArgs { only, rounds: 3, output: RecordArgs { record: true } };
+        assert!(two.includes(Side::LoopW8) && !two.includes(Side::LlamaQ8));
+        check("peers --only loop-w8,narthex-w8 --rounds 3 --record", Ok(two));
+        check("peers --only loop-w8,nobody", Err("invalid value 'nobody'"));
+        check("peers --rounds 0", Err("--rounds"));
+        check("peers --rounds", Err("--rounds"));
     }
 }

@@ -6,23 +6,24 @@ use serde::Serialize;
 
 use crate::{
     peers::{
-        Options, WORKLOAD,
-        figures::Spread,
+        PeersArgs,
+        measurement::Measurement,
         quality::Comparison,
-        side::{PAIRS, Side},
-        stand::{MODEL, Stand},
-        visit::Visit,
+        setup::{MODEL, Setup},
+        side::{PAIRS, Side, SpeedPair},
+        spread::Spread,
+        workload::WORKLOAD,
     },
-    stamp,
+    record,
 };
 
-/// The most that the gateway may add to the engine's time per token.
+/// Maximum of the gateway's time per token divided by the engine's.
 const TOKEN_BOUND: f64 = 1.03;
 
-/// The most that it may add to a request, in milliseconds.
+/// Maximum overhead of the gateway per request, in milliseconds.
 const REQUEST_BOUND_MS: f64 = 1.0;
 
-/// The longest cold start, in milliseconds.
+/// Maximum cold start, in milliseconds.
 const COLD_BOUND_MS: f64 = 1500.0;
 
 /// One run.
@@ -35,63 +36,63 @@ pub(super) struct Report {
     pub(super) model: &'static str,
     pub(super) prompt_tokens: usize,
     pub(super) decode_tokens: usize,
-    /// Visits to every side.
-    pub(super) rounds: usize,
-    /// Repetitions within a visit, whose median is the visit's figure.
+    /// Measurements of every side.
+    pub(super) rounds: u64,
+    /// Repetitions within a measurement, whose median counts.
     pub(super) repeat: usize,
-    pub(super) sides: Vec<Measured>,
+    pub(super) sides: Vec<SideResult>,
     pub(super) ratios: Vec<Ratio>,
-    /// From the start of `narthex chat` to its first byte; the files lie in the system's cache.
+    /// Time from the start of `narthex chat` to its first byte, with its files in the system's cache.
     pub(super) cold_start_ms: Option<Spread>,
     pub(super) perplexity: Vec<Comparison>,
 }
 
-/// Where it was measured.
+/// Machine of the run.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) cpu: String,
     pub(super) threads: usize,
     pub(super) platform: String,
-    /// Processes that wanted to compute in the minute before the run, where the system tells.
+    /// Load average of the minute before the run, if the system reports it.
     pub(super) load: Option<f64>,
 }
 
 impl Machine {
-    fn of(stand: &Stand<'_>) -> anyhow::Result<Self> {
-        let platform = stamp::platform();
-        Ok(Self { cpu: stand.cpu()?, threads: stand.threads, platform, load: stand.load })
+    fn of(setup: &Setup<'_>) -> anyhow::Result<Self> {
+        let platform = record::platform();
+        Ok(Self { cpu: setup.cpu()?, threads: setup.threads, platform, load: setup.load })
     }
 }
 
-/// One side's figures, or why there are none.
+/// Results of one side, or the reason why there are none.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub(super) struct SideResult {
     pub(super) side: &'static str,
     pub(super) about: &'static str,
     pub(super) versions: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) speed: Option<Speed>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) gateway: Option<Gateway>,
+    pub(super) gateway: Option<GatewayOverhead>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) failed: Option<String>,
 }
 
-/// Tokens a second.
+/// Tokens per second.
 #[derive(Debug, Serialize)]
 pub(super) struct Speed {
     pub(super) prefill: Spread,
     pub(super) decode: Spread,
 }
 
-/// What Narthex's gateway adds to its engine.
+/// Overhead of Narthex's gateway over its engine.
 #[derive(Debug, Serialize)]
-pub(super) struct Gateway {
+pub(super) struct GatewayOverhead {
     pub(super) token_ratio: Spread,
     pub(super) request_ms: Spread,
 }
 
-/// One side's speed over another's, round by round.
+/// Speed of one side divided by another's, round by round.
 #[derive(Debug, Serialize)]
 pub(super) struct Ratio {
     pub(super) of: &'static str,
@@ -102,7 +103,7 @@ pub(super) struct Ratio {
     pub(super) bound: Option<f64>,
 }
 
-/// A bound and what was found.
+/// A bound and the result.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) what: String,
@@ -111,26 +112,29 @@ pub(super) struct Verdict {
     pub(super) met: bool,
 }
 
-impl Measured {
-    /// The figures of a side's visits; there is at least one where nothing failed.
-    pub(super) fn of(side: Side, visits: anyhow::Result<Vec<Visit>>) -> Self {
-        let (visits, failed) = match visits {
-            Ok(visits) => (visits, None),
+impl SideResult {
+    /// Summarises the measurements of a side.
+    pub(super) fn of(side: Side, measurements: anyhow::Result<Vec<Measurement>>) -> Self {
+        let (measurements, failed) = match measurements {
+            Ok(measurements) => (measurements, None),
             Err(error) => (Vec::new(), Some(format!("{error:#}"))),
         };
-        let spread = |figure: fn(&Visit) -> f64| Spread::of(visits.iter().map(figure).collect());
-        let speed = spread(|visit| visit.prefill).zip(spread(|visit| visit.decode));
-        let added: Vec<_> = visits.iter().filter_map(|visit| visit.gateway).collect();
+        let spread = |figure: fn(&Measurement) -> f64| Spread::of(measurements.iter().map(figure).collect());
+        let speed = spread(|measurement| measurement.prefill).zip(spread(|measurement| measurement.decode));
+        let added: Vec<_> = measurements.iter().filter_map(|measurement| measurement.gateway).collect();
         let ratios = Spread::of(added.iter().map(|added| added.token_ratio).collect());
         let requests = Spread::of(added.iter().map(|added| added.request_ms).collect());
         Self {
             side: side.name(),
             about: side.about(),
-            versions: visits.first().map(|visit| visit.versions.clone()).unwrap_or_default(),
+            versions: measurements
+                .first()
+                .map(|measurement| measurement.versions.clone())
+                .unwrap_or_default(),
             speed: speed.map(|(prefill, decode)| Speed { prefill, decode }),
             gateway: ratios
                 .zip(requests)
-                .map(|(token_ratio, request_ms)| Gateway { token_ratio, request_ms }),
+                .map(|(token_ratio, request_ms)| GatewayOverhead { token_ratio, request_ms }),
             failed,
         }
     }
@@ -139,24 +143,24 @@ impl Measured {
 impl Report {
     /// A report of measured sides, with their ratios.
     pub(super) fn new(
-        stand: &Stand<'_>,
-        options: &Options,
-        mut sides: Vec<Measured>,
+        setup: &Setup<'_>,
+        args: &PeersArgs,
+        mut sides: Vec<SideResult>,
     ) -> anyhow::Result<Self> {
-        // A reason may name folders of this machine, which mean nothing elsewhere.
-        let (root, home) = (stand.session.workspace.root.display(), stand.session.home.display());
+        // A reason may contain folders of this machine, which have no meaning elsewhere.
+        let (root, home) = (setup.session.workspace.root.display(), setup.session.home.display());
         for reason in sides.iter_mut().filter_map(|side| side.failed.as_mut()) {
             *reason = reason.replace(&home.to_string(), "$NARTHEX_HOME").replace(&root.to_string(), ".");
         }
         Ok(Self {
-            date: stamp::today(),
-            commit: stamp::commit(stand.session.workspace)?,
-            command: options.command(),
-            machine: Machine::of(stand)?,
+            date: record::today(),
+            commit: record::commit(setup.session.workspace)?,
+            command: args.command(),
+            machine: Machine::of(setup)?,
             model: MODEL,
             prompt_tokens: WORKLOAD.prompt,
             decode_tokens: WORKLOAD.decode,
-            rounds: options.rounds,
+            rounds: args.rounds,
             repeat: WORKLOAD.repeat,
             ratios: ratios(&sides),
             sides,
@@ -165,7 +169,7 @@ impl Report {
         })
     }
 
-    /// Every bound that was measured.
+    /// Compares the results with the bounds.
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
         for ratio in &self.ratios {
@@ -174,7 +178,7 @@ impl Report {
                 verdicts.push(Verdict {
                     what: format!("{} over {}, {phase}", ratio.of, ratio.to),
                     wanted: format!("at least {bound:.2}"),
-                    found: spread.shown(3),
+                    found: spread.format(3),
                     met: spread.median >= bound,
                 });
             }
@@ -207,15 +211,15 @@ fn at_most(what: String, spread: &Spread, bound: f64, digits: usize) -> Verdict 
     Verdict {
         what,
         wanted: format!("at most {bound}"),
-        found: spread.shown(digits),
+        found: spread.format(digits),
         met: spread.median <= bound,
     }
 }
 
-/// The ratios whose two sides were measured.
-fn ratios(sides: &[Measured]) -> Vec<Ratio> {
+/// Returns the ratios of the sides that were measured.
+fn ratios(sides: &[SideResult]) -> Vec<Ratio> {
     let speed = |side: Side| sides.iter().find(|m| m.side == side.name()).and_then(|m| m.speed.as_ref());
-    let ratio = |pair: &super::side::Pair| {
+    let ratio = |pair: &SpeedPair| {
         let (of, to) = speed(pair.of).zip(speed(pair.to))?;
         Some(Ratio {
             of: pair.of.name(),
@@ -233,22 +237,28 @@ pub(super) mod tests {
     use anyhow::anyhow;
 
     use super::*;
-    use crate::peers::{quality::Found, visit::Added};
+    use crate::peers::{measurement::Overhead, quality::Perplexities};
 
-    fn visit(prefill: f64, decode: f64, gateway: Option<Added>) -> Visit {
+    fn measurement(prefill: f64, decode: f64, gateway: Option<Overhead>) -> Measurement {
         let versions = [("onnxruntime".to_owned(), "1.31.1".to_owned())].into();
-        Visit { prefill, decode, versions, gateway }
+        Measurement { prefill, decode, versions, gateway }
     }
 
-    /// A run of three sides, of which one failed.
+    /// Returns a run of three sides, one of which failed.
     pub(in crate::peers) fn report() -> Report {
-        let added = Some(Added { token_ratio: 1.01, request_ms: 1.5 });
+        let added = Some(Overhead { token_ratio: 1.01, request_ms: 1.5 });
         let sides = vec![
-            Measured::of(Side::NarthexW8, Ok(vec![visit(96.0, 47.0, added), visit(48.0, 47.0, added)])),
-            Measured::of(Side::LoopW8, Ok(vec![visit(100.0, 50.0, None), visit(50.0, 50.0, None)])),
-            Measured::of(Side::OpenVino, Err(anyhow!("no wheel | for this machine"))),
+            SideResult::of(
+                Side::NarthexW8,
+                Ok(vec![measurement(96.0, 47.0, added), measurement(48.0, 47.0, added)]),
+            ),
+            SideResult::of(
+                Side::LoopW8,
+                Ok(vec![measurement(100.0, 50.0, None), measurement(50.0, 50.0, None)]),
+            ),
+            SideResult::of(Side::OpenVino, Err(anyhow!("no wheel | for this machine"))),
         ];
-        let found = Found {
+        let found = Perplexities {
             ours: 20.1,
             theirs: 20.0,
             ratio: 1.005,

@@ -1,4 +1,4 @@
-//! A run as a page for people, and the files that keep it.
+//! The page and the files of a run.
 
 use std::{fmt::Write as _, fs};
 
@@ -6,18 +6,19 @@ use anyhow::Context;
 
 use crate::{
     peers::report::Report,
-    stamp::{BENCH, Keep},
+    record::{BENCH, RecordArgs},
     terminal,
     workspace::{Workspace, relative},
 };
 
 /// Prints a run and writes it as JSON and as a page.
-pub(super) fn write(workspace: &Workspace, report: &Report, keep: Keep) -> anyhow::Result<()> {
+pub(super) fn write(workspace: &Workspace, report: &Report, args: RecordArgs) -> anyhow::Result<()> {
     let page = page(report)?;
     terminal::line(format!("\n{page}"));
-    let (folder, name) = match keep {
-        Keep::Nothing => (workspace.target.join("peers"), "latest".to_owned()),
-        Keep::Record => (workspace.root.join(BENCH), name(report)),
+    let (folder, name) = if args.record {
+        (workspace.root.join(BENCH), name(report))
+    } else {
+        (workspace.target.join("peers"), "latest".to_owned())
     };
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let json = serde_json::to_string_pretty(report)? + "\n";
@@ -43,8 +44,8 @@ fn page(report: &Report) -> anyhow::Result<String> {
         machine.load.map_or_else(|| "unknown load".to_owned(), |load| format!("load {load:.2} before"));
     let mut text = format!(
         "# {} beside its peers, {}\n\n{}, {} threads, {}, {load}. Commit {}; `{}`.\n\nPrompts of {} tokens, answers of {}; {} \
-         rounds, each visiting every side once; {} counted repetitions in a visit. Medians, with the smallest and the \
-         largest round behind them.\n\n",
+         rounds, each measuring every side once; {} counted repetitions in a measurement. Medians, followed by the smallest and \
+         the largest round.\n\n",
         report.model,
         report.date,
         machine.cpu,
@@ -68,7 +69,7 @@ fn sides(text: &mut String, report: &Report) -> anyhow::Result<()> {
     text.push_str("| Side | What runs | Prefill, tokens/s | Decode, tokens/s |\n|---|---|---:|---:|\n");
     for side in &report.sides {
         let (prefill, decode) = match &side.speed {
-            Some(speed) => (speed.prefill.shown(1), speed.decode.shown(1)),
+            Some(speed) => (speed.prefill.format(1), speed.decode.format(1)),
             None => ("did not run".to_owned(), "did not run".to_owned()),
         };
         let versions: Vec<String> =
@@ -90,7 +91,7 @@ fn ratios(text: &mut String, report: &Report) -> anyhow::Result<()> {
     }
     text.push_str("\n| Speed over speed, round by round | Prefill | Decode |\n|---|---:|---:|\n");
     for ratio in &report.ratios {
-        let (prefill, decode) = (ratio.prefill.shown(3), ratio.decode.shown(3));
+        let (prefill, decode) = (ratio.prefill.format(3), ratio.decode.format(3));
         writeln!(text, "| {} over {} | {prefill} | {decode} |", ratio.of, ratio.to)?;
     }
     Ok(())
@@ -125,7 +126,7 @@ fn bounds(text: &mut String, report: &Report) -> anyhow::Result<()> {
     if verdicts.is_empty() {
         return Ok(());
     }
-    text.push_str("\n| Bound | Wanted | Found | Met |\n|---|---:|---:|---|\n");
+    text.push_str("\n| Bound | Wanted | Perplexities | Met |\n|---|---:|---:|---|\n");
     for verdict in verdicts {
         let met = if verdict.met { "yes" } else { "**no**" };
         writeln!(text, "| {} | {} | {} | {met} |", verdict.what, verdict.wanted, verdict.found)?;

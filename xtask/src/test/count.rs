@@ -1,17 +1,17 @@
-//! Adds up what the test programs say of themselves, so that the summary can repeat it.
+//! Test counts over several test programs, for the summary.
 
 use std::fmt;
 
-/// Tests over several test programs.
+/// Numbers of tests by result.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Count {
+pub(crate) struct TestCount {
     passed: usize,
     failed: usize,
     ignored: usize,
 }
 
-impl Count {
-    /// Takes in a line of output; only the closing line of a test program counts.
+impl TestCount {
+    /// Adds the numbers in the closing line of a test program; ignores other lines.
     pub(crate) fn add(&mut self, line: &str) {
         let Some(result) = line.strip_prefix("test result: ") else { return };
         let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
@@ -27,7 +27,7 @@ impl Count {
     }
 }
 
-impl fmt::Display for Count {
+impl fmt::Display for TestCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed; {} failed; {} ignored", self.passed, self.failed, self.ignored)
     }
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn closing_lines_add_up() {
-        let mut count = Count::default();
+        let mut count = TestCount::default();
         for line in [
             "running 3 tests",
             "test a ... ok",

@@ -1,27 +1,37 @@
-//! `cargo xtask test`: every check there is, from nothing but a checkout, one stage after another.
+//! `cargo xtask test`: runs every check, one stage after another, from nothing but a checkout.
 //!
-//! Cheap stages come first, and the first that fails ends the run with the command that repeats it alone. What the
-//! stages need (a store with two models, a Python environment) is made under the target folder and kept there.
-//! Start at [`Stage`]; what a stage does is in [`stages`], and in [`clients`] for the last.
+//! Cheap stages come first. The first failure ends the run and prints the command that repeats its stage. The store with
+//! two models and the Python environment are created under the target folder and reused. Start at [`Stage`]; [`stages`]
+//! implements all but the last, [`clients`].
 
 mod clients;
 mod count;
 pub(crate) mod server;
-pub(crate) mod session;
 mod stages;
-pub(crate) mod tools;
+mod tools;
 
-use std::{
-    str::FromStr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use strum::{IntoStaticStr, VariantArray};
 
-use crate::{stamp, terminal, test::session::Session, workspace::Workspace};
+use crate::{record, session::Session, terminal, workspace::Workspace};
 
-/// One step of the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Arguments of `cargo xtask test`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub(crate) struct TestArgs {
+    /// List the stages.
+    #[arg(long, conflicts_with = "only")]
+    pub(crate) list: bool,
+    /// Run one stage; the results of earlier ones must exist.
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) only: Option<Stage>,
+}
+
+/// One step of the run, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, ValueEnum, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Stage {
     /// The programs that the other stages call.
     Tools,
@@ -41,44 +51,36 @@ pub(crate) enum Stage {
     Clients,
 }
 
-/// Which stages to run.
+/// Stages to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum Selection {
     /// Every stage.
     All,
-    /// One stage; what it needs from earlier ones must be there.
+    /// One stage.
     Only(Stage),
 }
 
-impl Stage {
-    /// Every stage, in the order in which they run.
-    pub(crate) const ALL: [Self; 8] = [
-        Self::Tools,
-        Self::Format,
-        Self::Tidy,
-        Self::Clippy,
-        Self::Deny,
-        Self::Store,
-        Self::Tests,
-        Self::Clients,
-    ];
+impl From<Option<Stage>> for Selection {
+    fn from(only: Option<Stage>) -> Self {
+        only.map_or(Self::All, Self::Only)
+    }
+}
 
+impl Stage {
     /// The name used with `--only`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Tools => "tools",
-            Self::Format => "format",
-            Self::Tidy => "tidy",
-            Self::Clippy => "clippy",
-            Self::Deny => "deny",
-            Self::Store => "store",
-            Self::Tests => "tests",
-            Self::Clients => "clients",
+    fn name(self) -> &'static str {
+        self.into()
+    }
+
+    /// Prints the stages with their descriptions.
+    pub(crate) fn print_list() {
+        for stage in Self::VARIANTS {
+            terminal::line(format!("{:<10} {}", stage.name(), stage.about()));
         }
     }
 
-    /// What it does, in a line.
-    pub(crate) fn about(self) -> &'static str {
+    /// Describes the stage in a line.
+    fn about(self) -> &'static str {
         match self {
             Self::Tools => "look for the programs that the stages call",
             Self::Format => "rustfmt changes nothing",
@@ -91,7 +93,7 @@ impl Stage {
         }
     }
 
-    /// Runs it; on success gives what is worth repeating in the summary, which may be nothing.
+    /// Runs the stage and returns a remark for the summary, which may be empty.
     fn run(self, session: &Session<'_>) -> anyhow::Result<String> {
         match self {
             Self::Tools => tools::check(session),
@@ -106,50 +108,38 @@ impl Stage {
     }
 }
 
-impl FromStr for Stage {
-    type Err = anyhow::Error;
-
-    fn from_str(name: &str) -> anyhow::Result<Self> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|stage| stage.name() == name)
-            .ok_or_else(|| anyhow!("no stage is called {name:?}: expected one of {}", names()))
-    }
-}
-
-/// What a chore over real models begins with: the store filled, and the commit as it is now, since what lies in the workspace
-/// may change while the chore runs.
-pub(crate) fn prepared(workspace: &Workspace) -> anyhow::Result<(String, Session<'_>)> {
-    let commit = stamp::commit(workspace)?;
-    run(workspace, Choice::Only(Stage::Store))?;
+/// Fills the store for a chore over real models. Also returns the commit, because the workspace may change while the chore
+/// runs.
+pub(crate) fn prepare(workspace: &Workspace) -> anyhow::Result<(String, Session<'_>)> {
+    let commit = record::commit(workspace)?;
+    run(workspace, Selection::Only(Stage::Store))?;
     Ok((commit, Session::new(workspace)?))
 }
 
 /// Runs the chosen stages in order, up to the first that fails.
-pub(crate) fn run(workspace: &Workspace, choice: Choice) -> anyhow::Result<()> {
+pub(crate) fn run(workspace: &Workspace, selection: Selection) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
-    let chosen = match choice {
-        Choice::All => Stage::ALL.to_vec(),
-        Choice::Only(stage) => vec![stage],
+    let chosen = match selection {
+        Selection::All => Stage::VARIANTS.to_vec(),
+        Selection::Only(stage) => vec![stage],
     };
-    let began = Instant::now();
+    let start = Instant::now();
     let mut summary = Vec::new();
     for (index, stage) in chosen.iter().enumerate() {
         terminal::line(format!("\n== {}/{} {}: {}", index + 1, chosen.len(), stage.name(), stage.about()));
-        let started = Instant::now();
+        let stage_start = Instant::now();
         let outcome = stage.run(&session);
-        summary.push(line(*stage, &outcome, started.elapsed()));
+        summary.push(line(*stage, &outcome, stage_start.elapsed()));
         if let Err(error) = outcome {
-            finish(&summary, began.elapsed());
+            finish(&summary, start.elapsed());
             bail!("{}: {error:#}\nrun it again: cargo xtask test --only {}", stage.name(), stage.name());
         }
     }
-    finish(&summary, began.elapsed());
+    finish(&summary, start.elapsed());
     Ok(())
 }
 
-/// A stage's line of the summary.
+/// Returns a stage's line of the summary.
 fn line(stage: Stage, outcome: &anyhow::Result<String>, took: Duration) -> String {
     let (word, detail) = match outcome {
         Ok(detail) => ("ok", detail.as_str()),
@@ -166,19 +156,12 @@ fn finish(summary: &[String], took: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::anyhow;
+
     use super::*;
 
     #[test]
-    fn stages_are_found_by_name() {
-        for stage in Stage::ALL {
-            assert_eq!(stage.name().parse::<Stage>().unwrap(), stage);
-        }
-        let error = "test".parse::<Stage>().unwrap_err().to_string();
-        assert!(error.ends_with("tools, format, tidy, clippy, deny, store, tests, clients"), "{error}");
-    }
-
-    #[test]
-    fn the_summary_tells_failed_from_passed() {
+    fn the_summary_marks_failures() {
         let took = Duration::from_millis(1500);
         let check = |outcome, expect: &str| assert_eq!(line(Stage::Deny, &outcome, took), expect);
         check(Ok(String::new()), "deny     ok         1.5 s");

@@ -10,22 +10,22 @@ use std::{
 
 use anyhow::{Context, bail};
 
-use crate::test::session::Session;
+use crate::session::Session;
 
-/// How long a server may take until it listens.
+/// Time in which a server must start to listen.
 const START: Duration = Duration::from_secs(60);
 
-/// A running server; it ends with this value.
+/// A running server; it is stopped when this value is dropped.
 pub(crate) struct Server {
     child: Child,
-    /// Where it listens, as `host:port`.
+    /// Its address, as `host:port`.
     pub(crate) address: String,
-    /// The file that takes what it prints.
+    /// The file with its output.
     pub(crate) log: PathBuf,
 }
 
 impl Server {
-    /// Starts one on a free port, with further arguments of `narthex serve`.
+    /// Starts a server on a free port, with further arguments of `narthex serve`.
     pub(crate) fn start(session: &Session<'_>, log: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
         let narthex = session.build_narthex()?;
         let file = File::create(log).with_context(|| log.display().to_string())?;
@@ -45,44 +45,44 @@ impl Server {
     fn wait_for_address(&mut self) -> anyhow::Result<String> {
         let started = Instant::now();
         loop {
-            let said = fs::read_to_string(&self.log).unwrap_or_default();
-            if let Some(address) = address(&said) {
+            let text = fs::read_to_string(&self.log).unwrap_or_default();
+            if let Some(address) = address(&text) {
                 return Ok(address.to_owned());
             }
             if let Some(status) = self.child.try_wait()? {
-                bail!("the server ended with {status}:\n{}", self.last_words());
+                bail!("the server ended with {status}:\n{}", self.last_lines());
             }
             if started.elapsed() > START {
-                bail!("the server did not listen within {START:?}:\n{}", self.last_words());
+                bail!("the server did not listen within {START:?}:\n{}", self.last_lines());
             }
             thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The last lines that it printed.
-    pub(crate) fn last_words(&self) -> String {
-        let said = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = said.lines().collect();
+    /// Returns the last lines of its output.
+    pub(crate) fn last_lines(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, and there is nothing to do about a process that will not.
+        // The process may have ended already; other errors cannot be handled here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The `host:port` in what a server says once it listens; the line must be whole.
-fn address(said: &str) -> Option<&str> {
-    let whole = &said[..said.rfind('\n')?];
+/// Returns the `host:port` that a server prints once it listens; the line must be complete.
+fn address(text: &str) -> Option<&str> {
+    let whole = &text[..text.rfind('\n')?];
     let line = whole.lines().find(|line| line.starts_with("listening on "))?;
     line.split_once("http://")?.1.split([' ', '/']).next()
 }
@@ -92,10 +92,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_read_from_a_whole_line() {
-        let said = "a warning\nlistening on http://127.0.0.1:43210 (OpenAI API under /v1)\n";
-        assert_eq!(address(said), Some("127.0.0.1:43210"));
-        assert_eq!(address(said.trim_end()), None);
+    fn the_address_is_read_from_a_complete_line() {
+        let text = "a warning\nlistening on http://127.0.0.1:43210 (OpenAI API under /v1)\n";
+        assert_eq!(address(text), Some("127.0.0.1:43210"));
+        assert_eq!(address(text.trim_end()), None);
         assert_eq!(address("loading\n"), None);
         assert_eq!(address(""), None);
     }

@@ -1,46 +1,45 @@
-//! What each stage does, but for the clients'. A stage prints what it runs and fails with what it ran.
+//! The stages of `cargo xtask test`, except for the clients'. Each prints the commands that it runs.
 
 use std::{env, path::PathBuf};
 
 use anyhow::bail;
 
 use crate::{
+    process::{self, works},
+    session::Session,
     terminal,
-    test::{
-        count::Count,
-        session::{self, Session, works},
-    },
-    tidy,
+    test::count::TestCount,
+    tidy::{self, TidyArgs},
 };
 
-/// The cargo-deny that is built where none is installed.
+/// Version of cargo-deny that is built if none is installed.
 const DENY_VERSION: &str = "0.20.2";
 
-/// What cargo-deny checks; `deny.toml` says how.
+/// Arguments of cargo-deny; `deny.toml` configures the checks.
 const DENY_CHECKS: [&str; 4] = ["check", "licenses", "bans", "sources"];
 
-/// The models that tests of the whole product use.
+/// Models for the tests of the whole product.
 const MODELS: [&str; 2] = ["smollm2:135m", "all-minilm-l6-v2"];
 
-/// rustfmt on every crate.
+/// Checks the format of every crate.
 pub(crate) fn format(session: &Session<'_>) -> anyhow::Result<String> {
-    session::run(&mut session.cargo(&["fmt", "--all", "--check"]))?;
+    process::run(&mut session.cargo(&["fmt", "--all", "--check"]))?;
     Ok(String::new())
 }
 
-/// The house rules.
+/// Checks the house rules.
 pub(crate) fn tidy(session: &Session<'_>) -> anyhow::Result<String> {
-    tidy::report(session.workspace, tidy::Pending::Count)?;
+    tidy::report(session.workspace, TidyArgs { pending: false })?;
     Ok(String::new())
 }
 
-/// Clippy on everything, tests included.
+/// Runs Clippy on everything, tests included.
 pub(crate) fn clippy(session: &Session<'_>) -> anyhow::Result<String> {
-    session::run(&mut session.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    process::run(&mut session.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     Ok(String::new())
 }
 
-/// cargo-deny, built into the target folder where none is installed.
+/// Runs cargo-deny, which is built into the target folder if none is installed.
 pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
     let tools = session.workspace.target.join("tools");
     let own = tools.join("bin").join(format!("cargo-deny{}", env::consts::EXE_SUFFIX));
@@ -51,30 +50,30 @@ pub(crate) fn deny(session: &Session<'_>) -> anyhow::Result<String> {
             terminal::line("cargo-deny is not installed; building it takes a few minutes, once");
             let mut install =
                 session.cargo(&["install", "--locked", "--version", DENY_VERSION, "cargo-deny"]);
-            session::run(install.arg("--root").arg(&tools))?;
+            process::run(install.arg("--root").arg(&tools))?;
         }
         own
     };
-    session::run(session.command(program).args(DENY_CHECKS))?;
+    process::run(session.command(program).args(DENY_CHECKS))?;
     Ok(String::new())
 }
 
-/// Fills the store the way a user would: through the command line.
+/// Fills the store through the command line, as a user would.
 pub(crate) fn store(session: &Session<'_>) -> anyhow::Result<String> {
     let narthex = session.build_narthex()?;
     for runtime in ["cpu", "qnn", "openvino"] {
-        session::run(session.command(&narthex).args(["runtime", "install", runtime]))?;
+        process::run(session.command(&narthex).args(["runtime", "install", runtime]))?;
     }
     for model in MODELS {
-        session::run(session.command(&narthex).args(["pull", model]))?;
+        process::run(session.command(&narthex).args(["pull", model]))?;
     }
     Ok(session.home.display().to_string())
 }
 
-/// Every unit and integration test.
+/// Runs every unit and integration test.
 pub(crate) fn tests(session: &Session<'_>) -> anyhow::Result<String> {
-    let mut count = Count::default();
-    let result = session::each_line(&mut session.cargo(&["test", "--workspace"]), |line| {
+    let mut count = TestCount::default();
+    let result = process::each_line(&mut session.cargo(&["test", "--workspace"]), |line| {
         terminal::line(line);
         count.add(line);
     });

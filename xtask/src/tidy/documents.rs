@@ -1,4 +1,4 @@
-//! What stands in text files: addresses that belong elsewhere, links that lead nowhere, crates left unnamed.
+//! Checks of text files: hosts of registries, broken links, crates that the documents do not name.
 
 use std::{
     fs,
@@ -12,20 +12,20 @@ use crate::{
     workspace::{Package, relative},
 };
 
-/// Package registries and model hubs. Narthex reaches them through the user's own tools and settings.
+/// Hosts of package registries and model hubs. Narthex reaches them through the user's own tools and settings.
 const HOSTS: &[&str] =
     &["huggingface.co", "hf.co", "pypi.org", "pythonhosted.org", "modelscope.cn", "crates.io", "npmjs.com"];
 
-/// The files that may name them: the hub's default endpoint, and the list above.
+/// Files that may name them: the hub's default endpoint, and the list above.
 const MAY_NAME_HOSTS: &[&str] = &["crates/catalog/src/source/hub.rs", "xtask/src/tidy/documents.rs"];
 
-/// Endings of the files that are read.
+/// Extensions of the files that are read.
 const ENDINGS: &[&str] = &["rs", "toml", "md", "py", "sh", "yml", "yaml"];
 
-/// Folders that hold no text of ours.
+/// Folders without text of the project.
 const SKIPPED: &[&str] = &[".git", ".venv", "__pycache__", "artifacts", "corpus", "node_modules", "target"];
 
-/// The documents that name every crate.
+/// Documents that name every crate.
 const MAPS: &[&str] = &["README.md", "ARCHITECTURE.md"];
 
 /// A text file.
@@ -37,7 +37,7 @@ pub(crate) struct Document {
     pub(crate) text: String,
 }
 
-/// Every text file of the project, in order of path.
+/// Reads every text file of the project, in order of path.
 pub(crate) fn read_all(root: &Path) -> anyhow::Result<Vec<Document>> {
     let mut files = Vec::new();
     collect(root, &mut files)?;
@@ -69,7 +69,7 @@ fn is_in_ci(path: &Path) -> bool {
     path.parent().and_then(Path::file_name).is_some_and(|folder| folder == ".ci")
 }
 
-/// Finds addresses that belong to the user's tools and settings.
+/// Finds hosts that belong to the user's tools and settings.
 pub(crate) fn check_hosts(document: &Document) -> Vec<Finding> {
     if MAY_NAME_HOSTS.contains(&document.path.as_str()) {
         return Vec::new();
@@ -79,7 +79,7 @@ pub(crate) fn check_hosts(document: &Document) -> Vec<Finding> {
         let line = line.to_ascii_lowercase();
         if let Some(host) = HOSTS.iter().find(|host| names_host(&line, host)) {
             let message = format!(
-                "line {} names {host}; addresses come from the user's settings and stand in {} alone",
+                "line {} names {host}; addresses come from the user's settings only {} may contain one",
                 number + 1,
                 MAY_NAME_HOSTS[0]
             );
@@ -97,7 +97,7 @@ fn names_host(line: &str, host: &str) -> bool {
     })
 }
 
-/// Finds relative links of Markdown files that lead nowhere; `exists` takes paths relative to the root.
+/// Finds broken relative links in Markdown files; `exists` takes paths relative to the root.
 pub(crate) fn check_links(document: &Document, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let folder = document.path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut findings = Vec::new();
@@ -107,14 +107,14 @@ pub(crate) fn check_links(document: &Document, exists: impl Fn(&str) -> bool) ->
             continue;
         }
         if !exists(&resolve(folder, file)) {
-            let message = format!("links to {link}, which is not there; mend the link");
+            let message = format!("links to {link}, which does not exist; fix the link");
             findings.push(Finding::firm(Rule::Documents, &document.path, message));
         }
     }
     findings
 }
 
-/// The targets of `[text](target)`.
+/// Returns the targets of `[text](target)`.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target)
 }
@@ -133,16 +133,16 @@ fn resolve(folder: &str, link: &str) -> String {
     parts.join("/")
 }
 
-/// Finds crates that the documents for readers do not name.
+/// Finds crates that the documents do not name.
 pub(crate) fn check_maps(documents: &[Document], packages: &[Package]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for map in MAPS {
         let Some(document) = documents.iter().find(|document| document.path == *map) else {
-            findings.push(Finding::firm(Rule::Documents, *map, "is not there; write it"));
+            findings.push(Finding::firm(Rule::Documents, *map, "does not exist; write it"));
             continue;
         };
         for package in packages.iter().filter(|package| !document.text.contains(&package.folder)) {
-            let message = format!("does not name {}; give it a line", package.folder);
+            let message = format!("does not name {}; add a line for it", package.folder);
             findings.push(Finding::firm(Rule::Documents, *map, message));
         }
     }
@@ -170,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn what_merely_looks_like_a_host_is_fine() {
+    fn similar_names_are_no_hosts() {
         hosts("a.rs", "hf.config, ~/.cache/huggingface/hub, half.com, shf.co", &[]);
         hosts("a.rs", "ünïcode before hf.conf", &[]);
     }
 
     #[test]
-    fn links_lead_somewhere() {
+    fn links_resolve() {
         let exists = |path: &str| ["docs/a.md", "README.md"].contains(&path);
         let findings = |path: &str, text: &str| brief(&check_links(&document(path, text), exists));
         assert_eq!(findings("README.md", "[a](docs/a.md#part) [b](https://x.org) [c](#here)"), [""; 0]);

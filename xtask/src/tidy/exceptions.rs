@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::tidy::finding::{Finding, Rule, Weight};
+use crate::tidy::finding::{Finding, Rule, Severity};
 
 /// Where the exceptions stand, relative to the root.
 pub(crate) const FILE: &str = "xtask/exceptions.toml";
@@ -110,7 +110,7 @@ impl Exceptions {
     }
 
     fn position(&self, finding: &Finding) -> Option<usize> {
-        if finding.weight == Weight::Final {
+        if finding.severity == Severity::Final {
             return None;
         }
         self.exceptions

@@ -14,9 +14,9 @@ pub(crate) enum Rule {
     Layers,
     /// Some libraries belong to one crate.
     Capabilities,
-    /// Every crate takes the workspace's lints.
+    /// Every crate inherits the workspace's lints.
     Lints,
-    /// Lints that guard the design are not switched off in passing.
+    /// Lints that guard the design stay on.
     LintEscapes,
     /// Folders and packages have the same names.
     Folders,
@@ -34,15 +34,15 @@ pub(crate) enum Rule {
     ModuleCycles,
     /// A name stands for one type of a crate.
     TypeNames,
-    /// Names say what a thing is.
+    /// Names have a meaning.
     Names,
     /// Doc comments and messages are plain English.
     Prose,
-    /// Every module says what lives in it.
+    /// Every module has docs.
     ModuleDocs,
-    /// Addresses of package registries and model hubs stand in one place.
+    /// Hosts of package registries and model hubs stand in one place.
     Hosts,
-    /// The documents name every crate, and their links lead somewhere.
+    /// The documents name every crate, and their links resolve.
     Documents,
     /// Exceptions are needed, and each has a reason.
     Exceptions,
@@ -57,7 +57,7 @@ impl Rule {
 
 /// Power of an exception over a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Weight {
+pub(crate) enum Severity {
     /// An entry of `exceptions.toml` with a reason excuses it.
     Excusable,
     /// Nothing excuses it.
@@ -74,18 +74,18 @@ pub(crate) struct Finding {
     /// The expectation, the fact and the next step.
     pub(crate) message: String,
     /// Its weight.
-    pub(crate) weight: Weight,
+    pub(crate) severity: Severity,
 }
 
 impl Finding {
     /// A finding that an exception may excuse.
     pub(crate) fn excusable(rule: Rule, subject: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { rule, subject: subject.into(), message: message.into(), weight: Weight::Excusable }
+        Self { rule, subject: subject.into(), message: message.into(), severity: Severity::Excusable }
     }
 
     /// A finding that stands.
     pub(crate) fn firm(rule: Rule, subject: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { rule, subject: subject.into(), message: message.into(), weight: Weight::Final }
+        Self { rule, subject: subject.into(), message: message.into(), severity: Severity::Final }
     }
 }
 

@@ -1,16 +1,16 @@
-//! Which crate may depend on which, and which crate owns which library.
+//! Layers of the crates, and owners of libraries.
 //!
-//! Dependencies for tests are free: they are built for no user, and Cargo itself refuses the cycles that matter.
+//! Dependencies for tests are free: they reach no user, and Cargo itself refuses cycles.
 
 use crate::{
     tidy::finding::{Finding, Rule},
-    workspace::{Need, Package},
+    workspace::{DependencyKind, Package},
 };
 
-/// Where a crate stands.
+/// Position of a crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layer {
-    /// Part of the product: depends on strictly lower numbers alone.
+    /// Part of the product; depends on strictly lower numbers alone.
     Product(u8),
     /// For developers: no part of the product depends on it.
     Development,
@@ -36,7 +36,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("xtask", Layer::Development),
 ];
 
-/// Libraries that only some crates may use, and why.
+/// Libraries, the crates that may use them, and the reason.
 const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     (&["ort", "ort-sys", "libloading"], &["narthex-device"], "device alone speaks to ONNX Runtime"),
     (&["ureq", "reqwest", "hyper-util"], &["narthex-catalog"], "catalog alone reaches out to the network"),
@@ -47,10 +47,11 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         "the library is synchronous; async stays in server",
     ),
     (
-        &["clap", "clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
+        &["clap_complete", "indicatif", "rustyline", "comfy-table", "ctrlc"],
         &["narthex-cli"],
         "cli alone has a terminal",
     ),
+    (&["clap"], &["narthex-cli", "xtask"], "only programs have arguments"),
     (
         &["tokenizers", "minijinja", "minijinja-contrib"],
         &["narthex-text"],
@@ -69,7 +70,9 @@ pub(crate) fn check(packages: &[Package]) -> Vec<Finding> {
             let message = "has no layer; give it one in xtask/src/tidy/layers.rs and in ARCHITECTURE.md";
             findings.push(Finding::firm(Rule::Layers, &package.name, message));
         }
-        for dependency in package.dependencies.iter().filter(|dependency| dependency.need == Need::Product) {
+        for dependency in
+            package.dependencies.iter().filter(|dependency| dependency.kind == DependencyKind::Product)
+        {
             findings.extend(check_edge(&package.name, &dependency.name));
             findings.extend(check_capability(&package.name, &dependency.name));
         }
@@ -110,10 +113,10 @@ mod tests {
     use super::*;
     use crate::{tidy::finding::brief, workspace::Dependency};
 
-    fn check_one(name: &str, dependencies: &[(&str, Need)], expect: &[&str]) {
+    fn check_one(name: &str, dependencies: &[(&str, DependencyKind)], expect: &[&str]) {
         let dependencies = dependencies
             .iter()
-            .map(|(name, need)| Dependency { name: (*name).into(), need: *need })
+            .map(|(name, kind)| Dependency { name: (*name).into(), kind: *kind })
             .collect();
         let package = Package { name: name.into(), folder: String::new(), dependencies };
         assert_eq!(brief(&check(&[package])), expect);
@@ -121,10 +124,14 @@ mod tests {
 
     #[test]
     fn edges_go_down() {
-        check_one("narthex-compile", &[("narthex-graph", Need::Product), ("half", Need::Product)], &[]);
+        check_one(
+            "narthex-compile",
+            &[("narthex-graph", DependencyKind::Product), ("half", DependencyKind::Product)],
+            &[],
+        );
         check_one(
             "narthex-text",
-            &[("narthex-gateway", Need::Product)],
+            &[("narthex-gateway", DependencyKind::Product)],
             &["layers narthex-text -> narthex-gateway"],
         );
     }
@@ -133,7 +140,7 @@ mod tests {
     fn edges_within_a_layer_are_refused() {
         check_one(
             "narthex-compile",
-            &[("narthex-device", Need::Product)],
+            &[("narthex-device", DependencyKind::Product)],
             &["layers narthex-compile -> narthex-device"],
         );
     }
@@ -142,10 +149,10 @@ mod tests {
     fn the_product_does_not_use_the_testkit() {
         check_one(
             "narthex-engine",
-            &[("narthex-testkit", Need::Product)],
+            &[("narthex-testkit", DependencyKind::Product)],
             &["layers narthex-engine -> narthex-testkit"],
         );
-        check_one("narthex-engine", &[("narthex-testkit", Need::Tests)], &[]);
+        check_one("narthex-engine", &[("narthex-testkit", DependencyKind::Tests)], &[]);
     }
 
     #[test]
@@ -155,14 +162,34 @@ mod tests {
 
     #[test]
     fn libraries_stay_with_their_owners() {
-        check_one("narthex-compile", &[("ort", Need::Product)], &["capabilities narthex-compile -> ort"]);
-        check_one("narthex-device", &[("ort", Need::Product), ("ort-sys", Need::Product)], &[]);
-        check_one("narthex-gateway", &[("ureq", Need::Product)], &["capabilities narthex-gateway -> ureq"]);
-        check_one("narthex-gateway", &[("tokio", Need::Product)], &["capabilities narthex-gateway -> tokio"]);
-        check_one("narthex-server", &[("clap", Need::Product)], &["capabilities narthex-server -> clap"]);
+        check_one(
+            "narthex-compile",
+            &[("ort", DependencyKind::Product)],
+            &["capabilities narthex-compile -> ort"],
+        );
+        check_one(
+            "narthex-device",
+            &[("ort", DependencyKind::Product), ("ort-sys", DependencyKind::Product)],
+            &[],
+        );
+        check_one(
+            "narthex-gateway",
+            &[("ureq", DependencyKind::Product)],
+            &["capabilities narthex-gateway -> ureq"],
+        );
+        check_one(
+            "narthex-gateway",
+            &[("tokio", DependencyKind::Product)],
+            &["capabilities narthex-gateway -> tokio"],
+        );
+        check_one(
+            "narthex-server",
+            &[("clap", DependencyKind::Product)],
+            &["capabilities narthex-server -> clap"],
+        );
         check_one(
             "narthex-text",
-            &[("anyhow", Need::Product), ("ureq", Need::Tests)],
+            &[("anyhow", DependencyKind::Product), ("ureq", DependencyKind::Tests)],
             &["capabilities narthex-text -> anyhow"],
         );
     }

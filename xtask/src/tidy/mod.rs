@@ -21,6 +21,7 @@ mod types;
 use std::{fs, path::Path};
 
 use anyhow::{Context, bail};
+use clap::Args;
 
 use crate::{
     terminal,
@@ -29,7 +30,7 @@ use crate::{
 };
 
 /// Result of all rules.
-struct Outcome {
+struct TidyResult {
     /// Breaches that nothing excuses, in order.
     findings: Vec<Finding>,
     /// Breaches by crates that are not held to the rule yet.
@@ -38,19 +39,18 @@ struct Outcome {
     notes: Vec<String>,
 }
 
-/// Treatment of findings in crates that are not held to a rule yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pending {
-    /// They are counted.
-    Count,
-    /// They are printed.
-    Show,
+/// Arguments of `cargo xtask tidy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub(crate) struct TidyArgs {
+    /// Print the findings in crates that are not held to a rule yet.
+    #[arg(long)]
+    pub(crate) pending: bool,
 }
 
 /// Prints every finding; fails if there is one.
-pub(crate) fn report(workspace: &Workspace, show: Pending) -> anyhow::Result<()> {
-    let Outcome { findings, pending, notes } = check(workspace)?;
-    if show == Pending::Show {
+pub(crate) fn report(workspace: &Workspace, args: TidyArgs) -> anyhow::Result<()> {
+    let TidyResult { findings, pending, notes } = check(workspace)?;
+    if args.pending {
         pending.iter().for_each(terminal::line);
     }
     notes.iter().for_each(terminal::line);
@@ -63,7 +63,7 @@ pub(crate) fn report(workspace: &Workspace, show: Pending) -> anyhow::Result<()>
 }
 
 /// Runs every rule.
-fn check(workspace: &Workspace) -> anyhow::Result<Outcome> {
+fn check(workspace: &Workspace) -> anyhow::Result<TidyResult> {
     let (root, packages) = (workspace.root.as_path(), workspace.packages.as_slice());
     let exceptions = Exceptions::parse(&read(root, exceptions::FILE)?)?;
     let mut sources = source::read_all(root, packages)?;
@@ -89,7 +89,7 @@ fn check(workspace: &Workspace) -> anyhow::Result<Outcome> {
     let (findings, pending) = exceptions.split_pending(findings);
     let mut notes = exceptions.pending_notes(&pending);
     notes.extend(sizes::long_functions(&sources));
-    Ok(Outcome { findings, pending, notes })
+    Ok(TidyResult { findings, pending, notes })
 }
 
 fn check_documents(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {

@@ -36,18 +36,18 @@ pub(crate) struct Import {
 
 /// Returns the file's own module first, then the modules inside it.
 pub(crate) fn read(file: &File) -> Vec<Scope> {
-    let mut reader = Reader { scopes: vec![Scope::default()], current: 0, in_body: false };
+    let mut reader = ScopeReader { scopes: vec![Scope::default()], current: 0, in_body: false };
     reader.visit_file(file);
     reader.scopes
 }
 
-struct Reader {
+struct ScopeReader {
     scopes: Vec<Scope>,
     current: usize,
     in_body: bool,
 }
 
-impl Reader {
+impl ScopeReader {
     fn scope(&mut self) -> &mut Scope {
         &mut self.scopes[self.current]
     }
@@ -137,7 +137,7 @@ impl Reader {
     }
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for ScopeReader {
     fn visit_item(&mut self, item: &'ast Item) {
         if !is_for_tests(item) {
             self.define(item);

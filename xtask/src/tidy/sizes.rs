@@ -91,7 +91,7 @@ fn subject(source: &Source, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::finding::{Weight, brief};
+    use crate::tidy::finding::{Severity, brief};
 
     fn check_text(path: &str, text: &str, expect: &[&str]) -> Vec<Finding> {
         let findings = check(&Source::parse(path, text).unwrap());
@@ -107,9 +107,9 @@ mod tests {
     fn files_are_advised_then_limited() {
         check_text("crates/a/src/b.rs", &file_of(400), &[]);
         let advised = check_text("crates/a/src/b.rs", &file_of(401), &["file-lines crates/a/src/b.rs"]);
-        assert_eq!(advised[0].weight, Weight::Excusable);
+        assert_eq!(advised[0].severity, Severity::Excusable);
         let limited = check_text("crates/a/src/b.rs", &file_of(701), &["file-lines crates/a/src/b.rs"]);
-        assert_eq!(limited[0].weight, Weight::Final);
+        assert_eq!(limited[0].severity, Severity::Final);
     }
 
     #[test]

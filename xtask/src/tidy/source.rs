@@ -45,7 +45,7 @@ pub(crate) struct Source {
     pub(crate) role: Role,
     /// Lines outside items that are built for tests alone.
     pub(crate) lines: usize,
-    /// Whether it opens with `//!`.
+    /// Set if it opens with `//!`.
     pub(crate) has_docs: bool,
     /// Its functions with a body, tests left out.
     pub(crate) functions: Vec<Function>,

@@ -1,4 +1,4 @@
-//! What a source may name, switch off and leave unsaid.
+//! Names, switched-off lints, flags and module docs.
 
 use crate::{
     tidy::{
@@ -9,7 +9,7 @@ use crate::{
     workspace::Package,
 };
 
-/// Words that say nothing of what a thing is, in any name.
+/// Words without meaning in any name.
 const EMPTY_WORDS: &[&str] = &[
     "manager",
     "managers",
@@ -23,10 +23,10 @@ const EMPTY_WORDS: &[&str] = &[
     "utilities",
 ];
 
-/// Words that say nothing of what a type or module is; functions may use them, as in `common_prefix`.
+/// Words without meaning in the name of a type or module; functions may use them, as in `common_prefix`.
 const EMPTY_NOUNS: &[&str] = &["common", "base", "misc"];
 
-/// Lints that guard the design; switching one off needs an entry among the exceptions.
+/// Lints that guard the design; switching one off needs an exception.
 const GUARDED: &[&str] = &[
     "unsafe_code",
     "clippy::too_many_lines",
@@ -41,7 +41,7 @@ pub(crate) fn check(source: &Source) -> Vec<Finding> {
     findings.extend(check_escapes(source));
     findings.extend(check_flags(source));
     if !source.has_docs {
-        let message = "opens without `//!`; say what lives here, what never does, and where to start";
+        let message = "opens without `//!`; describe its contents, its limits, and where to start";
         findings.push(Finding::firm(Rule::ModuleDocs, &source.path, message));
     }
     findings
@@ -55,7 +55,7 @@ fn check_names(source: &Source) -> Vec<Finding> {
                 || (named.kind != NameKind::Function && EMPTY_NOUNS.contains(&word.as_str()))
         };
         if let Some(word) = words(&named.name).iter().find(empty) {
-            let message = format!("{word:?} does not say what it is; name it after what it does or holds");
+            let message = format!("{word:?} has no meaning; name it after what it does or holds");
             findings.push(Finding::excusable(
                 Rule::Names,
                 format!("{}::{}", source.path, named.name),
@@ -66,7 +66,7 @@ fn check_names(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// The words of a name, in lower case: `RequestHandler` and `request_handler` both have two.
+/// Returns the words of a name, in lower case: `RequestHandler` and `request_handler` both have two.
 fn words(name: &str) -> Vec<String> {
     let letters: Vec<char> = name.chars().collect();
     let mut words = vec![String::new()];
@@ -88,7 +88,7 @@ fn check_escapes(source: &Source) -> Vec<Finding> {
     let guarded = source.escapes.iter().filter(|lint| GUARDED.contains(&lint.as_str()));
     let finding = |lint: &String| {
         let message =
-            format!("switches {lint} off; mend the code, or give the reason in {}", exceptions::FILE);
+            format!("switches {lint} off; fix the code, or give the reason in {}", exceptions::FILE);
         Finding::excusable(Rule::LintEscapes, format!("{}::{lint}", source.path), message)
     };
     guarded.map(finding).collect()
@@ -97,14 +97,13 @@ fn check_escapes(source: &Source) -> Vec<Finding> {
 fn check_flags(source: &Source) -> Vec<Finding> {
     let flagged = source.functions.iter().filter(|function| !function.flags.is_empty());
     let finding = |function: &super::source::Function| {
-        let message =
-            format!("takes `{}: bool`; give the two cases names in an enum", function.flags.join("`, `"));
+        let message = format!("takes `{}: bool`; name the two cases in an enum", function.flags.join("`, `"));
         Finding::excusable(Rule::BoolParameters, format!("{}::{}", source.path, function.name), message)
     };
     flagged.map(finding).collect()
 }
 
-/// Checks that folders are called as their packages, and that names say something.
+/// Checks that folders have the names of their packages, and that these have a meaning.
 pub(crate) fn check_folders(packages: &[Package]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in packages {
@@ -113,25 +112,25 @@ pub(crate) fn check_folders(packages: &[Package]) -> Vec<Finding> {
             None => package.name.clone(),
         };
         if package.folder != expected {
-            let message =
-                format!("lies in {}, and its name wants {expected}; rename one of them", package.folder);
+            let message = format!("lies in {} instead of {expected}; rename one of them", package.folder);
             findings.push(Finding::firm(Rule::Folders, &package.name, message));
         }
         let is_empty = |word: &&String| [EMPTY_WORDS, EMPTY_NOUNS].concat().contains(&word.as_str());
         if let Some(word) = words(&package.name).iter().find(is_empty) {
-            let message = format!("{word:?} does not say what it is; name the crate after what it guards");
+            let message = format!("{word:?} has no meaning; name the crate after what it guards");
             findings.push(Finding::excusable(Rule::Names, &package.name, message));
         }
     }
     findings
 }
 
-/// Checks that a package's manifest takes the workspace's lints.
+/// Checks that a package's manifest inherits the workspace's lints.
 pub(crate) fn check_lints(package: &Package, manifest: &str) -> anyhow::Result<Option<Finding>> {
     let manifest: toml::Table = toml::from_str(manifest)?;
-    let takes = manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
-    Ok((takes != Some(true)).then(|| {
-        let message = "does not take the workspace's lints; write `[lints] workspace = true`";
+    let inherits =
+        manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
+    Ok((inherits != Some(true)).then(|| {
+        let message = "does not inherit the workspace's lints; write `[lints] workspace = true`";
         Finding::excusable(Rule::Lints, &package.name, message)
     }))
 }
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_words_are_refused() {
+    fn empty_words_are_findings() {
         let path = "crates/a/src/b.rs";
         check_text(path, "struct CacheManager;", &["names crates/a/src/b.rs::CacheManager"]);
         check_text(path, "enum BaseModel {}", &["names crates/a/src/b.rs::BaseModel"]);
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_hold_others_are_fine() {
+    fn words_that_contain_others_are_fine() {
         check_text(
             "crates/a/src/b.rs",
             "struct Base64; struct Database; fn common_prefix() {} mod utilisation;",
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn guarded_lints_are_not_switched_off_in_passing() {
+    fn guarded_lints_stay_on() {
         let path = "crates/a/src/b.rs";
         check_text(path, "#[allow(unsafe_code)] fn f() {}", &["lint-escapes crates/a/src/b.rs::unsafe_code"]);
         check_text(
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn public_functions_take_no_flags() {
+    fn public_functions_take_no_bools() {
         let path = "crates/a/src/b.rs";
         check_text(path, "pub fn f(loud: bool) {}", &["bool-parameters crates/a/src/b.rs::f"]);
         check_text(
@@ -203,13 +202,13 @@ mod tests {
     }
 
     #[test]
-    fn a_module_says_what_lives_in_it() {
+    fn modules_have_docs() {
         let source = Source::parse("crates/a/src/b.rs", "// Not docs.\nfn f() {}").unwrap();
         assert_eq!(brief(&check(&source)), ["module-docs crates/a/src/b.rs"]);
     }
 
     #[test]
-    fn folders_are_called_as_packages() {
+    fn folders_have_the_names_of_packages() {
         let packages = [package("narthex-text", "crates/text"), package("xtask", "xtask")];
         assert_eq!(brief(&check_folders(&packages)), [""; 0]);
         assert_eq!(
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn manifests_take_the_workspace_lints() {
+    fn manifests_inherit_lints() {
         let finding = |manifest: &str| check_lints(&package("narthex-a", "crates/a"), manifest).unwrap();
         assert_eq!(finding("[lints]\nworkspace = true\n"), None);
         assert!(finding("[lints.rust]\nunsafe_code = \"allow\"\n").is_some());

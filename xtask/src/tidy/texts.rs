@@ -2,7 +2,7 @@
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{
-    Attribute, Expr, File, ImplItem, Item, Lit, LitStr, Meta, TraitItem,
+    Attribute, Expr, File, ImplItem, Item, Lit, LitStr, Meta, MetaNameValue, TraitItem,
     spanned::Spanned,
     visit::{self, Visit},
 };
@@ -33,19 +33,19 @@ pub(super) enum TextKind {
 
 /// Returns the doc comments and string literals of a file outside its tests.
 pub(crate) fn read(file: &File) -> Vec<Text> {
-    let mut reader = Reader::default();
+    let mut reader = TextReader::default();
     reader.visit_file(file);
     reader.texts
 }
 
 #[derive(Default)]
-struct Reader {
+struct TextReader {
     texts: Vec<Text>,
     /// Line of the last doc attribute, and whether it was an inner one.
     last_doc: Option<(usize, bool)>,
 }
 
-impl Reader {
+impl TextReader {
     fn doc(&mut self, attribute: &Attribute, text: &LitStr) {
         let (line, inner) =
             (attribute.span().start().line, matches!(attribute.style, syn::AttrStyle::Inner(_)));
@@ -75,7 +75,7 @@ impl Reader {
     }
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for TextReader {
     fn visit_item(&mut self, item: &'ast Item) {
         if !is_for_tests(item) {
             visit::visit_item(self, item);
@@ -96,16 +96,13 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
         match &attribute.meta {
-            Meta::NameValue(pair) => match &pair.value {
-                Expr::Lit(value) => match &value.lit {
-                    Lit::Str(text) if pair.path.is_ident("doc") => self.doc(attribute, text),
-                    Lit::Str(text) => self.literal(text),
-                    _ => {}
-                },
+            Meta::NameValue(MetaNameValue { path, value: Expr::Lit(value), .. }) => match &value.lit {
+                Lit::Str(text) if path.is_ident("doc") => self.doc(attribute, text),
+                Lit::Str(text) => self.literal(text),
                 _ => {}
             },
             Meta::List(list) => self.read_tokens(list.tokens.clone()),
-            Meta::Path(_) => {}
+            Meta::NameValue(_) | Meta::Path(_) => {}
         }
     }
 

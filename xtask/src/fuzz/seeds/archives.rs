@@ -1,4 +1,4 @@
-//! What comes packed: manifests of packages, and wheels.
+//! Seeds for manifests of packages, and for wheels.
 
 use std::io::{Cursor, Write};
 

@@ -37,7 +37,8 @@ pub(super) fn seeds() -> anyhow::Result<Vec<Input>> {
         inputs.push(Input::valid(name, Input::files(&read(name, files)?)));
     }
     let genai = read(FILES[0].0, FILES[0].1)?;
-    let number = |name: &str, pointer: &str, value: Value| with_number(&genai, (name, pointer), value);
+    let number =
+        |name: &str, pointer: &str, value: Value| Input::bomb(name, with_number(&genai, pointer, value));
     let giant = json!(u64::MAX);
     inputs.extend([
         number("context", "/model/context_length", giant.clone()),
@@ -91,14 +92,14 @@ fn without_weights(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(graph.encode())
 }
 
-fn with_number(genai: &Files, (name, pointer): (&str, &str), value: Value) -> Input {
+fn with_number(genai: &Files, pointer: &str, value: Value) -> Vec<u8> {
     let mut config: Value = serde_json::from_slice(&genai[0].1).unwrap_or_default();
     if let Some(place) = config.pointer_mut(pointer) {
         *place = value;
     }
     let mut files = genai.clone();
     files[0].1 = config.to_string().into_bytes();
-    Input::bomb(name, Input::files(&files))
+    Input::files(&files)
 }
 
 fn with_graph(genai: &Files, name: &str, change: impl FnOnce(&mut Graph)) -> anyhow::Result<Input> {

@@ -1,7 +1,7 @@
-//! Inputs that fuzzing starts from: valid files of every kind, and bombs, whose lengths, counts or depths are absurd.
+//! Seeds of the targets: valid files of every kind, and bombs with extreme lengths, counts or depths.
 //!
-//! Everything is made from nothing, the same each time, but for exports, which lie in `crates/compile`. Start at [`of`]; a
-//! target whose parser is given several files has them in one input, each behind its name (see [`Input::files`]).
+//! All are generated deterministically, except for the exports, which lie in `crates/compile`. Start at [`of`]. If a parser
+//! reads several files, one input contains them all, each after its name (see [`Input::files`]).
 
 mod archives;
 mod checkpoints;
@@ -20,46 +20,45 @@ use crate::fuzz::Target;
 
 pub(crate) use words::of as words_of;
 
-/// Whether a parser is to accept an input.
+/// Kinds of seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A valid file.
+pub(crate) enum SeedKind {
+    /// A valid file, which the parser must accept.
     Valid,
-    /// One that would exhaust a careless parser.
+    /// A file that would exhaust a careless parser.
     Bomb,
 }
 
 /// One input.
 #[derive(Debug, Clone)]
 pub(crate) struct Input {
-    /// What it is called among those of its kind.
+    /// Name, unique among those of its kind.
     pub(crate) name: String,
-    /// What it is.
-    pub(crate) kind: Kind,
+    /// Its kind.
+    pub(crate) kind: SeedKind,
     /// Its bytes.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Stands before each file of an input that holds several, and is followed by its name and the end of the line;
-/// `fuzz/src/scratch.rs` reads the same.
+/// Marks the start of each file in an input with several; its name and a newline follow. `fuzz/src/scratch.rs` parses it.
 const MARK: &[u8] = b"\xff\xfe\xff";
 
 impl Input {
     fn valid(name: &str, bytes: impl Into<Vec<u8>>) -> Self {
-        Self { name: name.to_owned(), kind: Kind::Valid, bytes: bytes.into() }
+        Self { name: name.to_owned(), kind: SeedKind::Valid, bytes: bytes.into() }
     }
 
     fn bomb(name: &str, bytes: impl Into<Vec<u8>>) -> Self {
-        Self { name: name.to_owned(), kind: Kind::Bomb, bytes: bytes.into() }
+        Self { name: name.to_owned(), kind: SeedKind::Bomb, bytes: bytes.into() }
     }
 
-    /// The bytes of an input that holds these files.
+    /// Returns the bytes of an input with several files.
     fn files(files: &[(&str, Vec<u8>)]) -> Vec<u8> {
         files.iter().flat_map(|(name, bytes)| [MARK, name.as_bytes(), b"\n", bytes].concat()).collect()
     }
 }
 
-/// The seeds of a target.
+/// Returns the seeds of a target.
 pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
     match target {
         Target::Gguf => Ok(checkpoints::gguf()),
@@ -75,7 +74,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
     }
 }
 
-/// Writes the seeds of a target into `folder`, which is emptied first. Gives their number.
+/// Writes the seeds of a target into `folder`, which is emptied first, and returns their number.
 pub(crate) fn write(target: Target, folder: &Path) -> anyhow::Result<usize> {
     let inputs = of(target)?;
     if folder.exists() {
@@ -84,8 +83,8 @@ pub(crate) fn write(target: Target, folder: &Path) -> anyhow::Result<usize> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     for input in &inputs {
         let path = folder.join(match input.kind {
-            Kind::Valid => input.name.clone(),
-            Kind::Bomb => format!("bomb-{}", input.name),
+            SeedKind::Valid => input.name.clone(),
+            SeedKind::Bomb => format!("bomb-{}", input.name),
         });
         fs::write(&path, &input.bytes).with_context(|| path.display().to_string())?;
     }

@@ -20,8 +20,8 @@ const ROOM: u64 = 512 << 10;
 /// Holds each seed of a target against the outcome that its kind promises. Some bombs are files in order.
 fn check(target: Target, accepts: impl Fn(&[u8]) -> Result<(), String>) {
     let inputs = of(target).unwrap();
-    assert!(inputs.iter().any(|input| input.kind == Kind::Valid));
-    assert!(inputs.iter().any(|input| input.kind == Kind::Bomb));
+    assert!(inputs.iter().any(|input| input.kind == SeedKind::Valid));
+    assert!(inputs.iter().any(|input| input.kind == SeedKind::Bomb));
     for input in inputs {
         assert!(
             input.bytes.len() <= target.max_bytes(),
@@ -29,7 +29,7 @@ fn check(target: Target, accepts: impl Fn(&[u8]) -> Result<(), String>) {
             input.name
         );
         let found = accepts(&input.bytes);
-        if input.kind == Kind::Valid {
+        if input.kind == SeedKind::Valid {
             assert_eq!(found, Ok(()), "{target:?} {}", input.name);
         }
     }

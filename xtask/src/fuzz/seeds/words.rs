@@ -249,12 +249,14 @@ fn escaped(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use strum::VariantArray;
+
     use super::*;
 
     #[test]
     fn words_are_escaped() {
         assert_eq!(escaped("\"a\\\u{1}é"), "\\\"a\\\\\\x01\\xC3\\xA9");
-        assert!(Target::ALL.into_iter().all(|target| !of(target).is_empty()));
+        assert!(Target::VARIANTS.iter().all(|target| !of(*target).is_empty()));
         assert!(of(Target::Wheel).contains("\"PK\\x05\\x06\"\n"));
     }
 }

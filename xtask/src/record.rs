@@ -1,4 +1,4 @@
-//! What a recorded run is marked with, the day and the commit, and where its page is kept.
+//! Pages that record a run: their folders, and the date, commit and platform in them.
 
 use std::{
     fs,
@@ -7,38 +7,38 @@ use std::{
 };
 
 use anyhow::Context;
+use clap::Args;
 
 use crate::{
     terminal,
     workspace::{Workspace, relative},
 };
 
-/// Where pages of checks are kept.
+/// Folder for the pages of checks.
 pub(crate) const CONFORMANCE: &str = "conformance/runs";
 
-/// Where pages of benchmarks are kept.
+/// Folder for the pages of benchmarks.
 pub(crate) const BENCH: &str = "bench/runs";
 
-/// What becomes of a run's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// It is shown, and no more.
-    Nothing,
-    /// It is kept with the sources too.
-    Record,
+/// The choice between showing a run's result and recording it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub(crate) struct RecordArgs {
+    /// Record the result with the sources, in conformance/runs or bench/runs.
+    #[arg(long)]
+    pub(crate) record: bool,
 }
 
-/// Writes a page that is named by its kind and the day, and says where.
-pub(crate) fn keep(workspace: &Workspace, folder: &str, kind: &str, page: &str) -> anyhow::Result<()> {
+/// Writes a page, named after its kind and the day, and prints its path.
+pub(crate) fn write(workspace: &Workspace, folder: &str, kind: &str, page: &str) -> anyhow::Result<()> {
     let folder = workspace.root.join(folder);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let path = folder.join(format!("{kind}-{}.md", today()));
     fs::write(&path, page).with_context(|| path.display().to_string())?;
-    terminal::line(format!("kept in {}", relative(&path, &workspace.root)));
+    terminal::line(format!("written to {}", relative(&path, &workspace.root)));
     Ok(())
 }
 
-/// The commit that lies in the workspace, and whether it was changed.
+/// Returns the checked-out commit, with a note if files were changed since.
 pub(crate) fn commit(workspace: &Workspace) -> anyhow::Result<String> {
     let git = |arguments: &[&str]| -> anyhow::Result<String> {
         let output = Command::new("git").current_dir(&workspace.root).args(arguments).output();
@@ -49,24 +49,24 @@ pub(crate) fn commit(workspace: &Workspace) -> anyhow::Result<String> {
     Ok(if changed { format!("{id} with changes") } else { id })
 }
 
-/// The system and the processor's architecture, as `linux x86_64`.
+/// Returns the operating system and the processor's architecture, as `linux x86_64`.
 pub(crate) fn platform() -> String {
     format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// Findings as a list in Markdown.
+/// Formats findings as a list in Markdown.
 pub(crate) fn list(findings: &[String]) -> String {
     findings.iter().map(|finding| format!("- {finding}\n")).collect()
 }
 
-/// Today's date in UTC, as `2026-11-21`.
+/// Returns today's date in UTC, as `2026-11-21`.
 pub(crate) fn today() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (year, month, day) = date(now / 86_400);
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// The date of a day counted from 1970-01-01, by Hinnant's rule.
+/// Returns the date of a day counted from 1970-01-01, by Hinnant's algorithm.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

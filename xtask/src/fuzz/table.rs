@@ -1,41 +1,42 @@
-//! The table of a run.
+//! The table of the results.
 
 use std::{fmt::Write as _, fs};
 
 use anyhow::Context;
 
 use crate::{
-    fuzz::{build::rustc, campaign::Outcome},
-    stamp,
+    fuzz::{build::rustc, campaign::CampaignResult},
+    record,
     workspace::Workspace,
 };
 
-/// The table as Markdown, with what it was made of.
-pub(super) fn table(workspace: &Workspace, outcomes: &[Outcome]) -> anyhow::Result<String> {
+/// Formats the results as Markdown, with the versions and limits.
+pub(super) fn table(workspace: &Workspace, results: &[CampaignResult]) -> anyhow::Result<String> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let fuzzer = locked_version(workspace, "libfuzzer-sys")?;
     let mut text = format!(
         "# Fuzzing, {}\n\nCommit {}; {}; libfuzzer-sys {fuzzer}; {} with {cores} cores. Heap limit 256 MiB; \
          process limit 1 GiB; 20 s for one input.\n\n",
-        stamp::today(),
-        stamp::commit(workspace)?,
+        record::today(),
+        record::commit(workspace)?,
         rustc(&["-V"])?,
-        stamp::platform(),
+        record::platform(),
     );
     text.push_str("| Target | Seeds | Executions | Edges | Features | Peak RSS, MB | Seconds | Crashes |\n");
     text.push_str("|---|---:|---:|---:|---:|---:|---:|---:|\n");
-    for o in outcomes {
-        let (name, seconds, crashes) = (o.target.name(), o.took.as_secs(), o.crashes.len());
+    for result in results {
+        let (name, seconds, crashes) =
+            (result.target.name(), result.duration.as_secs(), result.crashes.len());
         let row = format!(
             "| {name} | {} | {} | {} | {} | {} | {seconds} | {crashes} |",
-            o.seeds, o.executions, o.coverage, o.features, o.peak_mb
+            result.seeds, result.executions, result.coverage, result.features, result.peak_mb
         );
         writeln!(text, "{row}")?;
     }
     Ok(text)
 }
 
-/// The version of a package in the lock file of the targets.
+/// Returns the version of a package in the lock file of the targets.
 fn locked_version(workspace: &Workspace, package: &str) -> anyhow::Result<String> {
     let path = workspace.root.join("fuzz/Cargo.lock");
     let lock = fs::read_to_string(&path).with_context(|| path.display().to_string())?;

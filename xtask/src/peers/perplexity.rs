@@ -1,86 +1,86 @@
-//! `cargo xtask perplexity`: how well models in single precision predict a fixed text, beside llama.cpp over the very files
-//! that they were made of. Both compute with the same weights, so the figures agree but for how each rounds on the way.
+//! `cargo xtask perplexity`: perplexity of models in f32 over a fixed text, beside llama.cpp over the same GGUF files.
 //!
-//! Nothing is timed, and the program is the one that tests run.
+//! Both compute with the same weights, so the results differ only by rounding. Nothing is timed, and the build is that of
+//! the tests.
 
 use std::fmt::Write as _;
 
 use crate::{
-    package::LLAMA_CPP,
     peers::{
         llama::Llama,
-        program,
-        quality::{self, Found},
-        stand::{CHECKPOINT, MODEL, Stand},
+        quality::{self, Perplexities},
+        setup::{CHECKPOINT, MODEL, Setup},
     },
-    stamp::{self, Keep},
+    process,
+    pypi::LLAMA_CPP,
+    record::{self, RecordArgs},
+    session::Session,
     terminal,
-    test::session::Session,
     workspace::Workspace,
 };
 
-/// Models by name, and the files that they are made of.
+/// Models by name, and their GGUF files.
 const MODELS: [(&str, &str); 2] = [(MODEL, CHECKPOINT), ("gemma3:270m-base", "gemma-3-270m-q4_k_m.gguf")];
 
-/// The package that has the file's own numbers.
+/// Scheme of the packages, which keeps the numbers of the file.
 const SCHEME: &str = "f32";
 
-/// How far from one a ratio may be.
+/// Maximum distance of a ratio from one.
 const BOUND: f64 = 0.01;
 
-/// Compiles what is missing, measures, and writes the result; fails where a ratio is beyond the bound.
-pub(crate) fn run(workspace: &Workspace, keep: Keep) -> anyhow::Result<()> {
+/// Compiles missing packages, measures, and writes the result; fails if a ratio is out of bounds.
+pub(crate) fn run(workspace: &Workspace, args: RecordArgs) -> anyhow::Result<()> {
     let session = Session::new(workspace)?;
-    let stand = Stand::untimed(&session, session.build_narthex()?)?;
-    let llama = Llama::prepare(&stand)?;
+    let setup = Setup::untimed(&session, session.build_narthex()?)?;
+    let llama = Llama::prepare(&setup)?;
     let mut rows = Vec::new();
     for (model, file) in MODELS {
-        let package = stand.package(model, SCHEME);
+        let package = setup.package(model, SCHEME);
         if !package.is_dir() {
             terminal::line(format!("compiling {model} in {SCHEME}"));
-            let mut compile = session.command(&stand.narthex);
-            program::output(compile.args(["compile", model, "--scheme", SCHEME]))?;
+            let mut compile = session.command(&setup.narthex);
+            process::output(compile.args(["compile", model, "--scheme", SCHEME]))?;
         }
-        let found = quality::found(&stand, &llama, &package, &stand.checkpoint(model, file)?)?;
+        let found = quality::perplexities(&setup, &llama, &package, &setup.checkpoint(model, file)?)?;
         terminal::line(format!("{model}: {:.4} beside {:.4}", found.ours, found.theirs));
         rows.push((model, file, found));
     }
     let about = format!(
         "Narthex {} on {}, {} threads, {}; commit {}",
         env!("CARGO_PKG_VERSION"),
-        stand.cpu()?,
-        stand.threads,
-        stamp::platform(),
-        stamp::commit(workspace)?,
+        setup.cpu()?,
+        setup.threads,
+        record::platform(),
+        record::commit(workspace)?,
     );
     let page = page(&about, &rows)?;
     terminal::line(&page);
-    if keep == Keep::Record {
-        stamp::keep(workspace, stamp::BENCH, "perplexity", &page)?;
+    if args.record {
+        record::write(workspace, record::BENCH, "perplexity", &page)?;
     }
-    match rows.iter().find(|(_, _, found)| !holds(found)) {
+    match rows.iter().find(|(_, _, found)| !is_met(found)) {
         Some((model, _, found)) => anyhow::bail!("{model}: the ratio is {:.4}", found.ratio),
         None => Ok(()),
     }
 }
 
-fn holds(found: &Found) -> bool {
+fn is_met(found: &Perplexities) -> bool {
     (found.ratio - 1.0).abs() <= BOUND
 }
 
-/// What was found, for people.
-fn page(about: &str, rows: &[(&str, &str, Found)]) -> anyhow::Result<String> {
+/// Formats the results as a page.
+fn page(about: &str, rows: &[(&str, &str, Perplexities)]) -> anyhow::Result<String> {
     let mut text = format!(
         "# Perplexity over the same file, {}\n\n{about}; `cargo xtask perplexity --record`.\n\nPackages in {SCHEME} beside \
-         llama.cpp {}, which reads the very file that the package is made of, over the fixed text. llama.cpp rounds \
-         activations to 8 bits where a weight has fewer. Wanted is a ratio within {:.0} % of one.\n\n\
+         llama.cpp {} with the GGUF file of each package, over the fixed text. llama.cpp rounds \
+         activations to 8 bits for weights with fewer bits. The bound is a ratio within {:.0} % of one.\n\n\
          | Model | File | Narthex | llama.cpp | Ratio | Tokens predicted | Met |\n|---|---|---:|---:|---:|---:|---|\n",
-        stamp::today(),
+        record::today(),
         LLAMA_CPP.version,
         BOUND * 100.0,
     );
     for (model, file, found) in rows {
-        let met = if holds(found) { "yes" } else { "**no**" };
+        let met = if is_met(found) { "yes" } else { "**no**" };
         writeln!(
             text,
             "| {model} | {file} | {:.4} | {:.4} | {:.4} | {} in {} windows of {} | {met} |",
@@ -95,9 +95,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_beyond_the_bound_is_marked() {
+    fn a_ratio_out_of_bounds_is_marked() {
         let row = |ratio: f64| {
-            let found = Found {
+            let found = Perplexities {
                 ours: 20.0 * ratio,
                 theirs: 20.0,
                 ratio,

@@ -1,0 +1,45 @@
+//! The result of one run of a side.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail};
+
+use crate::peers::spread::median;
+
+/// Result of one run of a side.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Measurement {
+    /// Prompt tokens per second up to the first generated token, the median of the repetitions.
+    pub(super) prefill: f64,
+    /// Generated tokens per second after it.
+    pub(super) decode: f64,
+    /// Versions of the libraries.
+    pub(super) versions: BTreeMap<String, String>,
+    /// Overhead of the gateway, for Narthex.
+    pub(super) gateway: Option<Overhead>,
+}
+
+/// Time that the gateway adds to the engine's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Overhead {
+    /// Time per token through the gateway, divided by the engine's own.
+    pub(super) token_ratio: f64,
+    /// Milliseconds per request.
+    pub(super) request_ms: f64,
+}
+
+impl Measurement {
+    /// Takes the medians of at least one repetition each.
+    pub(super) fn new(
+        prefill: &[f64],
+        decode: &[f64],
+        versions: BTreeMap<String, String>,
+    ) -> anyhow::Result<Self> {
+        let (prefill, decode) = (median(prefill), median(decode));
+        let (prefill, decode) = prefill.zip(decode).context("nothing was measured")?;
+        if !(prefill > 0.0 && decode > 0.0) {
+            bail!("expected tokens per second, found {prefill} in prefill and {decode} in decode");
+        }
+        Ok(Self { prefill, decode, versions, gateway: None })
+    }
+}

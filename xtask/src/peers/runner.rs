@@ -1,0 +1,194 @@
+//! Runs one side: a process that loads the model, warms up, and measures a few repetitions.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    path::PathBuf,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use crate::{
+    peers::{
+        llama::Llama,
+        measurement::{Measurement, Overhead},
+        setup::{CHECKPOINT, MODEL, Setup},
+        side::Side,
+        workload::Workload,
+    },
+    process,
+};
+
+/// Packages of the onnxruntime-genai side.
+const GENAI: &[&str] = &["onnx==1.23.2", "onnxruntime-genai==0.18.0"];
+
+/// Packages of the OpenVINO side.
+const OPENVINO: &[&str] = &["openvino==2026.4.1", "openvino-genai==2026.4.1.0"];
+
+/// Answer of a loop in `bench/peers`.
+#[derive(Deserialize)]
+struct LoopAnswer {
+    prefill: Vec<f64>,
+    decode: Vec<f64>,
+    versions: BTreeMap<String, String>,
+}
+
+/// The recorded part of `narthex bench --json`.
+#[derive(Deserialize)]
+struct BenchAnswer {
+    machine: BenchMachine,
+    prefill_tokens_per_second: Middle,
+    decode_tokens_per_second: Middle,
+    gateway: Option<GatewayAnswer>,
+}
+
+#[derive(Deserialize)]
+struct BenchMachine {
+    narthex: String,
+    onnxruntime: String,
+}
+
+#[derive(Deserialize)]
+struct GatewayAnswer {
+    token_ratio: Middle,
+    request_ms: Middle,
+}
+
+#[derive(Deserialize)]
+struct Middle {
+    median: f64,
+}
+
+impl BenchAnswer {
+    fn into_measurement(self) -> anyhow::Result<Measurement> {
+        let versions = [("narthex", self.machine.narthex), ("onnxruntime", self.machine.onnxruntime)];
+        let versions = versions.map(|(name, version)| (name.to_owned(), version)).into();
+        let (prefill, decode) = (self.prefill_tokens_per_second, self.decode_tokens_per_second);
+        let measurement = Measurement::new(&[prefill.median], &[decode.median], versions)?;
+        let gateway = self.gateway.map(|gateway| Overhead {
+            token_ratio: gateway.token_ratio.median,
+            request_ms: gateway.request_ms.median,
+        });
+        Ok(Measurement { gateway, ..measurement })
+    }
+}
+
+/// A side that is ready to run.
+pub(super) enum Runner<'a> {
+    Narthex(&'static str),
+    Llama(Llama<'a>, &'static str),
+    Script(&'static str, PathBuf),
+}
+
+impl<'a> Runner<'a> {
+    /// Installs and generates the missing requirements of a side.
+    pub(super) fn prepare(side: Side, setup: &'a Setup<'a>) -> anyhow::Result<Self> {
+        let llama = |kind| {
+            let llama = Llama::prepare(setup)?;
+            llama.quantized(kind)?;
+            Ok(Self::Llama(llama, kind))
+        };
+        match (side, side.scheme()) {
+            (Side::NarthexW8 | Side::NarthexW4, Some(scheme)) => Ok(Self::Narthex(scheme)),
+            (Side::GenaiW4, Some(scheme)) => {
+                setup.install("genai", GENAI)?;
+                Ok(Self::Script("loop_genai.py", genai_folder(setup, scheme)?))
+            }
+            (_, Some(scheme)) => Ok(Self::Script("loop_onnxruntime.py", setup.package(MODEL, scheme))),
+            (Side::LlamaQ8, None) => llama("Q8_0"),
+            (Side::LlamaQ4, None) => llama("Q4_0"),
+            (_, None) => {
+                setup.install("openvino", OPENVINO)?;
+                Ok(Self::Script("loop_openvino.py", openvino_folder(setup)?))
+            }
+        }
+    }
+
+    /// Measures the side once.
+    pub(super) fn measure(&self, setup: &Setup<'_>, work: Workload) -> anyhow::Result<Measurement> {
+        let text = |number: usize| number.to_string();
+        let (threads, repeat) = (text(setup.threads), text(work.repeat));
+        let (prompt, decode) = (text(work.prompt), text(work.decode));
+        match self {
+            Self::Llama(llama, kind) => llama.measure(kind, work),
+            Self::Narthex(scheme) => {
+                let mut bench = setup.session.command(&setup.narthex);
+                bench.args(["bench", "--json", "--model", MODEL, "--scheme", scheme, "--threads", &threads]);
+                bench.args(["--prompt-tokens", &prompt, "--generate-tokens", &decode, "--rounds", &repeat]);
+                let json = process::output(&mut bench)?.stdout;
+                let answer = serde_json::from_str(&json);
+                let answer: BenchAnswer =
+                    answer.context("`narthex bench --json` printed something unexpected")?;
+                answer.into_measurement()
+            }
+            Self::Script(script, model) => {
+                let mut command = setup.script(script);
+                command.arg(model).args(["--threads", &threads, "--repeat", &repeat]);
+                command.args(["--prompt", &prompt, "--decode", &decode]);
+                let answer: LoopAnswer = serde_json::from_value(process::output(&mut command)?.answer()?)?;
+                Measurement::new(&answer.prefill, &answer.decode, answer.versions)
+            }
+        }
+    }
+}
+
+/// Writes the graph of a package for genai. It is written every time, because the package may be a new one.
+fn genai_folder(setup: &Setup<'_>, scheme: &str) -> anyhow::Result<PathBuf> {
+    let folder = setup.folder.join(format!("genai-{scheme}"));
+    process::output(setup.script("export_genai.py").arg(setup.package(MODEL, scheme)).arg(&folder))?;
+    Ok(folder)
+}
+
+/// Converts the checkpoint for OpenVINO once.
+fn openvino_folder(setup: &Setup<'_>) -> anyhow::Result<PathBuf> {
+    let folder = setup.folder.join("openvino");
+    let mark = folder.join("written");
+    if !mark.is_file() {
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let copy = folder.join("model.gguf");
+        fs::copy(setup.checkpoint(MODEL, CHECKPOINT)?, &copy).with_context(|| copy.display().to_string())?;
+        process::output(setup.script("loop_openvino.py").arg(&copy).arg("--read"))?;
+        fs::write(&mark, "").with_context(|| mark.display().to_string())?;
+    }
+    Ok(folder)
+}
+
+/// Measures the time from the start of `narthex chat` to the first byte of its answer, with a compiled package.
+pub(super) fn cold_start(setup: &Setup<'_>, scheme: &str) -> anyhow::Result<Duration> {
+    let mut chat = setup.session.command(&setup.narthex);
+    chat.args(["chat", "--quiet", "--model", MODEL, "--scheme", scheme, "--max-tokens", "4"]);
+    chat.args(["--threads", &setup.threads.to_string(), "What is the capital of France?"]);
+    let start = Instant::now();
+    let mut child = chat.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut first = [0];
+    let read = child.stdout.as_mut().context("no standard output")?.read_exact(&mut first);
+    let duration = start.elapsed();
+    // The rest of the output fits into the pipe, so the program ends.
+    let status = child.wait()?;
+    read.with_context(|| format!("`narthex chat` answered nothing and ended with {status}"))?;
+    Ok(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_become_measurements() {
+        let json = r#"{"machine": {"narthex": "0.1.0", "onnxruntime": "1.31.1", "cpu": "x"},
+            "prefill_tokens_per_second": {"min": 1.0, "median": 400.0, "max": 500.0},
+            "decode_tokens_per_second": {"min": 1.0, "median": 60.0, "max": 61.0},
+            "gateway": {"prompt_tokens": 280, "token_ratio": {"median": 1.01}, "request_ms": {"median": 0.4}}}"#;
+        let answer: BenchAnswer = serde_json::from_str(json).unwrap();
+        let measurement = answer.into_measurement().unwrap();
+        assert_eq!((measurement.prefill, measurement.decode), (400.0, 60.0));
+        assert_eq!(measurement.gateway, Some(Overhead { token_ratio: 1.01, request_ms: 0.4 }));
+        assert_eq!(measurement.versions["onnxruntime"], "1.31.1");
+        assert!(Measurement::new(&[], &[1.0], BTreeMap::new()).is_err());
+        assert!(Measurement::new(&[f64::NAN], &[1.0], BTreeMap::new()).is_err());
+    }
+}

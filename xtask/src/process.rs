@@ -1,0 +1,127 @@
+//! Programs: started, waited for, and their output read.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail};
+
+use crate::terminal;
+
+/// Lines of a failed program's output that its error repeats.
+const LAST_LINES: usize = 6;
+
+/// Output of a program.
+#[derive(Debug)]
+pub(crate) struct Printed {
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a program to its end and captures its output. If it fails, the error repeats its last lines.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<Printed> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let name = name.rsplit(['/', '\\']).next().unwrap_or(&name).to_owned();
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("{name} cannot be started"))?;
+    let printed = Printed {
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    };
+    if output.status.success() {
+        return Ok(printed);
+    }
+    bail!("{name} ended with {}: {}", output.status, printed.last_lines())
+}
+
+impl Printed {
+    /// Parses the last line of standard output as JSON.
+    pub(crate) fn answer(&self) -> anyhow::Result<serde_json::Value> {
+        let line = self.stdout.lines().last().unwrap_or_default();
+        serde_json::from_str(line).with_context(|| format!("expected a line of JSON, found {line:?}"))
+    }
+
+    fn last_lines(&self) -> String {
+        let text = if self.stderr.trim().is_empty() { &self.stdout } else { &self.stderr };
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        lines[lines.len().saturating_sub(LAST_LINES)..].join(" | ")
+    }
+}
+
+/// Runs a program whose output goes to the terminal.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    terminal::line(format!("$ {}", shown(command)));
+    let status = command.status().with_context(|| format!("`{}` cannot be started", shown(command)))?;
+    if !status.success() {
+        bail!("`{}` ended with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs a program and calls `look` with each line of its standard output.
+pub(crate) fn each_line(command: &mut Command, mut look: impl FnMut(&str)) -> anyhow::Result<()> {
+    terminal::line(format!("$ {}", shown(command)));
+    let child = command.stdout(Stdio::piped()).spawn();
+    let mut child = child.with_context(|| format!("`{}` cannot be started", shown(command)))?;
+    if let Some(stdout) = child.stdout.take() {
+        let mut stdout = BufReader::new(stdout);
+        let mut line = Vec::new();
+        while stdout.read_until(b'\n', &mut line)? > 0 {
+            look(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']));
+            line.clear();
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("`{}` ended with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Returns whether a program can be started and succeeds; its output is dropped.
+pub(crate) fn works(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// Formats a command as a person would type it.
+fn shown(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let name = program.file_stem().unwrap_or(command.get_program()).to_string_lossy().into_owned();
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
+    std::iter::once(name).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::cargo;
+
+    #[test]
+    fn a_failure_has_its_reason() {
+        let error = output(Command::new(cargo()).arg("--no-such-flag")).unwrap_err().to_string();
+        assert!(error.starts_with("cargo ended with") && error.contains("--no-such-flag"), "{error}");
+        let error = output(&mut Command::new("no-such-program-anywhere")).unwrap_err().to_string();
+        assert_eq!(error, "no-such-program-anywhere cannot be started");
+    }
+
+    #[test]
+    fn the_answer_is_the_last_line() {
+        let printed = |stdout: &str| Printed { stdout: stdout.to_owned(), stderr: String::new() };
+        assert_eq!(printed("a warning\n{\"a\": 1}\n").answer().unwrap()["a"], 1);
+        let error = printed("{\"a\": 1}\nbye\n").answer().unwrap_err().to_string();
+        assert_eq!(error, "expected a line of JSON, found \"bye\"");
+    }
+
+    #[test]
+    fn lines_are_read_and_failures_reported() {
+        let mut lines = Vec::new();
+        each_line(Command::new(cargo()).arg("--version"), |line| lines.push(line.to_owned())).unwrap();
+        assert!(lines.len() == 1 && lines[0].starts_with("cargo "), "{lines:?}");
+        let error =
+            each_line(Command::new(cargo()).arg("--no-such-flag").stderr(Stdio::null()), |_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("`cargo --no-such-flag` ended with"), "{error}");
+        assert!(!works(&mut Command::new("no-such-program-anywhere")));
+    }
+}
