@@ -177,8 +177,8 @@ fn told(model: &ModelStatus) -> Vec<String> {
     }
     let report = model.placement.as_ref();
     let why = report.and_then(|report| report.why.clone());
-    let fallen = report.filter(|report| !report.fallen.is_empty());
-    let fallen = fallen.map(|report| format!("elsewhere: {}", report.fallen));
+    let fallen = report.filter(|report| !report.fallback.is_empty());
+    let fallen = fallen.map(|report| format!("elsewhere: {}", report.fallback));
     let announced = model.passed_over.iter().filter(|passed| passed.announced);
     let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
     let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
@@ -349,7 +349,7 @@ mod tests {
     use std::time::Duration;
 
     use narthex_gateway::{
-        Fallen,
+        FallbackNodes,
         bench::Overhead,
         models::{ModelKind, PassedOver},
         request::Times,
@@ -462,7 +462,7 @@ mod tests {
             reason: "it is in quarantine".to_owned(),
             fix: None,
             announced: true,
-            fallen: Fallen::default(),
+            fallback: FallbackNodes::default(),
         }];
         let expected = [
             row("ready prefill=qnn,decode=cpu"),

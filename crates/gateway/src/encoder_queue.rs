@@ -1,12 +1,9 @@
-//! The queue in front of an encoder: requests are packed into batches of texts of like length.
+//! Queue of an encoder: packs the texts of waiting requests into batches of similar length.
 
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -17,142 +14,164 @@ use narthex_engine::{
     worker::Drain,
 };
 use narthex_spec::TokenId;
+use parking_lot::Mutex;
 
 use crate::{cancel::Cancel, error::Error};
 
-/// How soon a client should ask again when the queue is full.
-const RETRY: Duration = Duration::from_secs(1);
+/// Delay before a client should retry when the queue is full.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a request that waits looks whether it is still wanted.
-const GLANCE: Duration = Duration::from_millis(20);
-
-/// A text of a request, as [`Text`] has it.
+/// A text of a request; see [`Text`] for the fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Item {
+pub(crate) struct EncoderInput {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) second: usize,
     pub(crate) asked: Vec<usize>,
 }
 
-impl Item {
+impl EncoderInput {
     fn text(&self) -> Text<'_> {
         Text { tokens: &self.tokens, second: self.second, asked: &self.asked }
     }
 }
 
-impl From<Vec<TokenId>> for Item {
+impl From<Vec<TokenId>> for EncoderInput {
     fn from(tokens: Vec<TokenId>) -> Self {
         Self { second: tokens.len(), tokens, asked: Vec::new() }
     }
 }
 
-struct Job {
-    place: u64,
-    texts: Vec<Item>,
+/// Output rows of each text of a job.
+type TextRows = Vec<Vec<f32>>;
+
+/// Texts of a request for one pass through the queue.
+struct EncoderJob {
+    request: u64,
+    texts: Vec<EncoderInput>,
     cancel: Cancel,
-    reply: mpsc::Sender<Result<Vec<Vec<f32>>, StepError>>,
+    reply: mpsc::Sender<Result<TextRows, Error>>,
 }
 
-/// Requests on their way through an encoder.
+impl EncoderJob {
+    /// Returns whether nobody waits for the job any more.
+    fn is_abandoned(&self, closing: &Cancel) -> bool {
+        self.cancel.is_cancelled() || closing.is_cancelled()
+    }
+}
+
+impl Drop for EncoderJob {
+    fn drop(&mut self) {
+        // The caller takes only the first reply, so this one counts if there was no other.
+        let _ = self.reply.send(Err(Error::ShuttingDown));
+    }
+}
+
+/// Numbers of requests in an encoder's queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Load {
-    /// Those that the encoder has begun.
+pub(crate) struct QueueLength {
+    /// Requests that the encoder has begun.
     pub(crate) running: usize,
-    /// Those that come after.
+    /// Requests behind those.
     pub(crate) waiting: usize,
 }
 
-/// Where a request stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum RequestState {
     Waiting,
     Running,
 }
 
-/// Every request that has come and not ended yet, by its place.
+/// Every request that has entered the queue and not left it.
 #[derive(Default)]
-struct Places {
+struct Requests {
     next: u64,
-    taken: BTreeMap<u64, Standing>,
+    entered: BTreeMap<u64, RequestState>,
+}
+
+impl Requests {
+    /// Marks the requests of `jobs` as running, except those that have left.
+    fn start(&mut self, jobs: &[EncoderJob]) {
+        for job in jobs {
+            if let Some(state) = self.entered.get_mut(&job.request) {
+                *state = RequestState::Running;
+            }
+        }
+    }
 }
 
 /// An encoder on a thread of its own.
 pub(crate) struct EncoderQueue {
-    jobs: Mutex<Option<mpsc::Sender<Job>>>,
-    places: Arc<Mutex<Places>>,
-    /// Requests that there may be besides one.
+    jobs: Mutex<Option<mpsc::Sender<EncoderJob>>>,
+    requests: Arc<Mutex<Requests>>,
+    /// Maximum number of requests besides the first.
     limit: usize,
     limits: EncoderLimits,
-    /// Set where what runs shall not be finished.
+    /// Set to abandon the queued jobs.
     closing: Cancel,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A request's place in the queue, from its coming to its end; dropping it makes room.
-pub(crate) struct Place<'a> {
+/// A request in the queue, from its arrival to its end. Dropping it makes room for another.
+pub(crate) struct QueuedRequest<'a> {
     queue: &'a EncoderQueue,
     id: u64,
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<EncoderJob>,
     cancel: &'a Cancel,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What the mutexes here guard is plain data that every holder leaves whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl EncoderQueue {
     pub(crate) fn start(mut encoder: Box<dyn Encoder>, limit: usize) -> Result<Self, Error> {
-        let (sender, receiver) = mpsc::channel::<Job>();
-        let (places, closing) = (Arc::new(Mutex::new(Places::default())), Cancel::new());
-        let (own, stop) = (places.clone(), closing.clone());
+        let (sender, receiver) = mpsc::channel::<EncoderJob>();
+        let (requests, closing) = (Arc::new(Mutex::new(Requests::default())), Cancel::new());
+        let (thread_requests, thread_closing) = (requests.clone(), closing.clone());
         let limits = encoder.limits().clone();
         let thread = std::thread::Builder::new()
             .name("encoder".to_owned())
             .spawn(move || {
                 while let Ok(first) = receiver.recv() {
-                    let jobs: Vec<Job> = [first].into_iter().chain(receiver.try_iter()).collect();
-                    begin(&own, &jobs);
-                    let rows = run(encoder.as_mut(), &jobs, &stop);
-                    reply(jobs, rows, &stop);
+                    let jobs: Vec<EncoderJob> = [first].into_iter().chain(receiver.try_iter()).collect();
+                    thread_requests.lock().start(&jobs);
+                    let rows = run(encoder.as_mut(), &jobs, &thread_closing);
+                    reply(jobs, rows, &thread_closing);
                 }
             })
             .map_err(|source| Error::Io { what: "cannot start the encoder's thread".to_owned(), source })?;
         let (jobs, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
-        Ok(Self { jobs, places, limit, limits, closing, thread })
+        Ok(Self { jobs, requests, limit, limits, closing, thread })
     }
 
-    /// Takes a place for a request that ends once `cancel` is set, or refuses it where there are too many.
-    pub(crate) fn enter<'a>(&'a self, cancel: &'a Cancel) -> Result<Place<'a>, Error> {
-        let jobs = lock(&self.jobs).clone().ok_or(Error::ShuttingDown)?;
-        let mut places = lock(&self.places);
-        if places.taken.len() > self.limit {
-            return Err(Error::Overloaded { queued: places.taken.len() - 1, retry_after: RETRY });
+    /// Admits a request, or refuses it if the queue is full. The request ends once `cancel` is set.
+    pub(crate) fn enter<'a>(&'a self, cancel: &'a Cancel) -> Result<QueuedRequest<'a>, Error> {
+        let jobs = self.jobs.lock().clone().ok_or(Error::ShuttingDown)?;
+        let mut requests = self.requests.lock();
+        let entered = requests.entered.len();
+        if entered > self.limit {
+            return Err(Error::Overloaded { queued: entered - 1, retry_after: RETRY_AFTER });
         }
-        let id = places.next;
-        places.next += 1;
-        places.taken.insert(id, Standing::Waiting);
-        Ok(Place { queue: self, id, jobs, cancel })
+        let id = requests.next;
+        requests.next += 1;
+        requests.entered.insert(id, RequestState::Waiting);
+        Ok(QueuedRequest { queue: self, id, jobs, cancel })
     }
 
     pub(crate) fn limits(&self) -> &EncoderLimits {
         &self.limits
     }
 
-    pub(crate) fn load(&self) -> Load {
-        let places = lock(&self.places);
-        let running = places.taken.values().filter(|&&standing| standing == Standing::Running).count();
-        Load { running, waiting: places.taken.len() - running }
+    pub(crate) fn length(&self) -> QueueLength {
+        let requests = self.requests.lock();
+        let running = requests.entered.values().filter(|&&state| state == RequestState::Running).count();
+        QueueLength { running, waiting: requests.entered.len() - running }
     }
 
-    /// Takes no more requests, and ends the thread once those that came have finished or, with [`Drain::Now`], the batch
-    /// that runs.
+    /// Admits no more requests, and ends the thread after the admitted ones or, with [`Drain::Now`], after the running
+    /// batch.
     pub(crate) fn shutdown(&self, drain: Drain) {
         if drain == Drain::Now {
             self.closing.cancel();
         }
-        drop(lock(&self.jobs).take());
-        if let Some(thread) = lock(&self.thread).take()
+        drop(self.jobs.lock().take());
+        if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("the encoder's thread panicked");
@@ -166,80 +185,64 @@ impl Drop for EncoderQueue {
     }
 }
 
-impl Place<'_> {
-    /// Waits for the rows of each of `texts`, in their order. A request may come more than once, so that it need not hold
-    /// all its texts and their rows.
-    pub(crate) fn run(&self, texts: Vec<Item>) -> Result<Vec<Vec<f32>>, Error> {
-        let (reply, answer) = mpsc::channel();
-        let job = Job { place: self.id, texts, cancel: self.cancel.clone(), reply };
+impl QueuedRequest<'_> {
+    /// Waits for the rows of each of `texts`, in order. A request may call this several times, so that it need not hold
+    /// all its texts and their rows at once.
+    pub(crate) fn run(&self, texts: Vec<EncoderInput>) -> Result<TextRows, Error> {
+        let (reply, replies) = mpsc::channel();
+        let wake = reply.clone();
+        let _callback = self.cancel.on_cancel(move || {
+            // The request may have its reply already.
+            let _ = wake.send(Err(Error::Cancelled));
+        });
+        let job = EncoderJob { request: self.id, texts, cancel: self.cancel.clone(), reply };
         self.jobs.send(job).map_err(|_| Error::ShuttingDown)?;
-        loop {
-            let heard = answer.recv_timeout(GLANCE);
-            self.cancel.check()?;
-            match heard {
-                Ok(rows) => return Ok(rows?),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::ShuttingDown),
-            }
-        }
+        let rows = replies.recv().unwrap_or(Err(Error::ShuttingDown));
+        self.cancel.check()?;
+        rows
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
-        lock(&self.queue.places).taken.remove(&self.id);
+        self.queue.requests.lock().entered.remove(&self.id);
     }
 }
 
-/// Marks the requests of `jobs` as running; one that has left meanwhile has no place any more.
-fn begin(places: &Mutex<Places>, jobs: &[Job]) {
-    let mut places = lock(places);
-    for job in jobs {
-        if let Some(standing) = places.taken.get_mut(&job.place) {
-            *standing = Standing::Running;
-        }
-    }
-}
-
-/// Whether nobody waits for a job any more.
-fn is_gone(job: &Job, stop: &Cancel) -> bool {
-    job.cancel.is_cancelled() || stop.is_cancelled()
-}
-
-/// Answers each job with its part. The sender of one that is gone is dropped, which tells whoever still listens.
-fn reply(jobs: Vec<Job>, outcome: Result<Vec<Vec<f32>>, StepError>, stop: &Cancel) {
+/// Sends each job its rows.
+fn reply(jobs: Vec<EncoderJob>, outcome: Result<TextRows, StepError>, closing: &Cancel) {
     let mut outcome = outcome.map(Vec::into_iter);
     for job in jobs {
-        let answer = match &mut outcome {
-            Ok(vectors) => Ok(vectors.by_ref().take(job.texts.len()).collect()),
-            Err(error) => Err(error.clone()),
+        let rows = match &mut outcome {
+            Ok(rows) => Ok(rows.by_ref().take(job.texts.len()).collect()),
+            Err(error) => Err(error.clone().into()),
         };
-        if !is_gone(&job, stop) {
-            // A caller that has gone away needs no answer.
-            let _ = job.reply.send(answer);
+        if !job.is_abandoned(closing) {
+            // The caller may have left in the meantime.
+            let _ = job.reply.send(rows);
         }
     }
 }
 
-/// Runs all texts of all jobs, the longest first; gives all their rows in order, none for jobs that are gone.
-fn run(encoder: &mut dyn Encoder, jobs: &[Job], stop: &Cancel) -> Result<Vec<Vec<f32>>, StepError> {
+/// Runs all texts of all jobs, the longest first. Returns the rows of every text in order, empty for abandoned jobs.
+fn run(encoder: &mut dyn Encoder, jobs: &[EncoderJob], closing: &Cancel) -> Result<TextRows, StepError> {
     let EncoderLimits { max_batch_tokens: budget, rows, .. } = *encoder.limits();
-    let texts = jobs.iter().flat_map(|job| job.texts.iter().map(move |item| (job, item.text())));
-    let texts: Vec<(&Job, Text<'_>)> = texts.collect();
-    // The next one is the last here.
+    let texts = jobs.iter().flat_map(|job| job.texts.iter().map(move |input| (job, input.text())));
+    let texts: Vec<(&EncoderJob, Text<'_>)> = texts.collect();
+    // The next text is the last here.
     let mut order: Vec<usize> = (0..texts.len()).collect();
     order.sort_by_key(|&index| (texts[index].1.tokens.len(), Reverse(index)));
-    let mut vectors = vec![Vec::new(); texts.len()];
+    let mut outputs = vec![Vec::new(); texts.len()];
     loop {
-        order.retain(|&index| !is_gone(texts[index].0, stop));
-        let Some(&longest) = order.last() else { return Ok(vectors) };
+        order.retain(|&index| !texts[index].0.is_abandoned(closing));
+        let Some(&longest) = order.last() else { return Ok(outputs) };
         let fits = (budget / texts[longest].1.tokens.len().max(1)).clamp(1, order.len());
         let batch = order.split_off(order.len() - fits);
         let input: Vec<Text<'_>> = batch.iter().map(|&index| texts[index].1).collect();
         let output = encoder.run(&input)?;
         let mut data = output.data.into_iter();
         for &index in &batch {
-            vectors[index] = data.by_ref().take(rows.of(&texts[index].1) * output.width).collect();
+            outputs[index] = data.by_ref().take(rows.of(&texts[index].1) * output.width).collect();
         }
     }
 }
@@ -268,7 +271,7 @@ mod tests {
     }
 
     /// A request of one go.
-    fn ask(queue: &EncoderQueue, texts: Vec<Item>) -> Result<Vec<Vec<f32>>, Error> {
+    fn ask(queue: &EncoderQueue, texts: Vec<EncoderInput>) -> Result<Vec<Vec<f32>>, Error> {
         queue.enter(&Cancel::new())?.run(texts)
     }
 
@@ -279,11 +282,14 @@ mod tests {
 
     #[test]
     fn rows_come_back_in_the_order_of_the_texts() {
-        let text =
-            |n: u32| Item { asked: vec![0; n as usize % 3], ..vec![n; (n as usize * 7) % 23 + 1].into() };
-        let texts: Vec<Item> = (1..40).map(text).collect();
+        let text = |n: u32| EncoderInput {
+            asked: vec![0; n as usize % 3],
+            ..vec![n; (n as usize * 7) % 23 + 1].into()
+        };
+        let texts: Vec<EncoderInput> = (1..40).map(text).collect();
         for rows in [Rows::Text, Rows::Tokens, Rows::Asked] {
-            let row = |t: &Item| [t.tokens.len() as f32, t.tokens[0] as f32].repeat(rows.of(&t.text()));
+            let row =
+                |t: &EncoderInput| [t.tokens.len() as f32, t.tokens[0] as f32].repeat(rows.of(&t.text()));
             let expected: Vec<Vec<f32>> = texts.iter().map(row).collect();
             assert_eq!(ask(&queue(32, 8, rows), texts.clone()).unwrap(), expected);
         }
@@ -319,7 +325,7 @@ mod tests {
                 let mut callers = vec![scope.spawn(one)];
                 has_begun.recv().unwrap();
                 callers.extend((0..limit).map(|_| scope.spawn(one)));
-                while queue.load() != (Load { running: 1, waiting: limit }) {
+                while queue.length() != (QueueLength { running: 1, waiting: limit }) {
                     std::thread::yield_now();
                 }
                 let error = one().unwrap_err();
@@ -330,7 +336,7 @@ mod tests {
             // Who has an answer finds the place free.
             release.send(()).unwrap();
             ask(&queue, vec![vec![1].into()]).unwrap();
-            assert_eq!(queue.load(), Load::default());
+            assert_eq!(queue.length(), QueueLength::default());
         }
     }
 
@@ -349,12 +355,12 @@ mod tests {
             let first = scope.spawn(|| queue.enter(&cancel)?.run(vec![vec![1].into(); 100]));
             has_begun.recv().unwrap();
             let second = scope.spawn(|| ask(&queue, vec![vec![1].into()]));
-            while queue.load() != (Load { running: 1, waiting: 1 }) {
+            while queue.length() != (QueueLength { running: 1, waiting: 1 }) {
                 std::thread::yield_now();
             }
             cancel.cancel();
             assert!(matches!(first.join().unwrap(), Err(Error::Cancelled)));
-            assert_eq!(queue.load(), Load { running: 0, waiting: 1 });
+            assert_eq!(queue.length(), QueueLength { running: 0, waiting: 1 });
             // The batch that runs is the last of the first request; the next one is the second's.
             (0..2).for_each(|_| release.send(()).unwrap());
             assert_eq!(second.join().unwrap().unwrap(), [[1.0]]);
@@ -368,13 +374,13 @@ mod tests {
         (0..2).for_each(|_| release.send(()).unwrap());
         let cancel = Cancel::new();
         let place = queue.enter(&cancel).unwrap();
-        assert_eq!(queue.load(), Load { running: 0, waiting: 1 });
+        assert_eq!(queue.length(), QueueLength { running: 0, waiting: 1 });
         for _ in 0..2 {
             place.run(vec![vec![1].into()]).unwrap();
-            assert_eq!(queue.load(), Load { running: 1, waiting: 0 });
+            assert_eq!(queue.length(), QueueLength { running: 1, waiting: 0 });
         }
         drop(place);
-        assert_eq!(queue.load(), Load::default());
+        assert_eq!(queue.length(), QueueLength::default());
     }
 
     #[test]
@@ -398,6 +404,6 @@ mod tests {
         let queue = queue(32, 4, Rows::Text);
         queue.shutdown(Drain::Finish);
         assert!(matches!(ask(&queue, vec![vec![1].into()]), Err(Error::ShuttingDown)));
-        assert_eq!(queue.load(), Load::default());
+        assert_eq!(queue.length(), QueueLength::default());
     }
 }

@@ -1,45 +1,66 @@
-//! The one error of the library, with what it means for a caller and the next step.
+//! The error of the library, with its kind, the field of the request and the next step.
 
-use std::{fmt::Display, time::Duration};
+use std::{
+    fmt::{self, Display},
+    time::Duration,
+};
 
 use narthex_compile::vocabulary::VocabularyError;
 use narthex_device::DeviceError;
-use narthex_spec::{Ep, ModelName, NpuPolicy, Scheme};
+use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 
-use crate::{length::Length, load::fallback::Fallen, report::models::PassedOver};
+use crate::report::{fallback::FallbackNodes, models::PassedOver};
 
-/// What kind of failure it is; the server maps it to a status, the command line to an exit code.
+/// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The request is wrong.
+    /// The request is invalid.
     BadRequest,
-    /// There is no such model, file or runtime.
+    /// The model, file or runtime does not exist.
     NotFound,
-    /// Too much work is queued.
+    /// The queue is full.
     Overloaded,
     /// The model is still loading.
     Loading,
-    /// The model cannot be loaded, or the device failed.
+    /// The model cannot be loaded, or its device failed.
     Unavailable,
-    /// Something could not be fetched.
+    /// A download failed.
     Fetch,
-    /// No space, or no permission to write.
+    /// The disk is full, or the folder is not writable.
     Storage,
-    /// The user interrupted it.
+    /// The user interrupted the job.
     Cancelled,
     /// A defect of Narthex.
     Internal,
 }
 
-/// Why the gateway refused or failed.
+/// Length of a text in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenCount {
+    /// Exact number of tokens.
+    Exact(usize),
+    /// Lower bound from the number of bytes, for a text that is too long to be tokenised.
+    AtLeast(usize),
+}
+
+impl fmt::Display for TokenCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(tokens) => write!(f, "{tokens}"),
+            Self::AtLeast(tokens) => write!(f, "at least {tokens}"),
+        }
+    }
+}
+
+/// Failure of a request or a job.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A field of the request is wrong.
+    /// A field of the request is invalid.
     #[error("{message}")]
     Invalid {
-        /// The API's name of the field.
+        /// Name of the field in the API.
         param: &'static str,
-        /// Expected, found, next step.
+        /// Expected value, found value and next step.
         message: String,
     },
     /// The prompt leaves no room for an answer.
@@ -47,163 +68,168 @@ pub enum Error {
         "{param}: the prompt has {prompt} tokens, but prompt and answer together may have {context}; shorten the prompt"
     )]
     ContextLength {
-        /// The API's name of the field that holds the prompt.
+        /// Name of the field with the prompt in the API.
         param: &'static str,
-        /// Tokens of the prompt.
-        prompt: Length,
-        /// The most tokens of prompt and answer together: the model's context, or what the KV budget holds.
+        /// Length of the prompt.
+        prompt: TokenCount,
+        /// Maximum number of tokens of prompt and answer: the model's context, or the capacity of the KV budget.
         context: usize,
-        /// The model's context.
+        /// The model's context in tokens.
         of_model: usize,
     },
-    /// An embedding input is longer than the model takes.
+    /// A text to embed is longer than the model allows.
     #[error(
         "input {index} has {found} tokens, but this model embeds at most {limit}; shorten it or ask for truncation"
     )]
     InputTooLong {
-        /// Which input.
+        /// Index of the input.
         index: usize,
-        /// Its tokens.
-        found: Length,
-        /// The model's limit.
+        /// Length of the input.
+        found: TokenCount,
+        /// Maximum length.
         limit: usize,
     },
-    /// No such model.
-    #[error("no model is called {name:?}{}", near_names(near))]
+    /// No model has this name.
+    #[error("unknown model {name:?}{}", near_names(near))]
     UnknownModel {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// Names like it.
+        /// Similar names.
         near: Vec<ModelName>,
     },
-    /// The name is another model's.
-    #[error("{name} is called after another model already, which was made from {found}")]
-    Taken {
-        /// The name.
+    /// Another model already has this name.
+    #[error("the name {name} is taken by a model from {found}")]
+    NameTaken {
+        /// Name.
         name: ModelName,
-        /// Where that model came from.
+        /// Source of the other model.
         found: String,
     },
-    /// The model is known, but its package is not on this machine.
+    /// The model is known, but not installed.
     #[error("{name} is not installed on this machine")]
     NotInstalled {
-        /// The model.
+        /// Model.
         name: ModelName,
     },
-    /// The model exists but does another job.
+    /// The model does not support the task.
     #[error("{name} is {is}, not {wanted}")]
     WrongKind {
-        /// The model.
+        /// Model.
         name: ModelName,
-        /// What it is: `an embedding model`.
+        /// The model's kind, such as `an embedding model`.
         is: &'static str,
-        /// What was asked of it: `a chat model`.
+        /// The required kind, such as `a chat model`.
         wanted: &'static str,
     },
     /// The queue is full.
-    #[error("{queued} requests are waiting already; try again in a moment")]
+    #[error("{queued} requests are already waiting; try again in a moment")]
     Overloaded {
-        /// Waiting requests.
+        /// Number of waiting requests.
         queued: usize,
-        /// When to try again.
+        /// Delay before the next attempt.
         retry_after: Duration,
     },
-    /// The model did not become ready in time.
+    /// The model was not ready in time.
     #[error("{name} is still loading; try again in a moment")]
     Loading {
-        /// The model.
+        /// Model.
         name: ModelName,
-        /// When to try again.
+        /// Delay before the next attempt.
         retry_after: Duration,
     },
     /// The model could not be loaded.
     #[error("{name} cannot be loaded: {reason}")]
     LoadFailed {
-        /// The model.
+        /// Model.
         name: ModelName,
-        /// Why.
+        /// Reason.
         reason: String,
         /// The next step.
         hint: Option<String>,
-        /// When to try again, where it may be better then by itself.
+        /// Delay before the next attempt, if it may succeed without a change.
         retry_after: Option<Duration>,
     },
-    /// No device of the order took the model.
-    #[error("{name} runs on no device of the order{}: {}", required(*policy), reasons(passed_over))]
+    /// No device took the model.
+    #[error("no device runs {name}{}: {}", required(*policy), reasons(passed_over))]
     NoDevice {
-        /// The model.
+        /// Model.
         name: ModelName,
-        /// What was asked about an NPU.
+        /// NPU policy of the load.
         policy: NpuPolicy,
-        /// Every device, with its reason.
+        /// Every device with its reason.
         passed_over: Vec<PassedOver>,
     },
-    /// A graph that must run on a device as a whole does not.
-    #[error("{graph}: {} of {nodes} nodes cannot run on {ep}: {fallen}", fallen.count)]
+    /// A device does not run every node of a graph that it must run completely.
+    #[error("{graph}: {} of {nodes} nodes cannot run on {ep}: {fallback}", fallback.count)]
     NotWhole {
-        /// The graph's file.
+        /// File name of the graph.
         graph: String,
-        /// The device's provider.
+        /// Provider.
         ep: Ep,
-        /// All nodes.
+        /// Number of all nodes.
         nodes: usize,
-        /// Those that the provider refused.
-        fallen: Fallen,
+        /// Nodes that the provider refused.
+        fallback: FallbackNodes,
     },
-    /// A vendor's compiler failed with a number that is known: what it said, and the number in words with the next step.
-    #[error("{0}")]
-    Numbered(DeviceError, String),
+    /// A vendor's compiler failed with a known error code.
+    #[error("{error}")]
+    VendorCompiler {
+        /// Error of the compiler.
+        error: DeviceError,
+        /// Meaning of the code and the next step.
+        hint: String,
+    },
     /// The gateway is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The user interrupted it.
+    /// The user interrupted the job.
     #[error("interrupted")]
     Cancelled,
-    /// A file Narthex needs could not be read or written.
+    /// A file could not be read or written.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done, with the path.
+        /// Failed operation with its path.
         what: String,
-        /// The system's reason.
+        /// Reason from the operating system.
         source: std::io::Error,
     },
     /// A package on disk is not usable.
     #[error("the package {name}@{scheme} is not usable: {reason}")]
     BadPackage {
-        /// The model.
+        /// Model.
         name: ModelName,
-        /// Its weight scheme.
+        /// Weight scheme.
         scheme: Scheme,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// The catalogue, the store or a download.
+    /// Error of the catalogue, the store or a download.
     #[error(transparent)]
     Catalog(#[from] narthex_catalog::Error),
-    /// The compiler.
+    /// Error of the compiler.
     #[error(transparent)]
     Compile(#[from] narthex_compile::CompileError),
-    /// A model that was to be checked.
+    /// Error of a check.
     #[error(transparent)]
     Check(#[from] narthex_check::CheckError),
-    /// The device or ONNX Runtime.
+    /// Error of a device or of ONNX Runtime.
     #[error(transparent)]
     Device(#[from] narthex_device::DeviceError),
-    /// The tokenizer.
+    /// Error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] narthex_text::tokenizer::TokenizerError),
-    /// The conversation has no tokens.
+    /// The conversation cannot be turned into a prompt.
     #[error(transparent)]
     Prompt(#[from] narthex_text::prompt::PromptError),
-    /// The chat template refused the conversation.
+    /// The chat template failed.
     #[error("the model's chat template is not usable: {0}")]
     Template(#[from] narthex_text::template::TemplateError),
-    /// The device failed while answering.
+    /// The device failed during a step.
     #[error(transparent)]
     Step(#[from] narthex_engine::executor::StepError),
 }
 
-/// What a text that names no model may have meant.
+/// Suggestions for a text that names no model.
 fn unknown_hint(name: &str) -> String {
     let listed = "`narthex list --available` shows every name";
     match name.split('/').collect::<Vec<_>>()[..] {
@@ -211,7 +237,7 @@ fn unknown_hint(name: &str) -> String {
         [owner, repository] if name.starts_with("hf:") || owner.is_empty() || repository.is_empty() => {
             listed.to_owned()
         }
-        [_, _] => format!("write hf:{name} for a repository of the hub, or ./{name} for a folder; {listed}"),
+        [_, _] => format!("write hf:{name} for a hub repository, or ./{name} for a folder; {listed}"),
         _ => format!("write ./{name} for a path; {listed}"),
     }
 }
@@ -225,7 +251,7 @@ fn near_names(near: &[ModelName]) -> String {
 }
 
 fn required(policy: NpuPolicy) -> &'static str {
-    if policy == NpuPolicy::Require { ", and an NPU is required" } else { "" }
+    if policy == NpuPolicy::Require { " although an NPU is required" } else { "" }
 }
 
 fn reasons(passed_over: &[PassedOver]) -> String {
@@ -235,19 +261,28 @@ fn reasons(passed_over: &[PassedOver]) -> String {
 }
 
 impl Error {
-    /// A wrong field of a request; `message` says what was expected and found.
+    /// Creates the error of an invalid field; `message` has the expected and the found value.
     pub(crate) fn invalid(param: &'static str, message: impl Display) -> Self {
         Self::Invalid { param, message: format!("{param}: {message}") }
     }
 
-    /// What kind of failure it is.
+    /// Returns the entry of a device that failed with this error.
+    pub(crate) fn passed_over(&self, device: DeviceName) -> PassedOver {
+        let fallback = match self {
+            Self::NotWhole { fallback, .. } => fallback.clone(),
+            _ => FallbackNodes::default(),
+        };
+        PassedOver { device, reason: self.to_string(), fix: self.hint(), announced: true, fallback }
+    }
+
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid { .. }
             | Self::ContextLength { .. }
             | Self::InputTooLong { .. }
             | Self::WrongKind { .. }
-            | Self::Taken { .. }
+            | Self::NameTaken { .. }
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } => ErrorKind::Overloaded,
@@ -257,7 +292,7 @@ impl Error {
             | Self::ShuttingDown
             | Self::NoDevice { .. }
             | Self::NotWhole { .. }
-            | Self::Numbered(..)
+            | Self::VendorCompiler { .. }
             | Self::BadPackage { .. }
             | Self::Device(_)
             | Self::Step(_) => ErrorKind::Unavailable,
@@ -269,7 +304,7 @@ impl Error {
         }
     }
 
-    /// The API's name of the field that is wrong, where it is one field.
+    /// Returns the API's name of the invalid field, if the error is about one field.
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
@@ -280,7 +315,7 @@ impl Error {
         }
     }
 
-    /// When to try again, where that helps.
+    /// Returns the delay before the next attempt, if one may succeed.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { retry_after, .. } | Self::Loading { retry_after, .. } => Some(*retry_after),
@@ -290,26 +325,26 @@ impl Error {
         }
     }
 
-    /// The next step, where one is known.
+    /// Returns the next step, where one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownModel { name, .. } => Some(unknown_hint(name)),
             Self::ContextLength { context, of_model, .. } if context < of_model => Some(format!(
-                "the model takes {of_model} tokens, but the KV budget holds fewer: start the server with a greater --kv-budget"
+                "the model's context has {of_model} tokens, but the KV budget holds fewer; start the server with a larger --kv-budget"
             )),
             Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
-            Self::Taken { name, .. } => {
-                Some(format!("give another name with --name, or remove that model: `narthex rm {name}`"))
-            }
+            Self::NameTaken { name, .. } => Some(format!(
+                "choose another name with --name, or remove that model with `narthex rm {name}`"
+            )),
             Self::LoadFailed { hint, .. } => hint.clone(),
             Self::NoDevice { passed_over, .. } => {
                 let fix = passed_over.iter().find_map(|passed| passed.fix.clone());
-                Some(fix.unwrap_or_else(|| "`narthex doctor` says what this machine has".to_owned()))
+                Some(fix.unwrap_or_else(|| "run `narthex doctor` for the devices of this machine".to_owned()))
             }
-            Self::NotWhole { fallen, .. } => fallen.fix(),
-            Self::Numbered(_, hint) => Some(hint.clone()),
+            Self::NotWhole { fallback, .. } => fallback.fix(),
+            Self::VendorCompiler { hint, .. } => Some(hint.clone()),
             Self::BadPackage { name, scheme, .. } => Some(format!(
-                "make it again: `narthex rm {name}@{scheme}`, then `narthex compile {name} --scheme {scheme}`"
+                "rebuild it with `narthex rm {name}@{scheme}` and `narthex compile {name} --scheme {scheme}`"
             )),
             Self::Io { source, .. } => io_hint(source),
             Self::Catalog(error) => error.hint(),
@@ -336,12 +371,12 @@ fn io_hint(error: &std::io::Error) -> Option<String> {
     use std::io::ErrorKind as Io;
     match error.kind() {
         Io::StorageFull | Io::QuotaExceeded => {
-            Some("free some space, or point NARTHEX_HOME at another disk".to_owned())
+            Some("free some space, or set NARTHEX_HOME to another disk".to_owned())
         }
         Io::ReadOnlyFilesystem | Io::PermissionDenied => {
-            Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
+            Some("set NARTHEX_HOME to a writable folder".to_owned())
         }
-        Io::NotFound => Some("check the path; the file is not there".to_owned()),
+        Io::NotFound => Some("check the path; the file does not exist".to_owned()),
         _ => None,
     }
 }
@@ -416,15 +451,15 @@ mod tests {
             assert!(hint.starts_with(expect) && hint.ends_with("shows every name"), "{name}: {hint}");
         };
         check("smollm", "`narthex list");
-        check("owner/repo", "write hf:owner/repo for a repository of the hub, or ./owner/repo");
+        check("owner/repo", "write hf:owner/repo for a hub repository, or ./owner/repo");
         check("hf:owner/repo", "`narthex list");
         check("a/b/c", "write ./a/b/c");
         check("./a", "`narthex list");
     }
 
     #[test]
-    fn where_the_budget_is_the_bound_it_is_named() {
-        let prompt = Length::Counted(40);
+    fn the_kv_budget_is_named_where_it_is_the_limit() {
+        let prompt = TokenCount::Exact(40);
         let hint =
             |context| Error::ContextLength { param: "messages", prompt, context, of_model: 8192 }.hint();
         assert!(hint(33).unwrap().contains("--kv-budget"));
@@ -432,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_package_is_made_again_in_its_scheme() {
+    fn a_broken_package_is_rebuilt_in_its_scheme() {
         let name = "smollm2:135m".parse().unwrap();
         let error = Error::BadPackage { name, scheme: Scheme::W4, reason: "it is not whole".to_owned() };
         assert_eq!(error.to_string(), "the package smollm2:135m@w4 is not usable: it is not whole");

@@ -7,7 +7,7 @@ use narthex_spec::{ModelName, Scheme};
 
 use crate::{
     Error,
-    library::{names::PackageKey, package},
+    library::{package, package_key::PackageKey},
 };
 
 /// Reads the manifest of the package in `folder`, and all that an executor reads because of it.

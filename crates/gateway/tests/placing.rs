@@ -12,7 +12,7 @@ use std::{
 
 use narthex_catalog::store::Store;
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, models::PassedOver, unshared,
+    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, models::PassedOver, unshared_weights,
 };
 use narthex_graph::Graph;
 use narthex_spec::{
@@ -390,7 +390,7 @@ fn another_target_joins_the_first() {
     };
     // One chip's graphs share a binary; several chips' cannot.
     assert_eq!((binaries("qnn-x-elite"), binaries("qnn-x-elite-8-gen-3-8-elite")), (1, 4));
-    let [cost] = &unshared(&both)[..] else { panic!("of two targets one is of several chips") };
+    let [cost] = &unshared_weights(&both)[..] else { panic!("of two targets one is of several chips") };
     let own = both.files.iter().filter(|(file, _)| file.starts_with("contexts/qnn-x-elite-8-gen-3-8-elite/"));
     assert_eq!((&cost.target, cost.bytes), (&both.recipe.targets[1], own.map(|(_, file)| file.bytes).sum()));
     assert!(cost.shared < cost.bytes * 9 / 10, "{cost:?}");
@@ -476,7 +476,7 @@ fn a_divided_model_has_a_context_for_each_part() {
         report.lines.len() == 5 && report.lines.iter().all(|line| line.compute_share == 1.0),
         "{report:?}"
     );
-    // Asked for as it is, it is found; in one piece, it is made again.
+    // VendorCompiler for as it is, it is found; in one piece, it is made again.
     let again = |part_bytes| {
         let request = CompileRequest { part_bytes, ..request.clone() };
         gateway.compile(&checkpoint, &request, &Quiet, &Cancel::new()).unwrap().1.contexts.len()

@@ -22,7 +22,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
                 "npu_share": model.placement.as_ref().map(|report| report.npu_share),
                 "npu_phases": model.placement.as_ref().and_then(|report| report.phases),
                 "placement": model.placement.as_ref().map(|report| &report.lines),
-                "fallen": model.placement.as_ref().map(|report| &report.fallen),
+                "fallen": model.placement.as_ref().map(|report| &report.fallback),
                 "notes": model.placement.as_ref().map(|report| &report.notes),
                 "passed_over": model.passed_over,
                 "max_length": model.max_length,
@@ -40,7 +40,7 @@ pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use narthex_gateway::{Fallen, models::ModelKind};
+    use narthex_gateway::{FallbackNodes, models::ModelKind};
     use narthex_spec::{DeviceName, Scheme};
 
     use super::*;
@@ -55,7 +55,7 @@ mod tests {
             npu_share: 0.5,
             phases: None,
             lines: Vec::new(),
-            fallen: Fallen::default(),
+            fallback: FallbackNodes::default(),
             why: Some("measured on this machine".to_owned()),
             notes: vec!["the kept contexts were refused".to_owned()],
         };

@@ -1,7 +1,7 @@
 //! A whole answer, gathered from its events.
 
 use axum::http::StatusCode;
-use narthex_gateway::request::{FinishReason, Summary, TokenInfo, TurnEvent};
+use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, TokenInfo};
 
 use crate::{error::ApiError, sink::Events};
 
@@ -25,20 +25,20 @@ pub(crate) async fn gather(mut events: Events, n: usize) -> Result<Reply, ApiErr
     let mut choices = vec![Choice::default(); n];
     while let Some(event) = events.next().await {
         match event {
-            TurnEvent::Started { .. } => {}
-            TurnEvent::Text { choice, text, tokens } => {
+            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Text { choice, text, tokens } => {
                 if let Some(choice) = choices.get_mut(choice) {
                     choice.text.push_str(&text);
                     choice.tokens.extend(tokens);
                 }
             }
-            TurnEvent::Finished { choice, reason } => {
+            GenerationEvent::Finished { choice, reason } => {
                 if let Some(choice) = choices.get_mut(choice) {
                     choice.finish = Some(reason);
                 }
             }
-            TurnEvent::Done(summary) => return Ok(Reply { choices, summary }),
-            TurnEvent::Failed { message } => {
+            GenerationEvent::Done(summary) => return Ok(Reply { choices, summary }),
+            GenerationEvent::Failed { message } => {
                 return Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, message));
             }
         }

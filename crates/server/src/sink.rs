@@ -4,18 +4,18 @@
 use std::ops::ControlFlow;
 
 use narthex_gateway::{
-    Error, RanOn, Turn,
-    request::{TurnEvent, TurnSink},
+    Error, Generation, RanOn,
+    request::{GenerationEvent, GenerationSink},
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::{error::ApiError, routes::blocking};
 
 /// The engine's end.
-struct ChannelSink(UnboundedSender<TurnEvent>);
+struct ChannelSink(UnboundedSender<GenerationEvent>);
 
-impl TurnSink for ChannelSink {
-    fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
+impl GenerationSink for ChannelSink {
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
         match self.0.send(event) {
             Ok(()) => ControlFlow::Continue(()),
             // The client has gone, and its receiver with it.
@@ -26,7 +26,7 @@ impl TurnSink for ChannelSink {
 
 /// A request that is cancelled when nobody wants its answer any more. Its sink would notice that only at the next
 /// token, and one that waits in the queue would keep its place there.
-struct Running(Turn);
+struct Running(Generation);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -36,13 +36,13 @@ impl Drop for Running {
 
 /// The task's end: what the request reports. Dropping it cancels the request.
 pub(crate) struct Events {
-    receiver: UnboundedReceiver<TurnEvent>,
+    receiver: UnboundedReceiver<GenerationEvent>,
     running: Running,
 }
 
 impl Events {
     /// The next event; `None` where the engine has gone.
-    pub(crate) async fn next(&mut self) -> Option<TurnEvent> {
+    pub(crate) async fn next(&mut self) -> Option<GenerationEvent> {
         self.receiver.recv().await
     }
 
@@ -54,7 +54,7 @@ impl Events {
 
 /// Starts a request, away from the tasks that serve, because it may wait for its model to load.
 pub(crate) async fn start(
-    call: impl FnOnce(Box<dyn TurnSink>) -> Result<Turn, Error> + Send + 'static,
+    call: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let (sender, receiver) = unbounded_channel();
     let sink = Box::new(ChannelSink(sender));

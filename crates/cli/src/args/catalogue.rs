@@ -37,7 +37,7 @@ pub(crate) struct PlanArgs {
 
 /// Reads a kind of models.
 fn kind(text: &str) -> Result<ModelKind, String> {
-    let found = ModelKind::ALL.into_iter().find(|kind| kind.as_str() == text);
+    let found = ModelKind::ALL.iter().copied().find(|kind| kind.as_str() == text);
     found.ok_or_else(|| {
         format!("expected chat, text, embedding, rerank, answer, masked or other, found {text:?}")
     })

@@ -10,11 +10,11 @@ use std::{
 
 use anyhow::Context;
 use narthex_gateway::{
-    Error, Gateway, Turn,
+    Error, Gateway, Generation,
     models::{ModelKind, ModelStatus},
     request::{
-        ChatRequest, CompletionRequest, Echo, GenerateOptions, Message, Prompt, Role, Summary, TurnEvent,
-        TurnSink,
+        ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationEvent, GenerationSink, Message,
+        Prompt, Role, Summary,
     },
 };
 
@@ -109,25 +109,25 @@ pub(crate) fn ask(gateway: &Gateway, args: &ChatArgs, messages: Vec<Message>) ->
 }
 
 /// Prints what a request gives as it comes.
-fn print(start: impl FnOnce(Box<dyn TurnSink>) -> Result<Turn, Error>) -> anyhow::Result<Answer> {
+fn print(start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>) -> anyhow::Result<Answer> {
     let (sender, events) = mpsc::channel();
     let turn = start(Box::new(Channel(sender)))?;
     let mut text = String::new();
     loop {
         match events.recv_timeout(Duration::from_millis(50)) {
-            Ok(TurnEvent::Text { text: piece, .. }) => {
+            Ok(GenerationEvent::Text { text: piece, .. }) => {
                 text.push_str(&piece);
                 if let Err(error) = output::text(&piece) {
                     turn.cancel();
                     return Err(error);
                 }
             }
-            Ok(TurnEvent::Done(summary)) => {
+            Ok(GenerationEvent::Done(summary)) => {
                 output::text("\n")?;
                 return Ok(Answer { text, end: End::Done(summary) });
             }
-            Ok(TurnEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
-            Ok(TurnEvent::Started { .. } | TurnEvent::Finished { .. }) => {}
+            Ok(GenerationEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
+            Ok(GenerationEvent::Started { .. } | GenerationEvent::Finished { .. }) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 anyhow::bail!("the engine stopped in the middle of an answer")
             }
@@ -161,10 +161,10 @@ pub(crate) fn report(args: &GenerateArgs, status: &ModelStatus, summary: &Summar
     }
 }
 
-struct Channel(mpsc::Sender<TurnEvent>);
+struct Channel(mpsc::Sender<GenerationEvent>);
 
-impl TurnSink for Channel {
-    fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
+impl GenerationSink for Channel {
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
         match self.0.send(event) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, env, fs};
 use anyhow::Context;
 use narthex_gateway::{
     Error, Gateway,
-    check::{Asked, CheckRequest, CompilerResult, Program, Verdict},
+    check::{CheckRequest, CompilerResult, TrialProgram, VendorCompiler, Verdict},
 };
 
 use crate::{
@@ -15,14 +15,14 @@ use crate::{
 };
 
 /// This executable, told to let a compiler have a graph.
-fn apart(gateway: &Gateway) -> anyhow::Result<Program> {
+fn apart(gateway: &Gateway) -> anyhow::Result<TrialProgram> {
     let mut arguments = Vec::new();
     if let Some(home) = &gateway.config().home {
         arguments.extend(["--home".into(), home.into()]);
     }
     // What follows are paths, which may begin like options.
     arguments.extend(["try-out".into(), "--".into()]);
-    Ok(Program { path: env::current_exe().context("this executable is not found")?, arguments })
+    Ok(TrialProgram { path: env::current_exe().context("this executable is not found")?, arguments })
 }
 
 /// Lets a vendor's compiler have one graph, and writes down what it made of it.
@@ -64,7 +64,11 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
         target: args.target,
         extents: extents(args.set)?,
         fix: args.fix,
-        compiler: if args.rules_only { Asked::Never } else { Asked::Apart(apart(gateway)?) },
+        compiler: if args.rules_only {
+            VendorCompiler::Skip
+        } else {
+            VendorCompiler::Subprocess(apart(gateway)?)
+        },
     };
     let found = gateway.check(&request, interrupt::cancel())?;
     if args.json {

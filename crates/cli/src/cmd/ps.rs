@@ -6,7 +6,7 @@ use crate::{args::JsonArgs, output, render};
 
 /// Shows the servers that run on this store.
 pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
-    let servers = gateway.running();
+    let servers = gateway.running_servers();
     if args.json {
         return output::json(&servers);
     }

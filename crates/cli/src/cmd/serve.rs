@@ -14,7 +14,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     let mut announced = None;
     let served = narthex_server::run_blocking(gateway.clone(), options, |address| {
         output::note(format!("listening on http://{address} (OpenAI API under /v1)"));
-        match gateway.announce(&address.to_string()) {
+        match gateway.register_server(&address.to_string()) {
             Ok(record) => announced = Some(record),
             Err(error) => output::note(format!("warning: `narthex ps` will not see this server: {error}")),
         }

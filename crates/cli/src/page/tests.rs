@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use narthex_gateway::{
-    Fallen, PlacementLine, PlacementReport,
+    FallbackNodes, PlacementLine, PlacementReport,
     bench::{Machine, Ratios},
     devices::DeviceStatus,
 };
@@ -47,7 +47,7 @@ fn placement(device: DeviceName, decode: Option<DeviceName>, npu_share: f64) -> 
         npu_share,
         phases: None,
         lines: vec![line(device.ep(), 0.9999), line(Ep::Cpu, 0.0001)],
-        fallen: Fallen::default(),
+        fallback: FallbackNodes::default(),
         why: None,
         notes: vec!["the kept contexts were refused & made anew".to_owned()],
     }

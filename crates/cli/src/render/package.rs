@@ -1,7 +1,7 @@
 //! What a package holds.
 
 use comfy_table::Cell;
-use narthex_gateway::{Unshared, models::ModelListing};
+use narthex_gateway::{UnsharedWeights, models::ModelListing};
 use narthex_spec::{
     Variant,
     arch::{ImportedEncoder, Structure},
@@ -141,12 +141,12 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
     }
     let compiled = manifest.files.iter().filter(|(name, _)| name.starts_with("contexts/"));
     let size = bytes(compiled.map(|(_, file)| file.bytes).sum());
-    let unshared: String = narthex_gateway::unshared(manifest).iter().map(cost).collect();
+    let unshared: String = narthex_gateway::unshared_weights(manifest).iter().map(cost).collect();
     format!("{}\ncompiled files  {size}{unshared}", table.trim_fmt())
 }
 
 /// What a target of several chips costs, on a line of its own.
-fn cost(Unshared { target, bytes: found, shared }: &Unshared) -> String {
+fn cost(UnsharedWeights { target, bytes: found, shared }: &UnsharedWeights) -> String {
     let (found, shared) = (bytes(*found), bytes(*shared));
     format!(
         "\nunshared        {target}: {found} instead of about {shared}, since several chips' graphs cannot share weights"
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn several_chips_say_what_they_cost() {
         let target = "qnn:x-elite,8-elite".parse().unwrap();
-        let line = cost(&Unshared { target, bytes: 46_000_000, shared: 12_300_000 });
+        let line = cost(&UnsharedWeights { target, bytes: 46_000_000, shared: 12_300_000 });
         assert!(
             line.starts_with("\nunshared        qnn:x-elite,8-elite: 46 MB instead of about 12 MB, "),
             "{line}"

@@ -1,4 +1,4 @@
-//! The compiler's port to ONNX Runtime: what it measures for a calibration runs on the CPU.
+//! The compiler's port to ONNX Runtime: runs calibration graphs on the CPU.
 
 use std::path::Path;
 
@@ -6,20 +6,20 @@ use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
 use narthex_device::once;
 use narthex_spec::{Feed, Fetch, ProgressSink};
 
-use crate::{cancel::Cancel, error::Error, gateway::Inner};
+use crate::{cancel::Cancel, error::Error, library::Library, load::runtime_choice::cpu_runtime};
 
-/// Runs graphs on the CPU; ONNX Runtime is loaded, and installed where need be, for the first of them.
-pub(crate) struct CpuRunner<'a> {
-    pub(crate) inner: &'a Inner,
-    pub(crate) progress: &'a dyn ProgressSink,
-    pub(crate) cancel: &'a Cancel,
+/// Runs graphs on the CPU. Loads ONNX Runtime for the first graph, and installs it on first need.
+pub(super) struct CpuRunner<'a> {
+    pub(super) library: &'a Library,
+    pub(super) progress: &'a dyn ProgressSink,
+    pub(super) cancel: &'a Cancel,
 }
 
 impl GraphRunner for CpuRunner<'_> {
-    fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
+    fn run(&self, graph: &Path, feeds: Vec<Feed>, fetches: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
         let failed = |error: Error| RunnerError { reason: error.to_string(), hint: error.hint() };
-        let runtime = self.inner.runtime(self.progress, self.cancel).map_err(failed)?;
-        once::run(runtime, graph, self.inner.config.threads, feeds, wanted)
+        let runtime = cpu_runtime(self.library, self.progress, self.cancel).map_err(failed)?;
+        once::run(runtime, graph, self.library.config.threads, feeds, fetches)
             .map_err(|error| failed(error.into()))
     }
 }

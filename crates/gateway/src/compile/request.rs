@@ -1,4 +1,4 @@
-//! What a caller asks of a compile.
+//! Request to compile a model.
 
 use std::{
     collections::BTreeSet,
@@ -7,45 +7,57 @@ use std::{
 
 use narthex_compile::CompileError;
 pub use narthex_compile::vocabulary::Vocabulary;
-use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target};
+use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target, id::BadModelName};
 
-use crate::error::Error;
+use crate::{error::Error, library::package_key::PackageKey};
 
-/// What is compiled, and how.
+/// Request to compile a model.
+///
+/// ```
+/// use narthex_gateway::{CompileRequest, Rebuild};
+///
+/// let request = CompileRequest {
+///     target: Some("qnn:x-elite".parse().unwrap()),
+///     contexts: vec![4096],
+///     rebuild: Rebuild::Always,
+///     ..CompileRequest::new("w4".parse().unwrap())
+/// };
+/// assert_eq!(request.scheme.to_string(), "w4");
+/// ```
 #[derive(Debug, Clone)]
 pub struct CompileRequest {
-    /// The weight scheme.
+    /// Weight scheme.
     pub scheme: Scheme,
-    /// Whether channels are scaled by what the model's layers see in a text.
+    /// Calibration of weights with the activations of a text.
     pub calibration: Calibration,
-    /// Which smaller model is made of one that holds several; its package has a name of its own.
+    /// Smaller model to extract from a MatFormer model. Its package has a name of its own.
     pub matformer: Option<MatFormer>,
-    /// The layers that are left out, as the checkpoint numbers them; the package has a name of its own, and says how far
-    /// its answers are from the whole model's.
+    /// Layers to leave out, numbered as in the checkpoint. The package has a name of its own, and its manifest states
+    /// how far its answers differ from the whole model's.
     pub drop_layers: Option<LayerList>,
-    /// What the head of a chat model is pruned to; as above of its name and of what is said.
+    /// Tokens that the head of a chat model keeps. The package is named and measured as for [`Self::drop_layers`].
     pub vocabulary: Option<Vocabulary>,
-    /// A folder for the intermediate stages, to be read by people.
+    /// Folder for the intermediate stages as text.
     pub keep_stages: Option<PathBuf>,
-    /// Whether a package that exists is made again.
+    /// Treatment of an existing package.
     pub rebuild: Rebuild,
-    /// The NPU that it is compiled for ahead of time, besides the graph that every device runs.
+    /// NPU to compile for ahead of time.
     pub target: Option<Target>,
-    /// The contexts of the NPU's graphs, in tokens: the longest sequence, and shorter ones with graphs of their own. Without
-    /// any it is 2048 or the model's, whichever is less.
+    /// Contexts of the NPU's graphs in tokens: the longest sequence, and shorter ones with graphs of their own. By
+    /// default 2048, or the model's maximum if that is less.
     pub contexts: Vec<usize>,
-    /// New tokens of the NPU's prefill graphs; without any, as suits the model's size. Encoders have none.
+    /// New tokens of the NPU's prefill graphs; by default chosen for the model's size. Encoders have none.
     pub prefill: Vec<usize>,
-    /// The changes of its graphs; `None` takes those of the package that is installed, if there is one. Any makes
-    /// graphs of fixed shape too.
+    /// Passes over the graphs; `None` for those of the installed package, if there is one. Any pass implies static
+    /// graphs.
     pub passes: Option<BTreeSet<Pass>>,
-    /// The most bytes of weights in one of the NPU's graphs, beyond which the layers are divided; `None` takes what the
-    /// NPU holds.
+    /// Maximum bytes of weights in one of the NPU's graphs, beyond which the layers are divided; `None` for the NPU's
+    /// limit.
     pub part_bytes: Option<u64>,
 }
 
 impl CompileRequest {
-    /// A scheme, and everything else as usual: calibrated, no stages, no NPU, and nothing that exists is made again.
+    /// Creates a request with the default settings: calibrated, without an NPU, keeping an existing package.
     pub fn new(scheme: Scheme) -> Self {
         Self {
             scheme,
@@ -62,22 +74,62 @@ impl CompileRequest {
             part_bytes: None,
         }
     }
+
+    /// Returns the package's key: `base`, with a suffix for each reduction, as in `gemma3n:e4b-e2b` or
+    /// `smollm2:135m-drop3.7`.
+    pub(crate) fn package_key(&self, mut base: PackageKey) -> Result<PackageKey, Error> {
+        let reductions = [
+            ("matformer", self.matformer.as_ref().map(MatFormer::slug)),
+            ("drop_layers", self.drop_layers.as_ref().map(LayerList::slug)),
+            ("prune_vocabulary", self.vocabulary.as_ref().map(Vocabulary::slug)),
+        ];
+        for (param, slug) in reductions {
+            let Some(slug) = slug else { continue };
+            let bad = |error: BadModelName| Error::Invalid { param, message: error.to_string() };
+            base.name = format!("{}-{slug}", base.name).parse().map_err(bad)?;
+        }
+        Ok(base)
+    }
 }
 
-/// What a head is pruned to, out of a file: a list of token ids in JSON (`.json`), or any text, of whose tokens at most
-/// `most` are kept.
+/// Reads the tokens that a head keeps from a file: a JSON list of token ids (`.json`), or a text, of whose tokens at most
+/// `max_tokens` are kept.
 ///
 /// # Errors
-/// [`Error::Compile`] for a file that cannot be read, or is no list.
-pub fn vocabulary(file: &Path, most: Option<usize>) -> Result<Vocabulary, Error> {
-    Ok(Vocabulary::read(file, most).map_err(CompileError::from)?)
+/// [`Error::Compile`] for a file that is unreadable or not a list.
+pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<Vocabulary, Error> {
+    Ok(Vocabulary::read(file, max_tokens).map_err(CompileError::from)?)
 }
 
-/// Whether a package that exists is made again.
+/// Treatment of an existing package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rebuild {
-    /// Only when there is none.
+    /// Compile only if the package is missing.
     IfMissing,
-    /// Always.
+    /// Compile again.
     Always,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reduced_models_have_names_of_their_own() {
+        let key = PackageKey { name: "gemma3n:e4b".parse().unwrap(), scheme: Scheme::W4 };
+        let plain = CompileRequest::new(Scheme::W4);
+        let sized = |text: &str| CompileRequest {
+            matformer: Some(text.parse().unwrap()),
+            ..CompileRequest::new(Scheme::W4)
+        };
+        let name = |request: &CompileRequest| request.package_key(key.clone()).unwrap().name.to_string();
+        assert_eq!(name(&sized("e2b")), "gemma3n:e4b-e2b");
+        assert_eq!(name(&sized("ffn=8192*30,skip=20-24")), "gemma3n:e4b-ffn8192x30-skip20-24");
+        let dropped = CompileRequest { drop_layers: Some("7,3".parse().unwrap()), ..plain.clone() };
+        assert_eq!(name(&dropped), "gemma3n:e4b-drop3.7");
+        assert_eq!(plain.package_key(key.clone()).unwrap(), key);
+        let long = PackageKey { name: "x".repeat(198).parse().unwrap(), ..key };
+        assert_eq!(sized("e2b").package_key(long.clone()).unwrap_err().param(), Some("matformer"));
+        assert_eq!(dropped.package_key(long).unwrap_err().param(), Some("drop_layers"));
+    }
 }

@@ -1,33 +1,33 @@
-//! Which devices this machine has, one by one, without loading anything.
+//! The devices of this machine, from facts alone. Nothing is loaded.
 
 use narthex_device::ep::{self, Cause, Facts};
 use narthex_spec::{DeviceKind, DeviceName};
 use serde::Serialize;
 
-use crate::{gateway::Gateway, load::runtime_choice::Core};
+use crate::{gateway::Gateway, load::runtime_choice::RuntimeChoice};
 
-/// A device, and whether models can be loaded on it.
+/// A device, and whether it is usable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceStatus {
-    /// The device.
+    /// Device.
     pub device: DeviceName,
-    /// Whether the machine seems to have it, ready to be used; loading tells for certain.
+    /// Whether the machine appears to have the device with everything that it needs. Only a load proves it.
     pub usable: bool,
-    /// Whether the machine has it at all, as far as can be told.
+    /// Whether the machine appears to have the device.
     pub present: bool,
-    /// Why it cannot be used.
+    /// Reason why the device is not usable.
     pub reason: Option<String>,
-    /// What to do about that.
+    /// The next step.
     pub fix: Option<String>,
 }
 
 impl Gateway {
-    /// Every device that this version knows, NPUs first.
+    /// Lists every device that this version supports, NPUs first.
     pub fn devices(&self) -> Vec<DeviceStatus> {
-        statuses(&Core::of(self.inner()).facts)
+        statuses(&RuntimeChoice::of(self.library()).facts)
     }
 
-    /// The NPUs, and whether one can be used.
+    /// Lists the NPUs.
     pub fn npus(&self) -> Vec<DeviceStatus> {
         self.devices().into_iter().filter(|status| status.device.kind() == DeviceKind::Npu).collect()
     }
@@ -48,34 +48,14 @@ fn statuses(facts: &Facts) -> Vec<DeviceStatus> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::path::PathBuf;
-
-    use narthex_device::inventory::{Accelerator, AcceleratorKind};
+mod tests {
     use narthex_spec::Ep;
 
     use super::*;
-
-    /// A laptop with a Snapdragon X Elite, on Linux.
-    pub(crate) fn snapdragon<const N: usize>(libraries: [(Ep, PathBuf); N]) -> Facts {
-        let npu = Accelerator {
-            kind: AcceleratorKind::Npu,
-            driver: "fastrpc".into(),
-            text: "Hexagon".into(),
-            memory: None,
-        };
-        Facts {
-            os: "linux".into(),
-            arch: "aarch64".into(),
-            processor: "Snapdragon X Elite".into(),
-            accelerators: vec![npu],
-            libraries: libraries.into(),
-            ..Facts::default()
-        }
-    }
+    use crate::fixtures::snapdragon;
 
     #[test]
-    fn what_is_missing_is_told_with_its_command() {
+    fn a_missing_runtime_has_its_command() {
         let mut facts = snapdragon([]);
         let qnn = |facts: &Facts| statuses(facts).into_iter().find(|s| s.device == DeviceName::Qnn).unwrap();
         let found = qnn(&facts);

@@ -9,7 +9,7 @@ use narthex_catalog::{
 use narthex_device::{inventory, runtime::Runtime};
 use serde::Serialize;
 
-use crate::{error::Error, gateway::Gateway, load::runtime_choice::Core};
+use crate::{error::Error, gateway::Gateway, load::runtime_choice::RuntimeChoice};
 
 /// What was found on this machine.
 #[derive(Debug, Clone, Serialize)]
@@ -59,7 +59,7 @@ impl Gateway {
     pub fn doctor(&self) -> Doctor {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
-        let library = Core::of(self.inner()).found(self.inner());
+        let library = RuntimeChoice::of(self.library()).file(self.library());
         pip(&mut report, &library);
         runtime(&mut report, library);
         self.device_findings(&mut report);
@@ -78,7 +78,7 @@ impl Gateway {
     }
 
     fn store_finding(&self, report: &mut Doctor) {
-        let store = &self.inner().store;
+        let store = &self.library().store;
         let root = store.root().display().to_string();
         let writable = store.check_writable();
         match store.packages() {

@@ -1,91 +1,66 @@
-//! `narthex import`: an ONNX export that somebody else made becomes a package of the store.
+//! Import of an existing ONNX export as a package of the store.
 
 use std::path::{Path, PathBuf};
 
 use narthex_catalog::resolve::import_name;
 use narthex_compile::import::{self, Import, ImportJob};
 use narthex_graph::onnx::files::graph_files;
-use narthex_spec::{ModelName, ProgressSink, Scheme, manifest::Manifest, progress::Progress};
+use narthex_spec::{ModelName, ProgressSink, Scheme, progress::Progress};
 
 use crate::{
     cancel::Cancel,
     error::Error,
-    gateway::{Gateway, Inner},
-    library::{models, names::PackageKey},
+    library::{Library, package_key::PackageKey},
 };
 
-/// What is imported.
+/// Import of an ONNX export.
 #[derive(Debug, Clone)]
 pub struct ImportRequest {
-    /// A folder, or one ONNX file of it.
+    /// Folder of the export, or one ONNX file in it.
     pub path: PathBuf,
-    /// The name of the package; the folder's where there is none.
+    /// Name of the package; by default the folder's name.
     pub name: Option<ModelName>,
-    /// The graph that is taken of several.
+    /// File name of the graph to import, if the folder has several.
     pub file: Option<String>,
 }
 
-impl Gateway {
-    /// Imports an export; gives the package's folder and manifest.
-    ///
-    /// # Errors
-    /// [`Error::Compile`] for what is not imported, with what was expected and found; [`Error::Invalid`] for a name of the
-    /// catalogue and for a checkpoint; [`Error::Taken`] for the name of what was made from something else.
-    pub fn import(
-        &self,
-        request: &ImportRequest,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<(PathBuf, Manifest), Error> {
-        run(self.inner(), request, progress, cancel)
-    }
-}
-
-fn run(
-    inner: &Inner,
+/// Imports an export. Returns the key and the folder of the package.
+pub(crate) fn import(
+    library: &Library,
     request: &ImportRequest,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
-) -> Result<(PathBuf, Manifest), Error> {
+) -> Result<(PackageKey, PathBuf), Error> {
     let name = match &request.name {
         Some(name) => name.clone(),
         None => import_name(&import::folder(&request.path))?,
     };
-    if inner.catalog.get(&name).is_some() {
-        let message = format!("{name} is a model of the catalogue; give the import another name with --name");
+    if library.catalog.get(&name).is_some() {
+        let message = format!("{name} is a model of the catalogue; choose another name with --name");
         return Err(Error::Invalid { param: "name", message });
     }
     let failed = |source| Error::Io { what: format!("cannot find {}", request.path.display()), source };
     let source = format!("local {}", std::path::absolute(&request.path).map_err(failed)?.display());
-    check_name(inner, &name, &source)?;
-    let found = opened(request)?;
-    if let Some(bound) = found.bound() {
-        progress.event(Progress::Note(format!(
-            "It holds {}, which runs on {} alone.",
-            bound.holds, bound.device
-        )));
+    check_name(library, &name, &source)?;
+    let export = open(request)?;
+    if let Some(bound) = export.bound() {
+        let note = format!("The export holds {}, which runs only on {}.", bound.holds, bound.device);
+        progress.event(Progress::Note(note));
     }
-    for note in found.notes() {
+    for note in export.notes() {
         progress.event(Progress::Note(note.clone()));
     }
-    let key = PackageKey { name: name.clone(), scheme: found.scheme() };
+    let key = PackageKey { name: name.clone(), scheme: export.scheme() };
     let lock_name = format!("compile-{}-{}", name.file_stem(), key.scheme);
-    let _lock = inner.store.lock(&lock_name, progress, cancel.flag())?;
-    let staging = inner.store.stage_package(&name, key.scheme)?;
-    let job = ImportJob {
-        name,
-        out: staging.path(),
-        source,
-        compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
-    };
-    found.write(job, progress, cancel.flag())?;
-    let folder = staging.commit()?;
-    inner.residents.evict(&key);
-    Ok((folder, models::manifest(inner, &key)?))
+    let _lock = library.store.lock(&lock_name, progress, cancel.flag())?;
+    let staging = library.store.stage_package(&name, key.scheme)?;
+    let compiler = format!("narthex {}", env!("CARGO_PKG_VERSION"));
+    export.write(ImportJob { name, out: staging.path(), source, compiler }, progress, cancel.flag())?;
+    Ok((key, staging.commit()?))
 }
 
-/// The export that is asked for; a checkpoint in its place is told apart from an export that is not understood.
-fn opened(request: &ImportRequest) -> Result<Import, Error> {
+/// Opens the export. A checkpoint in its place has an error of its own.
+fn open(request: &ImportRequest) -> Result<Import, Error> {
     match import::open(&request.path, request.file.as_deref()) {
         Err(_) if holds_checkpoint_alone(&request.path) => {
             let path = request.path.display();
@@ -97,23 +72,23 @@ fn opened(request: &ImportRequest) -> Result<Import, Error> {
     }
 }
 
-/// Fails where a package of this name was made from something else than `source`: another scheme of it would be another
-/// model under the same name, and the same scheme would take its place.
-fn check_name(inner: &Inner, name: &ModelName, source: &str) -> Result<(), Error> {
+/// Fails if a package of this name has another source than `source`. In another scheme, the name would stand for two
+/// models; in the same scheme, the import would replace the other model.
+fn check_name(library: &Library, name: &ModelName, source: &str) -> Result<(), Error> {
     for scheme in Scheme::ALL {
         let key = PackageKey { name: name.clone(), scheme };
         // What is not installed or cannot be read is nobody's model.
-        let Ok(manifest) = models::manifest(inner, &key) else { continue };
+        let Ok(manifest) = library.manifest(&key) else { continue };
         let found = manifest.provenance.source;
-        // An import's says behind the path which kind of export it was.
+        // The source of an import is its path, followed by the kind of export.
         if found != source && !found.strip_prefix(source).is_some_and(|rest| rest.starts_with(", ")) {
-            return Err(Error::Taken { name: name.clone(), found });
+            return Err(Error::NameTaken { name: name.clone(), found });
         }
     }
     Ok(())
 }
 
-/// Whether a path is or has a checkpoint's weights, and no graph lies there.
+/// Returns whether a path holds a checkpoint's weights and no graph.
 fn holds_checkpoint_alone(path: &Path) -> bool {
     let ends = |path: &Path, endings: &[&str]| {
         path.extension().is_some_and(|found| endings.iter().any(|ending| found.eq_ignore_ascii_case(ending)))

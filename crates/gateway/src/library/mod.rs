@@ -1,9 +1,33 @@
 //! The models of this machine: names, installed packages, the catalogue, imports, exports and runtime libraries.
+//! Nothing here loads a model.
 
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod model_ref;
-pub(crate) mod models;
-pub(crate) mod names;
+mod models;
 pub(crate) mod package;
+pub(crate) mod package_key;
 pub(crate) mod runtimes;
+
+use std::sync::Arc;
+
+use narthex_catalog::{index::Catalog, store::Store};
+
+use crate::{config::Config, error::Error};
+
+pub(crate) use models::{DEFAULT_SCHEME, schemes_from};
+
+/// The store and the catalogue, with the settings that they are used under.
+pub(crate) struct Library {
+    pub(crate) config: Arc<Config>,
+    pub(crate) store: Store,
+    pub(crate) catalog: Catalog,
+}
+
+impl Library {
+    /// Opens the store and reads the built-in catalogue.
+    pub(crate) fn open(config: Config) -> Result<Self, Error> {
+        let store = Store::open(config.home.clone())?;
+        Ok(Self { config: Arc::new(config), store, catalog: Catalog::builtin()? })
+    }
+}

@@ -1,6 +1,6 @@
-//! What a user's text names, for those who look at a model without loading it: files, a package, or settings.
+//! Resolution of a user's text to a model that is inspected without loading it: ONNX files, a package, or settings.
 //!
-//! No weight is read; the headers of files of weights are. Start at [`find`].
+//! Weights are not read, except for the headers of weight files. Start at [`find`].
 
 use std::{
     fs,
@@ -22,49 +22,47 @@ use narthex_spec::{Scheme, arch::Architecture, manifest::Manifest};
 use crate::{
     cancel::Cancel,
     error::Error,
-    gateway::Inner,
     library::{
-        models,
-        names::{PackageKey, split_scheme},
+        DEFAULT_SCHEME, Library,
+        package_key::{PackageKey, split_scheme},
     },
 };
 
-/// What a user's text turned out to name.
-pub(crate) enum Subject {
+/// The model that a user's text names.
+pub(crate) enum ResolvedModel {
     /// ONNX files.
     Graphs(Vec<PathBuf>),
     /// An installed package and its folder.
     Package(Box<Manifest>, PathBuf),
-    /// A model whose settings are known.
-    Checkpoint(Box<Settled>),
-    /// A model of the catalogue that this version does not compile, and why.
-    Unknown(String),
+    /// A checkpoint whose settings are known.
+    Checkpoint(Box<CheckpointSettings>),
+    /// A model of the catalogue that this version does not compile, with the reason.
+    Unsupported(String),
 }
 
-/// A model by its settings.
-pub(crate) struct Settled {
-    /// What it computes.
+/// Settings of a checkpoint.
+pub(crate) struct CheckpointSettings {
     pub(crate) architecture: Architecture,
-    /// The scheme that the text names, or the usual one.
+    /// Scheme that the text names, or the default one.
     pub(crate) scheme: Scheme,
-    /// What its repository says of itself, of a model on the hub.
+    /// Metadata of the repository, for a model on the hub.
     pub(crate) stated: Option<Stated>,
 }
 
-/// Finds what a text names: an installed package, else an entry of the catalogue, else a model of the hub or a file.
-pub(crate) fn find(inner: &Inner, text: &str, cancel: &Cancel) -> Result<Subject, Error> {
+/// Finds the model that a text names: an installed package, else a catalogue entry, else a hub repository or a file.
+pub(crate) fn find(library: &Library, text: &str, cancel: &Cancel) -> Result<ResolvedModel, Error> {
     let (name, scheme) = split_scheme(text);
-    let scheme = scheme.unwrap_or(models::USUAL_SCHEME);
+    let scheme = scheme.unwrap_or(DEFAULT_SCHEME);
     if text.to_ascii_lowercase().ends_with(".onnx") {
         return from_path(Path::new(text), scheme);
     }
-    match models::reference(inner, name)? {
+    match library.reference(name)? {
         ModelRef::Local(path) => from_path(&path, scheme),
-        reference => named(inner, &models::key(inner, text)?, &reference, cancel),
+        reference => named(library, &library.key(text)?, &reference, cancel),
     }
 }
 
-fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
+fn from_path(path: &Path, scheme: Scheme) -> Result<ResolvedModel, Error> {
     let is_checkpoint =
         |ending: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
     if is_checkpoint("gguf") {
@@ -72,11 +70,11 @@ fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
     }
     let files = graph_files(path).map_err(CheckError::from)?;
     if !files.is_empty() {
-        return Ok(Subject::Graphs(files));
+        return Ok(ResolvedModel::Graphs(files));
     }
     match settings(path, scheme) {
         Ok(found) => Ok(found),
-        // A folder with neither: say what was looked for first.
+        // A folder with neither: the error is about the missing graphs.
         Err(_) if !holds_checkpoint(path) => {
             Err(CheckError::from(OnnxFileError::NoModel { path: path.to_owned() }).into())
         }
@@ -84,7 +82,7 @@ fn from_path(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
     }
 }
 
-/// Whether a folder has a file of a checkpoint, whatever it is worth.
+/// Returns whether a folder has a file of a checkpoint, valid or not.
 fn holds_checkpoint(folder: &Path) -> bool {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     names.map(|name| name.to_string_lossy().to_ascii_lowercase()).any(|name| {
@@ -92,31 +90,42 @@ fn holds_checkpoint(folder: &Path) -> bool {
     })
 }
 
-fn settings(path: &Path, scheme: Scheme) -> Result<Subject, Error> {
+fn settings(path: &Path, scheme: Scheme) -> Result<ResolvedModel, Error> {
     let architecture = checkpoint::architecture(path).map_err(CompileError::from)?;
-    Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme, stated: None })))
+    Ok(ResolvedModel::Checkpoint(Box::new(CheckpointSettings { architecture, scheme, stated: None })))
 }
 
-/// An installed package, else what the catalogue says of a model, else the settings of a model that is not here.
-fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel) -> Result<Subject, Error> {
-    if let Some(folder) = inner.store.package(&key.name, key.scheme) {
-        return Ok(Subject::Package(Box::new(models::manifest(inner, key)?), folder));
+/// Finds an installed package, else a catalogue entry, else the settings of a remote model.
+fn named(
+    library: &Library,
+    key: &PackageKey,
+    reference: &ModelRef,
+    cancel: &Cancel,
+) -> Result<ResolvedModel, Error> {
+    if let Some(folder) = library.store.package(&key.name, key.scheme) {
+        return Ok(ResolvedModel::Package(Box::new(library.manifest(key)?), folder));
     }
-    if let Some(entry) = inner.catalog.get(&key.name) {
+    if let Some(entry) = library.catalog.get(&key.name) {
         return Ok(match architecture(entry) {
-            Ok(architecture) => {
-                Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme, stated: None }))
-            }
-            Err(error) => Subject::Unknown(error.to_string()),
+            Ok(architecture) => ResolvedModel::Checkpoint(Box::new(CheckpointSettings {
+                architecture,
+                scheme: key.scheme,
+                stated: None,
+            })),
+            Err(error) => ResolvedModel::Unsupported(error.to_string()),
         });
     }
-    let resolved = reference.resolve(&inner.catalog)?;
-    if let Some(outline) = fetch::outline(&inner.store, &resolved, &checkpoint::wanted, cancel.flag())? {
-        let there = |path: &Path| in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path));
-        let architecture =
-            checkpoint::outlined(outline.path()).map_err(|error| CompileError::from(error.renamed(there)))?;
+    let resolved = reference.resolve(&library.catalog)?;
+    if let Some(outline) = fetch::outline(&library.store, &resolved, &checkpoint::wanted, cancel.flag())? {
+        let remote = |path: &Path| in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path));
+        let architecture = checkpoint::outlined(outline.path())
+            .map_err(|error| CompileError::from(error.renamed(remote)))?;
         let stated = Some(outline.stated);
-        return Ok(Subject::Checkpoint(Box::new(Settled { architecture, scheme: key.scheme, stated })));
+        return Ok(ResolvedModel::Checkpoint(Box::new(CheckpointSettings {
+            architecture,
+            scheme: key.scheme,
+            stated,
+        })));
     }
     match fetch::settings(&resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),
@@ -124,7 +133,7 @@ fn named(inner: &Inner, key: &PackageKey, reference: &ModelRef, cancel: &Cancel)
     }
 }
 
-/// What a user calls a file of a repository, which was read out of a folder for the while.
+/// Returns a user's name of a repository's file, which was read from a temporary folder.
 fn in_repo(resolved: &Resolved, file: &Path) -> PathBuf {
     match &resolved.source {
         Location::Hub(source) => Path::new(&format!("hf:{}", source.repo)).join(file),
@@ -132,10 +141,10 @@ fn in_repo(resolved: &Resolved, file: &Path) -> PathBuf {
     }
 }
 
-/// What a model of the catalogue computes, by what its entry says.
+/// Returns the architecture of a catalogue entry.
 ///
 /// # Errors
-/// [`Error::Compile`] for a family that is not compiled.
+/// [`Error::Compile`] for a family that this version does not compile.
 pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
     let pooling = entry.pooling.filter(|_| entry.kind == Kind::Embedding);
     Ok(checkpoint::stated(entry.config.clone(), pooling).map_err(CompileError::from)?)
@@ -153,7 +162,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
             let found = match from_path(folder.path(), Scheme::W8) {
-                Ok(Subject::Checkpoint(_)) => "a checkpoint".to_owned(),
+                Ok(ResolvedModel::Checkpoint(_)) => "a checkpoint".to_owned(),
                 Ok(_) => "something else".to_owned(),
                 Err(error) => error.to_string(),
             };

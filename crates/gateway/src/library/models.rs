@@ -1,4 +1,4 @@
-//! What lies in the store and what the catalogue offers.
+//! Installed packages and catalogue entries, by name.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -9,182 +9,186 @@ use narthex_catalog::{
 use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
 
 use crate::{
-    compile::job::scheme_order,
     error::Error,
-    gateway::Inner,
     library::{
-        names::{PackageKey, split_scheme},
-        package,
+        Library, package,
+        package_key::{PackageKey, split_scheme},
     },
     report::models::{InstalledPackage, ModelKind, ModelListing},
 };
 
-/// The scheme of a model that is named without one.
-pub(crate) const USUAL_SCHEME: Scheme = Scheme::W8;
+/// Scheme of a model that is named without one.
+pub(crate) const DEFAULT_SCHEME: Scheme = Scheme::W8;
 
-/// The package that a user's text names, whether installed or not.
-///
-/// Without a scheme: the usual one if it is installed, else any installed one, else the usual one.
-pub(crate) fn key(inner: &Inner, model: &str) -> Result<PackageKey, Error> {
-    let (text, scheme) = split_scheme(model);
-    let name = resolve_name(inner, text)?;
-    if let Some(scheme) = scheme.or(inner.config.scheme) {
-        return Ok(PackageKey { name, scheme });
-    }
-    let usual = USUAL_SCHEME;
-    let scheme = scheme_order(usual).find(|&scheme| inner.store.package(&name, scheme).is_some());
-    Ok(PackageKey { name, scheme: scheme.unwrap_or(usual) })
+/// Returns every scheme, starting with `first`: the order in which installed packages are looked up.
+pub(crate) fn schemes_from(first: Scheme) -> impl Iterator<Item = Scheme> {
+    std::iter::once(first).chain(Scheme::ALL.into_iter().filter(move |&scheme| scheme != first))
 }
 
-/// As [`key`], for a package that must be there.
-pub(crate) fn installed_key(inner: &Inner, model: &str) -> Result<PackageKey, Error> {
-    let key = key(inner, model)?;
-    match inner.store.package(&key.name, key.scheme) {
-        Some(_) => Ok(key),
-        None => Err(Error::NotInstalled { name: key.name }),
+impl Library {
+    /// Returns the key of the package that a user's text names, installed or not.
+    ///
+    /// A text without a scheme names the package in the default scheme if it is installed, else any installed one, else
+    /// the one in the default scheme.
+    pub(crate) fn key(&self, model: &str) -> Result<PackageKey, Error> {
+        let (text, scheme) = split_scheme(model);
+        let name = self.resolve_name(text)?;
+        if let Some(scheme) = scheme.or(self.config.scheme) {
+            return Ok(PackageKey { name, scheme });
+        }
+        let installed =
+            schemes_from(DEFAULT_SCHEME).find(|&scheme| self.store.package(&name, scheme).is_some());
+        Ok(PackageKey { name, scheme: installed.unwrap_or(DEFAULT_SCHEME) })
     }
-}
 
-fn resolve_name(inner: &Inner, text: &str) -> Result<ModelName, Error> {
-    match reference(inner, text)? {
-        ModelRef::Catalogue(name) => Ok(inner.catalog.get(&name).map_or(name, |entry| entry.name.clone())),
-        other => Ok(other.resolve(&inner.catalog)?.name),
-    }
-}
-
-/// What a text without a scheme refers to. Names that are known go first; what is none may lie in the folder where the
-/// user stands.
-pub(crate) fn reference(inner: &Inner, text: &str) -> Result<ModelRef, Error> {
-    let installed =
-        |name: &ModelName| Scheme::ALL.iter().any(|&scheme| inner.store.package(name, scheme).is_some());
-    if let Ok(name) = text.parse::<ModelName>()
-        && (inner.catalog.get(&name).is_some() || installed(&name))
-    {
-        return Ok(ModelRef::Catalogue(name));
-    }
-    match ModelRef::parse(text) {
-        Ok(ModelRef::Catalogue(_)) | Err(_) if Path::new(text).exists() => Ok(ModelRef::Local(text.into())),
-        Ok(ModelRef::Catalogue(_)) | Err(_) => Err(inner.unknown(text)),
-        Ok(reference) => Ok(reference),
-    }
-}
-
-/// What the catalogue says of a model, whether it was named by its name there or by its repository.
-pub(crate) fn entry<'a>(inner: &'a Inner, resolved: &Resolved) -> Option<&'a Entry> {
-    inner.catalog.get(&resolved.name).or_else(|| match &resolved.source {
-        Location::Hub(hub) => inner.catalog.by_repo(&hub.repo),
-        Location::Wheel { .. } | Location::Local(_) => None,
-    })
-}
-
-/// The manifest of an installed package.
-pub(crate) fn manifest(inner: &Inner, key: &PackageKey) -> Result<Manifest, Error> {
-    let folder = inner
-        .store
-        .package(&key.name, key.scheme)
-        .ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
-    package::read_manifest(&folder, key)
-}
-
-/// Refuses a package whose graph somebody else made: there is no checkpoint to compile, prune or cut.
-pub(crate) fn refuse_import(inner: &Inner, key: &PackageKey) -> Result<(), Error> {
-    if inner.store.package(&key.name, key.scheme).is_none() {
-        return Ok(());
-    }
-    match manifest(inner, key)?.architecture {
-        Structure::Decoder(_) | Structure::Encoder(_) => Ok(()),
-        Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => {
-            let message = format!(
-                "model: {} is an import, whose graph stays as it is; compile the checkpoint that it was exported from",
-                key.name
-            );
-            Err(Error::Invalid { param: "model", message })
+    /// As [`Self::key`], for a package that must be installed.
+    pub(crate) fn installed_key(&self, model: &str) -> Result<PackageKey, Error> {
+        let key = self.key(model)?;
+        match self.store.package(&key.name, key.scheme) {
+            Some(_) => Ok(key),
+            None => Err(Error::NotInstalled { name: key.name }),
         }
     }
-}
 
-/// One installed package.
-pub(crate) fn installed(inner: &Inner, key: &PackageKey) -> Result<InstalledPackage, Error> {
-    let Manifest { max_length, bound, .. } = manifest(inner, key)?;
-    let packages = inner.store.packages()?;
-    let info = packages.iter().find(|info| info.name == key.name && info.scheme == key.scheme);
-    let info = info.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
-    Ok(InstalledPackage { scheme: key.scheme, bytes: info.bytes, max_length, bound, created: info.created })
-}
-
-/// Removes a model's packages, or with `model@scheme` one of them.
-pub(crate) fn remove(inner: &Inner, model: &str) -> Result<u64, Error> {
-    let (_, scheme) = split_scheme(model);
-    let key = installed_key(inner, model)?;
-    for other in scheme_order(key.scheme) {
-        if scheme.is_none_or(|scheme| scheme == other) {
-            inner.residents.evict(&PackageKey { name: key.name.clone(), scheme: other });
+    fn resolve_name(&self, text: &str) -> Result<ModelName, Error> {
+        match self.reference(text)? {
+            ModelRef::Catalogue(name) => Ok(self.catalog.get(&name).map_or(name, |entry| entry.name.clone())),
+            other => Ok(other.resolve(&self.catalog)?.name),
         }
     }
-    Ok(inner.store.remove(&key.name, scheme)?)
-}
 
-/// One model that is installed or in the catalogue, by any of the texts that name it.
-pub(crate) fn model(inner: &Inner, text: &str) -> Result<ModelListing, Error> {
-    let key = key(inner, text)?;
-    if let Some(listing) = models(inner)?.into_iter().find(|listing| listing.name == key.name) {
-        return Ok(listing);
-    }
-    // Lists pass a broken package over; who asks for it by name hears what is wrong with it.
-    manifest(inner, &key)?;
-    Err(Error::NotInstalled { name: key.name })
-}
-
-/// Every installed model and every catalogue entry, by name.
-pub(crate) fn models(inner: &Inner) -> Result<Vec<ModelListing>, Error> {
-    let mut listings: BTreeMap<ModelName, ModelListing> =
-        inner.catalog.entries().iter().map(|entry| (entry.name.clone(), from_entry(entry, inner))).collect();
-    for info in inner.store.packages()? {
-        let key = PackageKey { name: info.name.clone(), scheme: info.scheme };
-        let manifest = match package::read_manifest(&info.dir, &key) {
-            Ok(manifest) => manifest,
-            Err(error) => {
-                tracing::warn!(model = %key.name, %error, "skipping a package");
-                continue;
+    /// Returns the model that a text without a scheme refers to. Known names come first; another name may be a path in
+    /// the current folder.
+    pub(crate) fn reference(&self, text: &str) -> Result<ModelRef, Error> {
+        let installed =
+            |name: &ModelName| Scheme::ALL.iter().any(|&scheme| self.store.package(name, scheme).is_some());
+        if let Ok(name) = text.parse::<ModelName>()
+            && (self.catalog.get(&name).is_some() || installed(&name))
+        {
+            return Ok(ModelRef::Catalogue(name));
+        }
+        match ModelRef::parse(text) {
+            Ok(ModelRef::Catalogue(_)) | Err(_) if Path::new(text).exists() => {
+                Ok(ModelRef::Local(text.into()))
             }
-        };
-        let listing = listings.entry(info.name.clone()).or_insert_with(|| from_manifest(&manifest));
-        listing.installed.push(InstalledPackage {
-            scheme: info.scheme,
+            Ok(ModelRef::Catalogue(_)) | Err(_) => {
+                Err(Error::UnknownModel { name: text.to_owned(), near: self.catalog.suggest(text) })
+            }
+            Ok(reference) => Ok(reference),
+        }
+    }
+
+    /// Returns the catalogue entry of a model that was named by its catalogue name or its repository.
+    pub(crate) fn entry(&self, resolved: &Resolved) -> Option<&Entry> {
+        self.catalog.get(&resolved.name).or_else(|| match &resolved.source {
+            Location::Hub(hub) => self.catalog.by_repo(&hub.repo),
+            Location::Wheel { .. } | Location::Local(_) => None,
+        })
+    }
+
+    /// Reads the manifest of an installed package.
+    pub(crate) fn manifest(&self, key: &PackageKey) -> Result<Manifest, Error> {
+        let folder = self.store.package(&key.name, key.scheme);
+        let folder = folder.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+        package::read_manifest(&folder, key)
+    }
+
+    /// Refuses an imported package, which has no checkpoint to compile.
+    pub(crate) fn refuse_import(&self, key: &PackageKey) -> Result<(), Error> {
+        if self.store.package(&key.name, key.scheme).is_none() {
+            return Ok(());
+        }
+        match self.manifest(key)?.architecture {
+            Structure::Decoder(_) | Structure::Encoder(_) => Ok(()),
+            Structure::ImportedDecoder(_) | Structure::ImportedEncoder(_) => Err(Error::invalid(
+                "model",
+                format!(
+                    "{} is an import, whose graph cannot be compiled again; compile the checkpoint that it was exported \
+                     from",
+                    key.name
+                ),
+            )),
+        }
+    }
+
+    /// Returns one installed package.
+    pub(crate) fn installed(&self, key: &PackageKey) -> Result<InstalledPackage, Error> {
+        let Manifest { max_length, bound, .. } = self.manifest(key)?;
+        let packages = self.store.packages()?;
+        let info = packages.iter().find(|info| info.name == key.name && info.scheme == key.scheme);
+        let info = info.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+        Ok(InstalledPackage {
+            scheme: key.scheme,
             bytes: info.bytes,
-            max_length: manifest.max_length,
-            bound: manifest.bound,
+            max_length,
+            bound,
             created: info.created,
-        });
+        })
     }
-    Ok(listings.into_values().collect())
+
+    /// Returns one model that is installed or in the catalogue.
+    pub(crate) fn model(&self, text: &str) -> Result<ModelListing, Error> {
+        let key = self.key(text)?;
+        if let Some(listing) = self.models()?.into_iter().find(|listing| listing.name == key.name) {
+            return Ok(listing);
+        }
+        // Lists skip a broken package; a request for it by name reports its error.
+        self.manifest(&key)?;
+        Err(Error::NotInstalled { name: key.name })
+    }
+
+    /// Returns every installed model and every catalogue entry, by name.
+    pub(crate) fn models(&self) -> Result<Vec<ModelListing>, Error> {
+        let entries = self.catalog.entries().iter();
+        let mut listings: BTreeMap<ModelName, ModelListing> =
+            entries.map(|entry| (entry.name.clone(), self.entry_listing(entry))).collect();
+        for info in self.store.packages()? {
+            let key = PackageKey { name: info.name.clone(), scheme: info.scheme };
+            let manifest = match package::read_manifest(&info.dir, &key) {
+                Ok(manifest) => manifest,
+                Err(error) => {
+                    tracing::warn!(model = %key.name, %error, "skipping a package");
+                    continue;
+                }
+            };
+            let listing = listings.entry(info.name.clone()).or_insert_with(|| manifest_listing(&manifest));
+            listing.installed.push(InstalledPackage {
+                scheme: info.scheme,
+                bytes: info.bytes,
+                max_length: manifest.max_length,
+                bound: manifest.bound,
+                created: info.created,
+            });
+        }
+        Ok(listings.into_values().collect())
+    }
+
+    fn entry_listing(&self, entry: &Entry) -> ModelListing {
+        ModelListing {
+            name: entry.name.clone(),
+            kind: match entry.kind {
+                Kind::Chat => ModelKind::Chat,
+                Kind::Embedding => ModelKind::Embedding,
+                Kind::Rerank => ModelKind::Rerank,
+                Kind::Answer => ModelKind::Answer,
+                Kind::Masked => ModelKind::Masked,
+                Kind::Text => ModelKind::Text,
+            },
+            title: entry.title.clone(),
+            parameters: Some(entry.parameters),
+            download_bytes: entry.checkpoint_bytes(),
+            figures: self.catalog.figures(entry).copied(),
+            license: entry.license.clone(),
+            access: entry.access,
+            notes: entry.notes.clone(),
+            source: entry.source.describe(),
+            installed: Vec::new(),
+            auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= self.config.auto_pull_limit),
+        }
+    }
 }
 
-fn from_entry(entry: &Entry, inner: &Inner) -> ModelListing {
-    ModelListing {
-        name: entry.name.clone(),
-        kind: match entry.kind {
-            Kind::Chat => ModelKind::Chat,
-            Kind::Embedding => ModelKind::Embedding,
-            Kind::Rerank => ModelKind::Rerank,
-            Kind::Answer => ModelKind::Answer,
-            Kind::Masked => ModelKind::Masked,
-            Kind::Text => ModelKind::Text,
-        },
-        title: entry.title.clone(),
-        parameters: Some(entry.parameters),
-        download_bytes: entry.checkpoint_bytes(),
-        figures: inner.catalog.figures(entry).copied(),
-        license: entry.license.clone(),
-        access: entry.access,
-        notes: entry.notes.clone(),
-        source: entry.source.describe(),
-        installed: Vec::new(),
-        auto_pull: entry.pinned_bytes().is_some_and(|bytes| bytes <= inner.config.auto_pull_limit),
-    }
-}
-
-fn from_manifest(manifest: &Manifest) -> ModelListing {
+fn manifest_listing(manifest: &Manifest) -> ModelListing {
     ModelListing {
         name: manifest.name.clone(),
         kind: ModelKind::of(manifest),

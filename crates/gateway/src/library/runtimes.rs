@@ -1,57 +1,55 @@
-//! Runtime libraries, as the command line installs and lists them.
+//! ONNX Runtime and its providers in the store.
 
 use std::path::PathBuf;
 
 use narthex_catalog::{
-    runtimes::{self, RuntimeInfo},
+    runtimes::{self, RuntimeInfo, RuntimePackage},
     source::wheel::WheelOrigin,
+    store::Store,
 };
 use narthex_spec::{Ep, ProgressSink};
 use serde::Serialize;
 
-use crate::{cancel::Cancel, error::Error, gateway::Gateway};
+use crate::{cancel::Cancel, error::Error};
 
-/// A runtime that this version knows.
+/// A runtime that this version supports.
 #[derive(Debug, Clone, Serialize)]
 pub struct RuntimeListing {
-    /// Its name: `cpu`, `qnn`, ….
+    /// Name, such as `cpu` or `qnn`.
     pub kind: String,
-    /// The pinned version.
+    /// Pinned version.
     pub version: String,
-    /// Where it is installed.
+    /// Folder of the installed runtime.
     pub installed: Option<PathBuf>,
-    /// Why it cannot be installed here.
+    /// Reason why the runtime cannot be installed on this machine.
     pub refusal: Option<String>,
 }
 
-impl Gateway {
-    /// Every runtime that this version knows.
-    pub fn runtimes(&self) -> Vec<RuntimeListing> {
-        runtimes::all()
-            .map(|package| RuntimeListing {
-                kind: package.ep.to_string(),
-                version: package.version.to_owned(),
-                installed: runtimes::locate(&self.inner().store, package.ep).map(|info| info.dir),
-                refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
-            })
-            .collect()
-    }
+/// Lists every runtime that this version supports.
+pub(crate) fn list(store: &Store) -> Vec<RuntimeListing> {
+    let listing = |package: &RuntimePackage| RuntimeListing {
+        kind: package.ep.to_string(),
+        version: package.version.to_owned(),
+        installed: runtimes::locate(store, package.ep).map(|info| info.dir),
+        refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
+    };
+    runtimes::all().map(listing).collect()
+}
 
-    /// Installs a runtime through pip, or from a wheel on disk.
-    pub fn install_runtime(
-        &self,
-        kind: &str,
-        origin: &WheelOrigin,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<RuntimeInfo, Error> {
-        Ok(runtimes::install(&self.inner().store, parse(kind)?, origin, progress, cancel.flag())?)
-    }
+/// Installs a runtime through pip, or from a wheel on disk.
+pub(crate) fn install(
+    store: &Store,
+    kind: &str,
+    origin: &WheelOrigin,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<RuntimeInfo, Error> {
+    Ok(runtimes::install(store, parse(kind)?, origin, progress, cancel.flag())?)
+}
 
-    /// Removes a runtime.
-    pub fn remove_runtime(&self, kind: &str) -> Result<(), Error> {
-        Ok(runtimes::remove(&self.inner().store, parse(kind)?)?)
-    }
+/// Removes a runtime.
+pub(crate) fn remove(store: &Store, kind: &str) -> Result<(), Error> {
+    Ok(runtimes::remove(store, parse(kind)?)?)
 }
 
 fn parse(kind: &str) -> Result<Ep, Error> {

@@ -1,48 +1,43 @@
-//! What decides whether something that this machine made earlier still holds: the device, its driver, the provider, its
-//! options.
+//! Key under which a file that this machine made stays valid: device, driver, provider, runtime and options.
 
 use std::collections::BTreeMap;
 
 use narthex_catalog::{runtimes, store::MachineFolder};
-use narthex_device::{
-    ep::{Device, Facts},
-    inventory::AcceleratorKind,
-    runtime::Runtime,
-};
+use narthex_device::{ep::Facts, inventory::AcceleratorKind, runtime::Runtime};
 use narthex_spec::{DeviceKind, DeviceName, Ep, ProviderLibrary};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::{error::Error, load::request::SelectedDevice};
 
-/// The circumstances under which a context or a record was made.
+/// Key of a compiled context or a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Circumstances {
-    /// The device.
+pub(crate) struct CacheKey {
     pub(crate) device: DeviceName,
-    /// The version of ONNX Runtime.
+    /// Version of ONNX Runtime.
     pub(crate) runtime: String,
-    /// The provider's package and version; ONNX Runtime's own providers have its version.
+    /// Package and version of the provider. ONNX Runtime's own providers have its version.
     pub(crate) provider: String,
-    /// The driver and its version, as the system tells them.
-    #[serde(default = "none")]
+    /// Driver and its version, as the system reports them.
+    #[serde(default = "no_driver")]
     pub(crate) driver: String,
-    /// What the provider was told.
+    /// Options of the provider.
     pub(crate) settings: BTreeMap<String, String>,
 }
 
-impl Circumstances {
-    /// Those of today.
-    pub(crate) fn now((name, device): (DeviceName, &Device), runtime: &Runtime, facts: &Facts) -> Self {
+impl CacheKey {
+    /// Returns the key of a device on this machine.
+    pub(crate) fn new(selected: &SelectedDevice, runtime: &Runtime, facts: &Facts) -> Self {
+        let name = selected.name;
         Self {
             device: name,
             runtime: runtime.version().to_owned(),
             provider: provider_here(name.ep(), facts),
             driver: driver(name.kind(), facts),
-            settings: device.settings(),
+            settings: selected.device.settings(),
         }
     }
 
-    /// Those of a model whose head runs elsewhere: the head's count as settings.
+    /// Adds the device of the head as settings.
     pub(crate) fn with_head(mut self, head: Self) -> Self {
         let own = [("device", head.device.to_string()), ("provider", head.provider), ("driver", head.driver)];
         let own = own.map(|(key, value)| (key.to_owned(), value));
@@ -51,8 +46,8 @@ impl Circumstances {
         self
     }
 
-    /// Why what was made under `self` does not hold under `now`.
-    pub(crate) fn outdated(&self, now: &Self) -> Option<String> {
+    /// Returns the first difference to `now`, for a file that was made under `self`.
+    pub(crate) fn difference(&self, now: &Self) -> Option<String> {
         if self.device != now.device {
             return Some(format!("it was made for {}, and this is {}", self.device, now.device));
         }
@@ -80,25 +75,31 @@ impl Circumstances {
     }
 }
 
-/// The driver in records that note none.
-fn none() -> String {
+/// Files that this machine keeps for a package on its devices, and the key under which they are valid.
+#[derive(Clone)]
+pub(crate) struct DeviceCache {
+    pub(crate) folder: MachineFolder,
+    pub(crate) key: CacheKey,
+}
+
+/// Driver of devices without one, and of records from before drivers were noted.
+fn no_driver() -> String {
     "none".to_owned()
 }
 
-/// The drivers of this kind of device, each with its version; `unknown` where the system does not tell. What computes on
-/// the processor needs none.
+/// Returns the drivers of this kind of device with their versions, or `unknown` if the system does not report them.
 fn driver(kind: DeviceKind, facts: &Facts) -> String {
     let kind = match kind {
         DeviceKind::Npu => AcceleratorKind::Npu,
         DeviceKind::Gpu => AcceleratorKind::Gpu,
-        DeviceKind::Cpu | DeviceKind::StandIn => return none(),
+        DeviceKind::Cpu | DeviceKind::StandIn => return no_driver(),
     };
     let found = facts.drivers.iter().filter(|driver| driver.kind == kind);
     let found: Vec<&str> = found.map(|driver| driver.text.as_str()).collect();
     if found.is_empty() { "unknown".to_owned() } else { found.join(", ") }
 }
 
-/// The provider, by what it came in. AMD's library comes in no package of ours, and is known by its bytes.
+/// Returns the provider's package and version. AMD's library has no package and is identified by its digest.
 fn provider_here(ep: Ep, facts: &Facts) -> String {
     match facts.libraries.get(&ep).filter(|_| ep == Ep::VitisAi).map(|library| MachineFolder::digest(library))
     {
@@ -107,13 +108,13 @@ fn provider_here(ep: Ep, facts: &Facts) -> String {
     }
 }
 
-/// The package that a provider comes in, with its version.
+/// Returns the package of a provider with its version.
 pub(crate) fn provider(ep: Ep) -> String {
     let plugin = runtimes::package(ep).filter(|_| ep.library() == ProviderLibrary::Plugin);
     plugin.map_or_else(|| "onnxruntime".to_owned(), |package| format!("{} {}", package.name, package.version))
 }
 
-/// A record as it is written.
+/// Serialises a record.
 pub(crate) fn to_json(record: &impl Serialize) -> Result<Vec<u8>, Error> {
     serde_json::to_vec_pretty(record)
         .map_err(|error| Error::Io { what: "cannot write a record".to_owned(), source: error.into() })
@@ -155,43 +156,43 @@ mod tests {
     }
 
     #[test]
-    fn a_record_from_before_drivers_were_noted_holds_where_there_is_none() {
+    fn a_record_without_a_driver_is_valid_where_there_is_none() {
         let text = r#"{"device": "cpu", "runtime": "1.31.1", "provider": "p", "settings": {}}"#;
-        let record: Circumstances = serde_json::from_str(text).unwrap();
-        let now = |driver: &str| Circumstances { driver: driver.to_owned(), ..record.clone() };
-        assert_eq!(record.outdated(&now("none")), None);
-        assert!(record.outdated(&now("fastrpc kernel 6.12.9")).is_some());
+        let record: CacheKey = serde_json::from_str(text).unwrap();
+        let now = |driver: &str| CacheKey { driver: driver.to_owned(), ..record.clone() };
+        assert_eq!(record.difference(&now("none")), None);
+        assert!(record.difference(&now("fastrpc kernel 6.12.9")).is_some());
     }
 
     #[test]
-    fn what_changed_is_explicit() {
-        let made = Circumstances {
+    fn the_difference_is_named() {
+        let made = CacheKey {
             device: DeviceName::Qnn,
             runtime: "1.31.1".into(),
             provider: "onnxruntime-qnn 2.7.0".into(),
             driver: "fastrpc, kernel 6.12.9".into(),
             settings: BTreeMap::from([("soc_model".into(), "60".into())]),
         };
-        let check = |now: Circumstances, expected: Option<&str>| {
-            let found = made.outdated(&now);
+        let check = |now: CacheKey, expected: Option<&str>| {
+            let found = made.difference(&now);
             assert_eq!(found.is_some(), expected.is_some(), "{found:?}");
             assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()));
         };
         check(made.clone(), None);
-        let cpu = Circumstances {
+        let cpu = CacheKey {
             device: DeviceName::Cpu,
             provider: "onnxruntime".into(),
             settings: BTreeMap::new(),
             ..made.clone()
         };
         check(made.clone().with_head(cpu), Some("head.device nothing, and this is cpu"));
-        check(Circumstances { provider: "onnxruntime-qnn 2.8.0".into(), ..made.clone() }, Some("2.8.0"));
+        check(CacheKey { provider: "onnxruntime-qnn 2.8.0".into(), ..made.clone() }, Some("2.8.0"));
         let driver = "fastrpc, kernel 6.13.0".to_owned();
-        check(Circumstances { driver, ..made.clone() }, Some("6.12.9, and this is fastrpc, kernel 6.13.0"));
-        check(Circumstances { runtime: "1.32.0".into(), ..made.clone() }, Some("1.32.0"));
+        check(CacheKey { driver, ..made.clone() }, Some("6.12.9, and this is fastrpc, kernel 6.13.0"));
+        check(CacheKey { runtime: "1.32.0".into(), ..made.clone() }, Some("1.32.0"));
         let other = BTreeMap::from([("soc_model".into(), "69".into())]);
-        check(Circumstances { settings: other, ..made.clone() }, Some("soc_model 60, and this is 69"));
-        check(Circumstances { settings: BTreeMap::new(), ..made.clone() }, Some("this is nothing"));
-        check(Circumstances { device: DeviceName::QnnEmulation, ..made.clone() }, Some("qnn:emulation"));
+        check(CacheKey { settings: other, ..made.clone() }, Some("soc_model 60, and this is 69"));
+        check(CacheKey { settings: BTreeMap::new(), ..made.clone() }, Some("this is nothing"));
+        check(CacheKey { device: DeviceName::QnnEmulation, ..made.clone() }, Some("qnn:emulation"));
     }
 }

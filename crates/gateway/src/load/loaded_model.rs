@@ -1,108 +1,74 @@
-//! A model in memory: its manifest, its text side, and the engine or encoder that runs it.
+//! A model in memory: its package, its chat template, and the engine or encoder queue that runs it.
 
-use std::path::Path;
+use std::sync::Arc;
 
-use narthex_catalog::store::Store;
-use narthex_device::{ep::Facts, runtime::Runtime};
 use narthex_engine::{
+    executor::Executor,
     supervise::NumericsMonitor,
-    worker::{Drain, Engine},
+    worker::{Drain, Engine, EngineConfig},
 };
-use narthex_spec::{ProgressSink, manifest::Manifest};
-use narthex_text::{template::ChatTemplate, tokenizer::Tokenizer};
+use narthex_spec::ModelName;
+use narthex_text::template::ChatTemplate;
 
 use crate::{
-    cancel::Cancel,
     config::Config,
-    encoder_queue::{EncoderQueue, Load},
+    encoder_queue::{EncoderQueue, QueueLength},
     error::Error,
-    library::{names::PackageKey, package},
-    load::{
-        device_selection::{self, Placed},
+    library::package::{self, Package},
+    load::{open_model::OpenModel, request::LoadRequest, sessions::Model},
+    report::{
+        models::{EngineCounters, ModelKind, ModelState, ModelStatus, PassedOver},
         placement::{PlacementReport, RanOn},
-        sessions::Opening,
     },
-    report::models::{EngineCounters, ModelKind, ModelState, ModelStatus, PassedOver},
 };
 
-/// A model that answers.
-pub(crate) struct Loaded {
-    pub(crate) key: PackageKey,
-    pub(crate) manifest: Manifest,
-    pub(crate) tokenizer: Tokenizer,
+/// A model that answers requests.
+pub(crate) struct LoadedModel {
+    pub(crate) package: Arc<Package>,
     pub(crate) template: Option<ChatTemplate>,
-    pub(crate) worker: Worker,
-    /// Sequences that may run and wait at once.
+    /// Maximum number of sequences that run or wait.
     pub(crate) capacity: usize,
+    worker: Worker,
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
     monitors: Vec<NumericsMonitor>,
 }
 
-/// What runs a model.
-pub(crate) enum Worker {
-    /// Generates tokens.
+/// The thread that runs a model.
+enum Worker {
     Engine(Engine),
-    /// Reads texts once.
     Encoder(EncoderQueue),
 }
 
-impl Loaded {
-    /// Loads the package in `folder` where the settings say.
-    pub(crate) fn open(
-        key: &PackageKey,
-        folder: &Path,
-        runtime: &'static Runtime,
-        (config, store, facts): (&Config, &Store, &Facts),
-        watched: (&dyn ProgressSink, &Cancel),
+impl LoadedModel {
+    /// Opens the package with `open` and starts the thread that runs it.
+    pub(crate) fn load(
+        request: &LoadRequest<'_>,
+        open: impl FnOnce(&LoadRequest<'_>) -> Result<OpenModel, Error>,
     ) -> Result<Self, Error> {
-        let place = |opening: &Opening<'_>| device_selection::place(opening, facts);
-        Self::open_by(key, folder, runtime, (config, store), watched, place)
-    }
-
-    /// Loads the package in `folder` where `place` puts it.
-    pub(crate) fn open_by(
-        key: &PackageKey,
-        folder: &Path,
-        runtime: &'static Runtime,
-        (config, store): (&Config, &Store),
-        (progress, cancel): (&dyn ProgressSink, &Cancel),
-        place: impl FnOnce(&Opening<'_>) -> Result<Placed, Error>,
-    ) -> Result<Self, Error> {
-        let manifest = package::read_manifest(folder, key)?;
-        let tokenizer = Tokenizer::from_json(&package::read(folder, &manifest.tokenizer.file)?)?;
-        let template = template(folder, &manifest)?;
-        let opening = Opening {
-            folder,
-            manifest: &manifest,
-            runtime,
-            config,
-            tokenizer: &tokenizer,
-            store,
-            head: None,
-            progress,
-            cancel,
-        };
-        let Placed { worker, report: placement, passed_over, monitors } = place(&opening)?;
-        let capacity = config.slots.max(1).saturating_add(config.max_queue);
+        let template = read_template(&request.package)?;
+        let OpenModel { model, report, passed_over, monitors } = open(request)?;
+        let config = &request.config;
         Ok(Self {
-            key: key.clone(),
-            manifest,
-            tokenizer,
+            package: request.package.clone(),
             template,
-            worker,
-            capacity,
-            placement,
+            capacity: config.slots.max(1).saturating_add(config.max_queue),
+            worker: Worker::start(model, config)?,
+            placement: report,
             passed_over,
             monitors,
         })
     }
 
-    pub(crate) fn kind(&self) -> ModelKind {
-        ModelKind::of(&self.manifest)
+    pub(crate) fn name(&self) -> &ModelName {
+        &self.package.key.name
     }
 
-    /// The engine, or an error that says what the model is instead.
+    pub(crate) fn kind(&self) -> ModelKind {
+        ModelKind::of(&self.package.manifest)
+    }
+
+    /// Returns the engine, or an error with the model's actual kind.
     pub(crate) fn engine(&self) -> Result<&Engine, Error> {
         match &self.worker {
             Worker::Engine(engine) => Ok(engine),
@@ -110,7 +76,7 @@ impl Loaded {
         }
     }
 
-    /// The encoder of a model of this kind, or an error that says what the model is instead.
+    /// Returns the encoder's queue of a model of this kind, or an error with the model's actual kind.
     pub(crate) fn encoder(&self, wanted: ModelKind) -> Result<&EncoderQueue, Error> {
         match &self.worker {
             Worker::Encoder(encoder) if self.kind() == wanted => Ok(encoder),
@@ -119,14 +85,9 @@ impl Loaded {
     }
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
-        Error::WrongKind {
-            name: self.key.name.clone(),
-            is: self.kind().describe(),
-            wanted: wanted.describe(),
-        }
+        Error::WrongKind { name: self.name().clone(), is: self.kind().describe(), wanted: wanted.describe() }
     }
 
-    /// Where it runs.
     pub(crate) fn placement(&self) -> &PlacementReport {
         &self.placement
     }
@@ -135,28 +96,28 @@ impl Loaded {
         let engine = match &self.worker {
             Worker::Engine(engine) => counters(engine),
             Worker::Encoder(queue) => {
-                let Load { running, waiting } = queue.load();
+                let QueueLength { running, waiting } = queue.length();
                 EngineCounters { running, waiting, ..EngineCounters::default() }
             }
         };
         ModelStatus {
-            name: self.key.name.clone(),
+            name: self.name().clone(),
             kind: Some(self.kind()),
-            scheme: self.key.scheme,
+            scheme: self.package.key.scheme,
             state: ModelState::Ready,
             placement: Some(self.placement.clone()),
             passed_over: self.passed_over.clone(),
             engine: Some(engine),
-            max_length: Some(self.manifest.max_length),
+            max_length: Some(self.package.manifest.max_length),
         }
     }
 
-    /// Whether it gave nonsense and must answer no more.
+    /// Returns whether a device gave values that are not finite, so that the model must not answer any more.
     pub(crate) fn is_broken(&self) -> bool {
         self.monitors.iter().any(NumericsMonitor::has_failed)
     }
 
-    /// Where its answers come from.
+    /// Returns the device of the answers, with the preferred devices that refused the model.
     pub(crate) fn ran_on(&self) -> RanOn {
         let announced = self.passed_over.iter().filter(|passed| passed.announced);
         let reasons: Vec<String> =
@@ -164,7 +125,7 @@ impl Loaded {
         RanOn { device: self.placement.name(), fallback: (!reasons.is_empty()).then(|| reasons.join("; ")) }
     }
 
-    /// Stops the worker; running sequences finish or end, as `drain` says.
+    /// Stops the worker. Running sequences finish or end, depending on `drain`.
     pub(crate) fn shutdown(&self, drain: Drain) {
         match &self.worker {
             Worker::Engine(engine) => engine.shutdown(drain),
@@ -173,10 +134,27 @@ impl Loaded {
     }
 }
 
-/// The chat template of a package, if it has one.
-fn template(folder: &Path, manifest: &Manifest) -> Result<Option<ChatTemplate>, Error> {
-    let Some(chat) = &manifest.chat else { return Ok(None) };
-    let source = package::read_text(folder, &chat.template)?;
+impl Worker {
+    fn start(model: Model, config: &Config) -> Result<Self, Error> {
+        match model {
+            Model::Decoder(executor) => {
+                let mut settings = EngineConfig::for_limits(executor.limits());
+                settings.max_queue = config.max_queue;
+                let failed =
+                    |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
+                Ok(Self::Engine(Engine::start(executor, settings).map_err(failed)?))
+            }
+            Model::Encoder(encoder) => {
+                Ok(Self::Encoder(EncoderQueue::start(Box::new(encoder), config.max_queue)?))
+            }
+        }
+    }
+}
+
+/// Reads the chat template of a package, if it has one.
+fn read_template(package: &Package) -> Result<Option<ChatTemplate>, Error> {
+    let Some(chat) = &package.manifest.chat else { return Ok(None) };
+    let source = package::read_text(&package.folder, &chat.template)?;
     Ok(Some(ChatTemplate::new(&source, chat.special_tokens.clone())?))
 }
 

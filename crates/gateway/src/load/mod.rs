@@ -1,12 +1,18 @@
-//! Packages to models in memory: device selection, ONNX Runtime sessions, verification and residency.
+//! From a package to a model in memory: `LoadRequest` → `OpenModel` → `LoadedModel`.
+//!
+//! [`device_selection`] opens a package on the first device that takes it, [`verify`] compares that device with the CPU,
+//! and [`residency`] shares the loaded model among requests.
 
 pub(crate) mod auto;
 pub(crate) mod cache_key;
 pub(crate) mod contexts;
 pub(crate) mod device_selection;
+pub(crate) mod eligibility;
 pub(crate) mod fallback;
 pub(crate) mod loaded_model;
+pub(crate) mod open_model;
 pub(crate) mod placement;
+pub(crate) mod request;
 pub(crate) mod residency;
 pub(crate) mod runtime_choice;
 pub(crate) mod sessions;

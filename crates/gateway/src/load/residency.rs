@@ -1,49 +1,49 @@
-//! Which models are in memory: loaded on first use, shared by requests, waited for with a bound.
+//! Models in memory: loaded on first use and shared by requests, which wait for a limited time.
 //!
-//! A model's life: absent → loading (one thread, every request waits on it) → ready or failed. A failed load is
-//! reported to requests for a while, then tried again.
+//! A model is absent, then loading (one thread loads, every request waits), then ready or failed. A failed load is reported
+//! to requests for a while before another request tries again.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use narthex_spec::ModelName;
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     error::{Error, ErrorKind},
-    library::names::PackageKey,
-    load::loaded_model::Loaded,
+    library::package_key::PackageKey,
+    load::loaded_model::LoadedModel,
     report::models::{ModelState, ModelStatus, PassedOver},
 };
 
-/// How soon a client should ask again for a model that is still loading.
+/// Delay before a client should retry while a model is loading.
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
 enum Residence {
     Loading,
-    Ready(Arc<Loaded>),
-    Failed { at: Instant, failure: Failure },
+    Ready(Arc<LoadedModel>),
+    Failed { at: Instant, failure: LoadFailure },
 }
 
-/// What is told of a load that failed.
-struct Failure {
+/// Report of a failed load.
+struct LoadFailure {
     reason: String,
     hint: Option<String>,
     retry_after: Option<Duration>,
-    /// The devices that were tried, where none took the model.
+    /// Every device with its reason, if no device took the model.
     passed_over: Vec<PassedOver>,
 }
 
-impl Failure {
-    /// Of a failed load that is tried again after `retry`.
+impl LoadFailure {
     fn new(error: &Error, retry: Duration) -> Self {
         let passed_over = match error {
             Error::NoDevice { passed_over, .. } => passed_over.clone(),
             _ => Vec::new(),
         };
-        let retry_after = passes(error.kind()).then_some(retry);
+        let retry_after = is_transient(error.kind()).then_some(retry);
         Self { reason: error.to_string(), hint: error.hint(), retry_after, passed_over }
     }
 
@@ -54,8 +54,8 @@ impl Failure {
     }
 }
 
-/// Whether a failure may be over after a while, though nobody mends anything.
-fn passes(kind: ErrorKind) -> bool {
+/// Returns whether a failure may pass without a change by the user.
+fn is_transient(kind: ErrorKind) -> bool {
     use ErrorKind as Kind;
     match kind {
         Kind::Overloaded | Kind::Loading | Kind::Fetch | Kind::Cancelled => true,
@@ -64,25 +64,25 @@ fn passes(kind: ErrorKind) -> bool {
 }
 
 /// The models in memory.
-pub(crate) struct Residents {
+pub(crate) struct ResidentModels {
     models: Mutex<BTreeMap<PackageKey, Residence>>,
     changed: Condvar,
-    /// How long a failed load is reported before another request tries again.
+    /// How long requests receive a failed load's error before one of them loads again.
     retry_failed_after: Duration,
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
-/// What a request finds when it asks for a model.
+/// Result of a request for a model.
 pub(crate) enum Claim {
-    /// The model answers.
-    Ready(Arc<Loaded>),
-    /// The caller must load it and then call [`Residents::settle`].
+    /// The model is ready.
+    Ready(Arc<LoadedModel>),
+    /// The caller must load the model and then call [`ResidentModels::finish`].
     Load,
-    /// Another thread is loading it.
+    /// Another thread loads the model.
     Wait,
 }
 
-impl Residents {
+impl ResidentModels {
     pub(crate) fn new(retry_failed_after: Duration) -> Self {
         Self {
             models: Mutex::new(BTreeMap::new()),
@@ -92,33 +92,28 @@ impl Residents {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PackageKey, Residence>> {
-        // Every change of the map is one insertion or removal, so a panic elsewhere leaves it whole.
-        self.models.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Sets a function that is called after every change of a model's state.
+    pub(crate) fn set_on_change(&self, on_change: Box<dyn Fn() + Send>) {
+        *self.on_change.lock() = Some(on_change);
     }
 
-    /// Calls `watch` after every change of a model's state.
-    pub(crate) fn watch(&self, watch: Option<Box<dyn Fn() + Send>>) {
-        *self.on_change.lock().unwrap_or_else(PoisonError::into_inner) = watch;
-    }
-
-    fn report_change(&self) {
+    fn notify(&self) {
         self.changed.notify_all();
-        if let Some(watch) = &*self.on_change.lock().unwrap_or_else(PoisonError::into_inner) {
-            watch();
+        if let Some(on_change) = &*self.on_change.lock() {
+            on_change();
         }
     }
 
-    /// Whether the model is in memory, on its way there, or has failed to get there.
-    pub(crate) fn knows(&self, key: &PackageKey) -> bool {
-        self.lock().contains_key(key)
+    /// Returns whether a request for the model came before.
+    pub(crate) fn contains(&self, key: &PackageKey) -> bool {
+        self.models.lock().contains_key(key)
     }
 
-    /// Finds the model, or makes the caller its loader.
+    /// Returns the model, or makes the caller its loader.
     pub(crate) fn claim(&self, key: &PackageKey) -> Result<Claim, Error> {
-        let mut models = self.lock();
+        let mut models = self.models.lock();
         match models.get(key) {
-            Some(Residence::Ready(loaded)) if !loaded.is_broken() => return Ok(Claim::Ready(loaded.clone())),
+            Some(Residence::Ready(model)) if !model.is_broken() => return Ok(Claim::Ready(model.clone())),
             Some(Residence::Loading) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < self.retry_failed_after => {
                 return Err(failure.error(&key.name));
@@ -127,85 +122,85 @@ impl Residents {
         }
         models.insert(key.clone(), Residence::Loading);
         drop(models);
-        self.report_change();
+        self.notify();
         Ok(Claim::Load)
     }
 
-    /// Ends the loading that [`Claim::Load`] began.
-    pub(crate) fn settle(&self, key: &PackageKey, outcome: Result<Loaded, &Error>) {
+    /// Ends the load of [`Claim::Load`].
+    pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<LoadedModel, &Error>) {
         let residence = match outcome {
-            Ok(loaded) => Residence::Ready(Arc::new(loaded)),
+            Ok(model) => Residence::Ready(Arc::new(model)),
             Err(error) => {
-                let failure = Failure::new(error, self.retry_failed_after);
+                let failure = LoadFailure::new(error, self.retry_failed_after);
                 Residence::Failed { at: Instant::now(), failure }
             }
         };
-        self.lock().insert(key.clone(), residence);
-        self.report_change();
+        self.models.lock().insert(key.clone(), residence);
+        self.notify();
     }
 
-    /// Waits for a load that another thread does, until `deadline`.
-    pub(crate) fn wait(&self, key: &PackageKey, deadline: Instant) -> Result<Arc<Loaded>, Error> {
-        let mut models = self.lock();
+    /// Waits until `deadline` for a load by another thread.
+    pub(crate) fn wait(&self, key: &PackageKey, deadline: Instant) -> Result<Arc<LoadedModel>, Error> {
+        let mut models = self.models.lock();
         loop {
             match models.get(key) {
-                Some(Residence::Ready(loaded)) => return Ok(loaded.clone()),
+                Some(Residence::Ready(model)) => return Ok(model.clone()),
                 Some(Residence::Failed { failure, .. }) => return Err(failure.error(&key.name)),
                 Some(Residence::Loading) => {}
                 None => return Err(Error::ShuttingDown),
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if Instant::now() >= deadline {
                 return Err(Error::Loading { name: key.name.clone(), retry_after: LOADING_RETRY });
             }
-            models = self.changed.wait_timeout(models, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_until(&mut models, deadline);
         }
     }
 
-    /// Forgets a model; requests that hold it finish on it.
+    /// Removes a model. Requests that hold it finish on it.
     pub(crate) fn evict(&self, key: &PackageKey) {
         let evicted = {
-            let mut models = self.lock();
+            let mut models = self.models.lock();
             match models.get(key) {
                 Some(Residence::Loading) | None => None,
                 Some(_) => models.remove(key),
             }
         };
         if evicted.is_some() {
-            self.report_change();
+            self.notify();
         }
     }
 
-    /// Takes every model out; new requests load anew.
-    pub(crate) fn drain(&self) -> Vec<Arc<Loaded>> {
-        let models = std::mem::take(&mut *self.lock());
+    /// Removes and returns every model.
+    pub(crate) fn drain(&self) -> Vec<Arc<LoadedModel>> {
+        let models = std::mem::take(&mut *self.models.lock());
         self.changed.notify_all();
         models
             .into_values()
             .filter_map(|residence| match residence {
-                Residence::Ready(loaded) => Some(loaded),
+                Residence::Ready(model) => Some(model),
                 Residence::Loading | Residence::Failed { .. } => None,
             })
             .collect()
     }
 
-    /// Every model's state.
+    /// Returns the status of every model.
     pub(crate) fn status(&self) -> Vec<ModelStatus> {
-        self.lock()
+        self.models
+            .lock()
             .iter()
             .map(|(key, residence)| match residence {
-                Residence::Ready(loaded) => loaded.status(),
-                Residence::Loading => blank_status(key, ModelState::Loading),
-                Residence::Failed { failure: Failure { reason, hint, passed_over, .. }, .. } => {
+                Residence::Ready(model) => model.status(),
+                Residence::Loading => status_without_model(key, ModelState::Loading),
+                Residence::Failed { failure: LoadFailure { reason, hint, passed_over, .. }, .. } => {
                     let state = ModelState::Failed { reason: reason.clone(), hint: hint.clone() };
-                    ModelStatus { passed_over: passed_over.clone(), ..blank_status(key, state) }
+                    ModelStatus { passed_over: passed_over.clone(), ..status_without_model(key, state) }
                 }
             })
             .collect()
     }
 }
 
-fn blank_status(key: &PackageKey, state: ModelState) -> ModelStatus {
+fn status_without_model(key: &PackageKey, state: ModelState) -> ModelStatus {
     ModelStatus {
         name: key.name.clone(),
         kind: None,

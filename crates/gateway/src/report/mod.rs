@@ -1,4 +1,6 @@
-//! Plain data about models and devices for lists, `/health` and `ps`.
+//! Plain data about models and devices, for lists, `/health` and `ps`. Nothing here loads or decides anything.
 
+pub(crate) mod fallback;
 pub mod models;
+pub(crate) mod placement;
 pub(crate) mod unix_seconds;

@@ -1,4 +1,4 @@
-//! What is installed, what could be, and what is loaded: plain data for lists, `/health` and `ps`.
+//! Models that are installed, available or loaded.
 
 use std::time::SystemTime;
 
@@ -9,51 +9,41 @@ use narthex_spec::{
     manifest::{Bound, Manifest},
 };
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
-use crate::{
-    error::Error,
-    load::{fallback::Fallen, placement::PlacementReport},
-};
+use crate::report::{fallback::FallbackNodes, placement::PlacementReport};
 
-/// What a model is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Task of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr, VariantArray)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ModelKind {
-    /// It answers.
+    /// Answers in a conversation.
     Chat,
-    /// It continues a text, and has no chat template.
+    /// Continues a text; has no chat template.
     Text,
-    /// It gives vectors.
+    /// Turns texts into vectors.
     Embedding,
-    /// It says how well a document answers a query.
+    /// Scores how well a document answers a query.
     Rerank,
-    /// It finds the answer to a question in a text.
+    /// Finds the answer to a question in a text.
     Answer,
-    /// It fills masked words.
+    /// Fills masked tokens.
     Masked,
-    /// Something that this version does not serve.
+    /// A task that this version does not serve.
     Other,
 }
 
 impl ModelKind {
     /// Every kind.
-    pub const ALL: [Self; 7] =
-        [Self::Chat, Self::Text, Self::Embedding, Self::Rerank, Self::Answer, Self::Masked, Self::Other];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The name used on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::Text => "text",
-            Self::Embedding => "embedding",
-            Self::Rerank => "rerank",
-            Self::Answer => "answer",
-            Self::Masked => "masked",
-            Self::Other => "other",
-        }
+        self.into()
     }
 
-    /// The kind of what a package holds.
+    /// Returns the kind of a package's model.
     pub fn of(manifest: &Manifest) -> Self {
         match manifest.architecture.head() {
             None if manifest.chat.is_none() => Self::Text,
@@ -66,11 +56,11 @@ impl ModelKind {
         }
     }
 
-    /// For sentences: `a chat model`.
+    /// Returns a description for sentences, such as `a chat model`.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Chat => "a chat model",
-            Self::Text => "a model that continues texts",
+            Self::Text => "a text completion model",
             Self::Embedding => "an embedding model",
             Self::Rerank => "a reranker",
             Self::Answer => "a question-answering model",
@@ -83,119 +73,108 @@ impl ModelKind {
 /// A model that is installed or in the catalogue.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelListing {
-    /// The name to use.
+    /// Name for requests and commands.
     pub name: ModelName,
-    /// What it is for.
+    /// Task.
     pub kind: ModelKind,
-    /// What a person calls it.
+    /// Name for people.
     pub title: String,
-    /// Parameters, where known.
+    /// Number of parameters, where known.
     pub parameters: Option<u64>,
-    /// Bytes to download, of a model in the catalogue.
+    /// Download size in bytes, for a model of the catalogue.
     pub download_bytes: Option<u64>,
-    /// What it comes to, of a model in the catalogue that this version compiles.
+    /// Sizes and NPU score, for a model of the catalogue that this version compiles.
     pub figures: Option<Figures>,
     /// Licence, where known.
     pub license: Option<String>,
-    /// Whether everybody may download it, of a model in the catalogue.
+    /// Access to the download, for a model of the catalogue.
     pub access: Access,
-    /// What a user should know before using it.
+    /// Notes for users.
     pub notes: Option<String>,
-    /// Where it comes from.
+    /// Source of the checkpoint.
     pub source: String,
-    /// Its packages on this machine.
+    /// Packages on this machine.
     pub installed: Vec<InstalledPackage>,
-    /// Whether a request for it sets off the download.
+    /// Whether a request may download the model.
     pub auto_pull: bool,
 }
 
 /// A package in the store.
 #[derive(Debug, Clone, Serialize)]
 pub struct InstalledPackage {
-    /// Its weight scheme.
+    /// Weight scheme.
     pub scheme: Scheme,
     /// Bytes on disk.
     pub bytes: u64,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length in tokens.
     pub max_length: usize,
-    /// The one kind of device that runs it, where there is only one.
+    /// The only kind of device that runs the package, if it is bound to one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<Bound>,
-    /// When it was made; in JSON seconds since 1970.
+    /// Creation time; in JSON as seconds since 1970.
     #[serde(with = "crate::report::unix_seconds")]
     pub created: SystemTime,
 }
 
+/// A model that was requested since the gateway was opened.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ModelStatus {
+    /// Name.
+    pub name: ModelName,
+    /// Task, once known.
+    pub kind: Option<ModelKind>,
+    /// Weight scheme.
+    pub scheme: Scheme,
+    /// Loading state.
+    pub state: ModelState,
+    /// Placement on devices, once loaded.
+    pub placement: Option<PlacementReport>,
+    /// Preferred devices that did not take the model.
+    pub passed_over: Vec<PassedOver>,
+    /// Counters of the engine or of the encoder's queue.
+    pub engine: Option<EngineCounters>,
+    /// Maximum sequence length in tokens.
+    pub max_length: Option<usize>,
+}
+
 impl ModelStatus {
-    /// The device it runs on, once it does.
+    /// Returns the model's device, once loaded.
     pub fn device(&self) -> Option<DeviceName> {
         self.placement.as_ref().map(|report| report.device)
     }
 }
 
-/// A model that was asked for since the gateway was opened.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct ModelStatus {
-    /// Its name.
-    pub name: ModelName,
-    /// What it is for, once known.
-    pub kind: Option<ModelKind>,
-    /// Its weight scheme.
-    pub scheme: Scheme,
-    /// Where its life stands.
-    pub state: ModelState,
-    /// The device it runs on, and where each node went.
-    pub placement: Option<PlacementReport>,
-    /// The devices that came first in the order and did not take it.
-    pub passed_over: Vec<PassedOver>,
-    /// The engine's counters, for chat models.
-    pub engine: Option<EngineCounters>,
-    /// The longest sequence, in tokens.
-    pub max_length: Option<usize>,
-}
-
-/// Where a model's life stands.
+/// Loading state of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ModelState {
-    /// It is being fetched, compiled or loaded.
+    /// The model is being fetched, compiled or loaded.
     Loading,
-    /// It answers.
+    /// The model answers requests.
     Ready,
-    /// It could not be loaded.
+    /// The model could not be loaded.
     Failed {
-        /// Why.
+        /// Reason.
         reason: String,
         /// The next step.
         hint: Option<String>,
     },
 }
 
-/// A device of the order that a model was not loaded on.
+/// A preferred device that did not take a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
-    /// The device.
+    /// Device.
     pub device: DeviceName,
-    /// Why not.
+    /// Reason.
     pub reason: String,
-    /// The next step, where there is one.
+    /// The next step, where one is known.
     pub fix: Option<String>,
-    /// Whether it is worth telling: the device is there or was asked for, and did not take the model.
+    /// Whether users are warned: the device is present or was named, and did not take the model.
     pub announced: bool,
-    /// The nodes that it did not take, where it was tried.
-    #[serde(default, skip_serializing_if = "Fallen::is_empty")]
-    pub fallen: Fallen,
-}
-
-impl PassedOver {
-    /// A device that was tried and failed.
-    pub(crate) fn failed(device: DeviceName, error: &Error) -> Self {
-        let fallen = match error {
-            Error::NotWhole { fallen, .. } => fallen.clone(),
-            _ => Fallen::default(),
-        };
-        Self { device, reason: error.to_string(), fix: error.hint(), announced: true, fallen }
-    }
+    /// Nodes that the device refused, if it was tried.
+    #[serde(rename = "fallen", default, skip_serializing_if = "FallbackNodes::is_empty")]
+    pub fallback: FallbackNodes,
 }
 
 /// Counters of a chat model's engine.
@@ -203,18 +182,18 @@ impl PassedOver {
 pub struct EngineCounters {
     /// Sequences in slots.
     pub running: usize,
-    /// Sequences waiting.
+    /// Sequences in the queue.
     pub waiting: usize,
     /// Slots.
     pub slots: usize,
-    /// KV bytes reserved.
+    /// Bytes of the KV cache in use.
     pub kv_used_bytes: usize,
-    /// KV bytes that may be reserved.
+    /// Maximum bytes of the KV cache.
     pub kv_budget_bytes: usize,
-    /// Prompt tokens since loading.
+    /// Prompt tokens since the load.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were in the cache already.
+    /// Prompt tokens that were already in the KV cache.
     pub cached_tokens: u64,
-    /// Tokens generated since loading.
+    /// Tokens generated since the load.
     pub generated_tokens: u64,
 }

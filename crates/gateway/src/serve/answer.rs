@@ -1,8 +1,8 @@
-//! Extractive question answering: the parts of a context that answer a question best.
+//! Extractive question answering: the spans of a context that answer a question best.
 //!
-//! A context that is longer than the model takes is read in windows that overlap. In each, the beginnings and ends that
-//! the model sees become probabilities over the context and the first token, which stands for "no answer here"; a span's
-//! score is the product of its ends', and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
+//! A context that exceeds the model's length is read in overlapping windows. In each window, the start and end logits become
+//! probabilities over the context and the first token, which stands for "no answer". The score of a span is the product of
+//! its two probabilities, and the best of all windows counts (Devlin et al. 2018, arXiv:1810.04805, §4.3).
 
 use std::ops::Range;
 
@@ -10,58 +10,60 @@ use narthex_text::tokenizer::Pair;
 
 use crate::{
     cancel::Cancel,
-    encoder_queue::Item,
+    encoder_queue::EncoderInput,
     error::Error,
-    load::loaded_model::Loaded,
+    load::loaded_model::LoadedModel,
     report::models::ModelKind,
     serve::request::{Answer, AnswerRequest, Answers},
 };
 
-/// The most answers of one request.
+/// Maximum answers of one request.
 const MAX_ANSWERS: usize = 100;
 
-/// A span in the context, in bytes.
-type Place = (usize, usize);
+/// Start and end of a span in the context, in bytes.
+type Span = (usize, usize);
 
 /// Finds the answers, the best first.
-pub(crate) fn answer(loaded: &Loaded, request: &AnswerRequest, cancel: &Cancel) -> Result<Answers, Error> {
-    let encoder = loaded.encoder(ModelKind::Answer)?;
+pub(crate) fn answer(
+    model: &LoadedModel,
+    request: &AnswerRequest,
+    cancel: &Cancel,
+) -> Result<Answers, Error> {
+    let encoder = model.encoder(ModelKind::Answer)?;
     check(request)?;
-    let place = encoder.enter(cancel)?;
-    let pair = loaded.tokenizer.encode_pair(&request.question, &request.context)?;
-    let limit = encoder.limits().max_length.min(loaded.manifest.max_length).min(request.window.max(1));
+    let queued = encoder.enter(cancel)?;
+    let pair = model.package.tokenizer.encode_pair(&request.question, &request.context)?;
+    let max_length = encoder.limits().max_length.min(model.package.manifest.max_length);
+    let limit = max_length.min(request.window.max(1));
     let room = limit.saturating_sub(pair.overhead());
     if room == 0 {
-        let found = pair.overhead();
-        return Err(Error::invalid(
-            "question",
-            format!("it has {found} tokens, but a window has {limit}; shorten it"),
-        ));
+        let message = format!("it has {} tokens, but a window has {limit}; shorten it", pair.overhead());
+        return Err(Error::invalid("question", message));
     }
-    let at_once = (encoder.limits().max_batch_tokens / limit).max(1);
+    let batch_size = (encoder.limits().max_batch_tokens / limit).max(1);
     let mut parts = windows(pair.second.len(), room, request.stride).peekable();
     let (mut no_answer, mut prompt_tokens) = (1.0_f64, 0);
-    let mut best = Best::new(request.top_k);
+    let mut best = BestSpans::new(request.top_k);
     while parts.peek().is_some() {
-        let batch: Vec<Pair> = parts.by_ref().take(at_once).map(|part| pair.part(part)).collect();
+        let batch: Vec<Pair> = parts.by_ref().take(batch_size).map(|part| pair.part(part)).collect();
         prompt_tokens += batch.iter().map(|window| window.tokens.len()).sum::<usize>();
-        let rows = place.run(batch.iter().map(item).collect())?;
+        let inputs = batch.iter().map(|window| EncoderInput {
+            tokens: window.tokens.clone(),
+            second: window.segment,
+            asked: Vec::new(),
+        });
+        let rows = queued.run(inputs.collect())?;
         for (window, rows) in batch.iter().zip(rows) {
-            let scores = Scores::new(window, &rows);
-            no_answer = no_answer.min(scores.none);
+            let scores = SpanScores::new(window, &rows);
+            no_answer = no_answer.min(scores.no_answer);
             for ([first, last], score) in scores.spans(request.longest) {
                 let (start, end) = (window.bytes[first].start, window.bytes[last].end);
                 best.offer(score, || trimmed(&request.context, start, end));
             }
         }
     }
-    let answers = best.found.into_iter().map(|(place, score)| found(&request.context, place, score));
-    Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: loaded.ran_on() })
-}
-
-/// A window as the encoder reads it.
-fn item(window: &Pair) -> Item {
-    Item { tokens: window.tokens.clone(), second: window.segment, asked: Vec::new() }
+    let answers = best.spans.into_iter().map(|(span, score)| to_answer(&request.context, span, score));
+    Ok(Answers { answers: answers.collect(), no_answer, prompt_tokens, ran_on: model.ran_on() })
 }
 
 fn check(request: &AnswerRequest) -> Result<(), Error> {
@@ -70,7 +72,7 @@ fn check(request: &AnswerRequest) -> Result<(), Error> {
     }
     let (longest, window) = (request.longest, request.window);
     if !(1..=window).contains(&longest) {
-        let message = format!("expected 1 to {window}, the tokens that are read at once, found {longest}");
+        let message = format!("expected 1 to {window}, the tokens of a window, found {longest}");
         return Err(Error::invalid("max_answer_tokens", message));
     }
     for (param, text) in [("question", &request.question), ("context", &request.context)] {
@@ -81,48 +83,47 @@ fn check(request: &AnswerRequest) -> Result<(), Error> {
     Ok(())
 }
 
-fn found(context: &str, (start, end): Place, score: f64) -> Answer {
+fn to_answer(context: &str, (start, end): Span, score: f64) -> Answer {
     let chars = context[..start].chars().count();
     let text = context[start..end].to_owned();
     let chars = chars..chars + text.chars().count();
     Answer { text, bytes: start..end, chars, score }
 }
 
-/// Parts of `length` tokens that are `room` long and share `stride`; at least one.
+/// Returns windows of `room` tokens that overlap by `stride`; at least one.
 fn windows(length: usize, room: usize, stride: usize) -> impl Iterator<Item = Range<usize>> {
-    // Windows that share all but nothing of their tokens would have no end.
+    // A larger overlap would make the number of windows explode.
     let step = room - stride.min(room / 2);
     let count = 1 + length.saturating_sub(room).div_ceil(step);
     (0..count).map(move |index| index * step..(index * step + room).min(length))
 }
 
-/// What the model sees in a window.
-struct Scores {
-    /// For each token of the context, the probabilities that an answer begins and ends there.
+/// Probabilities of the spans in a window.
+struct SpanScores {
+    /// For each token of the context, the probabilities that an answer starts and ends there.
     ends: Vec<[f64; 2]>,
-    /// The probability that both are at the first token.
-    none: f64,
+    /// Probability that both are at the first token.
+    no_answer: f64,
 }
 
-impl Scores {
+impl SpanScores {
     /// Reads `rows`, two logits for each token.
     fn new(window: &Pair, rows: &[f32]) -> Self {
         let logit =
             |token: usize, end: usize| f64::from(rows.get(2 * token + end).copied().unwrap_or(f32::MIN));
         let softmax = |end: usize| {
-            let seen: Vec<f64> =
+            let logits: Vec<f64> =
                 [0].into_iter().chain(window.second.clone()).map(|t| logit(t, end)).collect();
-            let most = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = seen.iter().map(|x| (x - most).exp()).sum();
-            seen.into_iter().map(|x| (x - most).exp() / sum).collect::<Vec<_>>()
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
+            logits.into_iter().map(|x| (x - max).exp() / sum).collect::<Vec<_>>()
         };
-        let (begins, ends) = (softmax(0), softmax(1));
-        let none = begins[0] * ends[0];
-        Self { ends: begins[1..].iter().zip(&ends[1..]).map(|(a, b)| [*a, *b]).collect(), none }
+        let (starts, ends) = (softmax(0), softmax(1));
+        let no_answer = starts[0] * ends[0];
+        Self { ends: starts[1..].iter().zip(&ends[1..]).map(|(a, b)| [*a, *b]).collect(), no_answer }
     }
 
-    /// Every span of at most `longest` tokens, by its first and last one of the window's part of the context, with its
-    /// score.
+    /// Returns every span of at most `longest` tokens as first and last token of the window's context, with its score.
     fn spans(&self, longest: usize) -> impl Iterator<Item = ([usize; 2], f64)> {
         (0..self.ends.len()).flat_map(move |first| {
             let last = first.saturating_add(longest).min(self.ends.len());
@@ -131,42 +132,42 @@ impl Scores {
     }
 }
 
-/// The best places so far, the best first; of equals the one that comes earlier.
-struct Best {
-    most: usize,
-    found: Vec<(Place, f64)>,
+/// The best spans so far, the best first; of equal ones, the earlier first.
+struct BestSpans {
+    limit: usize,
+    spans: Vec<(Span, f64)>,
 }
 
-impl Best {
-    fn new(most: usize) -> Self {
-        Self { most, found: Vec::with_capacity(most + 1) }
+impl BestSpans {
+    fn new(limit: usize) -> Self {
+        Self { limit, spans: Vec::with_capacity(limit + 1) }
     }
 
-    /// Takes a span in if its score is good enough; only then is its place asked for. A place has its best score.
-    fn offer(&mut self, score: f64, place: impl FnOnce() -> Option<Place>) {
-        if self.found.len() == self.most && self.found.last().is_some_and(|last| score < last.1) {
+    /// Adds a span if its score is good enough, and only then locates it. A span keeps its best score.
+    fn offer(&mut self, score: f64, locate: impl FnOnce() -> Option<Span>) {
+        if self.spans.len() == self.limit && self.spans.last().is_some_and(|last| score < last.1) {
             return;
         }
-        let Some(place) = place() else { return };
-        if let Some(known) = self.found.iter().position(|known| known.0 == place) {
-            if self.found[known].1 >= score {
+        let Some(span) = locate() else { return };
+        if let Some(known) = self.spans.iter().position(|known| known.0 == span) {
+            if self.spans[known].1 >= score {
                 return;
             }
-            self.found.remove(known);
+            self.spans.remove(known);
         }
-        let before = |known: &(Place, f64)| score.total_cmp(&known.1).then(known.0.cmp(&place)).is_lt();
-        self.found.insert(self.found.partition_point(before), (place, score));
-        self.found.truncate(self.most);
+        let before = |known: &(Span, f64)| score.total_cmp(&known.1).then(known.0.cmp(&span)).is_lt();
+        self.spans.insert(self.spans.partition_point(before), (span, score));
+        self.spans.truncate(self.limit);
     }
 }
 
-/// Whole characters of a part of `context`, without blanks at its ends; nothing where that leaves none.
-fn trimmed(context: &str, start: usize, end: usize) -> Option<Place> {
+/// Extends a part of `context` to whole characters and trims white space; `None` if nothing is left.
+fn trimmed(context: &str, start: usize, end: usize) -> Option<Span> {
     let (start, end) = (context.floor_char_boundary(start), context.ceil_char_boundary(end));
     let text = context.get(start..end)?;
-    let kept = text.trim();
+    let trimmed = text.trim();
     let start = start + (text.len() - text.trim_start().len());
-    (!kept.is_empty()).then_some((start, start + kept.len()))
+    (!trimmed.is_empty()).then_some((start, start + trimmed.len()))
 }
 
 #[cfg(test)]
@@ -193,9 +194,9 @@ mod tests {
         let window = Pair { tokens: vec![0; 5], segment: 2, second: 2..4, bytes: vec![0..2, 2..5] };
         // The question's logits count for nothing, however large.
         let rows = [0.0, 0.0, 99.0, 99.0, 3f32.ln(), 0.0, 0.0, 2f32.ln(), 99.0, 99.0];
-        let scores = Scores::new(&window, &rows);
+        let scores = SpanScores::new(&window, &rows);
         let close = |a: f64, b: f64| (a - b).abs() < 1e-6;
-        assert!(close(scores.none, 0.2 * 0.25));
+        assert!(close(scores.no_answer, 0.2 * 0.25));
         let spans: Vec<([usize; 2], f64)> = scores.spans(15).collect();
         assert_eq!(spans.iter().map(|span| span.0).collect::<Vec<_>>(), [[0, 0], [0, 1], [1, 1]]);
         let expected = [0.6 * 0.25, 0.6 * 0.5, 0.2 * 0.5];
@@ -204,23 +205,23 @@ mod tests {
     }
 
     #[test]
-    fn no_more_places_are_kept_than_are_asked_for() {
-        let mut best = Best::new(2);
-        let mut offer = |score, place: Place| {
-            best.offer(score, || Some(place));
-            assert!(best.found.capacity() <= 4);
-            best.found.clone()
+    fn only_the_best_spans_are_kept() {
+        let mut best = BestSpans::new(2);
+        let mut offer = |score, span: Span| {
+            best.offer(score, || Some(span));
+            assert!(best.spans.capacity() <= 4);
+            best.spans.clone()
         };
         assert_eq!(offer(0.2, (4, 5)), [((4, 5), 0.2)]);
         assert_eq!(offer(0.2, (1, 2)), [((1, 2), 0.2), ((4, 5), 0.2)]);
-        // A place that is found again has its better score, and one that is worse than all is not even looked for.
+        // A span that is found again keeps its better score; one that is worse than all is not even located.
         assert_eq!(offer(0.1, (4, 5)), [((1, 2), 0.2), ((4, 5), 0.2)]);
         assert_eq!(offer(0.3, (4, 5)), [((4, 5), 0.3), ((1, 2), 0.2)]);
         assert_eq!(offer(0.2, (0, 2)), [((4, 5), 0.3), ((0, 2), 0.2)]);
         assert_eq!(offer(0.5, (7, 9)), [((7, 9), 0.5), ((4, 5), 0.3)]);
-        best.offer(0.2, || panic!("a place that cannot be among the best"));
+        best.offer(0.2, || panic!("a span that cannot be among the best"));
         best.offer(0.9, || None);
-        assert_eq!(best.found.len(), 2);
+        assert_eq!(best.spans.len(), 2);
     }
 
     #[test]

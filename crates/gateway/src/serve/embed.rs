@@ -1,23 +1,26 @@
-//! Embeddings: texts to tokens to vectors.
+//! Embeddings: from texts to tokens to vectors.
 
 use narthex_spec::manifest::Prompts;
 
 use crate::{
     cancel::Cancel,
-    encoder_queue::Item,
-    error::Error,
-    length::Length,
-    load::loaded_model::Loaded,
+    encoder_queue::EncoderInput,
+    error::{Error, TokenCount},
+    load::loaded_model::LoadedModel,
     report::models::ModelKind,
     serve::request::{EmbedRequest, Embeddings, Overlong, Prompt},
 };
 
-/// The most inputs of one request.
+/// Maximum inputs of one request.
 const MAX_INPUTS: usize = 2048;
 
 /// Embeds every input of a request.
-pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest, cancel: &Cancel) -> Result<Embeddings, Error> {
-    let encoder = loaded.encoder(ModelKind::Embedding)?;
+pub(crate) fn embed(
+    model: &LoadedModel,
+    request: &EmbedRequest,
+    cancel: &Cancel,
+) -> Result<Embeddings, Error> {
+    let encoder = model.encoder(ModelKind::Embedding)?;
     let inputs = request.inputs.len();
     if inputs == 0 || inputs > MAX_INPUTS {
         return Err(Error::invalid("input", format!("expected 1 to {MAX_INPUTS} inputs, found {inputs}")));
@@ -26,36 +29,33 @@ pub(crate) fn embed(loaded: &Loaded, request: &EmbedRequest, cancel: &Cancel) ->
     if let Some(dimensions) = request.dimensions
         && !(1..=limits.width).contains(&dimensions)
     {
-        return Err(Error::invalid(
-            "dimensions",
-            format!("expected 1 to {}, found {dimensions}", limits.width),
-        ));
+        let message = format!("expected 1 to {}, found {dimensions}", limits.width);
+        return Err(Error::invalid("dimensions", message));
     }
-    let prompt = prompt(&loaded.manifest.prompts, request)?;
-    let limit = limits.max_length.min(loaded.manifest.max_length);
-    let place = encoder.enter(cancel)?;
-    let texts = request
-        .inputs
-        .iter()
-        .enumerate()
-        .map(|(index, input)| tokens(loaded, (index, input), prompt, (limit, request.overlong)))
-        .collect::<Result<Vec<_>, Error>>()?;
+    let tokenization = Tokenization {
+        model,
+        prompt: select_prompt(&model.package.manifest.prompts, request)?,
+        limit: limits.max_length.min(model.package.manifest.max_length),
+        overlong: request.overlong,
+    };
+    let queued = encoder.enter(cancel)?;
+    let texts = request.inputs.iter().enumerate();
+    let texts = texts.map(|(index, input)| tokenization.tokens(index, input));
+    let texts = texts.collect::<Result<Vec<_>, Error>>()?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let mut vectors = place.run(texts.into_iter().map(Item::from).collect())?;
+    let mut vectors = queued.run(texts.into_iter().map(EncoderInput::from).collect())?;
     if let Some(dimensions) = request.dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }
-    Ok(Embeddings { vectors, prompt_tokens, ran_on: loaded.ran_on() })
+    Ok(Embeddings { vectors, prompt_tokens, ran_on: model.ran_on() })
 }
 
-/// The text that is put before each input.
-fn prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, Error> {
-    let invalid = |message: String| {
-        Err(Error::Invalid { param: "prompt_name", message: format!("prompt_name: {message}") })
-    };
+/// Returns the prompt that precedes each input.
+fn select_prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, Error> {
+    let invalid = |message: String| Err(Error::invalid("prompt_name", message));
     let Some(name) = request.prompt.as_ref().or(prompts.default.as_ref()) else { return Ok("") };
     if request.prompt.is_some() && request.inputs.iter().any(|input| matches!(input, Prompt::Tokens(_))) {
-        return invalid("expected texts to put a prompt before, found tokens".to_owned());
+        return invalid("a prompt can precede only texts, found tokens".to_owned());
     }
     match prompts.named.get(name) {
         Some(text) => Ok(text),
@@ -69,46 +69,56 @@ fn prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a str, E
     }
 }
 
-fn tokens(
-    loaded: &Loaded,
-    (index, input): (usize, &Prompt),
-    prompt: &str,
-    (limit, overlong): (usize, Overlong),
-) -> Result<Vec<u32>, Error> {
-    if let Prompt::Text(text) = input
-        && overlong == Overlong::Refuse
-    {
-        let fewest = loaded.tokenizer.fewest_tokens(text);
-        if fewest > limit {
-            return Err(Error::InputTooLong { index, found: Length::AtLeast(fewest), limit });
+/// Settings for the tokens of every input.
+struct Tokenization<'a> {
+    model: &'a LoadedModel,
+    /// Text that precedes each input.
+    prompt: &'a str,
+    /// Maximum number of tokens.
+    limit: usize,
+    overlong: Overlong,
+}
+
+impl Tokenization<'_> {
+    /// Returns the tokens of one input.
+    fn tokens(&self, index: usize, input: &Prompt) -> Result<Vec<u32>, Error> {
+        let Self { model, prompt, limit, overlong } = *self;
+        let tokenizer = &model.package.tokenizer;
+        if let Prompt::Text(text) = input
+            && overlong == Overlong::Refuse
+        {
+            let fewest = tokenizer.fewest_tokens(text);
+            if fewest > limit {
+                return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(fewest), limit });
+            }
         }
-    }
-    let mut tokens = match input {
-        Prompt::Text(text) if prompt.is_empty() => loaded.tokenizer.encode_document(text)?,
-        Prompt::Text(text) => loaded.tokenizer.encode_document(&format!("{prompt}{text}"))?,
-        Prompt::Tokens(tokens) => tokens.clone(),
-    };
-    if tokens.is_empty() {
-        let message = format!("input: input {index} is empty; expected at least one token");
-        return Err(Error::Invalid { param: "input", message });
-    }
-    let vocab = loaded.tokenizer.vocab_size();
-    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
-        let message = format!("input: token {bad} of input {index} is not below the vocabulary size {vocab}");
-        return Err(Error::Invalid { param: "input", message });
-    }
-    if tokens.len() > limit {
-        if overlong == Overlong::Refuse {
-            return Err(Error::InputTooLong { index, found: Length::Counted(tokens.len()), limit });
+        let mut tokens = match input {
+            Prompt::Text(text) if prompt.is_empty() => tokenizer.encode_document(text)?,
+            Prompt::Text(text) => tokenizer.encode_document(&format!("{prompt}{text}"))?,
+            Prompt::Tokens(tokens) => tokens.clone(),
+        };
+        if tokens.is_empty() {
+            let message = format!("input {index} is empty; expected at least one token");
+            return Err(Error::invalid("input", message));
         }
-        // The last token of a text is its end mark, which a cut text keeps.
-        let last = tokens[tokens.len() - 1];
-        tokens.truncate(limit);
-        if matches!(input, Prompt::Text(_)) {
-            tokens[limit - 1] = last;
+        let vocab = tokenizer.vocab_size();
+        if let Some(bad) = tokens.iter().find(|&&token| token as usize >= vocab) {
+            let message = format!("token {bad} of input {index} is not below the vocabulary size {vocab}");
+            return Err(Error::invalid("input", message));
         }
+        if tokens.len() > limit {
+            if overlong == Overlong::Refuse {
+                return Err(Error::InputTooLong { index, found: TokenCount::Exact(tokens.len()), limit });
+            }
+            // The last token of a text is its end token, which a truncated text keeps.
+            let last = tokens[tokens.len() - 1];
+            tokens.truncate(limit);
+            if matches!(input, Prompt::Text(_)) {
+                tokens[limit - 1] = last;
+            }
+        }
+        Ok(tokens)
     }
-    Ok(tokens)
 }
 
 /// Keeps the leading elements and rescales them to unit length (Matryoshka embeddings, arXiv:2205.13147).

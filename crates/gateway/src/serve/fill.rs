@@ -1,4 +1,4 @@
-//! Masked tokens: what a masked language model would put in their place.
+//! Predictions of a masked language model for masked tokens.
 
 use std::slice::ChunksExact;
 
@@ -7,97 +7,98 @@ use narthex_spec::TokenId;
 
 use crate::{
     cancel::Cancel,
-    encoder_queue::{Item, Place},
+    encoder_queue::{EncoderInput, QueuedRequest},
     error::Error,
-    load::loaded_model::Loaded,
+    load::loaded_model::LoadedModel,
     report::models::ModelKind,
     serve::request::{Filling, Fillings, MaskRequest},
 };
 
-/// The most masks of a text: each has a row of logits over the vocabulary.
-pub(crate) const MAX_MASKS: usize = 64;
+/// Maximum masks of a text. Each has a row of logits over the vocabulary.
+pub(super) const MAX_MASKS: usize = 64;
 
-/// The most tokens for one mask.
+/// Maximum tokens for one mask.
 const MAX_FILLINGS: usize = 100;
 
-/// A masked language model, and a request's place at it.
-pub(crate) struct Masked<'a> {
-    pub(crate) loaded: &'a Loaded,
-    /// The mask's text.
-    pub(crate) mask: &'a str,
-    /// The mask's token.
-    pub(crate) id: TokenId,
+/// A request to a masked language model.
+pub(super) struct MaskedModel<'a> {
+    pub(super) model: &'a LoadedModel,
+    /// Text of the mask token.
+    pub(super) mask: &'a str,
+    pub(super) mask_id: TokenId,
     limits: &'a EncoderLimits,
-    place: Place<'a>,
+    queued: QueuedRequest<'a>,
 }
 
-/// Fills every mask of the text; each is seen with all others masked.
-pub(crate) fn fill(loaded: &Loaded, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
-    let model = Masked::new(loaded, cancel)?;
-    within("top_k", request.top_k, MAX_FILLINGS)?;
-    let (tokens, asked) = model.tokens(&request.text)?;
-    if !(1..=MAX_MASKS).contains(&asked.len()) {
-        let (mask, found) = (model.mask, asked.len());
+/// Predicts every mask of the text, while all others are masked.
+pub(crate) fn fill(model: &LoadedModel, request: &MaskRequest, cancel: &Cancel) -> Result<Fillings, Error> {
+    let masked = MaskedModel::new(model, cancel)?;
+    check_count("top_k", request.top_k, MAX_FILLINGS)?;
+    let (tokens, masks) = masked.tokenize(&request.text)?;
+    if !(1..=MAX_MASKS).contains(&masks.len()) {
+        let (mask, found) = (masked.mask, masks.len());
         let message = format!("expected {mask} at least once and at most {MAX_MASKS} times, found {found}");
         return Err(Error::invalid("text", message));
     }
     let prompt_tokens = tokens.len();
-    let text = |id| loaded.tokenizer.decode(&[id]);
-    let rows = model.logits(&tokens, asked)?;
-    let masks = model.rows(&rows).map(|row| best(row, request.top_k, text)).collect();
-    Ok(Fillings { masks, prompt_tokens, ran_on: loaded.ran_on() })
+    let text = |id| model.package.tokenizer.decode(&[id]);
+    let logits = masked.logits(&tokens, masks)?;
+    let masks = masked.rows(&logits).map(|row| top_tokens(row, request.top_k, text)).collect();
+    Ok(Fillings { masks, prompt_tokens, ran_on: model.ran_on() })
 }
 
-/// Fails unless a number of the request lies from 1 to `most`.
-pub(crate) fn within(param: &'static str, found: usize, most: usize) -> Result<(), Error> {
-    if (1..=most).contains(&found) {
+/// Fails unless a number of the request is from 1 to `limit`.
+pub(super) fn check_count(param: &'static str, found: usize, limit: usize) -> Result<(), Error> {
+    if (1..=limit).contains(&found) {
         return Ok(());
     }
-    Err(Error::invalid(param, format!("expected 1 to {most}, found {found}")))
+    Err(Error::invalid(param, format!("expected 1 to {limit}, found {found}")))
 }
 
-impl<'a> Masked<'a> {
-    /// The model as a masked language model, or an error that says what it is instead.
-    pub(crate) fn new(loaded: &'a Loaded, cancel: &'a Cancel) -> Result<Self, Error> {
-        let encoder = loaded.encoder(ModelKind::Masked)?;
-        let mask = loaded.manifest.tokenizer.mask.as_deref().unwrap_or_default();
-        let Some(id) = loaded.tokenizer.token_id(mask) else {
-            return Err(Error::BadPackage {
-                name: loaded.key.name.clone(),
-                scheme: loaded.key.scheme,
-                reason: format!("its mask {mask:?} is no token of its tokenizer"),
-            });
+impl<'a> MaskedModel<'a> {
+    /// Enters the model's queue.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for a model of another kind.
+    pub(super) fn new(model: &'a LoadedModel, cancel: &'a Cancel) -> Result<Self, Error> {
+        let encoder = model.encoder(ModelKind::Masked)?;
+        let mask = model.package.manifest.tokenizer.mask.as_deref().unwrap_or_default();
+        let Some(mask_id) = model.package.tokenizer.token_id(mask) else {
+            let key = model.package.key.clone();
+            let reason = format!("its tokenizer has no token for its mask {mask:?}");
+            return Err(Error::BadPackage { name: key.name, scheme: key.scheme, reason });
         };
-        Ok(Self { loaded, mask, id, limits: encoder.limits(), place: encoder.enter(cancel)? })
+        Ok(Self { model, mask, mask_id, limits: encoder.limits(), queued: encoder.enter(cancel)? })
     }
 
-    /// A text's tokens, and at which places the masks are.
-    pub(crate) fn tokens(&self, text: &str) -> Result<(Vec<TokenId>, Vec<usize>), Error> {
-        let tokens = self.loaded.tokenizer.encode_document_with(text, self.mask)?;
-        let masks = (0..tokens.len()).filter(|&place| tokens[place] == self.id).collect();
+    /// Returns the tokens of a text, and the indices of the masks.
+    pub(super) fn tokenize(&self, text: &str) -> Result<(Vec<TokenId>, Vec<usize>), Error> {
+        let tokens = self.model.package.tokenizer.encode_document_with(text, self.mask)?;
+        let masks = (0..tokens.len()).filter(|&index| tokens[index] == self.mask_id).collect();
         Ok((tokens, masks))
     }
 
-    /// Logits over the vocabulary for the tokens at `asked`, one row after the other; see [`Self::rows`].
-    pub(crate) fn logits(&self, tokens: &[TokenId], asked: Vec<usize>) -> Result<Vec<f32>, Error> {
-        let (found, limit) = (tokens.len(), self.limits.max_length.min(self.loaded.manifest.max_length));
+    /// Returns the logits over the vocabulary for the tokens at `indices`; see [`Self::rows`].
+    pub(super) fn logits(&self, tokens: &[TokenId], indices: Vec<usize>) -> Result<Vec<f32>, Error> {
+        let limit = self.limits.max_length.min(self.model.package.manifest.max_length);
+        let found = tokens.len();
         if found > limit {
-            let message = format!("it has {found} tokens, but this model takes at most {limit}; shorten it");
+            let message = format!("it has {found} tokens, but this model allows {limit}; shorten it");
             return Err(Error::invalid("text", message));
         }
-        let item = Item { second: found, tokens: tokens.to_vec(), asked };
-        Ok(self.place.run(vec![item])?.into_iter().flatten().collect())
+        let input = EncoderInput { second: found, tokens: tokens.to_vec(), asked: indices };
+        Ok(self.queued.run(vec![input])?.into_iter().flatten().collect())
     }
 
-    /// The rows of such logits.
-    pub(crate) fn rows<'r>(&self, logits: &'r [f32]) -> ChunksExact<'r, f32> {
+    /// Divides logits into rows.
+    pub(super) fn rows<'r>(&self, logits: &'r [f32]) -> ChunksExact<'r, f32> {
         logits.chunks_exact(self.limits.width)
     }
 }
 
-/// The likeliest tokens of a row of logits.
-fn best(row: &[f32], top_k: usize, text: impl Fn(TokenId) -> String) -> Vec<Filling> {
-    let probability = probability(row);
+/// Returns the likeliest tokens of a row of logits.
+fn top_tokens(row: &[f32], top_k: usize, text: impl Fn(TokenId) -> String) -> Vec<Filling> {
+    let probability = softmax(row);
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
     let filling = |&id: &usize| Filling {
@@ -108,11 +109,11 @@ fn best(row: &[f32], top_k: usize, text: impl Fn(TokenId) -> String) -> Vec<Fill
     order.iter().take(top_k).map(filling).collect()
 }
 
-/// What a logit of a row is as a probability.
-pub(crate) fn probability(row: &[f32]) -> impl Fn(f32) -> f64 {
-    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
-    move |logit| f64::from(logit - most).exp() / sum
+/// Returns the function from a row's logits to probabilities.
+pub(super) fn softmax(row: &[f32]) -> impl Fn(f32) -> f64 {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
+    move |logit| f64::from(logit - max).exp() / sum
 }
 
 #[cfg(test)]
@@ -121,10 +122,10 @@ mod tests {
 
     #[test]
     fn the_likeliest_tokens_come_first() {
-        let found = best(&[0.0, 2f32.ln(), f32::NEG_INFINITY, 1f32.ln()], 3, |id| format!("t{id}"));
+        let found = top_tokens(&[0.0, 2f32.ln(), f32::NEG_INFINITY, 1f32.ln()], 3, |id| format!("t{id}"));
         let found: Vec<_> = found.iter().map(|one| (one.token, one.text.as_str())).collect();
         assert_eq!(found, [(1, "t1"), (0, "t0"), (3, "t3")]);
-        let score = best(&[0.0, 2f32.ln()], 1, |_| String::new())[0].score;
+        let score = top_tokens(&[0.0, 2f32.ln()], 1, |_| String::new())[0].score;
         assert!((score - 2.0 / 3.0).abs() < 1e-6);
     }
 }

@@ -1,63 +1,145 @@
-//! One request on its way back: tokens become text, stop strings end it, events reach the caller.
+//! A generation: submits a prompt to the engine, and turns the tokens of its choices into text and events.
 //!
-//! Runs on the engine's thread and does no I/O.
+//! The sinks run on the engine's thread and do no I/O.
 
 use std::{
     mem,
     ops::ControlFlow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use narthex_engine::{
-    request::{Finish, TokenEvent, TokenSink, Usage},
-    worker::SequenceHandle,
+    executor::Limits,
+    request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
+    worker::{SequenceHandle, SubmitError},
 };
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, TokenId};
 use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokenizer};
+use parking_lot::Mutex;
 
 use crate::{
-    load::{loaded_model::Loaded, placement::RanOn},
-    serve::request::{FinishReason, Summary, Times, TokenAlternative, TokenInfo, TurnEvent, TurnSink},
+    error::{Error, TokenCount},
+    load::loaded_model::LoadedModel,
+    report::placement::RanOn,
+    serve::{
+        options,
+        request::{
+            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Summary, Times, TokenAlternative,
+            TokenInfo,
+        },
+    },
 };
 
-/// A request that was accepted. Dropping it does not cancel it.
-pub struct Turn {
-    /// The model that answers.
+/// A generation that was accepted. Dropping it does not cancel it.
+pub struct Generation {
+    /// Model.
     pub model: ModelName,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Where it runs.
+    /// Device.
     pub ran_on: RanOn,
-    pub(crate) sequences: Vec<SequenceHandle>,
+    sequences: Vec<SequenceHandle>,
 }
 
-impl Turn {
+impl Generation {
     /// Ends all choices at the next step.
     pub fn cancel(&self) {
         self.sequences.iter().for_each(SequenceHandle::cancel);
     }
 }
 
-/// What the choices of one request share.
-pub(crate) struct Shared {
-    /// The model stays in memory until its last answer has ended, though it may have been removed.
-    model: Arc<Loaded>,
-    sink: Box<dyn TurnSink>,
+/// The tokens of a prompt.
+pub(super) struct PromptTokens {
+    pub(super) tokens: Vec<TokenId>,
+    /// Name of the field with the prompt in the API.
+    pub(super) param: &'static str,
+    /// Text to send before the completion.
+    pub(super) echo: Option<String>,
+}
+
+/// Submits every choice of a request to the engine, which checks the prompt.
+pub(super) fn start(
+    model: &Arc<LoadedModel>,
+    prompt: PromptTokens,
+    options: &GenerateOptions,
+    sink: Box<dyn GenerationSink>,
+) -> Result<Generation, Error> {
+    let PromptTokens { tokens, param, echo } = prompt;
+    let engine = model.engine()?;
+    let limits = engine.limits();
+    // More choices than the queue's capacity would be refused at every attempt.
+    options::at_most("n", options.n, model.capacity)?;
+    let room = limits.longest().saturating_sub(tokens.len());
+    let max_tokens = options.max_tokens.unwrap_or(room).min(room);
+    let sampling = options::sampling(options, limits)?;
+    let prompt_tokens = tokens.len();
+    let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, model.clone())));
+    state.lock().send(GenerationEvent::Started { prompt_tokens });
+    let mut sequences: Vec<SequenceHandle> = Vec::with_capacity(options.n);
+    for choice in 0..options.n {
+        if let Some(text) = echo.clone() {
+            state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
+        }
+        let text = ChoiceText::new(choice, &model.package.tokenizer, options);
+        let request = Request {
+            prompt: tokens.clone(),
+            max_tokens,
+            stop: model.package.manifest.tokenizer.stop.clone(),
+            sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
+            logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
+            sink: Box::new(ChoiceSink { state: state.clone(), text }),
+        };
+        match engine.submit(request) {
+            Ok(sequence) => sequences.push(sequence),
+            Err(error) => {
+                state.lock().closed = true;
+                sequences.iter().for_each(SequenceHandle::cancel);
+                return Err(refusal(error, param, limits));
+            }
+        }
+    }
+    Ok(Generation { model: model.name().clone(), prompt_tokens, ran_on: model.ran_on(), sequences })
+}
+
+/// Returns the error of a prompt that leaves no room for an answer.
+pub(super) fn prompt_too_long(param: &'static str, prompt: TokenCount, limits: &Limits) -> Error {
+    Error::ContextLength { param, prompt, context: limits.longest(), of_model: limits.context }
+}
+
+/// Returns the engine's refusal in the API's terms.
+fn refusal(error: SubmitError, param: &'static str, limits: &Limits) -> Error {
+    match error {
+        SubmitError::Overloaded { queued, .. } => {
+            Error::Overloaded { queued, retry_after: Duration::from_secs(1) }
+        }
+        SubmitError::PromptTooLong { prompt, .. } => {
+            prompt_too_long(param, TokenCount::Exact(prompt), limits)
+        }
+        SubmitError::Empty => Error::invalid(param, "expected at least one token, found an empty prompt"),
+        SubmitError::BadToken { token, vocab } => {
+            Error::invalid(param, format!("token {token} is not below the vocabulary size {vocab}"))
+        }
+        SubmitError::ShutDown => Error::ShuttingDown,
+    }
+}
+
+/// State that the choices of a generation share.
+struct GenerationState {
+    /// Keeps the model in memory until its last answer has ended, even after it was removed.
+    model: Arc<LoadedModel>,
+    sink: Box<dyn GenerationSink>,
     started: Instant,
     first_token: Option<Duration>,
     unfinished: usize,
     usage: Usage,
-    /// Set once the caller has gone or the last event was sent; nothing is reported after.
+    /// Set once the caller has gone or the last event was sent. No event follows.
     closed: bool,
 }
 
-/// A request's shared state, as each choice holds it.
-pub(crate) type SharedTurn = Arc<Mutex<Shared>>;
-
-impl Shared {
-    pub(crate) fn new(sink: Box<dyn TurnSink>, choices: usize, model: Arc<Loaded>) -> SharedTurn {
-        Arc::new(Mutex::new(Self {
+impl GenerationState {
+    fn new(sink: Box<dyn GenerationSink>, choices: usize, model: Arc<LoadedModel>) -> Self {
+        Self {
             model,
             sink,
             started: Instant::now(),
@@ -65,21 +147,33 @@ impl Shared {
             unfinished: choices,
             usage: Usage::default(),
             closed: false,
-        }))
-    }
-
-    pub(crate) fn send(&mut self, event: TurnEvent) -> ControlFlow<()> {
-        if self.closed {
-            return ControlFlow::Break(());
         }
-        let flow = self.sink.event(event);
-        self.closed = flow.is_break();
-        flow
     }
 
-    /// Reports nothing from here on.
-    pub(crate) fn close(&mut self) {
-        self.closed = true;
+    /// Sends an event, unless the generation is closed.
+    fn send(&mut self, event: GenerationEvent) {
+        if !self.closed {
+            self.closed = self.sink.event(event).is_break();
+        }
+    }
+
+    /// Returns whether the engine should go on.
+    fn flow(&self) -> ControlFlow<()> {
+        if self.closed { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Ends a choice, and the generation with the last one.
+    fn finish_choice(&mut self, choice: usize, reason: FinishReason, usage: Usage) {
+        self.send(GenerationEvent::Finished { choice, reason });
+        self.usage.prompt_tokens = usage.prompt_tokens;
+        self.usage.cached_tokens = self.usage.cached_tokens.max(usage.cached_tokens);
+        self.usage.completion_tokens += usage.completion_tokens;
+        self.unfinished -= 1;
+        if self.unfinished == 0 {
+            let summary = self.summary();
+            self.send(GenerationEvent::Done(summary));
+            self.closed = true;
+        }
     }
 
     fn summary(&self) -> Summary {
@@ -94,159 +188,124 @@ impl Shared {
     }
 }
 
-pub(crate) fn lock(shared: &SharedTurn) -> MutexGuard<'_, Shared> {
-    // A panic in a caller's sink leaves plain counters behind, which are still good.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+/// Receives the tokens of one choice from the engine.
+struct ChoiceSink {
+    state: Arc<Mutex<GenerationState>>,
+    text: ChoiceText,
 }
 
-/// Whether a choice reports log-probabilities.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Report {
-    TextOnly,
-    LogProbs,
-}
-
-/// One choice's tokens on their way to the caller.
-pub(crate) struct Choice {
-    pub(crate) shared: SharedTurn,
-    pub(crate) index: usize,
-    pub(crate) tokenizer: Tokenizer,
-    pub(crate) detokenizer: Detokenizer,
-    pub(crate) stop: StopStrings,
-    pub(crate) report: Report,
-    /// Tokens whose text is still withheld.
+/// Text of one choice.
+struct ChoiceText {
+    choice: usize,
+    tokenizer: Tokenizer,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    /// Whether the events have log-probabilities.
+    has_logprobs: bool,
+    /// Tokens whose text was not sent yet.
     pending: Vec<TokenInfo>,
+    /// Set once a stop string was found.
     stopped: bool,
 }
 
-impl Choice {
-    pub(crate) fn new(
-        shared: SharedTurn,
-        index: usize,
-        tokenizer: &Tokenizer,
-        stop: &[String],
-        report: Report,
-    ) -> Self {
+impl ChoiceText {
+    fn new(choice: usize, tokenizer: &Tokenizer, options: &GenerateOptions) -> Self {
         Self {
-            shared,
-            index,
-            detokenizer: Detokenizer::new(tokenizer.clone()),
+            choice,
             tokenizer: tokenizer.clone(),
-            stop: StopStrings::new(stop.to_vec()),
-            report,
+            detokenizer: Detokenizer::new(tokenizer.clone()),
+            stop: StopStrings::new(options.stop.clone()),
+            has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
             stopped: false,
         }
     }
 
     fn info(&self, event: &TokenEvent<'_>) -> TokenInfo {
-        let bytes = self.tokenizer.token_bytes(event.token);
-        let alternative = |logprob: f32, bytes: Vec<u8>| TokenAlternative {
-            text: String::from_utf8_lossy(&bytes).into_owned(),
-            bytes,
-            logprob,
+        let text_and_bytes = |token: TokenId| {
+            let bytes = self.tokenizer.token_bytes(token);
+            (String::from_utf8_lossy(&bytes).into_owned(), bytes)
         };
-        TokenInfo {
-            text: String::from_utf8_lossy(&bytes).into_owned(),
-            bytes,
-            logprob: event.logprob,
-            top: event
-                .top
-                .iter()
-                .map(|top| alternative(top.logprob, self.tokenizer.token_bytes(top.token)))
-                .collect(),
-        }
+        let (text, bytes) = text_and_bytes(event.token);
+        let alternatives = event.top.iter().map(|top| {
+            let (text, bytes) = text_and_bytes(top.token);
+            TokenAlternative { text, bytes, logprob: top.logprob }
+        });
+        TokenInfo { text, bytes, logprob: event.logprob, top: alternatives.collect() }
     }
 
-    fn emit(&mut self, text: String) -> ControlFlow<()> {
-        if text.is_empty() {
-            return ControlFlow::Continue(());
-        }
-        let tokens = mem::take(&mut self.pending);
-        lock(&self.shared).send(TurnEvent::Text { choice: self.index, text, tokens })
-    }
-
-    /// Text that no stop string can take back any more.
-    fn push(&mut self, text: &str) -> ControlFlow<()> {
+    /// Sends the text that cannot become part of a stop string any more.
+    fn push(&mut self, text: &str, state: &mut GenerationState) {
         let outcome = self.stop.push(text);
         self.stopped |= outcome.stopped.is_some();
-        let flow = self.emit(outcome.text);
-        if self.stopped { ControlFlow::Break(()) } else { flow }
+        self.send(outcome.text, state);
     }
 
-    fn flush(&mut self) {
-        if let Some(text) = self.detokenizer.finish() {
-            let _ = self.push(&text);
-        }
-        if !self.stopped {
-            let rest = self.stop.finish();
-            let _ = self.emit(rest);
+    fn send(&mut self, text: String, state: &mut GenerationState) {
+        if !text.is_empty() {
             let tokens = mem::take(&mut self.pending);
-            if !tokens.is_empty() {
-                let text = String::new();
-                let _ = lock(&self.shared).send(TurnEvent::Text { choice: self.index, text, tokens });
-            }
+            state.send(GenerationEvent::Text { choice: self.choice, text, tokens });
         }
     }
 
-    fn end(&mut self, reason: FinishReason, usage: Usage) {
-        let mut shared = lock(&self.shared);
-        let _ = shared.send(TurnEvent::Finished { choice: self.index, reason });
-        shared.usage.prompt_tokens = usage.prompt_tokens;
-        shared.usage.cached_tokens = shared.usage.cached_tokens.max(usage.cached_tokens);
-        shared.usage.completion_tokens += usage.completion_tokens;
-        shared.unfinished -= 1;
-        if shared.unfinished == 0 {
-            let summary = shared.summary();
-            let _ = shared.send(TurnEvent::Done(summary));
-            shared.close();
+    /// Sends the rest of the text.
+    fn finish(&mut self, state: &mut GenerationState) {
+        if let Some(text) = self.detokenizer.finish() {
+            self.push(&text, state);
         }
-    }
-
-    fn fail(&mut self, message: String) {
-        let mut shared = lock(&self.shared);
-        let _ = shared.send(TurnEvent::Failed { message });
-        shared.close();
+        if self.stopped {
+            return;
+        }
+        let rest = self.stop.finish();
+        self.send(rest, state);
+        let tokens = mem::take(&mut self.pending);
+        if !tokens.is_empty() {
+            state.send(GenerationEvent::Text { choice: self.choice, text: String::new(), tokens });
+        }
     }
 }
 
-impl TokenSink for Choice {
+impl TokenSink for ChoiceSink {
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let tokens = vec![self.info(&event)];
-        lock(&self.shared).send(TurnEvent::Text { choice: self.index, text: String::new(), tokens })
+        let (choice, tokens) = (self.text.choice, vec![self.text.info(&event)]);
+        let mut state = self.state.lock();
+        state.send(GenerationEvent::Text { choice, text: String::new(), tokens });
+        state.flow()
     }
 
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        {
-            let mut shared = lock(&self.shared);
-            if shared.closed {
-                return ControlFlow::Break(());
-            }
-            let elapsed = shared.started.elapsed();
-            shared.first_token.get_or_insert(elapsed);
+        let Self { state, text } = self;
+        let mut state = state.lock();
+        state.flow()?;
+        let elapsed = state.started.elapsed();
+        state.first_token.get_or_insert(elapsed);
+        if text.has_logprobs {
+            let info = text.info(&event);
+            text.pending.push(info);
         }
-        if self.report == Report::LogProbs {
-            let info = self.info(&event);
-            self.pending.push(info);
+        if let Some(new) = text.detokenizer.push(event.token) {
+            text.push(&new, &mut state);
         }
-        match self.detokenizer.push(event.token) {
-            Some(text) => self.push(&text),
-            None => ControlFlow::Continue(()),
-        }
+        if text.stopped { ControlFlow::Break(()) } else { state.flow() }
     }
 
     fn finish(&mut self, finish: Finish, usage: Usage) {
+        let Self { state, text } = self;
+        let mut state = state.lock();
         let reason = match finish {
-            Finish::Failed(error) => return self.fail(error.to_string()),
+            Finish::Failed(error) => {
+                state.send(GenerationEvent::Failed { message: error.to_string() });
+                state.closed = true;
+                return;
+            }
             Finish::Stop => FinishReason::Stop,
             Finish::Length => FinishReason::Length,
-            Finish::Cancelled if self.stopped => FinishReason::Stop,
             Finish::Cancelled | Finish::ShutDown => FinishReason::Cancelled,
         };
-        if !self.stopped {
-            self.flush();
+        if !text.stopped {
+            text.finish(&mut state);
         }
-        let reason = if self.stopped { FinishReason::Stop } else { reason };
-        self.end(reason, usage);
+        let reason = if text.stopped { FinishReason::Stop } else { reason };
+        state.finish_choice(text.choice, reason, usage);
     }
 }

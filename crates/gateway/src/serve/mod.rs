@@ -1,4 +1,4 @@
-//! Requests to models in memory, and their answers.
+//! Requests to loaded models, and their answers.
 
 pub(crate) mod answer;
 pub(crate) mod chat;
@@ -7,5 +7,6 @@ pub(crate) mod embed;
 pub(crate) mod fill;
 pub(crate) mod generation;
 pub(crate) mod mask_predict;
+mod options;
 pub mod request;
 pub(crate) mod rerank;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
 pub use narthex_text::template::{Message, Role};
 
-use crate::load::placement::RanOn;
+use crate::report::placement::RanOn;
 
 /// One chat request; a model's answer to a conversation.
 #[derive(Debug, Clone)]
@@ -97,14 +97,14 @@ impl GenerateOptions {
 }
 
 /// Receives one request's events on the engine's thread; must be quick and must not block.
-pub trait TurnSink: Send {
+pub trait GenerationSink: Send {
     /// Takes one event. `Break` cancels the whole request.
-    fn event(&mut self, event: TurnEvent) -> ControlFlow<()>;
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
 }
 
 /// One thing that happened to a request, in order; events of different choices interleave.
 #[derive(Debug, Clone, PartialEq)]
-pub enum TurnEvent {
+pub enum GenerationEvent {
     /// The request was accepted.
     Started {
         /// Tokens of the prompt.
@@ -211,6 +211,15 @@ pub struct EmbedRequest {
     pub dimensions: Option<usize>,
     /// The name of the model's prompt that is put before each text; `None` takes the model's default, if it has one.
     pub prompt: Option<String>,
+}
+
+impl EmbedRequest {
+    /// Creates a request with the default settings: texts that are too long are refused, and vectors have their full
+    /// length.
+    pub fn new<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> Self {
+        let inputs = texts.into_iter().map(|text| Prompt::Text(text.into())).collect();
+        Self { inputs, overlong: Overlong::Refuse, dimensions: None, prompt: None }
+    }
 }
 
 /// What happens to an input that is too long.

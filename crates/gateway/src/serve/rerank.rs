@@ -1,37 +1,40 @@
-//! Reranking: how well each of some documents answers a query.
+//! Reranking: relevance of documents to a query.
 
 use crate::{
     cancel::Cancel,
-    encoder_queue::Item,
+    encoder_queue::EncoderInput,
     error::Error,
-    load::loaded_model::Loaded,
+    load::loaded_model::LoadedModel,
     report::models::ModelKind,
     serve::request::{Overlong, Ranked, Ranking, RerankRequest},
 };
 
-/// The most documents of one request.
+/// Maximum documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
 
-/// Scores every document and sorts them, the best first; of equals the earlier one.
-pub(crate) fn rerank(loaded: &Loaded, request: &RerankRequest, cancel: &Cancel) -> Result<Ranking, Error> {
-    let encoder = loaded.encoder(ModelKind::Rerank)?;
-    let found = request.documents.len();
-    if !(1..=MAX_DOCUMENTS).contains(&found) {
-        let message = format!("documents: expected 1 to {MAX_DOCUMENTS} documents, found {found}");
-        return Err(Error::Invalid { param: "documents", message });
+/// Scores every document and sorts them, the best first; of equal ones, the earlier first.
+pub(crate) fn rerank(
+    model: &LoadedModel,
+    request: &RerankRequest,
+    cancel: &Cancel,
+) -> Result<Ranking, Error> {
+    let encoder = model.encoder(ModelKind::Rerank)?;
+    let count = request.documents.len();
+    if !(1..=MAX_DOCUMENTS).contains(&count) {
+        let message = format!("expected 1 to {MAX_DOCUMENTS} documents, found {count}");
+        return Err(Error::invalid("documents", message));
     }
     if request.top_n == Some(0) {
-        let message = "top_n: expected a number above zero, found 0".to_owned();
-        return Err(Error::Invalid { param: "top_n", message });
+        return Err(Error::invalid("top_n", "expected a number above zero, found 0"));
     }
-    let place = encoder.enter(cancel)?;
-    let limit = encoder.limits().max_length.min(loaded.manifest.max_length);
+    let queued = encoder.enter(cancel)?;
+    let limit = encoder.limits().max_length.min(model.package.manifest.max_length);
     let pairs = request.documents.iter().enumerate();
-    let pairs: Vec<Item> = pairs
-        .map(|(index, document)| pair(loaded, request, (index, document), limit))
+    let pairs: Vec<EncoderInput> = pairs
+        .map(|(index, document)| encode_pair(model, request, index, document, limit))
         .collect::<Result<_, _>>()?;
     let prompt_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
-    let rows = place.run(pairs)?;
+    let rows = queued.run(pairs)?;
     let mut results: Vec<Ranked> = rows
         .iter()
         .enumerate()
@@ -41,41 +44,43 @@ pub(crate) fn rerank(loaded: &Loaded, request: &RerankRequest, cancel: &Cancel) 
         })
         .collect();
     results.sort_by(|a, b| b.score.total_cmp(&a.score));
-    results.truncate(request.top_n.unwrap_or(found));
-    Ok(Ranking { results, prompt_tokens, ran_on: loaded.ran_on() })
+    results.truncate(request.top_n.unwrap_or(count));
+    Ok(Ranking { results, prompt_tokens, ran_on: model.ran_on() })
 }
 
-/// The probability that a logit stands for.
+/// Returns the probability of a logit.
 fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-fn pair(
-    loaded: &Loaded,
+/// Encodes the query with one document of at most `limit` tokens in total.
+fn encode_pair(
+    model: &LoadedModel,
     request: &RerankRequest,
-    (index, document): (usize, &str),
+    index: usize,
+    document: &str,
     limit: usize,
-) -> Result<Item, Error> {
-    let mut pair = loaded.tokenizer.encode_pair(&request.query, document)?;
+) -> Result<EncoderInput, Error> {
+    let mut pair = model.package.tokenizer.encode_pair(&request.query, document)?;
     let (found, room) = (pair.tokens.len(), limit.saturating_sub(pair.overhead()));
     if found > limit {
         if room == 0 {
             let message = format!(
-                "query: the query alone has {} tokens, but this model takes {limit} of query and document together",
+                "the query alone has {} tokens, but this model allows {limit} for query and document",
                 pair.overhead()
             );
-            return Err(Error::Invalid { param: "query", message });
+            return Err(Error::invalid("query", message));
         }
         if request.overlong == Overlong::Refuse {
             let message = format!(
-                "documents: the query and document {index} have {found} tokens, but this model takes at most {limit}; \
-                 shorten it or ask for truncation"
+                "the query and document {index} have {found} tokens, but this model allows {limit}; shorten the \
+                 document or ask for truncation"
             );
-            return Err(Error::Invalid { param: "documents", message });
+            return Err(Error::invalid("documents", message));
         }
         pair = pair.part(0..room);
     }
-    Ok(Item { tokens: pair.tokens, second: pair.segment, asked: Vec::new() })
+    Ok(EncoderInput { tokens: pair.tokens, second: pair.segment, asked: Vec::new() })
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use narthex_catalog::{runtimes, store::Store};
 use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
     request::{
-        ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, Message, Prompt, Role, Summary,
-        TokenInfo, TurnEvent, TurnSink,
+        ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, GenerationEvent, GenerationSink,
+        Message, Prompt, Role, Summary, TokenInfo,
     },
 };
 use narthex_spec::{Ep, Scheme, progress::Quiet};
@@ -181,16 +181,16 @@ pub(crate) fn text(prompt: &str, options: GenerateOptions) -> CompletionRequest 
 }
 
 /// Hands events over to the test's thread.
-pub(crate) struct Events(mpsc::Sender<TurnEvent>);
+pub(crate) struct Events(mpsc::Sender<GenerationEvent>);
 
 /// A sink and what it hears.
-pub(crate) fn events() -> (Box<Events>, mpsc::Receiver<TurnEvent>) {
+pub(crate) fn events() -> (Box<Events>, mpsc::Receiver<GenerationEvent>) {
     let (sender, receiver) = mpsc::channel();
     (Box::new(Events(sender)), receiver)
 }
 
-impl TurnSink for Events {
-    fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
+impl GenerationSink for Events {
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
         match self.0.send(event) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
@@ -208,20 +208,20 @@ pub(crate) struct Answer {
 }
 
 /// Waits for the end of an answer of one choice.
-pub(crate) fn whole(events: &mpsc::Receiver<TurnEvent>) -> Answer {
+pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
     let (mut answer, mut infos, mut end) = (String::new(), Vec::new(), None);
     loop {
         match events.recv_timeout(PATIENCE).expect("an answer ends with Done or Failed") {
-            TurnEvent::Started { .. } => {}
-            TurnEvent::Text { text, tokens, .. } => {
+            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Text { text, tokens, .. } => {
                 answer.push_str(&text);
                 infos.extend(tokens);
             }
-            TurnEvent::Finished { reason, .. } => end = Some(reason),
-            TurnEvent::Done(summary) => {
+            GenerationEvent::Finished { reason, .. } => end = Some(reason),
+            GenerationEvent::Done(summary) => {
                 return Answer { text: answer, tokens: infos, reason: end.unwrap(), summary };
             }
-            TurnEvent::Failed { message } => panic!("{message}"),
+            GenerationEvent::Failed { message } => panic!("{message}"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use axum::{Json, extract::State, response::Response};
-use narthex_gateway::request::{ChatRequest, Message, Role, Summary, TokenInfo, TurnEvent};
+use narthex_gateway::request::{ChatRequest, GenerationEvent, Message, Role, Summary, TokenInfo};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -219,21 +219,21 @@ impl ChatChunks {
 }
 
 impl Chunks for ChatChunks {
-    fn chunks(&mut self, event: TurnEvent) -> Vec<Value> {
+    fn chunks(&mut self, event: GenerationEvent) -> Vec<Value> {
         match event {
-            TurnEvent::Started { .. } => (0..self.n)
+            GenerationEvent::Started { .. } => (0..self.n)
                 .map(|index| self.choice(index, json!({"role": "assistant", "content": ""}), &[], None))
                 .collect(),
-            TurnEvent::Text { choice, text, tokens } => {
+            GenerationEvent::Text { choice, text, tokens } => {
                 vec![self.choice(choice, json!({"content": text}), &tokens, None)]
             }
-            TurnEvent::Finished { choice, reason } => {
+            GenerationEvent::Finished { choice, reason } => {
                 vec![self.choice(choice, json!({}), &[], Some(finish_reason(reason)))]
             }
-            TurnEvent::Done(summary) if self.options.include_usage => {
+            GenerationEvent::Done(summary) if self.options.include_usage => {
                 vec![self.chunk(json!([]), Some(&summary))]
             }
-            TurnEvent::Done(_) | TurnEvent::Failed { .. } => Vec::new(),
+            GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => Vec::new(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{
-    CompletionRequest, Echo, GenerateOptions, Prompt, Summary, TokenInfo, TurnEvent,
+    CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -68,7 +68,7 @@ impl Prompts {
 }
 
 /// What a body asks for.
-pub(crate) struct Asked {
+pub(crate) struct VendorCompiler {
     model: String,
     prompts: Vec<Prompt>,
     echo: Echo,
@@ -78,7 +78,7 @@ pub(crate) struct Asked {
 }
 
 /// Reads a body.
-pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
+pub(crate) fn interpret(body: &Value) -> Result<VendorCompiler, ApiError> {
     let request: Request = read_whole(body, &[FIELDS, Sampling::FIELDS])?;
     let sampling: Sampling = read(body)?;
     refuse_path(&request.model)?;
@@ -100,12 +100,12 @@ pub(crate) fn interpret(body: &Value) -> Result<Asked, ApiError> {
         return Err(ApiError::bad_request("prompt", message));
     }
     let wants_logprobs = request.logprobs.is_some();
-    Ok(Asked { model: request.model, prompts, echo, options, streaming, wants_logprobs })
+    Ok(VendorCompiler { model: request.model, prompts, echo, options, streaming, wants_logprobs })
 }
 
 /// Completes one or several prompts.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let Asked { model, prompts, echo, options, streaming, wants_logprobs } = interpret(&body)?;
+    let VendorCompiler { model, prompts, echo, options, streaming, wants_logprobs } = interpret(&body)?;
     let n = options.n;
     let head = Head { id: fresh_id("cmpl"), created: now(), model: model.clone() };
     let mut pending = Vec::with_capacity(prompts.len());
@@ -227,16 +227,18 @@ impl TextChunks {
 }
 
 impl Chunks for TextChunks {
-    fn chunks(&mut self, event: TurnEvent) -> Vec<Value> {
+    fn chunks(&mut self, event: GenerationEvent) -> Vec<Value> {
         match event {
-            TurnEvent::Text { choice, text, tokens } => vec![self.text(choice, &text, &tokens, None)],
-            TurnEvent::Finished { choice, reason } => {
+            GenerationEvent::Text { choice, text, tokens } => vec![self.text(choice, &text, &tokens, None)],
+            GenerationEvent::Finished { choice, reason } => {
                 vec![self.text(choice, "", &[], Some(finish_reason(reason)))]
             }
-            TurnEvent::Done(summary) if self.options.include_usage => {
+            GenerationEvent::Done(summary) if self.options.include_usage => {
                 vec![self.chunk(json!([]), Some(&summary))]
             }
-            TurnEvent::Started { .. } | TurnEvent::Done(_) | TurnEvent::Failed { .. } => Vec::new(),
+            GenerationEvent::Started { .. } | GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => {
+                Vec::new()
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use axum::response::{
     sse::{Event, KeepAlive, Sse},
 };
 use futures::Stream;
-use narthex_gateway::request::TurnEvent;
+use narthex_gateway::request::GenerationEvent;
 use serde_json::Value;
 
 use crate::{metrics::Metrics, ran_on::marked, sink::Events};
@@ -18,7 +18,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Makes the chunks of one endpoint from the events of a request.
 pub(crate) trait Chunks: Send + 'static {
     /// The chunks that an event gives, in order.
-    fn chunks(&mut self, event: TurnEvent) -> Vec<Value>;
+    fn chunks(&mut self, event: GenerationEvent) -> Vec<Value>;
 }
 
 struct OpenStream {
@@ -36,10 +36,10 @@ impl Drop for OpenStream {
 }
 
 impl OpenStream {
-    fn take(&mut self, event: TurnEvent) {
+    fn take(&mut self, event: GenerationEvent) {
         match &event {
-            TurnEvent::Done(summary) => self.metrics.generation(summary),
-            TurnEvent::Failed { message } => {
+            GenerationEvent::Done(summary) => self.metrics.generation(summary),
+            GenerationEvent::Failed { message } => {
                 let error = serde_json::json!({
                     "error": {"message": message, "type": "server_error", "param": null, "code": null}
                 });
@@ -49,7 +49,7 @@ impl OpenStream {
             }
             _ => {}
         }
-        let done = matches!(event, TurnEvent::Done(_));
+        let done = matches!(event, GenerationEvent::Done(_));
         let chunks = self.chunks.chunks(event);
         self.ready.extend(chunks.into_iter().map(|chunk| Event::default().data(chunk.to_string())));
         if done {

@@ -1,11 +1,11 @@
 //! The figures of one model on several devices, as `narthex bench --devices --json` prints them: fields are added in
-//! later versions, never renamed. How they are measured is in [`super::contest`].
+//! later versions, never renamed. How they are measured is in [`super::device_bench`].
 
 use narthex_spec::{DevicePlacement, Scheme, Sha256};
 use serde::Serialize;
 
 use super::{BenchOptions, Machine, Spread, round::Round};
-use crate::{inspect::devices::DeviceStatus, load::placement::PlacementReport};
+use crate::{inspect::devices::DeviceStatus, report::placement::PlacementReport};
 
 /// One model on several devices.
 #[derive(Debug, Clone, Serialize)]
@@ -94,13 +94,13 @@ pub struct Ratios {
 
 /// A round, and the joules that it took.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lap {
+pub(super) struct MeteredRound {
     pub(super) round: Round,
     pub(super) joules: Option<f64>,
 }
 
 /// What is known of a contender besides its rounds.
-pub(super) struct Standing {
+pub(super) struct LoadFigures {
     pub(super) load_ms: f64,
     pub(super) memory_bytes: Option<u64>,
     pub(super) placement: PlacementReport,
@@ -108,11 +108,16 @@ pub(super) struct Standing {
 
 impl Figures {
     /// The figures of a contender's laps; the CPU's laps of the same rounds, if it ran.
-    pub(super) fn of(standing: Standing, laps: &[Lap], cpu: Option<&[Lap]>, options: BenchOptions) -> Self {
-        let Standing { load_ms, memory_bytes, placement } = standing;
+    pub(super) fn new(
+        load: LoadFigures,
+        laps: &[MeteredRound],
+        cpu: Option<&[MeteredRound]>,
+        options: BenchOptions,
+    ) -> Self {
+        let LoadFigures { load_ms, memory_bytes, placement } = load;
         let spread =
             |figure: &dyn Fn(&Round) -> f64| Spread::of(laps.iter().map(|lap| figure(&lap.round)).collect());
-        let ratio = |cpu: &[Lap], rate: &dyn Fn(&Round) -> f64| {
+        let ratio = |cpu: &[MeteredRound], rate: &dyn Fn(&Round) -> f64| {
             let pairs = laps.iter().zip(cpu);
             Spread::of(pairs.map(|(own, cpu)| rate(&own.round) / rate(&cpu.round).max(1e-9)).collect())
         };
@@ -138,14 +143,14 @@ mod tests {
 
     use narthex_spec::DeviceName;
 
-    use crate::Fallen;
+    use crate::FallbackNodes;
 
     use super::*;
 
     #[test]
     fn ratios_are_of_the_same_round() {
         let ms = Duration::from_millis;
-        let lap = |first, rest, joules| Lap {
+        let lap = |first, rest, joules| MeteredRound {
             round: Round { total: ms(first + rest), first: ms(first), rest: ms(rest), tokens: 5 },
             joules,
         };
@@ -157,16 +162,16 @@ mod tests {
             npu_share: 1.0,
             phases: None,
             lines: Vec::new(),
-            fallen: Fallen::default(),
+            fallback: FallbackNodes::default(),
             why: None,
             notes: Vec::new(),
         };
-        let standing = Standing { load_ms: 3.0, memory_bytes: None, placement };
+        let standing = LoadFigures { load_ms: 3.0, memory_bytes: None, placement };
         let options = BenchOptions { prompt_tokens: 100, generate_tokens: 5, rounds: 3 };
         // The machine was twice as slow in the second round, for both.
         let own = [lap(100, 40, Some(2.0)), lap(200, 80, Some(4.0)), lap(100, 40, Some(2.0))];
         let cpu = [lap(400, 20, None), lap(800, 40, None), lap(400, 20, None)];
-        let figures = Figures::of(standing, &own, Some(&cpu), options);
+        let figures = Figures::new(standing, &own, Some(&cpu), options);
         let same = |x: f64| Spread { min: x, median: x, max: x };
         assert_eq!(figures.to_cpu, Some(Ratios { prefill: same(4.0), decode: same(0.5) }));
         assert_eq!(figures.first_token_ms, Spread { min: 100.0, median: 100.0, max: 200.0 });

@@ -4,7 +4,7 @@
 //! [`Gateway::compare`] measures one model on several devices.
 
 mod comparison;
-mod contest;
+mod device_bench;
 mod machine;
 mod overhead;
 mod round;
@@ -22,8 +22,15 @@ pub use comparison::{Comparison, Contender, Figures, Outcome, Ratios};
 pub use machine::Machine;
 pub use overhead::Overhead;
 
-use crate::{cancel::Cancel, compile::job, error::Error, gateway::Gateway, load::runtime_choice::Core};
-use round::{Round, Wanted};
+use crate::{
+    cancel::Cancel,
+    compile::package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    error::Error,
+    gateway::Gateway,
+    library::package_key::split_scheme,
+    load::runtime_choice::RuntimeChoice,
+};
+use round::{Round, RoundRequest};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy)]
@@ -107,22 +114,23 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<BenchReport, Error> {
         check(options)?;
-        let inner = self.inner();
-        no_stand_in("providers", inner.config.providers.devices().iter().copied())?;
-        if let Some(PlacementChoice::Fixed(place)) = inner.config.place {
-            no_stand_in("place", place.devices())?;
+        let library = self.library();
+        refuse_stand_in("providers", library.config.providers.devices().iter().copied())?;
+        if let Some(PlacementChoice::Fixed(place)) = library.config.place {
+            refuse_stand_in("place", place.devices())?;
         }
-        let key = self.key_of(model)?;
-        let core = Core::of(inner);
-        core.claim(inner)?;
-        job::package_for_load(inner, (&key, job::Graphs::Any), job::named(model), progress, cancel)?;
-        let runtime = core.load(inner, progress, cancel)?;
+        let key = library.key(model)?;
+        let choice = RuntimeChoice::of(library);
+        choice.load_early(library)?;
+        let source = ModelSource { model: split_scheme(model).0, limit: PullLimit::None };
+        package_build::package_for_load(library, &key, RequiredGraphs::Any, source, progress, cancel)?;
+        let runtime = choice.load(library, progress, cancel)?;
         let begun = Instant::now();
         self.load(model, progress, cancel)?;
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;
         let loaded = self.ready(model)?;
         let engine = loaded.engine()?;
-        fits(engine, options)?;
+        check_room(engine, options)?;
         let rounds = measure(engine, options, progress, cancel)?;
         let gateway = overhead::measure(self, model, &loaded, options, cancel)?;
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
@@ -130,7 +138,7 @@ impl Gateway {
             model: key.name.to_string(),
             scheme: key.scheme,
             device: loaded.ran_on().device,
-            machine: Machine::here(runtime, inner.config.threads),
+            machine: Machine::here(runtime, library.config.threads),
             prompt_tokens: options.prompt_tokens,
             generate_tokens: options.generate_tokens,
             rounds: options.rounds,
@@ -155,7 +163,7 @@ fn check(options: BenchOptions) -> Result<(), Error> {
 }
 
 /// Refuses devices whose times say nothing; `param` is where they were named.
-fn no_stand_in(param: &'static str, devices: impl IntoIterator<Item = DeviceName>) -> Result<(), Error> {
+fn refuse_stand_in(param: &'static str, devices: impl IntoIterator<Item = DeviceName>) -> Result<(), Error> {
     match devices.into_iter().find(|device| device.kind() == DeviceKind::StandIn) {
         None => Ok(()),
         Some(device) => Err(Error::invalid(
@@ -169,7 +177,7 @@ fn no_stand_in(param: &'static str, devices: impl IntoIterator<Item = DeviceName
     }
 }
 
-fn fits(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
+fn check_room(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
     let (found, longest) =
         (options.prompt_tokens.saturating_add(options.generate_tokens), engine.limits().longest());
     if found <= longest {
@@ -208,7 +216,7 @@ fn run_round(engine: &Engine, options: BenchOptions, number: usize) -> Result<Ro
     let prompt = (0..options.prompt_tokens).map(|i| ((i * 7919 + (number + 1) * 104_729) % vocab) as u32);
     round::run(
         engine,
-        Wanted { prompt: prompt.collect(), tokens: options.generate_tokens, barred: Vec::new() },
+        RoundRequest { prompt: prompt.collect(), tokens: options.generate_tokens, barred: Vec::new() },
     )
 }
 

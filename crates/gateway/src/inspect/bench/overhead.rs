@@ -12,16 +12,18 @@ use serde::Serialize;
 
 use super::{
     BenchOptions, Spread,
-    round::{self, BAR, Round, Wanted},
+    round::{self, BAR, Round, RoundRequest},
 };
 use crate::{
     cancel::Cancel,
     error::Error,
     gateway::Gateway,
-    load::loaded_model::Loaded,
+    load::loaded_model::LoadedModel,
     serve::{
         date,
-        request::{ChatRequest, GenerateOptions, Message, Role, Summary, Times, TurnEvent, TurnSink},
+        request::{
+            ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Role, Summary, Times,
+        },
     },
 };
 
@@ -49,10 +51,10 @@ const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "ol
 const REQUESTS: usize = 31;
 
 /// What both sides run.
-struct Contest<'a> {
+struct OverheadBench<'a> {
     gateway: &'a Gateway,
     model: &'a str,
-    loaded: &'a Loaded,
+    loaded: &'a LoadedModel,
     template: &'a ChatTemplate,
     options: BenchOptions,
 }
@@ -61,12 +63,12 @@ struct Contest<'a> {
 pub(super) fn measure(
     gateway: &Gateway,
     model: &str,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     options: BenchOptions,
     cancel: &Cancel,
 ) -> Result<Option<Overhead>, Error> {
     let Some(template) = &loaded.template else { return Ok(None) };
-    let contest = Contest { gateway, model, loaded, template, options };
+    let contest = OverheadBench { gateway, model, loaded, template, options };
     let prompt_tokens = contest.tokens(2 * options.rounds + 1)?.len();
     if prompt_tokens + options.generate_tokens > loaded.engine()?.limits().longest() {
         return Ok(None);
@@ -101,7 +103,7 @@ impl Overhead {
     }
 }
 
-impl Contest<'_> {
+impl OverheadBench<'_> {
     /// The engine's round and the gateway's, over conversations of their own, so that neither finds its own in the
     /// cache; both find the template's opening there.
     fn round(&self, number: usize) -> Result<(Round, Round), Error> {
@@ -140,17 +142,17 @@ impl Contest<'_> {
 
     fn tokens(&self, number: usize) -> Result<Vec<TokenId>, Error> {
         let options = RenderOptions::answer(date::today());
-        let bos = self.loaded.manifest.tokenizer.bos;
+        let bos = self.loaded.package.manifest.tokenizer.bos;
         let messages = self.messages(number);
-        Ok(prompt::tokens(&self.loaded.tokenizer, self.template, &messages, &options, bos)?)
+        Ok(prompt::tokens(&self.loaded.package.tokenizer, self.template, &messages, &options, bos)?)
     }
 
     fn barred(&self) -> &[TokenId] {
-        &self.loaded.manifest.tokenizer.stop
+        &self.loaded.package.manifest.tokenizer.stop
     }
 
     fn engine(&self, number: usize, tokens: usize) -> Result<Round, Error> {
-        let wanted = Wanted { prompt: self.tokens(number)?, tokens, barred: self.barred().to_vec() };
+        let wanted = RoundRequest { prompt: self.tokens(number)?, tokens, barred: self.barred().to_vec() };
         round::rest();
         round::run(self.loaded.engine()?, wanted)
     }
@@ -180,12 +182,14 @@ struct LastEvent {
     ends: mpsc::Sender<Result<Summary, Error>>,
 }
 
-impl TurnSink for LastEvent {
-    fn event(&mut self, event: TurnEvent) -> ControlFlow<()> {
+impl GenerationSink for LastEvent {
+    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
         let end = match event {
-            TurnEvent::Done(summary) => Ok(summary),
-            TurnEvent::Failed { message } => Err(StepError::Device { message }.into()),
-            TurnEvent::Started { .. } | TurnEvent::Text { .. } | TurnEvent::Finished { .. } => {
+            GenerationEvent::Done(summary) => Ok(summary),
+            GenerationEvent::Failed { message } => Err(StepError::Device { message }.into()),
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Text { .. }
+            | GenerationEvent::Finished { .. } => {
                 return ControlFlow::Continue(());
             }
         };

@@ -60,7 +60,7 @@ impl Round {
 
 /// What is generated.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct RoundRequest {
     /// Tokens of the prompt.
     pub(super) prompt: Vec<TokenId>,
     /// Tokens to generate.
@@ -79,7 +79,7 @@ pub(super) fn rest() {
 }
 
 /// Runs one request.
-pub(super) fn run(engine: &Engine, wanted: Wanted) -> Result<Round, Error> {
+pub(super) fn run(engine: &Engine, wanted: RoundRequest) -> Result<Round, Error> {
     let (events, received) = mpsc::channel();
     let logit_bias = wanted.barred.iter().map(|&token| (token, BAR)).collect();
     let request = Request {
@@ -153,7 +153,7 @@ mod tests {
         let engine = engine(&[]);
         for number in 0..8 {
             // Nearly every token is one that would end the answer, were it not barred.
-            let wanted = Wanted { prompt: vec![number, 5], tokens: 9, barred: (0..31).collect() };
+            let wanted = RoundRequest { prompt: vec![number, 5], tokens: 9, barred: (0..31).collect() };
             let round = run(&engine, wanted).unwrap();
             assert_eq!(round.tokens, 9);
             assert!(round.token_ms() > 0.0, "{round:?}");
@@ -164,7 +164,7 @@ mod tests {
     fn a_failed_step_is_an_error() {
         let broken = StepError::Device { message: "gone".to_owned() };
         let engine = engine(&[Mishap::Error(broken.clone())]);
-        let wanted = Wanted { prompt: vec![1], tokens: 4, barred: Vec::new() };
+        let wanted = RoundRequest { prompt: vec![1], tokens: 4, barred: Vec::new() };
         let found = run(&engine, wanted).unwrap_err().to_string();
         assert_eq!(found, broken.to_string());
     }

@@ -23,10 +23,10 @@ use super::{CheckRequest, note, trial::Trial};
 use crate::{
     cancel::Cancel,
     error::{Error, ErrorKind},
-    gateway::Inner,
+    library::Library,
 };
 
-/// How often the compiler is asked about parts of a graph.
+/// FailureKind often the compiler is asked about parts of a graph.
 const TRIES: usize = 64;
 
 /// The most bytes of weights of a graph that is taken apart, since each part is written down with its own.
@@ -34,7 +34,7 @@ const MOST_BYTES: u64 = 4 << 30;
 
 /// A compiler that is installed here.
 pub(super) struct Compiler<'a> {
-    inner: &'a Inner,
+    library: &'a Library,
     cancel: &'a Cancel,
     trial: Trial<'a>,
     target: &'a Target,
@@ -42,13 +42,13 @@ pub(super) struct Compiler<'a> {
 
 /// The compiler for a request's target, where it is installed and wanted. Nothing is installed for a check.
 pub(super) fn of<'a>(
-    inner: &'a Inner,
+    library: &'a Library,
     request: &'a CheckRequest,
     cancel: &'a Cancel,
 ) -> Result<Option<Compiler<'a>>, Error> {
     let target = &request.target;
-    let trial = Trial::of(inner, target, &request.compiler, cancel)?;
-    Ok(trial.map(|trial| Compiler { inner, cancel, trial, target }))
+    let trial = Trial::of(library, target, &request.compiler, cancel)?;
+    Ok(trial.map(|trial| Compiler { library, cancel, trial, target }))
 }
 
 /// Records what the compiler made of parts when they were compiled, and what it makes of every other part whose shapes are
@@ -94,13 +94,13 @@ fn is_ready(report: &Report, part: &OnnxFile) -> bool {
 
 /// A way to fail by which a piece of a graph is known to fail as the whole does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum How {
+enum FailureKind {
     Code(u32),
     Crash(String),
 }
 
-impl How {
-    /// How a compiler failed, where that says anything of the nodes: a process that was killed ran out of memory, most likely.
+impl FailureKind {
+    /// FailureKind a compiler failed, where that says anything of the nodes: a process that was killed ran out of memory, most likely.
     fn of(outcome: &CompilerResult) -> Option<Self> {
         match outcome {
             CompilerResult::Failed { message, .. } => code_in(message).map(Self::Code),
@@ -139,7 +139,7 @@ fn read_log(path: &Path) -> String {
 impl Compiler<'_> {
     fn ask(&self, part: &OnnxFile) -> Result<CompilerResult, Error> {
         let mut outcome = self.try_out(&part.folder.join(&part.name))?;
-        let how = How::of(&outcome);
+        let how = FailureKind::of(&outcome);
         let (found_fault, found_evidence) = match &mut outcome {
             CompilerResult::Failed { fault, evidence, .. } => (fault, evidence),
             CompilerResult::Ended { how: ProcessEnd::Crashed(_), fault, evidence } => (fault, evidence),
@@ -174,7 +174,7 @@ impl Compiler<'_> {
 
     /// Takes a graph on which the compiler fails in some way apart, down to the nodes at fault; or the reason why they were
     /// not found.
-    fn nodes(&self, part: &OnnxFile, how: &How) -> Result<Result<BTreeSet<usize>, String>, Error> {
+    fn nodes(&self, part: &OnnxFile, how: &FailureKind) -> Result<Result<BTreeSet<usize>, String>, Error> {
         let bytes = weight_bytes(part);
         if bytes > MOST_BYTES {
             return Ok(Err(format!(
@@ -184,7 +184,7 @@ impl Compiler<'_> {
         }
         let mut fails = |nodes: &BTreeSet<usize>| {
             let Some(piece) = extract(part, nodes) else { return Ok(false) };
-            Ok::<_, Error>(How::of(&self.try_piece(&piece)?).as_ref() == Some(how))
+            Ok::<_, Error>(FailureKind::of(&self.try_piece(&piece)?).as_ref() == Some(how))
         };
         match bisect::smallest(part.graph.nodes.len(), TRIES, &mut fails) {
             Ok(nodes) => Ok(Ok(nodes)),
@@ -198,7 +198,7 @@ impl Compiler<'_> {
     /// a folder of the store.
     fn evidence(&self, part: &OnnxFile, piece: Option<OnnxFile>) -> Result<Option<Evidence>, Error> {
         let whole = part.folder.join(&part.name);
-        let staging = self.inner.store.failure(&format!("{} for {}", whole.display(), self.target))?;
+        let staging = self.library.store.failure(&format!("{} for {}", whole.display(), self.target))?;
         let graph = match &piece {
             Some(piece) => {
                 let piece = OnnxFile { name: PIECE.to_owned(), ..piece.clone() };
@@ -225,7 +225,7 @@ impl Compiler<'_> {
 
     /// Writes a piece of a graph with its weights and lets the compiler have it.
     fn try_piece(&self, piece: &OnnxFile) -> Result<CompilerResult, Error> {
-        let scratch = self.inner.store.scratch()?;
+        let scratch = self.library.store.scratch()?;
         write::write(std::slice::from_ref(piece), scratch.path())?;
         self.try_out(&scratch.path().join(&piece.name))
     }

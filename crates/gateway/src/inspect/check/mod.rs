@@ -22,13 +22,16 @@ use narthex_spec::{
 use serde::Serialize;
 
 pub use narthex_check::{CheckError, CompilerResult, Report, Verdict};
-pub use trial::Program;
+pub use trial::TrialProgram;
 
 use crate::{
     cancel::Cancel,
     error::Error,
-    gateway::{Gateway, Inner},
-    library::model_ref::{self, Subject},
+    gateway::Gateway,
+    library::{
+        Library,
+        model_ref::{self, ResolvedModel},
+    },
 };
 
 /// What is checked, and for what.
@@ -43,18 +46,18 @@ pub struct CheckRequest {
     /// A folder for the model with the fixes that Narthex makes itself.
     pub fix: Option<PathBuf>,
     /// Whether the vendor's compiler is asked too.
-    pub compiler: Asked,
+    pub compiler: VendorCompiler,
 }
 
 /// Whether a check asks a vendor's compiler, which takes as long as a compile.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
+pub enum VendorCompiler {
     /// Where it is installed, in this process. A graph on which it crashes is the end of the process.
-    Here,
+    InProcess,
     /// Where it is installed, in a process for each graph. One on which it crashes is a finding.
-    Apart(Program),
+    Subprocess(TrialProgram),
     /// Never; the rules are enough.
-    Never,
+    Skip,
 }
 
 /// What a check found.
@@ -91,18 +94,20 @@ impl Gateway {
     /// extents and fixes that the subject has no use for; [`Error::UnknownModel`].
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = CheckOptions { target: request.target.clone(), extents: request.extents.clone() };
-        let report = match model_ref::find(self.inner(), &request.subject, cancel)? {
-            Subject::Graphs(files) => return graphs((self.inner(), cancel), request, &files, &options),
-            Subject::Package(manifest, folder) => {
-                package((self.inner(), cancel), request, &manifest, &folder, &options)?
+        let report = match model_ref::find(self.library(), &request.subject, cancel)? {
+            ResolvedModel::Graphs(files) => {
+                return graphs((self.library(), cancel), request, &files, &options);
             }
-            Subject::Checkpoint(found) => architecture::check_architecture(
+            ResolvedModel::Package(manifest, folder) => {
+                package((self.library(), cancel), request, &manifest, &folder, &options)?
+            }
+            ResolvedModel::Checkpoint(found) => architecture::check_architecture(
                 &request.subject,
                 &found.architecture,
                 found.scheme,
                 &options,
             ),
-            Subject::Unknown(reason) => architecture::refused(&request.subject, reason, &options),
+            ResolvedModel::Unsupported(reason) => architecture::refused(&request.subject, reason, &options),
         };
         refuse_unused(request)?;
         Ok(CheckReport { report, fixed: None })
@@ -111,14 +116,14 @@ impl Gateway {
 
 /// Checks ONNX files, and writes them fixed where that is wanted.
 fn graphs(
-    (inner, cancel): (&Inner, &Cancel),
+    (library, cancel): (&Library, &Cancel),
     request: &CheckRequest,
     files: &[PathBuf],
     options: &CheckOptions,
 ) -> Result<CheckReport, Error> {
     let parts = files::open_files(files).map_err(CheckError::from)?;
     refuse_unknown(&parts, options)?;
-    let compiler = compiler::of(inner, request, cancel)?;
+    let compiler = compiler::of(library, request, cancel)?;
     let mut report = check::check(&request.subject, &parts, options);
     compiler::finalize(&compiler, &mut report, (&parts, options), BTreeMap::new())?;
     let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
@@ -139,7 +144,7 @@ fn graphs(
 /// Checks the fixed graphs of a package, and enters what the vendor's compiler made of them; without such graphs, what
 /// they would be.
 fn package(
-    (inner, cancel): (&Inner, &Cancel),
+    (library, cancel): (&Library, &Cancel),
     request: &CheckRequest,
     manifest: &Manifest,
     folder: &Path,
@@ -162,11 +167,11 @@ fn package(
     }
     let parts = files::open_files(&files).map_err(CheckError::from)?;
     let mut report = check::check(&request.subject, &parts, options);
-    let asked = request.compiler != Asked::Never;
+    let asked = request.compiler != VendorCompiler::Skip;
     let own = |context: &&Context| asked && context.target == request.target;
     let known = |context: &Context| (context.graph.clone(), compiled(&context.placement, &request.target));
     let known = manifest.contexts.iter().filter(own).map(known).collect();
-    let compiler = compiler::of(inner, request, cancel)?;
+    let compiler = compiler::of(library, request, cancel)?;
     compiler::finalize(&compiler, &mut report, (&parts, options), known)?;
     Ok(report)
 }

@@ -21,12 +21,13 @@ use narthex_device::{
 };
 use narthex_spec::{Ep, Target, progress::Quiet};
 
-use super::Asked;
+use super::VendorCompiler;
 use crate::{
     cancel::Cancel,
-    compile::job,
     error::Error,
-    gateway::{Gateway, Inner},
+    gateway::Gateway,
+    library::Library,
+    load::runtime_choice::{cpu_library, cpu_runtime},
 };
 
 /// How often a process is looked at.
@@ -41,7 +42,7 @@ const MOST_ANSWER: u64 = 64 << 20;
 /// as JSON. One that a signal ends before it has written that was ended by the compiler. A fourth is a folder: then the file
 /// is for what [`Gateway::control`] says, and [`Gateway::save`] and [`Gateway::record`] fill the folder after that.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
+pub struct TrialProgram {
     /// The executable.
     pub path: PathBuf,
     /// What it is given first.
@@ -51,9 +52,9 @@ pub struct Program {
 /// A compiler that is installed, and where it runs.
 pub(super) enum Trial<'a> {
     /// In this process.
-    Here(&'static Runtime, Device),
+    InProcess(&'static Runtime, Device),
     /// In a process for each graph.
-    Apart(&'a Program, &'a Inner, &'a Target),
+    Subprocess(&'a TrialProgram, &'a Library, &'a Target),
 }
 
 impl Gateway {
@@ -68,7 +69,7 @@ impl Gateway {
         graph: &Path,
         cancel: &Cancel,
     ) -> Result<Option<CompilerResult>, Error> {
-        let trial = Trial::of(self.inner(), target, &Asked::Here, cancel)?;
+        let trial = Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)?;
         trial.map(|trial| trial.run(graph, cancel)).transpose()
     }
 
@@ -84,8 +85,8 @@ impl Gateway {
         folder: &Path,
         cancel: &Cancel,
     ) -> Result<Option<CompilerResult>, Error> {
-        match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
-            Some(Trial::Here(runtime, device)) => {
+        match Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)? {
+            Some(Trial::InProcess(runtime, device)) => {
                 control(runtime, &device, graph, folder).map(told).transpose()
             }
             _ => Ok(None),
@@ -98,8 +99,8 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::try_out`], and [`Error::Io`].
     pub fn save(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
-        match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
-            Some(Trial::Here(runtime, device)) => {
+        match Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)? {
+            Some(Trial::InProcess(runtime, device)) => {
                 let failed =
                     |source| Error::Io { what: format!("cannot work in {}", folder.display()), source };
                 save(runtime, &device, graph, folder).map_err(failed)
@@ -114,8 +115,8 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::try_out`], and [`Error::Io`].
     pub fn record(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
-        match Trial::of(self.inner(), target, &Asked::Here, cancel)? {
-            Some(Trial::Here(runtime, device)) => written(runtime, &device, graph, folder),
+        match Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)? {
+            Some(Trial::InProcess(runtime, device)) => written(runtime, &device, graph, folder),
             _ => Ok(()),
         }
     }
@@ -130,21 +131,21 @@ fn written(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> R
 impl<'a> Trial<'a> {
     /// The compiler of a target, where it is installed and wanted.
     pub(super) fn of(
-        inner: &'a Inner,
+        library: &'a Library,
         target: &'a Target,
-        asked: &'a Asked,
+        asked: &'a VendorCompiler,
         cancel: &Cancel,
     ) -> Result<Option<Self>, Error> {
         let Target::Qnn(chips) = target else { return Ok(None) };
-        let found = runtimes::locate(&inner.store, Ep::Qnn);
-        let (Some(plugin), Some(_)) = (found, job::found_library(inner)?) else { return Ok(None) };
+        let found = runtimes::locate(&library.store, Ep::Qnn);
+        let (Some(plugin), Some(_)) = (found, cpu_library(library)?) else { return Ok(None) };
         Ok(match asked {
-            Asked::Never => None,
-            Asked::Apart(program) => Some(Self::Apart(program, inner, target)),
-            Asked::Here => {
-                let runtime = inner.runtime(&Quiet, cancel)?;
+            VendorCompiler::Skip => None,
+            VendorCompiler::Subprocess(program) => Some(Self::Subprocess(program, library, target)),
+            VendorCompiler::InProcess => {
+                let runtime = cpu_runtime(library, &Quiet, cancel)?;
                 runtime.register(target.ep(), &plugin.library)?;
-                Some(Self::Here(runtime, Device::Qnn(QnnOptions::new(&plugin.library, chips))))
+                Some(Self::InProcess(runtime, Device::Qnn(QnnOptions::new(&plugin.library, chips))))
             }
         })
     }
@@ -153,12 +154,12 @@ impl<'a> Trial<'a> {
     pub(super) fn run(&self, graph: &Path, cancel: &Cancel) -> Result<CompilerResult, Error> {
         cancel.check()?;
         match self {
-            Self::Here(runtime, device) => told(try_out(runtime, device, graph)),
-            Self::Apart(program, inner, target) => {
-                let scratch = inner.store.scratch()?;
+            Self::InProcess(runtime, device) => told(try_out(runtime, device, graph)),
+            Self::Subprocess(program, library, target) => {
+                let scratch = library.store.scratch()?;
                 let answer = scratch.path().join("answer.json");
                 let files = [graph, answer.as_path()];
-                let status = Running::start(program, target, &files)?.end(cancel)?;
+                let status = TrialProcess::start(program, target, &files)?.end(cancel)?;
                 read(&answer).map_or_else(|| ended(status), Ok)
             }
         }
@@ -174,16 +175,16 @@ impl<'a> Trial<'a> {
     ) -> Result<Option<CompilerResult>, Error> {
         cancel.check()?;
         match self {
-            Self::Here(runtime, device) => {
+            Self::InProcess(runtime, device) => {
                 let found = control(runtime, device, graph, folder).map(told).transpose()?;
                 written(runtime, device, graph, folder).map(|()| found)
             }
-            Self::Apart(program, inner, target) => {
-                let scratch = inner.store.scratch()?;
+            Self::Subprocess(program, library, target) => {
+                let scratch = library.store.scratch()?;
                 let answer = scratch.path().join("answer.json");
                 let files = [graph, answer.as_path(), folder];
                 // However it ends: the graph is one on which the compiler does not end well.
-                Running::start(program, target, &files)?.end(cancel)?;
+                TrialProcess::start(program, target, &files)?.end(cancel)?;
                 Ok(read(&answer))
             }
         }
@@ -241,10 +242,10 @@ fn signal(status: ExitStatus) -> Option<i32> {
 }
 
 /// A process that is killed when it is dropped before its end.
-struct Running(Child);
+struct TrialProcess(Child);
 
-impl Running {
-    fn start(program: &Program, target: &Target, files: &[&Path]) -> Result<Self, Error> {
+impl TrialProcess {
+    fn start(program: &TrialProgram, target: &Target, files: &[&Path]) -> Result<Self, Error> {
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).arg(target.to_string()).args(files);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
@@ -265,7 +266,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for TrialProcess {
     fn drop(&mut self) {
         // A process that has ended already is no failure.
         let _ = self.0.kill();

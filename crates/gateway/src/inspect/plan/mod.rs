@@ -17,11 +17,11 @@ pub use self::{
 use crate::{
     cancel::Cancel,
     error::Error,
-    gateway::{Gateway, Inner},
+    gateway::Gateway,
     library::{
-        model_ref::{self, Subject},
-        models,
-        names::split_scheme,
+        Library,
+        model_ref::{self, ResolvedModel},
+        package_key::split_scheme,
     },
 };
 
@@ -51,11 +51,11 @@ pub struct Origin {
 
 impl Origin {
     /// That of a model by the text that names it, and by what its repository says of itself.
-    fn new(inner: &Inner, subject: &str, stated: Option<&Stated>) -> Self {
-        let reference = models::reference(inner, split_scheme(subject).0).ok();
-        let resolved = reference.and_then(|reference| reference.resolve(&inner.catalog).ok());
+    fn new(library: &Library, subject: &str, stated: Option<&Stated>) -> Self {
+        let reference = library.reference(split_scheme(subject).0).ok();
+        let resolved = reference.and_then(|reference| reference.resolve(&library.catalog).ok());
         let Some(resolved) = resolved else { return Self::default() };
-        let entry = models::entry(inner, &resolved);
+        let entry = library.entry(&resolved);
         let hub = || stated.and_then(|stated| stated.license.clone());
         Self {
             license: entry.and_then(|entry| entry.license.clone()).or_else(hub),
@@ -91,24 +91,24 @@ impl Gateway {
     /// [`Error::Invalid`] for ONNX files and for families that are not compiled, [`Error::UnknownModel`], and those of
     /// reading settings.
     pub fn plan(&self, request: &PlanRequest, cancel: &Cancel) -> Result<PlanReport, Error> {
-        let inner = self.inner();
+        let library = self.library();
         let refused = |message: String| Err(Error::Invalid { param: "model", message });
         let exports = "model: a plan is made of a checkpoint; `narthex check` looks at ONNX files";
-        let (architecture, stated) = match model_ref::find(inner, &request.subject, cancel)? {
-            Subject::Package(manifest, _) => match manifest.architecture.architecture() {
+        let (architecture, stated) = match model_ref::find(library, &request.subject, cancel)? {
+            ResolvedModel::Package(manifest, _) => match manifest.architecture.architecture() {
                 Some(architecture) => (architecture, None),
                 None => return refused(exports.to_owned()),
             },
-            Subject::Checkpoint(found) => (found.architecture, found.stated),
-            Subject::Unknown(reason) => return refused(format!("model: {reason}")),
-            Subject::Graphs(_) => return refused(exports.to_owned()),
+            ResolvedModel::Checkpoint(found) => (found.architecture, found.stated),
+            ResolvedModel::Unsupported(reason) => return refused(format!("model: {reason}")),
+            ResolvedModel::Graphs(_) => return refused(exports.to_owned()),
         };
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
         let outlook = Outlook::new(&architecture, &targets)?;
         let machine = fit::machine(&outlook, &fit::memories());
         Ok(PlanReport {
             subject: request.subject.clone(),
-            origin: Origin::new(inner, &request.subject, stated.as_ref()),
+            origin: Origin::new(library, &request.subject, stated.as_ref()),
             least: fit::least(&outlook, &machine),
             outlook,
             machine,

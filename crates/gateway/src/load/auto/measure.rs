@@ -1,67 +1,68 @@
-//! How fast executors are in both phases, and what a handover costs. Whoever calls brings the clock.
+//! Measurement of executors in both phases and of handovers. The caller provides the clock.
 
 use std::time::Duration;
 
 use narthex_engine::executor::{Executor, StepError};
 use narthex_spec::{DeviceName, TokenId};
 
-use super::choice::{Phases, SHORT, TYPICAL};
+use super::estimate::{PhaseTimes, SHORT, TYPICAL};
 use crate::load::verify::{SLOT, feed};
 
-/// Measured rounds, after one that is not counted; the median is taken.
+/// Measured rounds after a warm-up; the median counts.
 const ROUNDS: usize = 3;
 
-/// Tokens that are written in each round.
+/// Tokens generated in each round.
 const STEPS: usize = 8;
 
-/// Tells the time since some moment.
+/// Returns the time since some fixed moment.
 pub(crate) type Clock<'a> = &'a mut dyn FnMut() -> Duration;
 
-/// Times both phases; the executor's first slot is empty before and after.
+/// Measures both phases. The executor's first slot is empty before and after.
 ///
 /// # Errors
-/// That of a step which fails.
+/// The error of a failed step.
 pub(crate) fn phases(
     device: DeviceName,
     executor: &mut dyn Executor,
     clock: Clock<'_>,
-) -> Result<Phases, StepError> {
+) -> Result<PhaseTimes, StepError> {
     let limits = executor.limits();
     let (vocab, room) = (limits.vocab, limits.longest().saturating_sub(STEPS + 1).max(1));
     let chunk = limits.chunk.min(room).max(1);
-    // Whole chunks, as near to the typical prompt as there is room: a token costs more the more it sees.
+    // Whole chunks, as close to the typical prompt as there is room for, since a token's cost grows with the context.
     let chunks = (TYPICAL.prompt.min(room) / chunk).max(1);
     let prompt = tokens(chunks * chunk, vocab);
-    let (mut whole, mut single, mut short) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut chunk_times, mut token_times, mut short_times) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let begun = clock();
         feed(executor, 0, &prompt)?;
-        let read = clock();
+        let prefilled = clock();
         for step in 0..STEPS {
             feed(executor, prompt.len() + step, &prompt[..1])?;
         }
-        let written = clock();
+        let decoded = clock();
         executor.truncate(SLOT, 0)?;
-        let again = clock();
+        let short_begun = clock();
         feed(executor, 0, &prompt[..SHORT.min(chunk)])?;
-        let done = clock();
+        let short_done = clock();
         executor.truncate(SLOT, 0)?;
         if round > 0 {
-            whole.push(ms(begun, read) / chunks as f64);
-            single.push(ms(read, written) / STEPS as f64);
-            short.push(ms(again, done));
+            chunk_times.push(ms(begun, prefilled) / chunks as f64);
+            token_times.push(ms(prefilled, decoded) / STEPS as f64);
+            short_times.push(ms(short_begun, short_done));
         }
     }
-    Ok(Phases { device, chunk, chunk_ms: median(whole), short_ms: median(short), token_ms: median(single) })
+    let (chunk_ms, short_ms, token_ms) = (median(chunk_times), median(short_times), median(token_times));
+    Ok(PhaseTimes { device, chunk, chunk_ms, short_ms, token_ms })
 }
 
-/// Milliseconds per token to hand what one executor has read to another; the first slots of both are empty before and
-/// after.
+/// Measures the milliseconds per token of a handover. The first slots of both executors are empty before and after.
 ///
 /// # Errors
-/// That of a step or a handover which fails.
+/// The error of a failed step or handover.
 pub(crate) fn handover(
-    (from, to): (&mut dyn Executor, &mut dyn Executor),
+    from: &mut dyn Executor,
+    to: &mut dyn Executor,
     clock: Clock<'_>,
 ) -> Result<f64, StepError> {
     let room = from.limits().longest().min(to.limits().longest()).saturating_sub(1);
@@ -82,7 +83,7 @@ pub(crate) fn handover(
     Ok(median(times))
 }
 
-/// Tokens of no meaning, spread over the vocabulary.
+/// Returns arbitrary tokens, spread over the vocabulary.
 fn tokens(count: usize, vocab: usize) -> Vec<TokenId> {
     (0..count).map(|index| (index * 7919 % vocab.max(1)) as TokenId).collect()
 }
@@ -140,7 +141,7 @@ mod tests {
     fn a_handover_is_timed_by_the_token() {
         let (mut from, mut to) = (executor(64, 512), executor(256, 101));
         let watches = [from.watch(), to.watch()];
-        let found = handover((&mut from, &mut to), &mut clock(2)).unwrap();
+        let found = handover(&mut from, &mut to, &mut clock(2)).unwrap();
         // A hundred tokens in a millisecond.
         assert_eq!(found, 0.01);
         assert_eq!(watches.map(|watch| watch.lengths()), [[0, 0], [0, 0]]);

@@ -1,7 +1,7 @@
-//! `--place auto`: both phases are measured once, on every device that this machine has, and the fastest device or pair
-//! is taken. What was measured is kept beside the records of the check against the CPU. Start at [`choice`].
+//! `--place auto`: measures prefill and decode once on every device of this machine, and chooses the fastest device or
+//! pair. The measurements are stored beside the verification records. Start at [`estimate`].
 
-mod choice;
+mod estimate;
 mod measure;
 
 use std::time::Instant;
@@ -15,174 +15,181 @@ use crate::{
     config::Config,
     error::Error,
     load::{
-        cache_key::{Circumstances, to_json},
-        device_selection,
-        sessions::Opening,
+        cache_key::{CacheKey, to_json},
+        eligibility,
+        request::{LoadRequest, SelectedDevice},
     },
     report::models::PassedOver,
 };
-pub(crate) use choice::below;
-use choice::{Choice, Handover, Measured};
+pub(crate) use estimate::explain_break_even;
+use estimate::{DeviceChoice, Handover, Measurements};
 use measure::Clock;
 
-/// What a record is kept under, in a device's place.
+/// Folder of the record, in the place of a device's name.
 const FOLDER: &str = "auto";
 
-/// The record of what was measured: one for each preset of power and settings of an NPU, since those decide times.
+/// Returns the file name of the record. Power presets and NPU options change the times, so each has its own.
 fn record_name(Config { power, npu_options, .. }: &Config) -> String {
-    let told = npu_options.to_string().replace([',', '='], "-");
-    let told = if told.is_empty() { told } else { format!("-{told}") };
-    format!("placing-{power}{told}.json")
+    let options = npu_options.to_string().replace([',', '='], "-");
+    let options = if options.is_empty() { options } else { format!("-{options}") };
+    format!("placing-{power}{options}.json")
 }
 
-/// Changes when what is measured does; records of other editions are made again.
+/// Version of the measurement. Records of other editions are measured again.
 const EDITION: u32 = 1;
 
-/// What was measured of a package, and under which circumstances.
+/// Measurements of a package, and the keys of the measured devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Record {
+struct MeasurementRecord {
     edition: u32,
-    /// Of every device that seemed usable.
-    circumstances: Vec<Circumstances>,
-    /// Threads on the CPU that were asked for; 0 is as many as it has.
+    /// Keys of every device that seemed usable.
+    #[serde(rename = "circumstances")]
+    keys: Vec<CacheKey>,
+    /// Configured CPU threads; 0 for the default.
     threads: usize,
     #[serde(flatten)]
-    found: Found,
+    outcome: MeasurementOutcome,
 }
 
-/// What came of measuring.
+/// Measurements, and the devices that did not take the package.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Found {
-    measured: Measured,
-    /// The devices that did not take the package.
+struct MeasurementOutcome {
+    measured: Measurements,
     refused: Vec<PassedOver>,
 }
 
-/// Where a decoder runs fastest, and the devices of the order that were not measured. Measures those of the order that this
-/// machine has, unless that was done before under the same circumstances. `None` where fewer than two can be used, so
-/// that there is nothing to choose. A stand-in is never chosen.
+/// Opens a decoder on a device. The inner error is that of a device which does not take the package.
+pub(crate) type OpenDecoder<'a> =
+    &'a mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, PassedOver>, Error>;
+
+/// Returns the fastest place for a decoder, and the devices that were not measured. Measures the devices of the order that
+/// this machine has, unless a record under the same keys exists. Returns `None` if fewer than two devices are usable.
+/// Stand-ins are never chosen.
 ///
 /// # Errors
-/// [`Error::Cancelled`]; a device that fails is one that is refused.
+/// [`Error::Cancelled`]; a device that fails is listed as refused.
 pub(crate) fn choose(
-    opening: &Opening<'_>,
-    facts: &Facts,
-) -> Result<Option<(Choice, Vec<PassedOver>)>, Error> {
-    let (usable, mut passed_over) = usable(opening.config, facts);
+    request: &LoadRequest<'_>,
+    open: OpenDecoder<'_>,
+) -> Result<Option<(DeviceChoice, Vec<PassedOver>)>, Error> {
+    let (usable, mut passed_over) = usable(&request.config, &request.facts);
     if usable.len() < 2 {
         return Ok(None);
     }
-    let Found { measured, refused } = found(opening, facts, &usable)?;
+    let MeasurementOutcome { measured, refused } = measure_or_read(request, &usable, open)?;
     passed_over.extend(refused);
     Ok(measured.choose().map(|choice| (choice, passed_over)))
 }
 
-/// What was measured of these devices, now or before.
-fn found(opening: &Opening<'_>, facts: &Facts, usable: &[DeviceName]) -> Result<Found, Error> {
-    let now = circumstances(opening, facts, usable);
-    let threads = opening.config.threads;
-    if let Some(record) = kept(opening)
-        && record.holds(&now, threads)
-        && record.circumstances.len() == now.len()
+/// Returns the measurements of these devices, from the record if it is valid.
+fn measure_or_read(
+    request: &LoadRequest<'_>,
+    usable: &[DeviceName],
+    open: OpenDecoder<'_>,
+) -> Result<MeasurementOutcome, Error> {
+    let keys = cache_keys(request, usable);
+    let threads = request.config.threads;
+    if let Some(record) = read_record(request)
+        && record.is_valid(&keys, threads)
+        && record.keys.len() == keys.len()
     {
-        return Ok(record.found);
+        return Ok(record.outcome);
     }
     let names: Vec<&str> = usable.iter().map(|device| device.as_str()).collect();
-    tracing::info!("measuring {} on {}, once", opening.manifest.name, names.join(" and "));
+    tracing::info!("measuring {} on {}, once", request.manifest().name, names.join(" and "));
     let begun = Instant::now();
-    let mut load = |device| device_selection::executor(opening, device, facts);
-    let found = measure_all(usable, &mut load, &mut || begun.elapsed())?;
-    keep(opening, &Record { edition: EDITION, circumstances: now, threads, found: found.clone() });
-    Ok(found)
+    let outcome = measure_all(usable, open, &mut || begun.elapsed())?;
+    let record = MeasurementRecord { edition: EDITION, keys, threads, outcome: outcome.clone() };
+    write_record(request, &record);
+    Ok(outcome)
 }
 
-/// From how many tokens on a span is read on the prefill device of a split; `None` where that was not measured under
-/// these circumstances, or never pays.
-pub(crate) fn break_even(opening: &Opening<'_>, facts: &Facts, split: PhaseSplit) -> Option<usize> {
-    let now = circumstances(opening, facts, &[split.prefill, split.decode]);
-    let record = kept(opening).filter(|record| record.holds(&now, opening.config.threads))?;
-    record.found.measured.break_even(split)
+/// Returns the number of tokens from which prefill on the other device is faster; `None` if that was not measured under
+/// the current keys, or is never the case.
+pub(crate) fn break_even(request: &LoadRequest<'_>, split: PhaseSplit) -> Option<usize> {
+    let keys = cache_keys(request, &[split.prefill, split.decode]);
+    let record = read_record(request).filter(|record| record.is_valid(&keys, request.config.threads))?;
+    record.outcome.measured.break_even(split)
 }
 
-/// The devices of the order that may be chosen, and those that may not.
+/// Divides the devices of the order into those that may be chosen and those that may not.
 fn usable(config: &Config, facts: &Facts) -> (Vec<DeviceName>, Vec<PassedOver>) {
     let (mut usable, mut passed_over) = (Vec::new(), Vec::new());
     for &name in config.providers.devices() {
         let refusal = match name.kind() {
             DeviceKind::StandIn => {
-                let reason =
-                    "it is software in an NPU's place, and measurements never choose that".to_owned();
+                let reason = "it is software that stands in for an NPU, which is never measured".to_owned();
                 Some(Refusal { cause: Cause::Absent, reason, fix: None })
             }
-            _ => device_selection::refusal(config, name, facts),
+            _ => eligibility::refusal(config, name, facts),
         };
         match refusal {
             None => usable.push(name),
-            Some(refusal) => passed_over.push(device_selection::passed_over(config, name, refusal)),
+            Some(refusal) => passed_over.push(eligibility::passed_over(config, name, refusal)),
         }
     }
     (usable, passed_over)
 }
 
-/// Those of devices which this machine has.
-fn circumstances(opening: &Opening<'_>, facts: &Facts, devices: &[DeviceName]) -> Vec<Circumstances> {
-    let now = |&name: &DeviceName| {
-        let device = ep::probe(name, facts).ok()?;
-        Some(Circumstances::now((name, &device), opening.runtime, facts))
+/// Returns the keys of those devices that this machine has.
+fn cache_keys(request: &LoadRequest<'_>, devices: &[DeviceName]) -> Vec<CacheKey> {
+    let key = |&name: &DeviceName| {
+        let device = ep::probe(name, &request.facts).ok()?;
+        Some(CacheKey::new(&SelectedDevice { name, device }, request.runtime, &request.facts))
     };
-    devices.iter().filter_map(now).collect()
+    devices.iter().filter_map(key).collect()
 }
 
-/// Loads device after device, so that one at a time is in memory, and then the best two for their handover.
+/// Opens one device after the other, so that one model is in memory at a time, and then the best two for their handover.
 fn measure_all(
     devices: &[DeviceName],
-    load: &mut dyn FnMut(DeviceName) -> Result<Result<Box<dyn Executor>, PassedOver>, Error>,
+    open: OpenDecoder<'_>,
     clock: Clock<'_>,
-) -> Result<Found, Error> {
-    let mut found = Found::default();
+) -> Result<MeasurementOutcome, Error> {
+    let mut outcome = MeasurementOutcome::default();
     for &device in devices {
-        let timed = load(device)?.and_then(|mut executor| {
-            let phases = measure::phases(device, executor.as_mut(), clock);
-            phases.map_err(|error| PassedOver::failed(device, &error.into()))
+        let timed = open(device)?.and_then(|mut executor| {
+            let times = measure::phases(device, executor.as_mut(), clock);
+            times.map_err(|error| Error::from(error).passed_over(device))
         });
         match timed {
-            Ok(phases) => found.measured.devices.push(phases),
-            Err(passed) => found.refused.push(passed),
+            Ok(times) => outcome.measured.devices.push(times),
+            Err(passed_over) => outcome.refused.push(passed_over),
         }
     }
-    if let Some(PhaseSplit { prefill, decode }) = found.measured.best_pair()
-        && let (Ok(mut from), Ok(mut to)) = (load(prefill)?, load(decode)?)
+    if let Some(PhaseSplit { prefill, decode }) = outcome.measured.best_pair()
+        && let (Ok(mut from), Ok(mut to)) = (open(prefill)?, open(decode)?)
     {
-        match measure::handover((from.as_mut(), to.as_mut()), clock) {
-            Ok(token_ms) => found.measured.handover = Some(Handover { prefill, decode, token_ms }),
-            Err(error) => tracing::warn!("{prefill} hands nothing over to {decode}: {error}"),
+        match measure::handover(from.as_mut(), to.as_mut(), clock) {
+            Ok(token_ms) => outcome.measured.handover = Some(Handover { prefill, decode, token_ms }),
+            Err(error) => tracing::warn!("the handover from {prefill} to {decode} failed: {error}"),
         }
     }
-    Ok(found)
+    Ok(outcome)
 }
 
-impl Record {
-    /// Whether it was made under circumstances that hold still, of all these devices.
-    fn holds(&self, now: &[Circumstances], threads: usize) -> bool {
-        let same = |now: &Circumstances| self.circumstances.iter().any(|made| made.outdated(now).is_none());
-        self.edition == EDITION && self.threads == threads && now.iter().all(same)
+impl MeasurementRecord {
+    /// Returns whether the record covers all these devices under the same keys.
+    fn is_valid(&self, keys: &[CacheKey], threads: usize) -> bool {
+        let has = |key: &CacheKey| self.keys.iter().any(|stored| stored.difference(key).is_none());
+        self.edition == EDITION && self.threads == threads && keys.iter().all(has)
     }
 }
 
-/// The record, if there is one that can be read.
-fn kept(opening: &Opening<'_>) -> Option<Record> {
-    let machine = opening.store.machine(opening.folder, FOLDER).ok()?;
-    let name = record_name(opening.config);
+/// Reads the record, if there is a readable one.
+fn read_record(request: &LoadRequest<'_>) -> Option<MeasurementRecord> {
+    let machine = request.store.machine(&request.package.folder, FOLDER).ok()?;
+    let name = record_name(&request.config);
     serde_json::from_slice(&machine.read(&name).ok()??).ok()
 }
 
-fn keep(opening: &Opening<'_>, record: &Record) {
+fn write_record(request: &LoadRequest<'_>, record: &MeasurementRecord) {
     let write = || {
-        let machine = opening.store.machine(opening.folder, FOLDER)?;
-        Ok::<(), Error>(machine.write(&record_name(opening.config), &to_json(record)?)?)
+        let machine = request.store.machine(&request.package.folder, FOLDER)?;
+        Ok::<(), Error>(machine.write(&record_name(&request.config), &to_json(record)?)?)
     };
     if let Err(error) = write() {
-        tracing::warn!("what was measured is not kept and will be measured again: {error}");
+        tracing::warn!("the measurements cannot be stored and will be repeated: {error}");
     }
 }
 

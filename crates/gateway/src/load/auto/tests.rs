@@ -15,7 +15,7 @@ use narthex_spec::{DevicePlacement, Ep, NpuPolicy, SlotId};
 use narthex_testkit::executor::{FakeExecutor, Mishap};
 
 use super::*;
-use crate::{inspect::devices::tests::snapdragon, load::fallback::Fallen};
+use crate::{fixtures::snapdragon, report::fallback::FallbackNodes};
 
 const NPU: DeviceName = DeviceName::Qnn;
 const GPU: DeviceName = DeviceName::WebGpu;
@@ -75,7 +75,7 @@ fn load(device: DeviceName, handover: u64, clock: &Arc<AtomicU64>) -> Timed {
 fn measure(
     handover: u64,
     spoil: &dyn Fn(DeviceName, &mut Timed) -> Option<PassedOver>,
-) -> (Found, Vec<DeviceName>) {
+) -> (MeasurementOutcome, Vec<DeviceName>) {
     let (clock, mut loads) = (Arc::new(AtomicU64::new(0)), Vec::new());
     let mut load = |device| {
         loads.push(device);
@@ -117,14 +117,15 @@ fn devices_are_measured_in_turn_and_the_best_two_together() {
 }
 
 #[test]
-fn a_device_that_refuses_or_fails_is_not_chosen_and_says_why() {
+fn a_device_that_refuses_or_fails_is_not_chosen() {
     let (found, loads) = measure(10, &|device, executor| {
         if device == GPU {
             let lost = StepError::Device { message: "lost".to_owned() };
             executor.inner.mishaps = [Mishap::Error(lost)].into();
         }
         let reason = "in quarantine".to_owned();
-        let refused = PassedOver { device, reason, fix: None, announced: true, fallen: Fallen::default() };
+        let refused =
+            PassedOver { device, reason, fix: None, announced: true, fallback: FallbackNodes::default() };
         (device == NPU).then_some(refused)
     });
     assert_eq!(loads, [NPU, GPU, CPU]);
@@ -135,28 +136,28 @@ fn a_device_that_refuses_or_fails_is_not_chosen_and_says_why() {
 }
 
 #[test]
-fn a_record_holds_until_a_device_changes() {
-    let made = |device: DeviceName, provider: &str| Circumstances {
+fn a_record_is_valid_until_a_device_changes() {
+    let made = |device: DeviceName, provider: &str| CacheKey {
         device,
         runtime: "1.31.1".into(),
         provider: provider.into(),
         driver: "unknown".into(),
         settings: BTreeMap::new(),
     };
-    let circumstances = vec![made(NPU, "onnxruntime-qnn 2.7.0"), made(CPU, "onnxruntime")];
-    let (found, _) = measure(10, &|_, _| None);
-    let record = Record { edition: EDITION, circumstances: circumstances.clone(), threads: 0, found };
-    let read: Record = serde_json::from_slice(&to_json(&record).unwrap()).unwrap();
+    let keys = vec![made(NPU, "onnxruntime-qnn 2.7.0"), made(CPU, "onnxruntime")];
+    let (outcome, _) = measure(10, &|_, _| None);
+    let record = MeasurementRecord { edition: EDITION, keys: keys.clone(), threads: 0, outcome };
+    let read: MeasurementRecord = serde_json::from_slice(&to_json(&record).unwrap()).unwrap();
     assert_eq!(read, record);
-    assert!(read.holds(&circumstances, 0) && read.holds(&circumstances[1..], 0));
-    assert!(!read.holds(&circumstances, 2), "other threads");
-    assert!(!read.holds(&[made(NPU, "onnxruntime-qnn 2.8.0")], 0), "another driver");
-    assert!(!read.holds(&[made(GPU, "onnxruntime")], 0), "another device");
-    assert!(!Record { edition: EDITION + 1, ..read }.holds(&circumstances, 0), "another edition");
+    assert!(read.is_valid(&keys, 0) && read.is_valid(&keys[1..], 0));
+    assert!(!read.is_valid(&keys, 2), "other threads");
+    assert!(!read.is_valid(&[made(NPU, "onnxruntime-qnn 2.8.0")], 0), "another driver");
+    assert!(!read.is_valid(&[made(GPU, "onnxruntime")], 0), "another device");
+    assert!(!MeasurementRecord { edition: EDITION + 1, ..read }.is_valid(&keys, 0), "another edition");
 }
 
 #[test]
-fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
+fn present_and_allowed_devices_but_stand_ins_may_be_chosen() {
     let facts = snapdragon([(Ep::Qnn, "/q/plugin.so".into()), (Ep::OpenVino, "/o/plugin.so".into())]);
     let check = |providers: &str, npu, expected: &[DeviceName]| {
         let config = Config { providers: providers.parse().unwrap(), npu, ..Config::standard() };
@@ -169,7 +170,7 @@ fn what_is_there_and_allowed_and_no_stand_in_may_be_chosen() {
     check("auto", NpuPolicy::Require, &[NPU]);
     let named = check("cpu,openvino:cpu,qnn:emulation,qnn", NpuPolicy::Prefer, &[CPU, NPU]);
     assert!(named.len() == 2 && named.iter().all(|passed| passed.announced), "{named:?}");
-    // An NPU that lacks its runtime is news; GPUs that the machine does not have are none.
+    // A missing NPU runtime is worth a warning; absent GPUs are not.
     let facts = Facts { libraries: BTreeMap::new(), ..facts.clone() };
     let (_, passed_over) = usable(&Config::standard(), &facts);
     let told: Vec<DeviceName> =

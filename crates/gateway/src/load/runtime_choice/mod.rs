@@ -1,171 +1,198 @@
-//! Which ONNX Runtime this process takes. It loads one: DirectML and CUDA work inside of one of their own alone, and the
-//! plugins inside of one of the CPU runtime's version. No provider is loaded here. Start at [`Core::of`].
+//! Choice of the ONNX Runtime library of this process, which loads only one. DirectML and CUDA need a library of their
+//! own; plugins need one of the CPU runtime's version. Nothing here loads a provider. Start at [`RuntimeChoice::of`].
 
 use std::path::PathBuf;
 
-use narthex_catalog::runtimes;
+use narthex_catalog::{runtimes, source::wheel::WheelOrigin};
 use narthex_device::{
     ep::{self, Cause, Facts, Refusal},
     runtime::Runtime,
 };
-use narthex_spec::{DeviceName, Ep, PlacementChoice, ProgressSink, ProviderLibrary};
+use narthex_spec::{DeviceName, Ep, PlacementChoice, ProgressSink, ProviderLibrary, progress::Progress};
 
-use crate::{
-    cancel::Cancel, compile::job, config::Config, error::Error, gateway::Inner, load::device_selection,
-};
+use crate::{cancel::Cancel, config::Config, error::Error, library::Library, load::eligibility};
 
-/// The core of this process, and the machine as it is seen from there.
-pub(crate) struct Core {
-    taken: Taken,
-    /// What is known of this machine, with the providers that can come into the core.
+/// The runtime library of this process, and the machine's facts under that library.
+pub(crate) struct RuntimeChoice {
+    library: RuntimeLibrary,
+    /// Facts about this machine, with the providers that the library can load.
     pub(crate) facts: Facts,
 }
 
-/// Where a core comes from.
+/// Source of the runtime library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Taken {
-    /// A library that is named, or that was loaded already and belongs to no runtime of the store.
-    Library(PathBuf),
+enum RuntimeLibrary {
+    /// A file that the settings name, or that is already loaded and belongs to no runtime of the store.
+    File(PathBuf),
     /// A runtime of the store, installed on first need.
-    Runtime(Ep),
+    Installed(Ep),
 }
 
-impl Core {
-    /// The core for the settings' place and order.
-    pub(crate) fn of(inner: &Inner) -> Self {
-        Self::serving(inner, wanted(&inner.config))
+impl RuntimeChoice {
+    /// Chooses the library for the devices of the settings.
+    pub(crate) fn of(library: &Library) -> Self {
+        Self::for_devices(library, requested_devices(&library.config))
     }
 
-    /// The core for these devices: that of the first that can be used here, unless one is named or loaded already.
-    pub(crate) fn serving(inner: &Inner, devices: impl IntoIterator<Item = DeviceName>) -> Self {
-        let located = |ep| Some((ep, runtimes::locate(&inner.store, ep)?.library));
+    /// Chooses the library for these devices: that of the first usable one, unless one is named or loaded already.
+    pub(crate) fn for_devices(library: &Library, devices: impl IntoIterator<Item = DeviceName>) -> Self {
+        let Library { config, store, .. } = library;
+        let located = |ep| Some((ep, runtimes::locate(store, ep)?.library));
         let machine =
             Facts::here(Ep::ALL.into_iter().filter(|&ep| ep != Ep::Cpu).filter_map(located).collect());
-        let taken = match (named(inner), Runtime::loaded()) {
-            (Some(library), _) => Taken::Library(library),
-            (None, Some(runtime)) => Taken::loaded(inner, runtime),
-            (None, None) => Taken::Runtime(needed(&inner.config, devices, &machine)),
+        let chosen = match (named_file(config), Runtime::loaded()) {
+            (Some(file), _) => RuntimeLibrary::File(file),
+            (None, Some(runtime)) => RuntimeLibrary::loaded(library, runtime),
+            (None, None) => RuntimeLibrary::Installed(required_runtime(config, devices, &machine)),
         };
-        let facts = taken.sees(machine);
-        Self { taken, facts }
+        let facts = chosen.restrict(machine);
+        Self { library: chosen, facts }
     }
 
-    /// Its library, if it is there.
-    pub(crate) fn found(&self, inner: &Inner) -> Result<Option<PathBuf>, Error> {
-        match &self.taken {
-            _ if named(inner).is_some() => job::found_library(inner),
-            Taken::Library(library) => Ok(Some(library.clone())),
-            Taken::Runtime(kind) => Ok(runtimes::locate(&inner.store, *kind).map(|info| info.library)),
+    /// Returns the library's file, if it exists.
+    pub(crate) fn file(&self, library: &Library) -> Result<Option<PathBuf>, Error> {
+        match &self.library {
+            _ if named_file(&library.config).is_some() => cpu_library(library),
+            RuntimeLibrary::File(file) => Ok(Some(file.clone())),
+            RuntimeLibrary::Installed(ep) => {
+                Ok(runtimes::locate(&library.store, *ep).map(|info| info.library))
+            }
         }
     }
 
-    /// Loads it where it is another than the CPU runtime, which whatever is made on the way to a load would take.
-    pub(crate) fn claim(&self, inner: &Inner) -> Result<(), Error> {
-        match (&self.taken, self.found(inner)?) {
-            (Taken::Runtime(ep), Some(library)) if *ep != Ep::Cpu => Runtime::load(&library).map(drop)?,
-            _ => {}
+    /// Loads the library now if it is not the CPU runtime, which earlier jobs of the load would otherwise take.
+    pub(crate) fn load_early(&self, library: &Library) -> Result<(), Error> {
+        if let (RuntimeLibrary::Installed(ep), Some(file)) = (&self.library, self.file(library)?)
+            && *ep != Ep::Cpu
+        {
+            Runtime::load(&file)?;
         }
         Ok(())
     }
 
-    /// Loads it; the CPU runtime is installed on first need.
+    /// Loads the library. Installs the CPU runtime on first need.
     pub(crate) fn load(
         &self,
-        inner: &Inner,
+        library: &Library,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
     ) -> Result<&'static Runtime, Error> {
-        match self.found(inner)? {
-            Some(library) => Ok(Runtime::load(&library)?),
-            None => inner.runtime(progress, cancel),
+        match self.file(library)? {
+            Some(file) => Ok(Runtime::load(&file)?),
+            None => cpu_runtime(library, progress, cancel),
         }
     }
 }
 
-impl Taken {
-    /// The core that this process has already.
-    fn loaded(inner: &Inner, runtime: &Runtime) -> Self {
-        let is = |kind: &Ep| {
-            let info = runtimes::locate(&inner.store, *kind);
+impl RuntimeLibrary {
+    /// Returns the library that this process has loaded.
+    fn loaded(library: &Library, runtime: &Runtime) -> Self {
+        let is_loaded = |ep: &Ep| {
+            let info = runtimes::locate(&library.store, *ep);
             info.and_then(|info| info.library.canonicalize().ok())
                 .is_some_and(|path| path == runtime.library())
         };
-        let kind = own_runtimes().chain([Ep::Cpu]).find(is);
-        kind.map_or_else(|| Self::Library(runtime.library().to_owned()), Self::Runtime)
+        let ep = own_runtimes().chain([Ep::Cpu]).find(is_loaded);
+        ep.map_or_else(|| Self::File(runtime.library().to_owned()), Self::Installed)
     }
 
-    /// A machine as it is seen from this core: providers that cannot come into it are refused with the reason.
-    fn sees(&self, mut machine: Facts) -> Facts {
+    /// Restricts a machine's facts to the providers that this library can load. The others are refused with the reason.
+    fn restrict(&self, mut machine: Facts) -> Facts {
         for ep in own_runtimes() {
-            let inside = match self {
-                Self::Library(core) => ep::comes_with(ep, core).then(|| core.clone()),
-                Self::Runtime(kind) if ep == *kind => machine.libraries.get(&ep).cloned(),
-                Self::Runtime(_) => None,
+            let included = match self {
+                Self::File(file) => ep::comes_with(ep, file).then(|| file.clone()),
+                Self::Installed(own) if ep == *own => machine.libraries.get(&ep).cloned(),
+                Self::Installed(_) => None,
             };
             let installed = machine.libraries.remove(&ep);
-            match inside {
-                Some(core) => drop(machine.libraries.insert(ep, core)),
+            match included {
+                Some(file) => drop(machine.libraries.insert(ep, file)),
                 None if installed.is_some() => {
-                    let works = "it works in an ONNX Runtime of its own alone".to_owned();
-                    machine.elsewhere.insert(ep, self.refusal(ep, works));
+                    let needs = "it needs an ONNX Runtime of its own".to_owned();
+                    machine.elsewhere.insert(ep, self.refusal(ep, needs));
                 }
                 None => {}
             }
         }
         let plugins = runtimes::ONNX_RUNTIME.version;
-        if matches!(self, Self::Runtime(ep) if version(*ep) != plugins) {
+        if matches!(self, Self::Installed(ep) if version(*ep) != plugins) {
             for ep in Ep::ALL.into_iter().filter(|ep| ep.library() == ProviderLibrary::Plugin) {
                 if machine.libraries.remove(&ep).is_some() {
-                    let works = format!("its plugin works in ONNX Runtime {plugins}");
-                    machine.elsewhere.insert(ep, self.refusal(ep, works));
+                    let needs = format!("its plugin needs ONNX Runtime {plugins}");
+                    machine.elsewhere.insert(ep, self.refusal(ep, needs));
                 }
             }
         }
         machine
     }
 
-    /// The refusal of a provider that `works` elsewhere.
-    fn refusal(&self, ep: Ep, works: String) -> Refusal {
+    /// The refusal of a provider that `needs` another library.
+    fn refusal(&self, ep: Ep, needs: String) -> Refusal {
         let (this, unset) = match self {
-            Self::Library(path) => (path.display().to_string(), "unset ORT_DYLIB_PATH and "),
-            Self::Runtime(kind) => (format!("that of the {kind} runtime, {}", version(*kind)), ""),
+            Self::File(path) => (path.display().to_string(), "unset ORT_DYLIB_PATH and "),
+            Self::Installed(own) => (format!("that of the {own} runtime, {}", version(*own)), ""),
         };
-        let reason = format!("{works}, and this process has {this}; a process loads one");
-        let fix = format!("{unset}name it first, in a process of its own: --providers {ep},cpu");
+        let reason = format!("{needs}, and this process has {this}; a process loads only one");
+        let fix = format!("{unset}name it first in a separate process: --providers {ep},cpu");
         Refusal { cause: Cause::Refused, reason, fix: Some(fix) }
     }
 }
 
-/// Providers that work only in an ONNX Runtime that was built with them.
+/// Returns the providers that need an ONNX Runtime that was built with them.
 fn own_runtimes() -> impl Iterator<Item = Ep> {
     Ep::ALL.into_iter().filter(|&ep| ep != Ep::Cpu && ep.library() == ProviderLibrary::OnnxRuntime)
 }
 
-/// The pinned version of a provider's runtime.
+/// Returns the pinned version of a provider's runtime.
 fn version(ep: Ep) -> &'static str {
     runtimes::package(ep).map_or("unknown", |package| package.version)
 }
 
-/// The library that the settings or the environment name.
-pub(crate) fn named(inner: &Inner) -> Option<PathBuf> {
-    inner.config.runtime.clone().or_else(runtimes::named_core)
+/// Loads ONNX Runtime for work on the CPU: the loaded library, else the CPU runtime, installed on first need.
+pub(crate) fn cpu_runtime(
+    library: &Library,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<&'static Runtime, Error> {
+    if let (None, Some(runtime)) = (named_file(&library.config), Runtime::loaded()) {
+        return Ok(runtime);
+    }
+    if let Some(file) = cpu_library(library)? {
+        return Ok(Runtime::load(&file)?);
+    }
+    progress.event(Progress::Note("Installing ONNX Runtime, which is not installed yet.".to_owned()));
+    let installed = runtimes::install(&library.store, Ep::Cpu, &WheelOrigin::Pip, progress, cancel.flag())?;
+    Ok(Runtime::load(&installed.library)?)
 }
 
-/// The devices that the settings ask for, in turn.
-fn wanted(config: &Config) -> Vec<DeviceName> {
+/// Returns ONNX Runtime's library from the settings, the environment or the store.
+pub(crate) fn cpu_library(library: &Library) -> Result<Option<PathBuf>, Error> {
+    match &library.config.runtime {
+        Some(file) => Ok(Some(file.clone())),
+        None => Ok(runtimes::core_library(&library.store)?),
+    }
+}
+
+/// Returns the library that the settings or the environment name.
+fn named_file(config: &Config) -> Option<PathBuf> {
+    config.runtime.clone().or_else(runtimes::named_core)
+}
+
+/// Returns the devices of the settings, in the order of preference.
+fn requested_devices(config: &Config) -> Vec<DeviceName> {
     let order = config.providers.devices();
-    let together = match config.place {
+    let combined = match config.place {
         Some(PlacementChoice::Fixed(place)) => place.devices(),
         Some(PlacementChoice::Auto) => order.to_vec(),
         None => Vec::new(),
     };
-    // The CPU runs in any core, so that it has no say where several devices are used together.
-    together.into_iter().filter(|&device| device != DeviceName::Cpu).chain(order.iter().copied()).collect()
+    // The CPU works with any library, so it does not decide for a combination of devices.
+    combined.into_iter().filter(|&device| device != DeviceName::Cpu).chain(order.iter().copied()).collect()
 }
 
-/// The runtime whose core the first of these devices needs that can be used on a machine.
-fn needed(config: &Config, devices: impl IntoIterator<Item = DeviceName>, machine: &Facts) -> Ep {
-    let usable = |name: &DeviceName| device_selection::refusal(config, *name, machine).is_none();
+/// Returns the runtime for the first of these devices that is usable on a machine.
+fn required_runtime(config: &Config, devices: impl IntoIterator<Item = DeviceName>, machine: &Facts) -> Ep {
+    let usable = |name: &DeviceName| eligibility::refusal(config, *name, machine).is_none();
     let first = devices.into_iter().find(usable).map(DeviceName::ep);
     first.filter(|ep| ep.library() == ProviderLibrary::OnnxRuntime).unwrap_or(Ep::Cpu)
 }

@@ -1,4 +1,4 @@
-//! Which core serves which order, on recorded machines and over a store with a runtime that was never unpacked.
+//! Libraries for device orders on recorded machines, over a store with a runtime that was never unpacked.
 
 use std::{fs, path::Path};
 
@@ -35,14 +35,18 @@ fn config(providers: &str, place: Option<&str>) -> Config {
 }
 
 #[test]
-fn the_first_device_that_can_be_used_decides_which_core_is_taken() {
+fn the_first_usable_device_decides_the_library() {
     use AcceleratorKind::{Gpu, Npu};
     let drivers = [(Npu, "intel_vpu"), (Gpu, "nvidia")];
     let linux = |libraries: &[Ep]| machine(LINUX, &drivers, libraries);
     let windows = |libraries: &[Ep]| machine(WINDOWS, &[], libraries);
     let check = |providers: &str, place: Option<&str>, machine: Facts, expected: Ep| {
         let config = config(providers, place);
-        assert_eq!(needed(&config, wanted(&config), &machine), expected, "{providers}, {place:?}");
+        assert_eq!(
+            required_runtime(&config, requested_devices(&config), &machine),
+            expected,
+            "{providers}, {place:?}"
+        );
     };
     check("dml,qnn,cpu", None, windows(&[Ep::DirectMl]), Ep::DirectMl);
     check("dml,qnn,cpu", None, windows(&[]), Ep::Cpu);
@@ -59,30 +63,28 @@ fn the_first_device_that_can_be_used_decides_which_core_is_taken() {
 }
 
 #[test]
-fn what_cannot_come_into_a_core_is_refused_with_that_reason() {
+fn a_provider_that_needs_another_library_is_refused() {
     let all = || machine(WINDOWS, &[], &[Ep::OpenVino, Ep::WebGpu, Ep::DirectMl, Ep::Cuda]);
     let check = |kind: Ep, usable: &[&str], refused: &[(&str, &str)]| {
-        let seen = Taken::Runtime(kind).sees(all());
+        let seen = RuntimeLibrary::Installed(kind).restrict(all());
         for name in usable {
             assert!(ep::probe(name.parse().unwrap(), &seen).is_ok(), "{name} with {kind}");
         }
         for (name, reason) in refused {
             let refusal = ep::probe(name.parse().unwrap(), &seen).unwrap_err();
             assert_eq!((refusal.cause, refusal.reason.as_str()), (Cause::Refused, *reason));
-            let fix = format!("name it first, in a process of its own: --providers {name},cpu");
+            let fix = format!("name it first in a separate process: --providers {name},cpu");
             assert_eq!(refusal.fix, Some(fix));
         }
     };
     let own = |has: &str| {
-        format!(
-            "it works in an ONNX Runtime of its own alone, and this process has {has}; a process loads one"
-        )
+        format!("it needs an ONNX Runtime of its own, and this process has {has}; a process loads only one")
     };
     let cpu = own("that of the cpu runtime, 1.31.1");
     check(Ep::Cpu, &["openvino", "webgpu", "cpu"], &[("directml", &cpu), ("cuda", &cpu)]);
     let directml = "that of the directml runtime, 1.24.4";
     let plugin = format!(
-        "its plugin works in ONNX Runtime 1.31.1, and this process has {directml}; a process loads one"
+        "its plugin needs ONNX Runtime 1.31.1, and this process has {directml}; a process loads only one"
     );
     let refused = [("openvino", plugin.as_str()), ("webgpu", &plugin), ("cuda", &own(directml))];
     check(Ep::DirectMl, &["directml", "cpu"], &refused);
@@ -90,14 +92,18 @@ fn what_cannot_come_into_a_core_is_refused_with_that_reason() {
     let cuda = own("that of the cuda runtime, 1.31.1");
     check(Ep::Cuda, &["cuda", "openvino", "webgpu", "cpu"], &[("directml", &cuda)]);
     // The library stays what a provider is registered with.
-    assert_eq!(Taken::Runtime(Ep::Cuda).sees(all()).libraries[&Ep::Cuda], Path::new("/lib/cuda"));
+    assert_eq!(
+        RuntimeLibrary::Installed(Ep::Cuda).restrict(all()).libraries[&Ep::Cuda],
+        Path::new("/lib/cuda")
+    );
 }
 
 #[test]
-fn a_named_core_brings_what_lies_beside_it() {
+fn a_named_library_brings_the_providers_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let core = folder.path().join("onnxruntime.dll");
-    let seen = || Taken::Library(core.clone()).sees(machine(WINDOWS, &[], &[Ep::DirectMl, Ep::OpenVino]));
+    let seen =
+        || RuntimeLibrary::File(core.clone()).restrict(machine(WINDOWS, &[], &[Ep::DirectMl, Ep::OpenVino]));
     let refusal = ep::probe(DeviceName::DirectMl, &seen()).unwrap_err();
     assert!(refusal.fix.is_some_and(|fix| fix.starts_with("unset ORT_DYLIB_PATH and name it first")));
     for name in ["DirectML.dll", "onnxruntime_providers_cuda.dll"] {
@@ -132,9 +138,9 @@ fn runtimes_of_the_store_are_found_with_their_libraries() {
     let core = Some(home.path().join("libonnxruntime.so"));
     let config = Config { home: Some(home.path().join("home")), runtime: core, ..Config::standard() };
     let gateway = Gateway::open(config).unwrap();
-    let inner = gateway.inner();
-    let made = Ep::ALL.map(|ep| (ep, pretend(&inner.store, ep)));
-    let facts = Core::of(inner).facts;
+    let library = gateway.library();
+    let made = Ep::ALL.map(|ep| (ep, pretend(&library.store, ep)));
+    let facts = RuntimeChoice::of(library).facts;
     for (ep, library) in made.into_iter().filter(|(ep, _)| *ep != Ep::Cpu) {
         match (ep, library) {
             (Ep::Cuda | Ep::DirectMl, Some(_)) => {
@@ -147,20 +153,20 @@ fn runtimes_of_the_store_are_found_with_their_libraries() {
 }
 
 #[test]
-fn a_core_of_its_own_is_what_the_process_loads() {
+fn the_chosen_library_is_loaded() {
     narthex_device::runtime::disable_telemetry();
     let home = tempfile::tempdir().unwrap();
     let gateway =
         Gateway::open(Config { home: Some(home.path().join("home")), ..Config::standard() }).unwrap();
-    let inner = gateway.inner();
-    let Some(library) = pretend(&inner.store, Ep::Cuda) else { return };
-    let taken = Taken::Runtime(Ep::Cuda);
-    let facts = taken.sees(machine(LINUX, &[(AcceleratorKind::Gpu, "nvidia")], &[Ep::Cuda]));
-    let core = Core { taken, facts };
-    if named(inner).is_none() {
-        assert_eq!(core.found(inner).unwrap(), Some(library.clone()));
+    let library = gateway.library();
+    let Some(file) = pretend(&library.store, Ep::Cuda) else { return };
+    let cuda = RuntimeLibrary::Installed(Ep::Cuda);
+    let facts = cuda.restrict(machine(LINUX, &[(AcceleratorKind::Gpu, "nvidia")], &[Ep::Cuda]));
+    let choice = RuntimeChoice { library: cuda, facts };
+    if named_file(&library.config).is_none() {
+        assert_eq!(choice.file(library).unwrap(), Some(file.clone()));
         // A few bytes are no library.
-        let told = core.claim(inner).unwrap_err().to_string();
-        assert!(told.contains(&library.canonicalize().unwrap().display().to_string()), "{told}");
+        let told = choice.load_early(library).unwrap_err().to_string();
+        assert!(told.contains(&file.canonicalize().unwrap().display().to_string()), "{told}");
     }
 }

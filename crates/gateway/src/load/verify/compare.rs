@@ -1,46 +1,46 @@
-//! How far a device's answers are from the CPU's, and how far they may be.
+//! Distance of a device's results from the CPU's, and its bounds.
 
 use narthex_engine::executor::NEVER;
 use serde::{Deserialize, Serialize};
 
-/// The most that distributions may differ on average, as the Kullback-Leibler divergence in nats. Half precision on
-/// another device stays ten times below; a wrong layout or a lost scale is far above.
+/// Maximum mean Kullback-Leibler divergence of distributions, in nats. Half precision on another device stays ten times
+/// below; a wrong layout or scale is far above.
 const MEAN_DIVERGENCE: f64 = 0.02;
 
-/// How far apart the CPU's two best logits must be for the best token to count; closer ones round either way.
+/// Minimum distance of the CPU's two best logits for the best token to count. Closer logits may round either way.
 const MARGIN: f32 = 0.5;
 
-/// The least cosine of an embedding to the CPU's.
+/// Minimum cosine of an embedding to the CPU's.
 const COSINE: f64 = 0.999;
 
-/// What came out after one token of one text.
+/// Result after one token of one text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Position {
-    /// Which golden text.
-    pub(super) text: usize,
-    /// Tokens that were fed before.
-    pub(super) at: usize,
-    /// Divergence of the device's distribution from the CPU's, in nats; `None` where it is not finite.
-    pub(super) divergence: Option<f64>,
+pub(crate) struct Position {
+    /// Index of the reference text.
+    pub(crate) text: usize,
+    /// Number of tokens fed before.
+    pub(crate) at: usize,
+    /// Divergence of the device's distribution from the CPU's, in nats; `None` if it is not finite.
+    pub(crate) divergence: Option<f64>,
     /// Difference of the CPU's two best logits.
-    pub(super) margin: f32,
+    pub(crate) margin: f32,
     /// Whether both have the same best token.
-    pub(super) agrees: bool,
+    pub(crate) agrees: bool,
 }
 
-/// How near an embedding is to the CPU's.
+/// Similarity of an encoder's output to the CPU's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct TextMeasure {
-    /// Which golden text.
-    pub(super) text: usize,
-    /// Its tokens.
-    pub(super) tokens: usize,
-    /// Cosine; `None` where it is not finite.
-    pub(super) cosine: Option<f64>,
+pub(crate) struct TextSimilarity {
+    /// Index of the reference text.
+    pub(crate) text: usize,
+    /// Length in tokens.
+    pub(crate) tokens: usize,
+    /// Cosine; `None` if it is not finite.
+    pub(crate) cosine: Option<f64>,
 }
 
 impl Position {
-    pub(super) fn of((text, at): (usize, usize), expected: &[f32], found: &[f32]) -> Self {
+    pub(crate) fn new(text: usize, at: usize, expected: &[f32], found: &[f32]) -> Self {
         let top = best(expected);
         let second = expected.iter().enumerate().filter(|(index, _)| *index != top).map(|(_, x)| *x);
         let margin = expected.get(top).copied().unwrap_or(0.0) - second.fold(f32::NEG_INFINITY, f32::max);
@@ -48,56 +48,57 @@ impl Position {
     }
 }
 
-/// The index of the largest value; 0 for none.
-pub(super) fn best(row: &[f32]) -> usize {
+/// Returns the index of the largest value, or 0 for an empty row.
+pub(crate) fn best(row: &[f32]) -> usize {
     row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(index, _)| index)
 }
 
-/// What one distribution of a reduced model lost of the whole model's.
+/// Difference between one distribution of a reduced model and the whole model's.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Loss {
-    /// The share of the whole model's probability on tokens that the reduced one gives.
-    pub(super) mass: f64,
-    /// Divergence of the reduced model's distribution from the whole one's over these tokens, in nats.
-    pub(super) divergence: f64,
+pub(crate) struct ReductionLoss {
+    /// Share of the whole model's probability on tokens that the reduced model keeps.
+    pub(crate) mass: f64,
+    /// Divergence of the reduced model's distribution from the whole model's over the kept tokens, in nats.
+    pub(crate) divergence: f64,
     /// Whether both have the same best token.
-    pub(super) agrees: bool,
-    /// Which tokens the reduced model gives.
-    pub(super) tokens: Given,
+    pub(crate) agrees: bool,
+    /// Tokens that the reduced model keeps.
+    pub(crate) vocabulary: KeptVocabulary,
 }
 
-/// Which tokens a model gives.
+/// Tokens that a reduced model keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Given {
+pub(crate) enum KeptVocabulary {
     All,
-    Some,
+    Subset,
 }
 
-impl Loss {
-    /// Of two rows of logits; none where they are not finite, or nothing is given.
-    pub(super) fn of(whole: &[f32], reduced: &[f32]) -> Option<Self> {
-        let given = whole.iter().zip(reduced).filter(|(_, logit)| **logit != NEVER);
-        let (expected, found): (Vec<f32>, Vec<f32>) = given.unzip();
+impl ReductionLoss {
+    /// Compares two rows of logits. Returns `None` if they are not finite, or no token is kept.
+    pub(crate) fn new(whole: &[f32], reduced: &[f32]) -> Option<Self> {
+        let kept = whole.iter().zip(reduced).filter(|(_, logit)| **logit != NEVER);
+        let (expected, found): (Vec<f32>, Vec<f32>) = kept.unzip();
         if found.is_empty() {
             return None;
         }
-        let mass = (norm(&expected) - norm(whole)).exp();
+        let mass = (log_sum_exp(&expected) - log_sum_exp(whole)).exp();
         let divergence = divergence(&expected, &found).filter(|_| mass.is_finite())?;
-        let tokens = if found.len() == reduced.len() { Given::All } else { Given::Some };
-        Some(Self { mass, divergence, agrees: best(whole) == best(reduced), tokens })
+        let vocabulary =
+            if found.len() == reduced.len() { KeptVocabulary::All } else { KeptVocabulary::Subset };
+        Some(Self { mass, divergence, agrees: best(whole) == best(reduced), vocabulary })
     }
 }
 
-/// The logarithm of the sum of a row's exponentials.
-fn norm(row: &[f32]) -> f64 {
+/// Returns the logarithm of the sum of a row's exponentials.
+fn log_sum_exp(row: &[f32]) -> f64 {
     let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
     f64::from(most) + sum.ln()
 }
 
-/// `KL(expected ‖ found)` of two rows of logits.
+/// Returns `KL(expected ‖ found)` of two rows of logits.
 fn divergence(expected: &[f32], found: &[f32]) -> Option<f64> {
-    let (p, q) = (norm(expected), norm(found));
+    let (p, q) = (log_sum_exp(expected), log_sum_exp(found));
     let sum: f64 = expected
         .iter()
         .zip(found)
@@ -109,15 +110,15 @@ fn divergence(expected: &[f32], found: &[f32]) -> Option<f64> {
     (sum.is_finite() && found.iter().all(|x| x.is_finite())).then_some(sum)
 }
 
-/// The cosine of two vectors.
-pub(super) fn cosine(expected: &[f32], found: &[f32]) -> Option<f64> {
+/// Returns the cosine of two vectors.
+pub(crate) fn cosine(expected: &[f32], found: &[f32]) -> Option<f64> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
     let cosine = dot(expected, found) / (dot(expected, expected) * dot(found, found)).sqrt();
     cosine.is_finite().then_some(cosine)
 }
 
-/// What a cosine can compare: a single number is its probability and the rest to one.
-pub(super) fn spread(values: Vec<f32>) -> Vec<f32> {
+/// Returns a vector for the cosine. A single logit becomes the two probabilities of its class.
+pub(crate) fn to_vector(values: Vec<f32>) -> Vec<f32> {
     match values[..] {
         [logit] => {
             let probability = 1.0 / (1.0 + (-logit).exp());
@@ -127,8 +128,8 @@ pub(super) fn spread(values: Vec<f32>) -> Vec<f32> {
     }
 }
 
-/// Why a decoder's device is not to be trusted.
-pub(super) fn decoder_verdict(positions: &[Position]) -> Option<String> {
+/// Returns the reason to quarantine a decoder's device.
+pub(crate) fn decoder_verdict(positions: &[Position]) -> Option<String> {
     let mut sum = 0.0;
     for position in positions {
         let Some(divergence) = position.divergence else {
@@ -140,7 +141,7 @@ pub(super) fn decoder_verdict(positions: &[Position]) -> Option<String> {
         sum += divergence;
         if !position.agrees && position.margin > MARGIN {
             return Some(format!(
-                "after {} tokens of text {} its best token is another than the CPU's, which leads by {:.2}",
+                "after {} tokens of text {} its best token differs from the CPU's, which leads by {:.2}",
                 position.at, position.text, position.margin
             ));
         }
@@ -148,17 +149,17 @@ pub(super) fn decoder_verdict(positions: &[Position]) -> Option<String> {
     let mean = sum / positions.len().max(1) as f64;
     (mean > MEAN_DIVERGENCE).then(|| {
         format!(
-            "its distributions differ from the CPU's by {mean:.4} nats on average, over {MEAN_DIVERGENCE}"
+            "its distributions differ from the CPU's by {mean:.4} nats on average, above {MEAN_DIVERGENCE}"
         )
     })
 }
 
-/// Why an encoder's device is not to be trusted.
-pub(super) fn encoder_verdict(texts: &[TextMeasure]) -> Option<String> {
+/// Returns the reason to quarantine an encoder's device.
+pub(crate) fn encoder_verdict(texts: &[TextSimilarity]) -> Option<String> {
     texts.iter().find_map(|measure| match measure.cosine {
-        None => Some(format!("what it gives of text {} is not finite", measure.text)),
+        None => Some(format!("the output for text {} is not finite", measure.text)),
         Some(cosine) if cosine < COSINE => Some(format!(
-            "what it gives of text {} has a cosine of {cosine:.5} to the CPU's, under {COSINE}",
+            "the output for text {} has a cosine of {cosine:.5} to the CPU's, below {COSINE}",
             measure.text
         )),
         Some(_) => None,
@@ -172,7 +173,7 @@ mod tests {
     #[test]
     fn rows_are_measured() {
         let row = [1.0f32, 3.0, 0.0];
-        let same = Position::of((0, 4), &row, &[2.0, 4.0, 1.0]);
+        let same = Position::new(0, 4, &row, &[2.0, 4.0, 1.0]);
         assert!(same.agrees && same.divergence.unwrap().abs() < 1e-9 && same.margin == 2.0, "{same:?}");
         // Softmax of [0, ln 3] is [1/4, 3/4] and of [0, 0] is [1/2, 1/2]: 1/4 ln(1/2) + 3/4 ln(3/2).
         let found = divergence(&[0.0, 3f32.ln()], &[0.0, 0.0]).unwrap();
@@ -181,26 +182,29 @@ mod tests {
         assert_eq!(divergence(&row, &[1.0, f32::INFINITY, 0.0]), None);
         assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), Some(1.0));
         assert_eq!(cosine(&[3.0, 4.0], &[0.0, 0.0]), None);
-        assert_eq!((spread(vec![0.0]), spread(vec![1.0, 2.0])), (vec![0.5, 0.5], vec![1.0, 2.0]));
-        assert!(cosine(&spread(vec![1.0]), &spread(vec![1.5])).unwrap() < COSINE);
-        assert_eq!(cosine(&spread(vec![f32::NAN]), &spread(vec![1.5])), None);
+        assert_eq!((to_vector(vec![0.0]), to_vector(vec![1.0, 2.0])), (vec![0.5, 0.5], vec![1.0, 2.0]));
+        assert!(cosine(&to_vector(vec![1.0]), &to_vector(vec![1.5])).unwrap() < COSINE);
+        assert_eq!(cosine(&to_vector(vec![f32::NAN]), &to_vector(vec![1.5])), None);
     }
 
     #[test]
-    fn what_is_lost_is_measured_over_the_tokens_that_are_given() {
+    fn losses_are_measured_over_the_kept_tokens() {
         // 1/2, 1/4, 1/4.
         let whole = [2f32.ln(), 0.0, 0.0];
-        let same = Loss::of(&whole, &whole).unwrap();
-        assert!(same.agrees && same.tokens == Given::All && (same.mass - 1.0).abs() < 1e-9, "{same:?}");
-        let pruned = Loss::of(&whole, &[NEVER, 1.0, 1.0]).unwrap();
+        let same = ReductionLoss::new(&whole, &whole).unwrap();
+        assert!(
+            same.agrees && same.vocabulary == KeptVocabulary::All && (same.mass - 1.0).abs() < 1e-9,
+            "{same:?}"
+        );
+        let pruned = ReductionLoss::new(&whole, &[NEVER, 1.0, 1.0]).unwrap();
         assert!((pruned.mass - 0.5).abs() < 1e-6 && pruned.divergence.abs() < 1e-6, "{pruned:?}");
-        assert!(!pruned.agrees && pruned.tokens == Given::Some);
+        assert!(!pruned.agrees && pruned.vocabulary == KeptVocabulary::Subset);
         // Of the first two, 2/3 and 1/3 became 1/2 each.
-        let other = Loss::of(&whole, &[0.0, 0.0, NEVER]).unwrap();
+        let other = ReductionLoss::new(&whole, &[0.0, 0.0, NEVER]).unwrap();
         let expected = 2.0 / 3.0 * (4f64 / 3.0).ln() + 1.0 / 3.0 * (2f64 / 3.0).ln();
         assert!((other.mass - 0.75).abs() < 1e-6 && (other.divergence - expected).abs() < 1e-6, "{other:?}");
-        assert_eq!(Loss::of(&whole, &[f32::NAN, 0.0, 0.0]), None);
-        assert_eq!(Loss::of(&whole, &[NEVER; 3]), None);
+        assert_eq!(ReductionLoss::new(&whole, &[f32::NAN, 0.0, 0.0]), None);
+        assert_eq!(ReductionLoss::new(&whole, &[NEVER; 3]), None);
     }
 
     #[test]
@@ -213,10 +217,10 @@ mod tests {
         };
         let good = position(Some(0.001), 4.0, true);
         check(&[good.clone(), position(Some(0.002), 0.1, false)], None);
-        check(&[good.clone(), position(Some(0.002), 0.6, false)], Some("another than the CPU's"));
+        check(&[good.clone(), position(Some(0.002), 0.6, false)], Some("differs from the CPU's"));
         check(&[good.clone(), position(None, 4.0, true)], Some("not finite"));
         check(&[good, position(Some(0.1), 4.0, true)], Some("nats on average"));
-        let text = |cosine| [TextMeasure { text: 2, tokens: 7, cosine }];
+        let text = |cosine| [TextSimilarity { text: 2, tokens: 7, cosine }];
         assert_eq!(encoder_verdict(&text(Some(0.9995))), None);
         assert!(encoder_verdict(&text(Some(0.99))).unwrap().contains("0.99000"));
         assert!(encoder_verdict(&text(None)).unwrap().contains("not finite"));

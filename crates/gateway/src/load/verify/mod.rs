@@ -1,14 +1,13 @@
-//! The numerics canary: before a package is served on a device for the first time, golden texts run on it and on the
-//! CPU, and what comes out must agree. The outcome is kept; a device that fails is in quarantine for that package.
+//! Numerics check: before a package is served on a device for the first time, reference texts run there and on the CPU,
+//! and the results must agree. The outcome is stored; a device that fails is quarantined for the package.
 
-mod compare;
-pub(crate) mod quality;
+pub(crate) mod compare;
 
 use std::collections::BTreeSet;
 
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{
-    ep::{Cause, Device, Refusal},
+    ep::{Cause, Refusal},
     fixed::Form,
 };
 use narthex_engine::{
@@ -24,24 +23,26 @@ use narthex_text::tokenizer::Specials;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cancel::Cancel,
     config::Config,
     error::Error,
+    library::package::Package,
     load::{
-        cache_key::{Circumstances, to_json},
-        device_selection::Candidate,
-        sessions::{Model, Opened, Opening},
+        cache_key::{CacheKey, DeviceCache, to_json},
+        request::{DeviceAssignment, LoadRequest},
+        sessions::{self, Model},
     },
 };
-use compare::{Position, TextMeasure};
+use compare::{Position, TextSimilarity};
 
-/// The record of a check.
+/// Record of a check.
 const RECORD: &str = "verification.json";
 
-/// Changes when the golden texts or the bounds do; records of other editions are made again.
+/// Version of the reference texts and the bounds. Checks of other editions are repeated.
 const EDITION: u32 = 3;
 
-/// Texts of several lengths: a few tokens, about thirty, and over [`PIECE`].
-const GOLDEN: [&str; 3] = [
+/// Reference texts of several lengths: a few tokens, about thirty, and more than [`PIECE`].
+const REFERENCE_TEXTS: [&str; 3] = [
     "The capital of France is",
     "The ferry left the harbour at dawn, and by noon the island was only a thin grey line behind the swell. The captain \
      read the barometer and said",
@@ -53,77 +54,82 @@ const GOLDEN: [&str; 3] = [
 /// Tokens of each text that are fed one by one after its prompt.
 const STEPS: usize = 3;
 
-/// The longest prompt, in tokens. An encoder's longer buckets are filled besides.
+/// Maximum length of a prompt in tokens, apart from those that fill an encoder's longer buckets.
 const LONGEST: usize = 72;
 
-/// The most tokens of a prompt that are read at once, so that the rest of a longer one is read over a past, whatever chunks
-/// a device takes.
+/// Maximum number of prompt tokens in one call, so that the rest of a longer prompt is read over a past on every device.
 const PIECE: usize = 40;
 
-/// What was found of a package on a device.
+/// Record of a package's check on a device.
 #[derive(Debug, Serialize, Deserialize)]
 struct Verification {
     edition: u32,
-    circumstances: Circumstances,
-    /// `None` for a device that passed.
+    #[serde(rename = "circumstances")]
+    key: CacheKey,
+    /// Reason of the quarantine; `None` for a device that passed.
     quarantine: Option<String>,
-    /// Of a decoder, in the order in which they ran.
+    /// Results of a decoder, in the order in which they ran.
     #[serde(default)]
     positions: Vec<Position>,
-    /// Of an encoder.
+    /// Results of an encoder.
     #[serde(default)]
-    texts: Vec<TextMeasure>,
+    texts: Vec<TextSimilarity>,
 }
 
-/// Checks a model that was opened on a device, unless that was done before under the same circumstances. Gives the
-/// refusal of a device in quarantine, with what was found.
+/// Checks a model on its device, unless a valid record exists. Returns the refusal of a quarantined device.
 ///
 /// # Errors
-/// Whatever kept the check from being made.
-pub(crate) fn check(candidate: &Candidate<'_>, opened: &mut Opened) -> Result<Option<Refusal>, Error> {
-    let Candidate { opening, name, machine, now, .. } = candidate;
-    if let Some(earlier) = earlier(machine, now)? {
-        return Ok(earlier.quarantine.map(|reason| refusal(*name, &reason)));
+/// Errors that prevented the check.
+pub(crate) fn check(
+    request: &LoadRequest<'_>,
+    devices: &DeviceAssignment,
+    cache: &DeviceCache,
+    model: &mut Model,
+) -> Result<Option<Refusal>, Error> {
+    let name = devices.main.name;
+    if let Some(record) = read_record(cache)? {
+        return Ok(record.quarantine.map(|reason| refusal(name, &reason)));
     }
-    if opening.manifest.bound.is_some() {
-        // The CPU runs no graph of it.
+    let manifest = request.manifest();
+    if manifest.bound.is_some() {
+        // The CPU cannot run the package's graphs.
         return Ok(None);
     }
-    tracing::info!("checking {} on {} against the CPU, once", opening.manifest.name, name.describe());
+    tracing::info!("checking {} on {} against the CPU, once", manifest.name, name.describe());
     let title = format!("Checking {} against the CPU, once", name.describe());
-    let _stage = Stage::start(opening.progress, title, Unit::Nothing, None);
-    let wanted = || opening.cancel.check();
-    let config = Config { slots: 1, ..opening.config.clone() };
-    let reference = Opening { config: &config, head: None, ..**opening };
-    let mut reference = reference.open(&Device::Cpu, opening.variant(*name), Form::Graph)?;
+    let _stage = Stage::start(request.progress, title, Unit::Nothing, None);
+    let config = Config { slots: 1, ..(*request.config).clone() };
+    let reference = LoadRequest { config: config.into(), ..request.clone() };
+    let variant = request.variant(name, devices.head.as_ref());
+    let mut reference = sessions::open(&reference, &DeviceAssignment::cpu(), variant, Form::Graph)?.model;
     let mut found = Verification {
         edition: EDITION,
-        circumstances: now.clone(),
+        key: cache.key.clone(),
         quarantine: None,
         positions: Vec::new(),
         texts: Vec::new(),
     };
-    let texts = golden(opening)?;
-    match (&mut opened.model, &mut reference.model) {
+    let texts = reference_texts(&request.package)?;
+    match (model, &mut reference) {
         (Model::Decoder(device), Model::Decoder(cpu)) => {
-            found.positions = decoder(device, cpu, &texts, &wanted)?;
+            found.positions = compare_decoders(device, cpu, &texts, &request.cancel)?;
             found.quarantine = compare::decoder_verdict(&found.positions);
         }
         (Model::Encoder(device), Model::Encoder(cpu)) => {
-            found.texts = encoder(device, cpu, &texts, &wanted)?;
+            found.texts = compare_encoders(device, cpu, &texts, &request.cancel)?;
             found.quarantine = compare::encoder_verdict(&found.texts);
         }
         _ => {}
     }
-    keep(machine, &found);
-    Ok(found.quarantine.map(|reason| refusal(*name, &reason)))
+    write_record(&cache.folder, &found);
+    Ok(found.quarantine.map(|reason| refusal(name, &reason)))
 }
 
-/// Puts a device in quarantine that was found to give nonsense while it served.
-pub(crate) fn quarantine(machine: &MachineFolder, circumstances: Circumstances, reason: String) {
-    let quarantine = Some(reason);
+/// Quarantines a device whose values were not finite while it served.
+pub(crate) fn quarantine(cache: &DeviceCache, reason: String) {
+    let (key, quarantine) = (cache.key.clone(), Some(reason));
     let (positions, texts) = (Vec::new(), Vec::new());
-    keep(machine, &Verification { edition: EDITION, circumstances, quarantine, positions, texts });
+    write_record(&cache.folder, &Verification { edition: EDITION, key, quarantine, positions, texts });
 }
 
 fn refusal(name: DeviceName, reason: &str) -> Refusal {
@@ -137,51 +143,57 @@ fn refusal(name: DeviceName, reason: &str) -> Refusal {
     }
 }
 
-/// The record of an earlier check that still holds.
-fn earlier(machine: &MachineFolder, now: &Circumstances) -> Result<Option<Verification>, Error> {
-    let Some(bytes) = machine.read(RECORD)? else { return Ok(None) };
+/// Reads the record of an earlier check, if it is still valid.
+fn read_record(cache: &DeviceCache) -> Result<Option<Verification>, Error> {
+    let Some(bytes) = cache.folder.read(RECORD)? else { return Ok(None) };
     let record = serde_json::from_slice::<Verification>(&bytes).ok();
-    Ok(record.filter(|record| record.edition == EDITION && record.circumstances.outdated(now).is_none()))
+    let is_valid =
+        |record: &Verification| record.edition == EDITION && record.key.difference(&cache.key).is_none();
+    Ok(record.filter(is_valid))
 }
 
-fn keep(machine: &MachineFolder, found: &Verification) {
-    let kept = to_json(found).and_then(|bytes| Ok(machine.write(RECORD, &bytes)?));
-    if let Err(error) = kept {
-        tracing::warn!("the check is not kept and will be made again: {error}");
+fn write_record(machine: &MachineFolder, found: &Verification) {
+    let written = to_json(found).and_then(|bytes| Ok(machine.write(RECORD, &bytes)?));
+    if let Err(error) = written {
+        tracing::warn!("the check cannot be stored and will be repeated: {error}");
     }
 }
 
-/// The golden texts in the model's own tokens: for each of an encoder's buckets that none of them runs in, one that fills
-/// it, and for each of a decoder's contexts that they do not reach, one that does.
-fn golden(opening: &Opening<'_>) -> Result<Vec<Vec<TokenId>>, Error> {
-    let longest = LONGEST.min(opening.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
-    let mut texts = Vec::with_capacity(GOLDEN.len());
-    for text in GOLDEN {
-        let tokens = opening.tokenizer.encode(text, Specials::AsText)?;
+/// Returns the reference texts in the model's tokens, with one more for each of an encoder's buckets that none of them
+/// uses, and for each of a decoder's contexts that none of them reaches.
+pub(crate) fn reference_texts(package: &Package) -> Result<Vec<Vec<TokenId>>, Error> {
+    let longest = LONGEST.min(package.manifest.max_length.saturating_sub(STEPS + 1)).max(1);
+    let mut texts = Vec::with_capacity(REFERENCE_TEXTS.len());
+    for text in REFERENCE_TEXTS {
+        let tokens = package.tokenizer.encode(text, Specials::AsText)?;
         texts.extend((!tokens.is_empty()).then_some(tokens));
     }
     let (mut buckets, mut contexts) = (BTreeSet::new(), BTreeSet::new());
-    for graph in &opening.manifest.graphs {
+    for graph in &package.manifest.graphs {
         match graph.part {
             Part::Bucket { length } => drop(buckets.insert(length)),
             Part::Layers { past, .. } => drop(contexts.insert(past)),
             Part::Whole | Part::Chunk { .. } | Part::Head { .. } => {}
         }
     }
-    let mut texts = suited(texts, longest, &buckets);
-    texts.extend(beyond(texts.last().map_or(&[], Vec::as_slice), &contexts));
+    let mut texts = fill_buckets(texts, longest, &buckets);
+    texts.extend(exceed_contexts(texts.last().map_or(&[], Vec::as_slice), &contexts));
     Ok(texts)
 }
 
-/// A text repeated until it is a token longer than each context but the longest, so that it runs in the next.
-fn beyond(text: &[TokenId], contexts: &BTreeSet<usize>) -> Vec<Vec<TokenId>> {
+/// Repeats a text until it is one token longer than each context but the longest, so that it runs in the next one.
+fn exceed_contexts(text: &[TokenId], contexts: &BTreeSet<usize>) -> Vec<Vec<TokenId>> {
     let shorter = contexts.iter().rev().skip(1).rev().filter(|_| !text.is_empty());
     shorter.map(|&context| text.iter().copied().cycle().take(context + 1).collect()).collect()
 }
 
-/// Texts of `longest` tokens at most, and of those repeated one for each bucket that none of them runs in, which is the
-/// shortest that holds it.
-fn suited(mut texts: Vec<Vec<TokenId>>, longest: usize, buckets: &BTreeSet<usize>) -> Vec<Vec<TokenId>> {
+/// Truncates texts to `longest` tokens, and adds one for each bucket that none of them uses. A text uses the shortest
+/// bucket that holds it.
+fn fill_buckets(
+    mut texts: Vec<Vec<TokenId>>,
+    longest: usize,
+    buckets: &BTreeSet<usize>,
+) -> Vec<Vec<TokenId>> {
     texts.iter_mut().for_each(|tokens| tokens.truncate(longest));
     let runs_in = |tokens: &Vec<TokenId>| buckets.range(tokens.len()..).next().copied();
     let run: BTreeSet<usize> = texts.iter().filter_map(runs_in).collect();
@@ -191,28 +203,28 @@ fn suited(mut texts: Vec<Vec<TokenId>>, longest: usize, buckets: &BTreeSet<usize
     texts.into_iter().chain(filling).collect()
 }
 
-/// Runs every text on both, then the CPU's own next tokens one by one; `wanted` is asked before each of them.
-fn decoder(
+/// Runs every text on both executors, then the CPU's own next tokens one by one.
+pub(crate) fn compare_decoders(
     device: &mut dyn Executor,
     cpu: &mut dyn Executor,
     texts: &[Vec<TokenId>],
-    wanted: &dyn Fn() -> Result<(), Error>,
+    cancel: &Cancel,
 ) -> Result<Vec<Position>, Error> {
     let mut positions = Vec::new();
     for (text, tokens) in texts.iter().enumerate() {
         let longest = device.limits().longest().min(cpu.limits().longest()).saturating_sub(STEPS + 1).max(1);
         let prompt = &tokens[..tokens.len().min(longest)];
         let mut at = prompt.len().saturating_sub(1) / PIECE * PIECE;
-        wanted()?;
+        cancel.check()?;
         feed(cpu, 0, &prompt[..at])?;
         feed(device, 0, &prompt[..at])?;
         let mut next = prompt[at..].to_vec();
         for _ in 0..=STEPS {
-            wanted()?;
+            cancel.check()?;
             let expected = feed(cpu, at, &next)?;
             let found = feed(device, at, &next)?;
             at += next.len();
-            positions.push(Position::of((text, at), &expected, &found));
+            positions.push(Position::new(text, at, &expected, &found));
             next = vec![compare::best(&expected) as TokenId];
         }
         device.truncate(SLOT, 0)?;
@@ -221,9 +233,10 @@ fn decoder(
     Ok(positions)
 }
 
+/// Slot of the checked sequence.
 pub(crate) const SLOT: SlotId = SlotId(0);
 
-/// Feeds tokens in chunks; gives the logits after the last.
+/// Feeds tokens in chunks. Returns the logits after the last one.
 pub(crate) fn feed(
     executor: &mut dyn Executor,
     at: usize,
@@ -240,21 +253,22 @@ pub(crate) fn feed(
     Ok(row)
 }
 
-fn encoder(
+/// Runs every text on both encoders.
+pub(crate) fn compare_encoders(
     device: &mut dyn Encoder,
     cpu: &mut dyn Encoder,
     texts: &[Vec<TokenId>],
-    wanted: &dyn Fn() -> Result<(), Error>,
-) -> Result<Vec<TextMeasure>, Error> {
+    cancel: &Cancel,
+) -> Result<Vec<TextSimilarity>, Error> {
     let longest = device.limits().max_length.min(cpu.limits().max_length);
     let measure = |(text, tokens): (usize, &Vec<TokenId>)| {
-        wanted()?;
+        cancel.check()?;
         let tokens = &tokens[..tokens.len().min(longest)];
-        // A model that gives rows on request is asked for one in the middle.
+        // A masked language model returns a row for the token in the middle.
         let text_run = [Text { asked: &[tokens.len() / 2], ..Text::of(tokens) }];
         let (expected, found) = (cpu.run(&text_run)?, device.run(&text_run)?);
-        let (expected, found) = (compare::spread(expected.data), compare::spread(found.data));
-        Ok(TextMeasure { text, tokens: tokens.len(), cosine: compare::cosine(&expected, &found) })
+        let (expected, found) = (compare::to_vector(expected.data), compare::to_vector(found.data));
+        Ok(TextSimilarity { text, tokens: tokens.len(), cosine: compare::cosine(&expected, &found) })
     };
     texts.iter().enumerate().map(measure).collect()
 }

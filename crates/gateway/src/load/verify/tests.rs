@@ -1,4 +1,4 @@
-//! The canary over fake executors.
+//! The check over fake executors.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ fn texts() -> Vec<Vec<TokenId>> {
 
 #[test]
 fn the_same_arithmetic_in_other_chunks_agrees_everywhere() {
-    let positions = decoder(&mut executor(16), &mut executor(64), &texts(), &|| Ok(())).unwrap();
+    let positions = compare_decoders(&mut executor(16), &mut executor(64), &texts(), &Cancel::new()).unwrap();
     assert_eq!(positions.len(), 3 * (1 + STEPS));
     assert!(positions.iter().all(|p| p.agrees && p.divergence == Some(0.0)), "{positions:?}");
     let at: Vec<usize> = positions[8..].iter().map(|position| position.at).collect();
@@ -61,7 +61,7 @@ impl Executor for Turned {
 #[test]
 fn other_arithmetic_is_found_out() {
     let mut turned = Turned(executor(16), Vec::new());
-    let positions = decoder(&mut turned, &mut executor(16), &texts(), &|| Ok(())).unwrap();
+    let positions = compare_decoders(&mut turned, &mut executor(16), &texts(), &Cancel::new()).unwrap();
     assert!(positions.iter().all(|position| !position.agrees), "{positions:?}");
     assert!(compare::decoder_verdict(&positions).is_some());
 }
@@ -70,10 +70,10 @@ fn other_arithmetic_is_found_out() {
 fn every_bucket_of_an_encoder_is_run() {
     let check = |buckets: &[usize], lengths: &[usize], expected: &[usize]| {
         let texts = lengths.iter().map(|&length| (1..).take(length).collect()).collect();
-        let suited = suited(texts, 72, &buckets.iter().copied().collect());
-        let found: Vec<usize> = suited.iter().map(Vec::len).collect();
+        let filled = fill_buckets(texts, 72, &buckets.iter().copied().collect());
+        let found: Vec<usize> = filled.iter().map(Vec::len).collect();
         assert_eq!(found, expected, "{buckets:?} {lengths:?}");
-        assert!(suited.iter().flatten().all(|&token| (1..=72).contains(&token)));
+        assert!(filled.iter().flatten().all(|&token| (1..=72).contains(&token)));
     };
     check(&[64, 128, 256, 512], &[5, 30, 90], &[5, 30, 72, 256, 512]);
     check(&[512, 64], &[5, 30, 90], &[5, 30, 72]);
@@ -87,48 +87,84 @@ fn every_bucket_of_an_encoder_is_run() {
 #[test]
 fn every_context_of_a_decoder_is_run() {
     let lengths = |contexts: &[usize]| -> Vec<usize> {
-        let texts = beyond(&[1, 2, 3], &contexts.iter().copied().collect());
+        let texts = exceed_contexts(&[1, 2, 3], &contexts.iter().copied().collect());
         assert!(texts.iter().all(|text| text.starts_with(&[1, 2, 3, 1])));
         texts.iter().map(Vec::len).collect()
     };
     assert_eq!(lengths(&[512, 4096, 1024]), [513, 1025]);
     assert!(lengths(&[2048]).is_empty() && lengths(&[]).is_empty());
-    assert!(beyond(&[], &[8, 16].into()).is_empty());
+    assert!(exceed_contexts(&[], &[8, 16].into()).is_empty());
+}
+
+/// Cancels in its second step.
+struct Cancelling {
+    inner: FakeExecutor,
+    steps: usize,
+    cancel: Cancel,
+}
+
+impl Executor for Cancelling {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.steps += 1;
+        if self.steps == 2 {
+            self.cancel.cancel();
+        }
+        self.inner.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.inner.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.inner.truncate(slot, len)
+    }
+
+    fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
+        self.inner.read_kv(slot, range)
+    }
+
+    fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
+        self.inner.write_kv(slot, at, block)
+    }
 }
 
 #[test]
-fn a_check_that_is_wanted_no_more_ends() {
-    let asked = std::cell::Cell::new(0);
-    let wanted = || {
-        asked.set(asked.get() + 1);
-        if asked.get() > 2 { Err(Error::Cancelled) } else { Ok(()) }
-    };
-    let ended = decoder(&mut executor(16), &mut executor(16), &texts(), &wanted);
-    assert!(matches!(ended, Err(Error::Cancelled)) && asked.get() == 3);
+fn a_cancelled_check_ends_before_the_next_step() {
+    let cancel = Cancel::new();
+    let mut device = Cancelling { inner: executor(16), steps: 0, cancel: cancel.clone() };
+    let ended = compare_decoders(&mut device, &mut executor(16), &texts(), &cancel);
+    assert!(matches!(ended, Err(Error::Cancelled)) && device.steps == 2);
 }
 
 #[test]
-fn a_record_holds_until_the_circumstances_change() {
+fn a_record_is_valid_until_the_key_changes() {
     let home = tempfile::tempdir().unwrap();
     let store = narthex_catalog::store::Store::open(Some(home.path().join("home"))).unwrap();
     let package = home.path().join("package");
     std::fs::create_dir(&package).unwrap();
     std::fs::write(package.join("manifest.json"), "{}").unwrap();
-    let machine = store.machine(&package, "qnn").unwrap();
-    let now = Circumstances {
+    let folder = store.machine(&package, "qnn").unwrap();
+    let key = CacheKey {
         device: DeviceName::Qnn,
         runtime: "1.31.1".into(),
         provider: "onnxruntime-qnn 2.7.0".into(),
         driver: "unknown".into(),
         settings: std::collections::BTreeMap::new(),
     };
-    assert!(earlier(&machine, &now).unwrap().is_none());
-    quarantine(&machine, now.clone(), "it gave logits that are not finite".into());
-    let found = earlier(&machine, &now).unwrap().unwrap();
+    let cache = DeviceCache { folder, key };
+    assert!(read_record(&cache).unwrap().is_none());
+    quarantine(&cache, "it gave logits that are not finite".into());
+    let found = read_record(&cache).unwrap().unwrap();
     let refusal = refusal(DeviceName::Qnn, &found.quarantine.unwrap());
     assert!(refusal.reason.contains("quarantine") && refusal.reason.contains("not finite"), "{refusal:?}");
-    let newer = Circumstances { provider: "onnxruntime-qnn 2.8.0".into(), ..now.clone() };
-    assert!(earlier(&machine, &newer).unwrap().is_none());
-    machine.write(RECORD, b"{\"edition\": 1").unwrap();
-    assert!(earlier(&machine, &now).unwrap().is_none());
+    let newer = CacheKey { provider: "onnxruntime-qnn 2.8.0".into(), ..cache.key.clone() };
+    let newer = DeviceCache { key: newer, ..cache.clone() };
+    assert!(read_record(&newer).unwrap().is_none());
+    cache.folder.write(RECORD, b"{\"edition\": 1").unwrap();
+    assert!(read_record(&cache).unwrap().is_none());
 }

@@ -1,7 +1,7 @@
 //! What becomes of models on the way to a device. The machine's facts are those of a Snapdragon, and Qualcomm's emulation answers
 //! in the NPU's place, as it would for a graph that is compiled there.
 
-mod kept;
+mod caches;
 mod refused;
 
 use std::{
@@ -12,6 +12,7 @@ use std::{
 };
 
 use narthex_catalog::{runtimes, store::Store};
+use narthex_device::ep::Facts;
 use narthex_graph::{
     Attribute, Builder, Element, Graph, Initializer, InitializerData, Node, graph::MICROSOFT,
 };
@@ -26,14 +27,12 @@ use narthex_testkit::checkpoint;
 
 use super::*;
 use crate::{
-    Cancel, CompileRequest, Gateway,
+    Cancel, CompileRequest, ErrorKind, Gateway,
     compile::precompile,
-    inspect::{
-        check::{Asked, CheckRequest, Verdict},
-        devices,
-    },
-    library::{names::PackageKey, package},
-    load::loaded_model::Loaded,
+    fixtures,
+    inspect::check::{CheckRequest, VendorCompiler, Verdict},
+    library::{package, package_key::PackageKey},
+    load::{eligibility, loaded_model::LoadedModel, runtime_choice::cpu_runtime},
 };
 
 /// A package of the tiny Llama with graphs of fixed shape, in a store of its own.
@@ -83,11 +82,11 @@ impl Package {
 
     /// Compiles its graphs ahead of time, with the compiler of the tests' own store; gives the manifest with the contexts.
     fn compiled_for(&self, chips: &[QnnChip]) -> Result<Manifest, Error> {
-        let config = gateway(&self.home, NpuPolicy::Prefer).inner().config.clone();
+        let config = gateway(&self.home, NpuPolicy::Prefer).config().clone();
         let gateway = Gateway::open(Config { home: None, ..config })?;
         let (target, mut manifest) = (Target::Qnn(chips.to_vec()), self.manifest());
-        let whole = (self.folder.as_path(), &mut manifest);
-        precompile::compile_for(gateway.inner(), &target, whole, &Quiet, &Cancel::new())?;
+        let library = gateway.library();
+        precompile::compile_for(library, &target, &self.folder, &mut manifest, &Quiet, &Cancel::new())?;
         Ok(manifest)
     }
 
@@ -95,13 +94,13 @@ impl Package {
         fs::write(self.folder.join(MANIFEST_FILE), serde_json::to_vec(manifest).unwrap()).unwrap();
     }
 
-    fn load(&self, npu: NpuPolicy) -> Result<Loaded, Error> {
+    fn load(&self, npu: NpuPolicy) -> Result<LoadedModel, Error> {
         self.load_watched(npu, &Quiet, &Cancel::new())
     }
 
     /// Loads it where the NPU must do that share of the work.
-    fn load_with(&self, npu_share: f64) -> Result<Loaded, Error> {
-        let config = gateway(&self.home, NpuPolicy::Require).inner().config.clone();
+    fn load_with(&self, npu_share: f64) -> Result<LoadedModel, Error> {
+        let config = gateway(&self.home, NpuPolicy::Require).config().clone();
         self.load_by(Config { npu_share, ..config }, (&Quiet, &Cancel::new()))
     }
 
@@ -110,12 +109,12 @@ impl Package {
         npu: NpuPolicy,
         progress: &dyn ProgressSink,
         cancel: &Cancel,
-    ) -> Result<Loaded, Error> {
+    ) -> Result<LoadedModel, Error> {
         self.load_in(&gateway(&self.home, npu), &snapdragon(), (progress, cancel))
     }
 
     /// Loads it as a gateway with these settings would.
-    fn load_by(&self, config: Config, watched: (&dyn ProgressSink, &Cancel)) -> Result<Loaded, Error> {
+    fn load_by(&self, config: Config, watched: (&dyn ProgressSink, &Cancel)) -> Result<LoadedModel, Error> {
         self.load_in(&Gateway::open(config).unwrap(), &snapdragon(), watched)
     }
 
@@ -125,10 +124,19 @@ impl Package {
         gateway: &Gateway,
         facts: &Facts,
         watched: (&dyn ProgressSink, &Cancel),
-    ) -> Result<Loaded, Error> {
-        let inner = gateway.inner();
-        let runtime = inner.runtime(&Quiet, &Cancel::new()).unwrap();
-        Loaded::open(&self.key, &self.folder, runtime, (&inner.config, &inner.store, facts), watched)
+    ) -> Result<LoadedModel, Error> {
+        let library = gateway.library();
+        let (progress, cancel) = watched;
+        let request = LoadRequest {
+            package: Arc::new(package::Package::open(&self.key, &self.folder)?),
+            runtime: cpu_runtime(library, &Quiet, &Cancel::new()).unwrap(),
+            facts: Arc::new(facts.clone()),
+            config: library.config.clone(),
+            store: library.store.clone(),
+            progress,
+            cancel: cancel.clone(),
+        };
+        LoadedModel::load(&request, select)
     }
 }
 
@@ -152,7 +160,7 @@ fn mac() -> Facts {
 fn snapdragon() -> Facts {
     let info = runtimes::locate(&Store::open(None).unwrap(), Ep::Qnn);
     let library = info.expect("no QNN runtime: run `cargo xtask test --only store` once").library;
-    devices::tests::snapdragon([(Ep::Qnn, library)])
+    fixtures::snapdragon([(Ep::Qnn, library)])
 }
 
 /// What is logged while `work` runs.
@@ -191,7 +199,7 @@ fn a_graph_that_an_npu_takes_whole_counts_as_the_npu_s() {
     let loaded = Package::new().load(NpuPolicy::Require).unwrap_or_else(|error| panic!("{error}"));
     let report = loaded.placement();
     assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0));
-    assert!(report.fallen.is_empty() && loaded.ran_on().fallback.is_none());
+    assert!(report.fallback.is_empty() && loaded.ran_on().fallback.is_none());
 }
 
 /// The stages that begin while something is loaded.
@@ -233,7 +241,7 @@ fn of_two_loads_at_once_one_compiles() {
     let package = Package::new();
     let gateway = gateway(&package.home, NpuPolicy::Prefer);
     let lock = format!("contexts-{}-{}-qnn", package.key.name.file_stem(), package.key.scheme);
-    let held = Mutex::new(Some(gateway.inner().store.try_lock(&lock).unwrap().expect("it is free")));
+    let held = Mutex::new(Some(gateway.library().store.try_lock(&lock).unwrap().expect("it is free")));
     let (stages, other) = (Stages::default(), Stages::default());
     let sink = |event: Progress| {
         stages.hear(&event);
@@ -256,7 +264,7 @@ fn graphs_of_fixed_shape_are_wanted_where_they_would_run() {
         let place = place.map(|place| place.parse().unwrap());
         let config = Config { providers: providers.parse().unwrap(), place, npu, ..Config::standard() };
         assert_eq!(
-            wants_fixed(&config, Scheme::W8, &snapdragon()),
+            eligibility::needs_static_graphs(&config, Scheme::W8, &snapdragon()),
             expected,
             "{providers}, {place:?}, {npu}"
         );
@@ -281,7 +289,7 @@ fn a_required_npu_that_is_not_there_is_missed_before_anything_is_made() {
     let check = |providers: &str, place: Option<&str>, npu, facts: &Facts, expected: Option<&[&str]>| {
         let place = place.map(|place| place.parse().unwrap());
         let config = Config { providers: providers.parse().unwrap(), place, npu, ..Config::standard() };
-        let told = match check_possible(&config, &key, facts) {
+        let told = match eligibility::check_required_npu(&config, &key, facts) {
             Ok(()) => None,
             Err(Error::NoDevice { passed_over, .. }) => {
                 Some(passed_over.iter().map(|passed| passed.device.as_str()).collect::<Vec<_>>())
@@ -330,16 +338,18 @@ fn what_was_made_for_one_device_runs_there_alone_and_says_so() {
         assert!(expected.iter().all(|part| told.contains(part)), "{told}");
     };
     let amd = bound(Ep::VitisAi, "an AMD Ryzen AI NPU", None);
-    let alone = "the package runs on an AMD Ryzen AI NPU alone";
+    let alone = "the package runs only on an AMD Ryzen AI NPU";
     refused(amd, &[&format!("qnn: {alone}"), &format!("cpu: {alone}")]);
     let elite = bound(Ep::Qnn, "the NPU of X", Some(Target::Qnn(vec![QnnChip::Elite])));
-    refused(elite, &["runs on the NPU of X alone, and this is Snapdragon X Elite"]);
-    // On its device nothing is compared, and what its maker left to the CPU has not fallen.
+    refused(elite, &["runs only on the NPU of X, and this is Snapdragon X Elite"]);
+    // On its device nothing is compared, and nodes that its maker left to the CPU did not fall back.
     let own = || bound(Ep::Qnn, "the NPU of Y", Some(Target::Qnn(vec![QnnChip::XElite])));
     let loaded = load(own(), NpuPolicy::Prefer).unwrap_or_else(|error| panic!("{error}"));
     let report = loaded.placement();
     assert_eq!(report.device, DeviceName::Qnn);
-    assert!(report.fallen.is_empty() && report.notes.iter().any(|note| note == bound::UNCHECKED));
+    assert!(
+        report.fallback.is_empty() && report.notes.iter().any(|note| note == eligibility::UNVERIFIED_NOTE)
+    );
     // The tiny model's own graph has no context, so that all of it runs on the CPU.
     assert_eq!(report.npu_share, 0.0);
     assert!(load(own(), NpuPolicy::Require).is_err());

@@ -78,7 +78,7 @@ fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) 
         target: Target::Qnn(vec![QnnChip::XElite]),
         extents: BTreeMap::new(),
         fix: None,
-        compiler: Asked::Never,
+        compiler: VendorCompiler::Skip,
     };
     let report = gateway(&package.home, NpuPolicy::Prefer).check(&request, &Cancel::new()).unwrap();
     assert_ne!(*report.verdict(), Verdict::Whole);
@@ -97,7 +97,7 @@ fn check(change: impl FnOnce(&mut Graph), (path, why, fix): (&str, &str, &str)) 
     let status = loaded.status();
     let passed = &status.passed_over[0];
     assert!(passed.announced && passed.device == DeviceName::Qnn && named(&passed.reason), "{passed:?}");
-    let fallen = passed.fallen.nodes.iter().find(|node| node.path == path).unwrap();
+    let fallen = passed.fallback.nodes.iter().find(|node| node.path == path).unwrap();
     assert!(fallen.why.contains("the qnn provider says: "), "{fallen:?}");
     assert!(fallen.fix.as_ref().is_some_and(|found| found.contains(fix)), "{fallen:?}");
     assert!(named(&log) && log.contains(fix), "{log}");
@@ -155,7 +155,7 @@ fn conversions_at_a_graph_s_edges_may_run_on_the_cpu() {
         let report = loaded.placement();
         assert_eq!((report.device, report.npu_share), (DeviceName::Qnn, 1.0), "{report:?}");
         // Of a conversion back that two nodes read, ONNX Runtime makes two.
-        let ops: BTreeSet<&str> = report.fallen.nodes.iter().map(|node| node.op.as_str()).collect();
+        let ops: BTreeSet<&str> = report.fallback.nodes.iter().map(|node| node.op.as_str()).collect();
         assert_eq!(ops, BTreeSet::from(["DequantizeLinear", "QuantizeLinear"]), "{report:?}");
         assert_eq!(report.notes, Vec::<String>::new());
     }
@@ -168,9 +168,9 @@ fn a_smaller_share_that_is_required_decides_about_the_rest() {
     let report = loaded.placement();
     assert_eq!(report.device, DeviceName::Qnn);
     assert!(report.npu_share > 0.5 && report.npu_share < 0.99, "{report:?}");
-    let fallen = report.fallen.nodes.iter().find(|node| node.op == "MatMulNBits").unwrap();
+    let fallen = report.fallback.nodes.iter().find(|node| node.op == "MatMulNBits").unwrap();
     assert!(fallen.why.contains("its activations have 2 axes") && fallen.fix.is_some(), "{fallen:?}");
-    assert_eq!((fallen.path.as_str(), report.fallen.count), ("/layers.0/attn/qkv_proj/MatMulNBits", 1));
+    assert_eq!((fallen.path.as_str(), report.fallback.count), ("/layers.0/attn/qkv_proj/MatMulNBits", 1));
     // Where more is required the share is told with the node; where the usual is, the graph is refused as it was.
     let told = |share| package.load_with(share).err().expect("it was loaded").to_string();
     let (few, whole) = (told(0.985), told(0.99));

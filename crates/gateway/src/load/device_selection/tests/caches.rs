@@ -41,11 +41,11 @@ fn a_package_s_contexts_that_do_not_hold_are_refused_with_the_reason_and_made_an
 }
 
 /// Loads a package on a Mac; gives it, and whether CoreML was given a folder for what it compiles.
-fn on_a_mac(scheme: Scheme) -> (Loaded, bool) {
+fn on_a_mac(scheme: Scheme) -> (LoadedModel, bool) {
     let package = Package::of(scheme);
     let gateway = gateway_of(&package.home, NpuPolicy::Prefer, "coreml,cpu");
     let loaded = package.load_in(&gateway, &mac(), (&Quiet, &Cancel::new())).unwrap();
-    let machine = gateway.inner().store.machine(&package.folder, "coreml").unwrap();
+    let machine = gateway.library().store.machine(&package.folder, "coreml").unwrap();
     (loaded, machine.folder("compiled").is_some())
 }
 
@@ -55,14 +55,14 @@ fn a_provider_that_keeps_what_it_compiles_has_a_folder_for_it() {
 }
 
 #[test]
-fn coreml_refuses_weights_in_blocks_before_it_is_tried() {
+fn coreml_refuses_block_quantised_weights_before_it_is_tried() {
     let (loaded, tried) = on_a_mac(Scheme::W8);
     let passed_over = loaded.status().passed_over;
     let [passed] = &passed_over[..] else { panic!("{passed_over:?}") };
     assert!(!tried && passed.announced);
-    assert_eq!(passed.reason, "it takes no weights in blocks, such as w8, but those in f16");
+    assert_eq!(passed.reason, "it does not support block-quantised weights such as w8; it needs f16");
     assert!(passed.fix.as_ref().is_some_and(|fix| fix.contains("--scheme f16")), "{passed:?}");
     let config = Config { providers: "coreml,cpu".parse().unwrap(), ..Config::standard() };
-    let wanted = |scheme| wants_fixed(&config, scheme, &mac());
+    let wanted = |scheme| eligibility::needs_static_graphs(&config, scheme, &mac());
     assert_eq!([Scheme::W8, Scheme::W4, Scheme::F16].map(wanted), [false, false, true]);
 }

@@ -1,0 +1,270 @@
+//! Build of a package from a model's checkpoint, unless the store has it.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use narthex_catalog::{
+    fetch::{self, CheckpointFiles},
+    resolve::Resolved,
+};
+use narthex_compile::{
+    package::adopt,
+    pipeline::{self, CompileJob},
+    quant::calibrate::GraphRunner,
+    vocabulary::Vocabulary,
+};
+use narthex_spec::{
+    Calibration, ProgressSink, Recipe, Target,
+    manifest::{Manifest, Provenance},
+    progress::Progress,
+    recipe::FixedShapes,
+};
+
+use super::{
+    calibration::CpuRunner,
+    precompile,
+    quality::{self, ComparedPackage},
+    request::{CompileRequest, Rebuild},
+};
+use crate::{
+    cancel::Cancel,
+    error::Error,
+    library::{Library, package, package_key::PackageKey},
+};
+
+/// Downloads that a load may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PullLimit {
+    /// Any download, for a command by a person.
+    None,
+    /// Catalogue entries up to this many bytes, for a request.
+    Bytes(u64),
+}
+
+/// Source of a package that a load does not find installed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelSource<'a> {
+    /// The model as the user named it, without a scheme: a catalogue name, a hub reference or a path.
+    pub(crate) model: &'a str,
+    pub(crate) limit: PullLimit,
+}
+
+/// Graphs that a load needs in a package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequiredGraphs {
+    /// Any graphs.
+    Any,
+    /// Static graphs for an NPU as well.
+    Static,
+}
+
+/// A package to be built from a model.
+pub(crate) struct PackageBuild<'a> {
+    pub(crate) library: &'a Library,
+    pub(crate) key: &'a PackageKey,
+    /// The model as the user named it, without a scheme: a catalogue name, a hub reference or a path.
+    pub(crate) model: &'a str,
+    pub(crate) request: &'a CompileRequest,
+    pub(crate) progress: &'a dyn ProgressSink,
+    pub(crate) cancel: &'a Cancel,
+}
+
+/// Refuses a model that is neither installed nor small enough for a download.
+pub(crate) fn check_obtainable(library: &Library, key: &PackageKey, limit: PullLimit) -> Result<(), Error> {
+    let PullLimit::Bytes(limit) = limit else { return Ok(()) };
+    let bytes = || library.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
+    let is_installed = library.store.package(&key.name, key.scheme).is_some();
+    if is_installed || bytes().is_some_and(|bytes| bytes <= limit) {
+        return Ok(());
+    }
+    Err(Error::NotInstalled { name: key.name.clone() })
+}
+
+/// Returns the folder of a package to load, which is built from `source` if it is missing. A package without
+/// the required graphs is built again if its checkpoint is in the catalogue.
+pub(crate) fn package_for_load(
+    library: &Library,
+    key: &PackageKey,
+    graphs: RequiredGraphs,
+    source: ModelSource<'_>,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<PathBuf, Error> {
+    if let Some(folder) = library.store.package(&key.name, key.scheme) {
+        let is_enough =
+            graphs == RequiredGraphs::Any || package::read_manifest(&folder, key)?.recipe.fixed.is_some();
+        if is_enough || library.catalog.get(&key.name).is_none() {
+            return Ok(folder);
+        }
+        progress.event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));
+    }
+    check_obtainable(library, key, source.limit)?;
+    let is_static = graphs == RequiredGraphs::Static;
+    let contexts = is_static.then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
+    let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };
+    PackageBuild { library, key, model: source.model, request: &request, progress, cancel }.run()
+}
+
+impl PackageBuild<'_> {
+    /// Returns the package's folder. Fetches and compiles the model if the package is missing.
+    pub(crate) fn run(&self) -> Result<PathBuf, Error> {
+        let Self { library, key, model, progress, cancel, .. } = self;
+        if let Some(folder) = self.existing() {
+            return Ok(folder);
+        }
+        let resolved = library.reference(model)?.resolve(&library.catalog)?;
+        // Of two processes that compile the same package, the second waits and finds it.
+        let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
+        let _lock = library.store.lock(&lock_name, *progress, cancel.flag())?;
+        if let Some(folder) = self.existing() {
+            return Ok(folder);
+        }
+        let files = fetch::fetch(&library.store, &resolved, *progress, cancel.flag())?;
+        self.compile(&resolved, files)
+    }
+
+    /// Returns the installed package, if it satisfies the request.
+    fn existing(&self) -> Option<PathBuf> {
+        if self.request.rebuild == Rebuild::Always {
+            return None;
+        }
+        let folder = self.library.store.package(&self.key.name, self.key.scheme)?;
+        let CompileRequest { target, contexts, prefill, part_bytes, .. } = self.request;
+        if target.is_none() && contexts.is_empty() && prefill.is_empty() && part_bytes.is_none() {
+            return Some(folder);
+        }
+        let recipe = package::read_manifest(&folder, self.key).ok()?.recipe;
+        let requested = FixedShapes::for_contexts(contexts).with_prefill(prefill);
+        let has = |shapes: &FixedShapes| {
+            (contexts.is_empty() || shapes.contexts().eq(requested.contexts()))
+                && (prefill.is_empty() || shapes.prefill == requested.prefill)
+        };
+        let has_shapes = contexts.is_empty() && prefill.is_empty() || recipe.fixed.as_ref().is_some_and(has);
+        let has_target = target.as_ref().is_none_or(|target| recipe.targets.contains(target));
+        let has_parts = part_bytes.is_none_or(|requested| recipe.part_bytes == requested);
+        (has_target && has_shapes && has_parts).then_some(folder)
+    }
+
+    /// Returns the recipe. A new target is added to those of the installed package.
+    fn recipe(&self) -> Recipe {
+        let CompileRequest { scheme, target, contexts, prefill, passes, part_bytes, .. } = self.request;
+        let (matformer, drop_layers) = (self.request.matformer.clone(), self.request.drop_layers.clone());
+        let installed = self.library.store.package(&self.key.name, self.key.scheme);
+        let installed = installed.and_then(|folder| package::read_manifest(&folder, self.key).ok());
+        let installed_passes = installed.as_ref().map(|manifest| manifest.recipe.passes.clone());
+        let passes = passes.clone().or(installed_passes).unwrap_or_default();
+        let earlier = target.as_ref().and(installed).map(|manifest| manifest.recipe);
+        let mut targets = earlier.as_ref().map(|recipe| recipe.targets.clone()).unwrap_or_default();
+        targets.extend(target.clone());
+        targets.sort();
+        targets.dedup();
+        let is_static = target.is_some() || !contexts.is_empty() || !prefill.is_empty() || !passes.is_empty();
+        let earlier_shapes = earlier.and_then(|recipe| recipe.fixed).filter(|_| contexts.is_empty());
+        let shapes =
+            || earlier_shapes.unwrap_or_else(|| FixedShapes::for_contexts(contexts)).with_prefill(prefill);
+        let fixed = is_static.then(shapes);
+        let default = Recipe::new(*scheme);
+        let target_limit = targets.iter().map(Target::part_bytes).min();
+        let part_bytes = part_bytes.or(target_limit).unwrap_or(default.part_bytes);
+        Recipe { matformer, drop_layers, fixed, part_bytes, targets, passes, ..default }
+    }
+
+    fn compile(&self, resolved: &Resolved, files: CheckpointFiles) -> Result<PathBuf, Error> {
+        let Self { library, key, request, progress, cancel, .. } = self;
+        let recipe = self.recipe();
+        let license = files.license.clone().or_else(|| resolved.license.clone());
+        let checkpoint = CheckpointFiles { license, ..files };
+        let staging = library.store.stage_package(&key.name, key.scheme)?;
+        let folder = staging.path();
+        let vocabulary = request.vocabulary.as_ref();
+        let output = CompileOutput { folder, keep_stages: request.keep_stages.as_deref() };
+        let mut manifest = self.compile_into(output, &checkpoint, &recipe, vocabulary)?;
+        let entry = library.entry(resolved);
+        if let Some(entry) = entry.filter(|entry| manifest.prompts.is_empty() && !entry.prompts.is_empty()) {
+            manifest.prompts.named = entry.prompts.clone();
+            adopt(folder, &mut manifest, &[])?;
+        }
+        if !recipe.passes.is_empty() || manifest.recipe.is_reduced() {
+            self.measure_quality(&checkpoint, &recipe, folder, &mut manifest)?;
+            adopt(folder, &mut manifest, &[])?;
+        }
+        for target in &recipe.targets {
+            precompile::compile_for(library, target, folder, &mut manifest, *progress, cancel)?;
+        }
+        Ok(staging.commit()?)
+    }
+
+    /// Compiles the checkpoint into a folder.
+    fn compile_into(
+        &self,
+        output: CompileOutput<'_>,
+        checkpoint: &CheckpointFiles,
+        recipe: &Recipe,
+        vocabulary: Option<&Vocabulary>,
+    ) -> Result<Manifest, Error> {
+        let Self { library, progress, cancel, .. } = *self;
+        let runner = CpuRunner { library, progress, cancel };
+        let is_calibrated = self.request.calibration == Calibration::Standard;
+        let job = CompileJob {
+            checkpoint: &checkpoint.path,
+            name: self.key.name.clone(),
+            recipe: recipe.clone(),
+            runner: is_calibrated.then_some(&runner as &dyn GraphRunner),
+            vocabulary,
+            out: output.folder,
+            keep_stages: output.keep_stages,
+            provenance: Provenance {
+                source: checkpoint.source.clone(),
+                checkpoint: checkpoint.digests.clone(),
+                license: checkpoint.license.clone(),
+                compiler: format!("narthex {}", env!("CARGO_PKG_VERSION")),
+            },
+        };
+        Ok(pipeline::compile(job, progress, cancel.flag())?)
+    }
+
+    /// Measures what the package's passes and its reduction cost, and enters both into the manifest. The package without
+    /// its passes and the whole model are compiled for that.
+    fn measure_quality(
+        &self,
+        checkpoint: &CheckpointFiles,
+        recipe: &Recipe,
+        folder: &Path,
+        manifest: &mut Manifest,
+    ) -> Result<(), Error> {
+        let PackageKey { name, scheme } = self.key;
+        let note = |text: String| self.progress.event(Progress::Note(text));
+        let passes = BTreeSet::new();
+        if !recipe.passes.is_empty() {
+            note(format!("Compiling {name} without its passes for comparison."));
+            let plain = self.library.store.stage_package(name, *scheme)?;
+            let recipe = Recipe { passes: passes.clone(), ..recipe.clone() };
+            let output = CompileOutput { folder: plain.path(), keep_stages: None };
+            self.compile_into(output, checkpoint, &recipe, self.request.vocabulary.as_ref())?;
+            manifest.quality = Some(quality::measure_passes(&self.compared(folder, plain.path()))?);
+        }
+        if manifest.recipe.is_reduced() {
+            note(format!("Compiling the whole model of {name} for comparison."));
+            let whole = self.library.store.stage_package(name, *scheme)?;
+            let recipe = Recipe { drop_layers: None, fixed: None, passes, ..recipe.clone() };
+            let output = CompileOutput { folder: whole.path(), keep_stages: None };
+            self.compile_into(output, checkpoint, &recipe, None)?;
+            manifest.loss = Some(quality::measure_reduction(&self.compared(folder, whole.path()))?);
+        }
+        Ok(())
+    }
+
+    fn compared<'a>(&'a self, changed: &'a Path, plain: &'a Path) -> ComparedPackage<'a> {
+        let Self { library, key, progress, cancel, .. } = *self;
+        ComparedPackage { library, key, changed, plain, progress, cancel }
+    }
+}
+
+/// Folders that a compile writes.
+struct CompileOutput<'a> {
+    folder: &'a Path,
+    /// Folder for the intermediate stages.
+    keep_stages: Option<&'a Path>,
+}

@@ -1,0 +1,256 @@
+//! Benchmark of one model on several devices: all are loaded, and each round runs on every device in turn.
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use narthex_catalog::{runtimes, store::Store};
+use narthex_device::{energy::Meter, ep::Facts, memory, runtime::Runtime};
+use narthex_spec::{
+    DeviceName, DevicePlacement, DevicePlacements, ProgressSink,
+    progress::{Stage, Unit},
+};
+
+use super::{
+    BenchOptions, Machine, check, check_room,
+    comparison::{Comparison, Contender, Figures, LoadFigures, MeteredRound, Outcome},
+    refuse_stand_in, round, run_round,
+};
+use crate::{
+    cancel::Cancel,
+    compile::package_build::{self, ModelSource, PullLimit, RequiredGraphs},
+    error::Error,
+    gateway::Gateway,
+    library::{
+        Library,
+        package::Package,
+        package_key::{PackageKey, split_scheme},
+    },
+    load::{
+        device_selection, eligibility, loaded_model::LoadedModel, request::LoadRequest,
+        runtime_choice::RuntimeChoice,
+    },
+    report::models::PassedOver,
+    serve::date,
+};
+
+impl Gateway {
+    /// Measures a chat model on several devices and divisions. A device that is not usable, or fails during the benchmark,
+    /// is listed with its reason. Unloads the models afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a place has software that stands in for an NPU, whose times mean nothing.
+    /// [`Error::NoDevice`] if no device ran.
+    pub fn compare(
+        &self,
+        model: &str,
+        places: &DevicePlacements,
+        options: BenchOptions,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Comparison, Error> {
+        check(options)?;
+        refuse_stand_in("devices", places.devices())?;
+        let library = self.library();
+        let key = library.key(model)?;
+        let not_cpu = places.devices().filter(|&device| device != DeviceName::Cpu);
+        let choice = RuntimeChoice::for_devices(library, not_cpu);
+        choice.load_early(library)?;
+        let all = places.as_slice().iter().copied();
+        let graphs =
+            match eligibility::any_runs_static_graphs(&library.config, key.scheme, all, &choice.facts) {
+                true => RequiredGraphs::Static,
+                false => RequiredGraphs::Any,
+            };
+        let source = ModelSource { model: split_scheme(model).0, limit: PullLimit::None };
+        let folder = package_build::package_for_load(library, &key, graphs, source, progress, cancel)?;
+        let runtime = choice.load(library, progress, cancel)?;
+        let facts = Arc::new(choice.facts);
+        let bench = DeviceBench { library, key, folder, runtime, facts, options, progress, cancel };
+        let meter = Meter::here();
+        let stage = Stage::start(progress, "Loading", Unit::Items, Some(places.as_slice().len() as u64));
+        let mut devices = Vec::new();
+        for (number, &place) in places.as_slice().iter().enumerate() {
+            devices.push(BenchedDevice { place, state: bench.prepare(place)?, rounds: Vec::new() });
+            stage.advance(number as u64 + 1);
+        }
+        drop(stage);
+        bench.run(&mut devices, meter.as_ref())?;
+        bench.report(devices, meter.as_ref(), self)
+    }
+}
+
+/// Settings that are equal for every device.
+struct DeviceBench<'a> {
+    library: &'a Library,
+    key: PackageKey,
+    folder: PathBuf,
+    runtime: &'static Runtime,
+    facts: Arc<Facts>,
+    options: BenchOptions,
+    progress: &'a dyn ProgressSink,
+    cancel: &'a Cancel,
+}
+
+/// A device or division with its rounds.
+struct BenchedDevice {
+    place: DevicePlacement,
+    state: Result<BenchedModel, PassedOver>,
+    rounds: Vec<MeteredRound>,
+}
+
+/// A model that is loaded for the benchmark.
+struct BenchedModel {
+    model: LoadedModel,
+    load_ms: f64,
+    memory_bytes: Option<u64>,
+}
+
+impl DeviceBench<'_> {
+    /// Loads the model at a place and runs a warm-up round. The outer error ends the benchmark.
+    fn prepare(&self, place: DevicePlacement) -> Result<Result<BenchedModel, PassedOver>, Error> {
+        let prepared = || {
+            let before = memory::rss();
+            // The first load verifies the device and compiles for it.
+            drop(self.load(place)?);
+            let is_reset = memory::reset_peak_rss();
+            let begun = Instant::now();
+            let model = self.load(place)?;
+            let load_ms = begun.elapsed().as_secs_f64() * 1e3;
+            let engine = model.engine()?;
+            check_room(engine, self.options)?;
+            run_round(engine, self.options, 0)?;
+            let after = is_reset.and_then(|()| memory::peak_rss()).or_else(memory::rss);
+            let memory_bytes = before.zip(after).map(|(before, after)| after.saturating_sub(before));
+            Ok(BenchedModel { model, load_ms, memory_bytes })
+        };
+        separate(place, prepared())
+    }
+
+    fn load(&self, place: DevicePlacement) -> Result<LoadedModel, Error> {
+        self.cancel.check()?;
+        let request = LoadRequest {
+            package: Arc::new(Package::open(&self.key, &self.folder)?),
+            runtime: self.runtime,
+            facts: self.facts.clone(),
+            config: self.library.config.clone(),
+            store: self.library.store.clone(),
+            progress: self.progress,
+            cancel: self.cancel.clone(),
+        };
+        LoadedModel::load(&request, |request| device_selection::open_first(request, [place]))
+    }
+
+    /// Runs the rounds. The first device of a round is the last of the next, since the machine may grow warm.
+    fn run(&self, devices: &mut [BenchedDevice], meter: Option<&Meter>) -> Result<(), Error> {
+        let all = (self.options.rounds * devices.len()) as u64;
+        let stage = Stage::start(self.progress, "Measuring", Unit::Items, Some(all));
+        let mut done = 0;
+        for number in 1..=self.options.rounds {
+            for device in devices.iter_mut() {
+                self.cancel.check()?;
+                if let Ok(benched) = &device.state {
+                    round::rest();
+                    match separate(device.place, self.run_metered(benched, number, meter))? {
+                        Ok(round) => device.rounds.push(round),
+                        Err(passed_over) => device.state = Err(passed_over),
+                    }
+                }
+                done += 1;
+                stage.advance(done);
+            }
+            devices.rotate_left(1);
+        }
+        Ok(())
+    }
+
+    fn run_metered(
+        &self,
+        benched: &BenchedModel,
+        number: usize,
+        meter: Option<&Meter>,
+    ) -> Result<MeteredRound, Error> {
+        let before = meter.and_then(Meter::read);
+        let round = run_round(benched.model.engine()?, self.options, number)?;
+        let joules = meter.and_then(|meter| Some(meter.joules(&before?, &meter.read()?)));
+        Ok(MeteredRound { round, joules })
+    }
+
+    fn report(
+        &self,
+        mut devices: Vec<BenchedDevice>,
+        meter: Option<&Meter>,
+        gateway: &Gateway,
+    ) -> Result<Comparison, Error> {
+        let Self { library, options, .. } = self;
+        // Each round moved the first device to the end.
+        let rotation = options.rounds % devices.len().max(1);
+        devices.rotate_right(rotation);
+        if devices.iter().all(|device| device.state.is_err()) {
+            let passed_over = devices.into_iter().filter_map(|device| device.state.err()).collect();
+            let (name, policy) = (self.key.name.clone(), library.config.npu);
+            return Err(Error::NoDevice { name, policy, passed_over });
+        }
+        let is_cpu = |device: &&BenchedDevice| {
+            device.place == DevicePlacement::Single(DeviceName::Cpu) && device.state.is_ok()
+        };
+        let cpu = devices.iter().find(is_cpu).map(|device| device.rounds.clone());
+        let contender = |device: BenchedDevice| device.contender(cpu.as_deref(), *options);
+        let installed = runtimes::all().filter_map(|package| {
+            let info = runtimes::locate(&library.store, package.ep)?;
+            Some(format!("{} {}", package.name, info.version))
+        });
+        let (year, month, day) = date::today();
+        Ok(Comparison {
+            model: self.key.name.to_string(),
+            scheme: self.key.scheme,
+            package: Store::package_digest(&self.folder)?,
+            date: format!("{year:04}-{month:02}-{day:02}"),
+            machine: Machine::here(self.runtime, library.config.threads),
+            devices: gateway.devices(),
+            runtimes: installed.collect(),
+            prompt_tokens: options.prompt_tokens,
+            generate_tokens: options.generate_tokens,
+            rounds: options.rounds,
+            energy_counter: meter.map(|meter| meter.describe().to_owned()),
+            contenders: devices.into_iter().map(contender).collect(),
+        })
+    }
+}
+
+impl BenchedDevice {
+    fn contender(self, cpu: Option<&[MeteredRound]>, options: BenchOptions) -> Contender {
+        let outcome = match self.state {
+            Ok(benched) => {
+                let load = LoadFigures {
+                    load_ms: benched.load_ms,
+                    memory_bytes: benched.memory_bytes,
+                    placement: benched.model.placement().clone(),
+                };
+                Outcome::Ran(Box::new(Figures::new(load, &self.rounds, cpu, options)))
+            }
+            Err(PassedOver { device, reason, fix, .. }) => {
+                // The reason of a division names the device that refused.
+                let is_division = self.place != DevicePlacement::Single(device);
+                let reason = if is_division { format!("{device}: {reason}") } else { reason };
+                Outcome::Refused { reason, fix }
+            }
+        };
+        Contender { place: self.place, outcome }
+    }
+}
+
+/// Separates the failures of one device, which are the inner error, from those that end the benchmark.
+fn separate<T>(place: DevicePlacement, outcome: Result<T, Error>) -> Result<Result<T, PassedOver>, Error> {
+    let error = match outcome {
+        Ok(value) => return Ok(Ok(value)),
+        Err(error) => error,
+    };
+    match error {
+        Error::Cancelled | Error::WrongKind { .. } => Err(error),
+        // Only one place was tried, so that the reason of one device is complete.
+        Error::NoDevice { mut passed_over, .. } if passed_over.len() == 1 => Ok(Err(passed_over.remove(0))),
+        _ => {
+            let device = place.devices().first().copied().unwrap_or(DeviceName::Cpu);
+            Ok(Err(error.passed_over(device)))
+        }
+    }
+}

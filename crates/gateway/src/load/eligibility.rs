@@ -1,0 +1,162 @@
+//! Rules that exclude a device before it is opened: the machine's facts, the NPU policy, and packages that are made for
+//! other devices.
+
+use narthex_device::ep::{self, Cause, Device, Facts, Refusal};
+use narthex_spec::{
+    DeviceKind, DeviceName, DevicePlacement, ModelName, NpuPolicy, PlacementChoice, Scheme, Target, Variant,
+    manifest::{Bound, Manifest},
+    recipe::FixedShapes,
+    target::QnnChip,
+};
+
+use crate::{
+    config::Config,
+    error::Error,
+    library::package_key::PackageKey,
+    report::{fallback::FallbackNodes, models::PassedOver},
+};
+
+/// Note of a package that only its own device runs.
+pub(crate) const UNVERIFIED_NOTE: &str =
+    "its placement and its results are not verified, because the CPU cannot run the compiled graphs";
+
+/// Returns the refusal of a device by the NPU policy.
+pub(crate) fn policy_refusal(config: &Config, name: DeviceName) -> Option<Refusal> {
+    let reason = match (config.npu, name.kind()) {
+        (NpuPolicy::Off, DeviceKind::Npu) => "NPUs are switched off".to_owned(),
+        (NpuPolicy::Require, DeviceKind::StandIn) => {
+            format!("an NPU is required, and {} is not an NPU", name.describe())
+        }
+        (NpuPolicy::Require, DeviceKind::Gpu | DeviceKind::Cpu) => {
+            "an NPU is required, and this device is not an NPU".to_owned()
+        }
+        _ => return None,
+    };
+    Some(Refusal { cause: Cause::Absent, reason, fix: None })
+}
+
+/// Returns the refusal of a device by the NPU policy or by the machine's facts.
+pub(crate) fn refusal(config: &Config, name: DeviceName, facts: &Facts) -> Option<Refusal> {
+    policy_refusal(config, name).or_else(|| ep::probe(name, facts).err())
+}
+
+/// Returns the entry of a refused device.
+pub(crate) fn passed_over(config: &Config, device: DeviceName, refusal: Refusal) -> PassedOver {
+    let Refusal { cause, reason, fix } = refusal;
+    // An absent device is worth a warning only if the user named it.
+    let Config { place, providers, .. } = config;
+    let placed = matches!(place, Some(PlacementChoice::Fixed(place)) if place.devices().contains(&device));
+    let announced = cause != Cause::Absent || placed || providers.is_explicit();
+    PassedOver { device, reason, fix, announced, fallback: FallbackNodes::default() }
+}
+
+/// Returns whether a load on this machine would use static graphs: on the first usable device, on a device to be
+/// measured, or on the devices of the configured division.
+pub(crate) fn needs_static_graphs(config: &Config, scheme: Scheme, facts: &Facts) -> bool {
+    let usable = |place: &DevicePlacement| is_usable(config, scheme, *place, facts);
+    let mut order = config.providers.devices().iter().copied().map(DevicePlacement::Single).filter(usable);
+    match config.place {
+        Some(PlacementChoice::Auto) => any_runs_static_graphs(config, scheme, order, facts),
+        Some(PlacementChoice::Fixed(place)) => {
+            any_runs_static_graphs(config, scheme, [place].into_iter().chain(order.next()), facts)
+        }
+        None => any_runs_static_graphs(config, scheme, order.next(), facts),
+    }
+}
+
+/// Returns whether one of these places is usable on this machine and runs static graphs with weights in this scheme.
+pub(crate) fn any_runs_static_graphs(
+    config: &Config,
+    scheme: Scheme,
+    places: impl IntoIterator<Item = DevicePlacement>,
+    facts: &Facts,
+) -> bool {
+    let is_static = |place: DevicePlacement| {
+        matches!(place, DevicePlacement::Head(_))
+            || place.devices().iter().any(|device| device.variant() == Variant::Static)
+    };
+    places.into_iter().any(|place| is_static(place) && is_usable(config, scheme, place, facts))
+}
+
+fn is_usable(config: &Config, scheme: Scheme, place: DevicePlacement, facts: &Facts) -> bool {
+    place.devices().into_iter().all(|name| name.supports(scheme) && refusal(config, name, facts).is_none())
+}
+
+/// Refuses a load that requires an NPU when every device of the settings is excluded, so that nothing is fetched or
+/// compiled for it.
+///
+/// # Errors
+/// [`Error::NoDevice`] with every device and its reason.
+pub(crate) fn check_required_npu(config: &Config, key: &PackageKey, facts: &Facts) -> Result<(), Error> {
+    if config.npu != NpuPolicy::Require {
+        return Ok(());
+    }
+    let divided = match config.place {
+        Some(PlacementChoice::Fixed(place)) => place.devices(),
+        Some(PlacementChoice::Auto) | None => Vec::new(),
+    };
+    // Another device may take part of the work beside an NPU. The share is measured after the load.
+    let refused = refusals(config, key, &divided, |name| ep::probe(name, facts).err());
+    if !divided.is_empty() && refused.is_empty() {
+        return Ok(());
+    }
+    let order = config.providers.devices();
+    let alone = refusals(config, key, order, |name| refusal(config, name, facts));
+    if alone.len() < order.len() {
+        return Ok(());
+    }
+    let mut passed_over = refused;
+    let listed: Vec<DeviceName> = passed_over.iter().map(|passed| passed.device).collect();
+    passed_over.extend(alone.into_iter().filter(|passed| !listed.contains(&passed.device)));
+    Err(Error::NoDevice { name: key.name.clone(), policy: config.npu, passed_over })
+}
+
+/// Returns the devices that refuse a package by `refusal` or by its scheme.
+fn refusals(
+    config: &Config,
+    key: &PackageKey,
+    devices: &[DeviceName],
+    refusal: impl Fn(DeviceName) -> Option<Refusal>,
+) -> Vec<PassedOver> {
+    let of = |name| refusal(name).or_else(|| check_scheme(name, &key.name, key.scheme).err());
+    devices.iter().filter_map(|&name| Some(passed_over(config, name, of(name)?))).collect()
+}
+
+/// Refuses a device when the package is bound to another provider.
+pub(crate) fn check_bound_provider(manifest: &Manifest, name: DeviceName) -> Result<(), Refusal> {
+    let other = manifest.bound.as_ref().filter(|bound| bound.ep != name.ep());
+    other.map_or(Ok(()), |bound| Err(bound_refusal(bound, None)))
+}
+
+/// Refuses a device when the package is bound to other chips and both chips are known.
+pub(crate) fn check_bound_chip(manifest: &Manifest, device: &Device) -> Result<(), Refusal> {
+    let (Some(bound), Device::Qnn(options)) = (&manifest.bound, device) else { return Ok(()) };
+    match (&bound.target, options.chips.first()) {
+        (Some(Target::Qnn(chips)), Some(chip)) if !chips.contains(chip) => {
+            Err(bound_refusal(bound, Some(*chip)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a device that does not support the weight scheme.
+pub(crate) fn check_scheme(name: DeviceName, model: &ModelName, scheme: Scheme) -> Result<(), Refusal> {
+    if name.supports(scheme) {
+        return Ok(());
+    }
+    let whole = Scheme::F16;
+    let reason = format!("it does not support block-quantised weights such as {scheme}; it needs {whole}");
+    let context = FixedShapes::USUAL_CONTEXT;
+    let fix =
+        format!("narthex compile {model} --scheme {whole} --context {context}, then request {model}@{whole}");
+    Err(Refusal { cause: Cause::Refused, reason, fix: Some(fix) })
+}
+
+/// The refusal of a bound package by another device, whose chip may be known.
+fn bound_refusal(bound: &Bound, chip: Option<QnnChip>) -> Refusal {
+    let here = chip.map(|chip| format!(", and this is {}", chip.spec().title)).unwrap_or_default();
+    let reason = format!("the package runs only on {}{here}", bound.device);
+    let fix = "load it on that device; for other devices, import an export for CPUs or GPUs, or compile the checkpoint: \
+               narthex compile";
+    Refusal { cause: Cause::Refused, reason, fix: Some(fix.to_owned()) }
+}

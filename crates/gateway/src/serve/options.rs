@@ -1,0 +1,123 @@
+//! Generation options: their ranges in the API, and the engine's sampling settings.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use narthex_engine::{executor::Limits, request::Sampling};
+
+use crate::{error::Error, serve::request::GenerateOptions};
+
+/// Maximum choices of one request.
+const MAX_CHOICES: usize = 128;
+
+/// Maximum stop strings of one request.
+const MAX_STOPS: usize = 16;
+
+/// Maximum alternatives per token.
+const MAX_LOGPROBS: usize = 20;
+
+/// Checks every option against the API's range.
+pub(super) fn check(options: &GenerateOptions) -> Result<(), Error> {
+    in_range("temperature", options.temperature, 0.0, 2.0)?;
+    in_range("top_p", options.top_p, 0.0, 1.0)?;
+    in_range("min_p", options.min_p, 0.0, 1.0)?;
+    in_range("presence_penalty", options.presence_penalty, -2.0, 2.0)?;
+    in_range("frequency_penalty", options.frequency_penalty, -2.0, 2.0)?;
+    in_range("repetition_penalty", options.repetition_penalty, 0.01, 100.0)?;
+    for &bias in options.logit_bias.values() {
+        in_range("logit_bias", bias, -100.0, 100.0)?;
+    }
+    at_most("n", options.n, MAX_CHOICES)?;
+    at_most("stop", options.stop.len(), MAX_STOPS)?;
+    at_most("top_logprobs", options.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+    if options.n == 0 {
+        return Err(Error::invalid("n", "expected at least 1, found 0"));
+    }
+    if options.max_tokens == Some(0) {
+        return Err(Error::invalid("max_tokens", "expected at least 1, found 0"));
+    }
+    if options.stop.iter().any(String::is_empty) {
+        return Err(Error::invalid("stop", "expected non-empty strings, found an empty one"));
+    }
+    Ok(())
+}
+
+/// Returns the sampling settings of the first choice.
+pub(super) fn sampling(options: &GenerateOptions, limits: &Limits) -> Result<Sampling, Error> {
+    if let Some(bad) = options.logit_bias.keys().find(|&&token| token as usize >= limits.vocab) {
+        return Err(Error::invalid(
+            "logit_bias",
+            format!("token {bad} is not below the vocabulary size {}", limits.vocab),
+        ));
+    }
+    Ok(Sampling {
+        temperature: options.temperature,
+        top_k: options.top_k,
+        top_p: options.top_p,
+        min_p: options.min_p,
+        repetition_penalty: options.repetition_penalty,
+        presence_penalty: options.presence_penalty,
+        frequency_penalty: options.frequency_penalty,
+        logit_bias: options.logit_bias.iter().map(|(&token, &bias)| (token, bias)).collect(),
+        seed: options.seed.unwrap_or_else(random_seed),
+    })
+}
+
+/// Returns a seed that differs between requests and between processes.
+fn random_seed() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn in_range(param: &'static str, found: f32, low: f32, high: f32) -> Result<(), Error> {
+    if found >= low && found <= high {
+        Ok(())
+    } else {
+        Err(Error::invalid(param, format!("expected a number from {low} to {high}, found {found}")))
+    }
+}
+
+pub(super) fn at_most(param: &'static str, found: usize, limit: usize) -> Result<(), Error> {
+    if found <= limit {
+        Ok(())
+    } else {
+        Err(Error::invalid(param, format!("expected at most {limit}, found {found}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_name_their_parameter() {
+        let check_refused = |change: fn(&mut GenerateOptions), expected: &str| {
+            let mut options = GenerateOptions::api_defaults();
+            change(&mut options);
+            match check(&options) {
+                Err(Error::Invalid { param, message }) => {
+                    assert_eq!(param, expected);
+                    assert!(message.contains("expected") && message.contains("found"), "{message}");
+                }
+                other => panic!("{expected}: {other:?}"),
+            }
+        };
+        check(&GenerateOptions::api_defaults()).unwrap();
+        check_refused(|o| o.temperature = 2.5, "temperature");
+        check_refused(|o| o.temperature = f32::NAN, "temperature");
+        check_refused(|o| o.top_p = -0.1, "top_p");
+        check_refused(|o| o.n = 0, "n");
+        check_refused(|o| o.n = 1000, "n");
+        check_refused(|o| o.max_tokens = Some(0), "max_tokens");
+        check_refused(|o| o.stop = vec![String::new()], "stop");
+        check_refused(|o| o.logprobs = Some(21), "top_logprobs");
+        check_refused(|o| o.logit_bias = BTreeMap::from([(1, 101.0)]), "logit_bias");
+    }
+
+    #[test]
+    fn seeds_differ() {
+        assert_ne!(random_seed(), random_seed());
+    }
+}
