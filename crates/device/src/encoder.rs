@@ -1,6 +1,6 @@
 //! Variant A of an encoder, on the CPU or a GPU: implements the engine's [`Encoder`].
 
-mod feed;
+mod input;
 
 use std::{ffi::CString, path::Path};
 
@@ -25,7 +25,7 @@ use crate::{
     table::Table,
 };
 
-pub(crate) use feed::Feed;
+pub(crate) use input::EncoderInput;
 
 /// Bounds of an encoder.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +39,8 @@ pub struct EncoderOptions {
 /// An encoder on one device.
 pub struct DynamicEncoder {
     limits: EncoderLimits,
-    feed: Feed,
-    names: Names,
+    feed: EncoderInput,
+    names: EncoderNames,
     mask: Vec<i32>,
     /// Rows asked for, of the batch's padded rows.
     asked: Vec<i64>,
@@ -50,7 +50,7 @@ pub struct DynamicEncoder {
 }
 
 /// The graph's names of its inputs and its output.
-struct Names {
+struct EncoderNames {
     /// Embedded tokens, or tokens.
     first: CString,
     /// What positions add, or segments.
@@ -75,7 +75,8 @@ impl DynamicEncoder {
         options: &EncoderOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
-        let Parts { entry, gives: (rows, width), feed, names } = Parts::read(package, manifest)?;
+        let EncoderParts { entry, gives: (rows, width), feed, names } =
+            EncoderParts::read(package, manifest)?;
         let session = SessionOptions::on(device, inventory::threads(options.threads));
         let session = Session::open(runtime, &package::path(package, &entry.file)?, session)?;
         Ok(Self {
@@ -143,17 +144,17 @@ pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
 }
 
 /// What an encoder takes from its package beside the graph.
-pub(crate) struct Parts<'a> {
+pub(crate) struct EncoderParts<'a> {
     entry: &'a GraphEntry,
     gives: (Rows, usize),
-    pub(crate) feed: Feed,
-    names: Names,
+    pub(crate) feed: EncoderInput,
+    names: EncoderNames,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> EncoderParts<'a> {
     /// Reads and checks all of it.
     pub(crate) fn read(package: &Path, manifest: &'a Manifest) -> Result<Self, DeviceError> {
-        let feed = Feed::open(package, manifest)?;
+        let feed = EncoderInput::open(package, manifest)?;
         let (head, gives) = match &manifest.architecture {
             Structure::Encoder(arch) => (&arch.head, gives(arch)),
             Structure::ImportedEncoder(ImportedEncoder { vocab, width, head }) => {
@@ -164,15 +165,15 @@ impl<'a> Parts<'a> {
         let entry = package::graph(manifest)?;
         let only = |wanted: bool, slot| wanted.then(|| package::input(entry, slot)).transpose();
         let (first, second) = match &feed {
-            Feed::Rows { tables, .. } => {
+            EncoderInput::Rows { tables, .. } => {
                 (Slot::Embeds, only(tables.factored.is_some(), Slot::PositionEmbeds)?)
             }
             // A model may not tell segments apart.
-            Feed::Tokens { .. } => {
+            EncoderInput::Tokens { .. } => {
                 (Slot::Tokens, only(entry.input(Slot::Segments).is_some(), Slot::Segments)?)
             }
         };
-        let names = Names {
+        let names = EncoderNames {
             first: package::input(entry, first)?,
             second,
             mask: package::input(entry, Slot::PaddingMask)?,
@@ -318,7 +319,7 @@ impl Encoder for DynamicEncoder {
             Rows::Asked => vec![asked, width as i64],
         };
         let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
-        let Names { mask, asked: rows_asked, output, .. } = &self.names;
+        let EncoderNames { mask, asked: rows_asked, output, .. } = &self.names;
         // SAFETY: every tensor is bound anew for every run and lives until it is over.
         unsafe {
             self.feed.bind(&mut self.binding, &self.names, [batch, sequence])?;

@@ -22,8 +22,8 @@ const OPTIONS: ExecutorOptions =
 pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceError> {
     match &manifest.architecture {
         Structure::Decoder(_) | Structure::ImportedDecoder(_) => {
-            let parts = dynamic::Parts::read(package, manifest, &OPTIONS)?;
-            if let dynamic::Feed::Rows { embedding, .. } = &parts.feed {
+            let parts = dynamic::DecoderParts::read(package, manifest, &OPTIONS)?;
+            if let dynamic::DecoderInput::Rows { embedding, .. } = &parts.feed {
                 let mut row = vec![0.0; embedding.width()];
                 embedding.write(0, 0, &mut row);
                 embedding.write(embedding.vocab() as u32 - 1, parts.limits.context - 1, &mut row);
@@ -32,7 +32,9 @@ pub fn read_package(package: &Path, manifest: &Manifest) -> Result<(), DeviceErr
             kv.bytes(parts.limits.slots, kv.capacity_for(parts.limits.context, parts.limits.context));
         }
         Structure::Encoder(_) | Structure::ImportedEncoder(_) => {
-            if let encoder::Feed::Rows { tables, .. } = encoder::Parts::read(package, manifest)?.feed {
+            if let encoder::EncoderInput::Rows { tables, .. } =
+                encoder::EncoderParts::read(package, manifest)?.feed
+            {
                 read_rows(&tables.token);
             }
         }

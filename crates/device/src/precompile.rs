@@ -16,7 +16,7 @@ use crate::{
     error::{DeviceError, RefusedNode},
     ort::{Context, Session, SessionOptions, Sharing, Writes},
     placement::Placement,
-    runtime::{Recording, Runtime},
+    runtime::{LogRecording, Runtime},
     trace,
 };
 
@@ -35,12 +35,12 @@ pub enum Weights {
     /// One binary for all.
     Shared,
     /// A binary for each.
-    Apart,
+    Separate,
 }
 
 /// What becomes of the nodes of a graph that its device refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum FallbackPolicy {
     /// The graph is refused.
     Refused,
     /// The CPU runs those that only convert the graph's inputs or outputs; with others the graph is refused.
@@ -61,14 +61,14 @@ pub fn precompile(
     device: &Device,
     jobs: &[Job<'_>],
     weights: Weights,
-    rest: Rest,
+    rest: FallbackPolicy,
     done: &mut dyn FnMut(usize) -> ControlFlow<()>,
 ) -> Result<Vec<Placement>, DeviceError> {
     // Contexts that share a binary are written when the last of them is made, so all stay open until then.
     let mut open = Vec::with_capacity(jobs.len());
     for (index, job) in jobs.iter().enumerate() {
         let sharing = match weights {
-            Weights::Apart => Sharing::Alone,
+            Weights::Separate => Sharing::Alone,
             Weights::Shared if index + 1 < jobs.len() => Sharing::More,
             Weights::Shared => Sharing::Last,
         };
@@ -90,7 +90,7 @@ pub fn precompile(
 /// As for [`precompile`].
 pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize, DeviceError> {
     let session = Session::open(runtime, graph, SessionOptions::on(device, 1))?;
-    whole(runtime, graph, device, session.placement(), Rest::Refused)?;
+    whole(runtime, graph, device, session.placement(), FallbackPolicy::Refused)?;
     Ok(session.placement().nodes.len())
 }
 
@@ -104,7 +104,7 @@ pub const LOG: &str = "log.txt";
 /// # Errors
 /// Where the log cannot be written.
 pub fn record(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
-    let _log = Recording::to(&folder.join(LOG))?;
+    let _log = LogRecording::to(&folder.join(LOG))?;
     let options = SessionOptions { writes: Writes::Everything(folder), ..SessionOptions::on(device, 1) };
     // Whether it compiles was told before.
     drop(Session::open(runtime, graph, options));
@@ -146,18 +146,18 @@ pub(crate) fn whole(
     graph: &Path,
     device: &Device,
     placement: &Placement,
-    rest: Rest,
+    rest: FallbackPolicy,
 ) -> Result<(), DeviceError> {
     let ep = device.ep();
     let mut left = placement.nodes.iter().filter(|node| node.ep != ep).peekable();
     let granted = left.peek().is_none()
         || match rest {
-            Rest::Refused => false,
-            Rest::Edges => {
+            FallbackPolicy::Refused => false,
+            FallbackPolicy::Edges => {
                 let edges = read(graph).map(|graph| edges(&graph)).unwrap_or_default();
                 left.all(|node| CONVERSIONS.contains(&node.op.as_str()) && is_of(&node.name, &edges))
             }
-            Rest::OnCpu => true,
+            FallbackPolicy::OnCpu => true,
         };
     if granted {
         return Ok(());

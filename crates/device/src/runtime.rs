@@ -18,7 +18,7 @@ use ort::{AsPointer, environment::Environment, logging::LogLevel, memory::Device
 use narthex_spec::Ep;
 
 use crate::{
-    ep::{self, Brought, OrtDevice},
+    ep::{self, OrtDevice, ProviderSource},
     error::DeviceError,
 };
 
@@ -112,10 +112,10 @@ impl Runtime {
     pub fn register(&self, ep: Ep, library: &Path) -> Result<(), DeviceError> {
         let refused = |reason: String| DeviceError::Plugin { ep, path: library.to_owned(), reason };
         let library = library.canonicalize().map_err(|error| refused(error.to_string()))?;
-        let library = match ep::brought(ep, &library, &self.library) {
-            Brought::Inside => return Ok(()),
-            Brought::By(library) => library,
-            Brought::Elsewhere => {
+        let library = match ep::provider_source(ep, &library, &self.library) {
+            ProviderSource::Builtin => return Ok(()),
+            ProviderSource::Library(library) => library,
+            ProviderSource::OtherRuntime => {
                 return Err(DeviceError::AlreadyLoaded { loaded: self.library.clone(), wanted: library });
             }
         };
@@ -215,9 +215,9 @@ fn version_of(path: &Path, minor: u32) -> String {
 static RECORDED: Mutex<Option<File>> = Mutex::new(None);
 
 /// While it lives, ONNX Runtime's log goes to a file too, whichever session it is of. Of two the later has it.
-pub(crate) struct Recording;
+pub(crate) struct LogRecording;
 
-impl Recording {
+impl LogRecording {
     /// Makes the file.
     pub(crate) fn to(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
@@ -226,7 +226,7 @@ impl Recording {
     }
 }
 
-impl Drop for Recording {
+impl Drop for LogRecording {
     fn drop(&mut self) {
         *RECORDED.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

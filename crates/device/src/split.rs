@@ -46,14 +46,14 @@ enum LogitsSource {
 /// One of the two executors, and what is known of its slots.
 struct Side {
     executor: Box<dyn Executor>,
-    slots: Vec<Held>,
+    slots: Vec<SideSlot>,
     /// Its part of the present plan.
     plan: StepPlan,
 }
 
 /// A slot on one side.
 #[derive(Debug, Clone, Copy, Default)]
-struct Held {
+struct SideSlot {
     /// The first tokens of the sequence that the side has for certain.
     length: usize,
     /// Whether a failure may have left more in it.
@@ -76,7 +76,7 @@ impl SplitExecutor {
         let limits = joined(prefill.limits(), decode.limits())?;
         let side = |executor| Side {
             executor,
-            slots: vec![Held::default(); limits.slots],
+            slots: vec![SideSlot::default(); limits.slots],
             plan: StepPlan::default(),
         };
         Ok(Self {
@@ -133,7 +133,7 @@ impl SplitExecutor {
                 if let Err(error) = side.executor.truncate(SlotId(index as u32), 0) {
                     return error;
                 }
-                *held = Held::default();
+                *held = SideSlot::default();
             }
         }
         error
@@ -193,7 +193,7 @@ impl Side {
             return Err(StepError::Device { message });
         }
         for span in &plan.spans {
-            slots[span.slot.index()] = Held { length: span.at + span.tokens.len(), soiled: false };
+            slots[span.slot.index()] = SideSlot { length: span.at + span.tokens.len(), soiled: false };
         }
         Ok(())
     }
@@ -202,9 +202,9 @@ impl Side {
         let held = &mut self.slots[slot.index()];
         let outcome = self.executor.write_kv(slot, at, block);
         match &outcome {
-            Ok(()) => *held = Held { length: at + block.tokens(), soiled: false },
+            Ok(()) => *held = SideSlot { length: at + block.tokens(), soiled: false },
             Err(StepError::BadPlan { .. }) => {}
-            Err(_) => *held = Held { length: at.min(held.length), soiled: true },
+            Err(_) => *held = SideSlot { length: at.min(held.length), soiled: true },
         }
         outcome
     }
@@ -215,7 +215,7 @@ impl Side {
         if held.length > length || held.soiled {
             let kept = held.length.min(length);
             self.executor.truncate(slot, kept)?;
-            *held = Held { length: kept, soiled: false };
+            *held = SideSlot { length: kept, soiled: false };
         }
         Ok(())
     }

@@ -20,13 +20,13 @@ pub(crate) struct Table {
 }
 
 enum Data {
-    F32(Mapped),
-    F16(Mapped),
+    F32(MappedBytes),
+    F16(MappedBytes),
     /// `(q - 128) · scale`.
     W8 {
         block: usize,
-        quants: Mapped,
-        scales: Mapped,
+        quants: MappedBytes,
+        scales: MappedBytes,
     },
 }
 
@@ -119,13 +119,13 @@ pub(crate) fn pair(
     Ok([first, second])
 }
 
-struct Mapped {
+struct MappedBytes {
     map: Mmap,
     start: usize,
     length: usize,
 }
 
-impl Mapped {
+impl MappedBytes {
     fn open(package: &Path, range: &FileRange, expected: usize) -> Result<Self, DeviceError> {
         let path = package::path(package, &range.file)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
@@ -171,10 +171,10 @@ impl Table {
             .ok_or_else(|| DeviceError::package("a table of some rows", format!("{rows} x {cols}")))?;
         let data = match &table.encoding {
             TableEncoding::Plain { dtype: DType::F32, data } => {
-                Data::F32(Mapped::open(package, data, elements * 4)?)
+                Data::F32(MappedBytes::open(package, data, elements * 4)?)
             }
             TableEncoding::Plain { dtype: DType::F16, data } => {
-                Data::F16(Mapped::open(package, data, elements * 2)?)
+                Data::F16(MappedBytes::open(package, data, elements * 2)?)
             }
             TableEncoding::Plain { dtype, .. } => {
                 return Err(DeviceError::package("a table of f32, f16 or w8", format!("{dtype:?}")));
@@ -185,8 +185,8 @@ impl Table {
             }
             TableEncoding::W8 { block, quants, scales } => Data::W8 {
                 block: *block,
-                quants: Mapped::open(package, quants, elements)?,
-                scales: Mapped::open(package, scales, elements / block * 2)?,
+                quants: MappedBytes::open(package, quants, elements)?,
+                scales: MappedBytes::open(package, scales, elements / block * 2)?,
             },
         };
         Ok(Self { rows: table.rows, cols: table.cols, data })

@@ -29,7 +29,7 @@ const LONGEST: usize = 200;
 /// The provider's reason for each node of a graph that it refuses, by the node's path; none from a provider that keeps no
 /// trace, or where it cannot be had.
 pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTreeMap<String, String> {
-    let Some(scratch) = Scratch::new() else { return BTreeMap::new() };
+    let Some(scratch) = ScratchFolder::new() else { return BTreeMap::new() };
     if device.trace_to(&scratch.0).is_empty() {
         return BTreeMap::new();
     }
@@ -57,9 +57,9 @@ fn parse(bytes: &[u8]) -> BTreeMap<String, String> {
 }
 
 /// A folder that goes when it is dropped.
-struct Scratch(PathBuf);
+struct ScratchFolder(PathBuf);
 
-impl Scratch {
+impl ScratchFolder {
     fn new() -> Option<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         // What is left behind in the system's folder for such things does no harm.
         let _ = fs::remove_dir_all(&self.0);

@@ -11,8 +11,8 @@ use std::{fs, ops::ControlFlow};
 use narthex_device::{
     dynamic::DynamicExecutor,
     ep::{Device, QnnOptions},
-    fixed::Form,
-    precompile::{Job, Rest, Weights, precompile},
+    precompile::{FallbackPolicy, Job, Weights, precompile},
+    static_shapes::Form,
 };
 use narthex_graph::{
     Attribute, Builder, Graph, Initializer, InitializerData, Node, Value, context::CONTEXT_OP,
@@ -225,7 +225,8 @@ fn bundle(package: &Package, past: Past, compiler: Option<&Device>) -> tempfile:
         Some(device) => {
             let jobs: Vec<_> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
             let mut done = |_| ControlFlow::Continue(());
-            precompile(runtime(), device, &jobs, Weights::Apart, Rest::Refused, &mut done).unwrap();
+            precompile(runtime(), device, &jobs, Weights::Separate, FallbackPolicy::Refused, &mut done)
+                .unwrap();
         }
         None => {
             for (from, to) in &paths {

@@ -11,7 +11,7 @@ use narthex_compile::quant::{
     calibrate::{GraphRunner, RunnerError},
     segment::segments,
 };
-use narthex_device::{DeviceError, once};
+use narthex_device::{DeviceError, single_run};
 use narthex_graph::{Graph, Value};
 use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme, dtype::Dim};
 use narthex_testkit::checkpoint::{HIDDEN, tiny_llama_gguf, tiny_llama_weights};
@@ -35,7 +35,7 @@ impl GraphRunner for Runner {
                 self.embeds.replace(values.clone());
             }
         }
-        let measured = once::run(runtime(), graph, 1, feeds, wanted)
+        let measured = single_run::run(runtime(), graph, 1, feeds, wanted)
             .map_err(|error| RunnerError { reason: error.to_string(), hint: None })?;
         self.measured.replace(measured.clone());
         Ok(measured)
@@ -112,7 +112,7 @@ fn a_run_that_does_not_fit_the_graph_is_refused() {
     let graph = package.folder.path().join("model.onnx");
     let run = |graph: &Path, feed: Feed| {
         let logits = Fetch { name: "logits".to_owned(), shape: vec![1, 300] };
-        once::run(runtime(), graph, 1, vec![feed], &[logits]).unwrap_err()
+        single_run::run(runtime(), graph, 1, vec![feed], &[logits]).unwrap_err()
     };
     let embeds = |name: &str, length| Feed {
         name: name.to_owned(),
@@ -159,7 +159,7 @@ fn a_graph_in_segments_says_what_the_whole_one_says() {
             let feeds = segment.graph.inputs.iter().map(of).collect();
             let path = folder.join("segment.onnx");
             fs::write(&path, segment.graph.encode()).unwrap();
-            let outputs = once::run(runtime(), &path, 1, feeds, &segment.outputs).unwrap();
+            let outputs = single_run::run(runtime(), &path, 1, feeds, &segment.outputs).unwrap();
             made.extend(segment.outputs.iter().zip(outputs).map(|(fetch, values)| Feed {
                 name: fetch.name.clone(),
                 shape: fetch.shape.clone(),

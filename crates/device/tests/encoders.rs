@@ -8,8 +8,8 @@ mod support;
 use narthex_device::{
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
-    fixed::{FixedEncoder, Form, Place},
-    precompile::Rest,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticEncoder},
 };
 use narthex_engine::encoder::{Encoder, Text};
 use narthex_spec::{
@@ -48,9 +48,10 @@ fn dynamic(package: &Package) -> DynamicEncoder {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn fixed(package: &Package) -> FixedEncoder {
-    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: Rest::Refused };
-    FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
+fn fixed(package: &Package) -> StaticEncoder {
+    let place =
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+    StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -9,8 +9,8 @@ use std::path::Path;
 use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
 use narthex_device::{
     ep::Device,
-    fixed::{FixedExecutor, FixedOptions, Form, Place},
-    precompile::Rest,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
 };
 use narthex_engine::executor::Wanted;
 use narthex_spec::{
@@ -162,10 +162,11 @@ fn eight_bits_lose_little_whatever_channels_are_scaled_by() {
 fn check_static(package: &Package, what: &str, bound: f32) {
     let tokens = tokens();
     let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
-    let place = Place { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: Rest::Refused };
-    let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
+    let place =
+        GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+    let options = StaticOptions { slots: 1, kv_budget: 1 << 30 };
     let (folder, manifest) = (package.folder.path(), &package.manifest);
-    let mut fixed = FixedExecutor::open(runtime(), folder, manifest, place, &options).unwrap();
+    let mut fixed = StaticExecutor::open(runtime(), folder, manifest, place, &options).unwrap();
     let mut at = 0;
     for length in [8, 8, 5, 1, 1, 8, 7, 1, 1] {
         let rows = step(&mut fixed, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap();

@@ -8,8 +8,8 @@ use narthex_device::{
     dynamic::DynamicExecutor,
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
-    fixed::{FixedExecutor, Form},
     placement::GraphPlacement,
+    static_shapes::{Form, StaticExecutor},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -33,7 +33,7 @@ fn shapes() -> FixedShapes {
     FixedShapes { context: 48, shorter: vec![], prefill: vec![4, 16], buckets: vec![8, 64] }
 }
 
-fn executor(package: &Package) -> FixedExecutor {
+fn executor(package: &Package) -> StaticExecutor {
     open(package, &Device::Cpu, Form::Graph).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -95,7 +95,7 @@ fn a_sequence_moves_from_context_to_context() {
     let expected = expected(&package, &tokens);
     let mut executor = executor(&package);
     assert_eq!((executor.limits().context, executor.limits().chunk), (48, 16));
-    let near = |executor: &mut FixedExecutor, slot, at: usize, length: usize| {
+    let near = |executor: &mut StaticExecutor, slot, at: usize, length: usize| {
         let rows = run(executor, slot, at, &tokens[at..at + length], Wanted::All);
         for (index, row) in rows.iter().enumerate() {
             let found = relative(row, &expected[at + index]);

@@ -13,9 +13,9 @@ use std::{collections::BTreeMap, ptr, slice, sync::Once};
 
 use narthex_device::{
     ep::{Device, OpenVinoOptions},
-    fixed::Form,
     placement::GraphPlacement,
     runtime::Runtime,
+    static_shapes::Form,
 };
 use narthex_spec::{Ep, OpenVinoDevice, Scheme};
 use ort_sys::{OrtHardwareDeviceType, OrtLoggingLevel};

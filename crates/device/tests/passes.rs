@@ -10,8 +10,8 @@ use std::{collections::BTreeSet, fs};
 use narthex_compile::pass::computes_positions;
 use narthex_device::{
     ep::{Device, QnnOptions},
-    fixed::Form,
     placement::GraphPlacement,
+    static_shapes::Form,
 };
 use narthex_engine::{encoder::Encoder, executor::NEVER};
 use narthex_graph::{Graph, Node};

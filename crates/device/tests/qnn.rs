@@ -9,10 +9,10 @@ use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 use narthex_device::{
     DeviceError,
     ep::{Device, QnnOptions},
-    fixed::Form,
     placement::GraphPlacement,
-    precompile::{Job, Rest, Weights, precompile},
+    precompile::{FallbackPolicy, Job, Weights, precompile},
     split::{SplitExecutor, SplitOptions},
+    static_shapes::Form,
 };
 use narthex_engine::encoder::Encoder;
 use narthex_graph::{Graph, Initializer};
@@ -54,7 +54,7 @@ fn contexts(package: &mut Package, chips: &[QnnChip], weights: Weights) -> Targe
     let jobs: Vec<_> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
     let mut done = |_| ControlFlow::Continue(());
     let placements =
-        precompile(runtime(), &emulation(chips), &jobs, weights, Rest::Refused, &mut done).unwrap();
+        precompile(runtime(), &emulation(chips), &jobs, weights, FallbackPolicy::Refused, &mut done).unwrap();
     assert!(placements.iter().all(|placement| placement.subgraphs.len() == 1));
     for graph in graphs {
         package.manifest.contexts.push(Context {
@@ -201,7 +201,7 @@ fn a_context_runs_in_place_of_its_graph() {
     let mut package = Package::fixed_llama(Scheme::W8, shapes());
     let tokens = prompt(7, 13);
     let expected = logits(&mut open(&package, &Device::Cpu, Form::Graph).unwrap(), &tokens);
-    let target = contexts(&mut package, &[QnnChip::XElite], Weights::Apart);
+    let target = contexts(&mut package, &[QnnChip::XElite], Weights::Separate);
     // Without the weights, nothing but the context can have been run.
     for graph in &package.manifest.graphs {
         fs::remove_file(package.folder.path().join(&graph.file)).unwrap();
@@ -278,7 +278,7 @@ fn a_binary_of_several_graphs_holds_their_weights_once() {
 #[test]
 fn several_chips_share_a_file_for_each_graph() {
     let mut package = Package::fixed_llama(Scheme::W8, shapes());
-    contexts(&mut package, &[QnnChip::XElite, QnnChip::X2Elite, QnnChip::Gen3], Weights::Apart);
+    contexts(&mut package, &[QnnChip::XElite, QnnChip::X2Elite, QnnChip::Gen3], Weights::Separate);
     for context in &package.manifest.contexts {
         let text = fs::read(package.folder.path().join(&context.file)).unwrap();
         let found = |word: &str| text.windows(word.len()).any(|part| part == word.as_bytes());
@@ -291,7 +291,7 @@ fn several_chips_share_a_file_for_each_graph() {
 #[test]
 fn a_damaged_context_is_refused() {
     let mut package = Package::fixed_llama(Scheme::W8, shapes());
-    let target = contexts(&mut package, &[QnnChip::XElite], Weights::Apart);
+    let target = contexts(&mut package, &[QnnChip::XElite], Weights::Separate);
     for entry in fs::read_dir(package.folder.path().join("contexts")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "bin") {
@@ -315,7 +315,8 @@ fn a_graph_that_the_npu_refuses_names_its_nodes() {
     let jobs = [Job { graph: &graph, context: &context }];
     let device = emulation(&[QnnChip::XElite]);
     let mut done = |_| ControlFlow::Continue(());
-    let error = precompile(runtime(), &device, &jobs, Weights::Apart, Rest::Refused, &mut done).unwrap_err();
+    let error = precompile(runtime(), &device, &jobs, Weights::Separate, FallbackPolicy::Refused, &mut done)
+        .unwrap_err();
     let DeviceError::NotWhole { nodes, refused, .. } = &error else { panic!("{error}") };
     assert!(!refused.is_empty() && refused.len() <= *nodes, "{error}");
     // The provider's own trace says why.
@@ -330,6 +331,7 @@ fn a_compile_can_be_broken_off() {
     let jobs = [Job { graph: &graph, context: &context }];
     let mut done = |_| ControlFlow::Break(());
     let device = emulation(&[QnnChip::XElite]);
-    let error = precompile(runtime(), &device, &jobs, Weights::Apart, Rest::Refused, &mut done).unwrap_err();
+    let error = precompile(runtime(), &device, &jobs, Weights::Separate, FallbackPolicy::Refused, &mut done)
+        .unwrap_err();
     assert_eq!(error, DeviceError::Cancelled);
 }

@@ -8,16 +8,16 @@ use narthex_device::{
     DeviceError,
     dynamic::DynamicExecutor,
     ep::{CoreMlOptions, Device, DirectMlOptions, OpenVinoOptions, VitisAiOptions, WebGpuOptions},
-    fixed::{FixedExecutor, FixedOptions, Form, Place},
-    precompile::Rest,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
 };
 use narthex_spec::{Ep, OpenVinoDevice, Scheme, recipe::FixedShapes};
 use support::{OPTIONS, Package, library, runtime};
 
 fn open(package: &Package, device: &Device) -> DeviceError {
-    let place = Place { device, threads: 1, form: Form::Graph, rest: Rest::Refused };
-    let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
-    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
+    let place = GraphLoad { device, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+    let options = StaticOptions { slots: 1, kv_budget: 1 << 30 };
+    StaticExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
         .err()
         .expect("a device that is not there was opened")
 }

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use narthex_device::{
     DeviceError,
     ep::Device,
-    fixed::{FixedExecutor, Form},
     split::{SplitExecutor, SplitOptions},
+    static_shapes::{Form, StaticExecutor},
 };
 use narthex_engine::{
     config::EngineConfig,
@@ -194,7 +194,7 @@ fn limits_are_what_both_can_do() {
     assert!(matches!(refused, DeviceError::Package { .. }), "{refused}");
 }
 
-fn fixed(package: &Package) -> FixedExecutor {
+fn fixed(package: &Package) -> StaticExecutor {
     open(package, &Device::Cpu, Form::Graph).unwrap_or_else(|error| panic!("{error}"))
 }
 

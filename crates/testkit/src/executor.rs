@@ -227,7 +227,7 @@ impl Executor for FakeExecutor {
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        block.check(&[layout()], (at, self.held(slot)?.len()), self.limits.context)?;
+        block.check(&[layout()], at, self.held(slot)?.len(), self.limits.context)?;
         let layer = &block.layers()[0];
         if layer.keys != layer.values {
             return Err(StepError::bad_plan("keys and values of different tokens"));

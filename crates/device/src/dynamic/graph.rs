@@ -4,10 +4,10 @@ use narthex_engine::executor::StepError;
 use narthex_spec::DType;
 
 use super::{
-    cache::Part,
-    feed::Feed,
-    memory::Memory,
-    names::{Gives, Names},
+    input::DecoderInput,
+    kv_cache::KvCache,
+    names::{CacheOutput, DecoderNames},
+    rows::{KvPart, KvTensor},
 };
 use crate::{
     ort::{Binding, Session, Tensor},
@@ -15,14 +15,14 @@ use crate::{
 };
 
 /// Rotary angles of every position.
-pub(super) struct Angles {
+pub(super) struct AngleTables {
     positions: usize,
     pairs: usize,
     /// Cosines and sines, each `[positions, pairs]`.
     parts: [Vec<f32>; 2],
 }
 
-impl Angles {
+impl AngleTables {
     /// Reads the tables of cosines and sines.
     pub(super) fn read(tables: [&Table; 2]) -> Self {
         let read = |table: &Table| {
@@ -36,7 +36,7 @@ impl Angles {
 }
 
 /// One run of the graph.
-pub(super) struct Run<'a> {
+pub(super) struct GraphRun<'a> {
     /// Rows of the batch.
     pub(super) batch: usize,
     /// New tokens of each row.
@@ -46,9 +46,9 @@ pub(super) struct Run<'a> {
     /// The first row of the cache.
     pub(super) first_row: usize,
     /// What goes in for tokens; the first `batch · sequence` places are read.
-    pub(super) feed: &'a mut Feed,
+    pub(super) feed: &'a mut DecoderInput,
     /// Cosines and sines of every position, for graphs that take them.
-    pub(super) angles: Option<&'a mut Angles>,
+    pub(super) angles: Option<&'a mut AngleTables>,
     /// `[logits_rows, width]`: what the head gives.
     pub(super) logits: &'a mut [f32],
     /// Rows of logits.
@@ -57,7 +57,7 @@ pub(super) struct Run<'a> {
 
 /// What a binding was made for; equal keys need no new binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Key {
+struct BindingKey {
     batch: usize,
     sequence: usize,
     first_row: usize,
@@ -69,21 +69,21 @@ struct Key {
 }
 
 /// A binding with its small inputs.
-pub(super) struct Bound {
+pub(super) struct BoundGraph {
     binding: Binding,
-    key: Option<Key>,
+    key: Option<BindingKey>,
     /// Past length of each row; written before each run.
     pub(super) lengths: Vec<i32>,
     /// Rows that the head computes; written before each run.
     pub(super) rows: Vec<i64>,
     total: [i32; 1],
     /// New keys and values of each layer, where the graph gives these alone.
-    fresh: Vec<[Vec<f32>; 2]>,
+    new_kv: Vec<[Vec<f32>; 2]>,
     /// Logits of a row that the head gives.
     width: usize,
 }
 
-impl Bound {
+impl BoundGraph {
     /// A binding for batches or chunks of up to `most`, whose head gives rows of `width`.
     pub(super) fn new(session: &Session, most: usize, width: usize) -> Result<Self, StepError> {
         Ok(Self {
@@ -92,7 +92,7 @@ impl Bound {
             lengths: vec![0; most],
             rows: vec![0; most],
             total: [0],
-            fresh: Vec::new(),
+            new_kv: Vec::new(),
             width,
         })
     }
@@ -101,12 +101,12 @@ impl Bound {
     pub(super) fn run(
         &mut self,
         session: &mut Session,
-        names: &Names,
-        cache: &mut Memory,
-        run: Run<'_>,
+        names: &DecoderNames,
+        cache: &mut KvCache,
+        run: GraphRun<'_>,
     ) -> Result<(), StepError> {
         self.total[0] = run.total as i32;
-        let key = Key {
+        let key = BindingKey {
             batch: run.batch,
             sequence: run.sequence,
             first_row: run.first_row,
@@ -123,20 +123,25 @@ impl Bound {
             self.key = Some(key);
         }
         self.binding.run(session)?;
-        for (layer, parts) in self.fresh.iter().enumerate() {
-            for (part, fresh) in [Part::Key, Part::Value].into_iter().zip(parts) {
-                cache.place((layer, part), row, new.clone(), fresh);
+        for (layer, parts) in self.new_kv.iter().enumerate() {
+            for (part, fresh) in KvPart::BOTH.into_iter().zip(parts) {
+                cache.place(KvTensor { layer, part }, row, new.clone(), fresh);
             }
         }
         Ok(())
     }
 
-    fn bind(&mut self, names: &Names, cache: &mut Memory, run: Run<'_>) -> Result<(), StepError> {
+    fn bind(
+        &mut self,
+        names: &DecoderNames,
+        cache: &mut KvCache,
+        run: GraphRun<'_>,
+    ) -> Result<(), StepError> {
         let extent = |n: usize| n as i64;
         let (batch, rows) = (extent(run.batch), extent(run.logits_rows));
         let width = extent(self.width);
-        if names.gives == Gives::New {
-            self.fresh.resize_with(names.cache.len(), Default::default);
+        if names.gives == CacheOutput::New {
+            self.new_kv.resize_with(names.cache.len(), Default::default);
         }
         let b = &mut self.binding;
         // SAFETY: what is fed, angles, logits and the cache belong to the executor that owns this binding, lengths, rows, total
@@ -144,7 +149,7 @@ impl Bound {
         // before the next run.
         unsafe {
             match run.feed {
-                Feed::Rows { embedding, rows, per_layer } => {
+                DecoderInput::Rows { embedding, rows, per_layer } => {
                     let widths = [embedding.width(), embedding.per_layer_width()];
                     let inputs = [Some(&names.first), names.per_layer.as_ref()];
                     for ((name, rows), width) in inputs.into_iter().zip([rows, per_layer]).zip(widths) {
@@ -154,7 +159,7 @@ impl Bound {
                         b.input(name, Tensor::new(rows, DType::F32, &shape))?;
                     }
                 }
-                Feed::Tokens { tokens, .. } => {
+                DecoderInput::Tokens { tokens, .. } => {
                     let tokens = &mut tokens[..run.batch * run.sequence];
                     let shape = [batch, extent(run.sequence)];
                     b.input(&names.first, Tensor::new(tokens, DType::I64, &shape))?;
@@ -170,7 +175,8 @@ impl Bound {
                 }
             }
             b.output(&names.logits, Tensor::new(run.logits, DType::F32, &[rows, width]))?;
-            cache.bind(b, names, (run.first_row, run.batch), (run.sequence, &mut self.fresh))
+            let rows = run.first_row..run.first_row + run.batch;
+            cache.bind(b, names, rows, run.sequence, &mut self.new_kv)
         }
     }
 }

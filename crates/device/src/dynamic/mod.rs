@@ -3,15 +3,15 @@
 //! A step becomes one run for all single tokens, batched over neighbouring rows of the cache, and one run for each
 //! longer span, because GroupQueryAttention takes several new tokens after a past in one row only.
 
-mod cache;
-mod feed;
+mod device_cache;
 mod graph;
 mod growth;
-mod long;
-mod memory;
+mod host_cache;
+mod input;
+mod kv_cache;
+mod long_rope;
 mod names;
 mod parts;
-mod resident;
 mod rows;
 
 use std::{ops::Range, path::Path};
@@ -29,26 +29,28 @@ use narthex_spec::{
 use crate::{
     ep::Device,
     error::DeviceError,
-    fixed, inventory,
-    kept::Kept,
+    inventory,
     ort::{DeviceMemory, SessionOptions},
     package,
     placement::GraphPlacement,
+    rope_switch::RopeFactors,
     runtime::Runtime,
-    switch::Factors,
+    static_shapes,
+    vocab_subset::VocabSubset,
 };
 
-use cache::{Cache, Part};
-use graph::{Bound, Run};
+use device_cache::DeviceKvCache;
+use graph::{BoundGraph, GraphRun};
 use growth::Growth;
-use long::Long;
-use memory::Memory;
-use names::{Gives, Names};
-use resident::Resident;
+use host_cache::HostKvCache;
+use kv_cache::KvCache;
+use long_rope::LongRope;
+use names::{CacheOutput, DecoderNames};
 
-pub(crate) use feed::Feed;
-use parts::Loaded;
-pub(crate) use parts::Parts;
+pub(crate) use input::DecoderInput;
+pub(crate) use parts::DecoderParts;
+use parts::LoadedGraph;
+use rows::{KvPart, KvTensor};
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
@@ -68,24 +70,24 @@ pub struct ExecutorOptions {
 /// A decoder on one device. Its cache lies where the device's attention reads it: on a GPU in the GPU's own memory.
 pub struct DynamicExecutor {
     limits: Limits,
-    feed: Feed,
-    kept: Kept,
+    feed: DecoderInput,
+    kept: VocabSubset,
     steps: Steps,
     /// Rows of a batch at most.
     batch: usize,
-    long: Option<Long>,
-    cache: Memory,
+    long: Option<LongRope>,
+    cache: KvCache,
     kv: Vec<KvLayout>,
-    decode: Bound,
-    prefill: Bound,
+    decode: BoundGraph,
+    prefill: BoundGraph,
     logits: Vec<f32>,
     /// Rows of logits that the last step gave.
     logits_rows: usize,
     group: Vec<SlotId>,
     // Dropped last: the bindings above belong to them.
-    graph: Loaded,
+    graph: LoadedGraph,
     /// The graph for more than one token, where it is another one.
-    prompt: Option<Loaded>,
+    prompt: Option<LoadedGraph>,
 }
 
 impl ExecutorOptions {
@@ -124,20 +126,21 @@ impl DynamicExecutor {
         options: &ExecutorOptions,
     ) -> Result<Self, DeviceError> {
         package::takes_dynamic(device, manifest)?;
-        let parts = Parts::read(package, manifest, options)?;
-        let Parts { entry, mut feed, kept, steps, limits, long, names } = parts;
+        let parts = DecoderParts::read(package, manifest, options)?;
+        let DecoderParts { entry, mut feed, kept, steps, limits, long, names } = parts;
         feed.resize(limits.chunk.max(limits.batch));
         let prompt = package::prompt_graph(manifest);
-        let context = fixed::shared_by(package, [Some(entry), prompt])?;
+        let context = static_shapes::shared_by(package, [Some(entry), prompt])?;
         let session =
             SessionOptions { context, ..SessionOptions::on(device, inventory::threads(options.threads)) };
-        let graph = Loaded::open(runtime, package, (entry, names), session)?;
+        let graph = LoadedGraph::open(runtime, package, entry, names, session)?;
         let prompt = match prompt {
             Some(prompt) if prompt.kv != entry.kv => {
                 return Err(DeviceError::package("graphs of one cache", "two"));
             }
             Some(prompt) => {
-                Some(Loaded::open(runtime, package, (prompt, Names::new(prompt, &feed)?), session)?)
+                let names = DecoderNames::new(prompt, &feed)?;
+                Some(LoadedGraph::open(runtime, package, prompt, names, session)?)
             }
             None => None,
         };
@@ -145,15 +148,16 @@ impl DynamicExecutor {
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
             // What such a graph gives is placed by the host.
-            Some(memory) if names.gives == Gives::Present => {
-                Memory::Device(Resident::new(&entry.kv, &limits, memory))
+            Some(memory) if names.gives == CacheOutput::Present => {
+                KvCache::Device(DeviceKvCache::new(&entry.kv, &limits, memory))
             }
             _ => {
-                let growth = if names.gives == Gives::New { Growth::Eighth } else { Growth::Double };
-                Memory::Host(Cache::new(&entry.kv, &limits, growth))
+                let growth = if names.gives == CacheOutput::New { Growth::Eighth } else { Growth::Double };
+                KvCache::Host(HostKvCache::new(&entry.kv, &limits, growth))
             }
         };
-        let bound = |session, most| Bound::new(session, most, kept.width()).map_err(DeviceError::binding);
+        let bound =
+            |session, most| BoundGraph::new(session, most, kept.width()).map_err(DeviceError::binding);
         Ok(Self {
             cache,
             kv: entry.kv.clone(),
@@ -176,7 +180,7 @@ impl DynamicExecutor {
     /// Where the nodes of each graph run.
     pub fn placements(&self) -> Vec<GraphPlacement> {
         let graphs = std::iter::once(&self.graph).chain(&self.prompt);
-        let placed = |graph: &Loaded| GraphPlacement {
+        let placed = |graph: &LoadedGraph| GraphPlacement {
             graph: graph.file.clone(),
             placement: graph.session.placement().clone(),
         };
@@ -190,8 +194,8 @@ impl DynamicExecutor {
     }
 
     /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
-    fn run_all(&mut self, plan: &StepPlan, factors: &[Factors]) -> Result<(), StepError> {
-        let factors_of = |span: usize| factors.get(span).copied().unwrap_or(Factors::Short);
+    fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
+        let factors_of = |span: usize| factors.get(span).copied().unwrap_or(RopeFactors::Short);
         let (mut at, mut row) = (0, 0);
         while at < plan.spans.len() {
             let alike =
@@ -200,12 +204,12 @@ impl DynamicExecutor {
             let spans = plan.spans[at..].iter().take(most).enumerate();
             let group = spans.take_while(alike).count();
             if group > 0 {
-                self.run_batch(plan, (&plan.spans[at..at + group], factors_of(at)), row)?;
+                self.run_batch(plan, &plan.spans[at..at + group], factors_of(at), row)?;
                 row += group;
                 at += group;
             } else {
                 let span = &plan.spans[at];
-                self.run_span(plan, (span, factors_of(at)), row)?;
+                self.run_span(plan, span, factors_of(at), row)?;
                 row += span.logits.rows(span.tokens.len());
                 at += 1;
             }
@@ -217,7 +221,8 @@ impl DynamicExecutor {
     fn run_batch(
         &mut self,
         plan: &StepPlan,
-        (spans, factors): (&[Span], Factors),
+        spans: &[Span],
+        factors: RopeFactors,
         row: usize,
     ) -> Result<(), StepError> {
         self.group.clear();
@@ -233,7 +238,7 @@ impl DynamicExecutor {
         let longest = spans.iter().map(|span| span.at + 1).max().unwrap_or(1);
         let vocab = self.limits.vocab;
         let logits = &mut self.logits[row * vocab..(row + spans.len()) * vocab];
-        let run = Run {
+        let run = GraphRun {
             batch: spans.len(),
             sequence: 1,
             total: longest,
@@ -252,20 +257,21 @@ impl DynamicExecutor {
     fn run_span(
         &mut self,
         plan: &StepPlan,
-        (span, factors): (&Span, Factors),
+        span: &Span,
+        factors: RopeFactors,
         row: usize,
     ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
         let fits = self.prompt.as_ref().is_none_or(|prompt| span.at <= prompt.past);
         if (self.steps == Steps::Any || span.at == 0) && fits {
             let count = span.logits.rows(tokens.len());
-            return self.run_tokens((span.slot, span.at, tokens), factors, row..row + count);
+            return self.run_tokens(span.slot, span.at, tokens, factors, row..row + count);
         }
         let first = tokens.len() - span.logits.rows(tokens.len());
         for (index, token) in tokens.iter().enumerate() {
             let rows = row + index.saturating_sub(first)..row + (index + 1).saturating_sub(first);
             let token = std::slice::from_ref(token);
-            self.run_tokens((span.slot, span.at + index, token), factors, rows)?;
+            self.run_tokens(span.slot, span.at + index, token, factors, rows)?;
         }
         Ok(())
     }
@@ -273,8 +279,10 @@ impl DynamicExecutor {
     /// Runs tokens of one slot from a position on; the last of them give these rows of logits.
     fn run_tokens(
         &mut self,
-        (slot, at, tokens): (SlotId, usize, &[TokenId]),
-        factors: Factors,
+        slot: SlotId,
+        at: usize,
+        tokens: &[TokenId],
+        factors: RopeFactors,
         rows: Range<usize>,
     ) -> Result<(), StepError> {
         for (place, &token) in tokens.iter().enumerate() {
@@ -292,7 +300,7 @@ impl DynamicExecutor {
         bound.lengths[0] = (at + tokens.len() - 1) as i32;
         let vocab = self.limits.vocab;
         let logits = &mut self.logits[rows.start * vocab..rows.end * vocab];
-        let run = Run {
+        let run = GraphRun {
             batch: 1,
             sequence: tokens.len(),
             total: at + tokens.len(),
@@ -329,7 +337,7 @@ impl Executor for DynamicExecutor {
         match self.long.as_mut().map(|long| long.switch.rewrite(plan)).transpose()? {
             None => self.run_all(plan, &[])?,
             Some(mut rewritten) => {
-                self.run_all(&rewritten.0, &rewritten.1)?;
+                self.run_all(&rewritten.plan, &rewritten.factors)?;
                 self.long
                     .iter_mut()
                     .for_each(|long| long.switch.commit(plan, std::mem::take(&mut rewritten)));
@@ -355,19 +363,20 @@ impl Executor for DynamicExecutor {
     fn read_kv(&self, slot: SlotId, range: Range<usize>) -> Result<KvBlock, StepError> {
         check_read(&range, self.held(slot)?)?;
         KvBlock::read(range.len(), &self.kv, |layer| {
-            let rows = |part| Ok(KvRows::F32(self.cache.read((layer, part), slot, range.clone())?));
-            Ok([rows(Part::Key)?, rows(Part::Value)?])
+            let rows =
+                |part| Ok(KvRows::F32(self.cache.read(KvTensor { layer, part }, slot, range.clone())?));
+            Ok([rows(KvPart::Key)?, rows(KvPart::Value)?])
         })
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
+        block.check(&self.kv, at, self.held(slot)?, self.limits.context)?;
         let length = at + block.tokens();
-        self.long.iter_mut().try_for_each(|long| long.switch.hand_over(slot, (at, length)))?;
+        self.long.iter_mut().try_for_each(|long| long.switch.hand_over(slot, at, length))?;
         self.cache.reserve([(slot, length)].into_iter())?;
-        for (index, layer) in block.layers().iter().enumerate() {
-            self.cache.write((index, Part::Key), slot, at, layer.keys.f32s())?;
-            self.cache.write((index, Part::Value), slot, at, layer.values.f32s())?;
+        for (layer, block) in block.layers().iter().enumerate() {
+            self.cache.write(KvTensor { layer, part: KvPart::Key }, slot, at, block.keys.f32s())?;
+            self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, block.values.f32s())?;
         }
         self.cache.set_length(slot, length);
         Ok(())

@@ -1,4 +1,4 @@
-//! Names of a decoder graph's inputs and outputs, by role.
+//! DecoderNames of a decoder graph's inputs and outputs, by role.
 
 use std::ffi::CString;
 
@@ -8,11 +8,11 @@ use narthex_spec::{
     manifest::{GraphEntry, Slot},
 };
 
-use super::feed::Feed;
+use super::input::DecoderInput;
 use crate::{error::DeviceError, package};
 
 /// The graph's names by role.
-pub(super) struct Names {
+pub(super) struct DecoderNames {
     /// Embedded tokens, or tokens.
     pub(super) first: CString,
     /// Rows for every layer, where they are an input.
@@ -24,29 +24,29 @@ pub(super) struct Names {
     /// Cosines and sines, where they are inputs.
     pub(super) angles: Option<[CString; 2]>,
     /// Keys and values of each entry of the cache.
-    pub(super) cache: Vec<[Held; 2]>,
+    pub(super) cache: Vec<[CacheNames; 2]>,
     /// What the graph gives of keys and values.
-    pub(super) gives: Gives,
+    pub(super) gives: CacheOutput,
     /// Whether it takes one row at a time.
     pub(super) one_row: bool,
 }
 
 /// Keys or values of one entry of the cache: the past, and every output in its place, or the new ones.
-pub(super) struct Held {
+pub(super) struct CacheNames {
     pub(super) past: CString,
     pub(super) present: Vec<CString>,
 }
 
 /// What a graph gives of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gives {
+pub(super) enum CacheOutput {
     /// All of the cache: it writes the new ones to their places in the buffers of the past.
     Present,
     /// The new ones alone, of one row; they are placed behind the past here.
     New,
 }
 
-impl Gives {
+impl CacheOutput {
     fn of(entry: &GraphEntry) -> Self {
         if entry.output(Slot::NewKey { layer: 0 }).is_some() { Self::New } else { Self::Present }
     }
@@ -66,22 +66,22 @@ impl Gives {
     }
 }
 
-impl Names {
-    pub(super) fn new(entry: &GraphEntry, feed: &Feed) -> Result<Self, DeviceError> {
+impl DecoderNames {
+    pub(super) fn new(entry: &GraphEntry, feed: &DecoderInput) -> Result<Self, DeviceError> {
         let input = |slot| package::input(entry, slot);
         let output = |slot| package::output(entry, slot);
         if let Some(other) = entry.kv.iter().find(|layer| layer.dtype != DType::F32) {
             return Err(DeviceError::package("a cache of f32", format!("{:?}", other.dtype)));
         }
         let first = match feed {
-            Feed::Rows { .. } => Slot::Embeds,
-            Feed::Tokens { .. } => Slot::Tokens,
+            DecoderInput::Rows { .. } => Slot::Embeds,
+            DecoderInput::Tokens { .. } => Slot::Tokens,
         };
-        let gives = Gives::of(entry);
+        let gives = CacheOutput::of(entry);
         let cache = (0..entry.kv.len())
             .map(|layer| {
                 let held = |past, present| {
-                    Ok::<_, DeviceError>(Held {
+                    Ok::<_, DeviceError>(CacheNames {
                         past: input(past)?,
                         present: package::outputs(entry, present)?,
                     })
@@ -105,7 +105,7 @@ impl Names {
             },
             cache,
             gives,
-            one_row: gives == Gives::New || declares_one_row(entry),
+            one_row: gives == CacheOutput::New || declares_one_row(entry),
         })
     }
 }

@@ -8,29 +8,30 @@ use narthex_spec::{
     manifest::{GraphEntry, Manifest},
 };
 
-use super::{ExecutorOptions, Feed, long::Long, names::Names};
+use super::{DecoderInput, ExecutorOptions, long_rope::LongRope, names::DecoderNames};
 use crate::{
     error::DeviceError,
-    kept::Kept,
     ort::{Session, SessionOptions},
     package,
     runtime::Runtime,
+    vocab_subset::VocabSubset,
 };
 
 /// A graph that was loaded.
-pub(super) struct Loaded {
+pub(super) struct LoadedGraph {
     pub(super) file: String,
-    pub(super) names: Names,
+    pub(super) names: DecoderNames,
     /// Tokens of the past that it has room for.
     pub(super) past: usize,
     pub(super) session: Session,
 }
 
-impl Loaded {
+impl LoadedGraph {
     pub(super) fn open(
         runtime: &Runtime,
         package: &Path,
-        (entry, names): (&GraphEntry, Names),
+        entry: &GraphEntry,
+        names: DecoderNames,
         options: SessionOptions<'_>,
     ) -> Result<Self, DeviceError> {
         let session = Session::open(runtime, &package::path(package, &entry.file)?, options)?;
@@ -43,17 +44,17 @@ impl Loaded {
 const MAX_CONTEXT: usize = 1 << 24;
 
 /// What a decoder takes from its package beside the graph.
-pub(crate) struct Parts<'a> {
+pub(crate) struct DecoderParts<'a> {
     pub(super) entry: &'a GraphEntry,
-    pub(crate) feed: Feed,
-    pub(super) kept: Kept,
+    pub(crate) feed: DecoderInput,
+    pub(super) kept: VocabSubset,
     pub(super) steps: Steps,
     pub(crate) limits: Limits,
-    pub(super) long: Option<Long>,
-    pub(super) names: Names,
+    pub(super) long: Option<LongRope>,
+    pub(super) names: DecoderNames,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> DecoderParts<'a> {
     /// Reads and checks all of it.
     pub(crate) fn read(
         package: &Path,
@@ -71,16 +72,16 @@ impl<'a> Parts<'a> {
         }
         let entry = package::graph(manifest)?;
         let feed = match (&manifest.architecture, arch) {
-            (Structure::ImportedDecoder(imported), _) => Feed::tokens(imported)?,
-            (_, Some(arch)) => Feed::rows(package, manifest, arch)?,
+            (Structure::ImportedDecoder(imported), _) => DecoderInput::tokens(imported)?,
+            (_, Some(arch)) => DecoderInput::rows(package, manifest, arch)?,
             _ => return Err(DeviceError::package("a decoder", "an encoder")),
         };
         let kept = match arch {
-            Some(arch) => Kept::open(package, manifest, arch)?,
-            None => Kept::all(feed.vocab()),
+            Some(arch) => VocabSubset::open(package, manifest, arch)?,
+            None => VocabSubset::all(feed.vocab()),
         };
         let limits = options.limits(manifest.max_length, feed.vocab(), &entry.kv)?;
-        let long = arch.map(|arch| Long::open(package, manifest, arch, &limits)).transpose()?.flatten();
+        let long = arch.map(|arch| LongRope::open(package, manifest, arch, &limits)).transpose()?.flatten();
         let mut limits = limits;
         if let Some((tokens, past)) = package::chunk(entry) {
             let most =
@@ -88,7 +89,7 @@ impl<'a> Parts<'a> {
             limits.context = limits.context.min(past.saturating_add(1));
             limits.chunk = limits.chunk.min(most.max(1)).min(limits.context);
         }
-        let names = Names::new(entry, &feed)?;
+        let names = DecoderNames::new(entry, &feed)?;
         Ok(Self { entry, feed, kept, steps, limits, long, names })
     }
 }

@@ -2,6 +2,24 @@
 
 use std::ops::Range;
 
+/// Keys or values of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KvPart {
+    Key = 0,
+    Value = 1,
+}
+
+impl KvPart {
+    pub(super) const BOTH: [Self; 2] = [Self::Key, Self::Value];
+}
+
+/// A tensor of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KvTensor {
+    pub(super) layer: usize,
+    pub(super) part: KvPart,
+}
+
 /// The extents of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use narthex_spec::Ep;
 
-use super::{Device, Facts, Refusal, Seen};
+use super::{Device, DeviceSignature, Facts, Refusal};
 use crate::inventory::AcceleratorKind;
 
 /// The Linux driver through which the GPU is reached.
 const DRIVER: &str = "nvidia";
 
-const GPU: Seen =
-    Seen { name: "NVIDIA GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["nvidia"] };
+const GPU: DeviceSignature =
+    DeviceSignature { name: "NVIDIA GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["nvidia"] };
 
 /// Options of the provider.
 pub(super) fn entries() -> Vec<(&'static str, String)> {

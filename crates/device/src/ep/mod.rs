@@ -24,7 +24,7 @@ pub use coreml::CoreMlOptions;
 pub use directml::DirectMlOptions;
 pub use openvino::OpenVinoOptions;
 pub use probe::{Cause, Facts, Refusal, probe};
-use probe::{Seen, Vendor};
+use probe::{DeviceSignature, Vendor};
 pub use qnn::QnnOptions;
 pub use vitisai::VitisAiOptions;
 pub use webgpu::WebGpuOptions;
@@ -249,22 +249,22 @@ impl Device {
 }
 
 /// The library that brings a provider to an ONNX Runtime whose own library is `core`.
-pub(crate) enum Brought {
+pub(crate) enum ProviderSource {
     /// Nothing needs to be loaded: the provider stands inside of this ONNX Runtime.
-    Inside,
+    Builtin,
     /// It is loaded from here.
-    By(PathBuf),
+    Library(PathBuf),
     /// It works inside of an ONNX Runtime of its own, and this is another one.
-    Elsewhere,
+    OtherRuntime,
 }
 
 /// How the provider whose library is `library` comes to the ONNX Runtime `core`.
-pub(crate) fn brought(ep: Ep, library: &Path, core: &Path) -> Brought {
+pub(crate) fn provider_source(ep: Ep, library: &Path, core: &Path) -> ProviderSource {
     match ep {
-        Ep::Cuda if library == core => Brought::By(cuda::beside(core)),
-        _ if library == core => Brought::Inside,
-        _ if ep.library() == ProviderLibrary::OnnxRuntime => Brought::Elsewhere,
-        _ => Brought::By(library.to_owned()),
+        Ep::Cuda if library == core => ProviderSource::Library(cuda::beside(core)),
+        _ if library == core => ProviderSource::Builtin,
+        _ if ep.library() == ProviderLibrary::OnnxRuntime => ProviderSource::OtherRuntime,
+        _ => ProviderSource::Library(library.to_owned()),
     }
 }
 
@@ -387,18 +387,20 @@ mod tests {
     #[test]
     fn providers_come_to_the_runtime_that_they_are_made_for() {
         let core = Path::new("/r/libonnxruntime.so.1.31.1");
-        let check = |ep, library: &str, expected: fn(&Brought) -> bool| {
-            assert!(expected(&brought(ep, Path::new(library), core)), "{ep} {library}");
+        let check = |ep, library: &str, expected: fn(&ProviderSource) -> bool| {
+            assert!(expected(&provider_source(ep, Path::new(library), core)), "{ep} {library}");
         };
         check(
             Ep::Qnn,
             "/q/plugin.so",
-            |found| matches!(found, Brought::By(path) if path.ends_with("plugin.so")),
+            |found| matches!(found, ProviderSource::Library(path) if path.ends_with("plugin.so")),
         );
-        check(Ep::WebGpu, "/r/libonnxruntime.so.1.31.1", |found| matches!(found, Brought::Inside));
-        check(Ep::DirectMl, "/d/onnxruntime.dll", |found| matches!(found, Brought::Elsewhere));
-        check(Ep::Cuda, "/c/libonnxruntime.so.1.31.1", |found| matches!(found, Brought::Elsewhere));
+        check(Ep::WebGpu, "/r/libonnxruntime.so.1.31.1", |found| matches!(found, ProviderSource::Builtin));
+        check(Ep::DirectMl, "/d/onnxruntime.dll", |found| matches!(found, ProviderSource::OtherRuntime));
+        check(Ep::Cuda, "/c/libonnxruntime.so.1.31.1", |found| matches!(found, ProviderSource::OtherRuntime));
         let cuda = "libonnxruntime_providers_cuda.so";
-        assert!(matches!(brought(Ep::Cuda, core, core), Brought::By(path) if path.ends_with(cuda)));
+        assert!(
+            matches!(provider_source(Ep::Cuda, core, core), ProviderSource::Library(path) if path.ends_with(cuda))
+        );
     }
 }

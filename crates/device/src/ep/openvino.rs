@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use narthex_spec::{Ep, OpenVinoDevice};
 use serde_json::{Map, Value};
 
-use super::{Device, Facts, Refusal, Seen, Vendor};
+use super::{Device, DeviceSignature, Facts, Refusal, Vendor};
 use crate::inventory::AcceleratorKind;
 
 /// The messages of a lost device, in lower case: Level Zero's `ZE_RESULT_ERROR_DEVICE_LOST`, which OpenVINO passes on in
@@ -21,7 +21,7 @@ const NPU_DRIVER: &str = "intel_vpu";
 /// The Linux drivers of Intel graphics.
 const GPU_DRIVERS: [&str; 2] = ["i915", "xe"];
 
-const NPU: Seen = Seen {
+const NPU: DeviceSignature = DeviceSignature {
     name: "Intel NPU",
     kind: AcceleratorKind::Npu,
     // Every Core Ultra has one, and Windows calls it `Intel(R) AI Boost`.
@@ -29,8 +29,8 @@ const NPU: Seen = Seen {
     drivers: &["intel"],
 };
 
-const GPU: Seen =
-    Seen { name: "Intel GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["intel"] };
+const GPU: DeviceSignature =
+    DeviceSignature { name: "Intel GPU", kind: AcceleratorKind::Gpu, processors: &[], drivers: &["intel"] };
 
 /// Options of the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -59,12 +59,12 @@ impl Facts {
 
     /// As [`Self::library`], for a device whose driver only Linux tells of. Where nothing else tells of it either, nobody
     /// knows whether a machine lacks the runtime or the device itself, and it counts as absent.
-    pub(super) fn library_of(&self, ep: Ep, what: &Seen) -> Result<PathBuf, Refusal> {
+    pub(super) fn library_of(&self, ep: Ep, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
         self.library(ep).map_err(|refusal| self.unseen(refusal, what))
     }
 
     /// The library of AMD's provider, which has to be named.
-    pub(super) fn vitisai_library(&self, what: &Seen) -> Result<PathBuf, Refusal> {
+    pub(super) fn vitisai_library(&self, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
                 cause: Cause::NotInstalled,
@@ -78,7 +78,7 @@ impl Facts {
         })
     }
 
-    fn unseen(&self, refusal: Refusal, what: &Seen) -> Refusal {
+    fn unseen(&self, refusal: Refusal, what: &DeviceSignature) -> Refusal {
         if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.tells_of(what) {
             return refusal;
         }
@@ -87,7 +87,7 @@ impl Facts {
     }
 
     /// Whether the processor's name says that it has a device, or the system knows a driver of it.
-    fn tells_of(&self, what: &Seen) -> bool {
+    fn tells_of(&self, what: &DeviceSignature) -> bool {
         let named = |text: &str, names: &[&str]| {
             let text = text.to_ascii_lowercase();
             names.iter().any(|name| text.contains(name))
@@ -140,7 +140,7 @@ impl Facts {
 }
 
 /// A device that Windows does not list, and how it is seen there all the same. Names are in lower case.
-pub(super) struct Seen {
+pub(super) struct DeviceSignature {
     /// In a sentence.
     pub(super) name: &'static str,
     /// What it is.

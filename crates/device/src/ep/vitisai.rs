@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Device, Facts, Refusal, Seen, Vendor};
+use super::{Device, DeviceSignature, Facts, Refusal, Vendor};
 use crate::inventory::AcceleratorKind;
 
 /// The environment variable that names the provider's library.
@@ -14,7 +14,7 @@ pub(super) const VARIABLE: &str = "NARTHEX_VITISAI_LIBRARY";
 /// The Linux driver through which the NPU is reached.
 const DRIVER: &str = "amdxdna";
 
-const NPU: Seen = Seen {
+const NPU: DeviceSignature = DeviceSignature {
     name: "AMD XDNA NPU",
     kind: AcceleratorKind::Npu,
     processors: &["ryzen ai"],

@@ -32,7 +32,7 @@ pub(crate) fn cards() -> Vec<Accelerator> {
 fn ask(mut program: Command, patience: Duration) -> Option<String> {
     program.args(["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]);
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut running = Running(program.spawn().ok()?);
+    let mut running = RunningProgram(program.spawn().ok()?);
     let answer = running.0.stdout.take()?;
     let (sender, receiver) = mpsc::channel();
     // A read cannot be given up, so it is left to a thread, which ends with the process.
@@ -61,9 +61,9 @@ fn card(line: &str) -> Option<Accelerator> {
 }
 
 /// A process that is killed when it is dropped before its end.
-struct Running(Child);
+struct RunningProgram(Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         // A process that has ended already is no failure.
         let _ = self.0.kill();

@@ -11,7 +11,7 @@ use narthex_engine::executor::StepError;
 
 use super::{
     Session,
-    resident::DeviceTensor,
+    device_memory::DeviceTensor,
     value::{HostMemory, OwnedValue, Tensor, check},
 };
 

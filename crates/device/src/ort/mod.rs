@@ -1,13 +1,13 @@
 //! Sessions and raw bindings over memory of our own. Nothing here knows of models.
 
-mod aside;
 mod binding;
+mod device_memory;
 mod ending;
-mod resident;
+mod redirect_stdout;
 mod session;
 mod value;
 
 pub(crate) use binding::Binding;
-pub(crate) use resident::{DeviceMemory, DeviceTensor};
+pub(crate) use device_memory::{DeviceMemory, DeviceTensor};
 pub(crate) use session::{Context, Session, SessionOptions, Sharing, Writes};
 pub(crate) use value::Tensor;

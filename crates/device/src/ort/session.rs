@@ -9,7 +9,7 @@ use ort::{
     session::builder::{GraphOptimizationLevel, SessionBuilder},
 };
 
-use super::{aside::Aside, ending};
+use super::{ending, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
@@ -198,7 +198,7 @@ impl Session {
         if let Writes::Everything(_) = options.writes {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
-        let _aside = (options.device.ep() == Ep::Qnn).then(Aside::new);
+        let _aside = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
         let loaded = builder.commit_from_file(model);
         if options.device.ep() == Ep::Qnn {
             // Each time, since libraries that were loaded meanwhile would come before it.

@@ -6,8 +6,8 @@ use narthex_catalog::{runtimes, store::Store};
 use narthex_device::{
     DeviceError,
     ep::Device,
-    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
-    precompile::Rest,
+    precompile::FallbackPolicy,
+    static_shapes::{Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -31,16 +31,20 @@ pub(crate) fn shapes() -> FixedShapes {
 }
 
 /// A package's fixed decoder.
-pub(crate) fn open(package: &Package, device: &Device, form: Form<'_>) -> Result<FixedExecutor, DeviceError> {
-    let place = Place { device, threads: 1, form, rest: Rest::Refused };
-    let options = FixedOptions { slots: 3, kv_budget: 1 << 30 };
-    FixedExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
+pub(crate) fn open(
+    package: &Package,
+    device: &Device,
+    form: Form<'_>,
+) -> Result<StaticExecutor, DeviceError> {
+    let place = GraphLoad { device, threads: 1, form, rest: FallbackPolicy::Refused };
+    let options = StaticOptions { slots: 3, kv_budget: 1 << 30 };
+    StaticExecutor::open(runtime(), package.folder.path(), &package.manifest, place, &options)
 }
 
 /// A package's fixed encoder.
-pub(crate) fn open_encoder(package: &Package, device: &Device) -> FixedEncoder {
-    let place = Place { device, threads: 1, form: Form::Graph, rest: Rest::Refused };
-    FixedEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
+pub(crate) fn open_encoder(package: &Package, device: &Device) -> StaticEncoder {
+    let place = GraphLoad { device, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
+    StaticEncoder::open(runtime(), package.folder.path(), &package.manifest, place)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 

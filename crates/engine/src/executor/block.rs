@@ -136,7 +136,8 @@ impl KvBlock {
     pub fn check(
         &self,
         layouts: &[KvLayout],
-        (at, held): (usize, usize),
+        at: usize,
+        held: usize,
         context: usize,
     ) -> Result<(), StepError> {
         if self.tokens == 0 || at > held || self.tokens > context.saturating_sub(at) {
@@ -208,8 +209,8 @@ mod tests {
             order: KeyOrder::Rows,
         };
         let check = |layers: Vec<KvLayer>, at: (usize, usize), expect: &str| {
-            let outcome =
-                KvBlock::new(4, layers).and_then(|block| block.check(std::slice::from_ref(&layout), at, 10));
+            let outcome = KvBlock::new(4, layers)
+                .and_then(|block| block.check(std::slice::from_ref(&layout), at.0, at.1, 10));
             let found = format!("{:?}", outcome.map_err(|error| error.to_string()));
             assert!(found.contains(expect), "{found}");
         };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
-use narthex_device::once;
+use narthex_device::single_run;
 use narthex_spec::{Feed, Fetch, ProgressSink};
 
 use crate::{cancel::Cancel, error::Error, library::Library, load::runtime_choice::cpu_runtime};
@@ -19,7 +19,7 @@ impl GraphRunner for CpuRunner<'_> {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, fetches: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
         let failed = |error: Error| RunnerError { reason: error.to_string(), hint: error.hint() };
         let runtime = cpu_runtime(self.library, self.progress, self.cancel).map_err(failed)?;
-        once::run(runtime, graph, self.library.config.threads, feeds, fetches)
+        single_run::run(runtime, graph, self.library.config.threads, feeds, fetches)
             .map_err(|error| failed(error.into()))
     }
 }

@@ -12,7 +12,7 @@ use narthex_compile::package;
 use narthex_device::{
     ep::{Device, QnnOptions},
     placement::Placement,
-    precompile::{Job, Rest, Weights, precompile},
+    precompile::{FallbackPolicy, Job, Weights, precompile},
     runtime::Runtime,
 };
 use narthex_graph::{Graph, context::CONTEXT_OP};
@@ -133,7 +133,7 @@ pub(crate) fn compile_for(
             if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let placements =
-            precompile(runtime, &device, &jobs, weights(target, &jobs), Rest::Refused, &mut done)
+            precompile(runtime, &device, &jobs, weights(target, &jobs), FallbackPolicy::Refused, &mut done)
                 .map_err(|error| fallback::explain(folder, &device, error.into(), next))?;
         compiled += graphs.len();
         for (graph, placement) in graphs.into_iter().zip(&placements) {
@@ -185,7 +185,7 @@ fn weight_bytes(folder: &Path, file: &str, manifest: &Manifest) -> Result<u64, E
 fn weights(target: &Target, jobs: &[Job<'_>]) -> Weights {
     match target {
         Target::Qnn(chips) if chips.len() == 1 && jobs.len() > 1 => Weights::Shared,
-        Target::Qnn(_) | Target::OpenVino(_) => Weights::Apart,
+        Target::Qnn(_) | Target::OpenVino(_) => Weights::Separate,
     }
 }
 

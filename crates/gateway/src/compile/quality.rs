@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use narthex_device::{ep::Facts, fixed::Form};
+use narthex_device::{ep::Facts, static_shapes::Form};
 use narthex_engine::executor::{Executor, StepPlan, Wanted};
 use narthex_spec::{
     ProgressSink, TokenId, Variant,

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::PathBuf};
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{
     ep::{Device, QnnOptions},
-    fixed::Form,
     precompile::{Job, Weights, precompile},
+    static_shapes::Form,
 };
 use narthex_spec::{
     DeviceName, NpuOptions, Sha256, Target, Variant,
@@ -231,7 +231,7 @@ fn compile(
         stage.advance(count as u64);
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    precompile(request.runtime, &compiler.device, &jobs, Weights::Apart, request.rest(), &mut done)?;
+    precompile(request.runtime, &compiler.device, &jobs, Weights::Separate, request.rest(), &mut done)?;
     let files = MachineFolder::digests(staging.path())?;
     let record = ContextRecord { key: cache.key.clone(), files };
     // The record is written first, so that contexts are never beside the record of another key.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narthex_catalog::store::Store;
 use narthex_device::{
     ep::{Device, Facts},
-    precompile::Rest,
+    precompile::FallbackPolicy,
     runtime::Runtime,
 };
 use narthex_spec::{DeviceName, NpuPolicy, ProgressSink, Variant, manifest::Manifest, progress::Quiet};
@@ -49,9 +49,13 @@ impl LoadRequest<'_> {
 
     /// Returns the treatment of nodes that a device with static graphs refuses. They may run on the CPU if the required
     /// share of the NPU is lower than the default.
-    pub(crate) fn rest(&self) -> Rest {
+    pub(crate) fn rest(&self) -> FallbackPolicy {
         let Config { npu, npu_share, .. } = *self.config;
-        if npu == NpuPolicy::Require && npu_share < NPU_SHARE { Rest::OnCpu } else { Rest::Edges }
+        if npu == NpuPolicy::Require && npu_share < NPU_SHARE {
+            FallbackPolicy::OnCpu
+        } else {
+            FallbackPolicy::Edges
+        }
     }
 
     /// Returns the graphs that a device runs. Only static graphs have a head of their own, and a package that is bound to

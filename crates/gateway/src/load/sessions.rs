@@ -4,8 +4,8 @@ use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
     encoder::{DynamicEncoder, EncoderOptions},
     ep::Device,
-    fixed::{Apart, FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
     placement::{GraphPlacement, Placement},
+    static_shapes::{DecoderLoad, Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
 };
 use narthex_engine::supervise::{SupervisedEncoder, SupervisedExecutor};
 use narthex_spec::{ModelName, Variant, arch::Structure};
@@ -80,32 +80,32 @@ pub(crate) fn open(
             Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })
         }
         (Variant::Static, Structure::Decoder(_) | Structure::ImportedDecoder(_)) => {
-            let options = FixedOptions { slots, kv_budget };
+            let options = StaticOptions { slots, kv_budget };
             let places = match &devices.head {
                 None => place(request, main, form).into(),
                 Some(head) => {
                     let form_on =
                         |on: &SelectedDevice| if on.compiles_contexts() { form } else { Form::Graph };
-                    Apart {
+                    DecoderLoad {
                         layers: place(request, main, form_on(&devices.main)),
                         head: place(request, &head.device, form_on(head)),
                     }
                 }
             };
-            let executor = FixedExecutor::open(runtime, folder, manifest, places, &options)?;
+            let executor = StaticExecutor::open(runtime, folder, manifest, places, &options)?;
             let placements = executor.placements();
             Ok(Sessions { model: Model::Decoder(Box::new(executor).into()), placements })
         }
         (Variant::Static, Structure::Encoder(_) | Structure::ImportedEncoder(_)) => {
-            let encoder = FixedEncoder::open(runtime, folder, manifest, place(request, main, form))?;
+            let encoder = StaticEncoder::open(runtime, folder, manifest, place(request, main, form))?;
             let placements = encoder.placements();
             Ok(Sessions { model: Model::Encoder(SupervisedEncoder::new(Box::new(encoder))), placements })
         }
     }
 }
 
-fn place<'a>(request: &LoadRequest<'_>, device: &'a Device, form: Form<'a>) -> Place<'a> {
-    Place { device, threads: request.config.threads, form, rest: request.rest() }
+fn place<'a>(request: &LoadRequest<'_>, device: &'a Device, form: Form<'a>) -> GraphLoad<'a> {
+    GraphLoad { device, threads: request.config.threads, form, rest: request.rest() }
 }
 
 /// Placement of the dynamic variant, which is one graph.

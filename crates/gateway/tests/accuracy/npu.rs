@@ -18,11 +18,11 @@ use narthex_compile::{
 };
 use narthex_device::{
     ep::{Device, QnnOptions},
-    fixed::{FixedEncoder, FixedExecutor, FixedOptions, Form, Place},
-    once,
     placement::GraphPlacement,
-    precompile::{Job, Rest, Weights, precompile},
+    precompile::{FallbackPolicy, Job, Weights, precompile},
+    single_run,
     split::{SplitExecutor, SplitOptions},
+    static_shapes::{Form, GraphLoad, StaticEncoder, StaticExecutor, StaticOptions},
 };
 use narthex_engine::{
     encoder::Encoder,
@@ -72,7 +72,7 @@ pub(crate) struct Runner;
 
 impl GraphRunner for Runner {
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError> {
-        once::run(runtime(), graph, 0, feeds, wanted)
+        single_run::run(runtime(), graph, 0, feeds, wanted)
             .map_err(|error| RunnerError { reason: error.to_string(), hint: None })
     }
 }
@@ -137,10 +137,10 @@ fn share(folder: &Path, graphs: &[GraphPlacement]) {
     assert!(share >= 0.99, "{share}");
 }
 
-pub(crate) fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> FixedExecutor {
-    let place = Place { device, threads: 0, form: Form::Graph, rest: Rest::Refused };
-    let options = FixedOptions { slots: 1, kv_budget: 1 << 30 };
-    FixedExecutor::open(runtime(), folder, manifest, place, &options)
+pub(crate) fn executor(folder: &Path, manifest: &Manifest, device: &Device) -> StaticExecutor {
+    let place = GraphLoad { device, threads: 0, form: Form::Graph, rest: FallbackPolicy::Refused };
+    let options = StaticOptions { slots: 1, kv_budget: 1 << 30 };
+    StaticExecutor::open(runtime(), folder, manifest, place, &options)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -226,8 +226,8 @@ pub(crate) fn agree(name: &str, cpu: &mut dyn Executor, other: &mut dyn Executor
 /// Embeds the first `texts` committed texts.
 fn encoder_agrees((folder, manifest): (&Path, &Manifest), texts: usize) {
     let open = |device: &Device| {
-        let place = Place { device, threads: 0, form: Form::Graph, rest: Rest::Refused };
-        FixedEncoder::open(runtime(), folder, manifest, place).unwrap_or_else(|error| panic!("{error}"))
+        let place = GraphLoad { device, threads: 0, form: Form::Graph, rest: FallbackPolicy::Refused };
+        StaticEncoder::open(runtime(), folder, manifest, place).unwrap_or_else(|error| panic!("{error}"))
     };
     let (mut cpu, mut emulated) = (open(&Device::Cpu), open(&emulation()));
     whole(&emulated.placements());
@@ -256,7 +256,7 @@ fn contexts_are_whole((folder, manifest): (&Path, &Manifest)) {
         graphs.iter().map(|graph| (folder.join(graph), place.join(graph))).collect();
     let jobs: Vec<Job<'_>> = paths.iter().map(|(graph, context)| Job { graph, context }).collect();
     let mut go_on = |_| ControlFlow::Continue(());
-    precompile(runtime(), &emulation(), &jobs, Weights::Shared, Rest::Refused, &mut go_on).unwrap();
+    precompile(runtime(), &emulation(), &jobs, Weights::Shared, FallbackPolicy::Refused, &mut go_on).unwrap();
     let mut weights = BTreeMap::new();
     for (graph, context) in &paths {
         let context = Graph::decode(&fs::read(context).unwrap()).unwrap();

@@ -4,7 +4,7 @@ use narthex_catalog::store::Guard;
 use narthex_device::{
     DeviceError,
     ep::{self, Cause, Device, Refusal},
-    fixed::Form,
+    static_shapes::Form,
 };
 use narthex_engine::supervise::NumericsMonitor;
 use narthex_spec::{

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use narthex_catalog::store::MachineFolder;
 use narthex_device::{
     ep::{Cause, Refusal},
-    fixed::Form,
+    static_shapes::Form,
 };
 use narthex_engine::{
     encoder::{Encoder, Text},

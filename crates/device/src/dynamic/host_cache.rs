@@ -11,7 +11,7 @@ use narthex_spec::{SlotId, manifest::KvLayout};
 
 use super::{
     growth::{Growth, most_within},
-    rows::RowShape,
+    rows::{KvTensor, RowShape},
 };
 use crate::memory::Buffer;
 
@@ -19,7 +19,7 @@ use crate::memory::Buffer;
 const SLACK: usize = 4;
 
 /// The cache of one executor.
-pub(super) struct Cache {
+pub(super) struct HostKvCache {
     layers: Vec<Layer>,
     limits: Limits,
     growth: Growth,
@@ -56,14 +56,7 @@ struct Move {
     length: usize,
 }
 
-/// Which of a layer's two tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    Key = 0,
-    Value = 1,
-}
-
-impl Cache {
+impl HostKvCache {
     pub(super) fn new(layouts: &[KvLayout], limits: &Limits, growth: Growth) -> Self {
         let layer = |layout: &KvLayout| Layer {
             heads: layout.heads,
@@ -113,42 +106,37 @@ impl Cache {
         (self.layers[layer].heads, self.layers[layer].head_size)
     }
 
-    /// `batch` rows from `first` on.
-    pub(super) fn rows_mut(&mut self, layer: usize, part: Part, first: usize, batch: usize) -> &mut [f32] {
-        let row = self.layers[layer].row(self.capacity).elements();
-        &mut self.layers[layer].buffers[part as usize].as_mut_slice()[first * row..(first + batch) * row]
+    /// Returns some rows of a tensor.
+    pub(super) fn rows_mut(&mut self, tensor: KvTensor, rows: Range<usize>) -> &mut [f32] {
+        let layer = &mut self.layers[tensor.layer];
+        let row = layer.row(self.capacity).elements();
+        &mut layer.buffers[tensor.part as usize].as_mut_slice()[rows.start * row..rows.end * row]
     }
 
     /// Puts `[heads, tokens, head_size]` into a row, at these tokens.
-    pub(super) fn place(
-        &mut self,
-        (layer, part): (usize, Part),
-        row: usize,
-        tokens: Range<usize>,
-        values: &[f32],
-    ) {
-        let shape = self.layers[layer].row(self.capacity);
-        shape.place(self.rows_mut(layer, part, row, 1), tokens, values);
+    pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
+        let shape = self.layers[tensor.layer].row(self.capacity);
+        shape.place(self.rows_mut(tensor, row..row + 1), tokens, values);
     }
 
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
-    pub(super) fn read(&self, layer: usize, part: Part, slot: SlotId, range: Range<usize>) -> Vec<f32> {
-        let layer = &self.layers[layer];
+    pub(super) fn read(&self, tensor: KvTensor, slot: SlotId, range: Range<usize>) -> Vec<f32> {
+        let layer = &self.layers[tensor.layer];
         let shape = layer.row(self.capacity);
-        let row = &layer.buffers[part as usize].as_slice()[self.row(slot) * shape.elements()..];
+        let row = &layer.buffers[tensor.part as usize].as_slice()[self.row(slot) * shape.elements()..];
         shape.read(row, range)
     }
 
     /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
     pub(super) fn write(
         &mut self,
-        (layer, part): (usize, Part),
+        tensor: KvTensor,
         slot: SlotId,
         at: usize,
         values: impl Iterator<Item = f32>,
     ) {
-        let (row, shape) = (self.row(slot), self.layers[layer].row(self.capacity));
-        shape.write(self.rows_mut(layer, part, row, 1), at, values);
+        let (row, shape) = (self.row(slot), self.layers[tensor.layer].row(self.capacity));
+        shape.write(self.rows_mut(tensor, row..row + 1), at, values);
     }
 
     /// Keeps the first `length` tokens; a slot without any has no row, and a cache without rows no memory.
@@ -160,7 +148,7 @@ impl Cache {
         }
     }
 
-    /// Gives back memory where slots need far less than the cache holds.
+    /// CacheOutput back memory where slots need far less than the cache holds.
     fn shrink(&mut self) {
         let occupied = self.row_of.iter().flatten().count();
         if occupied == 0 {
@@ -179,7 +167,7 @@ impl Cache {
         }
     }
 
-    /// Gives each slot a row with room for its length.
+    /// CacheOutput each slot a row with room for its length.
     pub(super) fn reserve(
         &mut self,
         wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
@@ -296,8 +284,9 @@ mod tests {
     };
 
     use super::*;
+    use crate::dynamic::rows::KvPart;
 
-    fn cache(slots: usize, budget: usize) -> Cache {
+    fn cache(slots: usize, budget: usize) -> HostKvCache {
         let layout = KvLayout {
             heads: 2,
             head_size: 3,
@@ -308,16 +297,16 @@ mod tests {
         };
         let kv = KvLimits { bytes_per_token: layout.bytes_per_token(), step: 4, budget };
         let limits = Limits { slots, context: 64, chunk: 16, batch: slots, vocab: 8, kv };
-        Cache::new(&[layout], &limits, Growth::Double)
+        HostKvCache::new(&[layout], &limits, Growth::Double)
     }
 
     /// Fills a slot with numbers that tell slot, head and position apart.
-    fn fill(cache: &mut Cache, slot: u32, length: usize) {
+    fn fill(cache: &mut HostKvCache, slot: u32, length: usize) {
         let id = SlotId(slot);
         cache.reserve([(id, length)].into_iter()).unwrap();
         let (row, capacity) = (cache.row(id), cache.capacity());
-        for part in [Part::Key, Part::Value] {
-            let data = cache.rows_mut(0, part, row, 1);
+        for part in [KvPart::Key, KvPart::Value] {
+            let data = cache.rows_mut(KvTensor { layer: 0, part: part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
                     data[(head * capacity + position) * 3] = content(slot, part, head, position);
@@ -327,15 +316,15 @@ mod tests {
         cache.set_length(id, length);
     }
 
-    fn content(slot: u32, part: Part, head: usize, position: usize) -> f32 {
+    fn content(slot: u32, part: KvPart, head: usize, position: usize) -> f32 {
         (slot as usize * 1000 + part as usize * 500 + head * 100 + position) as f32
     }
 
-    fn check(cache: &mut Cache, slot: u32) {
+    fn check(cache: &mut HostKvCache, slot: u32) {
         let id = SlotId(slot);
         let (row, capacity, length) = (cache.row(id), cache.capacity(), cache.length(id));
-        for part in [Part::Key, Part::Value] {
-            let data = cache.rows_mut(0, part, row, 1);
+        for part in [KvPart::Key, KvPart::Value] {
+            let data = cache.rows_mut(KvTensor { layer: 0, part: part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
                     let found = data[(head * capacity + position) * 3];
@@ -371,18 +360,21 @@ mod tests {
         let mut c = cache(3, 1 << 20);
         fill(&mut c, 0, 3);
         fill(&mut c, 1, 6);
-        for part in [Part::Key, Part::Value] {
-            let block = c.read(0, part, SlotId(1), 2..5);
+        for part in [KvPart::Key, KvPart::Value] {
+            let block = c.read(KvTensor { layer: 0, part: part }, SlotId(1), 2..5);
             assert_eq!(block.len(), 3 * 2 * 3);
             assert_eq!(block[(2 * 2 + 1) * 3], content(1, part, 1, 4));
-            c.write((0, part), SlotId(1), 2, block.into_iter());
+            c.write(KvTensor { layer: 0, part: part }, SlotId(1), 2, block.into_iter());
         }
         // Other tokens of the slot, and other slots, are as they were.
         check(&mut c, 0);
         check(&mut c, 1);
-        c.write((0, Part::Value), SlotId(1), 4, [7.0; 6].into_iter());
-        assert_eq!(c.read(0, Part::Value, SlotId(1), 4..5), [7.0; 6]);
-        assert_eq!(c.read(0, Part::Value, SlotId(1), 5..6)[3], content(1, Part::Value, 1, 5));
+        c.write(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 4, [7.0; 6].into_iter());
+        assert_eq!(c.read(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 4..5), [7.0; 6]);
+        assert_eq!(
+            c.read(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 5..6)[3],
+            content(1, KvPart::Value, 1, 5)
+        );
     }
 
     #[test]

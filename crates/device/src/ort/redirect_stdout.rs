@@ -17,17 +17,17 @@ use std::{
 const NOTICE: &str = "# LIBNATIVE: No alternate configuration present";
 
 /// While one lives, standard output is a file in memory, for the whole process; with the last, its lines go to standard
-/// error.
-#[cfg(target_os = "linux")]
-pub(super) struct Aside {
-    /// Whether it is one of those that the redirection waits for.
+/// error. Other systems than Linux have no emulator, and nothing is redirected there.
+pub(super) struct StdoutRedirect {
+    /// Whether the redirection ends with the last of those that count.
+    #[cfg(target_os = "linux")]
     counts: bool,
 }
 
 /// Standard output while it is redirected.
 #[cfg(target_os = "linux")]
-struct Held {
-    /// How many [`Aside`]s live.
+struct RedirectedStdout {
+    /// How many [`StdoutRedirect`]s live.
     users: usize,
     /// Standard output as it was.
     kept: OwnedFd,
@@ -36,25 +36,25 @@ struct Held {
 }
 
 #[cfg(target_os = "linux")]
-static HELD: Mutex<Option<Held>> = Mutex::new(None);
+static REDIRECTED: Mutex<Option<RedirectedStdout>> = Mutex::new(None);
 
 #[cfg(target_os = "linux")]
-impl Aside {
+impl StdoutRedirect {
     /// Where output cannot be redirected, nothing is changed.
     pub(super) fn new() -> Self {
-        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = REDIRECTED.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *held {
             Some(held) => held.users += 1,
-            None => *held = Held::begin().ok(),
+            None => *held = RedirectedStdout::begin().ok(),
         }
         Self { counts: held.is_some() }
     }
 }
 
 #[cfg(target_os = "linux")]
-impl Drop for Aside {
+impl Drop for StdoutRedirect {
     fn drop(&mut self) {
-        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = REDIRECTED.lock().unwrap_or_else(PoisonError::into_inner);
         let last = self.counts
             && held.as_mut().is_some_and(|held| {
                 held.users -= 1;
@@ -67,7 +67,7 @@ impl Drop for Aside {
 }
 
 #[cfg(target_os = "linux")]
-impl Held {
+impl RedirectedStdout {
     fn begin() -> io::Result<Self> {
         let kept = io::stdout().as_fd().try_clone_to_owned()?;
         // SAFETY: the name is a C string; the descriptor that is made is ours alone.
@@ -114,14 +114,10 @@ fn worth_telling(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with(NOTICE))
 }
 
-/// There is no emulator elsewhere.
 #[cfg(not(target_os = "linux"))]
-pub(super) struct Aside;
-
-#[cfg(not(target_os = "linux"))]
-impl Aside {
+impl StdoutRedirect {
     pub(super) fn new() -> Self {
-        Self
+        Self {}
     }
 }
 
@@ -147,7 +143,7 @@ mod tests {
             file.metadata().map(|found| (found.dev(), found.ino())).unwrap()
         };
         let before = number();
-        let (first, second) = (Aside::new(), Aside::new());
+        let (first, second) = (StdoutRedirect::new(), StdoutRedirect::new());
         let meanwhile = number();
         drop(first);
         assert_eq!((meanwhile != before, number()), (true, meanwhile));

@@ -14,24 +14,24 @@ use narthex_spec::{
 };
 
 use super::{
-    Apart, Place,
-    cache::{Cache, New},
-    graph::FixedGraph,
+    DecoderLoad, GraphLoad,
+    cache::{NewTokens, StaticKvCache},
+    graph::StaticGraph,
     open,
-    step::{self, Angles, Run, Tables},
+    step::{self, AngleInputs, Tables, TokenRun},
 };
 use crate::{
     error::DeviceError,
-    kept::Kept,
     placement::GraphPlacement,
+    rope_switch::{RopeFactors, RopeSwitch},
     runtime::Runtime,
-    switch::{Factors, Switch},
     table::{Embedding, LONG, SHORT, pair},
+    vocab_subset::VocabSubset,
 };
 
 /// Bounds of an executor.
 #[derive(Debug, Clone, Copy)]
-pub struct FixedOptions {
+pub struct StaticOptions {
     /// Slots.
     pub slots: usize,
     /// The most bytes that the KV cache may take.
@@ -39,26 +39,26 @@ pub struct FixedOptions {
 }
 
 /// By columns of the past, and of each by new tokens, the parts of the layers in their order.
-type Layers = BTreeMap<usize, BTreeMap<usize, Vec<FixedGraph>>>;
+type Layers = BTreeMap<usize, BTreeMap<usize, Vec<StaticGraph>>>;
 
 /// A decoder in fixed graphs, on one device or with its head on another.
-pub struct FixedExecutor {
+pub struct StaticExecutor {
     limits: Limits,
     tables: Tables,
     /// For models with two sets of rotary factors.
-    switch: Option<Switch>,
+    switch: Option<RopeSwitch>,
     layers: Layers,
-    head: FixedGraph,
-    kept: Kept,
+    head: StaticGraph,
+    kept: VocabSubset,
     kv: Vec<KvLayout>,
     logits: Vec<f32>,
     /// Rows of logits that the last step gave.
     logits_rows: usize,
     // Dropped after the graphs that are bound to it.
-    cache: Cache,
+    cache: StaticKvCache,
 }
 
-impl FixedExecutor {
+impl StaticExecutor {
     /// Loads a package's fixed decoder on a device, or its parts on two.
     ///
     /// # Errors
@@ -68,8 +68,8 @@ impl FixedExecutor {
         runtime: &Runtime,
         folder: &Path,
         manifest: &Manifest,
-        places: impl Into<Apart<'a>>,
-        options: &FixedOptions,
+        places: impl Into<DecoderLoad<'a>>,
+        options: &StaticOptions,
     ) -> Result<Self, DeviceError> {
         let Structure::Decoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("a decoder", "an encoder"));
@@ -79,8 +79,8 @@ impl FixedExecutor {
         }
         let tables = tables(folder, manifest, arch)?;
         let places = places.into();
-        let load = |entry: &GraphEntry, place: Place<'_>| {
-            FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
+        let load = |entry: &GraphEntry, place: GraphLoad<'_>| {
+            StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?)
         };
         let (mut layers, mut kv, mut head) = (Layers::new(), BTreeMap::new(), None);
         for entry in &manifest.graphs {
@@ -98,7 +98,7 @@ impl FixedExecutor {
             return Err(DeviceError::package("a decoder in fixed graphs", "none"));
         };
         let chunk = longest.keys().next_back().copied().unwrap_or(1);
-        let kept = Kept::open(folder, manifest, arch)?;
+        let kept = VocabSubset::open(folder, manifest, arch)?;
         let given = head.output(Slot::Logits).len();
         if given != kept.width() {
             return Err(DeviceError::package(format!("a head of {} tokens", kept.width()), given));
@@ -122,8 +122,8 @@ impl FixedExecutor {
             vocab: arch.vocab,
             kv: KvLimits { bytes_per_token, step: past, budget: options.kv_budget },
         };
-        let cache = Cache::new(&kv, past, options.slots);
-        let switch = arch.switch().map(|at| Switch::new(at, limits.slots, limits.chunk));
+        let cache = StaticKvCache::new(&kv, past, options.slots);
+        let switch = arch.switch().map(|at| RopeSwitch::new(at, limits.slots, limits.chunk));
         let logits = Vec::new();
         Ok(Self { limits, tables, switch, layers, head, kept, kv, logits, logits_rows: 0, cache })
     }
@@ -131,7 +131,7 @@ impl FixedExecutor {
     /// Where the nodes of each graph run.
     pub fn placements(&self) -> Vec<GraphPlacement> {
         let graphs = self.layers.values().flat_map(BTreeMap::values).flatten().chain([&self.head]);
-        graphs.map(FixedGraph::placement).collect()
+        graphs.map(StaticGraph::placement).collect()
     }
 
     /// Tokens in a slot, where there is one.
@@ -141,10 +141,11 @@ impl FixedExecutor {
     }
 
     /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
-    fn run_all(&mut self, plan: &StepPlan, factors: &[Factors]) -> Result<(), StepError> {
+    fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
         let mut row = 0;
         for (index, span) in plan.spans.iter().enumerate() {
-            self.run_span(plan, (span, factors.get(index).copied().unwrap_or(Factors::Short)), row)?;
+            let factors = factors.get(index).copied().unwrap_or(RopeFactors::Short);
+            self.run_span(plan, span, factors, row)?;
             row += span.logits.rows(span.tokens.len());
         }
         Ok(())
@@ -154,7 +155,8 @@ impl FixedExecutor {
     fn run_span(
         &mut self,
         plan: &StepPlan,
-        (span, factors): (&Span, Factors),
+        span: &Span,
+        factors: RopeFactors,
         row: usize,
     ) -> Result<(), StepError> {
         let tokens = plan.tokens_of(span);
@@ -169,8 +171,8 @@ impl FixedExecutor {
             return Err(StepError::BadPlan { reason });
         };
         self.cache.fit(span.slot, past, held)?;
-        let run = Run { at: span.at, past, rows, tokens };
-        let states = run_parts(parts, (&self.tables, factors), run, (&mut self.cache, span.slot))?;
+        let run = TokenRun { at: span.at, past, rows, tokens, factors };
+        let states = run_parts(parts, &self.tables, run, &mut self.cache, span.slot)?;
         let (hidden, vocab) = (self.tables.embedding.width(), self.limits.vocab);
         let count = span.logits.rows(tokens.len());
         let wanted = states[(rows - count) * hidden..].chunks_exact(hidden);
@@ -188,7 +190,7 @@ impl FixedExecutor {
 
 /// Sorts the parts for one number of tokens, which must have each entry of the cache once, take and give so many elements
 /// in all, and take what those before them give.
-fn in_order(parts: &mut [FixedGraph], layers: usize, elements: usize) -> Result<(), DeviceError> {
+fn in_order(parts: &mut [StaticGraph], layers: usize, elements: usize) -> Result<(), DeviceError> {
     parts.sort_by_key(|part| part.layers().start);
     let rows = parts.first().map_or(0, |first| first.output(Slot::PerLayerRows).len());
     let (mut next, mut given) = (0, elements);
@@ -213,16 +215,17 @@ fn in_order(parts: &mut [FixedGraph], layers: usize, elements: usize) -> Result<
 
 /// Runs the layers, part after part, and places the new keys and values; gives the hidden states of every row.
 fn run_parts<'a>(
-    parts: &'a mut [FixedGraph],
-    tables: (&Tables, Factors),
-    run: Run<'_>,
-    (cache, slot): (&mut Cache, SlotId),
+    parts: &'a mut [StaticGraph],
+    tables: &Tables,
+    run: TokenRun<'_>,
+    cache: &mut StaticKvCache,
+    slot: SlotId,
 ) -> Result<&'a [f16], StepError> {
     for index in 0..parts.len() {
         let (before, rest) = parts.split_at_mut(index);
         let Some(part) = rest.first_mut() else { break };
         match before.last() {
-            None => step::embed(part, tables.0, run),
+            None => step::embed(part, tables, run),
             Some(last) => {
                 part.input(Slot::Hidden).copy_from_slice(last.output(Slot::Hidden));
                 if let Some(first) = before.first() {
@@ -233,7 +236,7 @@ fn run_parts<'a>(
         step::write(part, tables, run);
         part.run_over(cache, slot)?;
         for layer in part.layers() {
-            let new = New {
+            let new = NewTokens {
                 keys: part.output(Slot::NewKey { layer }),
                 values: part.output(Slot::NewValue { layer }),
                 tokens: run.rows,
@@ -263,7 +266,7 @@ fn tables(folder: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Tabl
             let switch = arch.switch().filter(|_| roles == SHORT);
             let rows = switch.unwrap_or(manifest.max_length).min(manifest.max_length);
             let long = switch.map(|_| open(LONG, manifest.max_length)).transpose()?;
-            angles.push(Angles { slots, short: open(roles, rows)?, long });
+            angles.push(AngleInputs { slots, short: open(roles, rows)?, long });
         }
     }
     Ok(Tables { embedding, angles })
@@ -275,7 +278,7 @@ const ANGLES: [([Slot; 2], [TableRole; 2]); 2] = [
     ([Slot::LocalCos, Slot::LocalSin], [TableRole::LocalCos, TableRole::LocalSin]),
 ];
 
-impl Executor for FixedExecutor {
+impl Executor for StaticExecutor {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -290,7 +293,7 @@ impl Executor for FixedExecutor {
         match self.switch.as_mut().map(|switch| switch.rewrite(plan)).transpose()? {
             None => self.run_all(plan, &[])?,
             Some(mut rewritten) => {
-                self.run_all(&rewritten.0, &rewritten.1)?;
+                self.run_all(&rewritten.plan, &rewritten.factors)?;
                 self.switch.iter_mut().for_each(|switch| switch.commit(plan, std::mem::take(&mut rewritten)));
             }
         }
@@ -319,9 +322,9 @@ impl Executor for FixedExecutor {
     }
 
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
-        block.check(&self.kv, (at, self.held(slot)?), self.limits.context)?;
+        block.check(&self.kv, at, self.held(slot)?, self.limits.context)?;
         let length = at + block.tokens();
-        self.switch.iter_mut().try_for_each(|switch| switch.hand_over(slot, (at, length)))?;
+        self.switch.iter_mut().try_for_each(|switch| switch.hand_over(slot, at, length))?;
         let past = self.layers.range(length..).next().map_or(self.limits.context, |(&past, _)| past);
         self.cache.fit(slot, past, at)?;
         for (index, layer) in block.layers().iter().enumerate() {

@@ -6,21 +6,22 @@ use narthex_engine::executor::StepError;
 use narthex_spec::{DType, SlotId};
 
 use super::{
-    cache::{Cache, Part},
-    names::Names,
-    resident::Resident,
+    device_cache::DeviceKvCache,
+    host_cache::HostKvCache,
+    names::DecoderNames,
+    rows::{KvPart, KvTensor},
 };
 use crate::ort::{Binding, Tensor};
 
 /// The KV cache of one executor.
-pub(super) enum Memory {
+pub(super) enum KvCache {
     /// Rows in the host's memory, which a batch of neighbours reads together.
-    Host(Cache),
+    Host(HostKvCache),
     /// Tensors in the device's memory, each of one slot.
-    Device(Resident),
+    Device(DeviceKvCache),
 }
 
-impl Memory {
+impl KvCache {
     /// The most slots that one run can take.
     pub(super) fn most_rows(&self, batch: usize) -> usize {
         match self {
@@ -77,7 +78,7 @@ impl Memory {
         }
     }
 
-    /// Gives each slot room for its length.
+    /// CacheOutput each slot room for its length.
     pub(super) fn reserve(
         &mut self,
         wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
@@ -89,9 +90,9 @@ impl Memory {
     }
 
     /// Puts `[heads, tokens, head_size]` into a row of the host's memory, at these tokens.
-    pub(super) fn place(&mut self, place: (usize, Part), row: usize, tokens: Range<usize>, values: &[f32]) {
+    pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
         match self {
-            Self::Host(cache) => cache.place(place, row, tokens, values),
+            Self::Host(cache) => cache.place(tensor, row, tokens, values),
             // Graphs that give the new ones alone have their cache in the host's memory.
             Self::Device(_) => {}
         }
@@ -100,76 +101,76 @@ impl Memory {
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(
         &self,
-        (layer, part): (usize, Part),
+        tensor: KvTensor,
         slot: SlotId,
         range: Range<usize>,
     ) -> Result<Vec<f32>, StepError> {
         match self {
-            Self::Host(cache) => Ok(cache.read(layer, part, slot, range)),
-            Self::Device(cache) => cache.read((layer, part), slot, range),
+            Self::Host(cache) => Ok(cache.read(tensor, slot, range)),
+            Self::Device(cache) => cache.read(tensor, slot, range),
         }
     }
 
     /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
     pub(super) fn write(
         &mut self,
-        place: (usize, Part),
+        tensor: KvTensor,
         slot: SlotId,
         at: usize,
         values: impl Iterator<Item = f32>,
     ) -> Result<(), StepError> {
         match self {
             Self::Host(cache) => {
-                cache.write(place, slot, at, values);
+                cache.write(tensor, slot, at, values);
                 Ok(())
             }
-            Self::Device(cache) => cache.write(place, slot, at, values),
+            Self::Device(cache) => cache.write(tensor, slot, at, values),
         }
     }
 
-    /// Binds `batch` rows from `first` on: past and present at once, or the past and, for the new keys and values of
-    /// `sequence` tokens, what is `fresh`.
+    /// Binds some rows: past and present at once, or the past and, for the new keys and values of `sequence` tokens, the
+    /// buffers `new`, one pair for each layer.
     ///
     /// # Safety
-    /// What is fresh must stay where it is, and the binding must be bound anew, before its next run, once [`Self::generation`] has changed.
+    /// The buffers must stay where they are, and the binding must be bound anew, before its next run, once
+    /// [`Self::generation`] has changed.
     pub(super) unsafe fn bind(
         &mut self,
         binding: &mut Binding,
-        names: &Names,
-        (first, batch): (usize, usize),
-        (sequence, fresh): (usize, &mut [[Vec<f32>; 2]]),
+        names: &DecoderNames,
+        rows: Range<usize>,
+        sequence: usize,
+        new: &mut [[Vec<f32>; 2]],
     ) -> Result<(), StepError> {
+        let batch = rows.len();
         for (layer, parts) in names.cache.iter().enumerate() {
-            for (part, held) in [Part::Key, Part::Value].into_iter().zip(parts) {
-                match self {
-                    Self::Host(cache) => {
-                        let (heads, head_size) = cache.shape(layer);
-                        let shape = [batch, heads, cache.capacity(), head_size].map(|extent| extent as i64);
-                        let memory = cache.rows_mut(layer, part, first, batch);
-                        let tensor = Tensor::new(memory, DType::F32, &shape);
-                        // SAFETY: the memory stays where it is until the generation changes.
-                        unsafe {
-                            binding.input(&held.past, tensor)?;
-                            match fresh.get_mut(layer) {
-                                Some(fresh) => {
-                                    let shape =
-                                        [batch, heads, sequence, head_size].map(|extent| extent as i64);
-                                    let fresh = &mut fresh[part as usize];
-                                    fresh.resize(batch * heads * sequence * head_size, 0.0);
-                                    let fresh = Tensor::new(fresh, DType::F32, &shape);
-                                    held.present.iter().try_for_each(|new| binding.output(new, fresh))?;
-                                }
-                                None => held
-                                    .present
-                                    .iter()
-                                    .try_for_each(|present| binding.output(present, tensor))?,
-                            }
-                        }
-                    }
+            for (part, names) in KvPart::BOTH.into_iter().zip(parts) {
+                let cache = match self {
+                    Self::Host(cache) => cache,
                     Self::Device(cache) => {
-                        let tensor = &cache.tensors(first, layer)[part as usize];
-                        binding.in_place(&held.past, held.present.iter().map(|name| &**name), tensor)?;
+                        let tensor = &cache.tensors(rows.start, layer)[part as usize];
+                        binding.in_place(&names.past, names.present.iter().map(|name| &**name), tensor)?;
+                        continue;
                     }
+                };
+                let (heads, head_size) = cache.shape(layer);
+                let shape = [batch, heads, cache.capacity(), head_size].map(|extent| extent as i64);
+                let past = cache.rows_mut(KvTensor { layer, part }, rows.clone());
+                let past = Tensor::new(past, DType::F32, &shape);
+                // SAFETY: the memory stays where it is until the generation changes.
+                unsafe { binding.input(&names.past, past) }?;
+                let new_shape = [batch, heads, sequence, head_size].map(|extent| extent as i64);
+                let present = match new.get_mut(layer) {
+                    Some(new) => {
+                        let new = &mut new[part as usize];
+                        new.resize(batch * heads * sequence * head_size, 0.0);
+                        Tensor::new(new, DType::F32, &new_shape)
+                    }
+                    None => past,
+                };
+                for name in &names.present {
+                    // SAFETY: as for the past; the buffers stay where they are by the caller's promise.
+                    unsafe { binding.output(name, present) }?;
                 }
             }
         }

@@ -5,21 +5,21 @@ use std::path::Path;
 use narthex_engine::executor::Limits;
 use narthex_spec::{arch::DecoderArch, manifest::Manifest};
 
-use super::graph::Angles;
+use super::graph::AngleTables;
 use crate::{
     error::DeviceError,
-    switch::{Factors, Switch},
+    rope_switch::{RopeFactors, RopeSwitch},
     table::{LONG, SHORT, pair},
 };
 
 /// What a model with two sets of rotary factors needs beside others.
-pub(crate) struct Long {
-    pub(super) switch: Switch,
-    short: Angles,
-    long: Angles,
+pub(crate) struct LongRope {
+    pub(super) switch: RopeSwitch,
+    short: AngleTables,
+    long: AngleTables,
 }
 
-impl Long {
+impl LongRope {
     /// The two sets of a package, where its model has two.
     pub(super) fn open(
         package: &Path,
@@ -28,18 +28,19 @@ impl Long {
         limits: &Limits,
     ) -> Result<Option<Self>, DeviceError> {
         let Some(at) = arch.switch() else { return Ok(None) };
-        let read = |roles| Ok::<_, DeviceError>(Angles::read(pair(package, manifest, roles)?.each_ref()));
+        let read =
+            |roles| Ok::<_, DeviceError>(AngleTables::read(pair(package, manifest, roles)?.each_ref()));
         Ok(Some(Self {
-            switch: Switch::new(at, limits.slots, limits.chunk),
+            switch: RopeSwitch::new(at, limits.slots, limits.chunk),
             short: read(SHORT)?,
             long: read(LONG)?,
         }))
     }
 
-    pub(super) fn angles(&mut self, factors: Factors) -> &mut Angles {
+    pub(super) fn angles(&mut self, factors: RopeFactors) -> &mut AngleTables {
         match factors {
-            Factors::Short => &mut self.short,
-            Factors::Long => &mut self.long,
+            RopeFactors::Short => &mut self.short,
+            RopeFactors::Long => &mut self.long,
         }
     }
 }

@@ -7,10 +7,10 @@ use narthex_engine::executor::StepError;
 use narthex_spec::{
     DType, SlotId,
     dtype::Dim,
-    manifest::{Binding as Bound, GraphEntry, Slot},
+    manifest::{Binding as TensorBinding, GraphEntry, Slot},
 };
 
-use super::cache::Cache;
+use super::cache::StaticKvCache;
 use crate::{
     error::DeviceError,
     ort::{Binding, Session, Tensor},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// A loaded graph and its tensors. All of them are half precision.
-pub(super) struct FixedGraph {
+pub(super) struct StaticGraph {
     // Dropped first: it belongs to the session and refers to the memory below.
     binding: Binding,
     session: Session,
@@ -38,7 +38,7 @@ struct Port {
     data: Vec<f16>,
 }
 
-fn extents(bound: &Bound) -> Result<Vec<i64>, DeviceError> {
+fn extents(bound: &TensorBinding) -> Result<Vec<i64>, DeviceError> {
     if bound.dtype != DType::F16 {
         return Err(DeviceError::package(format!("{} in f16", bound.name), format!("{:?}", bound.dtype)));
     }
@@ -50,7 +50,7 @@ fn extents(bound: &Bound) -> Result<Vec<i64>, DeviceError> {
     shape.ok_or_else(|| DeviceError::package(format!("a fixed shape of {}", bound.name), "a symbolic one"))
 }
 
-impl FixedGraph {
+impl StaticGraph {
     pub(super) fn new(entry: &GraphEntry, session: Session) -> Result<Self, DeviceError> {
         let mut binding = Binding::new(&session).map_err(DeviceError::binding)?;
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
@@ -76,7 +76,7 @@ impl FixedGraph {
             let bound = entry.input(slot);
             Ok::<_, DeviceError>((package::input(entry, slot)?, bound.map_or(Ok(Vec::new()), extents)?))
         };
-        let number = |bound: &Bound| match bound.slot {
+        let number = |bound: &TensorBinding| match bound.slot {
             Slot::PastKey { layer } => Some(layer),
             _ => None,
         };
@@ -113,7 +113,7 @@ impl FixedGraph {
     }
 
     /// Runs the graph over one slot's cache.
-    pub(super) fn run_over(&mut self, cache: &mut Cache, slot: SlotId) -> Result<(), StepError> {
+    pub(super) fn run_over(&mut self, cache: &mut StaticKvCache, slot: SlotId) -> Result<(), StepError> {
         if self.slot != Some(slot) {
             self.slot = None;
             for (layer, names) in cache.layers(slot)?.iter_mut().skip(self.first).zip(&self.past) {
@@ -138,7 +138,7 @@ impl FixedGraph {
     }
 }
 
-fn port(bound: &Bound) -> Result<(Port, Vec<i64>), DeviceError> {
+fn port(bound: &TensorBinding) -> Result<(Port, Vec<i64>), DeviceError> {
     let shape = extents(bound)?;
     let elements: i64 = shape.iter().product();
     Ok((Port { slot: bound.slot, data: vec![f16::ZERO; elements.max(0) as usize] }, shape))

@@ -10,15 +10,15 @@ use narthex_engine::executor::StepError;
 use narthex_spec::{SlotId, manifest::KvLayout};
 
 /// Keys and values of all slots.
-pub(super) struct Cache {
+pub(super) struct StaticKvCache {
     layers: Vec<KvLayout>,
     /// Columns at most.
     past: usize,
-    slots: Vec<Slot>,
+    slots: Vec<SlotCache>,
 }
 
 #[derive(Default)]
-struct Slot {
+struct SlotCache {
     length: usize,
     /// Columns as the tokens lie.
     past: usize,
@@ -28,16 +28,16 @@ struct Slot {
 
 /// One layer's new keys `[heads, size, tokens]` and values `[heads, tokens, size]`, of which the last `count` are real.
 #[derive(Clone, Copy)]
-pub(super) struct New<'a> {
+pub(super) struct NewTokens<'a> {
     pub(super) keys: &'a [f16],
     pub(super) values: &'a [f16],
     pub(super) tokens: usize,
     pub(super) count: usize,
 }
 
-impl Cache {
+impl StaticKvCache {
     pub(super) fn new(layers: &[KvLayout], past: usize, slots: usize) -> Self {
-        let slots = (0..slots).map(|_| Slot::default()).collect();
+        let slots = (0..slots).map(|_| SlotCache::default()).collect();
         Self { layers: layers.to_vec(), past, slots }
     }
 
@@ -79,17 +79,17 @@ impl Cache {
         let from = std::mem::replace(&mut slot.past, past);
         for (layout, [key, value]) in self.layers.iter().zip(&mut slot.layers) {
             let KvLayout { heads, head_size: size, .. } = *layout;
-            space(key, heads * size, (from, past), held);
-            space(value, heads, (from * size, past * size), held * size);
+            respace(key, heads * size, from, past, held);
+            respace(value, heads, from * size, past * size, held * size);
         }
         Ok(())
     }
 
     /// Writes a layer's new tokens at column `at`.
-    pub(super) fn put(&mut self, slot: SlotId, layer: usize, at: usize, new: New<'_>) {
+    pub(super) fn put(&mut self, slot: SlotId, layer: usize, at: usize, new: NewTokens<'_>) {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
-        let New { keys, values, tokens, count } = new;
-        let Slot { past, layers, .. } = &mut self.slots[slot.index()];
+        let NewTokens { keys, values, tokens, count } = new;
+        let SlotCache { past, layers, .. } = &mut self.slots[slot.index()];
         let (past, first) = (*past, tokens - count);
         let [key, value] = &mut layers[layer];
         for row in 0..heads * size {
@@ -105,7 +105,7 @@ impl Cache {
     /// A slot's tokens in a layer, keys and values, each as `[tokens, heads, size]`.
     pub(super) fn read(&self, slot: SlotId, layer: usize, range: Range<usize>) -> [Vec<f16>; 2] {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
-        let Slot { past, layers, .. } = &self.slots[slot.index()];
+        let SlotCache { past, layers, .. } = &self.slots[slot.index()];
         let [key, value] = &layers[layer];
         let elements = range.len() * heads * size;
         let (mut keys, mut values) = (Vec::with_capacity(elements), Vec::with_capacity(elements));
@@ -121,7 +121,7 @@ impl Cache {
     /// Writes a layer's keys and values, each `[tokens, heads, size]`, from column `at` on; the slot's memory is there.
     pub(super) fn write(&mut self, slot: SlotId, layer: usize, at: usize, [keys, values]: [&[f16]; 2]) {
         let KvLayout { heads, head_size: size, .. } = self.layers[layer];
-        let Slot { past, layers, .. } = &mut self.slots[slot.index()];
+        let SlotCache { past, layers, .. } = &mut self.slots[slot.index()];
         let (past, [key, value]) = (*past, &mut layers[layer]);
         for (token, line) in (at..).zip(keys.chunks_exact(heads * size)) {
             line.iter().enumerate().for_each(|(row, element)| key[row * past + token] = *element);
@@ -135,7 +135,7 @@ impl Cache {
 }
 
 /// Moves `rows` rows that begin every `from` elements to every `to` elements, and keeps the first `kept` of each.
-fn space(elements: &mut [f16], rows: usize, (from, to): (usize, usize), kept: usize) {
+fn respace(elements: &mut [f16], rows: usize, from: usize, to: usize, kept: usize) {
     let mut place =
         |row: usize| elements.copy_within(row * from..row * from + kept.min(from).min(to), row * to);
     if to > from {
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn new_tokens_lie_where_the_graphs_look_for_them() {
         let (past, tokens, count, at) = (5, 4, 2, 1);
-        let mut cache = Cache::new(&[LAYER], past, 1);
+        let mut cache = StaticKvCache::new(&[LAYER], past, 1);
         cache.fit(SlotId(0), past, 0).unwrap();
         // Each element says its head, its row and its token.
         let number =
@@ -178,7 +178,7 @@ mod tests {
             keys.extend((0..3).flat_map(|row| (0..tokens).map(move |token| number(head, row, token))));
             values.extend((0..tokens).flat_map(|token| (0..3).map(move |row| number(head, row, token))));
         }
-        cache.put(SlotId(0), 0, at, New { keys: &keys, values: &values, tokens, count });
+        cache.put(SlotId(0), 0, at, NewTokens { keys: &keys, values: &values, tokens, count });
         let [key, value] = &cache.layers(SlotId(0)).unwrap()[0];
         for (head, row, token) in [(0, 0, 2), (1, 2, 3), (0, 1, 3)] {
             let column = at + token - (tokens - count);
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn tokens_move_with_the_columns() {
-        let mut cache = Cache::new(&[LAYER], 9, 2);
+        let mut cache = StaticKvCache::new(&[LAYER], 9, 2);
         let slot = SlotId(1);
         cache.fit(slot, 4, 0).unwrap();
         let held: [Vec<f16>; 2] =

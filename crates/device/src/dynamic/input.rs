@@ -14,7 +14,7 @@ use crate::{error::DeviceError, table::Embedding};
 const MAX_VOCAB: usize = 1 << 24;
 
 /// What goes into the graph for tokens.
-pub(crate) enum Feed {
+pub(crate) enum DecoderInput {
     /// Rows of the embedding, `[places, hidden]`.
     Rows {
         /// The embedding.
@@ -33,7 +33,7 @@ pub(crate) enum Feed {
     },
 }
 
-impl Feed {
+impl DecoderInput {
     /// What a decoder that Narthex compiled is fed with.
     pub(super) fn rows(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let embedding = Box::new(Embedding::open(package, manifest, arch)?);

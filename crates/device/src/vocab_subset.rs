@@ -14,13 +14,13 @@ const TOKEN_BYTES: u64 = 12;
 const MOST_BYTES: u64 = 64 << 20;
 
 /// The tokens of a head.
-pub(crate) struct Kept {
+pub(crate) struct VocabSubset {
     vocab: usize,
     /// Rising; `None` for all.
     tokens: Option<Vec<TokenId>>,
 }
 
-impl Kept {
+impl VocabSubset {
     /// A head over the whole vocabulary.
     pub(crate) fn all(vocab: usize) -> Self {
         Self { vocab, tokens: None }
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn logits_go_to_their_tokens_in_place() {
         let check = |vocab: usize, tokens: &[TokenId], rows: usize| {
-            let kept = Kept { vocab, tokens: Some(tokens.to_vec()) };
+            let kept = VocabSubset { vocab, tokens: Some(tokens.to_vec()) };
             let mut logits = vec![0.0; rows * vocab];
             let count = rows * kept.width();
             logits[..count].iter_mut().zip(1u16..).for_each(|(logit, value)| *logit = f32::from(value));
@@ -98,7 +98,7 @@ mod tests {
         check(4, &[0, 1, 2, 3], 3);
         check(7, &[2, 5, 6], 0);
         let mut all = [1.0, 2.0];
-        Kept::all(2).spread(&mut all);
+        VocabSubset::all(2).spread(&mut all);
         assert_eq!(all, [1.0, 2.0]);
     }
 }

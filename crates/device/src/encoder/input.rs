@@ -9,7 +9,7 @@ use narthex_spec::{
     manifest::Manifest,
 };
 
-use super::{EncoderTables, Names};
+use super::{EncoderNames, EncoderTables};
 use crate::{
     error::DeviceError,
     ort::{Binding, Tensor},
@@ -19,7 +19,7 @@ use crate::{
 const MAX_NUMBER: usize = 1 << 24;
 
 /// What goes into the graph for tokens.
-pub(crate) enum Feed {
+pub(crate) enum EncoderInput {
     /// What the host looked up for them.
     Rows {
         tables: EncoderTables,
@@ -31,7 +31,7 @@ pub(crate) enum Feed {
     Tokens { vocab: usize, tokens: Vec<i64>, segments: Vec<i64> },
 }
 
-impl Feed {
+impl EncoderInput {
     pub(super) fn open(package: &Path, manifest: &Manifest) -> Result<Self, DeviceError> {
         match &manifest.architecture {
             Structure::Encoder(arch) => {
@@ -94,7 +94,7 @@ impl Feed {
     pub(super) unsafe fn bind(
         &mut self,
         binding: &mut Binding,
-        names: &Names,
+        names: &EncoderNames,
         [batch, sequence]: [i64; 2],
     ) -> Result<(), StepError> {
         // SAFETY: by the caller's promise.

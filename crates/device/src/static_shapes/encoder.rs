@@ -12,7 +12,7 @@ use narthex_spec::{
     manifest::{Manifest, Part, Slot},
 };
 
-use super::{HIDDEN, Place, graph::FixedGraph, open};
+use super::{GraphLoad, HIDDEN, graph::StaticGraph, open};
 use crate::{
     encoder::{EncoderTables, check_texts, gives, output_slot},
     error::DeviceError,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// An encoder in fixed graphs on one device.
-pub struct FixedEncoder {
+pub struct StaticEncoder {
     limits: EncoderLimits,
     tables: EncoderTables,
     output: Slot,
@@ -29,31 +29,31 @@ pub struct FixedEncoder {
     pooling: Pooling,
     normalize: bool,
     /// By length, rising.
-    buckets: Vec<(usize, FixedGraph)>,
+    buckets: Vec<(usize, StaticGraph)>,
     /// What makes logits of a row, for a model that gives them.
-    head: Option<FixedGraph>,
+    head: Option<StaticGraph>,
     /// The graph's inputs for one token, before they are rounded.
     row: Vec<f32>,
     apart: Vec<f32>,
 }
 
-impl FixedEncoder {
+impl StaticEncoder {
     /// Loads a package's fixed encoder on a device. A batch holds any number of texts; they run one after another.
     ///
     /// # Errors
-    /// As for [`FixedExecutor::open`](super::FixedExecutor::open).
+    /// As for [`StaticExecutor::open`](super::StaticExecutor::open).
     pub fn open(
         runtime: &Runtime,
         folder: &Path,
         manifest: &Manifest,
-        place: Place<'_>,
+        place: GraphLoad<'_>,
     ) -> Result<Self, DeviceError> {
         let Structure::Encoder(arch) = &manifest.architecture else {
             return Err(DeviceError::package("an encoder", "a decoder"));
         };
         let (mut buckets, mut head) = (Vec::new(), None);
         for entry in &manifest.graphs {
-            let load = || FixedGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
+            let load = || StaticGraph::new(entry, open(runtime, folder, manifest, entry, place)?);
             match entry.part {
                 Part::Bucket { length } => buckets.push((length, load()?)),
                 Part::Head { .. } => head = Some(load()?),
@@ -81,7 +81,7 @@ impl FixedEncoder {
 
     /// Where the nodes of each graph run.
     pub fn placements(&self) -> Vec<GraphPlacement> {
-        self.buckets.iter().map(|(_, graph)| graph).chain(&self.head).map(FixedGraph::placement).collect()
+        self.buckets.iter().map(|(_, graph)| graph).chain(&self.head).map(StaticGraph::placement).collect()
     }
 
     /// Appends a text's rows.
@@ -143,7 +143,7 @@ fn round(values: &[f32], out: &mut [f16]) {
     values.iter().zip(out).for_each(|(value, out)| *out = f16::from_f32(*value));
 }
 
-impl Encoder for FixedEncoder {
+impl Encoder for StaticEncoder {
     fn limits(&self) -> &EncoderLimits {
         &self.limits
     }

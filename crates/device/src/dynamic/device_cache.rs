@@ -11,17 +11,16 @@ use narthex_engine::executor::{Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
 use super::{
-    cache::Part,
     growth::{Growth, Resize, SlotUse, make_room},
-    rows::RowShape,
+    rows::{KvTensor, RowShape},
 };
 use crate::ort::{DeviceMemory, DeviceTensor};
 
 /// The cache of one executor.
-pub(super) struct Resident {
+pub(super) struct DeviceKvCache {
     layers: Vec<KvLayout>,
     limits: Limits,
-    slots: Vec<Held>,
+    slots: Vec<SlotTensors>,
     /// Changes whenever a slot gets other tensors.
     generation: u64,
     memory: DeviceMemory,
@@ -29,19 +28,19 @@ pub(super) struct Resident {
 
 /// What a slot has.
 #[derive(Default)]
-struct Held {
+struct SlotTensors {
     length: usize,
     capacity: usize,
     /// Keys and values of each layer.
     layers: Vec<[DeviceTensor; 2]>,
 }
 
-impl Resident {
+impl DeviceKvCache {
     pub(super) fn new(layouts: &[KvLayout], limits: &Limits, memory: DeviceMemory) -> Self {
         Self {
             layers: layouts.to_vec(),
             limits: limits.clone(),
-            slots: (0..limits.slots).map(|_| Held::default()).collect(),
+            slots: (0..limits.slots).map(|_| SlotTensors::default()).collect(),
             generation: 0,
             memory,
         }
@@ -67,23 +66,24 @@ impl Resident {
     /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
     pub(super) fn read(
         &self,
-        (layer, part): (usize, Part),
+        tensor: KvTensor,
         slot: SlotId,
         range: Range<usize>,
     ) -> Result<Vec<f32>, StepError> {
         let held = &self.slots[slot.index()];
-        let data = self.memory.read(&held.layers[layer][part as usize])?;
-        Ok(self.row(layer, held.capacity).read(&data, range))
+        let data = self.memory.read(&held.layers[tensor.layer][tensor.part as usize])?;
+        Ok(self.row(tensor.layer, held.capacity).read(&data, range))
     }
 
     /// Puts `[tokens, heads, head_size]` into a slot that was reserved, from token `at` on.
     pub(super) fn write(
         &mut self,
-        (layer, part): (usize, Part),
+        tensor: KvTensor,
         slot: SlotId,
         at: usize,
         values: impl Iterator<Item = f32>,
     ) -> Result<(), StepError> {
+        let KvTensor { layer, part } = tensor;
         let row = self.row(layer, self.slots[slot.index()].capacity);
         let tensor = &mut self.slots[slot.index()].layers[layer][part as usize];
         // Nothing before the block has to be kept where it is the first.
@@ -102,12 +102,12 @@ impl Resident {
         let held = &mut self.slots[slot.index()];
         held.length = length;
         if length == 0 {
-            *held = Held::default();
+            *held = SlotTensors::default();
             self.generation += 1;
         }
     }
 
-    /// Gives each slot room for its length. After an error every slot holds what it did.
+    /// CacheOutput each slot room for its length. After an error every slot holds what it did.
     pub(super) fn reserve(
         &mut self,
         wanted: impl Iterator<Item = (SlotId, usize)> + Clone,
@@ -130,7 +130,7 @@ impl Resident {
         Ok(())
     }
 
-    /// Gives a slot tensors of another capacity, with what it holds. After an error all is as it was.
+    /// CacheOutput a slot tensors of another capacity, with what it holds. After an error all is as it was.
     fn resize(&mut self, Resize { slot, capacity }: Resize) -> Result<(), StepError> {
         let held = &self.slots[slot];
         let mut layers = Vec::with_capacity(self.layers.len());
@@ -150,7 +150,7 @@ impl Resident {
             layers.push(parts);
         }
         let length = held.length;
-        self.slots[slot] = Held { length, capacity, layers };
+        self.slots[slot] = SlotTensors { length, capacity, layers };
         self.generation += 1;
         Ok(())
     }

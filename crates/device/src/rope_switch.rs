@@ -9,7 +9,7 @@ use narthex_spec::{SlotId, TokenId};
 
 /// A set of rotary factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Factors {
+pub(crate) enum RopeFactors {
     /// For sequences up to the length.
     Short,
     /// For longer ones.
@@ -17,41 +17,49 @@ pub(crate) enum Factors {
 }
 
 /// What is known of every slot.
-pub(crate) struct Switch {
+pub(crate) struct RopeSwitch {
     at: usize,
     chunk: usize,
-    slots: Vec<Held>,
-    plan: StepPlan,
-    factors: Vec<Factors>,
+    slots: Vec<SlotFactors>,
+    /// Kept for its storage.
+    rewritten: RewrittenPlan,
+}
+
+/// A plan whose spans each need one set of factors.
+#[derive(Default)]
+pub(crate) struct RewrittenPlan {
+    pub(crate) plan: StepPlan,
+    /// The set of each span.
+    pub(crate) factors: Vec<RopeFactors>,
 }
 
 /// A slot.
 #[derive(Default)]
-struct Held {
+struct SlotFactors {
     /// Its first tokens: all that it holds, but for keys that were handed over.
     tokens: Vec<TokenId>,
     /// The set that its keys were rotated by; `None` where it has none, or where making them anew has failed.
-    factors: Option<Factors>,
+    factors: Option<RopeFactors>,
 }
 
-impl Switch {
+impl RopeSwitch {
     /// For sequences that change their factors past `at` tokens; spans have at most `chunk` tokens.
     pub(crate) fn new(at: usize, slots: usize, chunk: usize) -> Self {
-        let slots = (0..slots).map(|_| Held::default()).collect();
-        Self { at, chunk: chunk.max(1), slots, plan: StepPlan::default(), factors: Vec::new() }
+        let slots = (0..slots).map(|_| SlotFactors::default()).collect();
+        Self { at, chunk: chunk.max(1), slots, rewritten: RewrittenPlan::default() }
     }
 
     /// The set for a sequence of so many tokens.
-    fn of(&self, length: usize) -> Factors {
-        if length > self.at { Factors::Long } else { Factors::Short }
+    fn of(&self, length: usize) -> RopeFactors {
+        if length > self.at { RopeFactors::Long } else { RopeFactors::Short }
     }
 
     /// Rewrites a checked plan so that each span needs one set, and keys of another set are made anew before it. Gives the
-    /// same rows of logits; [`Switch::commit`] follows once the plan has run.
-    pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<(StepPlan, Vec<Factors>), StepError> {
-        let mut to = (std::mem::take(&mut self.plan), std::mem::take(&mut self.factors));
-        to.0.clear();
-        to.1.clear();
+    /// same rows of logits; [`RopeSwitch::commit`] follows once the plan has run.
+    pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<RewrittenPlan, StepError> {
+        let mut rewritten = std::mem::take(&mut self.rewritten);
+        rewritten.plan.clear();
+        rewritten.factors.clear();
         for span in &plan.spans {
             let tokens = plan.tokens_of(span);
             // Each token sees the keys that a sequence ending in it would have.
@@ -62,20 +70,22 @@ impl Switch {
                 }
                 let last = start + part.len() == tokens.len();
                 let logits = if last || span.logits == Wanted::All { span.logits } else { Wanted::Nothing };
-                self.prepare((span.slot, span.at), (&tokens[..start], part.len()), &mut to)?;
-                to.0.push(span.slot, span.at + start, part, logits);
-                to.1.push(self.of(span.at + start + part.len()));
+                self.prepare(span.slot, span.at, &tokens[..start], part.len(), &mut rewritten)?;
+                rewritten.plan.push(span.slot, span.at + start, part, logits);
+                rewritten.factors.push(self.of(span.at + start + part.len()));
             }
         }
-        Ok(to)
+        Ok(rewritten)
     }
 
     /// Adds the spans that make a slot's keys anew, where those before the next `count` tokens are of another set.
     fn prepare(
         &mut self,
-        (slot, at): (SlotId, usize),
-        (new, count): (&[TokenId], usize),
-        (plan, factors): &mut (StepPlan, Vec<Factors>),
+        slot: SlotId,
+        at: usize,
+        new: &[TokenId],
+        count: usize,
+        rewritten: &mut RewrittenPlan,
     ) -> Result<(), StepError> {
         let wanted = self.of(at + new.len() + count);
         let held = &mut self.slots[slot.index()];
@@ -94,14 +104,14 @@ impl Switch {
         held.factors = None;
         let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
         for (index, part) in before.chunks(self.chunk).enumerate() {
-            plan.push(slot, index * self.chunk, part, Wanted::Nothing);
-            factors.push(wanted);
+            rewritten.plan.push(slot, index * self.chunk, part, Wanted::Nothing);
+            rewritten.factors.push(wanted);
         }
         Ok(())
     }
 
     /// A plan has run; `rewritten` is given back for its storage.
-    pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: (StepPlan, Vec<Factors>)) {
+    pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: RewrittenPlan) {
         for span in &plan.spans {
             let factors = self.of(span.at + span.tokens.len());
             let held = &mut self.slots[span.slot.index()];
@@ -110,7 +120,7 @@ impl Switch {
             }
             held.factors = Some(factors);
         }
-        (self.plan, self.factors) = rewritten;
+        self.rewritten = rewritten;
     }
 
     /// A slot was cut back.
@@ -120,7 +130,7 @@ impl Switch {
 
     /// Keys of a slot up to `length` tokens are about to be handed over from token `at` on, by an executor that holds as
     /// many.
-    pub(crate) fn hand_over(&mut self, slot: SlotId, (at, length): (usize, usize)) -> Result<(), StepError> {
+    pub(crate) fn hand_over(&mut self, slot: SlotId, at: usize, length: usize) -> Result<(), StepError> {
         let factors = self.of(length);
         let held = &mut self.slots[slot.index()];
         if at > 0 && held.factors != Some(factors) {
@@ -141,26 +151,31 @@ mod tests {
     use super::*;
 
     /// Position, tokens, wanted rows and factors of each span.
-    type Shown = Vec<(usize, Vec<TokenId>, Wanted, Factors)>;
+    type Shown = Vec<(usize, Vec<TokenId>, Wanted, RopeFactors)>;
 
-    fn step(switch: &mut Switch, at: usize, tokens: &[TokenId], wanted: Wanted) -> Result<Shown, StepError> {
+    fn step(
+        switch: &mut RopeSwitch,
+        at: usize,
+        tokens: &[TokenId],
+        wanted: Wanted,
+    ) -> Result<Shown, StepError> {
         let mut plan = StepPlan::default();
         plan.push(SlotId(0), at, tokens, wanted);
         let rewritten = switch.rewrite(&plan)?;
-        let spans = rewritten.0.spans.iter().zip(&rewritten.1);
+        let spans = rewritten.plan.spans.iter().zip(&rewritten.factors);
         let shown = spans
-            .map(|(span, factors)| (span.at, rewritten.0.tokens_of(span).to_vec(), span.logits, *factors))
+            .map(|(span, factors)| (span.at, rewritten.plan.tokens_of(span).to_vec(), span.logits, *factors))
             .collect();
-        assert_eq!(rewritten.0.logits_rows(), plan.logits_rows());
+        assert_eq!(rewritten.plan.logits_rows(), plan.logits_rows());
         switch.commit(&plan, rewritten);
         Ok(shown)
     }
 
     #[test]
     fn keys_are_made_anew_on_both_sides_of_the_length() {
-        use Factors::{Long, Short};
+        use RopeFactors::{Long, Short};
         use Wanted::{All, Last, Nothing};
-        let mut switch = Switch::new(4, 1, 3);
+        let mut switch = RopeSwitch::new(4, 1, 3);
         assert_eq!(step(&mut switch, 0, &[1, 2, 3], Last).unwrap(), [(0, vec![1, 2, 3], Last, Short)]);
         let across = step(&mut switch, 3, &[4, 5, 6], All).unwrap();
         let expected = [
@@ -187,14 +202,14 @@ mod tests {
 
     #[test]
     fn keys_that_were_handed_over_last_up_to_the_length() {
-        let mut switch = Switch::new(4, 1, 8);
-        switch.hand_over(SlotId(0), (0, 3)).unwrap();
+        let mut switch = RopeSwitch::new(4, 1, 8);
+        switch.hand_over(SlotId(0), 0, 3).unwrap();
         assert_eq!(step(&mut switch, 3, &[4], Wanted::Last).unwrap().len(), 1);
         let error = step(&mut switch, 4, &[5], Wanted::Last).unwrap_err().to_string();
         assert!(error.contains("cannot be made anew"), "{error}");
-        let error = switch.hand_over(SlotId(0), (4, 6)).unwrap_err().to_string();
+        let error = switch.hand_over(SlotId(0), 4, 6).unwrap_err().to_string();
         assert!(error.contains("cannot follow"), "{error}");
-        switch.hand_over(SlotId(0), (0, 6)).unwrap();
+        switch.hand_over(SlotId(0), 0, 6).unwrap();
         assert_eq!(step(&mut switch, 6, &[7], Wanted::Last).unwrap().len(), 1);
     }
 }

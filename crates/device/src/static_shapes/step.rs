@@ -8,31 +8,31 @@ use std::ops::Range;
 use half::f16;
 use narthex_spec::{TokenId, manifest::Slot};
 
-use super::{HIDDEN, graph::FixedGraph};
+use super::{HIDDEN, graph::StaticGraph};
 use crate::{
-    switch::Factors,
+    rope_switch::RopeFactors,
     table::{Embedding, Table},
 };
 
 /// The tables that the host reads.
 pub(super) struct Tables {
     pub(super) embedding: Embedding,
-    pub(super) angles: Vec<Angles>,
+    pub(super) angles: Vec<AngleInputs>,
 }
 
 /// Two inputs that take cosines and sines, and the tables of these.
-pub(super) struct Angles {
+pub(super) struct AngleInputs {
     pub(super) slots: [Slot; 2],
     pub(super) short: [Table; 2],
     /// For sequences that are longer than the others.
     pub(super) long: Option<[Table; 2]>,
 }
 
-impl Angles {
+impl AngleInputs {
     /// The inputs, each with its table.
-    fn of(&self, factors: Factors) -> impl Iterator<Item = (Slot, &Table)> {
+    fn of(&self, factors: RopeFactors) -> impl Iterator<Item = (Slot, &Table)> {
         let tables = match &self.long {
-            Some(long) if factors == Factors::Long => long,
+            Some(long) if factors == RopeFactors::Long => long,
             _ => &self.short,
         };
         self.slots.into_iter().zip(tables)
@@ -41,7 +41,7 @@ impl Angles {
 
 /// One run's tokens.
 #[derive(Clone, Copy)]
-pub(super) struct Run<'a> {
+pub(super) struct TokenRun<'a> {
     /// Tokens before them.
     pub(super) at: usize,
     /// Columns of the past.
@@ -50,12 +50,14 @@ pub(super) struct Run<'a> {
     pub(super) rows: usize,
     /// The tokens; at most as many as rows.
     pub(super) tokens: &'a [TokenId],
+    /// Set of rotary factors.
+    pub(super) factors: RopeFactors,
 }
 
 /// Writes the embedded tokens.
-pub(super) fn embed(graph: &mut FixedGraph, tables: &Tables, run: Run<'_>) {
+pub(super) fn embed(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>) {
     let hidden = tables.embedding.width();
-    let Run { at, rows, tokens, .. } = run;
+    let TokenRun { at, rows, tokens, .. } = run;
     let first = rows - tokens.len();
     let per_layer = tables.embedding.per_layer_width();
     let mut row = vec![0.0; hidden.max(per_layer)];
@@ -77,8 +79,8 @@ pub(super) fn embed(graph: &mut FixedGraph, tables: &Tables, run: Run<'_>) {
 }
 
 /// Writes rotary angles and masks.
-pub(super) fn write(graph: &mut FixedGraph, (tables, factors): (&Tables, Factors), run: Run<'_>) {
-    let Run { at, past, rows, tokens } = run;
+pub(super) fn write(graph: &mut StaticGraph, tables: &Tables, run: TokenRun<'_>) {
+    let TokenRun { at, past, rows, tokens, factors } = run;
     let first = rows - tokens.len();
     let mut row = vec![0.0; tables.embedding.width()];
     for (slot, table) in tables.angles.iter().flat_map(|angles| angles.of(factors)) {
@@ -99,7 +101,7 @@ pub(super) fn write(graph: &mut FixedGraph, (tables, factors): (&Tables, Factors
         let mask = graph.input(slot);
         mask.fill(f16::from_f32(HIDDEN));
         for (row, line) in mask.chunks_exact_mut(past + rows).enumerate().skip(first) {
-            let [seen, new] = visible((at, past), (row, first), window);
+            let [seen, new] = visible(run, row, window);
             line[seen].fill(f16::ZERO);
             line[new].fill(f16::ZERO);
         }
@@ -107,11 +109,9 @@ pub(super) fn write(graph: &mut FixedGraph, (tables, factors): (&Tables, Factors
 }
 
 /// The columns that a row sees: of the past, and of the new tokens.
-fn visible(
-    (at, past): (usize, usize),
-    (row, first): (usize, usize),
-    window: Option<usize>,
-) -> [Range<usize>; 2] {
+fn visible(run: TokenRun<'_>, row: usize, window: Option<usize>) -> [Range<usize>; 2] {
+    let TokenRun { at, past, rows, tokens, .. } = run;
+    let first = rows - tokens.len();
     let position = at + row - first;
     let oldest = window.map_or(0, |window| (position + 1).saturating_sub(window));
     let new = first + oldest.saturating_sub(at);
@@ -131,7 +131,9 @@ mod tests {
     #[test]
     fn a_token_sees_its_past_and_itself() {
         let check = |at, row, first, window, expected: [Range<usize>; 2]| {
-            assert_eq!(visible((at, 10), (row, first), window), expected, "at {at}, row {row}, from {first}");
+            let (past, rows, factors) = (10, 6, RopeFactors::Short);
+            let run = TokenRun { at, past, rows, tokens: &[0; 6][first..], factors };
+            assert_eq!(visible(run, row, window), expected, "at {at}, row {row}, from {first}");
         };
         // An empty past, no padding.
         check(0, 0, 0, None, [0..0, 10..11]);

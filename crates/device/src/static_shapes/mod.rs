@@ -1,6 +1,6 @@
 //! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their own reference.
 //!
-//! [`FixedExecutor`] implements the engine's port for decoders, [`FixedEncoder`] for encoders. The graphs know neither
+//! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders. The graphs know neither
 //! positions nor lengths: this side writes rotary angles and masks, and keeps the cache.
 
 mod cache;
@@ -20,15 +20,15 @@ use narthex_spec::{
     manifest::{GraphEntry, Manifest},
 };
 
-pub use decoder::{FixedExecutor, FixedOptions};
-pub use encoder::FixedEncoder;
+pub use decoder::{StaticExecutor, StaticOptions};
+pub use encoder::StaticEncoder;
 
 use crate::{
     ep::Device,
     error::DeviceError,
     ort::{Context, Session, SessionOptions},
     package,
-    precompile::{self, Rest},
+    precompile::{self, FallbackPolicy},
     runtime::Runtime,
 };
 
@@ -38,7 +38,7 @@ const HIDDEN: f32 = -10_000.0;
 
 /// Where a package's fixed graphs are loaded.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct GraphLoad<'a> {
     /// The device.
     pub device: &'a Device,
     /// Threads on the CPU; 0 takes one per physical core.
@@ -46,20 +46,20 @@ pub struct Place<'a> {
     /// Which form of each graph is loaded.
     pub form: Form<'a>,
     /// What becomes of nodes that the device refuses.
-    pub rest: Rest,
+    pub rest: FallbackPolicy,
 }
 
 /// Where a decoder's parts are loaded.
 #[derive(Debug, Clone, Copy)]
-pub struct Apart<'a> {
+pub struct DecoderLoad<'a> {
     /// The layers.
-    pub layers: Place<'a>,
+    pub layers: GraphLoad<'a>,
     /// The head.
-    pub head: Place<'a>,
+    pub head: GraphLoad<'a>,
 }
 
-impl<'a> From<Place<'a>> for Apart<'a> {
-    fn from(place: Place<'a>) -> Self {
+impl<'a> From<GraphLoad<'a>> for DecoderLoad<'a> {
+    fn from(place: GraphLoad<'a>) -> Self {
         Self { layers: place, head: place }
     }
 }
@@ -81,7 +81,7 @@ fn open(
     package: &Path,
     manifest: &Manifest,
     entry: &GraphEntry,
-    place: Place<'_>,
+    place: GraphLoad<'_>,
 ) -> Result<Session, DeviceError> {
     let path = match place.form {
         Form::Folder(folder) => package::path(folder, &entry.file)?,
