@@ -19,7 +19,7 @@ const TOP: f32 = 127.0;
 /// Magnitudes below this count as 0; their scale's inverse would not be finite.
 const LEAST: f32 = 1e-36;
 
-/// What shares one scale.
+/// Activations that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granularity {
     /// A whole row: fastest.

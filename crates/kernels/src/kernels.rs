@@ -2,10 +2,14 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "aarch64")]
+use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::avx512::Avx512;
+use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
     activations::{Granularity, Quantize, QuantizedRows},
+    elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
+    float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
     matmul::{FourBit, MatMul, Scratch},
     packed::PackedMatrix,
@@ -19,6 +23,12 @@ enum InstructionSet {
     Portable(Portable),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(Avx2<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2<false>),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
 }
 
 impl InstructionSet {
@@ -26,7 +36,13 @@ impl InstructionSet {
     fn available() -> Vec<Self> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
-        found.extend(Avx512::detect().map(Self::Avx512));
+        {
+            found.extend(Avx512::detect().map(Self::Avx512));
+            found.extend(Avx2::detect().map(Self::AvxVnni));
+            found.extend(Avx2::detect().map(Self::Avx2));
+        }
+        #[cfg(target_arch = "aarch64")]
+        found.extend(Neon::detect().map(Self::Neon));
         found.push(Self::Portable(Portable));
         found
     }
@@ -36,6 +52,12 @@ impl InstructionSet {
             Self::Portable(_) => "portable",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "AVX-512 VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(_) => "AVX-VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(_) => "NEON",
         }
     }
 
@@ -44,6 +66,12 @@ impl InstructionSet {
             Self::Portable(set) => set.run(operation),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(set) => set.run(operation),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(set) => set.run(operation),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(set) => set.run(operation),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(set) => set.run(operation),
         }
     }
 }
@@ -109,13 +137,87 @@ impl Kernels {
         assert_eq!(input.inputs(), weights.inputs(), "inputs of the activations and the weights");
         assert_eq!(input.block(), weights.block(), "blocks of the activations and the weights");
         assert_eq!((out.rows(), out.columns()), (input.rows(), columns.len()), "shape of the output");
-        assert!(
-            columns.start.is_multiple_of(LANES) && columns.end <= weights.outputs(),
-            "columns {columns:?}"
-        );
-        assert!(columns.end.is_multiple_of(LANES) || columns.end == weights.outputs(), "columns {columns:?}");
+        check_columns(&columns, weights.outputs());
         let four_bit = if input.rows() < UNPACK_ROWS { FourBit::InRegisters } else { FourBit::AsBytes };
         self.set.run(MatMul { input, weights, columns, four_bit, scratch, out });
+    }
+
+    /// Arranges activations for products in single precision.
+    pub fn interleave(&self, input: MatrixRef<'_>, out: &mut FloatRows) {
+        self.set.run(Interleave { input, out });
+    }
+
+    /// Multiplies activations with a range of a float matrix's columns, which starts at a multiple of 16 and ends at
+    /// one or at the last column. `out` has the input's rows and the range's columns.
+    ///
+    /// # Panics
+    /// If shapes contradict each other.
+    pub fn matmul_float(
+        &self,
+        input: &FloatRows,
+        weights: &FloatMatrix,
+        columns: Range<usize>,
+        out: MatrixMut<'_>,
+    ) {
+        assert_eq!(input.inputs(), weights.inputs(), "inputs of the activations and the weights");
+        check_columns(&columns, weights.outputs());
+        assert_eq!((out.rows(), out.columns()), (input.rows(), columns.len()), "shape of the output");
+        self.set.run(FloatMatMul { input, weights, columns, out });
+    }
+
+    /// Divides each row by its root mean square and multiplies it with a gain.
+    ///
+    /// # Panics
+    /// If shapes contradict each other.
+    pub fn rms_norm(&self, input: MatrixRef<'_>, gain: &[f32], epsilon: f32, out: MatrixMut<'_>) {
+        let shape = (input.rows(), input.columns());
+        assert_eq!(gain.len(), input.columns(), "length of the gain");
+        assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
+        self.set.run(RmsNorm { input, stream: None, gain, epsilon, out });
+    }
+
+    /// Adds `input` to the residual stream, and writes the stream's [`Self::rms_norm`].
+    ///
+    /// # Panics
+    /// If shapes contradict each other.
+    pub fn add_rms_norm(
+        &self,
+        input: MatrixRef<'_>,
+        stream: MatrixMut<'_>,
+        gain: &[f32],
+        epsilon: f32,
+        out: MatrixMut<'_>,
+    ) {
+        let shape = (input.rows(), input.columns());
+        assert_eq!(gain.len(), input.columns(), "length of the gain");
+        assert_eq!((stream.rows(), stream.columns()), shape, "shape of the residual stream");
+        assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
+        self.set.run(RmsNorm { input, stream: Some(stream), gain, epsilon, out });
+    }
+
+    /// Writes `silu(gate) * up`.
+    ///
+    /// # Panics
+    /// If lengths differ.
+    pub fn swiglu(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert!(gate.len() == up.len() && up.len() == out.len(), "lengths of gate, up and output");
+        self.set.run(SwiGlu { gate, up, out });
+    }
+
+    /// Rotates heads of one position: of the first `2 * cos.len()` elements of each head, those of the first half with
+    /// those of the second.
+    ///
+    /// # Panics
+    /// If `heads` is no number of whole heads, or the angles exceed a head.
+    pub fn rotate(&self, heads: &mut [f32], head_size: usize, cos: &[f32], sin: &[f32]) {
+        assert!(head_size > 0 && heads.len().is_multiple_of(head_size), "heads of {head_size}");
+        assert!(cos.len() == sin.len() && 2 * cos.len() <= head_size, "{} angles", cos.len());
+        self.set.run(Rotate { heads, head_size, cos, sin });
+    }
+
+    /// Replaces a row by its softmax; a row of minus infinities becomes zeros.
+    pub fn softmax(&self, row: &mut [f32]) {
+        self.set.run(Softmax { row });
     }
 
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates: the limit of integer products.
@@ -132,4 +234,11 @@ impl Kernels {
     pub fn run_reads(&self, bytes: &[u8]) -> u64 {
         self.set.run(Reads { bytes })
     }
+}
+
+/// Refuses columns that do not make up whole tiles.
+fn check_columns(columns: &Range<usize>, outputs: usize) {
+    let whole = |column: usize| column.is_multiple_of(LANES) || column == outputs;
+    let ordered = columns.start <= columns.end && columns.end <= outputs;
+    assert!(ordered && columns.start.is_multiple_of(LANES) && whole(columns.end), "columns {columns:?}");
 }

@@ -15,9 +15,12 @@
 
 mod activations;
 mod aligned;
+mod elementwise;
 mod error;
+mod float;
 mod kernels;
 mod limits;
+mod math;
 mod matmul;
 mod packed;
 mod simd;
@@ -26,6 +29,7 @@ mod view;
 
 pub use activations::{Granularity, QuantizedRows};
 pub use error::KernelError;
+pub use float::{FloatMatrix, FloatRows, FloatWeights};
 pub use kernels::Kernels;
 pub use matmul::Scratch;
 pub use packed::{Bits, BlockedWeights, PackedMatrix, Scales, SharedBytes};

@@ -1,4 +1,4 @@
-//! What this machine can do at most, to compare kernels with.
+//! The limits of this machine, to compare kernels with.
 
 use std::hint::black_box;
 

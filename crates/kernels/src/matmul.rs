@@ -10,6 +10,7 @@ use std::ops::Range;
 use crate::{
     activations::{Panel, QuantizedRows},
     aligned::{AlignedBytes, LINE},
+    math::store_part,
     packed::{Bits, PackedMatrix, Tile, TileScales, Tiles},
     simd::{LANES, Operation, Simd},
     view::MatrixMut,
@@ -21,7 +22,7 @@ pub struct Scratch {
     pub(crate) bytes: AlignedBytes,
 }
 
-/// How weights of four bits are read.
+/// Way of reading weights of four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FourBit {
     /// Nibbles are separated in registers, again for each panel.
@@ -40,6 +41,26 @@ pub(crate) struct MatMul<'a> {
     pub(crate) out: MatrixMut<'a>,
 }
 
+/// One or two tiles.
+#[derive(Clone, Copy)]
+struct Step {
+    tile: usize,
+    count: usize,
+}
+
+/// Place of a register tile in the output.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    step: Step,
+}
+
+impl Step {
+    fn at(self, row: usize) -> Place {
+        Place { row, step: self }
+    }
+}
+
 impl Operation for MatMul<'_> {
     type Output = ();
 
@@ -54,17 +75,17 @@ impl Operation for MatMul<'_> {
 }
 
 impl MatMul<'_> {
-    /// First tiles of register tiles, with the number of tiles.
-    fn steps<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> + use<S> {
+    /// Steps through the columns, each of one or two tiles.
+    fn steps<S: Simd>(&self) -> impl Iterator<Item = Step> + use<S> {
         let (first, end) = (self.columns.start / LANES, self.columns.end.div_ceil(LANES));
-        (first..end).step_by(S::TILES).map(move |tile| (tile, S::TILES.min(end - tile)))
+        (first..end).step_by(S::TILES).map(move |tile| Step { tile, count: S::TILES.min(end - tile) })
     }
 
     #[inline(always)]
     fn walk<S: Simd, F: Format<S>>(&mut self, s: S) {
         let tiles = self.weights.tiles();
-        for (tile, count) in self.steps::<S>() {
-            self.multiply::<S, F>(s, &load_tiles(&tiles, tile, count), (tile, count));
+        for step in self.steps::<S>() {
+            self.multiply::<S, F>(s, &load_tiles(&tiles, step), step);
         }
     }
 
@@ -72,11 +93,11 @@ impl MatMul<'_> {
     fn walk_unpacked<S: Simd>(&mut self, s: S) {
         let tiles = self.weights.tiles();
         let mut buffer = std::mem::take(&mut self.scratch.bytes);
-        for (tile, count) in self.steps::<S>() {
-            let mut loaded = load_tiles(&tiles, tile, count);
+        for step in self.steps::<S>() {
+            let mut loaded = load_tiles(&tiles, step);
             let lines = loaded[0].quants.len() * 2;
             let (unpacked, _) = buffer.reserve(2 * lines * LINE).as_chunks_mut::<LINE>();
-            for (tile, out) in loaded[..count].iter().zip(unpacked.chunks_exact_mut(lines)) {
+            for (tile, out) in loaded[..step.count].iter().zip(unpacked.chunks_exact_mut(lines)) {
                 for (packed, out) in tile.quants.iter().zip(out.as_chunks_mut::<2>().0) {
                     let [low, high] = s.unpack_nibbles(packed);
                     s.store_nibbles(low, &mut out[0]);
@@ -86,23 +107,23 @@ impl MatMul<'_> {
             let (first, second) = unpacked.split_at(lines);
             loaded[0].quants = first;
             loaded[1].quants = second;
-            self.multiply::<S, UnpackedNibbles>(s, &loaded, (tile, count));
+            self.multiply::<S, UnpackedNibbles>(s, &loaded, step);
         }
         self.scratch.bytes = buffer;
     }
 
     /// Multiplies all panels with one or two tiles.
     #[inline(always)]
-    fn multiply<S: Simd, F: Format<S>>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: (usize, usize)) {
+    fn multiply<S: Simd, F: Format<S>>(&mut self, s: S, tiles: &[Tile<'_>; 2], step: Step) {
         for rows in self.input.panels() {
             let panel = self.input.panel(&rows);
             match rows.len() {
-                1 => self.block::<S, F, 1>(s, tiles, &panel, (rows.start, step)),
-                2 => self.block::<S, F, 2>(s, tiles, &panel, (rows.start, step)),
-                3 => self.block::<S, F, 3>(s, tiles, &panel, (rows.start, step)),
-                4 => self.block::<S, F, 4>(s, tiles, &panel, (rows.start, step)),
-                5 => self.block::<S, F, 5>(s, tiles, &panel, (rows.start, step)),
-                6 => self.block::<S, F, 6>(s, tiles, &panel, (rows.start, step)),
+                1 => self.block::<S, F, 1>(s, tiles, &panel, step.at(rows.start)),
+                2 => self.block::<S, F, 2>(s, tiles, &panel, step.at(rows.start)),
+                3 => self.block::<S, F, 3>(s, tiles, &panel, step.at(rows.start)),
+                4 => self.block::<S, F, 4>(s, tiles, &panel, step.at(rows.start)),
+                5 => self.block::<S, F, 5>(s, tiles, &panel, step.at(rows.start)),
+                6 => self.block::<S, F, 6>(s, tiles, &panel, step.at(rows.start)),
                 other => unreachable!("panels have up to 6 rows, not {other}"),
             }
         }
@@ -114,16 +135,16 @@ impl MatMul<'_> {
         s: S,
         tiles: &[Tile<'_>; 2],
         panel: &Panel<'_>,
-        (row, (tile, count)): (usize, (usize, usize)),
+        place: Place,
     ) {
         // One row is bound by memory, which is fastest when it is read from front to back.
-        if S::TILES == 2 && count == 2 && R > 1 {
+        if S::TILES == 2 && place.step.count == 2 && R > 1 {
             let sums = product::<S, F, R, 2>(s, tiles, panel);
-            self.store(s, &sums, row, tile);
+            self.store(s, &sums, place.row, place.step.tile);
         } else {
-            for (at, one) in tiles[..count].iter().enumerate() {
+            for (at, one) in tiles[..place.step.count].iter().enumerate() {
                 let sums = product::<S, F, R, 1>(s, &[*one], panel);
-                self.store(s, &sums, row, tile + at);
+                self.store(s, &sums, place.row, place.step.tile + at);
             }
         }
     }
@@ -140,26 +161,19 @@ impl MatMul<'_> {
             let row = self.out.row_mut(first_row + r);
             for v in 0..V {
                 let at = (first_tile + v) * LANES - self.columns.start;
-                let out = &mut row[at..];
-                if let Some(out) = out.first_chunk_mut::<LANES>() {
-                    s.store(sums[r][v], out);
-                } else {
-                    let mut lanes = [0.0; LANES];
-                    s.store(sums[r][v], &mut lanes);
-                    out.copy_from_slice(&lanes[..out.len()]);
-                }
+                store_part(s, sums[r][v], &mut row[at..]);
             }
         }
     }
 }
 
-fn load_tiles<'a>(tiles: &Tiles<'a>, first: usize, count: usize) -> [Tile<'a>; 2] {
-    [tiles.tile(first), tiles.tile(first + count - 1)]
+fn load_tiles<'a>(tiles: &Tiles<'a>, step: Step) -> [Tile<'a>; 2] {
+    [tiles.tile(step.tile), tiles.tile(step.tile + step.count - 1)]
 }
 
-/// How a line of 64 bytes holds weights.
+/// Layout of weights in a line of 64 bytes.
 trait Format<S: Simd> {
-    /// What products subtract from each weight.
+    /// Number that products subtract from each weight.
     const OFFSET: i32;
     /// The integer that stands for 0 where there are no zero points.
     const MIDDLE: i32;
@@ -322,7 +336,7 @@ fn product<S: Simd, F: Format<S>, const R: usize, const V: usize>(
     sums
 }
 
-/// What a block's sums start with: the zero points' part of the product.
+/// First values of a block's sums: the zero points' part of the product.
 #[inline(always)]
 fn start<S: Simd, F: Format<S>, const R: usize, const V: usize>(
     s: S,

@@ -106,8 +106,13 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(shape: (usize, usize), block: usize, bits: Bits, parts: Parts) -> Result<Self, KernelError> {
-        let (outputs, inputs) = shape;
+    fn new(
+        outputs: usize,
+        inputs: usize,
+        block: usize,
+        bits: Bits,
+        parts: Parts,
+    ) -> Result<Self, KernelError> {
         if ![16, 32, 64, 128].contains(&block) {
             return Err(KernelError::Block { found: block });
         }
@@ -152,7 +157,7 @@ impl Layout {
             _ => return Err(format("number of bits")),
         };
         let parts = Parts { single: header[26] != 0, zeros: header[27] != 0 };
-        let layout = Self::new((size(words[1])?, size(words[2])?), usize::from(header[24]), bits, parts)?;
+        let layout = Self::new(size(words[1])?, size(words[2])?, usize::from(header[24]), bits, parts)?;
         if layout.header() != *header {
             return Err(format("unknown fields"));
         }
@@ -200,8 +205,7 @@ impl PackedMatrix {
     pub fn pack(weights: &BlockedWeights<'_>) -> Result<Self, KernelError> {
         let single = matches!(weights.scales, Scales::F32(_));
         let parts = Parts { single, zeros: weights.zeros.is_some() };
-        let shape = (weights.outputs, weights.inputs);
-        let layout = Layout::new(shape, weights.block, weights.bits, parts)?;
+        let layout = Layout::new(weights.outputs, weights.inputs, weights.block, weights.bits, parts)?;
         check_lengths(weights)?;
         let mut bytes = AlignedBytes::zeros(layout.scales.end);
         let all = bytes.as_mut_slice();

@@ -3,7 +3,7 @@
 //! [`MatrixMut`] can be split by columns, so that several threads write to their own columns of one matrix. Disjoint
 //! columns of one slice cannot be expressed without `unsafe` code; it stays in this file.
 
-use std::{marker::PhantomData, ptr::NonNull};
+use std::{marker::PhantomData, ops::Range, ptr::NonNull};
 
 /// Rows of numbers to read.
 #[derive(Debug, Clone, Copy)]
@@ -11,6 +11,7 @@ pub struct MatrixRef<'a> {
     data: &'a [f32],
     rows: usize,
     columns: usize,
+    stride: usize,
 }
 
 impl<'a> MatrixRef<'a> {
@@ -24,7 +25,20 @@ impl<'a> MatrixRef<'a> {
             "{} elements, {columns} columns",
             data.len()
         );
-        Self { data, rows: data.len() / columns, columns }
+        Self { data, rows: data.len() / columns, columns, stride: columns }
+    }
+
+    /// Some of the columns.
+    ///
+    /// # Panics
+    /// If there are no such columns.
+    pub fn columns_in(self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.columns,
+            "columns {range:?} of {}",
+            self.columns
+        );
+        Self { data: self.data.get(range.start..).unwrap_or_default(), columns: range.len(), ..self }
     }
 
     /// Number of rows.
@@ -42,7 +56,7 @@ impl<'a> MatrixRef<'a> {
     /// # Panics
     /// If there is no such row.
     pub fn row(&self, row: usize) -> &'a [f32] {
-        &self.data[row * self.columns..][..self.columns]
+        &self.data[row * self.stride..][..self.columns]
     }
 }
 

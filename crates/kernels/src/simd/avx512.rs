@@ -205,6 +205,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn zero_where_less(self, a: __m512, b: __m512, y: __m512) -> __m512 {
+        instruction!(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b), y))
+    }
+
+    #[inline(always)]
     fn pow2(self, x: __m512) -> __m512 {
         instruction!({
             let exponent = _mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_set1_epi32(127));

@@ -8,6 +8,14 @@
 
 pub(crate) mod portable;
 
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
+pub(crate) mod neon;
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
+pub(crate) mod avx2;
+
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector instructions need pointers and processor features")]
 pub(crate) mod avx512;
@@ -25,7 +33,6 @@ pub(crate) trait Operation {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-#[allow(dead_code, reason = "float kernels use the rest")]
 /// Vector instruction set: sixteen lanes of 32 bits in as many registers as they take.
 pub(crate) trait Simd: Copy {
     /// Sixteen `i32`.
@@ -39,7 +46,7 @@ pub(crate) trait Simd: Copy {
     /// Four activations, repeated for each lane.
     type Quad: Copy;
 
-    /// What [`Self::dot_bytes`] subtracts from each weight.
+    /// Number that [`Self::dot_bytes`] subtracts from each weight.
     const BYTE_OFFSET: i32;
     /// Rows of the register tile of integer products.
     const ROWS: usize;
@@ -108,6 +115,8 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Lane-wise minimum: `b` where `a` is not less, so `b` where either is NaN.
     fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `y` where `a` is not less than `b`, 0 elsewhere.
+    fn zero_where_less(self, a: Self::Floats, b: Self::Floats, y: Self::Floats) -> Self::Floats;
     /// 2 to the power of an integer from -126 to 127 in each lane; any number for other lanes.
     fn pow2(self, x: Self::Floats) -> Self::Floats;
     /// Lane-wise maximum of integers with the bits of magnitudes of floats: NaN is above infinity, which is above all

@@ -148,6 +148,10 @@ impl Simd for Portable {
         zip(&a, &b, |a, b| if a < b { a } else { b })
     }
 
+    fn zero_where_less(self, a: [f32; 16], b: [f32; 16], y: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|lane| if a[lane] < b[lane] { 0.0 } else { y[lane] })
+    }
+
     fn pow2(self, x: [f32; 16]) -> [f32; 16] {
         x.map(|x| f32::from_bits((((x as i32).wrapping_add(127)) as u32) << 23))
     }

@@ -1,0 +1,153 @@
+//! Kernels that read and write each number once: norms, activations, rotary positions, softmax.
+
+use crate::{
+    math::{exp, load_part, silu, store_part},
+    simd::{LANES, Operation, Simd},
+    view::{MatrixMut, MatrixRef},
+};
+
+/// Division of each row by its root mean square, and multiplication with a gain.
+pub(crate) struct RmsNorm<'a> {
+    pub(crate) input: MatrixRef<'a>,
+    /// Residual stream, to which the input is added first.
+    pub(crate) stream: Option<MatrixMut<'a>>,
+    pub(crate) gain: &'a [f32],
+    pub(crate) epsilon: f32,
+    pub(crate) out: MatrixMut<'a>,
+}
+
+impl Operation for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        for row in 0..self.input.rows() {
+            let out = self.out.row_mut(row);
+            match &mut self.stream {
+                Some(stream) => {
+                    let stream = stream.row_mut(row);
+                    add(s, self.input.row(row), stream);
+                    normalize(s, stream, self.gain, self.epsilon, out);
+                }
+                None => normalize(s, self.input.row(row), self.gain, self.epsilon, out),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add<S: Simd>(s: S, input: &[f32], stream: &mut [f32]) {
+    for (x, y) in input.chunks(LANES).zip(stream.chunks_mut(LANES)) {
+        let sum = s.add(load_part(s, x, 0.0), load_part(s, y, 0.0));
+        store_part(s, sum, y);
+    }
+}
+
+#[inline(always)]
+fn normalize<S: Simd>(s: S, input: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) {
+    let mut squares = s.splat(0.0);
+    for x in input.chunks(LANES) {
+        let x = load_part(s, x, 0.0);
+        squares = s.mul_add(x, x, squares);
+    }
+    let inverse = s.splat(1.0 / (s.sum(squares) / input.len() as f32 + epsilon).sqrt());
+    for ((x, gain), out) in input.chunks(LANES).zip(gain.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+        let scaled = s.mul(load_part(s, x, 0.0), inverse);
+        store_part(s, s.mul(scaled, load_part(s, gain, 0.0)), out);
+    }
+}
+
+/// `silu(gate) * up`.
+pub(crate) struct SwiGlu<'a> {
+    pub(crate) gate: &'a [f32],
+    pub(crate) up: &'a [f32],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Operation for SwiGlu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let parts = self.gate.chunks(LANES).zip(self.up.chunks(LANES)).zip(self.out.chunks_mut(LANES));
+        for ((gate, up), out) in parts {
+            let gate = silu(s, load_part(s, gate, 0.0));
+            store_part(s, s.mul(gate, load_part(s, up, 0.0)), out);
+        }
+    }
+}
+
+/// Rotation of pairs of a head's elements: the first of its first half with the first of its second half, and so on.
+pub(crate) struct Rotate<'a> {
+    pub(crate) heads: &'a mut [f32],
+    pub(crate) head_size: usize,
+    pub(crate) cos: &'a [f32],
+    pub(crate) sin: &'a [f32],
+}
+
+impl Operation for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let half = self.cos.len();
+        for head in self.heads.chunks_exact_mut(self.head_size) {
+            let (first, rest) = head.split_at_mut(half);
+            let pairs = first.chunks_mut(LANES).zip(rest[..half].chunks_mut(LANES));
+            for ((x, y), (cos, sin)) in pairs.zip(self.cos.chunks(LANES).zip(self.sin.chunks(LANES))) {
+                let (a, b) = (load_part(s, x, 0.0), load_part(s, y, 0.0));
+                let (cos, sin) = (load_part(s, cos, 0.0), load_part(s, sin, 0.0));
+                store_part(s, s.sub(s.mul(a, cos), s.mul(b, sin)), x);
+                store_part(s, s.mul_add(b, cos, s.mul(a, sin)), y);
+            }
+        }
+    }
+}
+
+/// Exponentials of a row, divided by their sum.
+pub(crate) struct Softmax<'a> {
+    pub(crate) row: &'a mut [f32],
+}
+
+impl Operation for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let peak = greatest(s, self.row);
+        if peak == f32::NEG_INFINITY {
+            // Nothing is above minus infinity: no element, or NaN among them, which stays.
+            self.row.iter_mut().filter(|x| !x.is_nan()).for_each(|x| *x = 0.0);
+            return;
+        }
+        let sum = exp_sum(s, self.row, peak);
+        let sum = s.splat(sum);
+        for x in self.row.chunks_mut(LANES) {
+            let quotient = s.div(load_part(s, x, 0.0), sum);
+            store_part(s, quotient, x);
+        }
+    }
+}
+
+/// The greatest number that is not NaN, or minus infinity.
+#[inline(always)]
+pub(crate) fn greatest<S: Simd>(s: S, row: &[f32]) -> f32 {
+    let mut peak = s.splat(f32::NEG_INFINITY);
+    for x in row.chunks(LANES) {
+        peak = s.max(load_part(s, x, f32::NEG_INFINITY), peak);
+    }
+    s.max_lane(peak)
+}
+
+/// Replaces each number by the exponential of its distance to `peak`, and returns their sum.
+#[inline(always)]
+pub(crate) fn exp_sum<S: Simd>(s: S, row: &mut [f32], peak: f32) -> f32 {
+    let mut sum = s.splat(0.0);
+    let peak = s.splat(peak);
+    for x in row.chunks_mut(LANES) {
+        let power = exp(s, s.sub(load_part(s, x, f32::NEG_INFINITY), peak));
+        sum = s.add(sum, power);
+        store_part(s, power, x);
+    }
+    s.sum(sum)
+}

@@ -1,0 +1,285 @@
+//! Products in single precision.
+//!
+//! Each output is one chain of fused multiply-adds from the first input to the last, whatever the number of rows.
+
+use std::ops::Range;
+
+use half::f16;
+
+use crate::{
+    aligned::{AlignedBytes, LINE},
+    error::KernelError,
+    math::store_part,
+    simd::{LANES, Operation, Simd},
+    view::{MatrixMut, MatrixRef},
+};
+
+/// Most rows that a register tile can have.
+pub(crate) const MAX_ROWS: usize = 12;
+
+/// Precision of weights that are not quantised.
+#[derive(Debug, Clone, Copy)]
+pub enum FloatWeights<'a> {
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Single precision.
+    F32(&'a [f32]),
+}
+
+/// Weights that are not quantised, in tiles of sixteen outputs: sixteen weights for each input.
+#[derive(Debug)]
+pub struct FloatMatrix {
+    outputs: usize,
+    inputs: usize,
+    half: bool,
+    bytes: AlignedBytes,
+}
+
+impl FloatMatrix {
+    /// Packs weights of the shape `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// If the number of weights contradicts the shape.
+    pub fn pack(outputs: usize, inputs: usize, weights: FloatWeights<'_>) -> Result<Self, KernelError> {
+        let (half, found) = match weights {
+            FloatWeights::F16(weights) => (true, weights.len()),
+            FloatWeights::F32(weights) => (false, weights.len()),
+        };
+        let expected = outputs.saturating_mul(inputs);
+        if found != expected {
+            return Err(KernelError::Length { what: "weights", expected, found });
+        }
+        let width = if half { 2 } else { 4 };
+        let size = || outputs.checked_next_multiple_of(LANES)?.checked_mul(inputs)?.checked_mul(width);
+        let mut bytes = AlignedBytes::zeros(size().ok_or(KernelError::Size { outputs, inputs })?);
+        let all = bytes.as_mut_slice();
+        for output in 0..outputs {
+            for input in 0..inputs {
+                let from = output * inputs + input;
+                let to = (output / LANES * inputs + input) * LANES + output % LANES;
+                match weights {
+                    FloatWeights::F16(weights) => {
+                        all[to * 2..][..2].copy_from_slice(&weights[from].to_le_bytes())
+                    }
+                    FloatWeights::F32(weights) => {
+                        all[to * 4..][..4].copy_from_slice(&weights[from].to_le_bytes())
+                    }
+                }
+            }
+        }
+        Ok(Self { outputs, inputs, half, bytes })
+    }
+
+    /// Number of outputs: columns of the product.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+}
+
+/// Rows of activations in the order in which float products read them, reusable from call to call.
+#[derive(Debug, Default)]
+pub struct FloatRows {
+    rows: usize,
+    inputs: usize,
+    panel_rows: usize,
+    /// For each panel and input: one number of each row.
+    values: Vec<f32>,
+}
+
+impl FloatRows {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of numbers in a row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Shape of the panels, with room for their values.
+    pub(crate) fn reset(&mut self, rows: usize, inputs: usize, panel_rows: usize) {
+        (self.rows, self.inputs, self.panel_rows) = (rows, inputs, panel_rows.min(MAX_ROWS));
+        self.values.clear();
+        self.values.resize(rows * inputs, 0.0);
+    }
+
+    /// Writes one row, each number multiplied with a factor.
+    pub(crate) fn set_row(&mut self, panel: &Range<usize>, row: usize, values: &[f32], factor: f32) {
+        let len = panel.len();
+        let out = &mut self.values[panel.start * self.inputs + row - panel.start..];
+        for (slot, x) in out.iter_mut().step_by(len).zip(values) {
+            *slot = x * factor;
+        }
+    }
+
+    /// The rows of each panel; no two panels differ by more than one row.
+    pub(crate) fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (rows, count) = (self.rows, self.rows.div_ceil(self.panel_rows.max(1)));
+        (0..count).map(move |panel| panel * rows / count..(panel + 1) * rows / count)
+    }
+
+    /// The values of a panel.
+    pub(crate) fn panel(&self, rows: &Range<usize>) -> &[f32] {
+        &self.values[rows.start * self.inputs..rows.end * self.inputs]
+    }
+}
+
+/// Arrangement of rows for products.
+pub(crate) struct Interleave<'a> {
+    pub(crate) input: MatrixRef<'a>,
+    pub(crate) out: &'a mut FloatRows,
+}
+
+impl Operation for Interleave<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        self.out.reset(self.input.rows(), self.input.columns(), S::FLOAT_ROWS);
+        for panel in self.out.panels() {
+            for row in panel.clone() {
+                self.out.set_row(&panel, row, self.input.row(row), 1.0);
+            }
+        }
+    }
+}
+
+/// Product of activations with some columns of a matrix.
+pub(crate) struct FloatMatMul<'a> {
+    pub(crate) input: &'a FloatRows,
+    pub(crate) weights: &'a FloatMatrix,
+    pub(crate) columns: Range<usize>,
+    pub(crate) out: MatrixMut<'a>,
+}
+
+/// Place of a register tile in the output.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    tile: usize,
+    tiles: usize,
+}
+
+/// Calls a method generic over the number of a panel's rows.
+macro_rules! with_rows {
+    ($rows:expr, $call:ident::<$($type:ty),*>($($argument:expr),*)) => {
+        match $rows {
+            1 => $call::<$($type,)* 1>($($argument),*),
+            2 => $call::<$($type,)* 2>($($argument),*),
+            3 => $call::<$($type,)* 3>($($argument),*),
+            4 => $call::<$($type,)* 4>($($argument),*),
+            5 => $call::<$($type,)* 5>($($argument),*),
+            6 => $call::<$($type,)* 6>($($argument),*),
+            7 => $call::<$($type,)* 7>($($argument),*),
+            8 => $call::<$($type,)* 8>($($argument),*),
+            9 => $call::<$($type,)* 9>($($argument),*),
+            10 => $call::<$($type,)* 10>($($argument),*),
+            11 => $call::<$($type,)* 11>($($argument),*),
+            12 => $call::<$($type,)* 12>($($argument),*),
+            other => unreachable!("panels have up to 12 rows, not {other}"),
+        }
+    };
+}
+pub(crate) use with_rows;
+
+impl Operation for FloatMatMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let (first, end) = (self.columns.start / LANES, self.columns.end.div_ceil(LANES));
+        for tile in (first..end).step_by(S::TILES) {
+            for rows in self.input.panels() {
+                let place = Place { row: rows.start, tile, tiles: S::TILES.min(end - tile) };
+                let (this, len) = (&mut self, rows.len());
+                with_rows!(len, panel::<S>(s, this, place));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn panel<S: Simd, const R: usize>(s: S, matmul: &mut FloatMatMul<'_>, place: Place) {
+    let (values, _) = matmul.input.panel(&(place.row..place.row + R)).as_chunks::<R>();
+    if matmul.weights.half {
+        tiles::<S, 32, R>(s, matmul, values, place);
+    } else {
+        tiles::<S, 64, R>(s, matmul, values, place);
+    }
+}
+
+/// One or two tiles with weights of `W / 16` bytes.
+#[inline(always)]
+fn tiles<S: Simd, const W: usize, const R: usize>(
+    s: S,
+    matmul: &mut FloatMatMul<'_>,
+    values: &[[f32; R]],
+    place: Place,
+) {
+    let inputs = matmul.weights.inputs;
+    let (lines, _) = matmul.weights.bytes.as_slice().as_chunks::<W>();
+    let tile = |at: usize| &lines[(place.tile + at) * inputs..][..inputs];
+    if S::TILES == 2 && place.tiles == 2 && R > 1 {
+        let sums = multiply::<S, W, R, 2>(s, values, [tile(0), tile(1)]);
+        store(s, matmul, &sums, place);
+    } else {
+        for at in 0..place.tiles {
+            let sums = multiply::<S, W, R, 1>(s, values, [tile(at)]);
+            store(s, matmul, &sums, Place { tile: place.tile + at, ..place });
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply<S: Simd, const W: usize, const R: usize, const V: usize>(
+    s: S,
+    values: &[[f32; R]],
+    tiles: [&[[u8; W]]; V],
+) -> [[S::Floats; V]; R] {
+    let mut sums = [[s.splat(0.0); V]; R];
+    for (input, values) in values.iter().enumerate() {
+        let mut weights = [load_weights(s, &tiles[0][input]); V];
+        for v in 1..V {
+            weights[v] = load_weights(s, &tiles[v][input]);
+        }
+        for r in 0..R {
+            let x = s.splat(values[r]);
+            for v in 0..V {
+                sums[r][v] = s.mul_add(weights[v], x, sums[r][v]);
+            }
+        }
+    }
+    sums
+}
+
+/// Sixteen weights in 32 or 64 bytes.
+#[inline(always)]
+fn load_weights<S: Simd, const W: usize>(s: S, bytes: &[u8; W]) -> S::Floats {
+    match (bytes.first_chunk::<LINE>(), bytes.first_chunk::<32>()) {
+        (Some(single), _) => s.load_le(single),
+        (None, Some(half)) => s.load_f16_le(half),
+        (None, None) => s.splat(0.0),
+    }
+}
+
+#[inline(always)]
+fn store<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    matmul: &mut FloatMatMul<'_>,
+    sums: &[[S::Floats; V]; R],
+    place: Place,
+) {
+    for r in 0..R {
+        let row = matmul.out.row_mut(place.row + r);
+        for v in 0..V {
+            let at = (place.tile + v) * LANES - matmul.columns.start;
+            store_part(s, sums[r][v], &mut row[at..]);
+        }
+    }
+}
