@@ -14,9 +14,7 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput};
-use narthex_kernels::{
-    Bits, Granularity, Kernels, MatrixMut, MatrixRef, PackedMatrix, QuantizedRows, Scratch,
-};
+use narthex_kernels::{Bits, Granularity, Kernels, MatrixMut, MatrixRef, QuantizedRows, Scratch};
 use support::{Random, Weights};
 
 /// Limits of one core, in operations or bytes a second.
@@ -85,7 +83,7 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
             let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
             weights.single = None;
             weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
-            let packed = pack(&weights);
+            let packed = weights.pack();
             for (rows, granularity) in [
                 (256, Granularity::Row),
                 (256, Granularity::Block),
@@ -108,13 +106,6 @@ fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     }
 }
 
-fn pack(weights: &Weights) -> PackedMatrix {
-    match PackedMatrix::pack(&weights.view()) {
-        Ok(packed) => packed,
-        Err(error) => panic!("{error}"),
-    }
-}
-
 /// One row through more weights than any cache holds.
 fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(2);
@@ -123,7 +114,7 @@ fn bench_decode(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
         let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
         weights.single = None;
         weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
-        let packed: Vec<_> = (0..16).map(|_| pack(&weights)).collect();
+        let packed: Vec<_> = (0..16).map(|_| weights.pack()).collect();
         let mut input = QuantizedRows::default();
         kernels.quantize(
             MatrixRef::new(&random.floats(inputs, 1.0), inputs),

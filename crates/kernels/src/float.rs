@@ -11,6 +11,7 @@ use crate::{
     error::KernelError,
     math::store_part,
     simd::{LANES, Operation, Simd},
+    tiling::{Place, Step},
     view::{MatrixMut, MatrixRef},
 };
 
@@ -158,14 +159,6 @@ pub(crate) struct FloatMatMul<'a> {
     pub(crate) out: MatrixMut<'a>,
 }
 
-/// Place of a register tile in the output.
-#[derive(Clone, Copy)]
-struct Place {
-    row: usize,
-    tile: usize,
-    tiles: usize,
-}
-
 /// Calls a method generic over the number of a panel's rows.
 macro_rules! with_rows {
     ($rows:expr, $call:ident::<$($type:ty),*>($($argument:expr),*)) => {
@@ -193,12 +186,10 @@ impl Operation for FloatMatMul<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (first, end) = (self.columns.start / LANES, self.columns.end.div_ceil(LANES));
-        for tile in (first..end).step_by(S::TILES) {
+        for step in Step::all(&self.columns, S::TILES) {
             for rows in self.input.panels() {
-                let place = Place { row: rows.start, tile, tiles: S::TILES.min(end - tile) };
-                let (this, len) = (&mut self, rows.len());
-                with_rows!(len, panel::<S>(s, this, place));
+                let this = &mut self;
+                with_rows!(rows.len(), panel::<S>(s, this, step.at(rows.start)));
             }
         }
     }
@@ -224,14 +215,15 @@ fn tiles<S: Simd, const W: usize, const R: usize>(
 ) {
     let inputs = matmul.weights.inputs;
     let (lines, _) = matmul.weights.bytes.as_slice().as_chunks::<W>();
-    let tile = |at: usize| &lines[(place.tile + at) * inputs..][..inputs];
-    if S::TILES == 2 && place.tiles == 2 && R > 1 {
+    let (first, count) = (place.step.tile, place.step.count);
+    let tile = |at: usize| &lines[(first + at) * inputs..][..inputs];
+    if S::TILES == 2 && count == 2 && R > 1 {
         let sums = multiply::<S, W, R, 2>(s, values, [tile(0), tile(1)]);
-        store(s, matmul, &sums, place);
+        store(s, matmul, &sums, place.row, first);
     } else {
-        for at in 0..place.tiles {
+        for at in 0..count {
             let sums = multiply::<S, W, R, 1>(s, values, [tile(at)]);
-            store(s, matmul, &sums, Place { tile: place.tile + at, ..place });
+            store(s, matmul, &sums, place.row, first + at);
         }
     }
 }
@@ -273,12 +265,13 @@ fn store<S: Simd, const R: usize, const V: usize>(
     s: S,
     matmul: &mut FloatMatMul<'_>,
     sums: &[[S::Floats; V]; R],
-    place: Place,
+    first_row: usize,
+    first_tile: usize,
 ) {
     for r in 0..R {
-        let row = matmul.out.row_mut(place.row + r);
+        let row = matmul.out.row_mut(first_row + r);
         for v in 0..V {
-            let at = (place.tile + v) * LANES - matmul.columns.start;
+            let at = (first_tile + v) * LANES - matmul.columns.start;
             store_part(s, sums[r][v], &mut row[at..]);
         }
     }

@@ -7,7 +7,8 @@ use crate::simd::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
 use crate::{
-    activations::{Granularity, Quantize, QuantizedRows},
+    activations::{Granularity, Quantize, QuantizedRows, RoundRow},
+    attention::{Attend, Attention, KeyValues, Mask, Queries},
     elementwise::{RmsNorm, Rotate, Softmax, SwiGlu},
     float::{FloatMatMul, FloatMatrix, FloatRows, Interleave},
     limits::{Dots, MulAdds, Reads},
@@ -218,6 +219,41 @@ impl Kernels {
     /// Replaces a row by its softmax; a row of minus infinities becomes zeros.
     pub fn softmax(&self, row: &mut [f32]) {
         self.set.run(Softmax { row });
+    }
+
+    /// Computes the attention of the heads that share one key and value head. `out` has the queries' shape.
+    ///
+    /// A query that sees no key gives zeros. Callers share the work between threads by key and value heads, and by
+    /// tokens.
+    ///
+    /// # Panics
+    /// If shapes contradict each other, or a query's own key is not in the cache where the mask is causal.
+    pub fn attend(
+        &self,
+        attention: &Attention,
+        queries: Queries<'_>,
+        cache: KeyValues<'_>,
+        scratch: &mut Scratch,
+        out: MatrixMut<'_>,
+    ) {
+        let (size, rows) = (attention.head_size, queries.rows);
+        assert!(size > 0 && rows.columns().is_multiple_of(size), "heads of {size}");
+        assert_eq!((out.rows(), out.columns()), (rows.rows(), rows.columns()), "shape of the output");
+        let keys = cache.keys.rows(size);
+        assert!(keys.is_some() && keys == cache.values.rows(size), "shapes of keys and values");
+        let positions = queries.first_position.saturating_add(rows.rows());
+        let known = attention.mask == Mask::Full || keys.is_some_and(|keys| positions <= keys);
+        assert!(known, "positions up to {positions}");
+        self.set.run(Attend { attention, queries, cache, buffers: &mut scratch.attention, out });
+    }
+
+    /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
+    ///
+    /// # Panics
+    /// If lengths differ.
+    pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) -> f32 {
+        assert_eq!(row.len(), out.len(), "length of the row");
+        self.set.run(RoundRow { row, out })
     }
 
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates: the limit of integer products.

@@ -15,6 +15,7 @@
 
 mod activations;
 mod aligned;
+mod attention;
 mod elementwise;
 mod error;
 mod float;
@@ -24,10 +25,12 @@ mod math;
 mod matmul;
 mod packed;
 mod simd;
+mod tiling;
 #[allow(unsafe_code, reason = "disjoint columns of one slice cannot be borrowed without it")]
 mod view;
 
 pub use activations::{Granularity, QuantizedRows};
+pub use attention::{Attention, CacheRows, KeyValues, Mask, Queries};
 pub use error::KernelError;
 pub use float::{FloatMatrix, FloatRows, FloatWeights};
 pub use kernels::Kernels;

@@ -10,9 +10,11 @@ use std::ops::Range;
 use crate::{
     activations::{Panel, QuantizedRows},
     aligned::{AlignedBytes, LINE},
+    attention::Buffers,
     math::store_part,
     packed::{Bits, PackedMatrix, Tile, TileScales, Tiles},
     simd::{LANES, Operation, Simd},
+    tiling::{Place, Step},
     view::MatrixMut,
 };
 
@@ -20,6 +22,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Scratch {
     pub(crate) bytes: AlignedBytes,
+    pub(crate) attention: Buffers,
 }
 
 /// Way of reading weights of four bits.
@@ -41,26 +44,6 @@ pub(crate) struct MatMul<'a> {
     pub(crate) out: MatrixMut<'a>,
 }
 
-/// One or two tiles.
-#[derive(Clone, Copy)]
-struct Step {
-    tile: usize,
-    count: usize,
-}
-
-/// Place of a register tile in the output.
-#[derive(Clone, Copy)]
-struct Place {
-    row: usize,
-    step: Step,
-}
-
-impl Step {
-    fn at(self, row: usize) -> Place {
-        Place { row, step: self }
-    }
-}
-
 impl Operation for MatMul<'_> {
     type Output = ();
 
@@ -75,16 +58,10 @@ impl Operation for MatMul<'_> {
 }
 
 impl MatMul<'_> {
-    /// Steps through the columns, each of one or two tiles.
-    fn steps<S: Simd>(&self) -> impl Iterator<Item = Step> + use<S> {
-        let (first, end) = (self.columns.start / LANES, self.columns.end.div_ceil(LANES));
-        (first..end).step_by(S::TILES).map(move |tile| Step { tile, count: S::TILES.min(end - tile) })
-    }
-
     #[inline(always)]
     fn walk<S: Simd, F: Format<S>>(&mut self, s: S) {
         let tiles = self.weights.tiles();
-        for step in self.steps::<S>() {
+        for step in Step::all(&self.columns, S::TILES) {
             self.multiply::<S, F>(s, &load_tiles(&tiles, step), step);
         }
     }
@@ -93,7 +70,7 @@ impl MatMul<'_> {
     fn walk_unpacked<S: Simd>(&mut self, s: S) {
         let tiles = self.weights.tiles();
         let mut buffer = std::mem::take(&mut self.scratch.bytes);
-        for step in self.steps::<S>() {
+        for step in Step::all(&self.columns, S::TILES) {
             let mut loaded = load_tiles(&tiles, step);
             let lines = loaded[0].quants.len() * 2;
             let (unpacked, _) = buffer.reserve(2 * lines * LINE).as_chunks_mut::<LINE>();

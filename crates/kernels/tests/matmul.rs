@@ -35,7 +35,7 @@ fn define(rows: &QuantizedRows, weights: &Weights, row: usize, output: usize) ->
 }
 
 fn check(input: &[f32], weights: &Weights, granularity: Granularity) {
-    let packed = PackedMatrix::pack(&weights.view()).unwrap();
+    let packed = weights.pack();
     let portable = Kernels::portable();
     let rows = quantize(&portable, input, weights, granularity);
     let reference = multiply(&portable, &rows, &packed);
@@ -128,7 +128,7 @@ fn unusual_numbers_are_harmless() {
 fn numbers_that_are_not_finite_stay_in_their_row() {
     let mut random = Random::new(5);
     let weights = Weights::random(&mut random, (40, 64), 32, Bits::Four);
-    let packed = PackedMatrix::pack(&weights.view()).unwrap();
+    let packed = weights.pack();
     for kernels in Kernels::available() {
         let mut input = random.floats(4 * 64, 1.0);
         input[64 + 9] = f32::INFINITY;
@@ -144,7 +144,7 @@ fn a_row_does_not_depend_on_the_others() {
     let mut random = Random::new(11);
     for bits in [Bits::Four, Bits::Eight] {
         let weights = Weights::random(&mut random, (70, 160), 32, bits);
-        let packed = PackedMatrix::pack(&weights.view()).unwrap();
+        let packed = weights.pack();
         let input = random.floats(40 * 160, 2.0);
         for kernels in Kernels::available() {
             let all = multiply(&kernels, &quantize(&kernels, &input, &weights, Granularity::Block), &packed);
@@ -161,7 +161,7 @@ fn ranges_of_columns_make_up_the_whole() {
     let mut random = Random::new(13);
     for bits in [Bits::Four, Bits::Eight] {
         let weights = Weights::random(&mut random, (83, 96), 32, bits);
-        let packed = PackedMatrix::pack(&weights.view()).unwrap();
+        let packed = weights.pack();
         for kernels in Kernels::available() {
             for rows in [1, 15] {
                 let rows = quantize(&kernels, &random.floats(rows * 96, 1.0), &weights, Granularity::Row);
@@ -183,7 +183,7 @@ fn ranges_of_columns_make_up_the_whole() {
 #[test]
 fn nothing_times_anything_is_nothing() {
     let weights = Weights::random(&mut Random::new(17), (32, 32), 32, Bits::Eight);
-    let packed = PackedMatrix::pack(&weights.view()).unwrap();
+    let packed = weights.pack();
     for kernels in Kernels::available() {
         let rows = quantize(&kernels, &[], &weights, Granularity::Row);
         assert_eq!(multiply(&kernels, &rows, &packed), []);
@@ -195,7 +195,7 @@ fn packed_bytes_come_back() {
     let mut random = Random::new(19);
     for bits in [Bits::Four, Bits::Eight] {
         let weights = Weights::random(&mut random, (35, 100), 32, bits);
-        let packed = PackedMatrix::pack(&weights.view()).unwrap();
+        let packed = weights.pack();
         // Somebody else's bytes may have any alignment.
         let mut bytes = vec![7; 3];
         bytes.extend_from_slice(packed.as_bytes());
@@ -212,7 +212,7 @@ fn packed_bytes_come_back() {
 #[test]
 fn bytes_of_anything_else_are_refused() {
     let weights = Weights::random(&mut Random::new(23), (35, 100), 32, Bits::Four);
-    let good = PackedMatrix::pack(&weights.view()).unwrap().as_bytes().to_vec();
+    let good = weights.pack().as_bytes().to_vec();
     let check = |bytes: Vec<u8>| {
         let range = 0..bytes.len();
         let found = PackedMatrix::from_bytes(Arc::new(bytes), range);

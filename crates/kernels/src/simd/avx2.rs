@@ -23,7 +23,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
 
 /// Weights of eight bits. Without VNNI they are less 128, and their magnitudes stand beside them.
 #[derive(Clone, Copy)]
-pub(crate) struct Bytes {
+pub(crate) struct SignedBytes {
     weights: [__m256i; 2],
     magnitudes: [__m256i; 2],
 }
@@ -61,7 +61,7 @@ fn dot_in_shorts(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Ints = [__m256i; 2];
     type Floats = [__m256; 2];
-    type Bytes = Bytes;
+    type Bytes = SignedBytes;
     type Nibbles = [__m256i; 2];
     type Quad = __m256i;
 
@@ -122,15 +122,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn load_bytes(self, x: &[u8; 64]) -> Bytes {
+    fn load_bytes(self, x: &[u8; 64]) -> SignedBytes {
         let raw = self.load_nibbles(x);
         if VNNI {
-            return Bytes { weights: raw, magnitudes: raw };
+            return SignedBytes { weights: raw, magnitudes: raw };
         }
         instruction!({
             let middle = _mm256_set1_epi8(-128);
             let weights = [_mm256_xor_si256(raw[0], middle), _mm256_xor_si256(raw[1], middle)];
-            Bytes { weights, magnitudes: [_mm256_abs_epi8(weights[0]), _mm256_abs_epi8(weights[1])] }
+            SignedBytes { weights, magnitudes: [_mm256_abs_epi8(weights[0]), _mm256_abs_epi8(weights[1])] }
         })
     }
 
@@ -163,7 +163,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn dot_bytes(self, acc: [__m256i; 2], weights: Bytes, quad: __m256i) -> [__m256i; 2] {
+    fn dot_bytes(self, acc: [__m256i; 2], weights: SignedBytes, quad: __m256i) -> [__m256i; 2] {
         if VNNI {
             return self.dot_nibbles(acc, weights.weights, quad);
         }

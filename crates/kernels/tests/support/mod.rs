@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "no test binary needs all of it")]
 
 use half::f16;
-use narthex_kernels::{Bits, BlockedWeights, Kernels, Scales};
+use narthex_kernels::{Bits, BlockedWeights, Kernels, PackedMatrix, Scales};
 
 /// Deterministic random numbers (xorshift).
 pub struct Random(u64);
@@ -79,6 +79,10 @@ impl Weights {
             scales: self.single.as_deref().map_or(Scales::F16(&self.half), Scales::F32),
             zeros: self.zeros.as_deref(),
         }
+    }
+
+    pub fn pack(&self) -> PackedMatrix {
+        PackedMatrix::pack(&self.view()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The weight of an output and an input, by the definition of `MatMulNBits`, without its scale, and the scale.

@@ -1,0 +1,125 @@
+//! Attention of the heads that share one key and value head, over a cache of keys and values.
+//!
+//! Keys are read in blocks of 64 with a running maximum and a running sum (the streaming softmax of flash attention), so
+//! that scores are never held for more than a block. [`many`] converts each block once for all queries; [`few`] reads
+//! the cache as it is, for one or a few tokens. Blocks start at multiples of 64 positions, so a query's result does not
+//! depend on how a prompt is cut into chunks, as long as the same of the two runs.
+
+mod cache;
+mod few;
+mod many;
+mod state;
+
+use std::ops::Range;
+
+pub use cache::{CacheRows, KeyValues};
+pub(crate) use state::Buffers;
+
+use crate::{
+    simd::{LANES, Operation, Simd},
+    view::{MatrixMut, MatrixRef},
+};
+
+/// Number of keys in a block.
+pub(crate) const BLOCK: usize = 64;
+
+/// Queries up to which the cache is read as it is.
+const FEW: usize = 4;
+
+/// Keys that a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mask {
+    /// All keys.
+    Full,
+    /// Keys up to the query's own position.
+    Causal,
+    /// The last keys, so many, up to the query's own position.
+    Window(usize),
+}
+
+/// Settings of an attention layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    /// Number of elements of a query, key or value.
+    pub head_size: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_size)`.
+    pub scale: f32,
+    /// Limit of the scores: each becomes `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Keys that a query sees.
+    pub mask: Mask,
+}
+
+/// Queries of the heads that share one key and value head.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// A row for each token: its heads, one after another.
+    pub rows: MatrixRef<'a>,
+    /// Index of the first token's own key. The others follow.
+    pub first_position: usize,
+}
+
+/// Attention of some queries.
+pub(crate) struct Attend<'a> {
+    pub(crate) attention: &'a Attention,
+    pub(crate) queries: Queries<'a>,
+    pub(crate) cache: KeyValues<'a>,
+    pub(crate) buffers: &'a mut Buffers,
+    pub(crate) out: MatrixMut<'a>,
+}
+
+impl Attend<'_> {
+    /// Number of heads in a row.
+    fn group(&self) -> usize {
+        self.queries.rows.columns() / self.attention.head_size
+    }
+
+    /// Keys that a token sees.
+    fn visible(&self, token: usize) -> Range<usize> {
+        let keys = self.cache.len(self.attention.head_size);
+        let end = (self.queries.first_position + token + 1).min(keys);
+        match self.attention.mask {
+            Mask::Full => 0..keys,
+            Mask::Causal => 0..end,
+            Mask::Window(width) => {
+                (self.queries.first_position + token + 1).saturating_sub(width).min(end)..end
+            }
+        }
+    }
+
+    /// One query.
+    fn query(&self, index: usize) -> &[f32] {
+        let (group, size) = (self.group(), self.attention.head_size);
+        &self.queries.rows.row(index / group)[index % group * size..][..size]
+    }
+
+    /// Blocks of keys that some query sees.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let tokens = self.queries.rows.rows();
+        let (start, end) = (self.visible(0).start, self.visible(tokens.saturating_sub(1)).end);
+        (start / BLOCK * BLOCK..end).step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))
+    }
+}
+
+impl Operation for Attend<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let mut buffers = std::mem::take(self.buffers);
+        let count = self.queries.rows.rows() * self.group();
+        let padded = self.attention.head_size.next_multiple_of(LANES);
+        buffers.reset(count, padded);
+        if count <= FEW && padded == self.attention.head_size {
+            few::run(s, &self, &mut buffers);
+        } else {
+            many::run(s, &self, &mut buffers);
+        }
+        let (group, size) = (self.group(), self.attention.head_size);
+        for query in 0..count {
+            let out = &mut self.out.row_mut(query / group)[query % group * size..][..size];
+            buffers.write(s, query, out);
+        }
+        *self.buffers = buffers;
+    }
+}

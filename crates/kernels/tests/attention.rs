@@ -1,0 +1,233 @@
+//! Attention: the portable kernels against the definition in double precision, every other one against them to the
+//! bit.
+
+mod support;
+
+use half::f16;
+use narthex_kernels::{
+    Attention, CacheRows, Kernels, KeyValues, Mask, MatrixMut, MatrixRef, Queries, Scratch,
+};
+use support::{Random, accelerated, same};
+
+/// Rows of a cache that own their parts.
+enum Rows {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    I8(Vec<i8>, Vec<f32>),
+}
+
+impl Rows {
+    fn random(random: &mut Random, (rows, size): (usize, usize)) -> Self {
+        let values = random.floats(rows * size, 2.0);
+        match random.below(3) {
+            0 => Self::F32(values),
+            1 => Self::F16(values.iter().map(|x| f16::from_f32(*x)).collect()),
+            _ => {
+                let mut integers = vec![0; values.len()];
+                let parts = values.chunks(size).zip(integers.chunks_mut(size));
+                let scales =
+                    parts.map(|(row, out)| Kernels::portable().quantize_cache_row(row, out)).collect();
+                Self::I8(integers, scales)
+            }
+        }
+    }
+
+    fn view(&self) -> CacheRows<'_> {
+        match self {
+            Self::F32(rows) => CacheRows::F32(rows),
+            Self::F16(rows) => CacheRows::F16(rows),
+            Self::I8(integers, scales) => CacheRows::I8 { integers, scales },
+        }
+    }
+
+    fn at(&self, row: usize, column: usize, size: usize) -> f64 {
+        let index = row * size + column;
+        match self {
+            Self::F32(rows) => f64::from(rows[index]),
+            Self::F16(rows) => rows[index].to_f64(),
+            Self::I8(integers, scales) => f64::from(integers[index]) * f64::from(scales[row]),
+        }
+    }
+}
+
+struct Case {
+    attention: Attention,
+    group: usize,
+    first_position: usize,
+    queries: Vec<f32>,
+    keys: Rows,
+    values: Rows,
+}
+
+impl Case {
+    fn columns(&self) -> usize {
+        self.group * self.attention.head_size
+    }
+
+    fn run(&self, kernels: &Kernels) -> Vec<f32> {
+        let mut out = vec![f32::NAN; self.queries.len()];
+        let rows = MatrixRef::new(&self.queries, self.columns());
+        let queries = Queries { rows, first_position: self.first_position };
+        let cache = KeyValues { keys: self.keys.view(), values: self.values.view() };
+        let view = MatrixMut::new(&mut out, self.columns());
+        kernels.attend(&self.attention, queries, cache, &mut Scratch::default(), view);
+        out
+    }
+
+    /// The result of one head of a token by the definition.
+    fn define(&self, token: usize, head: usize, keys: usize) -> Vec<f64> {
+        let size = self.attention.head_size;
+        let query = &self.queries[token * self.columns() + head * size..][..size];
+        let own = self.first_position + token;
+        let sees = |key: usize| match self.attention.mask {
+            Mask::Full => true,
+            Mask::Causal => key <= own,
+            Mask::Window(width) => key <= own && key + width > own,
+        };
+        let score = |key: usize| {
+            let product: f64 = (0..size).map(|i| f64::from(query[i]) * self.keys.at(key, i, size)).sum();
+            let score = product * f64::from(self.attention.scale);
+            self.attention.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+        };
+        let powers: Vec<f64> = (0..keys).map(|key| if sees(key) { score(key).exp() } else { 0.0 }).collect();
+        let total: f64 = powers.iter().sum();
+        let sum = |i: usize| (0..keys).map(|key| powers[key] * self.values.at(key, i, size)).sum::<f64>();
+        (0..size).map(|i| if total > 0.0 { sum(i) / total } else { 0.0 }).collect()
+    }
+
+    fn check(&self, keys: usize) {
+        let size = self.attention.head_size;
+        let reference = self.run(&Kernels::portable());
+        for (index, found) in reference.chunks(size).enumerate() {
+            let expected = self.define(index / self.group, index % self.group, keys);
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(
+                    (f64::from(*found) - expected).abs() < 2e-5,
+                    "{index}: {found} instead of {expected}"
+                );
+            }
+        }
+        for kernels in accelerated() {
+            // Register tiles hold as many queries as an instruction set likes, which changes no sum.
+            assert!(same(&self.run(&kernels), &reference), "{}", kernels.name());
+        }
+    }
+}
+
+fn random_case(random: &mut Random) -> (Case, usize) {
+    let head_size = random.pick(&[1, 8, 16, 24, 32, 64, 80, 128]);
+    let group = random.pick(&[1, 2, 3, 4, 8]);
+    let tokens = random.pick(&[0, 1, 1, 1, 2, 5, 17, 40]);
+    let past = random.pick(&[0, 1, 15, 63, 64, 65, 130, 200]);
+    let mask = random.pick(&[Mask::Full, Mask::Causal, Mask::Causal, Mask::Window(1), Mask::Window(70)]);
+    let keys = past + tokens + if mask == Mask::Full { random.below(9) } else { 0 };
+    let attention = Attention {
+        head_size,
+        scale: 1.0 / (head_size as f32).sqrt(),
+        soft_cap: random.pick(&[None, None, Some(2.0), Some(50.0)]),
+        mask,
+    };
+    let queries = random.floats(tokens * group * head_size, 2.0);
+    let (keys_rows, values) =
+        (Rows::random(random, (keys, head_size)), Rows::random(random, (keys, head_size)));
+    (Case { attention, group, first_position: past, queries, keys: keys_rows, values }, keys)
+}
+
+#[test]
+fn random_layers_agree() {
+    let mut random = Random::new(1);
+    for _ in 0..80 {
+        let (case, keys) = random_case(&mut random);
+        case.check(keys);
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let mut random = Random::new(2);
+    for tokens in [1, 9] {
+        let case = Case {
+            attention: Attention { head_size: 16, scale: 30.0, soft_cap: None, mask: Mask::Causal },
+            group: 2,
+            first_position: 100,
+            queries: random.floats(tokens * 32, 3.0),
+            keys: Rows::F32(random.floats((100 + tokens) * 16, 3.0)),
+            values: Rows::F32(random.floats((100 + tokens) * 16, 1.0)),
+        };
+        for kernels in Kernels::available() {
+            assert!(case.run(&kernels).iter().all(|x| x.abs() <= 1.001));
+        }
+    }
+}
+
+#[test]
+fn queries_without_keys_give_zeros() {
+    let attention = Attention { head_size: 16, scale: 1.0, soft_cap: None, mask: Mask::Full };
+    for tokens in [1, 30] {
+        let case = Case {
+            attention,
+            group: 1,
+            first_position: 0,
+            queries: vec![1.0; tokens * 16],
+            keys: Rows::F32(Vec::new()),
+            values: Rows::F16(Vec::new()),
+        };
+        for kernels in Kernels::available() {
+            assert_eq!(case.run(&kernels), vec![0.0; tokens * 16]);
+        }
+    }
+}
+
+#[test]
+fn odd_numbers_are_harmless() {
+    let mut random = Random::new(3);
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e-45] {
+        for _ in 0..12 {
+            let (mut case, keys) = random_case(&mut random);
+            for rows in [&mut case.keys, &mut case.values] {
+                if let (Rows::F32(rows), true) = (rows, keys > 0) {
+                    let at = random.below(rows.len());
+                    rows[at] = odd;
+                }
+            }
+            if let Some(x) = case.queries.last_mut() {
+                *x = odd;
+            }
+            let reference = case.run(&Kernels::portable());
+            for kernels in accelerated() {
+                assert!(same(&case.run(&kernels), &reference), "{}", kernels.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_of_a_prompt_agree_with_the_whole() {
+    let mut random = Random::new(4);
+    let (size, tokens) = (32, 150);
+    let case = Case {
+        attention: Attention { head_size: size, scale: 0.2, soft_cap: None, mask: Mask::Window(90) },
+        group: 3,
+        first_position: 0,
+        queries: random.floats(tokens * 3 * size, 2.0),
+        keys: Rows::F16(random.floats(tokens * size, 2.0).iter().map(|x| f16::from_f32(*x)).collect()),
+        values: Rows::F16(random.floats(tokens * size, 2.0).iter().map(|x| f16::from_f32(*x)).collect()),
+    };
+    let (Rows::F16(keys), Rows::F16(values)) = (&case.keys, &case.values) else { unreachable!() };
+    for kernels in Kernels::available() {
+        let whole = case.run(&kernels);
+        let (mut scratch, mut parts) = (Scratch::default(), vec![0.0; whole.len()]);
+        for (start, end) in [(0, 70), (70, 77), (77, 150)] {
+            let rows = start * case.columns()..end * case.columns();
+            let queries = MatrixRef::new(&case.queries[rows.clone()], case.columns());
+            let cache = KeyValues {
+                keys: CacheRows::F16(&keys[..end * size]),
+                values: CacheRows::F16(&values[..end * size]),
+            };
+            let out = MatrixMut::new(&mut parts[rows], case.columns());
+            let queries = Queries { rows: queries, first_position: start };
+            kernels.attend(&case.attention, queries, cache, &mut scratch, out);
+        }
+        assert!(same(&parts, &whole), "{}", kernels.name());
+    }
+}
