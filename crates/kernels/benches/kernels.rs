@@ -14,7 +14,11 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput};
-use narthex_kernels::{Bits, Granularity, Kernels, MatrixMut, MatrixRef, QuantizedRows, Scratch};
+use half::f16;
+use narthex_kernels::{
+    Attention, Bits, CacheRows, FloatMatrix, FloatRows, FloatWeights, Granularity, Kernels, KeyValues, Mask,
+    MatrixMut, MatrixRef, QuantizedRows, Queries, Scratch,
+};
 use support::{Random, Weights};
 
 /// Limits of one core, in operations or bytes a second.
@@ -79,7 +83,7 @@ fn bench(criterion: &mut Criterion, name: &str, work: Work, mut call: impl FnMut
 fn bench_matmul(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
     let mut random = Random::new(1);
     for bits in [Bits::Four, Bits::Eight] {
-        for (inputs, outputs) in [(576, 1536), (1536, 576), (2048, 2048)] {
+        for (inputs, outputs) in [(576, 1536), (2048, 2048)] {
             let mut weights = Weights::random(&mut random, (outputs, inputs), 32, bits);
             weights.single = None;
             weights.zeros = Some(vec![0x77; outputs * (inputs / 32 * bits.count()).div_ceil(8)]);
@@ -145,6 +149,66 @@ fn bench_quantize(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits)
     }
 }
 
+fn bench_float(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
+    let mut random = Random::new(4);
+    let (inputs, outputs, rows) = (576, 1536, 256);
+    let weights = random.floats(inputs * outputs, 1.0);
+    let Ok(packed) = FloatMatrix::pack(outputs, inputs, FloatWeights::F32(&weights)) else { return };
+    let (floats, mut input) = (random.floats(rows * inputs, 1.0), FloatRows::default());
+    let mut out = vec![0.0; rows * outputs];
+    let work = Work::Products((rows * inputs * outputs) as u64, limits.mul_adds);
+    bench(criterion, &format!("f32 {inputs}x{outputs} rows {rows}"), work, || {
+        kernels.interleave(MatrixRef::new(&floats, inputs), &mut input);
+        kernels.matmul_float(&input, &packed, 0..outputs, MatrixMut::new(&mut out, outputs));
+    });
+    let gain = random.floats(inputs, 1.0);
+    let mut norm = vec![0.0; rows * inputs];
+    let bytes = norm.len() as u64 * 4;
+    bench(criterion, "RMSNorm 256x576", Work::Bytes(2 * bytes, limits.reads), || {
+        kernels.rms_norm(MatrixRef::new(&floats, inputs), &gain, 1e-5, MatrixMut::new(&mut norm, inputs));
+    });
+    bench(criterion, "SwiGLU 256x576", Work::Bytes(3 * bytes, limits.reads), || {
+        kernels.swiglu(&floats, &floats, &mut norm);
+    });
+}
+
+/// A layer's share of one key and value head of SmolLM2-135M.
+fn bench_attention(criterion: &mut Criterion, kernels: &Kernels, limits: &Limits) {
+    let mut random = Random::new(5);
+    let (head_size, group) = (64, 3);
+    let attention = Attention { head_size, scale: 0.125, soft_cap: None, mask: Mask::Causal };
+    for (past, tokens) in [(0, 256), (3840, 256), (4095, 1)] {
+        let keys = past + tokens;
+        let floats = random.floats(keys * head_size, 1.0);
+        let half: Vec<f16> = floats.iter().map(|x| f16::from_f32(*x)).collect();
+        let mut integers = vec![0; floats.len()];
+        let rows = floats.chunks(head_size).zip(integers.chunks_mut(head_size));
+        let scales: Vec<f32> = rows.map(|(row, out)| kernels.quantize_cache_row(row, out)).collect();
+        let caches = [
+            ("f32", 4 * head_size, CacheRows::F32(&floats)),
+            ("f16", 2 * head_size, CacheRows::F16(&half)),
+            ("i8", head_size + 4, CacheRows::I8 { integers: &integers, scales: &scales }),
+        ];
+        let queries = random.floats(tokens * group * head_size, 1.0);
+        let (mut out, mut scratch) = (vec![0.0; queries.len()], Scratch::default());
+        for (name, row, cache) in caches {
+            let work = if tokens == 1 {
+                Work::Bytes((keys * 2 * row) as u64, limits.reads)
+            } else {
+                let pairs = tokens * past + tokens * (tokens + 1) / 2;
+                Work::Products((pairs * group * head_size * 2) as u64, limits.mul_adds)
+            };
+            bench(criterion, &format!("attention {tokens} at {past}, {name} cache"), work, || {
+                let rows = MatrixRef::new(&queries, group * head_size);
+                let queries = Queries { rows, first_position: past };
+                let cache = KeyValues { keys: cache, values: cache };
+                let out = MatrixMut::new(&mut out, group * head_size);
+                kernels.attend(&attention, queries, cache, &mut scratch, out);
+            });
+        }
+    }
+}
+
 fn main() {
     let mut criterion = Criterion::default()
         .sample_size(10)
@@ -168,6 +232,8 @@ fn main() {
         bench_matmul(&mut criterion, &kernels, &limits);
         bench_decode(&mut criterion, &kernels, &limits);
         bench_quantize(&mut criterion, &kernels, &limits);
+        bench_float(&mut criterion, &kernels, &limits);
+        bench_attention(&mut criterion, &kernels, &limits);
     }
     criterion.final_summary();
 }
