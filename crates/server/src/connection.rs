@@ -1,7 +1,7 @@
-//! Connections that know whether they carry an answer, so that a shutdown waits for answers and for nothing else.
+//! Connections that track whether they carry an answer, so that a shutdown waits for answers only.
 //!
-//! hyper closes idle connections at a shutdown by itself, but waits for the rest of a request that has begun to come. Here
-//! such a connection ends as if its client had gone.
+//! At a shutdown hyper closes idle connections, but waits for the rest of a request that has started to arrive. Here such a
+//! connection ends as if its client had disconnected.
 
 use std::{
     io,
@@ -28,36 +28,36 @@ use tokio::{
     sync::watch,
 };
 
-/// A request is awaited, or has come in part.
+/// No request has arrived, or only a part of one.
 const READING: u8 = 0;
 
-/// A request has come whole; its answer is on its way, or was the last thing to go out.
+/// A request has arrived completely. Its answer is being sent, or was sent last.
 const ANSWERING: u8 = 1;
 
-/// Requests and answers go on beside one another (HTTP/2), and hyper keeps account of them.
-const SHARED: u8 = 2;
+/// Requests and answers overlap (HTTP/2); hyper tracks them.
+const MULTIPLEXED: u8 = 2;
 
-/// What a connection is used for; shared by its reader and its requests.
+/// State of a connection, shared by its reader and its requests.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Use(Arc<AtomicU8>);
+pub(crate) struct ConnectionState(Arc<AtomicU8>);
 
-impl Use {
-    /// Notes that a request's body has come whole.
-    pub(crate) fn answers(extensions: &Extensions) {
-        // A router that serves no connection has none to note it of.
+impl ConnectionState {
+    /// Records that a request has arrived completely.
+    pub(crate) fn request_received(extensions: &Extensions) {
+        // A router without a listener, as in tests, has no connection.
         if let Some(ConnectInfo(Self(state))) = extensions.get() {
             let _ = state.compare_exchange(READING, ANSWERING, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    fn shares(extensions: &Extensions) {
+    fn multiplexed(extensions: &Extensions) {
         if let Some(ConnectInfo(Self(state))) = extensions.get() {
-            state.store(SHARED, Ordering::Relaxed);
+            state.store(MULTIPLEXED, Ordering::Relaxed);
         }
     }
 
-    /// Notes that more of a request has come.
-    fn reads(&self) {
+    /// Records that a part of a request has arrived.
+    fn bytes_received(&self) {
         let _ = self.0.compare_exchange(ANSWERING, READING, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -66,20 +66,20 @@ impl Use {
     }
 }
 
-/// Notes of requests without a body that they have come whole; those with one are noted where it is read.
-pub(crate) async fn note(request: Request, next: Next) -> Response {
+/// Records the arrival of requests without a body. The reader of a body records the others.
+pub(crate) async fn track(request: Request, next: Next) -> Response {
     if request.version() == Version::HTTP_2 {
-        Use::shares(request.extensions());
+        ConnectionState::multiplexed(request.extensions());
     } else if request.body().is_end_stream() {
-        Use::answers(request.extensions());
+        ConnectionState::request_received(request.extensions());
     }
     next.run(request).await
 }
 
-/// Accepts connections that end at a shutdown, unless they carry an answer.
+/// A listener whose connections end at shutdown unless they carry an answer.
 pub(crate) struct Connections {
     pub(crate) listener: TcpListener,
-    /// Becomes true at the shutdown.
+    /// Becomes true at shutdown.
     pub(crate) stopped: watch::Receiver<bool>,
 }
 
@@ -92,11 +92,11 @@ impl Listener for Connections {
         let mut stopped = self.stopped.clone();
         let stopped = Box::pin(async move {
             if stopped.wait_for(|stopped| *stopped).await.is_err() {
-                // Whoever would have told of a shutdown has gone, so there is none to wait for.
+                // The sender was dropped, so no shutdown can be signalled.
                 std::future::pending::<()>().await;
             }
         });
-        (Connection { stream, usage: Use::default(), stopped: Some(stopped) }, address)
+        (Connection { stream, state: ConnectionState::default(), stopped: Some(stopped) }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -107,19 +107,19 @@ impl Listener for Connections {
 /// A client's connection.
 pub(crate) struct Connection {
     stream: TcpStream,
-    usage: Use,
-    /// Ends at the shutdown; `None` once that was seen.
+    state: ConnectionState,
+    /// Completes at shutdown; `None` afterwards.
     stopped: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-impl Connected<IncomingStream<'_, Connections>> for Use {
+impl Connected<IncomingStream<'_, Connections>> for ConnectionState {
     fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
-        stream.io().usage.clone()
+        stream.io().state.clone()
     }
 }
 
 impl Connection {
-    /// Whether the shutdown has come; wakes the reader when it does.
+    /// Returns true after the shutdown, which wakes the reader.
     fn is_stopped(&mut self, context: &mut Context<'_>) -> bool {
         if self.stopped.as_mut().is_some_and(|stopped| stopped.as_mut().poll(context).is_ready()) {
             self.stopped = None;
@@ -134,14 +134,14 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.usage.is_reading() && self.is_stopped(context) {
-            // Nothing read is the end of what a client sends.
+        if self.state.is_reading() && self.is_stopped(context) {
+            // Reading no bytes means that the client closed its side.
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
-            self.usage.reads();
+            self.state.bytes_received();
         }
         outcome
     }

@@ -1,4 +1,5 @@
-//! Failures in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with the right status.
+//! Errors of requests: the mapping of error kinds to HTTP statuses, and the JSON of an error in OpenAI's form,
+//! `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::{
     Json,
@@ -8,7 +9,7 @@ use axum::{
 use narthex_gateway::{Error, ErrorKind};
 use serde_json::json;
 
-/// A failure on its way to a client.
+/// An error response.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -18,7 +19,7 @@ pub(crate) struct ApiError {
     retry_after: Option<u64>,
 }
 
-/// The status of a kind of failure.
+/// Returns the status for a kind of error.
 fn status(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
@@ -34,7 +35,7 @@ fn status(kind: ErrorKind) -> StatusCode {
 }
 
 impl ApiError {
-    /// A request that is wrong in one place.
+    /// A request with an invalid parameter.
     pub(crate) fn bad_request(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -45,28 +46,25 @@ impl ApiError {
         }
     }
 
-    /// A failure without a place.
+    /// An error that concerns no single parameter.
     pub(crate) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
-    /// Something that this version cannot do, by the name of the field that asks for it.
+    /// A parameter that this version does not support.
     pub(crate) fn unsupported(param: &str) -> Self {
-        Self::unsupported_as(
-            param,
-            format!("{param} is not supported yet by this version of Narthex; leave it out"),
-        )
+        Self::unsupported_as(param, format!("{param} is not supported by this version of Narthex; remove it"))
     }
 
-    /// As [`Self::unsupported`], in other words.
+    /// As [`Self::unsupported`], with another message.
     pub(crate) fn unsupported_as(param: &str, message: String) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::bad_request(param, message) }
     }
 
-    /// A model that was named by a path.
+    /// A path in place of a model name.
     pub(crate) fn path_as_model() -> Self {
-        let message = "model: expected a model's name, found a path; GET /v1/models lists the names, and \
-            `narthex pull PATH` gives a file one";
+        let message = "model: expected a model name, found a path; GET /v1/models lists the names, and \
+            `narthex pull PATH` installs a file under a name";
         Self {
             status: StatusCode::NOT_FOUND,
             code: Some("model_not_found"),
@@ -74,7 +72,7 @@ impl ApiError {
         }
     }
 
-    /// The `error` object.
+    /// Returns the JSON body.
     pub(crate) fn body(&self) -> serde_json::Value {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",

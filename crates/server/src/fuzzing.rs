@@ -1,13 +1,14 @@
-//! The door for fuzz targets: bodies of requests as the endpoints read them. No part of the product has it.
+//! Entry point for fuzz targets: request bodies as the endpoints read them. Not part of the product.
 
 use serde_json::Value;
 
 use crate::{
+    body::parse,
     error::ApiError,
-    openai::{answer, body::parse, chat, completions, embeddings, fill, rerank},
+    openai::{answer, chat, completions, embeddings, fill, rerank},
 };
 
-/// What a body is sent to.
+/// Endpoint that reads a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
@@ -30,20 +31,22 @@ impl Endpoint {
         [Self::Chat, Self::Completions, Self::Embeddings, Self::Rerank, Self::Answer, Self::Fill];
 }
 
-/// Reads a body up to where the gateway is asked; a refusal is given as the error object that is sent.
+/// Reads a body up to the call of the gateway.
 ///
 /// # Errors
-/// The `error` object of the answer.
+/// The JSON body of the error response.
 pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
     let read = || -> Result<(), ApiError> {
         let body = parse(body)?;
         match endpoint {
-            Endpoint::Chat => chat::interpret(&body).map(drop),
-            Endpoint::Completions => completions::interpret(&body).map(drop),
-            Endpoint::Embeddings => embeddings::Request::read(&body).map(|request| drop(request.embed())),
-            Endpoint::Rerank => rerank::Request::read(&body).map(|request| drop(request.rerank())),
-            Endpoint::Answer => answer::Request::read(&body).map(|request| drop(request.answer())),
-            Endpoint::Fill => fill::Request::read(&body)?.fill().map(drop),
+            Endpoint::Chat => chat::ParsedChat::read(&body).map(drop),
+            Endpoint::Completions => completions::ParsedCompletion::read(&body).map(drop),
+            Endpoint::Embeddings => {
+                embeddings::EmbeddingsBody::read(&body).map(|body| drop(body.to_request()))
+            }
+            Endpoint::Rerank => rerank::RerankBody::read(&body).map(|body| drop(body.to_request())),
+            Endpoint::Answer => answer::AnswerBody::read(&body).map(|body| drop(body.to_request())),
+            Endpoint::Fill => fill::FillBody::read(&body)?.to_request().map(drop),
         }
     };
     read().map_err(|error| error.body())

@@ -1,7 +1,7 @@
-//! Who may call: a server on this machine is for programs of this machine.
+//! Access control: a server that listens on a local address is for programs of this machine.
 //!
-//! A web page can send requests to a local port. Its browser says so: `Origin` names the page, and after a DNS rebinding
-//! `Host` names the page's domain. Both are refused unless they are local, or the origin was allowed.
+//! A web page can send requests to a local port. The browser marks them: `Origin` names the page, and after DNS rebinding
+//! `Host` names the page's domain. Both must be local, or the origin allowed.
 
 use std::sync::Arc;
 
@@ -20,16 +20,16 @@ use axum::{
 
 use crate::error::ApiError;
 
-/// What is allowed besides local callers.
+/// Access rules beside local clients.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
-    /// The host that the server was told to listen on.
+    /// Host that the server listens on.
     pub(crate) host: String,
-    /// An origin whose pages may call.
+    /// Origin whose pages may send requests.
     pub(crate) cors_origin: Option<String>,
 }
 
-/// The host of `host:port`, `[v6]:port` or a bare host.
+/// Returns the host of `host:port`, `[v6]:port` or a bare host.
 fn host_of(authority: &str) -> &str {
     if let Some(rest) = authority.strip_prefix('[') {
         return rest.split(']').next().unwrap_or(rest);
@@ -43,7 +43,7 @@ fn is_local(host: &str) -> bool {
 }
 
 impl Guard {
-    /// Whether the server was opened to other machines on purpose.
+    /// Returns true if the server deliberately listens for other machines.
     fn is_open(&self) -> bool {
         !is_local(&self.host)
     }
@@ -60,7 +60,7 @@ impl Guard {
     }
 }
 
-/// Refuses foreign pages, answers preflights, and marks answers for the allowed origin.
+/// Refuses foreign pages, answers preflight requests, and adds CORS headers for the allowed origin.
 pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     let origin = request.headers().get(ORIGIN).cloned();
     if !guard.allows_host(request.headers()) {
@@ -68,10 +68,12 @@ pub(crate) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     }
     let Some(origin) = origin else { return next.run(request).await };
     if !guard.allows_origin(&origin) {
-        return refuse("pages of this origin may not call; start the server with --cors-origin to let them");
+        return refuse(
+            "this origin may not send requests; allow it with --cors-origin when starting the server",
+        );
     }
     let preflight = request.method() == Method::OPTIONS;
-    // Clients send headers of their own; which ones a page may send is not what protects this machine.
+    // Any request header is allowed: the origin is what protects this machine.
     let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response =
         if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };

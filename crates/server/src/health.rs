@@ -1,4 +1,4 @@
-//! `/health`: that the server lives, and where each model stands and runs.
+//! The report at `/health`: the state of the server, and the state and devices of each model.
 
 use narthex_gateway::{
     PlacementReport,
@@ -7,7 +7,7 @@ use narthex_gateway::{
 };
 use serde_json::{Value, json};
 
-/// The health of a server with these models, on a machine with these NPUs.
+/// Returns the report for a server with these models, on a machine with these NPUs.
 pub(crate) fn report(models: &[ModelStatus], npus: &[DeviceStatus]) -> Value {
     let failed = models.iter().any(|model| matches!(model.state, ModelState::Failed { .. }));
     let models: Vec<Value> = models
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_is_told_with_its_reason_and_what_was_refused_on_the_way() {
+    fn the_chosen_devices_are_reported_with_reasons_and_notes() {
         let placement = PlacementReport {
             device: DeviceName::Qnn,
             decode: Some(DeviceName::Cpu),

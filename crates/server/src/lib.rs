@@ -1,19 +1,25 @@
-//! The OpenAI HTTP API: the only inbound HTTP and the only OpenAI JSON.
+//! The HTTP server: the only inbound HTTP and the only wire JSON.
 //!
-//! Handlers parse, call the gateway, render. Start at [`routes`] for the table, at [`openai`] for the wire types.
+//! Handlers parse a request, call the gateway and render the answer. Start at [`routes`] for the route table. Each protocol
+//! has a folder, such as [`openai`]; reading bodies, starting requests, streaming and errors are shared.
 
+mod app;
+mod blocking;
+mod body;
 mod connection;
+mod device_headers;
 mod error;
+mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod guard;
 mod health;
 mod metrics;
+mod model_name;
 mod openai;
-mod ran_on;
 mod reply;
 mod routes;
 mod serve;
-mod sink;
+mod sse;
 
 pub use serve::{ServeError, ServeOptions, run_blocking, run_until};

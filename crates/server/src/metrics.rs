@@ -1,8 +1,8 @@
-//! What Prometheus reads at `/metrics`.
+//! Metrics for Prometheus at `/metrics`.
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicI64, AtomicU64},
     },
     time::Duration,
@@ -12,6 +12,7 @@ use narthex_gateway::{
     models::ModelStatus,
     request::{Summary, Times},
 };
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -30,7 +31,7 @@ struct RequestLabels {
     status: u32,
 }
 
-/// The labels of a model in memory: it may be there in several schemes.
+/// Labels of a loaded model, which may be loaded in several schemes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ModelLabels {
     model: String,
@@ -49,7 +50,7 @@ pub(crate) struct Metrics {
     waiting: Family<ModelLabels, Gauge>,
     kv_usage: Family<ModelLabels, Gauge<f64, AtomicU64>>,
     streams: Gauge<i64, AtomicI64>,
-    /// Held while the models' gauges are filled in and written, so that two scrapes do not see each other's halves.
+    /// Held while the gauges of models are set and written, so that concurrent scrapes do not mix.
     rendering: Mutex<()>,
 }
 
@@ -78,7 +79,7 @@ impl Metrics {
             "Share of the KV budget in use, per model, 0 to 1",
             kv_usage.clone(),
         );
-        registry.register("open_streams", "Streams that are being written", streams.clone());
+        registry.register("open_streams", "Open streams", streams.clone());
         Arc::new(Self {
             registry,
             requests,
@@ -94,13 +95,13 @@ impl Metrics {
         })
     }
 
-    /// Counts an answered request.
+    /// Counts a request that was answered.
     pub(crate) fn request(&self, route: &str, status: u16) {
         let labels = RequestLabels { route: route.to_owned(), status: u32::from(status) };
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a finished generation, and its times where they are any device's speed.
+    /// Counts a finished generation, and its times if they were measured on a device.
     pub(crate) fn generation(&self, summary: &Summary) {
         let seconds = |time: Duration| time.as_secs_f64();
         self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
@@ -111,15 +112,15 @@ impl Metrics {
         }
     }
 
-    /// The gauge of open streams.
+    /// Returns the gauge of open streams.
     pub(crate) fn streams(&self) -> &Gauge<i64, AtomicI64> {
         &self.streams
     }
 
-    /// Everything in the OpenMetrics text format.
+    /// Returns all metrics in the OpenMetrics text format.
     pub(crate) fn render(&self, models: &[ModelStatus]) -> String {
-        let _one = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
-        // A model that is gone since the last time must not stay with its last values.
+        let _rendering = self.rendering.lock();
+        // A model that was unloaded since the last scrape must not keep its values.
         self.running.clear();
         self.waiting.clear();
         self.kv_usage.clear();

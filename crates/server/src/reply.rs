@@ -1,11 +1,11 @@
-//! A whole answer, gathered from its events.
+//! Complete answers, collected from the events of a generation.
 
 use axum::http::StatusCode;
 use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, TokenInfo};
 
-use crate::{error::ApiError, sink::Events};
+use crate::{error::ApiError, events::Events};
 
-/// One choice of a finished answer.
+/// One choice of a complete answer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     pub(crate) text: String,
@@ -13,15 +13,15 @@ pub(crate) struct Choice {
     pub(crate) finish: Option<FinishReason>,
 }
 
-/// A finished answer.
+/// A complete answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
     pub(crate) choices: Vec<Choice>,
     pub(crate) summary: Summary,
 }
 
-/// Waits for the end of an answer with `n` choices.
-pub(crate) async fn gather(mut events: Events, n: usize) -> Result<Reply, ApiError> {
+/// Waits for an answer with `n` choices.
+pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiError> {
     let mut choices = vec![Choice::default(); n];
     while let Some(event) = events.next().await {
         match event {
@@ -43,5 +43,5 @@ pub(crate) async fn gather(mut events: Events, n: usize) -> Result<Reply, ApiErr
             }
         }
     }
-    Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the engine stopped in the middle of the answer"))
+    Err(ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the engine stopped before the answer was complete"))
 }

@@ -1,4 +1,4 @@
-//! The server's life: bind, serve, finish what runs.
+//! The life of a server: bind, serve, finish running answers.
 
 use std::{future::IntoFuture, io, net::SocketAddr, time::Duration};
 
@@ -6,28 +6,29 @@ use narthex_gateway::{Drain, Gateway};
 use tokio::{net::TcpListener, signal, sync::watch};
 
 use crate::{
-    connection::{Connections, Use},
+    connection::{ConnectionState, Connections},
+    guard::Guard,
     routes,
 };
 
-/// How long running answers may take to finish after the first signal.
+/// Time that running answers have to finish after the first signal.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Where and for whom to serve.
+/// Address of a server and access to it.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
     /// Address or host name to listen on.
     pub host: String,
     /// Port; 0 takes a free one.
     pub port: u16,
-    /// An origin whose web pages may call.
+    /// Origin whose web pages may send requests, beside local ones.
     pub cors_origin: Option<String>,
 }
 
 /// Why a server could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address could not be had.
+    /// The address cannot be bound.
     #[error("cannot listen on {host}:{port}: {source}")]
     Bind {
         /// The host.
@@ -43,22 +44,22 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// The next step, where one is known.
+    /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Bind { source, port, .. } if source.kind() == io::ErrorKind::AddrInUse => Some(format!(
-                "another program uses port {port}; `narthex ps` shows running servers, --port picks another"
+                "another program uses port {port}; `narthex ps` lists running servers, --port selects another port"
             )),
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some("ports below 1024 need more rights; pick another with --port".to_owned())
+                Some("ports below 1024 need more privileges; select another with --port".to_owned())
             }
             _ => None,
         }
     }
 }
 
-/// Serves until SIGINT or SIGTERM; `ready` hears the address once it is bound. Answers that run then are finished, and
-/// connections without one are closed. A second signal ends it at once.
+/// Serves until SIGINT or SIGTERM. `ready` receives the bound address. Answers that are running at the signal are finished,
+/// other connections are closed. A second signal ends the server at once.
 pub fn run_blocking(
     gateway: Gateway,
     options: ServeOptions,
@@ -67,7 +68,7 @@ pub fn run_blocking(
     run_until(gateway, options, ready, interrupted)
 }
 
-/// As [`run_blocking`], for programs that end it by themselves: each call of `signal` waits for one more signal.
+/// As [`run_blocking`], for programs with a signal of their own: each call of `signal` waits for one more.
 pub fn run_until(
     gateway: Gateway,
     options: ServeOptions,
@@ -76,7 +77,7 @@ pub fn run_until(
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(serve(gateway, options, ready, signal));
-    // Loads that nobody waits for any more are not waited for either.
+    // Loads whose clients disconnected may still run; they are not waited for.
     runtime.shutdown_background();
     outcome
 }
@@ -87,7 +88,8 @@ async fn serve(
     ready: impl FnOnce(SocketAddr),
     mut signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
-    let (host, port) = (options.host.clone(), options.port);
+    let ServeOptions { host, port, cors_origin } = options;
+    let guard = Guard { host: host.clone(), cors_origin };
     let listener = TcpListener::bind((host.as_str(), port)).await.map_err(|source| ServeError::Bind {
         host,
         port,
@@ -95,11 +97,11 @@ async fn serve(
     })?;
     let address = listener.local_addr()?;
     let (stop, mut stopped) = watch::channel(false);
-    let app = routes::router(gateway.clone(), &options).into_make_service_with_connect_info::<Use>();
+    let app = routes::router(gateway.clone(), guard).into_make_service_with_connect_info::<ConnectionState>();
     ready(address);
     let server = axum::serve(Connections { listener, stopped: stopped.clone() }, app)
         .with_graceful_shutdown(async move {
-            // The sender lives until the signal, so this ends only with it.
+            // The sender lives until the signal, so this completes only then.
             let _ = stopped.wait_for(|stop| *stop).await;
         })
         .into_future();
@@ -112,7 +114,7 @@ async fn serve(
             tokio::select! {
                 outcome = &mut server => outcome?,
                 () = signal() => tracing::warn!("stopping at once"),
-                () = tokio::time::sleep(GRACE) => tracing::warn!("answers took over {GRACE:?}; stopping"),
+                () = tokio::time::sleep(GRACE) => tracing::warn!("answers did not finish within {GRACE:?}; stopping"),
             }
         }
     }
@@ -123,7 +125,7 @@ async fn serve(
 /// Returns at SIGINT or SIGTERM.
 async fn interrupted() {
     let interrupt = async {
-        // Where signals cannot be had the server runs until it is killed.
+        // Without signals the server runs until it is killed.
         if signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -1,25 +1,21 @@
-//! `POST /v1/answer`: the parts of a text that answer a question.
+//! `POST /v1/answer`: extractive question answering.
 
 use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{Answer, AnswerRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
-    body::{Body, read_whole},
-    refuse_path, usage_of_prompt,
-};
+use super::{read_body, usage_of_prompt};
 use crate::{
-    error::ApiError,
-    ran_on::marked,
-    routes::{App, wanted},
+    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    model_name::refuse_path,
 };
 
-/// Fields that are read.
+/// Fields of a body.
 const FIELDS: &[&str] = &["model", "question", "context", "top_k", "max_answer_tokens"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct AnswerBody {
     model: String,
     question: String,
     context: String,
@@ -27,16 +23,16 @@ pub(crate) struct Request {
     max_answer_tokens: Option<usize>,
 }
 
-impl Request {
-    /// Reads a body.
+impl AnswerBody {
+    /// Reads a body and checks the model name.
     pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_whole(body, &[FIELDS])?;
+        let request: Self = read_body(body, &[FIELDS])?;
         refuse_path(&request.model)?;
         Ok(request)
     }
 
-    /// What the gateway makes of it.
-    pub(crate) fn answer(&self) -> AnswerRequest {
+    /// Returns the gateway's request.
+    pub(crate) fn to_request(&self) -> AnswerRequest {
         let mut request = AnswerRequest::new(&self.question, &self.context);
         request.top_k = self.top_k.unwrap_or(request.top_k);
         request.longest = self.max_answer_tokens.unwrap_or(request.longest);
@@ -44,12 +40,12 @@ impl Request {
     }
 }
 
-/// Answers a question.
+/// Handles a request.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = Request::read(&body)?;
-    let answer = request.answer();
+    let request = AnswerBody::read(&body)?;
+    let answer = request.to_request();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let found = wanted(move |cancel| gateway.answer(&model, &answer, cancel)).await?;
+    let found = run_cancellable(move |cancel| gateway.answer(&model, &answer, cancel)).await?;
     let body = json!({
         "object": "answer",
         "model": request.model,
@@ -58,7 +54,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
         "answers": found.answers.iter().map(span).collect::<Vec<_>>(),
         "usage": usage_of_prompt(found.prompt_tokens),
     });
-    Ok(marked(&found.ran_on, Json(body)))
+    Ok(with_device_headers(&found.ran_on, Json(body)))
 }
 
 fn span(answer: &Answer) -> Value {

@@ -6,21 +6,29 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    body::{Body, read, read_whole},
-    finish_reason, fresh_id, now,
+    CompletionHeader, finish_reason,
     options::{Sampling, StreamOptions},
-    refuse_path,
-    stream::{self, Chunks},
+    read_body,
+    stream::{ChunkEncoder, Chunks},
     usage,
 };
-use crate::{error::ApiError, ran_on::marked, reply::gather, routes::App, sink};
+use crate::{
+    app::App,
+    body::{self, Body},
+    device_headers::with_device_headers,
+    error::ApiError,
+    events,
+    model_name::refuse_path,
+    reply::collect,
+    sse,
+};
 
-/// Fields that are read beside [`Sampling::FIELDS`].
+/// Fields of a body beside [`Sampling::FIELDS`].
 const FIELDS: &[&str] =
     &["model", "messages", "logprobs", "top_logprobs", "tool_choice", "response_format", "modalities"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Request {
+struct ChatBody {
     model: String,
     messages: Vec<WireMessage>,
     logprobs: Option<bool>,
@@ -56,7 +64,7 @@ struct Part {
     text: Option<String>,
 }
 
-impl Request {
+impl ChatBody {
     fn check(&self) -> Result<(), ApiError> {
         if self.tool_choice.as_ref().is_some_and(|choice| !choice.is_null() && choice != "none") {
             return Err(ApiError::unsupported("tool_choice"));
@@ -73,7 +81,7 @@ impl Request {
     }
 
     fn messages(&self) -> Result<Vec<Message>, ApiError> {
-        self.messages.iter().enumerate().map(|(index, message)| message.read(index)).collect()
+        self.messages.iter().enumerate().map(|(index, message)| message.to_message(index)).collect()
     }
 
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
@@ -88,25 +96,23 @@ impl Request {
 }
 
 impl Part {
-    /// Its text; `place` names it in errors.
-    fn read(&self, place: &str) -> Result<&str, ApiError> {
+    /// Returns the text; `path` names the part in errors.
+    fn text(&self, path: &str) -> Result<&str, ApiError> {
         match (self.r#type.as_str(), &self.text) {
             ("text", Some(text)) => Ok(text),
-            ("text", None) => {
-                Err(ApiError::bad_request(place, format!("{place}: expected a text, found none")))
-            }
+            ("text", None) => Err(ApiError::bad_request(path, format!("{path}: text is missing"))),
             (other, _) => {
                 let message = format!(
-                    "{place}: parts of type {other:?} are not supported yet by this version of Narthex; send text"
+                    "{path}: parts of type {other:?} are not supported by this version of Narthex; send text"
                 );
-                Err(ApiError::unsupported_as(place, message))
+                Err(ApiError::unsupported_as(path, message))
             }
         }
     }
 }
 
 impl WireMessage {
-    fn read(&self, index: usize) -> Result<Message, ApiError> {
+    fn to_message(&self, index: usize) -> Result<Message, ApiError> {
         if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) {
             return Err(ApiError::unsupported(&format!("messages[{index}].tool_calls")));
         }
@@ -116,7 +122,7 @@ impl WireMessage {
             Some(Content::Parts(parts)) => parts
                 .iter()
                 .enumerate()
-                .map(|(part, content)| content.read(&format!("messages[{index}].content[{part}]")))
+                .map(|(part, content)| content.text(&format!("messages[{index}].content[{part}]")))
                 .collect::<Result<_, _>>()?,
         };
         let (name, tool_call_id) = (self.name.clone(), self.tool_call_id.clone());
@@ -124,31 +130,45 @@ impl WireMessage {
     }
 }
 
-/// Reads a body: the request, what the gateway makes of it, and how it is streamed, if it is.
-pub(crate) fn interpret(body: &Value) -> Result<(Request, ChatRequest, Option<StreamOptions>), ApiError> {
-    let request: Request = read_whole(body, &[FIELDS, Sampling::FIELDS])?;
-    let sampling: Sampling = read(body)?;
-    refuse_path(&request.model)?;
-    request.check()?;
-    let options = sampling.options(request.top_logprobs()?)?;
-    let chat = ChatRequest { messages: request.messages()?, options };
-    Ok((request, chat, sampling.streaming()))
+/// A body that was read and checked.
+pub(crate) struct ParsedChat {
+    model: String,
+    request: ChatRequest,
+    streaming: Option<StreamOptions>,
+    with_logprobs: bool,
 }
 
-/// Answers a conversation.
+impl ParsedChat {
+    /// Reads a body.
+    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+        let chat: ChatBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
+        let sampling: Sampling = body::read(body)?;
+        refuse_path(&chat.model)?;
+        chat.check()?;
+        let options = sampling.options(chat.top_logprobs()?)?;
+        Ok(Self {
+            request: ChatRequest { messages: chat.messages()?, options },
+            streaming: sampling.streaming(),
+            with_logprobs: chat.logprobs.unwrap_or(false),
+            model: chat.model,
+        })
+    }
+}
+
+/// Handles a request.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let (request, chat, streaming) = interpret(&body)?;
-    let n = chat.options.n;
-    let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let events = sink::start(move |sink| gateway.chat(&model, chat, sink)).await?;
-    let head = Head { id: fresh_id("chatcmpl"), created: now(), model: request.model };
+    let ParsedChat { model, request, streaming, with_logprobs } = ParsedChat::read(&body)?;
+    let n = request.options.n;
+    let header = CompletionHeader::new("chatcmpl", model.clone());
+    let gateway = app.gateway.clone();
+    let events = events::start(move |sink| gateway.chat(&model, request, sink)).await?;
     if let Some(options) = streaming {
-        return Ok(stream::respond(events, Box::new(ChatChunks { head, options, n }), app.metrics));
+        let chunks = ChatChunks { header, options, n };
+        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.metrics));
     }
     let ran_on = events.ran_on();
-    let reply = gather(events, n).await?;
+    let reply = collect(events, n).await?;
     app.metrics.generation(&reply.summary);
-    let with_logprobs = request.logprobs.unwrap_or(false);
     let choices: Vec<Value> = reply
         .choices
         .iter()
@@ -162,10 +182,10 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
             })
         })
         .collect();
-    let mut answer = head.object("chat.completion");
+    let mut answer = header.object("chat.completion");
     answer["choices"] = choices.into();
     answer["usage"] = usage(&reply.summary);
-    Ok(marked(&ran_on, Json(answer)))
+    Ok(with_device_headers(&ran_on, Json(answer)))
 }
 
 fn logprobs(tokens: &[TokenInfo]) -> Value {
@@ -183,27 +203,15 @@ fn logprobs(tokens: &[TokenInfo]) -> Value {
     json!({"content": content, "refusal": null})
 }
 
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-}
-
-impl Head {
-    fn object(&self, object: &str) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.model})
-    }
-}
-
 struct ChatChunks {
-    head: Head,
+    header: CompletionHeader,
     options: StreamOptions,
     n: usize,
 }
 
 impl ChatChunks {
     fn chunk(&self, choices: Value, summary: Option<&Summary>) -> Value {
-        let mut chunk = self.head.object("chat.completion.chunk");
+        let mut chunk = self.header.object("chat.completion.chunk");
         chunk["choices"] = choices;
         if self.options.include_usage {
             chunk["usage"] = summary.map_or(Value::Null, usage);

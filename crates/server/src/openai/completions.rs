@@ -8,35 +8,40 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    body::{Body, read, read_whole},
-    finish_reason, fresh_id, now,
+    CompletionHeader, finish_reason,
     options::{Sampling, StreamOptions},
-    refuse_path,
-    stream::{self, Chunks},
+    read_body,
+    stream::{ChunkEncoder, Chunks},
     usage,
 };
 use crate::{
+    app::App,
+    body::{self, Body},
+    device_headers::with_device_headers,
     error::ApiError,
-    ran_on::marked,
-    reply::{Choice, gather},
-    routes::App,
-    sink::{self, Events},
+    events::{self, Events},
+    model_name::refuse_path,
+    reply::{Choice, collect},
+    sse,
 };
 
-/// The most alternatives per token that this endpoint reports.
+/// Type of the objects that this endpoint returns.
+const OBJECT: &str = "text_completion";
+
+/// Maximum number of alternatives per token.
 const MAX_LOGPROBS: usize = 5;
 
-/// Tokens of a completion when nothing is said, as OpenAI's API has it.
+/// Default maximum of tokens, as in OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
 
-/// The most prompts of one request.
+/// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
 
-/// Fields that are read beside [`Sampling::FIELDS`].
+/// Fields of a body beside [`Sampling::FIELDS`].
 const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo", "best_of"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Request {
+struct CompletionBody {
     model: String,
     prompt: Prompts,
     logprobs: Option<usize>,
@@ -44,7 +49,7 @@ pub(crate) struct Request {
     best_of: Option<usize>,
 }
 
-/// Every form that `prompt` may have.
+/// Forms of `prompt`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, a list of tokens, or a list of either")]
 enum Prompts {
@@ -58,7 +63,7 @@ impl Prompts {
     fn list(self) -> Vec<Prompt> {
         match self {
             Self::Text(text) => vec![Prompt::Text(text)],
-            // An empty list has no kind: it holds no prompt.
+            // An empty list reads as tokens, but holds no prompt.
             Self::Tokens(tokens) if tokens.is_empty() => Vec::new(),
             Self::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
             Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
@@ -67,58 +72,64 @@ impl Prompts {
     }
 }
 
-/// What a body asks for.
-pub(crate) struct VendorCompiler {
+/// A body that was read and checked.
+pub(crate) struct ParsedCompletion {
     model: String,
     prompts: Vec<Prompt>,
     echo: Echo,
     options: GenerateOptions,
     streaming: Option<StreamOptions>,
-    wants_logprobs: bool,
+    with_logprobs: bool,
 }
 
-/// Reads a body.
-pub(crate) fn interpret(body: &Value) -> Result<VendorCompiler, ApiError> {
-    let request: Request = read_whole(body, &[FIELDS, Sampling::FIELDS])?;
-    let sampling: Sampling = read(body)?;
-    refuse_path(&request.model)?;
-    if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
-        return Err(ApiError::bad_request("logprobs", format!("logprobs: expected at most {MAX_LOGPROBS}")));
+impl ParsedCompletion {
+    /// Reads a body.
+    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+        let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
+        let sampling: Sampling = body::read(body)?;
+        refuse_path(&request.model)?;
+        if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
+            return Err(ApiError::bad_request(
+                "logprobs",
+                format!("logprobs: expected at most {MAX_LOGPROBS}"),
+            ));
+        }
+        let mut options = sampling.options(request.logprobs)?;
+        options.max_tokens.get_or_insert(DEFAULT_TOKENS);
+        if request.best_of.is_some_and(|best| best != options.n) {
+            return Err(ApiError::unsupported("best_of"));
+        }
+        let streaming = sampling.streaming();
+        let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
+        let prompts = request.prompt.list();
+        if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {
+            let most = if streaming.is_some() { 1 } else { MAX_PROMPTS };
+            let how = if streaming.is_some() { " in a stream" } else { "" };
+            let message = format!("prompt: expected 1 to {most} prompts{how}, found {}", prompts.len());
+            return Err(ApiError::bad_request("prompt", message));
+        }
+        let with_logprobs = request.logprobs.is_some();
+        Ok(Self { model: request.model, prompts, echo, options, streaming, with_logprobs })
     }
-    let mut options = sampling.options(request.logprobs)?;
-    options.max_tokens.get_or_insert(DEFAULT_TOKENS);
-    if request.best_of.is_some_and(|best| best != options.n) {
-        return Err(ApiError::unsupported("best_of"));
-    }
-    let streaming = sampling.streaming();
-    let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
-    let prompts = request.prompt.list();
-    if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {
-        let most = if streaming.is_some() { 1 } else { MAX_PROMPTS };
-        let how = if streaming.is_some() { " in a stream" } else { "" };
-        let message = format!("prompt: expected 1 to {most} prompts{how}, found {}", prompts.len());
-        return Err(ApiError::bad_request("prompt", message));
-    }
-    let wants_logprobs = request.logprobs.is_some();
-    Ok(VendorCompiler { model: request.model, prompts, echo, options, streaming, wants_logprobs })
 }
 
-/// Completes one or several prompts.
+/// Handles a request.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let VendorCompiler { model, prompts, echo, options, streaming, wants_logprobs } = interpret(&body)?;
+    let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs } =
+        ParsedCompletion::read(&body)?;
     let n = options.n;
-    let head = Head { id: fresh_id("cmpl"), created: now(), model: model.clone() };
+    let header = CompletionHeader::new("cmpl", model.clone());
     let mut pending = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (gateway, model, options) = (app.gateway.clone(), model.clone(), options.clone());
         let completion = CompletionRequest { prompt, echo, options };
-        pending.push(sink::start(move |sink| gateway.complete(&model, completion, sink)).await?);
+        pending.push(events::start(move |sink| gateway.complete(&model, completion, sink)).await?);
     }
     if let Some(options) = streaming
         && let Some(events) = pending.pop()
     {
-        let chunks = TextChunks { head, options, offsets: vec![0; n] };
-        return Ok(stream::respond(events, Box::new(chunks), app.metrics));
+        let chunks = TextChunks { header, options, offsets: vec![0; n] };
+        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.metrics));
     }
     let Some(ran_on) = pending.first().map(Events::ran_on) else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
@@ -126,19 +137,22 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
     let mut choices = Vec::new();
     let mut total: Option<Summary> = None;
     for events in pending {
-        let reply = gather(events, n).await?;
+        let reply = collect(events, n).await?;
         app.metrics.generation(&reply.summary);
         choices.extend(reply.choices);
-        total = Some(add(total, reply.summary));
+        total = Some(sum(total, reply.summary));
     }
-    let mut answer = head.object();
-    answer["choices"] =
-        choices.iter().enumerate().map(|(index, choice)| whole(index, choice, wants_logprobs)).collect();
+    let mut answer = header.object(OBJECT);
+    answer["choices"] = choices
+        .iter()
+        .enumerate()
+        .map(|(index, choice)| complete_choice(index, choice, with_logprobs))
+        .collect();
     answer["usage"] = total.as_ref().map_or(Value::Null, usage);
-    Ok(marked(&ran_on, Json(answer)))
+    Ok(with_device_headers(&ran_on, Json(answer)))
 }
 
-fn add(total: Option<Summary>, one: Summary) -> Summary {
+fn sum(total: Option<Summary>, one: Summary) -> Summary {
     let Some(total) = total else { return one };
     Summary {
         prompt_tokens: total.prompt_tokens + one.prompt_tokens,
@@ -148,17 +162,17 @@ fn add(total: Option<Summary>, one: Summary) -> Summary {
     }
 }
 
-fn whole(index: usize, choice: &Choice, wants_logprobs: bool) -> Value {
+fn complete_choice(index: usize, choice: &Choice, with_logprobs: bool) -> Value {
     let mut offset = 0;
     json!({
         "index": index,
         "text": choice.text,
-        "logprobs": wants_logprobs.then(|| logprobs(&choice.tokens, &mut offset)),
+        "logprobs": with_logprobs.then(|| logprobs(&choice.tokens, &mut offset)),
         "finish_reason": choice.finish.map(finish_reason),
     })
 }
 
-/// The legacy shape: parallel lists, with each token's offset in the text in characters.
+/// Log-probabilities as parallel lists, with the offset of each token in the text in characters.
 fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     let offsets: Vec<usize> = tokens
         .iter()
@@ -188,28 +202,16 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     })
 }
 
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-}
-
-impl Head {
-    fn object(&self) -> Value {
-        json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model})
-    }
-}
-
 struct TextChunks {
-    head: Head,
+    header: CompletionHeader,
     options: StreamOptions,
-    /// Characters of each choice so far.
+    /// Length of each choice so far, in characters.
     offsets: Vec<usize>,
 }
 
 impl TextChunks {
     fn chunk(&self, choices: Value, summary: Option<&Summary>) -> Value {
-        let mut chunk = self.head.object();
+        let mut chunk = self.header.object(OBJECT);
         chunk["choices"] = choices;
         if self.options.include_usage {
             chunk["usage"] = summary.map_or(Value::Null, usage);

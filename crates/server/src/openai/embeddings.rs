@@ -6,21 +6,17 @@ use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
-    body::{Body, read_whole},
-    refuse_path, usage_of_prompt,
-};
+use super::{read_body, usage_of_prompt};
 use crate::{
-    error::ApiError,
-    ran_on::marked,
-    routes::{App, wanted},
+    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    model_name::refuse_path,
 };
 
-/// Fields that are read.
+/// Fields of a body.
 const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "truncate", "prompt_name"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct EmbeddingsBody {
     model: String,
     input: Input,
     encoding_format: Option<Format>,
@@ -29,7 +25,7 @@ pub(crate) struct Request {
     prompt_name: Option<String>,
 }
 
-/// Every form that `input` may have.
+/// Forms of `input`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, a list of tokens, or a list of either")]
 enum Input {
@@ -47,7 +43,7 @@ enum Format {
     Base64,
 }
 
-/// `truncate`: a flag, or the end that is cut, as other servers have it.
+/// `truncate`: a flag, or the end to cut, as in other servers.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected true, false, \"END\" or \"NONE\"")]
 enum Truncate {
@@ -63,16 +59,16 @@ enum End {
     None,
 }
 
-impl Request {
-    /// Reads a body.
+impl EmbeddingsBody {
+    /// Reads a body and checks the model name.
     pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_whole(body, &[FIELDS])?;
+        let request: Self = read_body(body, &[FIELDS])?;
         refuse_path(&request.model)?;
         Ok(request)
     }
 
-    /// What the gateway makes of it.
-    pub(crate) fn embed(&self) -> EmbedRequest {
+    /// Returns the gateway's request.
+    pub(crate) fn to_request(&self) -> EmbedRequest {
         let inputs = match &self.input {
             Input::Text(text) => vec![Prompt::Text(text.clone())],
             Input::Tokens(tokens) => vec![Prompt::Tokens(tokens.clone())],
@@ -87,13 +83,13 @@ impl Request {
     }
 }
 
-/// Embeds texts.
+/// Handles a request.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = Request::read(&body)?;
-    let embed = request.embed();
+    let request = EmbeddingsBody::read(&body)?;
+    let embed = request.to_request();
     let format = request.encoding_format.unwrap_or_default();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let answer = wanted(move |cancel| gateway.embed(&model, &embed, cancel)).await?;
+    let answer = run_cancellable(move |cancel| gateway.embed(&model, &embed, cancel)).await?;
     let data: Vec<Value> = answer
         .vectors
         .iter()
@@ -106,7 +102,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
         "model": request.model,
         "usage": usage_of_prompt(answer.prompt_tokens),
     });
-    Ok(marked(&answer.ran_on, Json(body)))
+    Ok(with_device_headers(&answer.ran_on, Json(body)))
 }
 
 fn encode(vector: &[f32], format: Format) -> Value {

@@ -1,25 +1,21 @@
-//! `POST /v1/fill`: what a masked language model puts in the place of a text's masks, or adds to it.
+//! `POST /v1/fill`: masked tokens, predicted by a masked language model, or a continuation of the text.
 
 use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{Filling, MaskRequest, RefineRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
-    body::{Body, read_whole},
-    refuse_path, usage_of_prompt,
-};
+use super::{read_body, usage_of_prompt};
 use crate::{
-    error::ApiError,
-    ran_on::marked,
-    routes::{App, wanted},
+    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    model_name::refuse_path,
 };
 
-/// Fields that are read.
+/// Fields of a body.
 const FIELDS: &[&str] = &["model", "text", "top_k", "generate", "rounds"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct FillBody {
     model: String,
     text: String,
     top_k: Option<usize>,
@@ -27,46 +23,44 @@ pub(crate) struct Request {
     rounds: Option<usize>,
 }
 
-/// What is asked of a text.
+/// A request for the gateway.
 pub(crate) enum Fill {
-    /// Tokens for each mask.
+    /// Predicted tokens for each mask.
     Masks(MaskRequest),
-    /// Further tokens.
+    /// A continuation.
     Refine(RefineRequest),
 }
 
-impl Request {
-    /// Reads a body.
+impl FillBody {
+    /// Reads a body and checks the model name.
     pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_whole(body, &[FIELDS])?;
+        let request: Self = read_body(body, &[FIELDS])?;
         refuse_path(&request.model)?;
         Ok(request)
     }
 
-    /// What the gateway makes of it.
-    pub(crate) fn fill(&self) -> Result<Fill, ApiError> {
-        let apart =
+    /// Returns the gateway's request.
+    pub(crate) fn to_request(&self) -> Result<Fill, ApiError> {
+        let invalid =
             |param: &'static str, why: &str| Err(ApiError::bad_request(param, format!("{param}: {why}")));
         match self.generate {
-            Some(_) if self.top_k.is_some() => {
-                apart("top_k", "expected none beside generate, whose tokens are one each")
-            }
+            Some(_) if self.top_k.is_some() => invalid("top_k", "cannot be combined with generate"),
             Some(tokens) => {
                 let request = RefineRequest::new(&self.text, tokens);
                 Ok(Fill::Refine(RefineRequest { rounds: self.rounds.unwrap_or(request.rounds), ..request }))
             }
-            None if self.rounds.is_some() => apart("rounds", "expected generate beside it"),
+            None if self.rounds.is_some() => invalid("rounds", "requires generate"),
             None => Ok(Fill::Masks(MaskRequest { text: self.text.clone(), top_k: self.top_k.unwrap_or(5) })),
         }
     }
 }
 
-/// Fills masks.
+/// Handles a request.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = Request::read(&body)?;
-    let fill = request.fill()?;
+    let request = FillBody::read(&body)?;
+    let fill = request.to_request()?;
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let (ran_on, mut body) = wanted(move |cancel| match fill {
+    let (ran_on, mut body) = run_cancellable(move |cancel| match fill {
         Fill::Masks(request) => {
             let found = gateway.fill(&model, &request, cancel)?;
             let masks: Vec<Vec<Value>> =
@@ -87,7 +81,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
     .await?;
     body["object"] = "fill".into();
     body["model"] = request.model.into();
-    Ok(marked(&ran_on, Json(body)))
+    Ok(with_device_headers(&ran_on, Json(body)))
 }
 
 fn token(filling: &Filling) -> Value {

@@ -1,7 +1,9 @@
-//! OpenAI's JSON, both ways: one file per endpoint, and what they share.
+//! OpenAI's protocol: one file per endpoint, and the JSON that endpoints share.
+//!
+//! Another protocol is a folder beside this one, with its own wire types and an [`EventEncoder`](crate::sse::EventEncoder)
+//! for its streams. Reading bodies, starting requests, streaming and the mapping of errors are shared and lie outside.
 
 pub(crate) mod answer;
-pub(crate) mod body;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
@@ -12,43 +14,60 @@ pub(crate) mod rerank;
 pub(crate) mod stream;
 
 use std::{
-    path::Path,
     sync::atomic::{AtomicU64, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use narthex_gateway::request::{FinishReason, Summary};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::{body, error::ApiError};
 
-/// Seconds since 1970, as every object's `created`.
-pub(crate) fn now() -> u64 {
+/// Fields that describe the caller and do not change the answer.
+const CALLER_FIELDS: &[&str] =
+    &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
+
+/// Reads a body with these fields. Other fields are refused if they ask for something.
+pub(crate) fn read_body<T: DeserializeOwned>(body: &Value, fields: &[&[&str]]) -> Result<T, ApiError> {
+    let read = body::read(body)?;
+    body::refuse_unknown(body, &[fields, &[CALLER_FIELDS]].concat())?;
+    Ok(read)
+}
+
+/// Fields at the start of a completion object.
+pub(crate) struct CompletionHeader {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl CompletionHeader {
+    /// A header with a new id and the current time.
+    pub(crate) fn new(id_prefix: &str, model: String) -> Self {
+        Self { id: new_id(id_prefix), created: now(), model }
+    }
+
+    /// Returns an object of this type that has the header's fields alone.
+    pub(crate) fn object(&self, object: &str) -> Value {
+        json!({"id": self.id, "object": object, "created": self.created, "model": self.model})
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// An id that no other answer of this process has.
-pub(crate) fn fresh_id(prefix: &str) -> String {
+/// Returns an id that is unique in this process.
+pub(crate) fn new_id(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     use std::hash::{BuildHasher, RandomState};
     format!("{prefix}-{:016x}", RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Refuses a path as a model's name: a caller must not learn which files this machine has, nor have them read.
-pub(crate) fn refuse_path(model: &str) -> Result<(), ApiError> {
-    let lower = model.trim().to_ascii_lowercase();
-    let path = lower.starts_with(['.', '/', '~'])
-        || lower.contains('\\')
-        || Path::new(&lower).is_absolute()
-        || (!lower.starts_with("hf:")
-            && [".gguf", ".safetensors", ".whl"]
-                .iter()
-                .any(|end| lower.split('@').any(|part| part.ends_with(end))));
-    if path { Err(ApiError::path_as_model()) } else { Ok(()) }
-}
-
-/// `finish_reason`. An answer that was cut short by a shutdown has none of OpenAI's reasons; "length" tells clients that
-/// it is not whole.
+/// Value of `finish_reason`. OpenAI has no reason for an answer that a shutdown cut short; "length" tells clients that it
+/// is incomplete.
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
@@ -56,7 +75,7 @@ pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// `usage`.
+/// Value of `usage`.
 pub(crate) fn usage(summary: &Summary) -> Value {
     json!({
         "prompt_tokens": summary.prompt_tokens,
@@ -66,25 +85,7 @@ pub(crate) fn usage(summary: &Summary) -> Value {
     })
 }
 
-/// `usage` of a request that only reads.
+/// Value of `usage` for a request that generates nothing.
 pub(crate) fn usage_of_prompt(tokens: usize) -> Value {
     json!({"prompt_tokens": tokens, "total_tokens": tokens})
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_not_names() {
-        let check = |model: &str, refused: bool| assert_eq!(refuse_path(model).is_err(), refused, "{model}");
-        for path in
-            ["/etc/passwd", "./tiny", "../tiny", " ~/tiny", "a\\b", "tiny.gguf", "Tiny.GGUF@w4", "x.whl"]
-        {
-            check(path, true);
-        }
-        for name in ["smollm2:135m", "smollm2:135m@w4", "owner/repo", "hf:owner/repo/file.gguf", "", "nope"] {
-            check(name, false);
-        }
-    }
 }

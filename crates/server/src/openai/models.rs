@@ -10,11 +10,7 @@ use axum::{
 use narthex_gateway::models::ModelListing;
 use serde_json::{Value, json};
 
-use super::refuse_path;
-use crate::{
-    error::ApiError,
-    routes::{App, blocking},
-};
+use crate::{app::App, blocking::run_blocking, error::ApiError, model_name::refuse_path};
 
 fn object(model: &ModelListing) -> Value {
     let newest = model.installed.iter().max_by_key(|package| package.created);
@@ -29,19 +25,19 @@ fn object(model: &ModelListing) -> Value {
     })
 }
 
-/// Lists what can be used: installed models, and those that load on first use.
+/// Lists the usable models: those installed, and those that are fetched on first use.
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    let models = blocking(move || app.gateway.models()).await?;
+    let models = run_blocking(move || app.gateway.models()).await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
     Ok(Json(json!({"object": "list", "data": usable.map(object).collect::<Vec<_>>()})))
 }
 
-/// Shows one model, by any name that a request may use.
+/// Returns one model, by any name that a request may use.
 pub(crate) async fn retrieve(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
     refuse_path(&id)?;
-    Ok(Json(object(&blocking(move || app.gateway.model(&id)).await?)))
+    Ok(Json(object(&run_blocking(move || app.gateway.model(&id)).await?)))
 }

@@ -1,4 +1,4 @@
-//! The parameters that chat and text completions share.
+//! Sampling parameters of chat and text completions.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
 }
 
-/// What both endpoints take.
+/// Parameters of both endpoints.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Sampling {
     max_tokens: Option<usize>,
@@ -43,7 +43,7 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    /// Its fields in a body.
+    /// Names of the fields.
     pub(crate) const FIELDS: &[&str] = &[
         "max_tokens",
         "max_completion_tokens",
@@ -62,12 +62,12 @@ impl Sampling {
         "stream_options",
     ];
 
-    /// Whether the answer is streamed, and whether the stream ends with its usage.
+    /// Returns the options of the stream if the answer is streamed.
     pub(crate) fn streaming(&self) -> Option<StreamOptions> {
         self.stream.unwrap_or(false).then(|| self.stream_options.unwrap_or_default())
     }
 
-    /// The gateway's options; ranges are checked there.
+    /// Returns the gateway's options. The gateway checks ranges.
     pub(crate) fn options(&self, logprobs: Option<usize>) -> Result<GenerateOptions, ApiError> {
         let standard = GenerateOptions::api_defaults();
         Ok(GenerateOptions {
@@ -80,7 +80,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(standard.frequency_penalty),
             logit_bias: self.logit_bias()?,
-            // Any 64-bit seed is a seed; negative ones too.
+            // Negative seeds are valid: only the bits count.
             seed: self.seed.map(|seed| seed as u64),
             stop: match &self.stop {
                 None => Vec::new(),

@@ -1,25 +1,21 @@
-//! `POST /v1/rerank`, in the shape that Cohere's and Jina's APIs share.
+//! `POST /v1/rerank`, in the form that Cohere's and Jina's APIs share.
 
 use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{Overlong, RerankRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
-    body::{Body, read_whole},
-    fresh_id, refuse_path, usage_of_prompt,
-};
+use super::{new_id, read_body, usage_of_prompt};
 use crate::{
-    error::ApiError,
-    ran_on::marked,
-    routes::{App, wanted},
+    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    model_name::refuse_path,
 };
 
-/// Fields that are read.
+/// Fields of a body.
 const FIELDS: &[&str] = &["model", "query", "documents", "top_n", "return_documents", "truncate"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct RerankBody {
     model: String,
     query: String,
     documents: Vec<Document>,
@@ -30,7 +26,7 @@ pub(crate) struct Request {
     truncate: bool,
 }
 
-/// A document: its text, or an object that holds it.
+/// A document: a text, or an object with one.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "expected a text, or an object with the field text")]
 enum Document {
@@ -46,16 +42,16 @@ impl Document {
     }
 }
 
-impl Request {
-    /// Reads a body.
+impl RerankBody {
+    /// Reads a body and checks the model name.
     pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_whole(body, &[FIELDS])?;
+        let request: Self = read_body(body, &[FIELDS])?;
         refuse_path(&request.model)?;
         Ok(request)
     }
 
-    /// What the gateway makes of it.
-    pub(crate) fn rerank(&self) -> RerankRequest {
+    /// Returns the gateway's request.
+    pub(crate) fn to_request(&self) -> RerankRequest {
         RerankRequest {
             query: self.query.clone(),
             documents: self.documents.iter().map(|document| document.text().to_owned()).collect(),
@@ -65,12 +61,12 @@ impl Request {
     }
 }
 
-/// Sorts documents.
+/// Handles a request.
 pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = Request::read(&body)?;
-    let rerank = request.rerank();
+    let request = RerankBody::read(&body)?;
+    let rerank = request.to_request();
     let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let answer = wanted(move |cancel| gateway.rerank(&model, &rerank, cancel)).await?;
+    let answer = run_cancellable(move |cancel| gateway.rerank(&model, &rerank, cancel)).await?;
     let result = |ranked: &narthex_gateway::request::Ranked| {
         let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
         if request.return_documents {
@@ -79,10 +75,10 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
         result
     };
     let body = json!({
-        "id": fresh_id("rerank"),
+        "id": new_id("rerank"),
         "model": request.model,
         "results": answer.results.iter().map(result).collect::<Vec<_>>(),
         "usage": usage_of_prompt(answer.prompt_tokens),
     });
-    Ok(marked(&answer.ran_on, Json(body)))
+    Ok(with_device_headers(&answer.ran_on, Json(body)))
 }

@@ -1,5 +1,5 @@
-//! Headers that say where an answer was computed: `x-narthex-device`, and `x-narthex-fallback` with the reasons of the
-//! devices that should have done it and did not.
+//! Response headers about the device that computed an answer: `x-narthex-device`, and `x-narthex-fallback` with the reasons
+//! why preferred devices were not used.
 
 use axum::{
     http::HeaderValue,
@@ -7,17 +7,17 @@ use axum::{
 };
 use narthex_gateway::RanOn;
 
-/// The device's name, as `--providers` takes it, or two as `--place` does.
+/// Name of the device as in `--providers`, or of two devices as in `--place`.
 const DEVICE: &str = "x-narthex-device";
 
 /// Devices and reasons: `qnn: the qnn runtime is not installed; webgpu: …`.
 const FALLBACK: &str = "x-narthex-fallback";
 
-/// The most bytes of a reason, since clients and proxies bound their headers.
-const LONGEST: usize = 1024;
+/// Maximum length of the reasons: clients and proxies limit their headers.
+const MAX_REASONS: usize = 1024;
 
-/// A response with the headers.
-pub(crate) fn marked(ran_on: &RanOn, response: impl IntoResponse) -> Response {
+/// Returns a response with the headers.
+pub(crate) fn with_device_headers(ran_on: &RanOn, response: impl IntoResponse) -> Response {
     let mut response = response.into_response();
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&ran_on.device) {
@@ -31,9 +31,9 @@ pub(crate) fn marked(ran_on: &RanOn, response: impl IntoResponse) -> Response {
     response
 }
 
-/// The text with everything but printable ASCII replaced, cut to the length of a header.
+/// Returns the text with all but printable ASCII replaced, cut to the length of a header.
 fn printable(text: &str) -> String {
-    text.chars().take(LONGEST).map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
+    text.chars().take(MAX_REASONS).map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
 }
 
 #[cfg(test)]
@@ -41,10 +41,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fallback_is_told() {
+    fn a_fallback_is_reported() {
         let check = |fallback: Option<&str>, expected: Option<&str>| {
             let ran_on = RanOn { device: "cpu".to_owned(), fallback: fallback.map(str::to_owned) };
-            let response = marked(&ran_on, "answer");
+            let response = with_device_headers(&ran_on, "answer");
             let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
             assert_eq!(header(DEVICE).as_deref(), Some("cpu"));
             assert_eq!(header(FALLBACK).as_deref(), expected);
@@ -52,7 +52,7 @@ mod tests {
         check(None, None);
         check(Some("qnn: 2 of 9 nodes refuse"), Some("qnn: 2 of 9 nodes refuse"));
         check(Some("qnn: n\u{e9}\r\nSet-Cookie: x"), Some("qnn: n???Set-Cookie: x"));
-        let long = "x".repeat(LONGEST + 1);
-        check(Some(&long), Some(&long[..LONGEST]));
+        let long = "x".repeat(MAX_REASONS + 1);
+        check(Some(&long), Some(&long[..MAX_REASONS]));
     }
 }

@@ -1,5 +1,7 @@
-//! From the engine's thread to a request's task. The channel has no bound because the engine must not wait for a slow
-//! client; what can queue up in it is bounded by the request's `max_tokens` and the context.
+//! The channel from the engine's thread to a request's task.
+//!
+//! It is unbounded because the engine must not wait for a slow client. The request's `max_tokens` and the context bound
+//! what can queue up.
 
 use std::ops::ControlFlow;
 
@@ -9,55 +11,55 @@ use narthex_gateway::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::{error::ApiError, routes::blocking};
+use crate::{blocking::run_blocking, error::ApiError};
 
-/// The engine's end.
+/// The engine's end of the channel.
 struct ChannelSink(UnboundedSender<GenerationEvent>);
 
 impl GenerationSink for ChannelSink {
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
         match self.0.send(event) {
             Ok(()) => ControlFlow::Continue(()),
-            // The client has gone, and its receiver with it.
+            // The client disconnected, which dropped the receiver.
             Err(_) => ControlFlow::Break(()),
         }
     }
 }
 
-/// A request that is cancelled when nobody wants its answer any more. Its sink would notice that only at the next
-/// token, and one that waits in the queue would keep its place there.
-struct Running(Generation);
+/// Cancels a request when it is dropped. Its sink would notice a disconnected client only at the next token, and a queued
+/// request would keep its place.
+struct CancelOnDisconnect(Generation);
 
-impl Drop for Running {
+impl Drop for CancelOnDisconnect {
     fn drop(&mut self) {
         self.0.cancel();
     }
 }
 
-/// The task's end: what the request reports. Dropping it cancels the request.
+/// Events of a running request. Dropping them cancels the request.
 pub(crate) struct Events {
     receiver: UnboundedReceiver<GenerationEvent>,
-    running: Running,
+    generation: CancelOnDisconnect,
 }
 
 impl Events {
-    /// The next event; `None` where the engine has gone.
+    /// Returns the next event; `None` if the engine ended without one.
     pub(crate) async fn next(&mut self) -> Option<GenerationEvent> {
         self.receiver.recv().await
     }
 
-    /// Where the request runs.
+    /// Device that the request runs on.
     pub(crate) fn ran_on(&self) -> RanOn {
-        self.running.0.ran_on.clone()
+        self.generation.0.ran_on.clone()
     }
 }
 
-/// Starts a request, away from the tasks that serve, because it may wait for its model to load.
+/// Starts a request. The call runs on a thread for blocking work, because it may wait for its model to load.
 pub(crate) async fn start(
     call: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let (sender, receiver) = unbounded_channel();
     let sink = Box::new(ChannelSink(sender));
-    let running = blocking(move || call(sink).map(Running)).await?;
-    Ok(Events { receiver, running })
+    let generation = run_blocking(move || call(sink).map(CancelOnDisconnect)).await?;
+    Ok(Events { receiver, generation })
 }

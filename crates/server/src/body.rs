@@ -1,4 +1,4 @@
-//! Request bodies: bytes to values, with errors that name the field.
+//! JSON request bodies, read with errors that name the field. Shared by every protocol.
 
 use axum::{
     body::Bytes,
@@ -8,9 +8,9 @@ use axum::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{connection::Use, error::ApiError};
+use crate::{connection::ConnectionState, error::ApiError};
 
-/// A JSON body, whatever its content type says.
+/// A JSON body of any content type.
 pub(crate) struct Body(pub(crate) Value);
 
 impl<S: Send + Sync> FromRequest<S> for Body {
@@ -22,24 +22,24 @@ impl<S: Send + Sync> FromRequest<S> for Body {
             let status = rejection.status();
             match status {
                 StatusCode::PAYLOAD_TOO_LARGE => {
-                    ApiError::plain(status, "the body is over 32 MiB; send less at once")
+                    ApiError::plain(status, "the body is larger than 32 MiB; send a smaller request")
                 }
                 _ => ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()),
             }
         })?;
-        Use::answers(&extensions);
+        ConnectionState::request_received(&extensions);
         parse(&bytes).map(Body)
     }
 }
 
-/// Reads a body's JSON; an error names the position where it is wrong.
+/// Parses a body's JSON. An error names the position.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(bytes)
         .map_err(|error| ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
 }
 
-/// Reads a part of a body; an error names the field. Parts that share one object are read one by one, since a flattened
-/// part has no path.
+/// Reads a typed value from a body. An error names the field. Structs that share one JSON object are read one by one,
+/// because serde loses the path of flattened fields.
 pub(crate) fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
@@ -55,28 +55,17 @@ pub(crate) fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
     })
 }
 
-/// As [`read`], of a body of which these fields are read and all others refused.
-pub(crate) fn read_whole<T: DeserializeOwned>(body: &Value, fields: &[&[&str]]) -> Result<T, ApiError> {
-    let request = read(body)?;
-    refuse_unread(body, fields)?;
-    Ok(request)
-}
-
-/// Fields that say something of the caller and nothing of the answer.
-const OF_THE_CALLER: &[&str] =
-    &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
-
-/// Refuses every field that is not read, unless it asks for nothing, since ignoring it would give another answer than was
-/// asked for.
-fn refuse_unread(body: &Value, read: &[&[&str]]) -> Result<(), ApiError> {
+/// Refuses every field outside these lists, unless it asks for nothing: ignoring it would answer another request than the
+/// client's.
+pub(crate) fn refuse_unknown(body: &Value, known: &[&[&str]]) -> Result<(), ApiError> {
     let asks = |value: &Value| match value {
         Value::Null | Value::Bool(false) => false,
         Value::Array(items) => !items.is_empty(),
         _ => true,
     };
-    let is_read = |name: &str| read.iter().chain([&OF_THE_CALLER]).any(|fields| fields.contains(&name));
+    let is_known = |name: &str| known.iter().any(|fields| fields.contains(&name));
     let fields = body.as_object().into_iter().flatten();
-    match fields.into_iter().find(|(name, value)| !is_read(name) && asks(value)) {
+    match fields.into_iter().find(|(name, value)| !is_known(name) && asks(value)) {
         Some((name, _)) => Err(ApiError::unsupported(name)),
         None => Ok(()),
     }
@@ -119,9 +108,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_and_asks_for_something_is_refused() {
+    fn unknown_fields_that_ask_for_something_are_refused() {
         let check = |body: Value, expect: Option<&str>| {
-            let found = refuse_unread(&body, &[&["seed"], &["model"]]).err().map(|error| error.body());
+            let found = refuse_unknown(&body, &[&["seed"], &["model"], &["user", "metadata"]])
+                .err()
+                .map(|error| error.body());
             assert_eq!(found.as_ref().and_then(|body| body["error"]["param"].as_str()), expect, "{body}");
         };
         check(json!({"model": "m", "seed": 1, "user": "u", "metadata": {"a": "b"}}), None);
