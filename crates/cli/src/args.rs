@@ -1,4 +1,4 @@
-//! What can be typed. Parsing only; nothing here opens a file or a model.
+//! The command line: parsing only. Nothing here opens a file or a model.
 
 mod catalogue;
 mod compile;
@@ -20,14 +20,14 @@ use narthex_spec::{DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, Placeme
 
 /// Exit codes, for `--help` and the README.
 const EXIT_CODES: &str = "Exit codes:
-  0    done
-  1    failed; doctor: something must be mended
-  2    wrong usage or a wrong value
-  3    no such model, runtime or file
-  4    something could not be fetched
+  0    success
+  1    failure; doctor: a problem was found
+  2    invalid usage or value
+  3    model, runtime or file not found
+  4    download failed
   5    busy, or the model or device is unavailable
-  6    no space, or no permission to write
-  7    check: some of the model would run elsewhere
+  6    no space left, or no permission to write
+  7    check: part of the model would run on another device
   8    check: the model is refused
   130  interrupted";
 
@@ -35,11 +35,11 @@ const EXIT_CODES: &str = "Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "narthex", version, about, after_help = EXIT_CODES, propagate_version = true)]
 pub(crate) struct Args {
-    /// Say more about what happens (-vv: everything)
+    /// Log more (-vv: everything)
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 
-    /// Keep models and runtimes in this folder
+    /// Folder for models and runtimes
     #[arg(long, env = "NARTHEX_HOME", value_name = "DIR", global = true)]
     pub(crate) home: Option<PathBuf>,
 
@@ -50,17 +50,17 @@ pub(crate) struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Ask a model; without a prompt, converse
+    /// Ask a model a question; without a prompt, start a conversation
     Chat(ChatArgs),
-    /// Let a model go on from a text
+    /// Continue a text
     Complete(CompleteArgs),
-    /// Turn texts into vectors
+    /// Compute embeddings of texts
     Embed(EmbedArgs),
-    /// Sort documents by how well they answer a query
+    /// Rank documents by their relevance to a query
     Rerank(RerankArgs),
     /// Find the answer to a question in a text
     Answer(AnswerArgs),
-    /// Fill a text's masks, or add tokens to it, with a masked language model
+    /// Predict masked tokens, or generate tokens, with a masked language model
     Fill(FillArgs),
     /// Serve the OpenAI API over HTTP
     Serve(ServeArgs),
@@ -68,72 +68,72 @@ pub(crate) enum Command {
     Pull(ModelArgs),
     /// List installed models
     List(ListArgs),
-    /// Show what a package holds
+    /// Show the contents of a package
     Show(ShowArgs),
     /// Remove a model
     Rm(ModelArgs),
-    /// Show running servers and their models
+    /// List running servers and their models
     Ps(JsonArgs),
     /// Compile a checkpoint into a package
     Compile(CompileArgs),
-    /// Say what a model would be before it is downloaded: sizes, cache, NPUs, and what fits this machine
+    /// Estimate a model's size, memory and NPU support before download
     Plan(PlanArgs),
-    /// Make a package of an ONNX export
+    /// Import an ONNX export as a package
     Import(ImportArgs),
-    /// Write a package for another runtime
+    /// Export a package for another runtime
     Export(ExportArgs),
-    /// Say whether a model would run on an NPU, what keeps it from that, and what can be done
+    /// Check whether a model would run on an NPU, and list obstacles and fixes
     Check(CheckArgs),
-    /// Let a vendor's compiler have one graph; `check` starts this, so that a crash ends it alone
+    /// Run a vendor's compiler on one graph; `check` starts this as a process, to survive its crashes
     #[command(hide = true)]
     TryOut(TryOutArgs),
-    /// Say what this machine has and what is missing
+    /// Diagnose the devices, drivers and runtimes of this machine
     Doctor(JsonArgs),
     /// Measure a model on this machine
     Bench(BenchArgs),
     /// Install, list or remove runtime libraries
     Runtime(RuntimeArgs),
-    /// Print completions for a shell
+    /// Print shell completions
     Completions {
         /// The shell
         shell: Shell,
     },
 }
 
-/// Options that decide how a model is loaded.
+/// Options of loading a model.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct LoadArgs {
-    /// Weight scheme: w8, w4, f16 or f32; without it, w8 or whichever is installed
+    /// Weight scheme: w8, w4, f16 or f32 [default: the installed one, or w8]
     #[arg(long)]
     pub(crate) scheme: Option<Scheme>,
 
-    /// Devices to try in turn, as in qnn,directml,cpu; or an order: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
+    /// Devices to try in order, as in qnn,directml,cpu; or a preset: auto, snapdragon, ryzen-ai, core-ultra, apple, nvidia
     #[arg(long, default_value = "auto", value_name = "ORDER")]
     pub(crate) providers: DeviceOrder,
 
-    /// Divide a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; or auto: measure the devices
-    /// once and take the fastest, or the fastest to read with the fastest to write
+    /// Split a chat model between devices: prefill=qnn,decode=cpu or layers=qnn,head=cpu; auto measures the devices once and
+    /// selects the fastest, or the fastest pair for prefill and decode
     #[arg(long, value_name = "WHAT=DEVICE,...|auto")]
     pub(crate) place: Option<PlacementChoice>,
 
-    /// What to do about an NPU: require it, prefer it, or leave it off
+    /// NPU policy: require, prefer or off
     #[arg(long, default_value = "prefer", value_name = "POLICY")]
     pub(crate) npu: NpuPolicy,
 
-    /// With --npu require: the least share of the multiply-accumulates on the NPU, 0 to 1
+    /// With --npu require: minimum share of multiply-accumulates on the NPU, 0 to 1
     #[arg(long, default_value_t = Config::standard().npu_share, value_name = "SHARE", value_parser = share)]
     pub(crate) npu_share: f64,
 
-    /// What NPUs and GPUs give for their speed: burst, balanced or saver
+    /// Power preset of NPUs and GPUs: burst, balanced or saver
     #[arg(long, default_value_t = Power::Burst, value_name = "PRESET")]
     pub(crate) power: Power,
 
-    /// What Qualcomm's NPUs are told besides: priority=low, normal or high, vtcm=MIB, rpc-latency=MICROSECONDS [default:
-    /// normal, all that the chip has, what the preset of --power has]
+    /// Options of Qualcomm's NPUs: priority=low|normal|high, vtcm=MIB, rpc-latency=MICROSECONDS [default: normal, all of the
+    /// chip's memory, the value of the power preset]
     #[arg(long, value_name = "NAME=VALUE,...")]
     pub(crate) npu_option: Option<NpuOptions>,
 
-    /// Threads for compute; 0 takes one per usable core
+    /// Compute threads; 0 uses one per available core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
 }
@@ -145,27 +145,27 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
 
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 selects a free one
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
-    /// Load this model at once; may be given several times
+    /// Load this model at startup; repeatable
     #[arg(short, long)]
     pub(crate) model: Vec<String>,
 
-    /// Let web pages of this origin call the server
+    /// Origin whose web pages may send requests
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Option<String>,
 
-    /// Sequences that run at once, per model
+    /// Concurrent sequences per model
     #[arg(long, default_value_t = Config::standard().slots, value_parser = at_least_one)]
     pub(crate) slots: usize,
 
-    /// Memory for the KV cache, per model, in MiB
+    /// Memory for the KV cache per model, in MiB
     #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_budget: usize,
 
-    /// Requests that may wait, per model
+    /// Maximum number of waiting requests per model
     #[arg(long, default_value_t = Config::standard().max_queue)]
     pub(crate) max_queue: usize,
 
@@ -173,14 +173,14 @@ pub(crate) struct ServeArgs {
     pub(crate) load: LoadArgs,
 }
 
-/// A command that takes a model.
+/// Arguments of a command with a model.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ModelArgs {
     /// The model: a name (with @w4 for one scheme), hf:owner/repo, or a path
     pub(crate) model: String,
 }
 
-/// A command that may print JSON.
+/// Arguments of a command with JSON output.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct JsonArgs {
     /// Print JSON
@@ -218,11 +218,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) rounds: usize,
 
-    /// Compare these devices and divisions, as in cpu,qnn,prefill=qnn,decode=cpu
+    /// Compare these devices and splits, as in cpu,qnn,prefill=qnn,decode=cpu
     #[arg(long, value_name = "DEVICE,...", conflicts_with_all = ["providers", "place"])]
     pub(crate) devices: Option<DevicePlacements>,
 
-    /// Also write the comparison to this file, as a web page that needs nothing else
+    /// Also write the comparison to this file, as a self-contained web page
     #[arg(long, value_name = "FILE", requires = "devices")]
     pub(crate) report: Option<PathBuf>,
 
@@ -241,15 +241,15 @@ pub(crate) struct RuntimeArgs {
     pub(crate) command: RuntimeCommand,
 }
 
-/// What is done to a runtime.
+/// Subcommands of `narthex runtime`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RuntimeCommand {
     /// Install a runtime: cpu, qnn, openvino, webgpu, directml or cuda
     Install {
-        /// Which
+        /// Name of the runtime
         #[arg(default_value = "cpu")]
         kind: String,
-        /// Take this wheel instead of asking pip
+        /// Install from this wheel instead of with pip
         #[arg(long, value_name = "FILE.whl")]
         from: Option<PathBuf>,
     },
@@ -257,25 +257,25 @@ pub(crate) enum RuntimeCommand {
     List(JsonArgs),
     /// Remove a runtime
     Rm {
-        /// Which
+        /// Name of the runtime
         kind: String,
     },
 }
 
-/// Reads a share.
+/// Parses a share.
 fn share(text: &str) -> Result<f64, String> {
     let found = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
     found.ok_or_else(|| format!("expected a number from 0 to 1, found {text:?}"))
 }
 
-/// Reads a number of threads. Far more of them than cores do nothing but wait for one another.
+/// Parses a number of threads. Far more threads than cores only wait for each other.
 fn threads(text: &str) -> Result<usize, String> {
     let most = std::thread::available_parallelism().map_or(1, usize::from).saturating_mul(4).max(8);
     let found = text.parse::<usize>().ok().filter(|threads| *threads <= most);
     found.ok_or_else(|| format!("expected 0 to {most} threads on this machine, found {text:?}"))
 }
 
-/// Reads a number of things that there must be.
+/// Parses a count of at least one.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let found = text.parse::<usize>().ok().filter(|count| *count > 0);
     found.ok_or_else(|| format!("expected a number of at least 1, found {text:?}"))
@@ -300,13 +300,10 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_an_npu_are_refused_with_those_that_there_are() {
+    fn unknown_npu_options_are_refused_with_a_list() {
         let error =
             Args::try_parse_from(["narthex", "serve", "--npu-option", "hvx=4"]).unwrap_err().to_string();
-        assert!(
-            error.contains("priority=low, normal or high, vtcm=MIB") && error.contains("hvx=4"),
-            "{error}"
-        );
+        assert!(error.contains("priority=low|normal|high, vtcm=MIB") && error.contains("hvx=4"), "{error}");
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Progress events as bars on a terminal, or as plain lines where there is none.
+//! Progress events as bars on a terminal, or as plain lines elsewhere.
 
 use std::{
     collections::HashMap,
     io::{IsTerminal, stderr},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use narthex_spec::{Progress, ProgressSink, progress::Unit};
+use parking_lot::Mutex;
 
 use crate::output;
 
@@ -38,7 +38,7 @@ impl Bars {
         };
         let bar = self.all.add(bar.with_message(stage.to_owned()));
         bar.enable_steady_tick(Duration::from_millis(120));
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(stage.to_owned(), bar);
+        self.running.lock().insert(stage.to_owned(), bar);
     }
 }
 
@@ -48,13 +48,12 @@ impl ProgressSink for Bars {
             (Progress::Started { stage, unit, total }, Style::Bars) => self.start(&stage, unit, total),
             (Progress::Started { stage, .. }, Style::Lines) => output::note(format!("{stage} …")),
             (Progress::Advanced { stage, done }, Style::Bars) => {
-                if let Some(bar) = self.running.lock().unwrap_or_else(PoisonError::into_inner).get(&stage) {
+                if let Some(bar) = self.running.lock().get(&stage) {
                     bar.set_position(done);
                 }
             }
             (Progress::Finished { stage }, Style::Bars) => {
-                if let Some(bar) = self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&stage)
-                {
+                if let Some(bar) = self.running.lock().remove(&stage) {
                     bar.finish_and_clear();
                 }
             }

@@ -1,4 +1,4 @@
-//! How the process ends: one match from a kind of failure to an exit code.
+//! Exit codes of the process: one match from kinds of errors to codes.
 
 use std::{
     io::{self, Write},
@@ -8,7 +8,7 @@ use std::{
 use narthex_gateway::{Error, ErrorKind};
 use narthex_server::ServeError;
 
-/// A closed standard output, which ends the process quietly.
+/// A closed standard output, which ends the process without an error.
 #[derive(Debug)]
 pub(crate) struct ClosedPipe;
 
@@ -20,30 +20,30 @@ impl std::fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
-/// What a check or the doctor came to, where not all is well; it was printed already.
+/// A negative result of `check` or `doctor` that was already printed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Judged {
-    /// Something on this machine must be mended first.
-    Broken,
-    /// Some of the model would run elsewhere.
-    Partly,
+pub(crate) enum NegativeResult {
+    /// The doctor found a problem.
+    Problem,
+    /// Part of the model would run on another device.
+    Partial,
     /// The model is refused.
     Refused,
 }
 
-impl std::fmt::Display for Judged {
+impl std::fmt::Display for NegativeResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Broken => "something on this machine must be mended first",
-            Self::Partly => "some of the model would run elsewhere",
+            Self::Problem => "the doctor found a problem",
+            Self::Partial => "part of the model would run on another device",
             Self::Refused => "the model is refused",
         })
     }
 }
 
-impl std::error::Error for Judged {}
+impl std::error::Error for NegativeResult {}
 
-/// The exit code for a kind of failure.
+/// Returns the exit code for a kind of error.
 fn code(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::Internal => 1,
@@ -56,15 +56,15 @@ fn code(kind: ErrorKind) -> u8 {
     }
 }
 
-/// Prints an error and its hint, and gives the exit code.
+/// Prints an error and its hint; returns the exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<ClosedPipe>() || is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    match error.downcast_ref::<Judged>() {
-        Some(Judged::Broken) => return ExitCode::FAILURE,
-        Some(Judged::Partly) => return ExitCode::from(7),
-        Some(Judged::Refused) => return ExitCode::from(8),
+    match error.downcast_ref::<NegativeResult>() {
+        Some(NegativeResult::Problem) => return ExitCode::FAILURE,
+        Some(NegativeResult::Partial) => return ExitCode::from(7),
+        Some(NegativeResult::Refused) => return ExitCode::from(8),
         None => {}
     }
     let gateway = error.downcast_ref::<Error>();
@@ -78,9 +78,9 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     }
     let hint = gateway.and_then(Error::hint).or_else(|| serve.and_then(ServeError::hint));
     let mut stderr = io::stderr().lock();
-    // Where even standard error is closed there is nobody left to tell.
+    // A failure is ignored: with standard error closed there is nowhere to report it.
     let _ = match gateway.is_some() || serve.is_some() {
-        // Our own errors name their causes themselves.
+        // These errors include their causes in their messages.
         true => writeln!(stderr, "error: {error}"),
         false => writeln!(stderr, "error: {error:#}"),
     };
@@ -96,7 +96,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// Prints clap's message: help and version to standard output, the rest to standard error.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    // A closed pipe under `--help` is no failure.
+    // A closed pipe is not an error of `--help`.
     let _ = error.print();
     if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS }
 }

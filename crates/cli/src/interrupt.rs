@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM: the first asks the running job to stop, the second ends the process at once. So does the first
-//! while a command waits for its input.
+//! Ctrl-C and SIGTERM: the first cancels the running job, the second ends the process at once. While a command waits for
+//! input, the first ends the process too.
 
 use std::{
     io::{BufRead, stdin},
@@ -14,15 +14,15 @@ use narthex_gateway::Cancel;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static COUNT: AtomicU8 = AtomicU8::new(0);
-/// Whether there is no job, but input to wait for, which cannot be asked to stop.
+/// Set while a command waits for input, which cannot be cancelled.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
-/// The flag that Ctrl-C sets, for jobs that end with the process.
+/// The flag that Ctrl-C sets.
 pub(crate) fn cancel() -> &'static Cancel {
     CANCEL.get_or_init(Cancel::new)
 }
 
-/// Listens for signals from here on.
+/// Installs the signal handler.
 pub(crate) fn install() {
     let flag = cancel().clone();
     let installed = ctrlc::set_handler(move || {
@@ -36,14 +36,14 @@ pub(crate) fn install() {
     }
 }
 
-/// Ends the process without tearing anything down: an operator that is computing must not see its library go.
-#[allow(unsafe_code, reason = "leaving a process at once is a call of the C library")]
+/// Ends the process without running destructors, because a running operator must not lose its library.
+#[allow(unsafe_code, reason = "only the C library can end a process without destructors")]
 fn exit_at_once() -> ! {
     // SAFETY: `_exit` has no preconditions and does not return.
     unsafe { libc::_exit(130) }
 }
 
-/// Reads what a command works on, before it begins.
+/// Reads the input of a command before its job starts.
 pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
     WAITING.store(true, Ordering::Relaxed);
     let input = read();
@@ -51,17 +51,17 @@ pub(crate) fn input<T>(read: impl FnOnce() -> T) -> T {
     input
 }
 
-/// Reads the lines of standard input, before a command begins.
+/// Reads the lines of standard input before a job starts.
 pub(crate) fn lines() -> anyhow::Result<Vec<String>> {
     input(|| stdin().lock().lines().collect::<Result<_, _>>()).context("cannot read standard input")
 }
 
-/// Takes a Ctrl-C that was meant for one answer, so that the conversation goes on.
+/// Resets a Ctrl-C that stopped one answer, so that the conversation continues.
 pub(crate) fn take() -> bool {
     COUNT.swap(0, Ordering::Relaxed) > 0
 }
 
-/// Whether Ctrl-C was pressed.
+/// Returns true if Ctrl-C was pressed.
 pub(crate) fn pressed() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }

@@ -1,6 +1,6 @@
 //! `narthex`: the command line, and the only place that prints, reads a terminal or ends the process.
 //!
-//! Start at [`args`] for what can be typed, then `cmd/<name>.rs` for what it does.
+//! Start at [`args`] for the command line, then `cmd/<name>.rs` for a command.
 
 mod args;
 mod bars;
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    // Before any thread exists and before ONNX Runtime can read it.
+    // Before any thread starts and before ONNX Runtime reads the environment.
     narthex_gateway::disable_telemetry();
     let args = match args::Args::try_parse() {
         Ok(args) => args,

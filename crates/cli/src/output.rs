@@ -1,4 +1,4 @@
-//! Standard output that survives a closed pipe, the log on standard error, and files that are whole or absent.
+//! Standard output that handles a closed pipe, the log on standard error, and files that are complete or absent.
 
 use std::{
     ffi::OsString,
@@ -26,7 +26,7 @@ pub(crate) fn start_log(verbose: u8) {
     log.without_time().init();
 }
 
-/// Prints text as it is and flushes it; a closed pipe becomes [`ClosedPipe`].
+/// Prints and flushes text; a closed pipe becomes [`ClosedPipe`].
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -46,43 +46,43 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
-/// A file that takes the place of an older one once it is written, whole or not at all.
+/// A file that replaces an older one once it is complete.
 pub(crate) struct NewFile {
     path: PathBuf,
-    /// Where it grows.
-    beside: PathBuf,
+    /// Temporary file beside it.
+    temporary: PathBuf,
     file: File,
 }
 
 impl NewFile {
-    /// Begins it, so that a place where it cannot be is known before there is anything to write.
+    /// Creates the temporary file, so that an unusable path fails before there is anything to write.
     pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
-        let mut beside = OsString::from(path);
-        beside.push(".new");
-        let beside = PathBuf::from(beside);
-        let file = if path.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { File::create(&beside) };
+        let mut temporary = OsString::from(path);
+        temporary.push(".new");
+        let temporary = PathBuf::from(temporary);
+        let file = if path.is_dir() { Err(ErrorKind::IsADirectory.into()) } else { File::create(&temporary) };
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { path: path.to_owned(), beside, file })
+        Ok(Self { path: path.to_owned(), temporary, file })
     }
 
-    /// Writes it all.
+    /// Writes the text and replaces the older file.
     pub(crate) fn write(mut self, text: &str) -> anyhow::Result<()> {
         let written =
-            self.file.write_all(text.as_bytes()).and_then(|()| fs::rename(&self.beside, &self.path));
+            self.file.write_all(text.as_bytes()).and_then(|()| fs::rename(&self.temporary, &self.path));
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // What is left of it is of no use, and after a rename nothing is.
-        let _ = fs::remove_file(&self.beside);
+        // An incomplete file is useless; after the rename there is none.
+        let _ = fs::remove_file(&self.temporary);
     }
 }
 
-/// Prints one line for people to standard error.
+/// Prints one line to standard error.
 pub(crate) fn note(line: impl std::fmt::Display) {
-    // Nothing can be told to anyone once standard error is closed.
+    // A failure is ignored: with standard error closed there is nowhere to report it.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 

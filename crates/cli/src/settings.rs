@@ -1,4 +1,4 @@
-//! From what was typed to the gateway's settings: pure functions, the only place where one becomes the other.
+//! The gateway's settings from arguments, in pure functions.
 
 use std::path::PathBuf;
 

@@ -94,7 +94,7 @@ fn check_ends_with_a_code_for_its_verdict() {
     check(&["check", &open, "--target", "qnn:x-elite"], 8, named, "");
     check(&["check", &open, "--set", "batch=3", "--json"], 8, "\"kind\": \"refused\"", "");
     let twice = ["check", &open, "--set", "batch=1", "--set", "batch=2"];
-    check(&twice, 2, "", "batch has one extent, and both 1 and 2 were given");
+    check(&twice, 2, "", "expected one extent for batch, found 1 and 2");
     check(&["check", &open, "--set", "bach=3"], 2, "", "open dimensions: batch");
     check(&["check", &open, "--set", "batch"], 2, "", "as in batch=1");
     check(&["check", &open, "--target", "toaster"], 2, "", "toaster");
@@ -154,7 +154,7 @@ fn the_catalogue_is_a_ranking() {
     }
     // What an NPU cannot hold stands behind what it can.
     assert!(!runs(models.last().unwrap()) && runs(&models[0]));
-    check(&["list", "--help"], 0, "suit an NPU; of equals,", "");
+    check(&["list", "--help"], 0, "ranked by NPU score,", "");
     check(&["list", "--available", "--kind", "toaster"], 2, "", "expected chat, text, embedding");
 }
 

@@ -1,4 +1,4 @@
-//! Arguments of the commands that look at models which need not be here.
+//! Arguments of commands about models that need not be installed.
 
 use clap::Args as ClapArgs;
 use narthex_gateway::models::ModelKind;
@@ -7,7 +7,7 @@ use narthex_spec::Target;
 /// `narthex list`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {
-    /// Show the whole catalogue, ranked by how well the models suit an NPU; of equals, the smaller goes first
+    /// List the whole catalogue, ranked by NPU score, then by size
     #[arg(long)]
     pub(crate) available: bool,
 
@@ -26,7 +26,7 @@ pub(crate) struct PlanArgs {
     /// The model: a name, hf:owner/repo, a folder with config.json, or a GGUF file
     pub(crate) model: String,
 
-    /// Look at this NPU; may be given several times [default: every one that is known]
+    /// Check for this NPU; repeatable [default: every known NPU]
     #[arg(long, value_name = "PROVIDER:CHIP")]
     pub(crate) target: Vec<Target>,
 
@@ -35,7 +35,7 @@ pub(crate) struct PlanArgs {
     pub(crate) json: bool,
 }
 
-/// Reads a kind of models.
+/// Parses a kind of models.
 fn kind(text: &str) -> Result<ModelKind, String> {
     let found = ModelKind::ALL.iter().copied().find(|kind| kind.as_str() == text);
     found.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! What can be typed behind `embed`, `rerank`, `answer` and `fill`.
+//! Arguments of `embed`, `rerank`, `answer` and `fill`.
 
 use std::path::PathBuf;
 
@@ -9,22 +9,22 @@ use super::LoadArgs;
 /// `narthex embed`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct EmbedArgs {
-    /// The texts; one per line from standard input when none are given
+    /// The texts [default: the lines of standard input]
     pub(crate) texts: Vec<String>,
 
     /// The model: a name, hf:owner/repo, or a path
     #[arg(short, long, default_value = "all-minilm-l6-v2")]
     pub(crate) model: String,
 
-    /// Keep only this many leading elements
+    /// Truncate vectors to this many elements
     #[arg(long, value_name = "N")]
     pub(crate) dimensions: Option<usize>,
 
-    /// Put this prompt of the model before each text, such as query or passage; `narthex show` lists them
+    /// Prepend this prompt of the model to each text, such as query or passage; `narthex show` lists them
     #[arg(long, value_name = "NAME")]
     pub(crate) prompt: Option<String>,
 
-    /// Cut texts that are too long instead of refusing them
+    /// Truncate texts that are too long instead of failing
     #[arg(long)]
     pub(crate) truncate: bool,
 
@@ -39,21 +39,21 @@ pub(crate) struct EmbedArgs {
 /// `narthex rerank`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct RerankArgs {
-    /// What is looked for
+    /// The query
     pub(crate) query: String,
 
-    /// The documents; one per line from standard input when none are given
+    /// The documents [default: the lines of standard input]
     pub(crate) documents: Vec<String>,
 
     /// The model: a name, hf:owner/repo, or a path
     #[arg(short, long, default_value = "ms-marco-minilm-l6-v2")]
     pub(crate) model: String,
 
-    /// Print only the N best
+    /// Print only the N best documents
     #[arg(long, value_name = "N")]
     pub(crate) top_n: Option<usize>,
 
-    /// Cut documents that are too long instead of refusing them
+    /// Truncate documents that are too long instead of failing
     #[arg(long)]
     pub(crate) truncate: bool,
 
@@ -71,7 +71,7 @@ pub(crate) struct AnswerArgs {
     /// The question
     pub(crate) question: String,
 
-    /// The text that holds the answer; - reads standard input
+    /// File with the text that contains the answer; - reads standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) context: PathBuf,
 
@@ -79,7 +79,7 @@ pub(crate) struct AnswerArgs {
     #[arg(short, long, default_value = "distilbert-squad")]
     pub(crate) model: String,
 
-    /// Answers to print; more than one come with scores and places
+    /// Number of answers; several are printed with scores and offsets
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) top_k: usize,
 
@@ -94,22 +94,22 @@ pub(crate) struct AnswerArgs {
 /// `narthex fill`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct FillArgs {
-    /// The text, with the model's own mask ([MASK], <mask>) where tokens are wanted
+    /// The text, with the model's mask token ([MASK], <mask>) for each token to predict
     pub(crate) text: String,
 
     /// The model: a name, hf:owner/repo, or a path
     #[arg(short, long, default_value = "mobilebert-uncased")]
     pub(crate) model: String,
 
-    /// Tokens to print for each mask
+    /// Number of tokens for each mask
     #[arg(long, default_value_t = 5, value_name = "N", conflicts_with = "generate")]
     pub(crate) top_k: usize,
 
-    /// Put N tokens in the mask's place, or at the end of a text without one
+    /// Generate N tokens in place of the mask, or at the end of a text without one
     #[arg(long, value_name = "N")]
     pub(crate) generate: Option<usize>,
 
-    /// How often the least certain of these tokens are chosen again, the first time included
+    /// Number of rounds; each one predicts the least certain tokens again
     #[arg(long, default_value_t = 10, value_name = "N", requires = "generate")]
     pub(crate) rounds: usize,
 

@@ -1,4 +1,4 @@
-//! What can be typed of exports: `narthex import` and `export`.
+//! Arguments of `import` and `export`.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ pub(crate) struct ImportArgs {
     /// `model_generate`, Optimum, transformers.js, sentence-transformers), or one file of it
     pub(crate) path: PathBuf,
 
-    /// The package's name [default: the folder's]
+    /// Name of the package [default: the name of the folder]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<ModelName>,
 
-    /// The graph to take of several, as in onnx/model_q4.onnx [default: the one without a suffix]
+    /// The graph to import if there are several, as in onnx/model_q4.onnx [default: the one without a suffix]
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<String>,
 }
@@ -28,19 +28,19 @@ pub(crate) struct ExportArgs {
     /// The model: a package, with @w4 for one scheme, for genai; for quark a catalogue name, hf:owner/repo or a path
     pub(crate) model: String,
 
-    /// What the folder is for
+    /// Runtime that reads the export
     #[arg(long, default_value = "genai")]
     pub(crate) format: Format,
 
-    /// Columns that share a scale and a zero point, for quark: 128, 64 or 32 [default: 128]
+    /// Group size of the quantisation for quark: 128, 64 or 32 [default: 128]
     #[arg(long, value_name = "N")]
     pub(crate) group: Option<usize>,
 
-    /// A folder that is not there yet, or is empty
+    /// Output folder; must be new or empty
     pub(crate) out: PathBuf,
 }
 
-/// What an export is for.
+/// Runtime that reads an export.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Format {
     /// onnxruntime-genai

@@ -1,4 +1,4 @@
-//! What can be typed behind `chat` and `complete`.
+//! Arguments of `chat` and `complete`.
 
 use clap::Args as ClapArgs;
 
@@ -7,14 +7,14 @@ use super::LoadArgs;
 /// `narthex chat`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ChatArgs {
-    /// The question; read from standard input when it is not a terminal
+    /// The question [default: standard input, if it is not a terminal]
     pub(crate) prompt: Option<String>,
 
     /// The model: a name, hf:owner/repo, or a path
     #[arg(short, long, default_value = "smollm2:135m")]
     pub(crate) model: String,
 
-    /// Instructions for the model
+    /// System prompt
     #[arg(long)]
     pub(crate) system: Option<String>,
 
@@ -28,7 +28,7 @@ pub(crate) struct ChatArgs {
 /// `narthex complete`.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CompleteArgs {
-    /// The text to go on from; read from standard input when none is given
+    /// The text to continue [default: standard input]
     pub(crate) prompt: Option<String>,
 
     /// The model: a name, hf:owner/repo, or a path
@@ -42,38 +42,38 @@ pub(crate) struct CompleteArgs {
     pub(crate) load: LoadArgs,
 }
 
-/// Options that decide how a text is generated.
+/// Options of generating text.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct GenerateArgs {
-    /// 0 always takes the likeliest token; up to 2
+    /// Sampling temperature, 0 to 2; 0 is greedy
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f32,
 
-    /// Keep the likeliest tokens up to this probability
+    /// Keep the most likely tokens up to this cumulative probability
     #[arg(long, default_value_t = 1.0)]
     pub(crate) top_p: f32,
 
-    /// Keep the K likeliest tokens; 0 keeps all
+    /// Keep the K most likely tokens; 0 keeps all
     #[arg(long, default_value_t = 0)]
     pub(crate) top_k: usize,
 
-    /// Drop tokens less likely than this share of the likeliest
+    /// Drop tokens below this share of the highest probability
     #[arg(long, default_value_t = 0.0)]
     pub(crate) min_p: f32,
 
-    /// Tokens to generate at most
+    /// Maximum number of generated tokens
     #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
 
-    /// Repeatable sampling
+    /// Seed for reproducible sampling
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 
-    /// End the answer at this text; may be given several times
+    /// Stop at this text; repeatable
     #[arg(long)]
     pub(crate) stop: Vec<String>,
 
-    /// Print only the text
+    /// Print the generated text only
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }

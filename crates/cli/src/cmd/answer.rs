@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::{args::AnswerArgs, bars::Bars, interrupt, output};
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct AnswerOutput<'a> {
     model: &'a str,
     question: &'a str,
     answer: Option<&'a str>,
@@ -56,7 +56,7 @@ fn report(args: &AnswerArgs, found: &Answers) -> anyhow::Result<()> {
         end: answer.chars.end,
         score: answer.score,
     });
-    output::json(&Report {
+    output::json(&AnswerOutput {
         model: &args.model,
         question: &args.question,
         answer: found.best().map(|answer| answer.text.as_str()),

@@ -1,34 +1,28 @@
-//! `narthex chat`: one question from the command line or standard input, or a conversation; `narthex complete`: a text that
-//! goes on.
+//! `narthex chat` for one question or a conversation, and `narthex complete` for the continuation of a text.
 
-use std::{
-    io::{IsTerminal, Read, stdin},
-    ops::ControlFlow,
-    sync::mpsc,
-    time::Duration,
-};
+use std::io::{IsTerminal, Read, stdin};
 
 use anyhow::Context;
 use narthex_gateway::{
-    Error, Gateway, Generation,
+    Error, Gateway,
     models::{ModelKind, ModelStatus},
-    request::{
-        ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationEvent, GenerationSink, Message,
-        Prompt, Role, Summary,
-    },
+    request::{CompletionRequest, Echo, Message, Prompt, Role},
 };
 
-use super::converse;
+use super::{
+    converse::{self, first_messages},
+    generation::{AnswerEnd, PrintedAnswer, options, print, print_chat, print_speed},
+};
 use crate::{
     args::{ChatArgs, CompleteArgs, GenerateArgs},
     bars::Bars,
-    interrupt, output, render,
+    interrupt,
 };
 
-/// The longest prompt taken from standard input, in bytes.
-const MAX_STDIN: u64 = 16 << 20;
+/// Maximum size of a prompt from standard input.
+const MAX_STDIN_BYTES: u64 = 16 << 20;
 
-/// Answers one question, or converses when there is none.
+/// Answers one question, or starts a conversation without one.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
         Some(prompt) => Some(prompt.clone()),
@@ -38,7 +32,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     if status.kind == Some(ModelKind::Text) {
         let message = format!(
-            "model: {0} has no chat template; `narthex complete -m {0} TEXT` lets it go on from a text",
+            "model: {0} has no chat template; `narthex complete -m {0} TEXT` continues a text",
             args.model
         );
         return Err(Error::Invalid { param: "model", message }.into());
@@ -46,12 +40,12 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     let Some(prompt) = prompt else {
         return converse::run(gateway, args, &status);
     };
-    let mut messages = opening(args);
+    let mut messages = first_messages(args);
     messages.push(Message::new(Role::User, prompt));
-    finish(&args.generate, &status, ask(gateway, args, messages)?)
+    finish(&args.generate, &status, print_chat(gateway, args, messages)?)
 }
 
-/// Lets a model go on from a text.
+/// Continues a text.
 pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result<()> {
     let prompt = match &args.prompt {
         Some(prompt) => prompt.clone(),
@@ -67,107 +61,20 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
     finish(&args.generate, &status, answer)
 }
 
-/// The last line of a text that came to its end.
-fn finish(args: &GenerateArgs, status: &ModelStatus, answer: Answer) -> anyhow::Result<()> {
+/// Prints the speed of a complete answer, or fails if it was interrupted.
+fn finish(args: &GenerateArgs, status: &ModelStatus, answer: PrintedAnswer) -> anyhow::Result<()> {
     match answer.end {
-        End::Done(summary) => report(args, status, &summary),
-        End::Interrupted => return Err(Error::Cancelled.into()),
+        AnswerEnd::Done(summary) => print_speed(args, status, &summary),
+        AnswerEnd::Interrupted => return Err(Error::Cancelled.into()),
     }
     Ok(())
-}
-
-/// The messages that precede the first question.
-pub(crate) fn opening(args: &ChatArgs) -> Vec<Message> {
-    args.system.iter().map(|text| Message::new(Role::System, text.clone())).collect()
 }
 
 fn read_stdin() -> anyhow::Result<String> {
     let mut prompt = String::new();
     stdin()
-        .take(MAX_STDIN)
+        .take(MAX_STDIN_BYTES)
         .read_to_string(&mut prompt)
         .context("cannot read the prompt from standard input")?;
     Ok(prompt.trim_end_matches(['\n', '\r']).to_owned())
-}
-
-/// An answer that was printed.
-pub(crate) struct Answer {
-    pub(crate) text: String,
-    pub(crate) end: End,
-}
-
-/// How an answer ended.
-pub(crate) enum End {
-    Done(Summary),
-    Interrupted,
-}
-
-/// Prints the answer as it comes.
-pub(crate) fn ask(gateway: &Gateway, args: &ChatArgs, messages: Vec<Message>) -> anyhow::Result<Answer> {
-    let request = ChatRequest { messages, options: options(&args.generate) };
-    print(|sink| gateway.chat(&args.model, request, sink))
-}
-
-/// Prints what a request gives as it comes.
-fn print(start: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error>) -> anyhow::Result<Answer> {
-    let (sender, events) = mpsc::channel();
-    let turn = start(Box::new(Channel(sender)))?;
-    let mut text = String::new();
-    loop {
-        match events.recv_timeout(Duration::from_millis(50)) {
-            Ok(GenerationEvent::Text { text: piece, .. }) => {
-                text.push_str(&piece);
-                if let Err(error) = output::text(&piece) {
-                    turn.cancel();
-                    return Err(error);
-                }
-            }
-            Ok(GenerationEvent::Done(summary)) => {
-                output::text("\n")?;
-                return Ok(Answer { text, end: End::Done(summary) });
-            }
-            Ok(GenerationEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
-            Ok(GenerationEvent::Started { .. } | GenerationEvent::Finished { .. }) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                anyhow::bail!("the engine stopped in the middle of an answer")
-            }
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-        }
-        if interrupt::pressed() {
-            turn.cancel();
-            output::text("\n")?;
-            return Ok(Answer { text, end: End::Interrupted });
-        }
-    }
-}
-
-fn options(args: &GenerateArgs) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens: args.max_tokens,
-        temperature: args.temperature,
-        top_p: args.top_p,
-        top_k: args.top_k,
-        min_p: args.min_p,
-        seed: args.seed,
-        stop: args.stop.clone(),
-        ..GenerateOptions::api_defaults()
-    }
-}
-
-/// The last line: where it ran and how fast.
-pub(crate) fn report(args: &GenerateArgs, status: &ModelStatus, summary: &Summary) {
-    if !args.quiet {
-        output::note(render::answer_line(status, summary));
-    }
-}
-
-struct Channel(mpsc::Sender<GenerationEvent>);
-
-impl GenerationSink for Channel {
-    fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
-        match self.0.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
-    }
 }

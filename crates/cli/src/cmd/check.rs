@@ -1,4 +1,4 @@
-//! `narthex check`, and the process in which it lets a vendor's compiler have a graph.
+//! `narthex check`, and the separate process in which it runs a vendor's compiler.
 
 use std::{collections::BTreeMap, env, fs};
 
@@ -10,29 +10,29 @@ use narthex_gateway::{
 
 use crate::{
     args::{CheckArgs, TryOutArgs},
-    exit::Judged,
+    exit::NegativeResult,
     interrupt, output,
 };
 
-/// This executable, told to let a compiler have a graph.
-fn apart(gateway: &Gateway) -> anyhow::Result<TrialProgram> {
+/// Returns the command that runs this executable as the compiler process.
+fn compiler_process(gateway: &Gateway) -> anyhow::Result<TrialProgram> {
     let mut arguments = Vec::new();
     if let Some(home) = &gateway.config().home {
         arguments.extend(["--home".into(), home.into()]);
     }
-    // What follows are paths, which may begin like options.
+    // The following arguments are paths, which may begin like options.
     arguments.extend(["try-out".into(), "--".into()]);
-    Ok(TrialProgram { path: env::current_exe().context("this executable is not found")?, arguments })
+    Ok(TrialProgram { path: env::current_exe().context("cannot find this executable")?, arguments })
 }
 
-/// Lets a vendor's compiler have one graph, and writes down what it made of it.
+/// Runs a vendor's compiler on one graph, and writes the outcome to a file.
 pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()> {
     let cancel = interrupt::cancel();
     let answer = |found: &CompilerResult| {
         fs::write(&args.answer, serde_json::to_vec(found)?).with_context(|| args.answer.display().to_string())
     };
     if let Some(folder) = &args.folder {
-        // The recording goes last, since the compiler may end this process.
+        // The recording comes last, because the compiler may end this process.
         gateway.control(&args.target, &args.graph, folder, cancel)?.iter().try_for_each(answer)?;
         gateway.save(&args.target, &args.graph, folder, cancel)?;
         return Ok(gateway.record(&args.target, &args.graph, folder, cancel)?);
@@ -41,22 +41,21 @@ pub(crate) fn try_out(gateway: &Gateway, args: &TryOutArgs) -> anyhow::Result<()
     answer(&found.with_context(|| format!("no compiler for {} is installed", args.target))?)
 }
 
-/// Extents by dimension; one dimension has one extent.
+/// Returns the extents by dimension; each dimension has one.
 fn extents(set: Vec<(String, u64)>) -> Result<BTreeMap<String, u64>, Error> {
     let mut extents = BTreeMap::new();
     for (dimension, extent) in set {
         if let Some(other) = extents.insert(dimension.clone(), extent)
             && other != extent
         {
-            let message =
-                format!("set: {dimension} has one extent, and both {other} and {extent} were given");
+            let message = format!("set: expected one extent for {dimension}, found {other} and {extent}");
             return Err(Error::Invalid { param: "set", message });
         }
     }
     Ok(extents)
 }
 
-/// Says whether a model would run on an NPU; ends with a code for the verdict.
+/// Checks whether a model would run on an NPU; the exit code gives the verdict.
 pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
     let wants_fix = args.fix.is_some();
     let request = CheckRequest {
@@ -67,7 +66,7 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
         compiler: if args.rules_only {
             VendorCompiler::Skip
         } else {
-            VendorCompiler::Subprocess(apart(gateway)?)
+            VendorCompiler::Subprocess(compiler_process(gateway)?)
         },
     };
     let found = gateway.check(&request, interrupt::cancel())?;
@@ -81,15 +80,13 @@ pub(crate) fn run(gateway: &Gateway, args: CheckArgs) -> anyhow::Result<()> {
                 output::note(format!("wrote {}", files.join(", ")));
                 output::line(format!("\n{}", fixed.report))?;
             }
-            None if wants_fix => {
-                output::note("Narthex has no fix of its own for this model; nothing was written.")
-            }
+            None if wants_fix => output::note("Narthex has no fix for this model; nothing was written."),
             None => {}
         }
     }
     match found.verdict() {
         Verdict::Whole => Ok(()),
-        Verdict::Partly { .. } => Err(Judged::Partly.into()),
-        Verdict::Refused { .. } => Err(Judged::Refused.into()),
+        Verdict::Partly { .. } => Err(NegativeResult::Partial.into()),
+        Verdict::Refused { .. } => Err(NegativeResult::Refused.into()),
     }
 }

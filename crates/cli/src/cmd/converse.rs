@@ -1,4 +1,4 @@
-//! `narthex chat` without a question: a conversation with history and a few commands.
+//! `narthex chat` without a question: a conversation with history and commands.
 
 use narthex_gateway::{
     Gateway,
@@ -7,45 +7,50 @@ use narthex_gateway::{
 };
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::chat::{Answer, End, ask, opening, report};
+use super::generation::{AnswerEnd, PrintedAnswer, print_chat, print_speed};
 use crate::{args::ChatArgs, interrupt, output};
 
-const HELP: &str = "/system TEXT  new instructions, and a new conversation
-/clear        a new conversation
+const HELP: &str = "/system TEXT  start a new conversation with these instructions
+/clear        start a new conversation
 /exit         leave (or Ctrl-D)
 Ctrl-C stops an answer.";
 
-/// What a typed line asks for.
+/// Meaning of a typed line.
 #[derive(Debug, PartialEq, Eq)]
-enum Line<'a> {
+enum ChatInput<'a> {
     Empty,
     Help,
     Clear,
     System(&'a str),
     Exit,
     Unknown(&'a str),
-    Say(&'a str),
+    Message(&'a str),
 }
 
-fn parse(line: &str) -> Line<'_> {
+fn parse(line: &str) -> ChatInput<'_> {
     let line = line.trim();
     let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     match word {
-        "" => Line::Empty,
-        "/help" | "/?" => Line::Help,
-        "/clear" => Line::Clear,
-        "/system" => Line::System(rest.trim()),
-        "/exit" | "/quit" | "/bye" => Line::Exit,
-        _ if word.starts_with('/') && !word[1..].contains('/') => Line::Unknown(word),
-        _ => Line::Say(line),
+        "" => ChatInput::Empty,
+        "/help" | "/?" => ChatInput::Help,
+        "/clear" => ChatInput::Clear,
+        "/system" => ChatInput::System(rest.trim()),
+        "/exit" | "/quit" | "/bye" => ChatInput::Exit,
+        _ if word.starts_with('/') && !word[1..].contains('/') => ChatInput::Unknown(word),
+        _ => ChatInput::Message(line),
     }
 }
 
-/// Converses until the user leaves.
+/// Messages that precede the first question.
+pub(super) fn first_messages(args: &ChatArgs) -> Vec<Message> {
+    args.system.iter().map(|text| Message::new(Role::System, text.clone())).collect()
+}
+
+/// Runs a conversation until the user leaves.
 pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> anyhow::Result<()> {
     let mut editor = DefaultEditor::new()?;
-    let mut messages = opening(args);
-    output::note(format!("{} is ready; /help shows the commands.", status.name));
+    let mut messages = first_messages(args);
+    output::note(format!("{} is ready; /help lists the commands.", status.name));
     loop {
         let line = match editor.readline("> ") {
             Ok(line) => line,
@@ -53,21 +58,21 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs, status: &ModelStatus) -> a
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        // History is a convenience; a full one is no reason to stop.
+        // History is a convenience, so a failure is ignored.
         let _ = editor.add_history_entry(line.as_str());
         match parse(&line) {
-            Line::Empty => {}
-            Line::Help => output::note(HELP),
-            Line::Exit => return Ok(()),
-            Line::Clear => messages = opening(args),
-            Line::System(text) => messages = vec![Message::new(Role::System, text.to_owned())],
-            Line::Unknown(word) => output::note(format!("{word} is no command.\n{HELP}")),
-            Line::Say(text) => say(gateway, args, status, &mut messages, text)?,
+            ChatInput::Empty => {}
+            ChatInput::Help => output::note(HELP),
+            ChatInput::Exit => return Ok(()),
+            ChatInput::Clear => messages = first_messages(args),
+            ChatInput::System(text) => messages = vec![Message::new(Role::System, text.to_owned())],
+            ChatInput::Unknown(word) => output::note(format!("unknown command {word}\n{HELP}")),
+            ChatInput::Message(text) => answer(gateway, args, status, &mut messages, text)?,
         }
     }
 }
 
-fn say(
+fn answer(
     gateway: &Gateway,
     args: &ChatArgs,
     status: &ModelStatus,
@@ -76,15 +81,15 @@ fn say(
 ) -> anyhow::Result<()> {
     interrupt::take();
     messages.push(Message::new(Role::User, text.to_owned()));
-    match ask(gateway, args, messages.clone()) {
-        Ok(Answer { text, end }) => {
+    match print_chat(gateway, args, messages.clone()) {
+        Ok(PrintedAnswer { text, end }) => {
             messages.push(Message::new(Role::Assistant, text));
             match end {
-                End::Done(summary) => report(&args.generate, status, &summary),
-                End::Interrupted => drop(interrupt::take()),
+                AnswerEnd::Done(summary) => print_speed(&args.generate, status, &summary),
+                AnswerEnd::Interrupted => drop(interrupt::take()),
             }
         }
-        // A conversation that has outgrown the context can be cleared and go on.
+        // After /clear, a conversation that exceeded the context can continue.
         Err(error) if error.downcast_ref::<narthex_gateway::Error>().is_some() => {
             messages.pop();
             output::note(format!("error: {error}"));
@@ -99,14 +104,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines() {
+    fn lines_are_commands_or_messages() {
         let check = |line, expected| assert_eq!(parse(line), expected);
-        check("  ", Line::Empty);
-        check("/help", Line::Help);
-        check("/system be brief ", Line::System("be brief"));
-        check("/exit", Line::Exit);
-        check("/nope x", Line::Unknown("/nope"));
-        check("/usr/bin is a folder", Line::Say("/usr/bin is a folder"));
-        check(" hello there ", Line::Say("hello there"));
+        check("  ", ChatInput::Empty);
+        check("/help", ChatInput::Help);
+        check("/system be brief ", ChatInput::System("be brief"));
+        check("/exit", ChatInput::Exit);
+        check("/nope x", ChatInput::Unknown("/nope"));
+        check("/usr/bin is a folder", ChatInput::Message("/usr/bin is a folder"));
+        check(" hello there ", ChatInput::Message("hello there"));
     }
 }

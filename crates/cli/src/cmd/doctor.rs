@@ -2,9 +2,9 @@
 
 use narthex_gateway::Gateway;
 
-use crate::{args::JsonArgs, exit::Judged, output, render};
+use crate::{args::JsonArgs, exit::NegativeResult, output, render};
 
-/// Says what this machine has, and what is missing; fails where something must be mended.
+/// Prints the findings; fails if there is a problem.
 pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
     let report = gateway.doctor();
     if args.json {
@@ -12,5 +12,5 @@ pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
     } else {
         output::text(&render::doctor(&report))?
     }
-    if report.has_problem() { Err(Judged::Broken.into()) } else { Ok(()) }
+    if report.has_problem() { Err(NegativeResult::Problem.into()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! `narthex embed`: a vector per text, as lines of JSON.
+//! `narthex embed`: one vector for each text, as lines of JSON.
 
 use narthex_gateway::{
     Gateway,
@@ -12,7 +12,7 @@ use crate::{args::EmbedArgs, bars::Bars, interrupt, output};
 const BATCH: usize = 256;
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct EmbedOutput<'a> {
     model: &'a str,
     embeddings: Vec<Item<'a>>,
     prompt_tokens: usize,
@@ -28,7 +28,7 @@ struct Item<'a> {
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     let texts = if args.texts.is_empty() { interrupt::lines()? } else { args.texts.clone() };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
-    let mut report = Report { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
+    let mut report = EmbedOutput { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {
         let request = EmbedRequest {
             inputs: batch.iter().cloned().map(Prompt::Text).collect(),

@@ -8,7 +8,7 @@ use crate::{
     interrupt, output, render,
 };
 
-/// Makes a package of an export.
+/// Imports an export as a package.
 pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> {
     let request = ImportRequest { path: args.path, name: args.name, file: args.file };
     let (folder, manifest) = gateway.import(&request, &Bars::new(), interrupt::cancel())?;
@@ -23,7 +23,7 @@ pub(crate) fn import(gateway: &Gateway, args: ImportArgs) -> anyhow::Result<()> 
     output::line(folder.display())
 }
 
-/// Writes a model for others.
+/// Exports a model for another runtime.
 pub(crate) fn export(gateway: &Gateway, args: ExportArgs) -> anyhow::Result<()> {
     let ExportArgs { model, format, group, out } = args;
     let request = ExportRequest { model, format: format.into(), group, out };

@@ -1,4 +1,4 @@
-//! `narthex fill`: what a masked language model puts in the place of a text's masks, or adds to it.
+//! `narthex fill`: masked tokens, predicted by a masked language model, or a continuation of the text.
 
 use narthex_gateway::{
     Gateway,
@@ -36,23 +36,23 @@ impl<'a> From<&'a Filling> for Token<'a> {
     }
 }
 
-/// Fills the masks, or adds as many tokens as are asked for.
+/// Predicts masked tokens, or generates the requested number of tokens.
 pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
     let cancel = interrupt::cancel();
     gateway.load(&args.model, &Bars::new(), cancel)?;
     match args.generate {
         Some(tokens) => {
             let request = RefineRequest { rounds: args.rounds, ..RefineRequest::new(&args.text, tokens) };
-            added(args, &gateway.refine(&args.model, &request, cancel)?)
+            print_generated(args, &gateway.refine(&args.model, &request, cancel)?)
         }
         None => {
             let request = MaskRequest { text: args.text.clone(), top_k: args.top_k };
-            masks(args, &gateway.fill(&args.model, &request, cancel)?)
+            print_masks(args, &gateway.fill(&args.model, &request, cancel)?)
         }
     }
 }
 
-fn added(args: &FillArgs, found: &Refined) -> anyhow::Result<()> {
+fn print_generated(args: &FillArgs, found: &Refined) -> anyhow::Result<()> {
     if !args.json {
         return output::line(&found.text);
     }
@@ -64,7 +64,7 @@ fn added(args: &FillArgs, found: &Refined) -> anyhow::Result<()> {
     })
 }
 
-fn masks(args: &FillArgs, found: &Fillings) -> anyhow::Result<()> {
+fn print_masks(args: &FillArgs, found: &Fillings) -> anyhow::Result<()> {
     if args.json {
         let masks = found.masks.iter().map(|mask| mask.iter().map(Token::from).collect()).collect();
         return output::json(&Masks { model: &args.model, text: &args.text, masks });

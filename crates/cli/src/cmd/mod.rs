@@ -1,4 +1,4 @@
-//! One file per command; each takes its arguments and a gateway.
+//! The commands: one file each. A command takes its arguments and a gateway.
 
 mod answer;
 mod bench;
@@ -10,6 +10,7 @@ mod doctor;
 mod embed;
 mod exports;
 mod fill;
+mod generation;
 mod models;
 mod plan;
 mod ps;
@@ -24,20 +25,20 @@ use crate::{
     settings::{config, serve_config},
 };
 
-/// A gateway whose models stop computing before the process ends, since it must not take ONNX Runtime from under them.
-struct Open(Gateway);
+/// A gateway that is shut down when it is dropped: its models must stop before the process unloads ONNX Runtime.
+struct OpenGateway(Gateway);
 
-impl Drop for Open {
+impl Drop for OpenGateway {
     fn drop(&mut self) {
         self.0.shutdown(Drain::Now);
     }
 }
 
-fn open(config: Config) -> anyhow::Result<Open> {
-    Ok(Open(Gateway::open(config)?))
+fn open(config: Config) -> anyhow::Result<OpenGateway> {
+    Ok(OpenGateway(Gateway::open(config)?))
 }
 
-/// Runs the command that was typed.
+/// Runs a command.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Args { home, command, .. } = args;
     let plain = |home| open(config(home, None));

@@ -37,7 +37,7 @@ pub(crate) fn list(gateway: &Gateway, args: &ListArgs) -> anyhow::Result<()> {
         return output::json(&models);
     }
     if models.is_empty() && !args.available {
-        output::note("No model is installed; `narthex list --available` shows what can be.");
+        output::note("No model is installed; `narthex list --available` lists the catalogue.");
         return Ok(());
     }
     output::line(if args.available { render::catalogue(&models) } else { render::installed(&models) })
@@ -88,13 +88,10 @@ pub(crate) fn compile(gateway: &Gateway, args: &CompileArgs) -> anyhow::Result<(
     if let (Some(&wanted), Some(shapes)) = (args.contexts.iter().max(), &manifest.recipe.fixed)
         && shapes.context < wanted
     {
-        output::note(format!(
-            "The model's own context is {} tokens; that is what was taken.",
-            shapes.context
-        ));
+        output::note(format!("The context is {} tokens, the maximum of this model.", shapes.context));
     }
     if !args.prefill.is_empty() && manifest.architecture.head().is_some() {
-        output::note("An encoder reads each text at once; --prefill has no say in that.");
+        output::note("--prefill has no effect on an encoder, which reads each text at once.");
     }
     for line in render::changes(&manifest) {
         output::note(line);

@@ -4,7 +4,7 @@ use narthex_gateway::{Gateway, plan::PlanRequest};
 
 use crate::{args::PlanArgs, interrupt, output, render};
 
-/// Says what a model would be, by its settings alone.
+/// Estimates a model from its settings alone.
 pub(crate) fn run(gateway: &Gateway, args: PlanArgs) -> anyhow::Result<()> {
     let request = PlanRequest { subject: args.model, targets: args.target };
     let report = gateway.plan(&request, interrupt::cancel())?;

@@ -4,7 +4,7 @@ use narthex_gateway::Gateway;
 
 use crate::{args::JsonArgs, output, render};
 
-/// Shows the servers that run on this store.
+/// Lists the servers that use this store.
 pub(crate) fn run(gateway: &Gateway, args: &JsonArgs) -> anyhow::Result<()> {
     let servers = gateway.running_servers();
     if args.json {

@@ -1,4 +1,4 @@
-//! `narthex rerank`: documents by how well they answer a query, the best first.
+//! `narthex rerank`: documents in the order of their relevance to a query.
 
 use narthex_gateway::{
     Gateway,
@@ -9,21 +9,21 @@ use serde::Serialize;
 use crate::{args::RerankArgs, bars::Bars, interrupt, output};
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct RerankOutput<'a> {
     model: &'a str,
     query: &'a str,
-    results: Vec<Line<'a>>,
+    results: Vec<RankedDocument<'a>>,
     prompt_tokens: usize,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct RankedDocument<'a> {
     index: usize,
     score: f32,
     document: &'a str,
 }
 
-/// Sorts the given documents, or the lines of standard input.
+/// Ranks the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
     let documents = if args.documents.is_empty() { interrupt::lines()? } else { args.documents.clone() };
     gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
@@ -34,7 +34,7 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
         overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
     };
     let ranking = gateway.rerank(&args.model, &request, interrupt::cancel())?;
-    let lines = ranking.results.iter().map(|ranked| Line {
+    let lines = ranking.results.iter().map(|ranked| RankedDocument {
         index: ranked.index,
         score: ranked.score,
         document: request.documents.get(ranked.index).map(String::as_str).unwrap_or_default(),
@@ -42,7 +42,7 @@ pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
     if args.json {
         let (model, query) = (args.model.as_str(), args.query.as_str());
         let results = lines.collect();
-        return output::json(&Report { model, query, results, prompt_tokens: ranking.prompt_tokens });
+        return output::json(&RerankOutput { model, query, results, prompt_tokens: ranking.prompt_tokens });
     }
     lines.map(|line| format!("{:.4}\t{}", line.score, line.document)).try_for_each(output::line)
 }

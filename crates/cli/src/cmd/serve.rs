@@ -5,7 +5,7 @@ use narthex_server::ServeOptions;
 
 use crate::{args::ServeArgs, bars::Bars, interrupt, output};
 
-/// Serves until it is told to stop.
+/// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
     for model in &args.model {
         gateway.load(model, &Bars::new(), interrupt::cancel())?;
@@ -16,7 +16,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         output::note(format!("listening on http://{address} (OpenAI API under /v1)"));
         match gateway.register_server(&address.to_string()) {
             Ok(record) => announced = Some(record),
-            Err(error) => output::note(format!("warning: `narthex ps` will not see this server: {error}")),
+            Err(error) => output::note(format!("warning: `narthex ps` cannot list this server: {error}")),
         }
     });
     drop(announced);

@@ -1,5 +1,5 @@
-//! A comparison of devices as one HTML page, for people to keep or to send: no scripts, nothing from elsewhere, plots as
-//! inline SVG. Everything that comes from the machine or the model is escaped.
+//! A comparison of devices as one self-contained HTML page: no scripts, no external resources, plots as inline SVG.
+//! All text from the machine or the model is escaped.
 
 mod plot;
 
@@ -16,7 +16,7 @@ th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #d5dce
 overflow-wrap:anywhere}figure{margin:1.5rem 0}figcaption{font-weight:600}svg{width:100%;height:auto}\
 svg text{font:13px system-ui,sans-serif}svg text.name{text-anchor:end}rect{fill:#5b8db8}line{stroke:#1c2733}";
 
-/// The page.
+/// Returns the page.
 pub(crate) fn page(report: &Comparison) -> String {
     let title = format!("{} ({}) on {}", report.model, report.scheme, report.machine.cpu);
     let mut text = format!(
@@ -44,16 +44,16 @@ pub(crate) fn page(report: &Comparison) -> String {
         figures(report),
     ));
     text.push_str(&section(
-        "Where each node ran",
+        "Placement",
         &["device", "graph", "provider", "nodes", "parts", "weights", "share of the graph's work"],
         placements(report),
     ));
     text.push_str(&section("Machine", &["", ""], machine(report)));
-    text.push_str(&section("Devices", &["device", "state", "what to do"], devices(report)));
+    text.push_str(&section("Devices", &["device", "state", "fix"], devices(report)));
     text + "</body>\n</html>\n"
 }
 
-/// What is plotted: a title, and the figure.
+/// A plot: its title and its figure.
 type Plot = (&'static str, fn(&Figures) -> Option<Spread>);
 
 const PLOTS: &[Plot] = &[
@@ -63,7 +63,7 @@ const PLOTS: &[Plot] = &[
     ("Joules of one prompt and answer (less is better)", |figures| figures.energy_joules),
 ];
 
-/// How it was measured.
+/// Describes the measurement.
 fn method(report: &Comparison) -> String {
     let energy = match &report.energy_counter {
         Some(counter) => format!("Joules come from {counter}."),
@@ -78,7 +78,7 @@ fn method(report: &Comparison) -> String {
     format!("<p>{}</p>\n", escape(&text))
 }
 
-/// The contenders that ran.
+/// Returns the contenders that ran.
 fn ran(report: &Comparison) -> impl Iterator<Item = (String, &Figures)> {
     report.contenders.iter().filter_map(|Contender { place, outcome }| match outcome {
         Outcome::Ran(figures) => Some((place.to_string(), figures.as_ref())),
@@ -167,7 +167,7 @@ fn machine(report: &Comparison) -> Vec<Vec<String>> {
 fn devices(report: &Comparison) -> Vec<Vec<String>> {
     let row = |status: &narthex_gateway::devices::DeviceStatus| {
         let state = match &status.reason {
-            None => "can be used".to_owned(),
+            None => "usable".to_owned(),
             Some(reason) => reason.clone(),
         };
         vec![status.device.to_string(), state, status.fix.clone().unwrap_or_default()]
@@ -175,7 +175,7 @@ fn devices(report: &Comparison) -> Vec<Vec<String>> {
     report.devices.iter().map(row).collect()
 }
 
-/// A heading and a table; the last cell of a short row takes the columns that are left.
+/// Returns a heading and a table. The last cell of a short row spans the remaining columns.
 fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut text = format!("<h2>{}</h2>\n<table>\n", escape(title));
     // Writing to a string cannot fail.
@@ -195,12 +195,12 @@ fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> String {
     text + "</table>\n"
 }
 
-/// A median with its smallest and largest figure.
+/// Renders a median with minimum and maximum.
 fn ranged(spread: Spread) -> String {
     format!("{} ({}–{})", figure(spread.median), figure(spread.min), figure(spread.max))
 }
 
-/// A figure with three digits that count.
+/// Renders a figure with three significant digits.
 fn figure(x: f64) -> String {
     match x.abs() {
         size if size >= 99.95 => format!("{x:.0}"),
@@ -213,7 +213,7 @@ fn percent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }
 
-/// Text that is text wherever it stands in the page; what no page may hold is replaced.
+/// Escapes text for any place in the page; control characters are replaced.
 fn escape(text: impl Display) -> String {
     let mut escaped = String::new();
     for c in text.to_string().chars() {

@@ -5,21 +5,21 @@ use std::fmt::Write;
 use super::escape;
 
 const WIDTH: f64 = 720.0;
-/// Where bars begin, after their names.
+/// Left edge of bars, after their names.
 const LEFT: f64 = 230.0;
-/// What figures behind the bars need.
+/// Space for figures after the bars.
 const RIGHT: f64 = 110.0;
 const ROW: f64 = 30.0;
 const THICK: f64 = 18.0;
 
-/// One bar: its name, its median, its smallest and its largest figure.
+/// One bar: name, median, and range from minimum to maximum.
 pub(super) struct Bar {
     pub(super) name: String,
     pub(super) median: f64,
     pub(super) range: (f64, f64),
 }
 
-/// A plot of bars from 0 on; a line in each spans from the smallest to the largest figure.
+/// Returns a bar plot; a line in each bar spans minimum to maximum.
 pub(super) fn bars(title: &str, bars: &[Bar]) -> String {
     let most = bars.iter().map(|bar| bar.median.max(bar.range.1)).fold(f64::MIN_POSITIVE, f64::max);
     let x = |value: f64| LEFT + (value / most).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT);

@@ -1,4 +1,4 @@
-//! What a package holds.
+//! The contents of a package.
 
 use comfy_table::Cell;
 use narthex_gateway::{UnsharedWeights, models::ModelListing};
@@ -8,9 +8,9 @@ use narthex_spec::{
     manifest::{Manifest, Quality},
 };
 
-use super::{access, bytes, table};
+use super::{bytes, models::access, table};
 
-/// A package in words, with what its listing says besides.
+/// Renders a package and its catalogue entry.
 pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     let size = manifest.files.values().map(|file| file.bytes).sum();
     let shape = match &manifest.architecture {
@@ -39,7 +39,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         format!("compiled by  {}", manifest.provenance.compiler),
     ];
     let bound = manifest.bound.iter();
-    lines.extend(bound.map(|bound| format!("runs on      {} alone: {}", bound.device, bound.holds)));
+    lines.extend(bound.map(|bound| format!("runs on      {} only: {}", bound.device, bound.holds)));
     lines.extend(access(listing.access).map(|text| format!("access       {text}")));
     lines.extend(listing.notes.iter().map(|notes| format!("note         {notes}")));
     for (name, text) in &manifest.prompts.named {
@@ -54,7 +54,7 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
         lines.insert(5, format!("KV cache     {} per 1000 tokens", bytes(kv as u64 * 1000)));
     }
     if let Some(matformer) = &manifest.recipe.matformer {
-        lines.insert(2, format!("cut out as   {matformer}"));
+        lines.insert(2, format!("submodel     {matformer}"));
     }
     lines.extend(changes(manifest));
     if !manifest.contexts.is_empty() {
@@ -63,27 +63,27 @@ pub(crate) fn manifest(manifest: &Manifest, listing: &ModelListing) -> String {
     lines.join("\n")
 }
 
-/// What of a model was changed, a line for each, and what that costs.
+/// Renders each change to a model, and the loss.
 pub(crate) fn changes(manifest: &Manifest) -> Vec<String> {
     let (recipe, mut lines) = (&manifest.recipe, Vec::new());
     if let Some(dropped) = &recipe.drop_layers {
         let count = dropped.layers().len();
         let all =
             layers(&manifest.architecture).map(|left| format!(" of {}", left + count)).unwrap_or_default();
-        lines.push(format!("left out     {count}{all} layers: {dropped}"));
+        lines.push(format!("dropped      {count}{all} layers: {dropped}"));
     }
     if let (Some(kept), Structure::Decoder(arch)) = (&recipe.vocabulary, &manifest.architecture) {
-        lines.push(format!("gives        {} of {} tokens", kept.tokens, arch.vocab));
+        lines.push(format!("vocabulary   {} of {} tokens", kept.tokens, arch.vocab));
     }
     if let Some(found) = &manifest.loss {
-        lines.push(format!("loss         {}", quality(found, "beside the whole model")));
+        lines.push(format!("loss         {}", quality(found, "against the whole model")));
     }
     if !recipe.passes.is_empty() {
         let passes: Vec<&str> = recipe.passes.iter().map(|pass| pass.as_str()).collect();
         lines.push(format!("passes       {}", passes.join(", ")));
     }
     if let Some(found) = &manifest.quality {
-        lines.push(format!("quality      {}", quality(found, "beside the model without its passes")));
+        lines.push(format!("quality      {}", quality(found, "against the model without passes")));
     }
     lines
 }
@@ -96,31 +96,29 @@ fn layers(structure: &Structure) -> Option<usize> {
     }
 }
 
-/// How near a model's answers are to another's.
-fn quality(quality: &Quality, beside: &str) -> String {
+/// Renders the agreement of a model with a reference.
+fn quality(quality: &Quality, reference: &str) -> String {
     match quality {
         Quality::Decoder { positions, divergence, agreement, mass } => {
             let given = match mass {
-                Some(mass) => format!(
-                    "{:.3} % of its probability is on tokens that are given, over these ",
-                    mass * 100.0
-                ),
+                Some(mass) => {
+                    format!("{:.3} % of its probability is on kept tokens, over these ", mass * 100.0)
+                }
                 None => String::new(),
             };
             format!(
-                "{beside} the best token is the same {:.1} % of the time, {given}distributions differ by {divergence:.6} \
+                "{reference}: same best token at {:.1} % of positions, {given}distributions differ by {divergence:.6} \
                  nats ({positions} positions, on the CPU)",
                 agreement * 100.0
             )
         }
         Quality::Encoder { texts, cosine } => {
-            format!("{beside} the least cosine is {cosine:.6} ({texts} texts, on the CPU)")
+            format!("{reference}: lowest cosine {cosine:.6} ({texts} texts, on the CPU)")
         }
     }
 }
 
-/// What a package holds for NPUs: where each graph's nodes went, what the compiled files weigh, and what of that several
-/// chips cost.
+/// Renders the compiled contexts of a package: the placement of each graph's nodes and the size of the files.
 pub(crate) fn contexts(manifest: &Manifest) -> String {
     let mut table = table(&["TARGET", "GRAPH", "NODES", "COMPILER"]);
     for context in &manifest.contexts {
@@ -145,11 +143,11 @@ pub(crate) fn contexts(manifest: &Manifest) -> String {
     format!("{}\ncompiled files  {size}{unshared}", table.trim_fmt())
 }
 
-/// What a target of several chips costs, on a line of its own.
+/// Renders the extra size of a target with several chips.
 fn cost(UnsharedWeights { target, bytes: found, shared }: &UnsharedWeights) -> String {
     let (found, shared) = (bytes(*found), bytes(*shared));
     format!(
-        "\nunshared        {target}: {found} instead of about {shared}, since several chips' graphs cannot share weights"
+        "\nunshared        {target}: {found} instead of about {shared}, because graphs for several chips cannot share weights"
     )
 }
 
@@ -158,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_chips_say_what_they_cost() {
+    fn the_extra_size_of_several_chips_is_listed() {
         let target = "qnn:x-elite,8-elite".parse().unwrap();
         let line = cost(&UnsharedWeights { target, bytes: 46_000_000, shared: 12_300_000 });
         assert!(

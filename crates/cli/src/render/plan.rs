@@ -1,4 +1,4 @@
-//! What a model would be, as text for people.
+//! Estimates of a model.
 
 use comfy_table::Cell;
 use narthex_gateway::plan::{
@@ -7,7 +7,7 @@ use narthex_gateway::plan::{
 
 use super::{bytes, right, table};
 
-/// A plan.
+/// Renders an estimate.
 pub(crate) fn plan(report: &PlanReport) -> String {
     let outlook = &report.outlook;
     let mut text = format!("{}\n", report.subject);
@@ -18,7 +18,7 @@ pub(crate) fn plan(report: &PlanReport) -> String {
     let origin = &report.origin;
     origin.source.iter().for_each(|source| fact("source", source.clone()));
     origin.license.iter().for_each(|license| fact("licence", license.clone()));
-    origin.access.and_then(super::access).iter().for_each(|text| fact("access", (*text).to_owned()));
+    origin.access.and_then(super::models::access).iter().for_each(|text| fact("access", (*text).to_owned()));
     origin.download_bytes.iter().for_each(|size| fact("download", bytes(*size)));
     origin.notes.iter().for_each(|notes| fact("note", notes.clone()));
     for cache in &outlook.cache {
@@ -73,7 +73,7 @@ fn targets(schemes: &[SchemeOutlook]) -> String {
     let rows = schemes.iter().flat_map(|found| found.targets.iter().map(move |target| (found, target)));
     let mut rows: Vec<(&SchemeOutlook, &TargetOutlook)> =
         rows.filter(|(found, _)| found.fixed_bytes.is_some()).collect();
-    rows.sort_by_key(|(_, target)| schemes.first().map_or(0, |first| place(first, target)));
+    rows.sort_by_key(|(_, target)| schemes.first().map_or(0, |first| position(first, target)));
     for (found, target) in rows {
         table.add_row([
             Cell::new(&target.target),
@@ -88,15 +88,15 @@ fn targets(schemes: &[SchemeOutlook]) -> String {
     table.trim_fmt()
 }
 
-/// Where a target stands in the list.
-fn place(scheme: &SchemeOutlook, target: &TargetOutlook) -> usize {
+/// Returns the position of a target in the list.
+fn position(scheme: &SchemeOutlook, target: &TargetOutlook) -> usize {
     scheme.targets.iter().position(|known| known.target == target.target).unwrap_or(0)
 }
 
 fn machine(devices: &[DeviceFit]) -> String {
     let mut text = String::new();
     for device in devices {
-        let memory = device.memory.map_or_else(|| "its memory is not known".to_owned(), bytes);
+        let memory = device.memory.map_or_else(|| "unknown memory".to_owned(), bytes);
         text.push_str(&format!("  {} {} ({memory})\n", device.device, device.text));
         for fit in &device.schemes {
             text.push_str(&format!("    {:<4} {}\n", fit.scheme.as_str(), room(fit)));
@@ -105,14 +105,14 @@ fn machine(devices: &[DeviceFit]) -> String {
     text
 }
 
-/// That nothing has room, and what would.
+/// Renders the smallest configuration, for machines without room for any.
 fn least(room: &Room, devices: &[DeviceFit]) -> String {
     let known = devices.iter().all(|device| device.memory.is_some());
-    let here = if known { "Nothing here" } else { "Nothing here whose memory is known" };
+    let here = if known { "No device of this machine" } else { "No device of known memory" };
     let Room { scheme, memory, context } = room;
     let memory = bytes(*memory);
     format!(
-        "\n{here} has room for it. The least that has: {memory} in {scheme} on a CPU, for {context} tokens.\n"
+        "\n{here} has room for the model. It needs at least {memory} on a CPU, in {scheme} for {context} tokens.\n"
     )
 }
 
@@ -129,15 +129,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_said_of_memory_that_is_not_known() {
+    fn devices_of_unknown_memory_are_excluded() {
         let room = Room { scheme: narthex_spec::Scheme::W4, memory: 5_000_000_000, context: 512 };
         let device = |memory| DeviceFit { device: "gpu", text: String::new(), memory, schemes: Vec::new() };
         let of = |memories: &[Option<u64>]| {
             least(&room, &memories.iter().copied().map(device).collect::<Vec<_>>())
         };
-        let rest = "has room for it. The least that has: 5.0 GB in w4 on a CPU, for 512 tokens.\n";
-        assert_eq!(of(&[Some(1)]), format!("\nNothing here {rest}"));
-        assert_eq!(of(&[Some(1), None]), format!("\nNothing here whose memory is known {rest}"));
+        let rest = "has room for the model. It needs at least 5.0 GB on a CPU, in w4 for 512 tokens.\n";
+        assert_eq!(of(&[Some(1)]), format!("\nNo device of this machine {rest}"));
+        assert_eq!(of(&[Some(1), None]), format!("\nNo device of known memory {rest}"));
     }
 
     #[test]

@@ -1,0 +1,170 @@
+//! Benchmarks and comparisons of devices.
+
+use comfy_table::Cell;
+use narthex_gateway::bench::{BenchReport, Comparison, Contender, Figures, Outcome, Spread};
+
+use super::{bytes, right, table};
+
+/// Renders a benchmark.
+pub(crate) fn bench(report: &BenchReport) -> String {
+    let mut table = table(&["", "MEDIAN", "MIN", "MAX"]);
+    let mut row = |name: String, spread: Spread, digits: usize| {
+        let figure = |x: f64| right(format!("{x:.digits$}"));
+        table.add_row([Cell::new(name), figure(spread.median), figure(spread.min), figure(spread.max)]);
+    };
+    row(format!("prefill tokens/s ({})", report.prompt_tokens), report.prefill_tokens_per_second, 1);
+    row(format!("decode tokens/s ({})", report.generate_tokens), report.decode_tokens_per_second, 1);
+    row("first token ms".to_owned(), report.first_token_ms, 1);
+    if let Some(gateway) = &report.gateway {
+        row("gateway ms/request".to_owned(), gateway.request_ms, 2);
+        let per_token = gateway.token_ratio;
+        let percent = |ratio: f64| (ratio - 1.0) * 1e2;
+        let spread = Spread {
+            min: percent(per_token.min),
+            median: percent(per_token.median),
+            max: percent(per_token.max),
+        };
+        row("gateway % per token".to_owned(), spread, 1);
+    }
+    let machine = &report.machine;
+    let memory = report.peak_rss_bytes.map_or_else(|| "unknown".to_owned(), bytes);
+    format!(
+        "{} ({}) on {}, {} threads of {}\n{}\nload {:.0} ms · peak memory {memory} · {} rounds · narthex {} · ONNX Runtime {}",
+        report.model,
+        report.scheme,
+        report.device,
+        machine.threads,
+        machine.cpu,
+        table.trim_fmt(),
+        report.load_ms,
+        report.rounds,
+        machine.narthex,
+        machine.onnxruntime,
+    )
+}
+
+/// Renders a comparison: medians in a table, then the devices that could not run, with reasons.
+pub(crate) fn comparison(report: &Comparison) -> String {
+    let mut table = table(&[
+        "DEVICE",
+        "FIRST TOKEN MS",
+        "PREFILL T/S",
+        "× CPU",
+        "DECODE T/S",
+        "× CPU",
+        "LOAD MS",
+        "MEMORY",
+        "JOULES",
+    ]);
+    let mut refused = String::new();
+    for Contender { place, outcome } in &report.contenders {
+        match outcome {
+            Outcome::Ran(figures) => {
+                table.add_row([Cell::new(place)].into_iter().chain(figure_cells(figures)));
+            }
+            Outcome::Refused { reason, fix } => {
+                let fix = fix.as_deref().map(|fix| format!(" ({fix})")).unwrap_or_default();
+                refused.push_str(&format!("{place} was not measured: {reason}{fix}\n"));
+            }
+        }
+    }
+    let energy = match &report.energy_counter {
+        Some(counter) => format!("joules are of one prompt and answer, by {counter}"),
+        None => "no energy counter can be read on this machine".to_owned(),
+    };
+    let machine = &report.machine;
+    format!(
+        "{} ({}), {} threads of {}\n{}\n{refused}prompts of {} tokens, answers of {} · medians of {} rounds · {energy} · narthex {} · ONNX \
+         Runtime {}",
+        report.model,
+        report.scheme,
+        machine.threads,
+        machine.cpu,
+        table.trim_fmt(),
+        report.prompt_tokens,
+        report.generate_tokens,
+        report.rounds,
+        machine.narthex,
+        machine.onnxruntime,
+    )
+}
+
+/// Cells after the name of a device.
+fn figure_cells(figures: &Figures) -> [Cell; 8] {
+    let figure = |x: f64, digits: usize| format!("{x:.digits$}");
+    let ratio = |spread: Option<Spread>| spread.map_or_else(|| "-".to_owned(), |r| figure(r.median, 2));
+    [
+        figure(figures.first_token_ms.median, 1),
+        figure(figures.prefill_tokens_per_second.median, 1),
+        ratio(figures.to_cpu.map(|ratios| ratios.prefill)),
+        figure(figures.decode_tokens_per_second.median, 1),
+        ratio(figures.to_cpu.map(|ratios| ratios.decode)),
+        figure(figures.load_ms, 0),
+        figures.memory_bytes.map_or_else(|| "?".to_owned(), bytes),
+        figures.energy_joules.map_or_else(|| "-".to_owned(), |joules| figure(joules.median, 1)),
+    ]
+    .map(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::bench::Overhead;
+    use narthex_spec::Scheme;
+
+    use super::*;
+    use crate::page::tests::{comparison as made_up, machine};
+
+    fn has(text: &str, words: &str) -> bool {
+        text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == words)
+    }
+
+    #[test]
+    fn a_benchmark_shows_what_the_gateway_adds() {
+        let spread = |min, median, max| Spread { min, median, max };
+        let gateway = Overhead {
+            prompt_tokens: 292,
+            engine_token_ms: spread(9.0, 10.0, 11.0),
+            gateway_token_ms: spread(9.0, 10.2, 11.5),
+            token_ratio: spread(0.99, 1.02, 1.045),
+            request_ms: spread(0.31, 0.42, 0.58),
+        };
+        let mut report = BenchReport {
+            model: "tiny".to_owned(),
+            scheme: Scheme::W8,
+            device: "cpu".to_owned(),
+            machine: machine(),
+            prompt_tokens: 256,
+            generate_tokens: 64,
+            rounds: 5,
+            prefill_tokens_per_second: spread(390.0, 400.0, 410.0),
+            decode_tokens_per_second: spread(97.0, 99.5, 101.0),
+            first_token_ms: spread(620.0, 640.0, 660.0),
+            gateway: Some(gateway),
+            load_ms: 812.4,
+            peak_rss_bytes: None,
+        };
+        let text = bench(&report);
+        let check = |words: &str| assert!(has(&text, words), "{words}\n{text}");
+        check("tiny (w8) on cpu, 2 threads of Some CPU");
+        check("prefill tokens/s (256) 400.0 390.0 410.0");
+        check("gateway ms/request 0.42 0.31 0.58");
+        check("gateway % per token 2.0 -1.0 4.5");
+        check("load 812 ms · peak memory unknown · 5 rounds · narthex 0.1.0 · ONNX Runtime 1.31.1");
+        report.gateway = None;
+        assert!(!bench(&report).contains("gateway"));
+    }
+
+    #[test]
+    fn a_comparison_has_a_row_for_each_that_ran_and_a_reason_for_each_that_did_not() {
+        let text = comparison(&made_up());
+        let check = |words: &str| assert!(has(&text, words), "{words}\n{text}");
+        check("cpu 640.0 400.0 1.00 100.0 1.00 812 310 MB 12.0");
+        check("prefill=qnn,decode=cpu 160.0 1600.0 4.00 95.0 0.95 2400 ? -");
+        check(
+            "openvino was not measured: the <openvino> runtime is not installed (narthex runtime install openvino)",
+        );
+        assert!(text.contains("medians of 5 rounds") && text.contains("(RAPL)"), "{text}");
+        let without = Comparison { energy_counter: None, ..made_up() };
+        assert!(comparison(&without).contains("no energy counter"));
+    }
+}

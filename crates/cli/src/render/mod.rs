@@ -1,0 +1,73 @@
+//! Values as text for people.
+
+mod bench;
+mod models;
+mod package;
+mod plan;
+mod runtimes;
+mod status;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+
+pub(crate) use self::{
+    bench::{bench, comparison},
+    models::{catalogue, installed, rank},
+    package::{changes, contexts, manifest},
+    plan::plan,
+    runtimes::{doctor, runtime_installed, runtimes},
+    status::{answer_line, servers},
+};
+
+/// Renders bytes in decimal units: `98.4 MB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ if value < 9.95 => format!("{value:.1} {}", UNITS[unit]),
+        _ => format!("{value:.0} {}", UNITS[unit]),
+    }
+}
+
+/// Renders a number of parameters: `135 M`.
+fn count(count: u64) -> String {
+    match count as f64 {
+        n if n >= 999.5e6 => format!("{:.1} B", n / 1e9),
+        n if n >= 999.5e3 => format!("{:.0} M", n / 1e6),
+        n => format!("{:.0} k", n / 1e3),
+    }
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header.iter().map(Cell::new));
+    table
+}
+
+fn right(text: impl ToString) -> Cell {
+    Cell::new(text.to_string()).set_alignment(CellAlignment::Right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let check = |value, expected: &str| assert_eq!(bytes(value), expected);
+        check(0, "0 B");
+        check(999, "999 B");
+        check(1_000, "1.0 kB");
+        check(98_362_432, "98 MB");
+        check(9_960_000_000, "10 GB");
+        assert_eq!(
+            (count(134_515_008), count(1_100_000_000), count(22_000)),
+            ("135 M".into(), "1.1 B".into(), "22 k".into())
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Loaded models: where they run, and the line after an answer.
+
+use comfy_table::Cell;
+use narthex_gateway::{
+    PlacementReport, RunningServer,
+    models::{ModelState, ModelStatus},
+    request::Summary,
+};
+
+use super::{right, table};
+
+/// Renders the line after an answer: device and speed.
+pub(crate) fn answer_line(status: &ModelStatus, summary: &Summary) -> String {
+    let (placement, tokens) = (status.placement.as_ref(), summary.completion_tokens);
+    let on = placement.map_or_else(|| "no device".to_owned(), device_nodes);
+    let stand_in = placement.and_then(PlacementReport::stand_in);
+    let speed = match (summary.times, stand_in) {
+        (Some(times), None) => {
+            let first_token = times.first_token.as_secs_f64() * 1e3;
+            format!("first token {first_token:.0} ms · {:.1} tokens/s", times.decode_rate(tokens))
+        }
+        (_, Some(stand_in)) => format!("{}: no time is reported", stand_in.describe()),
+        (None, None) => "no time is reported".to_owned(),
+    };
+    format!("{} ({}) on {on} · {speed} · {tokens} tokens", status.name, status.scheme)
+}
+
+/// Renders the device and its nodes: `cpu, all 304 nodes`, or `qnn, 2940 of 2942 nodes`.
+fn device_nodes(report: &PlacementReport) -> String {
+    let count = |own: bool| -> usize {
+        let is_own = |ep| report.place().devices().iter().any(|device| device.ep() == ep);
+        let lines = report.lines.iter().filter(|line| !own || is_own(line.ep));
+        lines.map(|line| line.nodes).sum()
+    };
+    match (count(true), count(false)) {
+        (own, all) if own == all => format!("{}, all {all} nodes", report.name()),
+        (own, all) => format!("{}, {own} of {all} nodes", report.name()),
+    }
+}
+
+/// Lines about a model that fit no column: why it is not loaded, why it runs where it does, notes, and devices that were
+/// passed over.
+fn remarks(model: &ModelStatus) -> Vec<String> {
+    if let ModelState::Failed { reason, hint } = &model.state {
+        // The reason includes the devices.
+        let hint = hint.as_ref().map(|hint| format!("hint: {hint}"));
+        return std::iter::once(format!("failed: {reason}")).chain(hint).collect();
+    }
+    let report = model.placement.as_ref();
+    let why = report.and_then(|report| report.why.clone());
+    let fallback = report.filter(|report| !report.fallback.is_empty());
+    let fallback = fallback.map(|report| format!("on other devices: {}", report.fallback));
+    let announced = model.passed_over.iter().filter(|passed| passed.announced);
+    let reasons = announced.map(|passed| format!("not {}: {}", passed.device, passed.reason));
+    let notes = report.into_iter().flat_map(|report| report.notes.iter().cloned());
+    why.into_iter().chain(fallback).chain(notes).chain(reasons).collect()
+}
+
+/// Renders running servers, followed by remarks on their models.
+pub(crate) fn servers(servers: &[RunningServer]) -> String {
+    let mut table = table(&["ADDRESS", "PID", "MODEL", "SCHEME", "STATE", "DEVICE"]);
+    let mut below = String::new();
+    for server in servers {
+        let first = [Cell::new(&server.address), right(server.pid)];
+        if server.models.is_empty() {
+            table.add_row(first.into_iter().chain([Cell::new("none loaded")]));
+            continue;
+        }
+        for model in &server.models {
+            let state = match &model.state {
+                ModelState::Loading => "loading",
+                ModelState::Ready => "ready",
+                ModelState::Failed { .. } => "failed",
+            };
+            let device = model.placement.as_ref().map_or_else(|| "-".to_owned(), PlacementReport::name);
+            let cells = [model.name.to_string(), model.scheme.to_string(), state.to_owned(), device];
+            table.add_row(first.clone().into_iter().chain(cells.map(Cell::new)));
+            for line in remarks(model) {
+                below.push_str(&format!("\n{} ({}) {line}", model.name, model.scheme));
+            }
+        }
+    }
+    table.trim_fmt() + &below
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use narthex_gateway::{
+        FallbackNodes,
+        bench::Outcome,
+        models::{ModelKind, PassedOver},
+        request::Times,
+    };
+    use narthex_spec::{DeviceName, OpenVinoDevice, Scheme};
+
+    use super::*;
+    use crate::page::tests::comparison as made_up;
+
+    /// A model that runs on `prefill=qnn,decode=cpu`.
+    fn running() -> (ModelStatus, PlacementReport) {
+        let Outcome::Ran(figures) = made_up().contenders.remove(1).outcome else { panic!("it ran") };
+        let status = ModelStatus {
+            name: "tiny".parse().unwrap(),
+            kind: Some(ModelKind::Chat),
+            scheme: Scheme::W8,
+            state: ModelState::Ready,
+            placement: Some(figures.placement.clone()),
+            passed_over: Vec::new(),
+            engine: None,
+            max_length: None,
+        };
+        (status, figures.placement)
+    }
+
+    #[test]
+    fn an_answer_ends_with_its_speed_but_never_with_a_stand_in_s() {
+        let (mut status, report) = running();
+        let times = Times { first_token: Duration::from_millis(250), total: Duration::from_millis(1250) };
+        let (prompt_tokens, cached_tokens, completion_tokens) = (7, 0, 11);
+        let timed = Summary { prompt_tokens, cached_tokens, completion_tokens, times: Some(times) };
+        let mut check = |decode, summary: Summary, expected: &str| {
+            status.placement = Some(PlacementReport { decode: Some(decode), ..report.clone() });
+            let line = answer_line(&status, &summary);
+            assert!(line.ends_with(expected), "{line}");
+            assert_eq!(line.contains("tokens/s"), expected.contains("tokens/s"), "{line}");
+        };
+        check(DeviceName::Cpu, timed, " · first token 250 ms · 10.0 tokens/s · 11 tokens");
+        let untimed = Summary { times: None, ..timed };
+        check(DeviceName::QnnEmulation, untimed, " · HTP emulation: no time is reported · 11 tokens");
+        let openvino = DeviceName::OpenVino(OpenVinoDevice::Cpu);
+        check(openvino, untimed, " · OpenVINO's CPU device: no time is reported · 11 tokens");
+    }
+
+    #[test]
+    fn the_device_and_remarks_of_a_running_model_are_listed() {
+        let (mut status, placement) = running();
+        let lines = |model: &ModelStatus| {
+            let (pid, address, started) = (7, "127.0.0.1:8000".to_owned(), std::time::SystemTime::UNIX_EPOCH);
+            let text = servers(&[RunningServer { pid, address, started, models: vec![model.clone()] }]);
+            let squeezed = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            squeezed.skip(1).collect::<Vec<_>>()
+        };
+        let row = |rest: &str| format!("127.0.0.1:8000 7 tiny w8 {rest}");
+        let note = "tiny (w8) the kept contexts were refused & made anew".to_owned();
+        assert_eq!(lines(&status), [row("ready prefill=qnn,decode=cpu"), note.clone()]);
+        let why = Some("measured on this machine, 5 ms".to_owned());
+        status.placement = Some(PlacementReport { why, ..placement.clone() });
+        status.passed_over = vec![PassedOver {
+            device: DeviceName::WebGpu,
+            reason: "it is in quarantine".to_owned(),
+            fix: None,
+            announced: true,
+            fallback: FallbackNodes::default(),
+        }];
+        let expected = [
+            row("ready prefill=qnn,decode=cpu"),
+            "tiny (w8) measured on this machine, 5 ms".to_owned(),
+            note,
+            "tiny (w8) not webgpu: it is in quarantine".to_owned(),
+        ];
+        assert_eq!(lines(&status), expected);
+        let (reason, hint) = ("tiny runs on no device".to_owned(), Some("narthex doctor".to_owned()));
+        status = ModelStatus { state: ModelState::Failed { reason, hint }, placement: None, ..status };
+        let expected = [
+            row("failed -"),
+            "tiny (w8) failed: tiny runs on no device".to_owned(),
+            "tiny (w8) hint: narthex doctor".to_owned(),
+        ];
+        assert_eq!(lines(&status), expected);
+    }
+}
