@@ -1,17 +1,20 @@
-//! A first look at an ONNX file's bytes, so that a small file cannot make the decoder fill the memory.
+//! Limits on an ONNX file, checked before it is decoded.
 //!
-//! Decoded messages are up to a hundred times as large as their bytes. This walks the wire format without keeping
-//! anything and counts what costs memory; constants, which are most of a real file, are skipped whole.
+//! Decoded messages take up to a hundred times as much memory as their bytes, and `prost` has no limit on how many it
+//! decodes. This module walks the wire format without keeping anything and counts what costs memory. Constants, which
+//! make up most of a real file, are skipped whole.
+
+use prost::encoding::{WireType, decode_key, decode_varint};
 
 use super::error::DecodeError;
 
-/// The most messages and texts that a file may hold: far above any model, and at most about a gigabyte once decoded.
+/// Maximum number of messages and strings in a file: far above any model, and about a gigabyte once decoded.
 const ENTRIES: u64 = 4_000_000;
 
-/// The most bytes of numbers that the wire packs and the decoder unpacks.
+/// Maximum number of bytes of packed numbers, which the decoder unpacks.
 const PACKED: u64 = 64 << 20;
 
-/// What the walk knows of the field numbers of a message.
+/// A message whose field numbers the walk knows.
 #[derive(Clone, Copy)]
 enum Message {
     Model,
@@ -23,7 +26,7 @@ enum Message {
     Small,
 }
 
-/// What a length-delimited field is.
+/// Content of a length-delimited field.
 enum Field {
     /// A message to walk into.
     Message(Message),
@@ -33,7 +36,7 @@ enum Field {
     Plain,
 }
 
-fn field(message: Message, number: u64) -> Field {
+fn field(message: Message, number: u32) -> Field {
     match (message, number) {
         (Message::Model, 7) | (Message::Attribute, 6) => Field::Message(Message::Graph),
         (Message::Graph, 1) => Field::Message(Message::Node),
@@ -48,7 +51,7 @@ fn field(message: Message, number: u64) -> Field {
     }
 }
 
-/// Refuses a file with too many entries. Bytes that are no protobuf pass: the decoder names what is wrong with them.
+/// Refuses a file with too many entries. Bytes that are not protobuf pass, since the decoder reports them better.
 pub(super) fn check(bytes: &[u8]) -> Result<(), DecodeError> {
     let mut walk = Walk { entries: 0, packed: 0 };
     // Messages still to be walked; the walk itself is not recursive, so nesting costs no stack.
@@ -71,30 +74,30 @@ impl Walk {
         mut bytes: &'a [u8],
         pending: &mut Vec<(Message, &'a [u8])>,
     ) -> Result<(), DecodeError> {
-        while let Some(key) = varint(&mut bytes) {
-            let length = match key & 7 {
-                0 => {
+        while let Ok((number, wire_type)) = decode_key(&mut bytes) {
+            let length = match wire_type {
+                WireType::Varint => {
                     let before = bytes.len();
-                    if varint(&mut bytes).is_none() {
+                    if decode_varint(&mut bytes).is_err() {
                         return Ok(());
                     }
                     self.packed += (before - bytes.len()) as u64;
                     continue;
                 }
-                1 => 8,
-                2 => varint(&mut bytes).unwrap_or(u64::MAX),
-                5 => 4,
-                _ => return Ok(()),
+                WireType::SixtyFourBit => 8,
+                WireType::LengthDelimited => decode_varint(&mut bytes).unwrap_or(u64::MAX),
+                WireType::ThirtyTwoBit => 4,
+                WireType::StartGroup | WireType::EndGroup => return Ok(()),
             };
             let Some((inside, rest)) = usize::try_from(length).ok().and_then(|at| bytes.split_at_checked(at))
             else {
                 return Ok(());
             };
             bytes = rest;
-            if key & 7 != 2 {
+            if wire_type != WireType::LengthDelimited {
                 continue;
             }
-            match field(message, key >> 3) {
+            match field(message, number) {
                 Field::Message(Message::Small) if !looks_nested(message, inside) => {}
                 Field::Message(kind) => pending.push((kind, inside)),
                 Field::Packed => self.packed += length,
@@ -117,21 +120,10 @@ impl Walk {
     }
 }
 
-/// Texts and messages look alike on the wire; inside small messages only what can hold a dimension is worth a walk.
+/// Returns whether a field is worth a walk: strings and messages look alike on the wire, and inside a small message only
+/// a longer field can hold a dimension.
 fn looks_nested(parent: Message, inside: &[u8]) -> bool {
     !matches!(parent, Message::Small) || inside.len() > 1
-}
-
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for (index, &byte) in bytes.iter().take(10).enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * index);
-        if byte & 0x80 == 0 {
-            *bytes = bytes.get(index + 1..)?;
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ mod pre;
 mod reach;
 mod sentencepiece;
 mod special;
-mod wire;
 
 use std::{borrow::Cow, sync::Arc};
 

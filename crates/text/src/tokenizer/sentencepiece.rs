@@ -4,12 +4,15 @@
 //! are that file's. What it computes is in `gguf`, which reads the same pieces out of another file.
 
 use base64::{Engine, prelude::BASE64_STANDARD as BASE64};
+use prost::{
+    Message,
+    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
+};
 use serde_json::{Value, json};
 
 use super::{
     GgufVocab, TokenizerError,
     gguf::{self, Fallback},
-    wire::{Field, Fields},
 };
 
 /// The most pieces that are read; real models have less than 300 thousand.
@@ -109,26 +112,71 @@ fn add(json: &mut Value, additions: &[Addition]) {
     }
 }
 
-fn read(bytes: &[u8]) -> Result<Model, TokenizerError> {
+/// `SentencePiece` of `ModelProto`.
+#[derive(Clone, PartialEq, Message)]
+struct PieceProto {
+    #[prost(string, tag = "1")]
+    piece: String,
+    #[prost(float, tag = "2")]
+    score: f32,
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+}
+
+/// The fields of `TrainerSpec` that change how text is cut.
+#[derive(Clone, PartialEq, Message)]
+struct TrainerSpec {
+    #[prost(int32, optional, tag = "3")]
+    model_type: Option<i32>,
+    #[prost(bool, tag = "24")]
+    treat_whitespace_as_suffix: bool,
+    #[prost(bool, optional, tag = "35")]
+    byte_fallback: Option<bool>,
+}
+
+/// The fields of `NormalizerSpec` that change text.
+#[derive(Clone, PartialEq, Message)]
+struct NormalizerSpec {
+    #[prost(bytes = "vec", optional, tag = "2")]
+    precompiled_charsmap: Option<Vec<u8>>,
+    #[prost(bool, optional, tag = "3")]
+    add_dummy_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    remove_extra_whitespaces: Option<bool>,
+    #[prost(bool, optional, tag = "5")]
+    escape_whitespaces: Option<bool>,
+}
+
+/// Reads a model field by field: `prost` decodes a list of pieces whole, however many a hostile file has.
+fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
     let vocab = GgufVocab { model: "llama".to_owned(), ..GgufVocab::default() };
     let (mut tokens, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());
     let mut model =
         Model { vocab, algorithm: Algorithm::Unigram, byte_fallback: false, charsmap: Vec::new() };
     model.vocab.add_space_prefix = Some(true);
     model.vocab.remove_extra_whitespaces = Some(true);
-    for field in Fields::of(bytes) {
-        match field? {
-            (1, Field::Bytes(piece)) => {
+    while !bytes.is_empty() {
+        let (field, wire_type) = decode_key(&mut bytes).map_err(malformed)?;
+        if wire_type != WireType::LengthDelimited {
+            skip_field(wire_type, field, &mut bytes, DecodeContext::default()).map_err(malformed)?;
+            continue;
+        }
+        let length = usize::try_from(decode_varint(&mut bytes).map_err(malformed)?).unwrap_or(usize::MAX);
+        let split = bytes.split_at_checked(length);
+        let (message, rest) = split.ok_or_else(|| malformed("a field longer than the file"))?;
+        bytes = rest;
+        match field {
+            1 => {
                 if tokens.len() == MAX_PIECES {
                     return Err(bad(format!("at most {MAX_PIECES} pieces"), "more"));
                 }
-                let (token, score, kind) = read_piece(piece)?;
+                let (token, score, kind) = read_piece(message)?;
                 tokens.push(token);
                 scores.push(score);
                 types.push(kind);
             }
-            (2, Field::Bytes(spec)) => read_trainer(spec, &mut model)?,
-            (3, Field::Bytes(spec)) => read_normalizer(spec, &mut model)?,
+            2 => read_trainer(message, &mut model)?,
+            3 => read_normalizer(message, &mut model)?,
             _ => {}
         }
     }
@@ -142,61 +190,54 @@ fn read(bytes: &[u8]) -> Result<Model, TokenizerError> {
     Ok(model)
 }
 
-/// `SentencePiece.Type.UNKNOWN`, `USER_DEFINED` and `BYTE`, the last one.
+fn malformed(found: impl ToString) -> TokenizerError {
+    bad("fields of a protobuf message", found)
+}
+
+/// `SentencePiece.Type.UNKNOWN`.
 const UNKNOWN: i32 = 2;
+/// `SentencePiece.Type.USER_DEFINED`.
 const USER_DEFINED: i32 = 4;
+/// `SentencePiece.Type.BYTE`, the last type.
 const BYTE: i32 = 6;
 
-/// A piece's text, score and type. User-defined pieces are looked for in the text as it came, so their spaces are spaces.
+/// Returns a piece's text, score and type. User-defined pieces are matched before normalisation, so their spaces are
+/// spaces.
 fn read_piece(bytes: &[u8]) -> Result<(String, f32, i32), TokenizerError> {
-    let (mut text, mut score, mut kind) = ("", 0.0, 1);
-    for field in Fields::of(bytes) {
-        match field? {
-            (1, Field::Bytes(bytes)) => {
-                text = std::str::from_utf8(bytes).map_err(|error| bad("pieces in UTF-8", error))?;
-            }
-            (2, Field::Fixed32(bits)) => score = f32::from_bits(bits),
-            (3, Field::Varint(number)) => {
-                kind =
-                    i32::try_from(number).ok().filter(|kind| (1..=BYTE).contains(kind)).unwrap_or_default();
-            }
-            _ => {}
-        }
-    }
-    if text.is_empty() || !score.is_finite() || kind == 0 {
-        let found = format!("{text:?} of score {score} and type {kind}");
+    let PieceProto { piece, score, kind } = PieceProto::decode(bytes).map_err(malformed)?;
+    let kind = kind.unwrap_or(1);
+    if piece.is_empty() || !score.is_finite() || !(1..=BYTE).contains(&kind) {
+        let found = format!("{piece:?} of score {score} and type {kind}");
         return Err(bad("pieces of some letters, a finite score and a type from 1 to 6", found));
     }
-    let text = if kind == USER_DEFINED { text.replace('▁', " ") } else { text.to_owned() };
+    let text = if kind == USER_DEFINED { piece.replace('▁', " ") } else { piece };
     Ok((text, score, kind))
 }
 
 fn read_trainer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError> {
-    for field in Fields::of(bytes) {
-        match field? {
-            (3, Field::Varint(1)) => model.algorithm = Algorithm::Unigram,
-            (3, Field::Varint(2)) => model.algorithm = Algorithm::Bpe,
-            (3, Field::Varint(other)) => return Err(bad("a model_type of 1 (UNIGRAM) or 2 (BPE)", other)),
-            (24, Field::Varint(suffix)) if suffix != 0 => {
-                return Err(bad("spaces before words", "treat_whitespace_as_suffix"));
-            }
-            (35, Field::Varint(fallback)) => model.byte_fallback = fallback != 0,
-            _ => {}
-        }
+    let spec = TrainerSpec::decode(bytes).map_err(malformed)?;
+    match spec.model_type {
+        Some(1) => model.algorithm = Algorithm::Unigram,
+        Some(2) => model.algorithm = Algorithm::Bpe,
+        Some(other) => return Err(bad("a model_type of 1 (UNIGRAM) or 2 (BPE)", other)),
+        None => {}
     }
+    if spec.treat_whitespace_as_suffix {
+        return Err(bad("spaces before words", "treat_whitespace_as_suffix"));
+    }
+    model.byte_fallback = spec.byte_fallback.unwrap_or(model.byte_fallback);
     Ok(())
 }
 
 fn read_normalizer(bytes: &[u8], model: &mut Model) -> Result<(), TokenizerError> {
-    for field in Fields::of(bytes) {
-        match field? {
-            (2, Field::Bytes(charsmap)) => model.charsmap = charsmap.to_vec(),
-            (3, Field::Varint(prefix)) => model.vocab.add_space_prefix = Some(prefix != 0),
-            (4, Field::Varint(remove)) => model.vocab.remove_extra_whitespaces = Some(remove != 0),
-            (5, Field::Varint(0)) => return Err(bad("spaces written as ▁", "escape_whitespaces of false")),
-            _ => {}
-        }
+    let spec = NormalizerSpec::decode(bytes).map_err(malformed)?;
+    if spec.escape_whitespaces == Some(false) {
+        return Err(bad("spaces written as ▁", "escape_whitespaces of false"));
     }
+    model.charsmap = spec.precompiled_charsmap.unwrap_or(std::mem::take(&mut model.charsmap));
+    model.vocab.add_space_prefix = spec.add_dummy_prefix.or(model.vocab.add_space_prefix);
+    model.vocab.remove_extra_whitespaces =
+        spec.remove_extra_whitespaces.or(model.vocab.remove_extra_whitespaces);
     Ok(())
 }
 
