@@ -1,4 +1,4 @@
-//! Why the catalogue, the store or a download refused or failed, and what to do next.
+//! Errors of the catalogue, the store and downloads, each with a next step.
 //!
 //! Messages say what was expected and what was found; [`Error::hint`] gives the next step.
 
@@ -17,22 +17,22 @@ pub enum Error {
     /// A file or folder could not be read or written.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// The verb phrase that follows "cannot".
+        /// Verb that follows "cannot".
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// Neither `NARTHEX_HOME` nor the platform says where data belongs.
+    /// Neither `NARTHEX_HOME` nor the platform gives a folder for data.
     #[error("no folder for Narthex's data: NARTHEX_HOME is not set and this account has no home folder")]
     NoDataFolder,
-    /// A built-in catalogue file is wrong; a defect of this build.
+    /// A built-in catalogue file is malformed, which is a defect of this build.
     #[error("catalogue file {file} is wrong: {reason}")]
     BadEntry {
         /// The file under `entries/`.
         file: &'static str,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// A string is not a model's name.
@@ -43,15 +43,15 @@ pub enum Error {
         "{found:?} is not a hub reference: expected hf:owner/repo, hf:owner/repo/file.gguf or hf:owner/repo@revision"
     )]
     BadHubReference {
-        /// What was given.
+        /// The reference.
         found: String,
     },
     /// The catalogue has no such model.
     #[error("no model is called \"{name}\"{}", or_list(near))]
     UnknownModel {
-        /// What was asked for.
+        /// The requested name.
         name: ModelName,
-        /// Names like it, the nearest first.
+        /// Similar names, the nearest first.
         near: Vec<ModelName>,
     },
     /// A local path does not exist.
@@ -65,10 +65,10 @@ pub enum Error {
     NotACheckpoint {
         /// The path.
         path: PathBuf,
-        /// What lies there.
+        /// Kind of file or folder at the path.
         found: &'static str,
     },
-    /// A local wheel is none that the catalogue pins.
+    /// The catalogue does not pin this local wheel.
     #[error("{} is a wheel that the catalogue does not know (SHA-256 {found})", path.display())]
     UnknownWheel {
         /// The file.
@@ -79,11 +79,11 @@ pub enum Error {
     /// No Python with pip was found.
     #[error("{package} {version} comes through pip, but none of these has it: {}", tried.join(", "))]
     NoPip {
-        /// The package that was wanted.
+        /// The required package.
         package: String,
         /// Its version.
         version: String,
-        /// The commands that were tried.
+        /// Commands that were tried.
         tried: Vec<String>,
     },
     /// pip failed.
@@ -93,9 +93,9 @@ pub enum Error {
         package: String,
         /// Its version.
         version: String,
-        /// How the process ended.
+        /// Exit status of the process.
         status: String,
-        /// The end of what it printed to stderr.
+        /// Last lines of its stderr.
         stderr: String,
     },
     /// pip reported success but left no wheel.
@@ -108,10 +108,10 @@ pub enum Error {
         /// Number of wheels found.
         found: usize,
     },
-    /// A file is not the pinned one; it was deleted where this crate had fetched it.
+    /// A file is not the pinned one. A downloaded file was deleted.
     #[error("{what} has SHA-256 {found}, but {expected} is pinned; it was refused")]
     WrongHash {
-        /// What was checked: `wheel onnxruntime 1.31.1`.
+        /// Checked item: `wheel onnxruntime 1.31.1`.
         what: String,
         /// The pinned digest.
         expected: Sha256,
@@ -123,20 +123,20 @@ pub enum Error {
     BadArchive {
         /// The archive.
         path: PathBuf,
-        /// The reader's reason.
+        /// The reader's error.
         source: zip::result::ZipError,
     },
-    /// An archive holds a member that would be written outside its folder, or too much data.
+    /// An archive has a member that would be written outside its folder, or too much data.
     #[error("{} is refused: member {member:?} {reason}", path.display())]
     HostileArchive {
         /// The archive.
         path: PathBuf,
         /// The member's name.
         member: String,
-        /// What is wrong with it.
+        /// Reason.
         reason: &'static str,
     },
-    /// An archive lacks what was expected in it.
+    /// An archive lacks an expected member.
     #[error("{} does not contain {member}", path.display())]
     MissingMember {
         /// The archive.
@@ -157,10 +157,10 @@ pub enum Error {
     NoPackage {
         /// The model.
         name: ModelName,
-        /// The scheme, where one was named.
+        /// The scheme, if one was given.
         scheme: Option<Scheme>,
     },
-    /// The hub, or the way to it.
+    /// The hub or the connection to it failed.
     #[error(transparent)]
     Hub(#[from] HubError),
     /// There are no runtime libraries for this kind of machine at all.
@@ -180,7 +180,7 @@ pub enum Error {
         kind: Ep,
         /// This machine.
         platform: Platform,
-        /// Why not.
+        /// Reason.
         reason: &'static str,
     },
     /// The runtime is not installed.
@@ -192,7 +192,7 @@ pub enum Error {
     /// `ORT_DYLIB_PATH` names no file.
     #[error("ORT_DYLIB_PATH names {}, which is not a file", path.display())]
     DylibMissing {
-        /// The path it names.
+        /// Path in the variable.
         path: PathBuf,
     },
     /// The cancel flag was set.
@@ -200,20 +200,20 @@ pub enum Error {
     Cancelled,
 }
 
-/// What kind of failure an [`Error`] is.
+/// The kind of an [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// What the user typed or pointed at is wrong.
+    /// The user's input is invalid.
     BadRequest,
     /// There is no such model, file or runtime.
     NotFound,
-    /// Something could not be fetched, or what came is not what was pinned.
+    /// A download failed, or its content is not the pinned one.
     Fetch,
     /// No space, no permission to write, or another failure of the disk.
     Storage,
-    /// Not available on this machine.
+    /// The item is not available on this machine.
     Unsupported,
-    /// The user interrupted it.
+    /// The user cancelled the operation.
     Cancelled,
     /// A defect of Narthex.
     Internal,
@@ -228,12 +228,12 @@ fn or_list(near: &[ModelName]) -> String {
 }
 
 impl Error {
-    /// Wraps an I/O error with what was being done to which path.
+    /// Wraps an I/O error with the failed action and its path.
     pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, path: path.into(), source }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -261,7 +261,7 @@ impl Error {
         }
     }
 
-    /// The next step, where one is known.
+    /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Io { source, .. } => return io_hint(source),
@@ -296,7 +296,7 @@ impl Error {
     }
 }
 
-/// What to do about a failure of the disk.
+/// Returns the next step after a failure of the disk.
 pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(
@@ -310,7 +310,7 @@ pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
     }
 }
 
-/// How Python's pip comes to a system.
+/// Command that installs Python with pip on this platform.
 const GET_PIP: &str = if cfg!(windows) {
     "winget install Python.Python.3.13"
 } else if cfg!(target_os = "macos") {

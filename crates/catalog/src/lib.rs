@@ -1,9 +1,9 @@
-//! The catalogue of models, the store on disk, and everything that is fetched from elsewhere.
+//! The catalogue of models, the store on disk, and all downloads.
 //!
-//! The only crate with outbound network, and the only writer of the store. It never reads a checkpoint's contents,
-//! never compiles, and knows nothing of ONNX beyond the names of the libraries it unpacks.
-//! Start at [`index::Catalog`] (what can be had), [`resolve::ModelRef`] (what a user typed), [`fetch::fetch`] (make it
-//! local), [`store::Store`] (where things lie) and [`runtimes`] (the libraries that run models).
+//! This is the only crate with outbound network, and the only writer of the store. It never reads a checkpoint's
+//! contents, never compiles, and knows of ONNX only the names of the libraries that it unpacks.
+//! Start at [`index::Catalog`] (available models), [`resolve::ModelRef`] (a user's reference), [`fetch::fetch`]
+//! (download), [`store::Store`] (files on disk) and [`runtimes`] (libraries that run models).
 
 pub mod error;
 pub mod fetch;
@@ -19,10 +19,10 @@ pub mod store;
 
 pub use error::{Error, ErrorKind};
 
-/// Tells a long job to stop, once set; looked at between steps of at most a few hundred milliseconds where possible.
+/// A flag that stops a long job. Jobs check it every few hundred milliseconds where possible.
 pub type Cancel = std::sync::atomic::AtomicBool;
 
-/// Fails with [`Error::Cancelled`] once the flag is set.
+/// Returns [`Error::Cancelled`] if the flag is set.
 pub(crate) fn check_cancel(cancel: &Cancel) -> Result<(), Error> {
     if cancel.load(std::sync::atomic::Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
 }

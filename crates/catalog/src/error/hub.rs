@@ -1,4 +1,4 @@
-//! What can go wrong with the hub, told so that a user knows whose move it is.
+//! Errors of the hub and of the connection to it, each with a next step.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use narthex_spec::Sha256;
 
 use super::ErrorKind;
 
-/// A failure of the hub, or of the way to it.
+/// A failure of the hub or of the connection to it.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// `HF_ENDPOINT` is not an address.
     #[error("{endpoint:?} is not a hub's address: expected http:// or https:// and a host")]
     BadEndpoint {
-        /// What was given.
+        /// Value of the variable.
         endpoint: String,
     },
-    /// The token has characters that no token has.
+    /// The token contains characters that are not allowed.
     #[error("the hub token is malformed: expected visible ASCII characters only")]
     BadToken,
     /// The certificates that `SSL_CERT_FILE` names cannot be read.
     #[error("SSL_CERT_FILE names {path:?}, which holds no readable certificates")]
     BadCertificates {
-        /// What it names.
+        /// Path in the variable.
         path: String,
     },
-    /// The hub refuses this user.
+    /// The hub denies access.
     #[error("the hub refuses access to {repo} ({status}): it is gated or private{}", if *had_token { ", and the token in use may not read it" } else { "" })]
     Refused {
         /// The repository.
@@ -33,55 +33,55 @@ pub enum HubError {
         status: u16,
         /// The model's page.
         page: String,
-        /// Whether a token was sent.
+        /// `true` if a token was sent.
         had_token: bool,
     },
     /// No such repository, revision or file.
     #[error("the hub has no {what}")]
     NotFound {
-        /// What was asked for: `owner/repo at main`.
+        /// Requested item: `owner/repo at main`.
         what: String,
     },
-    /// Another status than expected.
+    /// The hub answered with an unexpected status.
     #[error("the hub answered {status} for {what}")]
     Status {
         /// HTTP status.
         status: u16,
-        /// What was asked for.
+        /// Requested item.
         what: String,
-        /// How long the hub asks to wait.
+        /// Wait that the hub asks for.
         retry_after: Option<Duration>,
     },
-    /// No connection.
+    /// No connection could be made.
     #[error("cannot reach {host}: {source}")]
     Unreachable {
         /// The host.
         host: String,
-        /// Why.
+        /// Cause.
         source: Box<ureq::Error>,
     },
     /// The connection broke.
     #[error("the connection broke while fetching {what}: {source}")]
     Broken {
-        /// What was being fetched.
+        /// Requested item.
         what: String,
-        /// Why.
+        /// Cause.
         source: Box<ureq::Error>,
     },
-    /// A redirect that must not or cannot be followed.
+    /// A redirect cannot or must not be followed.
     #[error("the hub redirects {what} in a way that cannot be followed: {reason}")]
     BadRedirect {
-        /// What was asked for.
+        /// Requested item.
         what: String,
-        /// What is wrong.
+        /// Reason.
         reason: &'static str,
     },
-    /// An answer that makes no sense.
+    /// A response is malformed.
     #[error("the hub's answer about {repo} makes no sense: {reason}")]
     BadAnswer {
         /// The repository.
         repo: String,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// The connection ended before the file did.
@@ -89,35 +89,35 @@ pub enum HubError {
     Short {
         /// The file.
         name: String,
-        /// Promised bytes.
+        /// Size that the hub stated.
         expected: u64,
-        /// Bytes that came.
+        /// Number of bytes received.
         found: u64,
     },
-    /// More bytes came than were promised.
+    /// More bytes were received than the hub stated.
     #[error("{name} is longer than the {expected} bytes that the hub promised; it was deleted")]
     Long {
         /// The file.
         name: String,
-        /// Promised bytes.
+        /// Size that the hub stated.
         expected: u64,
     },
-    /// The file changed while it was being fetched.
+    /// The file changed during the download.
     #[error("{name} changed on the hub while it was being fetched")]
     Changed {
         /// The file.
         name: String,
     },
-    /// The bytes are not those that the hub promised.
+    /// The file has another digest than the hub stated.
     #[error("{name} has SHA-256 {found}, but the hub states {expected}; it was deleted")]
     WrongHash {
         /// The file.
         name: String,
         /// Stated digest.
         expected: Sha256,
-        /// Digest of what came.
+        /// Digest of the received bytes.
         found: Sha256,
-        /// Whether a part of it came from an earlier attempt, which may be to blame.
+        /// `true` if part of the file came from an earlier attempt, which may be the cause.
         resumed: bool,
     },
     /// The repository has no weights that Narthex reads.
@@ -137,9 +137,9 @@ pub enum HubError {
     NoSuchWeights {
         /// The repository.
         repo: String,
-        /// What was named.
+        /// Requested files.
         wanted: Vec<String>,
-        /// What is there.
+        /// Files in the repository.
         names: Vec<String>,
     },
     /// The repository has several GGUF files.
@@ -147,10 +147,10 @@ pub enum HubError {
     ManyGguf {
         /// The repository.
         repo: String,
-        /// Their names.
+        /// File names.
         names: Vec<String>,
     },
-    /// A file name that would leave the cache.
+    /// A file name leads out of the cache.
     #[error("{repo} lists a file named {name:?}, which would leave its folder")]
     HostileName {
         /// The repository.
@@ -158,7 +158,7 @@ pub enum HubError {
         /// The name.
         name: String,
     },
-    /// Not in the cache, and the network may not be used.
+    /// The repository is not in the cache, and the network may not be used.
     #[error("{repo} is not in the cache, and HF_HUB_OFFLINE forbids the network")]
     NotCached {
         /// The repository.
@@ -173,7 +173,7 @@ fn some(names: &[String]) -> String {
 }
 
 impl HubError {
-    /// What kind of failure it is.
+    /// Returns the kind of failure.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } | Self::NoSuchWeights { .. } => ErrorKind::NotFound,
@@ -185,7 +185,7 @@ impl HubError {
         }
     }
 
-    /// The next step, where one is known.
+    /// Returns the next step, if one is known.
     pub(crate) fn hint(&self) -> Option<String> {
         let text = match self {
             Self::BadEndpoint { .. } => "set HF_ENDPOINT to something like https://hub.example, or unset it",
@@ -227,7 +227,7 @@ impl HubError {
         Some(text.to_owned())
     }
 
-    /// Whether another attempt may succeed.
+    /// Returns whether another attempt may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Status { status, .. } => *status >= 500 || *status == 408 || *status == 429,
@@ -243,7 +243,7 @@ impl HubError {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// How long the hub asks to wait, at most a minute.
+    /// Returns the wait that the hub asks for, at most a minute.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => retry_after.map(|wait| wait.min(Duration::from_secs(60))),

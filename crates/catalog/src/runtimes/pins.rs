@@ -68,7 +68,7 @@ pub struct RuntimePackage {
     pub ep: Ep,
     /// Name of the package.
     pub name: &'static str,
-    /// Pinned version.
+    /// PinnedWheel version.
     pub version: &'static str,
     /// Requirements of the machine beside the runtime.
     pub needs: Option<&'static str>,

@@ -60,7 +60,7 @@ pub(crate) fn unpack(
 }
 
 /// A member that is to be unpacked.
-struct Member {
+struct ArchiveMember {
     index: usize,
     name: String,
     path: String,
@@ -71,7 +71,7 @@ fn chosen_members(
     archive: &Path,
     zip: &mut ZipArchive<impl Read + Seek>,
     choose: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<Member>, Error> {
+) -> Result<Vec<ArchiveMember>, Error> {
     let refuse = |member: &str, reason| Error::HostileArchive {
         path: archive.to_path_buf(),
         member: member.chars().take(200).collect(),
@@ -100,7 +100,7 @@ fn chosen_members(
         if total > UNPACKED_LIMIT {
             return Err(refuse(&name, "brings the unpacked size above 16 GiB"));
         }
-        chosen.push(Member { index, name, path, bytes: member.size() });
+        chosen.push(ArchiveMember { index, name, path, bytes: member.size() });
     }
     Ok(chosen)
 }
@@ -117,7 +117,7 @@ pub(crate) fn is_plain(name: &str) -> bool {
 fn copy_member(
     reader: &mut impl Read,
     target: &PathBuf,
-    member: &Member,
+    member: &ArchiveMember,
     archive: &Path,
     (seen, cancel): (&dyn Fn(u64), &Cancel),
 ) -> Result<FileEntry, Error> {

@@ -1,7 +1,7 @@
-//! The model hub: which files a repository has, and bringing the wanted ones into the standard cache.
+//! The model hub: listing a repository and downloading selected files into the standard cache.
 //!
-//! The cache is the one that the hub's own tools use (`models--owner--name/{blobs,snapshots,refs}`), so what they have
-//! downloaded is found here and the other way round. Nothing here looks inside a file.
+//! The cache is that of the hub's own tools (`models--owner--name/{blobs,snapshots,refs}`), so downloads are shared with
+//! them. Nothing here looks inside a file.
 //! Reading order: this file (one repository), `transfer` (one file), `client` (one request), `cache` (the layout).
 
 mod cache;
@@ -22,7 +22,7 @@ use narthex_spec::{
     ProgressSink, Sha256,
     progress::{Progress, Stage, Unit},
 };
-pub use outline::{Stated, Wanted};
+pub use outline::{HeaderLength, RepoSummary};
 use serde::Deserialize;
 
 use self::{cache::RepoCache, client::Client, transfer::Transfer};
@@ -33,42 +33,42 @@ use crate::{
     index::{self, HubSource, TokenizerFiles},
 };
 
-/// The hub that is used unless `HF_ENDPOINT` names another.
+/// Default endpoint, unless `HF_ENDPOINT` names another.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// The longest listing of a repository that is read, in bytes.
+/// Maximum size in bytes of a repository's listing.
 const LISTING_LIMIT: u64 = 32 << 20;
 
-/// The largest file outside the hub's large-file storage whose digest is recorded by reading it again, in bytes.
+/// Maximum size in bytes of a file outside the large-file storage whose digest is computed by reading it again.
 const SMALL_FILE: u64 = 256 << 20;
 
-/// Which hub, as whom, and where the cache lies.
+/// Connection settings of a hub.
 #[derive(Clone)]
 pub struct HubOptions {
-    /// Scheme, host and, if need be, port and path: `https://hub.example`.
+    /// Scheme, host and optional port and path: `https://hub.example`.
     pub endpoint: String,
-    /// The user's token. It is sent to the endpoint only, never to a host that the endpoint redirects to.
+    /// The user's token. It is sent only to the endpoint, never to a host that the endpoint redirects to.
     pub token: Option<String>,
-    /// The folder that holds `models--owner--name`.
+    /// Folder that holds `models--owner--name`.
     pub cache: PathBuf,
-    /// The wait before the second attempt; each further one waits twice as long.
+    /// Wait before the second attempt. Each further wait is twice as long.
     pub backoff: Duration,
-    /// Whether the network may be used.
+    /// Use of the network.
     pub network: Network,
 }
 
-/// Whether the network may be used.
+/// Use of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
-    /// It may.
+    /// Requests are sent.
     Allowed,
-    /// Only what lies in the cache is used.
+    /// Only files in the cache are used.
     CacheOnly,
 }
 
 impl HubOptions {
-    /// What the hub's own tools would use: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or `HF_HOME`,
-    /// `HF_HUB_OFFLINE`.
+    /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or
+    /// `HF_HOME`, and `HF_HUB_OFFLINE`.
     pub fn from_environment() -> Result<Self, Error> {
         let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_path_buf());
         Self::from_variables(&|name| env::var(name).ok(), home())
@@ -104,7 +104,7 @@ impl HubOptions {
     }
 }
 
-/// The files that say what a model computes.
+/// Files that describe what a model computes.
 const SETTINGS: &[&str] = &[
     "config.json",
     "modules.json",
@@ -113,26 +113,26 @@ const SETTINGS: &[&str] = &[
     "tokenizer_config.json",
 ];
 
-/// A connection to the hub.
+/// A client of the hub with its cache.
 pub struct Hub {
     client: Client,
     options: HubOptions,
 }
 
-/// A repository's wanted files at one commit, on this disk.
+/// Selected files of a repository at one commit, on this disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The file or folder to give to the compiler.
+    /// File or folder to compile.
     pub path: PathBuf,
-    /// The commit.
+    /// Commit.
     pub commit: String,
     /// Digests of the files, by path in the repository.
     pub digests: BTreeMap<String, Sha256>,
-    /// The licence that the repository states.
+    /// Licence that the repository states.
     pub license: Option<String>,
 }
 
-/// The hub's answer about a repository at a revision.
+/// The hub's listing of a repository at a revision.
 #[derive(Debug, Deserialize)]
 struct Listing {
     sha: String,
@@ -157,7 +157,7 @@ impl Listing {
         stated.or_else(tagged)
     }
 
-    /// The size of some of its files together, where every one is known.
+    /// Returns the total size of some files, if all sizes are known.
     fn bytes_of(&self, names: &[String]) -> Option<u64> {
         let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
         let wanted = self.siblings.iter().filter(|sibling| names.contains(sibling.rfilename.as_str()));
@@ -166,15 +166,15 @@ impl Listing {
 }
 
 impl Hub {
-    /// Prepares for requests; sends none.
+    /// Creates a client. Sends no request.
     pub fn new(options: HubOptions) -> Result<Self, Error> {
         let client = Client::new(&options)?;
         Ok(Self { client, options })
     }
 
-    /// Brings the wanted files of a repository into the cache. Whole files are not fetched again, halves are resumed.
+    /// Downloads the selected files of a repository into the cache. Complete files are kept and partial ones resumed.
     ///
-    /// Without a network, a complete snapshot in the cache is used as it is.
+    /// Without a network, a complete snapshot in the cache is used.
     pub fn snapshot(
         &self,
         source: &HubSource,
@@ -217,8 +217,8 @@ impl Hub {
         self.describe(&repo, listing.sha, names, license, cancel)
     }
 
-    /// Sees to it before the weights are fetched that there is a tokenizer among the files or that another repository
-    /// lends its own, whose names are given: they are copied into the snapshot, beside the weights.
+    /// Makes sure, before weights are downloaded, that there is a tokenizer. Where the source names a tokenizer in another
+    /// repository, copies its files into the snapshot and returns their names.
     fn tokenizer(
         &self,
         source: &HubSource,
@@ -247,8 +247,8 @@ impl Hub {
         Ok(lent.clone())
     }
 
-    /// Brings a repository's small settings into the cache, and gives the folder they lie in; weights, tokenizers and
-    /// whatever else is large stay where they are. Without a network, those of a complete snapshot are used.
+    /// Downloads a repository's settings into the cache and returns their folder. Weights, tokenizers and other large
+    /// files are left out. Without a network, the settings of a complete snapshot are used.
     pub fn settings(&self, source: &HubSource, cancel: &Cancel) -> Result<PathBuf, Error> {
         let repo = RepoCache::new(&self.options.cache, &source.repo);
         let cached = || repo.complete_snapshot(&source.revision, &source.files);
@@ -273,13 +273,13 @@ impl Hub {
         Ok(repo.snapshot(&listing.sha))
     }
 
-    /// Brings one small file into the cache.
+    /// Downloads one small file into the cache.
     fn bring(&self, repo: &RepoCache, commit: &str, name: &str, cancel: &Cancel) -> Result<(), Error> {
         let transfer = Transfer { client: &self.client, repo, commit, name };
         transfer.run(self.options.backoff, &|_| (), cancel).map(drop)
     }
 
-    /// Asks what the repository holds; tries again while the hub is busy, but not where it cannot be reached at all.
+    /// Requests a repository's listing. Retries while the hub is busy, but not if it cannot be reached at all.
     fn listing(&self, source: &HubSource, cancel: &Cancel) -> Result<Listing, Error> {
         let url = self.client.listing_url(&source.repo, &source.revision);
         let mut wait = self.options.backoff;

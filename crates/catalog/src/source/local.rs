@@ -15,7 +15,7 @@ use crate::{Cancel, error::Error, files, source::hub::glob};
 
 /// What a local path is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum LocalKind {
     /// A GGUF file, or a folder with a checkpoint.
     Checkpoint,
     /// A wheel.
@@ -23,18 +23,18 @@ pub(crate) enum Found {
 }
 
 /// Looks at a local path.
-pub(crate) fn look(path: &Path) -> Result<Found, Error> {
+pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
     let unfit = |found| Error::NotACheckpoint { path: path.to_path_buf(), found };
     if path.is_dir() {
         let has_weights = files_of(path)?.iter().any(|(name, _)| glob::is_weights(name));
-        return if has_weights { Ok(Found::Checkpoint) } else { Err(unfit("a folder without weights")) };
+        return if has_weights { Ok(LocalKind::Checkpoint) } else { Err(unfit("a folder without weights")) };
     }
     if !path.exists() {
         return Err(Error::LocalMissing { path: path.to_path_buf() });
     }
     match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
-        Some("gguf") => Ok(Found::Checkpoint),
-        Some("whl") => Ok(Found::Wheel),
+        Some("gguf") => Ok(LocalKind::Checkpoint),
+        Some("whl") => Ok(LocalKind::Wheel),
         Some("safetensors") => Err(unfit("one file of a checkpoint; name its folder instead")),
         _ => Err(unfit("a file of another kind")),
     }
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn paths_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
-        let check = |name: &str, expect: Result<Found, &str>| {
+        let check = |name: &str, expect: Result<LocalKind, &str>| {
             let path = folder.path().join(name);
             match (look(&path), expect) {
                 (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{name}"),
@@ -159,11 +159,11 @@ mod tests {
         for file in ["a.GGUF", "b.whl", "c.safetensors", "d.txt", "full/model.safetensors"] {
             fs::write(folder.path().join(file), b"x").unwrap();
         }
-        check("a.GGUF", Ok(Found::Checkpoint));
-        check("b.whl", Ok(Found::Wheel));
+        check("a.GGUF", Ok(LocalKind::Checkpoint));
+        check("b.whl", Ok(LocalKind::Wheel));
         check("c.safetensors", Err("name its folder"));
         check("d.txt", Err("a file of another kind"));
-        check("full", Ok(Found::Checkpoint));
+        check("full", Ok(LocalKind::Checkpoint));
         check("empty", Err("a folder without weights"));
         check("none", Err("there is no file"));
     }

@@ -113,7 +113,8 @@ impl Pip {
         for path in [&scratch, &out] {
             std::fs::create_dir_all(path).map_err(Error::io("create", path))?;
         }
-        let mut child = Running::spawn(self.command_line(wanted, &scratch, &out)?, &self.command.join(" "))?;
+        let mut child =
+            PipProcess::spawn(self.command_line(wanted, &scratch, &out)?, &self.command.join(" "))?;
         let status = loop {
             check_cancel(cancel)?;
             if let Some(status) = child.poll()? {
@@ -155,14 +156,14 @@ impl Pip {
 }
 
 /// A process that is killed when it is dropped before its end.
-struct Running {
+struct PipProcess {
     child: Child,
     ended: bool,
     stderr: Option<JoinHandle<Vec<u8>>>,
     name: PathBuf,
 }
 
-impl Running {
+impl PipProcess {
     fn spawn(mut command: Command, name: &str) -> Result<Self, Error> {
         let name = PathBuf::from(name);
         let mut child = command.spawn().map_err(Error::io("run", &name))?;
@@ -191,7 +192,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for PipProcess {
     fn drop(&mut self) {
         if !self.ended {
             self.kill();

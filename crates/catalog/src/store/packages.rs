@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     Staging, Store,
     receipt::{RECEIPT_FILE, Receipt},
-    staging::{Becomes, swap_lock},
+    staging::{StagingTarget, swap_lock},
 };
 use crate::{error::Error, files};
 
@@ -32,7 +32,7 @@ pub struct PackageInfo {
 
 /// The one field of a manifest that the store reads.
 #[derive(Deserialize)]
-struct Named {
+struct ManifestName {
     name: ModelName,
 }
 
@@ -68,7 +68,7 @@ impl Store {
 
     /// A new folder that becomes the package of `name` in `scheme` when it is committed.
     pub fn stage_package(&self, name: &ModelName, scheme: Scheme) -> Result<Staging, Error> {
-        let becomes = Becomes::Package { name: name.clone(), scheme };
+        let becomes = StagingTarget::Package { name: name.clone(), scheme };
         Staging::with_kind(self, self.package_folder(name, scheme), becomes)
     }
 
@@ -120,7 +120,7 @@ impl Store {
 fn describe(dir: PathBuf, scheme: Scheme) -> Option<PackageInfo> {
     let manifest = dir.join(MANIFEST_FILE);
     let read = files::read_small(&manifest, MANIFEST_LIMIT)
-        .and_then(|bytes| serde_json::from_slice::<Named>(&bytes).map_err(Into::into))
+        .and_then(|bytes| serde_json::from_slice::<ManifestName>(&bytes).map_err(Into::into))
         .and_then(|named| Ok((named.name, fs::metadata(&manifest)?.modified()?)));
     match read {
         Ok((name, created)) => {

@@ -19,7 +19,7 @@ const SWAP_LOCK: &str = "swap";
 
 /// What a staged folder becomes.
 #[derive(Debug)]
-pub(super) enum Becomes {
+pub(super) enum StagingTarget {
     /// A package, which must hold a manifest.
     Package { name: narthex_spec::ModelName, scheme: narthex_spec::Scheme },
     /// Anything else.
@@ -36,13 +36,13 @@ pub struct Staging {
     lock_path: PathBuf,
     guard: Option<Guard>,
     target: PathBuf,
-    becomes: Becomes,
+    becomes: StagingTarget,
 }
 
 impl Staging {
     /// A new, empty folder that will become `target`.
     pub(crate) fn new(store: &Store, target: PathBuf) -> Result<Self, Error> {
-        Self::with_kind(store, target, Becomes::Plain)
+        Self::with_kind(store, target, StagingTarget::Plain)
     }
 
     /// A new, empty folder that is only ever dropped.
@@ -50,7 +50,7 @@ impl Staging {
         Self::new(store, store.root().join("tmp").join("never"))
     }
 
-    pub(super) fn with_kind(store: &Store, target: PathBuf, becomes: Becomes) -> Result<Self, Error> {
+    pub(super) fn with_kind(store: &Store, target: PathBuf, becomes: StagingTarget) -> Result<Self, Error> {
         let tmp = store.folder("tmp")?;
         let id = fresh_id();
         let (path, lock_path) = (tmp.join(&id), tmp.join(format!("{id}.lock")));
@@ -71,12 +71,13 @@ impl Staging {
     /// # Errors
     /// [`Error::NoManifest`] for a package without `manifest.json`; [`Error::Io`]. The older folder is kept then.
     pub fn commit(self) -> Result<PathBuf, Error> {
-        if let Becomes::Package { name, scheme } = &self.becomes
+        if let StagingTarget::Package { name, scheme } = &self.becomes
             && !self.path.join(MANIFEST_FILE).is_file()
         {
             return Err(Error::NoManifest { name: name.clone(), scheme: *scheme });
         }
-        if matches!(self.becomes, Becomes::Package { .. }) && self.target.join(MANIFEST_FILE).is_file() {
+        if matches!(self.becomes, StagingTarget::Package { .. }) && self.target.join(MANIFEST_FILE).is_file()
+        {
             self.store.forget_machine(&self.target)?;
         }
         files::sync_tree(&self.path)?;

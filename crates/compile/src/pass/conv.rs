@@ -1,6 +1,6 @@
 //! Linear layers as convolutions over one position: the form that NPUs' matrix engines were built for.
 
-use narthex_graph::{Attribute, Graph, Node, infer::Inferred, patch::Patch, replacement::Replacement};
+use narthex_graph::{Attribute, Graph, Node, infer::InferredTensors, patch::Patch, replacement::Replacement};
 
 /// A patch for every product of rows `[1, tokens, cols]` with a constant `[cols, rows]`. Products with quantised blocks
 /// stay: compilers take `MatMulNBits` whole.
@@ -15,7 +15,7 @@ pub(super) fn patches(graph: &Graph) -> Vec<Patch> {
 /// ```
 ///
 /// The lower row is constant: ONNX Runtime computes it when it loads the graph, before any provider sees it.
-fn as_conv(node: &Node, known: &Inferred) -> Option<Patch> {
+fn as_conv(node: &Node, known: &InferredTensors) -> Option<Patch> {
     if !(node.domain.is_empty() && node.op == "MatMul") {
         return None;
     }

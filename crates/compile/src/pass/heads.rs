@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use narthex_graph::{
     Attribute, Graph, Node,
-    infer::{Inferred, TensorInfo},
+    infer::{InferredTensors, TensorInfo},
     patch::Patch,
     replacement::Replacement,
 };
@@ -17,13 +17,13 @@ pub(super) fn patches(graph: &Graph) -> Vec<Patch> {
 
 /// A graph with what is known of its values, and who reads each.
 struct View<'a> {
-    known: Inferred,
+    known: InferredTensors,
     readers: HashMap<&'a str, Vec<&'a Node>>,
 }
 
 /// The form that is looked for.
 struct Attention<'a> {
-    known: &'a Inferred,
+    known: &'a InferredTensors,
     heads: u64,
     scores: &'a Node,
     /// From scores to weights: each reads the one before, and nobody else does.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use narthex_graph::{Graph, Initializer, Value, infer::Inferred};
+use narthex_graph::{Graph, Initializer, Value, infer::InferredTensors};
 use narthex_spec::{DType, Fetch, dtype::Dim};
 
 /// A part of a graph.
@@ -46,7 +46,7 @@ pub fn segments(graph: &Graph, most: u64, bind: &dyn Fn(&str) -> Option<u64>) ->
 /// A graph with what cutting it takes.
 struct Cutter<'a> {
     graph: &'a Graph,
-    known: Inferred,
+    known: InferredTensors,
     constants: HashMap<&'a str, &'a Initializer>,
     /// The node that makes each value.
     makers: HashMap<&'a str, usize>,
@@ -55,7 +55,7 @@ struct Cutter<'a> {
 }
 
 impl<'a> Cutter<'a> {
-    fn new(graph: &'a Graph, known: Inferred) -> Self {
+    fn new(graph: &'a Graph, known: InferredTensors) -> Self {
         let constants =
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
         let (mut makers, mut readers) = (HashMap::new(), HashMap::new());

@@ -10,8 +10,8 @@ use std::{
 use narthex_catalog::{
     fetch,
     index::{Entry, Kind},
-    resolve::{Location, ModelRef, Resolved},
-    source::hub::Stated,
+    resolve::{Location, ModelRef, ResolvedModel},
+    source::hub::RepoSummary,
 };
 use narthex_check::CheckError;
 use narthex_checkpoint as checkpoint;
@@ -46,7 +46,7 @@ pub(crate) struct CheckpointSettings {
     /// Scheme that the text names, or the default one.
     pub(crate) scheme: Scheme,
     /// Metadata of the repository, for a model on the hub.
-    pub(crate) stated: Option<Stated>,
+    pub(crate) stated: Option<RepoSummary>,
 }
 
 /// Finds the model that a text names: an installed package, else a catalogue entry, else a hub repository or a file.
@@ -134,7 +134,7 @@ fn named(
 }
 
 /// Returns a user's name of a repository's file, which was read from a temporary folder.
-fn in_repo(resolved: &Resolved, file: &Path) -> PathBuf {
+fn in_repo(resolved: &ResolvedModel, file: &Path) -> PathBuf {
     match &resolved.source {
         Location::Hub(source) => Path::new(&format!("hf:{}", source.repo)).join(file),
         Location::Wheel { .. } | Location::Local(_) => file.to_owned(),

@@ -2,11 +2,11 @@
 
 use narthex_spec::DType;
 
-use super::{At, Shape, axis_of};
+use super::{NodeContext, Shape, axis_of};
 use crate::{context::CONTEXT_OP, element::Element, graph::MICROSOFT};
 
 /// The shapes of a node's outputs; nothing if the operator is not known.
-pub(super) fn shapes(at: &At<'_>) -> Option<Vec<Option<Shape>>> {
+pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     let one = |shape: Option<Shape>| Some(vec![shape]);
     let same = || one(at.shape(0).cloned());
     match at.node.op.as_str() {
@@ -165,7 +165,7 @@ pub(super) fn broadcast(shapes: &[Option<&Shape>]) -> Option<Shape> {
     Some(result)
 }
 
-fn matmul(at: &At<'_>, second: usize) -> Option<Shape> {
+fn matmul(at: &NodeContext<'_>, second: usize) -> Option<Shape> {
     let (mut a, mut b) = (at.shape(0)?.clone(), at.shape(second)?.clone());
     let flag = |name: &str| at.node.int(name) == Some(1);
     let swap = |shape: &mut Shape| {
@@ -201,13 +201,13 @@ fn matmul(at: &At<'_>, second: usize) -> Option<Shape> {
     Some(shape)
 }
 
-fn matmul_nbits(at: &At<'_>) -> Option<Shape> {
+fn matmul_nbits(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     *shape.last_mut()? = u64::try_from(at.node.int("N")?).ok();
     Some(shape)
 }
 
-fn gemm(at: &At<'_>) -> Option<Shape> {
+fn gemm(at: &NodeContext<'_>) -> Option<Shape> {
     let side = |index, flag: &str, axis: usize| {
         let shape = at.shape(index)?;
         shape.get(if at.node.int(flag) == Some(1) { 1 - axis } else { axis }).copied()
@@ -216,7 +216,7 @@ fn gemm(at: &At<'_>) -> Option<Shape> {
 }
 
 /// Extents of a window's positions along each spatial axis.
-fn windows(at: &At<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) -> Shape {
+fn windows(at: &NodeContext<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) -> Shape {
     let number = |name: &str, axis: usize, absent: u64| {
         at.node.ints(name).and_then(|all| all.get(axis)).map_or(Some(absent), |&v| u64::try_from(v).ok())
     };
@@ -237,14 +237,14 @@ fn windows(at: &At<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) -> Shape 
     pairs.map(|(axis, (extent, kernel))| along(axis, (*extent)?, (*kernel)?)).collect()
 }
 
-fn conv(at: &At<'_>) -> Option<Shape> {
+fn conv(at: &NodeContext<'_>) -> Option<Shape> {
     let (data, weight) = (at.shape(0)?, at.shape(1)?);
     let mut shape = vec![*data.first()?, *weight.first()?];
     shape.extend(windows(at, data.get(2..)?, weight.get(2..)?));
     (shape.len() == data.len()).then_some(shape)
 }
 
-fn pool(at: &At<'_>) -> Option<Shape> {
+fn pool(at: &NodeContext<'_>) -> Option<Shape> {
     let data = at.shape(0)?;
     let kernel: Shape = at.node.ints("kernel_shape")?.iter().map(|&e| u64::try_from(e).ok()).collect();
     let mut shape = data.get(..2)?.to_vec();
@@ -252,12 +252,12 @@ fn pool(at: &At<'_>) -> Option<Shape> {
     (shape.len() == data.len()).then_some(shape)
 }
 
-fn global_pool(at: &At<'_>) -> Option<Shape> {
+fn global_pool(at: &NodeContext<'_>) -> Option<Shape> {
     let data = at.shape(0)?;
     Some(data.iter().enumerate().map(|(axis, extent)| if axis < 2 { *extent } else { Some(1) }).collect())
 }
 
-fn reduce(at: &At<'_>) -> Option<Shape> {
+fn reduce(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let keep = at.node.int("keepdims").unwrap_or(1) == 1;
     let axes = at.listed("axes", 1);
@@ -288,13 +288,13 @@ fn without(shape: &Shape, gone: &[usize], keep: bool) -> Shape {
         .collect()
 }
 
-fn arg(at: &At<'_>) -> Option<Shape> {
+fn arg(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let axis = axis_of(at.node.int("axis").unwrap_or(0), shape.len())?;
     Some(without(shape, &[axis], at.node.int("keepdims").unwrap_or(1) == 1))
 }
 
-fn top_k(at: &At<'_>) -> Option<Shape> {
+fn top_k(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     let axis = axis_of(at.node.int("axis").unwrap_or(-1), shape.len())?;
     let k = at.ints(1).and_then(|k| k.first().copied()).or_else(|| at.node.int("k"));
@@ -302,7 +302,7 @@ fn top_k(at: &At<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-fn one_hot(at: &At<'_>) -> Option<Shape> {
+fn one_hot(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     let depth =
         at.ints(1).and_then(|depth| depth.first().copied()).and_then(|depth| u64::try_from(depth).ok());
@@ -312,7 +312,7 @@ fn one_hot(at: &At<'_>) -> Option<Shape> {
 }
 
 /// ONNX's `Attention`: Q, K, V of rank 4, or of rank 3 with the heads folded into the last extent.
-fn attention(at: &At<'_>) -> Vec<Option<Shape>> {
+fn attention(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let first = || {
         let (q, v) = (at.shape(0)?, at.shape(2)?);
         let mut shape = q.clone();
@@ -329,7 +329,7 @@ fn attention(at: &At<'_>) -> Vec<Option<Shape>> {
     vec![first()]
 }
 
-fn group_query(at: &At<'_>) -> Vec<Option<Shape>> {
+fn group_query(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let mut out = at.shape(0).cloned();
     if !at.has(1) {
         // Q, K and V are packed into one input.
@@ -342,7 +342,7 @@ fn group_query(at: &At<'_>) -> Vec<Option<Shape>> {
     vec![out, at.shape(3).cloned(), at.shape(4).cloned()]
 }
 
-fn multi_head(at: &At<'_>) -> Option<Shape> {
+fn multi_head(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     if let Some(value) = at.shape(2).filter(|value| value.len() == 3 && shape.len() == 3) {
         *shape.last_mut()? = *value.last()?;
@@ -350,12 +350,12 @@ fn multi_head(at: &At<'_>) -> Option<Shape> {
     (shape.len() == 3).then_some(shape)
 }
 
-fn skip_norm(at: &At<'_>) -> Vec<Option<Shape>> {
+fn skip_norm(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     vec![at.shape(0).cloned(), None, None, at.shape(0).cloned()]
 }
 
 /// The element type of one output of a node, where the operator decides it.
-pub(super) fn element(at: &At<'_>, output: usize) -> Option<Element> {
+pub(super) fn element(at: &NodeContext<'_>, output: usize) -> Option<Element> {
     let known = |dtype: DType| Some(Element::from(dtype));
     match (at.node.op.as_str(), output) {
         ("Shape" | "Size" | "NonZero" | "ArgMax" | "ArgMin", _) | ("TopK", 1) => known(DType::I64),

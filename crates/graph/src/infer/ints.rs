@@ -1,12 +1,12 @@
 //! Small integers followed through the arithmetic with which exporters compute shapes.
 
 use super::{
-    At, MOST_INTS, Shape, axis_of,
+    MOST_INTS, NodeContext, Shape, axis_of,
     layout::{range_length, shape_range},
 };
 
 /// The elements of a node's outputs, if the operator is shape arithmetic and its inputs are known.
-pub(super) fn ints(at: &At<'_>, shape: Option<&Shape>) -> Option<Vec<Vec<i64>>> {
+pub(super) fn ints(at: &NodeContext<'_>, shape: Option<&Shape>) -> Option<Vec<Vec<i64>>> {
     let one = |values: Option<Vec<i64>>| values.filter(|values| values.len() <= MOST_INTS).map(|v| vec![v]);
     match at.node.op.as_str() {
         "Shape" => one(shape_values(at)),
@@ -44,7 +44,7 @@ fn count(shape: &Shape) -> Option<i64> {
     i64::try_from(count).ok()
 }
 
-fn shape_values(at: &At<'_>) -> Option<Vec<i64>> {
+fn shape_values(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let shape = at.shape(0)?.get(shape_range(at)?)?;
     shape.iter().map(|extent| i64::try_from((*extent)?).ok()).collect()
 }
@@ -53,7 +53,7 @@ fn gather(data: &[i64], indices: &[i64]) -> Option<Vec<i64>> {
     indices.iter().map(|&index| data.get(axis_of(index, data.len())?).copied()).collect()
 }
 
-fn slice(at: &At<'_>) -> Option<Vec<i64>> {
+fn slice(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let data = at.ints(0)?;
     let first = |attribute, index| at.listed(attribute, index)?.first().copied();
     let (start, end) = (first("starts", 1)?, first("ends", 2)?);
@@ -63,7 +63,7 @@ fn slice(at: &At<'_>) -> Option<Vec<i64>> {
     (step == 1).then(|| data.get(place(start)..place(end)).unwrap_or_default().to_vec())
 }
 
-fn split(at: &At<'_>) -> Option<Vec<Vec<i64>>> {
+fn split(at: &NodeContext<'_>) -> Option<Vec<Vec<i64>>> {
     let mut rest = at.ints(0)?;
     let parts = at.node.outputs.len();
     let even = rest.len().div_ceil(parts.max(1));
@@ -81,7 +81,7 @@ fn split(at: &At<'_>) -> Option<Vec<Vec<i64>>> {
         .collect()
 }
 
-fn filled(at: &At<'_>, shape: &Shape) -> Option<Vec<i64>> {
+fn filled(at: &NodeContext<'_>, shape: &Shape) -> Option<Vec<i64>> {
     let value = match at.node.attribute("value") {
         Some(crate::graph::Attribute::Tensor(tensor)) => *tensor.ints()?.first()?,
         _ => return None,
@@ -90,7 +90,7 @@ fn filled(at: &At<'_>, shape: &Shape) -> Option<Vec<i64>> {
     (count <= MOST_INTS).then(|| vec![value; count])
 }
 
-fn range(at: &At<'_>) -> Option<Vec<i64>> {
+fn range(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let length = range_length(at)?;
     let (start, step) = (*at.ints(0)?.first()?, *at.ints(2)?.first()?);
     if length > MOST_INTS as u64 {
@@ -118,7 +118,7 @@ fn paired(a: &[i64], b: &[i64]) -> Option<Vec<(i64, i64)>> {
     }
 }
 
-fn binary(at: &At<'_>) -> Option<Vec<i64>> {
+fn binary(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let of = |(a, b): (i64, i64)| match at.node.op.as_str() {
         "Add" => a.checked_add(b),
         "Sub" => a.checked_sub(b),
@@ -136,7 +136,7 @@ fn binary(at: &At<'_>) -> Option<Vec<i64>> {
     paired(at.ints(0)?, at.ints(1)?)?.into_iter().map(of).collect()
 }
 
-fn choose(at: &At<'_>) -> Option<Vec<i64>> {
+fn choose(at: &NodeContext<'_>) -> Option<Vec<i64>> {
     let branches = paired(at.ints(1)?, at.ints(2)?)?;
     let chosen = |(wanted, (yes, no)): (&i64, (i64, i64))| if *wanted != 0 { yes } else { no };
     match at.ints(0)? {

@@ -1,9 +1,9 @@
 //! Shapes of operators that move data without computing with it.
 
-use super::{At, Shape, axis_of};
+use super::{NodeContext, Shape, axis_of};
 
 /// The shapes of a node's outputs; nothing if the operator is not one of these.
-pub(super) fn shapes(at: &At<'_>) -> Option<Vec<Option<Shape>>> {
+pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     if !at.node.domain.is_empty() {
         return None;
     }
@@ -39,7 +39,7 @@ fn product(extents: &[Option<u64>]) -> Option<u64> {
     extents.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))
 }
 
-fn reshape(at: &At<'_>) -> Option<Shape> {
+fn reshape(at: &NodeContext<'_>) -> Option<Shape> {
     let input = at.shape(0);
     let Some(wanted) = at.ints(1) else {
         // The length of the shape is the rank.
@@ -65,7 +65,7 @@ fn reshape(at: &At<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-fn flatten(at: &At<'_>) -> Option<Shape> {
+fn flatten(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let axis = at.node.int("axis").unwrap_or(1);
     let axis = if axis == shape.len() as i64 { shape.len() } else { axis_of(axis, shape.len())? };
@@ -73,7 +73,7 @@ fn flatten(at: &At<'_>) -> Option<Shape> {
     Some(vec![product(front), product(back)])
 }
 
-fn transpose(at: &At<'_>) -> Option<Shape> {
+fn transpose(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     match at.node.ints("perm") {
         Some(perm) => perm.iter().map(|&axis| shape.get(usize::try_from(axis).ok()?).copied()).collect(),
@@ -81,7 +81,7 @@ fn transpose(at: &At<'_>) -> Option<Shape> {
     }
 }
 
-fn squeeze(at: &At<'_>) -> Option<Shape> {
+fn squeeze(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let has_axes = at.node.ints("axes").is_some() || at.has(1);
     let gone: Vec<usize> = match at.listed("axes", 1) {
@@ -102,7 +102,7 @@ fn squeeze(at: &At<'_>) -> Option<Shape> {
     )
 }
 
-fn unsqueeze(at: &At<'_>) -> Option<Shape> {
+fn unsqueeze(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let axes = at.listed("axes", 1)?;
     let rank = shape.len() + axes.len();
@@ -111,7 +111,7 @@ fn unsqueeze(at: &At<'_>) -> Option<Shape> {
     (0..rank).map(|axis| if new.contains(&axis) { Some(Some(1)) } else { old.next().copied() }).collect()
 }
 
-fn concat(at: &At<'_>) -> Option<Shape> {
+fn concat(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     let axis = axis_of(at.node.int("axis").unwrap_or(0), shape.len())?;
     for index in 1..at.inputs.len() {
@@ -149,7 +149,7 @@ pub(super) fn slice_length(extent: u64, start: i64, end: i64, step: i64) -> Opti
     u64::try_from(length).ok()
 }
 
-fn slice(at: &At<'_>) -> Option<Shape> {
+fn slice(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     let (starts, ends) = (at.listed("starts", 1), at.listed("ends", 2));
     let count = starts.as_ref().map(Vec::len).or_else(|| at.shape(1)?.first().copied()?.map(|n| n as usize));
@@ -172,7 +172,7 @@ fn slice(at: &At<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-fn split(at: &At<'_>) -> Vec<Option<Shape>> {
+fn split(at: &NodeContext<'_>) -> Vec<Option<Shape>> {
     let parts = at.node.outputs.len();
     let whole = || {
         let shape = at.shape(0)?;
@@ -198,19 +198,19 @@ fn split(at: &At<'_>) -> Vec<Option<Shape>> {
         .collect()
 }
 
-fn expand(at: &At<'_>) -> Option<Shape> {
+fn expand(at: &NodeContext<'_>) -> Option<Shape> {
     let wanted = at.ints(1)?;
     super::compute::broadcast(&[Some(at.shape(0)?), Some(&extents(wanted))])
 }
 
-fn tile(at: &At<'_>) -> Option<Shape> {
+fn tile(at: &NodeContext<'_>) -> Option<Shape> {
     let shape = at.shape(0)?;
     let repeats = at.ints(1)?;
     let times = |(extent, &by): (&Option<u64>, &i64)| (*extent)?.checked_mul(u64::try_from(by).ok()?);
     (repeats.len() == shape.len()).then(|| shape.iter().zip(repeats).map(times).collect())
 }
 
-fn pad(at: &At<'_>) -> Option<Shape> {
+fn pad(at: &NodeContext<'_>) -> Option<Shape> {
     let mut shape = at.shape(0)?.clone();
     let pads = at.listed("pads", 1)?;
     let axes = match at.ints(3) {
@@ -226,14 +226,14 @@ fn pad(at: &At<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-fn gather(at: &At<'_>) -> Option<Shape> {
+fn gather(at: &NodeContext<'_>) -> Option<Shape> {
     let (data, indices) = (at.shape(0)?, at.shape(1)?);
     let axis = axis_of(at.node.int("axis").unwrap_or(0), data.len())?;
     let (front, back) = data.split_at(axis);
     Some(front.iter().chain(indices).chain(back.get(1..)?).copied().collect())
 }
 
-fn gather_nd(at: &At<'_>) -> Option<Shape> {
+fn gather_nd(at: &NodeContext<'_>) -> Option<Shape> {
     let (data, indices) = (at.shape(0)?, at.shape(1)?);
     let batch = usize::try_from(at.node.int("batch_dims").unwrap_or(0)).ok()?;
     let (last, front) = indices.split_last()?;
@@ -243,7 +243,7 @@ fn gather_nd(at: &At<'_>) -> Option<Shape> {
 }
 
 /// The axes that `Shape` gives.
-pub(super) fn shape_range(at: &At<'_>) -> Option<std::ops::Range<usize>> {
+pub(super) fn shape_range(at: &NodeContext<'_>) -> Option<std::ops::Range<usize>> {
     let rank = at.shape(0)?.len();
     let place =
         |axis: i64| if axis < 0 { axis.saturating_add(rank as i64) } else { axis }.clamp(0, rank as i64);
@@ -252,12 +252,12 @@ pub(super) fn shape_range(at: &At<'_>) -> Option<std::ops::Range<usize>> {
     Some(start..end.max(start))
 }
 
-fn shape_of(at: &At<'_>) -> Option<Shape> {
+fn shape_of(at: &NodeContext<'_>) -> Option<Shape> {
     Some(vec![Some(shape_range(at)?.len() as u64)])
 }
 
 /// How many numbers a `Range` gives.
-pub(super) fn range_length(at: &At<'_>) -> Option<u64> {
+pub(super) fn range_length(at: &NodeContext<'_>) -> Option<u64> {
     let bound = |index| at.ints(index)?.first().copied();
     let (start, limit, step) = (bound(0)?, bound(1)?, bound(2)?);
     let span = if step < 0 { start.checked_sub(limit)? } else { limit.checked_sub(start)? }.max(0) as u64;

@@ -54,12 +54,12 @@ impl TensorInfo {
 
 /// What is known of every tensor of a graph.
 #[derive(Debug, Clone, Default)]
-pub struct Inferred {
+pub struct InferredTensors {
     tensors: HashMap<String, TensorInfo>,
     nothing: TensorInfo,
 }
 
-impl Inferred {
+impl InferredTensors {
     /// A tensor by name; one that is not there has nothing known of it.
     pub fn get(&self, name: &str) -> &TensorInfo {
         self.tensors.get(name).unwrap_or(&self.nothing)
@@ -78,8 +78,8 @@ impl Inferred {
 
 impl Graph {
     /// Follows shapes, types and small integers through the graph; `bind` gives symbols their extents.
-    pub fn infer(&self, bind: &dyn Fn(&str) -> Option<u64>) -> Inferred {
-        let mut known = Inferred::default();
+    pub fn infer(&self, bind: &dyn Fn(&str) -> Option<u64>) -> InferredTensors {
+        let mut known = InferredTensors::default();
         for input in &self.inputs {
             let tensor = declared(self, input, bind);
             known.tensors.insert(input.name.clone(), tensor);
@@ -169,12 +169,12 @@ impl Initializer {
 }
 
 /// A node whose outputs are to be found, with what is known of its inputs.
-struct At<'a> {
+struct NodeContext<'a> {
     node: &'a Node,
     inputs: Vec<Option<&'a TensorInfo>>,
 }
 
-impl At<'_> {
+impl NodeContext<'_> {
     fn shape(&self, index: usize) -> Option<&Shape> {
         self.inputs.get(index).copied().flatten()?.shape.as_ref()
     }
@@ -203,9 +203,9 @@ fn axis_of(axis: i64, rank: usize) -> Option<usize> {
     usize::try_from(axis).ok().filter(|&axis| axis < rank)
 }
 
-fn infer_node(node: &Node, known: &Inferred) -> Vec<TensorInfo> {
+fn infer_node(node: &Node, known: &InferredTensors) -> Vec<TensorInfo> {
     let inputs = (0..node.inputs.len()).map(|index| known.input(node, index)).collect();
-    let at = At { node, inputs };
+    let at = NodeContext { node, inputs };
     let standard = node.domain.is_empty();
     if standard && node.op == "Constant" {
         return vec![constant_node(node)];

@@ -163,7 +163,7 @@ fn read(mut bytes: &[u8]) -> Result<Model, TokenizerError> {
         }
         let length = usize::try_from(decode_varint(&mut bytes).map_err(malformed)?).unwrap_or(usize::MAX);
         let split = bytes.split_at_checked(length);
-        let (message, rest) = split.ok_or_else(|| malformed("a field longer than the file"))?;
+        let (message, rest) = split.ok_or_else(|| malformed("an end inside a field"))?;
         bytes = rest;
         match field {
             1 => {
@@ -318,7 +318,7 @@ mod tests {
         check(&tiny(BPE, &[])[..9], "found an end");
         check(&piece("", 0.0, 1), "some letters");
         check(&piece("a", f32::NAN, 1), "finite");
-        check(&piece("a", 0.0, 7), "type 0");
+        check(&piece("a", 0.0, 7), "type 7");
         check(&bytes(1, &bytes(1, &[0xFF])), "UTF-8");
         check(&tiny(&[], &bytes(2, b"no trie")), "at most 3 bytes");
     }

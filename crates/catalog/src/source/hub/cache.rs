@@ -1,4 +1,4 @@
-//! The hub's standard cache: what its own tools read and write too.
+//! The hub's standard cache, which its own tools share.
 //!
 //! ```text
 //! models--owner--name/
@@ -18,10 +18,10 @@ use narthex_spec::Sha256;
 use super::{glob, reference::is_commit};
 use crate::{error::Error, files};
 
-/// The longest list of shards that is read, in bytes.
+/// Maximum size in bytes of a list of shards.
 const INDEX_LIMIT: u64 = 64 << 20;
 
-/// One repository's part of the cache.
+/// The part of the cache that belongs to one repository.
 pub(super) struct RepoCache {
     pub(super) repo: String,
     root: PathBuf,
@@ -34,17 +34,17 @@ impl RepoCache {
         Self { repo: repo.to_owned(), root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
     }
 
-    /// Where a blob lies, or will.
+    /// Returns the path of a blob, which may not exist.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)
     }
 
-    /// Where a blob's bytes gather.
+    /// Returns the path of a partly downloaded blob.
     pub(super) fn partial(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(format!("{etag}.incomplete"))
     }
 
-    /// The lock file of a blob, in a folder that is made if need be.
+    /// Returns the path of a blob's lock file, and creates its folder.
     pub(super) fn lock_file(&self, etag: &str) -> Result<PathBuf, Error> {
         fs::create_dir_all(&self.locks).map_err(Error::io("create", &self.locks))?;
         Ok(self.locks.join(format!("{etag}.lock")))
@@ -54,13 +54,13 @@ impl RepoCache {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Shows a blob under its name in a commit's snapshot.
+    /// Links a blob into a commit's snapshot under a file name.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<(), Error> {
         let target = self.snapshot(commit).join(name);
         if target.is_file() {
             return Ok(());
         }
-        // A link whose blob was deleted is no file, but stands in the way of a new one.
+        // A dangling link is not a file, but blocks a new one.
         files::remove_all(&target)?;
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
@@ -69,7 +69,7 @@ impl RepoCache {
             .map_err(Error::io("create", &target))
     }
 
-    /// Remembers which commit a branch or tag stood for.
+    /// Records the commit that a branch or tag points to.
     pub(super) fn write_ref(&self, revision: &str, commit: &str) -> Result<(), Error> {
         if revision == commit {
             return Ok(());
@@ -85,7 +85,7 @@ impl RepoCache {
         fs::rename(&new, &path).map_err(Error::io("move into place", &path))
     }
 
-    /// The commit and the wanted files of a revision, if all of them lie in the cache.
+    /// Returns the commit and the selected files of a revision, if all of them are in the cache.
     pub(super) fn complete_snapshot(
         &self,
         revision: &str,
@@ -109,13 +109,13 @@ impl RepoCache {
         (configured && shards_present(&folder, &names)).then_some((commit, names))
     }
 
-    /// The digest of a file whose blob is named after it, as those of the hub's large-file storage are.
+    /// Returns the digest in the name of a file's blob, which blobs of the large-file storage have.
     pub(super) fn digest_in_name(&self, path: &Path) -> Option<Sha256> {
         fs::read_link(path).ok()?.file_name()?.to_str()?.parse().ok()
     }
 }
 
-/// Every shard that an index names must be there; without an index there is nothing to miss.
+/// Returns whether every shard that an index names is present.
 fn shards_present(folder: &Path, names: &[String]) -> bool {
     let indices = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
     indices.map(|name| folder.join(name)).all(|index| {
@@ -126,7 +126,7 @@ fn shards_present(folder: &Path, names: &[String]) -> bool {
     })
 }
 
-/// The files of a snapshot, two folders deep, by their path in the repository.
+/// Collects the files of a snapshot, at most two folders deep, by their path in the repository.
 fn list(folder: &Path, prefix: &str, found: &mut Vec<String>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

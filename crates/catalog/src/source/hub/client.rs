@@ -1,4 +1,4 @@
-//! One request to the hub: redirects are followed here, so that the token goes to the hub's own host alone.
+//! Requests to the hub. Redirects are followed here, so that the token goes only to the hub's own host.
 
 use std::{env, io::Read, time::Duration};
 
@@ -14,13 +14,13 @@ use super::{
 };
 use crate::error::HubError;
 
-/// Hops that one request may take.
+/// Maximum number of redirects of one request.
 const REDIRECTS: usize = 10;
 
-/// Silence after which a connection counts as broken.
+/// Time without a byte after which a connection counts as broken.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Sends requests to one hub.
+/// An HTTP client for one hub.
 pub(super) struct Client {
     agent: Agent,
     endpoint: String,
@@ -28,7 +28,7 @@ pub(super) struct Client {
     token: Option<String>,
 }
 
-/// Scheme, host and port.
+/// Scheme, host and port of a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Origin {
     scheme: String,
@@ -45,23 +45,23 @@ impl Origin {
     }
 }
 
-/// What the hub says of a file before it sends it.
+/// Metadata of a file on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Promise {
-    /// Its ETag, as sent.
+pub(super) struct FileMetadata {
+    /// ETag, as the hub sends it.
     pub(super) etag: Option<String>,
-    /// Its bytes.
+    /// Size in bytes.
     pub(super) bytes: Option<u64>,
 }
 
-/// The verbs in use.
+/// A request method with its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verb {
+enum Method {
     Head,
     Get {
         from: u64,
     },
-    /// The first so many bytes.
+    /// The first `length` bytes.
     Begin {
         length: u64,
     },
@@ -108,9 +108,9 @@ impl Client {
         )
     }
 
-    /// A whole answer of at most `limit` bytes.
+    /// Returns a whole response of at most `limit` bytes.
     pub(super) fn get_small(&self, repo: &str, url: &str, limit: u64) -> Result<Vec<u8>, HubError> {
-        let mut response = self.send(Verb::Get { from: 0 }, url, repo)?;
+        let mut response = self.send(Method::Get { from: 0 }, url, repo)?;
         self.expect_success(&response, repo, repo)?;
         let mut bytes = Vec::new();
         let reader = response.body_mut().with_config().limit(u64::MAX).reader();
@@ -122,9 +122,9 @@ impl Client {
         Ok(bytes)
     }
 
-    /// What the hub promises of a file.
-    pub(super) fn promise(&self, repo: &str, url: &str, name: &str) -> Result<Promise, HubError> {
-        let response = self.send(Verb::Head, url, name)?;
+    /// Returns a file's metadata.
+    pub(super) fn metadata(&self, repo: &str, url: &str, name: &str) -> Result<FileMetadata, HubError> {
+        let response = self.send(Method::Head, url, name)?;
         let redirected = response.status().is_redirection();
         if !redirected {
             self.expect_success(&response, repo, name)?;
@@ -134,10 +134,10 @@ impl Client {
         // A redirect's own length is not the file's.
         let length = if redirected { None } else { header(headers, "content-length") };
         let bytes = header(headers, "x-linked-size").or(length).and_then(|text| text.trim().parse().ok());
-        Ok(Promise { etag: etag.map(str::to_owned), bytes })
+        Ok(FileMetadata { etag: etag.map(str::to_owned), bytes })
     }
 
-    /// A file's bytes from one on.
+    /// Requests a file from the byte at `from` on.
     pub(super) fn bytes_from(
         &self,
         repo: &str,
@@ -145,14 +145,14 @@ impl Client {
         name: &str,
         from: u64,
     ) -> Result<Response<Body>, HubError> {
-        let response = self.send(Verb::Get { from }, url, name)?;
+        let response = self.send(Method::Get { from }, url, name)?;
         if response.status().as_u16() != 416 {
             self.expect_success(&response, repo, name)?;
         }
         Ok(response)
     }
 
-    /// A file's first bytes; a server that knows no ranges gives more.
+    /// Requests a file's first bytes. A server without support for ranges sends more.
     pub(super) fn first_bytes(
         &self,
         repo: &str,
@@ -160,13 +160,14 @@ impl Client {
         name: &str,
         length: u64,
     ) -> Result<Response<Body>, HubError> {
-        let response = self.send(Verb::Begin { length }, url, name)?;
+        let response = self.send(Method::Begin { length }, url, name)?;
         self.expect_success(&response, repo, name)?;
         Ok(response)
     }
 
-    /// Follows redirects; of a HEAD, only those that stay with the hub, since the hub's answer holds the promise.
-    fn send(&self, verb: Verb, url: &str, what: &str) -> Result<Response<Body>, HubError> {
+    /// Sends a request and follows redirects. A `HEAD` follows only those to the hub itself, whose response has the
+    /// metadata.
+    fn send(&self, verb: Method, url: &str, what: &str) -> Result<Response<Body>, HubError> {
         let bad = |reason| HubError::BadRedirect { what: what.to_owned(), reason };
         let mut url = url.to_owned();
         for _ in 0..=REDIRECTS {
@@ -180,7 +181,7 @@ impl Client {
             if origin.scheme == "https" && target.scheme == "http" {
                 return Err(bad("it leads from an encrypted connection to an open one"));
             }
-            if verb == Verb::Head && target != self.origin {
+            if verb == Method::Head && target != self.origin {
                 return Ok(response);
             }
             url = next;
@@ -190,20 +191,20 @@ impl Client {
 
     fn send_once(
         &self,
-        verb: Verb,
+        verb: Method,
         url: &str,
         origin: &Origin,
         what: &str,
     ) -> Result<Response<Body>, HubError> {
         let mut request = match verb {
-            Verb::Head => self.agent.head(url),
-            Verb::Get { .. } | Verb::Begin { .. } => self.agent.get(url),
+            Method::Head => self.agent.head(url),
+            Method::Get { .. } | Method::Begin { .. } => self.agent.get(url),
         };
-        // Compressed answers would make lengths and ranges mean something else.
+        // Compression would change the meaning of lengths and ranges.
         request = request.header("accept-encoding", "identity");
         match verb {
-            Verb::Get { from: from @ 1.. } => request = request.header("range", format!("bytes={from}-")),
-            Verb::Begin { length: length @ 1.. } => {
+            Method::Get { from: from @ 1.. } => request = request.header("range", format!("bytes={from}-")),
+            Method::Begin { length: length @ 1.. } => {
                 request = request.header("range", format!("bytes=0-{}", length - 1));
             }
             _ => {}
@@ -251,7 +252,7 @@ impl Client {
     }
 }
 
-/// Certificates that the user adds, for networks whose proxy signs for others; else those of the public web.
+/// Returns the certificates in `SSL_CERT_FILE`, for networks whose proxy re-signs traffic, else those of the public web.
 fn root_certificates() -> Result<RootCerts, HubError> {
     let Some(path) = env::var("SSL_CERT_FILE").ok().filter(|path| !path.is_empty()) else {
         return Ok(RootCerts::WebPki);
@@ -276,7 +277,7 @@ fn broken(what: &str, source: ureq::Error) -> HubError {
     HubError::Broken { what: what.to_owned(), source: Box::new(source) }
 }
 
-/// Whether an error is one of a connection that stood; others, a failed look-up of the host among them, are not.
+/// Returns whether an error ended an established connection.
 fn was_connected(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     let standing = [
@@ -289,12 +290,12 @@ fn was_connected(error: &std::io::Error) -> bool {
     standing.contains(&error.kind())
 }
 
-/// A header's text; one that is no text counts as absent.
+/// Returns a header's text; one that is not text counts as absent.
 pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Where a `Location` leads, seen from `url` (RFC 3986, section 5, without dot segments).
+/// Resolves a `Location` against a URL (RFC 3986, section 5, without dot segments).
 fn join(url: &str, location: &str) -> String {
     if location.contains("://") {
         return location.to_owned();

@@ -1,9 +1,11 @@
-//! Which files of a repository or folder make up a checkpoint.
+//! Selection of the files that make up a checkpoint.
+//!
+//! The patterns are our own because `*` and a leading `!` are all that entries use.
 
 use super::reference::is_safe_path;
 use crate::error::HubError;
 
-/// What is wanted where an entry does not say: weights at the top, configurations, tokenizers, templates, pooling.
+/// Patterns of an entry without its own: weights at the top level, configurations, tokenizers, templates, pooling.
 const USUAL: &[&str] = &[
     "*.safetensors",
     "*.gguf",
@@ -18,7 +20,7 @@ const USUAL: &[&str] = &[
     "!*.fp16.safetensors",
 ];
 
-/// Whether a file is wanted: it matches a pattern, and none of those that begin with `!`. No patterns mean the usual.
+/// Returns whether a file matches a pattern and none of those that begin with `!`. No patterns mean [`USUAL`].
 pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
     let usual;
     let patterns: &[String] = if patterns.is_empty() {
@@ -33,26 +35,26 @@ pub(crate) fn wanted(name: &str, patterns: &[String]) -> bool {
     included.iter().any(|pattern| matches(pattern, name)) && !excluded.iter().any(excludes)
 }
 
-/// Whether a file holds weights that Narthex reads.
+/// Returns whether a file holds weights that Narthex reads.
 pub(crate) fn is_weights(name: &str) -> bool {
     is_gguf(name) || name.ends_with(".safetensors")
 }
 
-/// Whether a file is GGUF, by its name.
+/// Returns whether a file is GGUF, by its name.
 pub(crate) fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Whether the files of a checkpoint say how its texts are cut into tokens, in a form that Narthex reads.
+/// Returns whether a checkpoint's files include a tokenizer that Narthex reads.
 pub(super) fn has_tokenizer(names: &[String]) -> bool {
     let is_tokenizer = |name: &String| matches!(name.as_str(), "tokenizer.json" | "tokenizer.model");
     names.iter().any(|name| is_tokenizer(name) || is_gguf(name))
 }
 
-/// The files to fetch of a repository, in order.
+/// Returns the files to download from a repository, sorted.
 ///
-/// Where the usual files are wanted and there are safetensors, GGUF conversions beside them are left alone; a
-/// repository of GGUF files alone must have one, or the user names one.
+/// GGUF files beside safetensors are skipped. A repository with only GGUF files must have exactly one, unless the user
+/// names one.
 pub(super) fn choose<'a>(
     repo: &str,
     names: impl Iterator<Item = &'a str>,
@@ -88,7 +90,7 @@ pub(super) fn choose<'a>(
     }
 }
 
-/// Whether `name` matches `pattern`, in which `*` stands for any characters but `/`.
+/// Returns whether `name` matches `pattern`, in which `*` stands for any characters but `/`.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };

@@ -1,7 +1,7 @@
-//! A repository without its weights: its settings, and of each file of weights the beginning that says which tensors it
-//! has. The rest of such a file is a hole: it has the file's length and takes no room.
+//! A repository without its weights: its settings, and the header of each weights file, which lists the tensors. The
+//! rest of such a file is a hole: the file has its full length and takes no space.
 //!
-//! How long a beginning is, whoever reads it knows; nothing here looks inside.
+//! The caller knows how long a header is. Nothing here looks inside.
 
 use std::{
     fs::{self, File},
@@ -9,47 +9,47 @@ use std::{
     path::Path,
 };
 
-use super::{Hub, Listing, Sibling, cache::RepoCache, glob};
+use super::{Hub, cache::RepoCache, glob};
 use crate::{
     Cancel, check_cancel,
     error::{Error, HubError},
     index::HubSource,
 };
 
-/// Bytes that are asked for first; few files of weights begin with more.
+/// Number of bytes of the first request. Few headers are longer.
 const FIRST: u64 = 256 << 10;
 
-/// The longest beginning that is fetched, in bytes. A vocabulary of a quarter million tokens takes about 30 MB.
+/// Maximum size in bytes of a header. A vocabulary of a quarter million tokens takes about 30 MB.
 const MOST: u64 = 256 << 20;
 
-/// The table of a sharded checkpoint.
+/// The index of a sharded checkpoint.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Says how many bytes of a file's beginning are needed, by its name and those that are there; nothing once they suffice.
-pub type Wanted<'a> = dyn Fn(&str, &[u8]) -> Option<u64> + 'a;
+/// Returns the number of bytes that a file's header takes, given its name and its first bytes, or `None` once they
+/// suffice.
+pub type HeaderLength<'a> = dyn Fn(&str, &[u8]) -> Option<u64> + 'a;
 
-/// What a repository says of itself.
+/// Facts that a repository states about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stated {
-    /// The licence.
+pub struct RepoSummary {
+    /// Licence.
     pub license: Option<String>,
-    /// Bytes of the files that a download would fetch, where every one is known.
+    /// Total size in bytes of the files that a download would fetch, if all sizes are known.
     pub bytes: Option<u64>,
 }
 
 impl Hub {
-    /// Brings a repository's outline into an empty folder, and gives what the repository says of itself. Without a network
-    /// there is nothing to give, and the folder stays empty.
+    /// Downloads a repository's settings and headers into an empty folder. Returns `None` without a network.
     ///
     /// # Errors
-    /// [`HubError`], and those of writing.
+    /// [`HubError`], and errors of writing.
     pub fn outline(
         &self,
         source: &HubSource,
         folder: &Path,
-        wanted: &Wanted<'_>,
+        header_length: &HeaderLength<'_>,
         cancel: &Cancel,
-    ) -> Result<Option<Stated>, Error> {
+    ) -> Result<Option<RepoSummary>, Error> {
         if self.options.network == super::Network::CacheOnly {
             return Ok(None);
         }
@@ -70,32 +70,33 @@ impl Hub {
             fs::copy(&from, &target).map_err(Error::io("copy", &from))?;
         }
         for name in chosen.iter().filter(|name| glob::is_weights(name)) {
-            self.beginning((source, &listing), name, &folder.join(name), wanted, cancel)?;
+            let size = listing.siblings.iter().find(|sibling| sibling.rfilename == *name);
+            let Some(size) = size.and_then(|sibling| sibling.size) else {
+                let reason = format!("it does not say how long {name} is");
+                return Err(HubError::BadAnswer { repo: source.repo.clone(), reason }.into());
+            };
+            let url = self.client.file_url(&source.repo, &listing.sha, name);
+            let remote = WeightsFile { repo: &source.repo, url: &url, name, size };
+            let header = self.header(&remote, header_length, cancel)?;
+            write_header(&folder.join(name), &header, size)?;
         }
         let (license, bytes) = (listing.license(), listing.bytes_of(&chosen));
-        Ok(Some(Stated { license, bytes }))
+        Ok(Some(RepoSummary { license, bytes }))
     }
 
-    /// Writes one file's beginning, and a hole behind it.
-    fn beginning(
+    /// Downloads the header of a weights file.
+    fn header(
         &self,
-        (source, listing): (&HubSource, &Listing),
-        name: &str,
-        target: &Path,
-        wanted: &Wanted<'_>,
+        file: &WeightsFile<'_>,
+        header_length: &HeaderLength<'_>,
         cancel: &Cancel,
-    ) -> Result<(), Error> {
-        let url = self.client.file_url(&source.repo, &listing.sha, name);
-        let stated = |sibling: &&Sibling| sibling.rfilename == name;
-        let Some(length) = listing.siblings.iter().find(stated).and_then(|sibling| sibling.size) else {
-            let reason = format!("it does not say how long {name} is");
-            return Err(HubError::BadAnswer { repo: source.repo.clone(), reason }.into());
-        };
+    ) -> Result<Vec<u8>, Error> {
+        let WeightsFile { repo, url, name, size } = *file;
         let mut bytes = Vec::new();
-        let mut need = FIRST.min(length);
+        let mut need = FIRST.min(size);
         loop {
             check_cancel(cancel)?;
-            let mut response = self.client.first_bytes(&source.repo, &url, name, need)?;
+            let mut response = self.client.first_bytes(repo, url, name, need)?;
             bytes.clear();
             let reader = response.body_mut().with_config().limit(u64::MAX).reader();
             let read = reader.take(need).read_to_end(&mut bytes);
@@ -104,15 +105,27 @@ impl Hub {
                 let found = bytes.len() as u64;
                 return Err(HubError::Short { name: name.to_owned(), expected: need, found }.into());
             }
-            match wanted(name, &bytes).map(|more| more.min(length)) {
+            match header_length(name, &bytes).map(|more| more.min(size)) {
                 Some(more) if more > need && more <= MOST => need = more,
-                _ => break,
+                _ => return Ok(bytes),
             }
         }
-        let parent = target.parent().unwrap_or(target);
-        fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-        let mut file = File::create(target).map_err(Error::io("create", target))?;
-        file.write_all(&bytes).map_err(Error::io("write", target))?;
-        file.set_len(length).map_err(Error::io("write", target))
     }
+}
+
+/// A weights file on the hub.
+struct WeightsFile<'a> {
+    repo: &'a str,
+    url: &'a str,
+    name: &'a str,
+    size: u64,
+}
+
+/// Writes a file of `size` bytes that begins with `header` and has a hole behind it.
+fn write_header(path: &Path, header: &[u8], size: u64) -> Result<(), Error> {
+    let parent = path.parent().unwrap_or(path);
+    fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+    let mut file = File::create(path).map_err(Error::io("create", path))?;
+    file.write_all(header).map_err(Error::io("write", path))?;
+    file.set_len(size).map_err(Error::io("write", path))
 }

@@ -1,8 +1,8 @@
-//! The strings that name things on the hub, and which of them are safe to use in a path or a URL.
+//! Names of repositories, revisions and files on the hub, and which of them are safe in a path or URL.
 
 use crate::source::archive::is_plain;
 
-/// Whether a text is `owner/name`.
+/// Returns whether a string is `owner/name`.
 pub(crate) fn is_repo(text: &str) -> bool {
     let word = |part: &str| {
         let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -14,23 +14,23 @@ pub(crate) fn is_repo(text: &str) -> bool {
     text.split_once('/').is_some_and(|(owner, name)| word(owner) && word(name))
 }
 
-/// Whether a text can be a branch, tag or commit.
+/// Returns whether a string can be a branch, tag or commit.
 pub(crate) fn is_revision(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     text.len() <= 200 && text.chars().all(inner) && is_plain(text)
 }
 
-/// Whether a text is a full commit.
+/// Returns whether a string is a full commit hash.
 pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Whether a file's path stays inside its repository's folder.
+/// Returns whether a file's path stays inside its repository's folder.
 pub(super) fn is_safe_path(text: &str) -> bool {
     text.len() <= 1000 && is_plain(text)
 }
 
-/// An ETag as the name of a blob: without `W/` and quotes. Nothing for one that is unfit for a file name.
+/// Returns an ETag without `W/` and quotes, or `None` if it is not a safe file name.
 pub(super) fn blob_name(etag: &str) -> Option<&str> {
     let bare = etag.trim().trim_start_matches("W/").trim_matches('"');
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -50,7 +50,7 @@ pub(super) fn encode_path(text: &str) -> String {
     encoded
 }
 
-/// As [`encode_path`], with `/` encoded too.
+/// Percent-encodes everything but unreserved characters.
 pub(super) fn encode_component(text: &str) -> String {
     encode_path(text).replace('/', "%2F")
 }

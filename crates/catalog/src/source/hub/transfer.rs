@@ -1,7 +1,9 @@
-//! One file of a repository: promised, fetched, resumed, checked, put into the cache.
+//! Download of one file of a repository: metadata, bytes, resumption, verification, and its place in the cache.
 //!
-//! The bytes gather in `<etag>.incomplete`, so a file that changes on the hub starts anew under its new ETag. A file of
-//! the large-file storage has its SHA-256 as ETag and is refused if its bytes do not have it.
+//! Bytes go to `<etag>.incomplete`, so a file that changes on the hub starts again under its new ETag. A file in the
+//! large-file storage has its SHA-256 as ETag and is refused if its bytes have another digest.
+//!
+//! This is our own code because `hf-hub` 1.0 no longer resumes interrupted downloads and adds `hf-xet`.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +18,7 @@ use ureq::{Body, http::Response};
 
 use super::{
     cache::RepoCache,
-    client::{Client, Promise, header},
+    client::{Client, FileMetadata, header},
     reference::blob_name,
 };
 use crate::{
@@ -25,16 +27,16 @@ use crate::{
     files::{self, CHUNK, Hasher},
 };
 
-/// Attempts in a row that may bring no byte further.
+/// Maximum number of consecutive attempts without progress.
 pub(super) const ATTEMPTS: usize = 5;
 
-/// Bytes that a file may have whose length the hub does not state.
+/// Maximum number of bytes of a file whose length the hub does not state.
 const UNSTATED_LIMIT: u64 = 1 << 30;
 
-/// Bytes between two reports of progress.
+/// Number of bytes between two progress reports.
 const REPORT: usize = 256 << 10;
 
-/// A file that is to be in the cache.
+/// The download of one file into the cache.
 pub(super) struct Transfer<'a> {
     pub(super) client: &'a Client,
     pub(super) repo: &'a RepoCache,
@@ -42,23 +44,23 @@ pub(super) struct Transfer<'a> {
     pub(super) name: &'a str,
 }
 
-/// What one attempt is about.
-struct Attempt {
+/// A file on the hub, as its metadata describes it.
+struct RemoteFile {
     url: String,
     etag: String,
     bytes: Option<u64>,
 }
 
-impl Attempt {
+impl RemoteFile {
     fn limit(&self) -> u64 {
         self.bytes.unwrap_or(UNSTATED_LIMIT)
     }
 }
 
 impl Transfer<'_> {
-    /// Fetches what is missing of the file, shows it in the snapshot, and gives its bytes.
+    /// Downloads the missing part of the file, links it into the snapshot, and returns its size.
     ///
-    /// Passing failures are tried again, `backoff` and then ever longer waits apart, as long as bytes arrive.
+    /// Transient failures are retried, after `backoff` and then ever longer waits, as long as bytes arrive.
     pub(super) fn run(&self, backoff: Duration, seen: &dyn Fn(u64), cancel: &Cancel) -> Result<u64, Error> {
         let mut failures = 0;
         let mut wait = backoff;
@@ -77,7 +79,7 @@ impl Transfer<'_> {
             if length > reached {
                 wait = backoff;
             }
-            // The furthest point counts, else a server that makes each other attempt begin anew would be asked forever.
+            // The furthest point counts: a server that restarts every other attempt would otherwise be retried forever.
             reached = reached.max(length);
             if failures >= ATTEMPTS {
                 return Err(error.into());
@@ -94,7 +96,7 @@ impl Transfer<'_> {
         cancel: &Cancel,
     ) -> Result<u64, Error> {
         let url = self.client.file_url(&self.repo.repo, self.commit, self.name);
-        let Promise { etag, bytes } = self.client.promise(&self.repo.repo, &url, self.name)?;
+        let FileMetadata { etag, bytes } = self.client.metadata(&self.repo.repo, &url, self.name)?;
         let etag = etag.as_deref().and_then(blob_name).ok_or_else(|| HubError::BadAnswer {
             repo: self.repo.repo.clone(),
             reason: format!("{} has no usable ETag", self.name),
@@ -102,22 +104,22 @@ impl Transfer<'_> {
         if let Some(old) = former.replace(etag.to_owned()).filter(|old| old != etag) {
             files::remove_all(&self.repo.partial(&old))?;
         }
-        let attempt = Attempt { url, etag: etag.to_owned(), bytes };
+        let remote = RemoteFile { url, etag: etag.to_owned(), bytes };
         let blob = self.repo.blob(etag);
-        if !self.is_whole(&blob, &attempt) {
+        if !self.is_whole(&blob, &remote) {
             let _lock = self.lock(etag, cancel)?;
             // Another process may have finished it while this one waited.
-            if !self.is_whole(&blob, &attempt) {
-                self.fetch(&attempt, &blob, seen, cancel)?;
+            if !self.is_whole(&blob, &remote) {
+                self.fetch(&remote, &blob, seen, cancel)?;
             }
         }
         self.repo.link(self.commit, self.name, etag)?;
         Ok(fs::metadata(&blob).map_err(Error::io("look at", &blob))?.len())
     }
 
-    fn is_whole(&self, blob: &Path, attempt: &Attempt) -> bool {
+    fn is_whole(&self, blob: &Path, remote: &RemoteFile) -> bool {
         fs::metadata(blob)
-            .is_ok_and(|meta| meta.is_file() && attempt.bytes.is_none_or(|bytes| bytes == meta.len()))
+            .is_ok_and(|meta| meta.is_file() && remote.bytes.is_none_or(|bytes| bytes == meta.len()))
     }
 
     fn lock(&self, etag: &str, cancel: &Cancel) -> Result<File, Error> {
@@ -134,48 +136,48 @@ impl Transfer<'_> {
         }
     }
 
-    /// Brings the file's bytes into its blob, going on where an earlier attempt stopped.
+    /// Downloads the file's bytes into its blob, resuming where an earlier attempt stopped.
     fn fetch(
         &self,
-        attempt: &Attempt,
+        remote: &RemoteFile,
         blob: &Path,
         seen: &dyn Fn(u64),
         cancel: &Cancel,
     ) -> Result<(), Error> {
-        let partial = self.repo.partial(&attempt.etag);
-        if let Some(parent) = partial.parent() {
+        let path = self.repo.partial(&remote.etag);
+        if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
         }
-        let mut gathered = Gathered::open(&partial, attempt.limit(), cancel)?;
-        let resumed = gathered.bytes > 0;
-        if attempt.bytes != Some(gathered.bytes) {
-            let from = gathered.bytes;
-            let response = self.client.bytes_from(&self.repo.repo, &attempt.url, self.name, from)?;
-            self.check_same(&response, attempt)?;
+        let mut partial = PartialFile::open(&path, remote.limit(), cancel)?;
+        let resumed = partial.bytes > 0;
+        if remote.bytes != Some(partial.bytes) {
+            let from = partial.bytes;
+            let response = self.client.bytes_from(&self.repo.repo, &remote.url, self.name, from)?;
+            self.check_same(&response, remote)?;
             if from > 0 && !continues(&response, from) {
-                gathered.restart()?;
+                partial.restart()?;
             }
             if response.status().as_u16() == 416 {
-                return Err(self.short(attempt, 0).into());
+                return Err(self.short(remote, 0).into());
             }
-            self.receive(response, attempt, &mut gathered, seen, cancel)?;
+            self.receive(response, remote, &mut partial, seen, cancel)?;
         }
-        if attempt.bytes.is_some_and(|bytes| gathered.bytes < bytes) {
-            return Err(self.short(attempt, gathered.bytes).into());
+        if remote.bytes.is_some_and(|bytes| partial.bytes < bytes) {
+            return Err(self.short(remote, partial.bytes).into());
         }
-        gathered.file.sync_all().map_err(Error::io("flush", &partial))?;
-        let found = gathered.hasher.finish();
-        if let Some(expected) = attempt.etag.parse::<Sha256>().ok().filter(|expected| *expected != found) {
-            files::remove_all(&partial)?;
+        partial.file.sync_all().map_err(Error::io("flush", &path))?;
+        let found = partial.hasher.finish();
+        if let Some(expected) = remote.etag.parse::<Sha256>().ok().filter(|expected| *expected != found) {
+            files::remove_all(&path)?;
             return Err(HubError::WrongHash { name: self.name.to_owned(), expected, found, resumed }.into());
         }
-        fs::rename(&partial, blob).map_err(Error::io("move into place", blob))
+        fs::rename(&path, blob).map_err(Error::io("move into place", blob))
     }
 
-    /// The hub's own answer repeats the ETag; one that differs belongs to another version of the file.
-    fn check_same(&self, response: &Response<Body>, attempt: &Attempt) -> Result<(), HubError> {
+    /// Checks that a response has the same ETag as the metadata; another ETag belongs to another version of the file.
+    fn check_same(&self, response: &Response<Body>, remote: &RemoteFile) -> Result<(), HubError> {
         let stated = header(response.headers(), "x-linked-etag").and_then(blob_name);
-        if stated.is_some_and(|stated| stated != attempt.etag) {
+        if stated.is_some_and(|stated| stated != remote.etag) {
             return Err(HubError::Changed { name: self.name.to_owned() });
         }
         Ok(())
@@ -184,14 +186,14 @@ impl Transfer<'_> {
     fn receive(
         &self,
         mut response: Response<Body>,
-        attempt: &Attempt,
-        gathered: &mut Gathered<'_>,
+        remote: &RemoteFile,
+        partial: &mut PartialFile<'_>,
         seen: &dyn Fn(u64),
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let mut reader = response.body_mut().with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; REPORT];
-        let mut reported = gathered.bytes;
+        let mut reported = partial.bytes;
         loop {
             check_cancel(cancel)?;
             let count = match reader.read(&mut buffer) {
@@ -202,49 +204,49 @@ impl Transfer<'_> {
                 }
             };
             let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { return Ok(()) };
-            gathered.append(chunk)?;
-            if gathered.bytes > attempt.limit() {
-                files::remove_all(gathered.path)?;
-                return Err(HubError::Long { name: self.name.to_owned(), expected: attempt.limit() }.into());
+            partial.append(chunk)?;
+            if partial.bytes > remote.limit() {
+                files::remove_all(partial.path)?;
+                return Err(HubError::Long { name: self.name.to_owned(), expected: remote.limit() }.into());
             }
-            if gathered.bytes - reported >= REPORT as u64 {
-                reported = gathered.bytes;
+            if partial.bytes - reported >= REPORT as u64 {
+                reported = partial.bytes;
                 seen(reported);
             }
         }
     }
 
-    fn short(&self, attempt: &Attempt, found: u64) -> HubError {
-        HubError::Short { name: self.name.to_owned(), expected: attempt.limit(), found }
+    fn short(&self, remote: &RemoteFile, found: u64) -> HubError {
+        HubError::Short { name: self.name.to_owned(), expected: remote.limit(), found }
     }
 }
 
-/// The bytes of a file so far, on disk and in the digest.
-struct Gathered<'a> {
+/// A partly downloaded file, and the digest of its bytes so far.
+struct PartialFile<'a> {
     path: &'a Path,
     file: File,
     hasher: Hasher,
     bytes: u64,
 }
 
-impl<'a> Gathered<'a> {
-    /// Takes up what an earlier attempt left; more than `limit` bytes cannot be a beginning of the file.
+impl<'a> PartialFile<'a> {
+    /// Opens what an earlier attempt left, and empties it if it is longer than `limit` bytes.
     fn open(path: &'a Path, limit: u64, cancel: &Cancel) -> Result<Self, Error> {
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = options.map_err(Error::io("create", path))?;
-        let mut gathered = Self { path, file, hasher: Hasher::default(), bytes: 0 };
+        let mut partial = Self { path, file, hasher: Hasher::default(), bytes: 0 };
         let mut buffer = vec![0; CHUNK];
         loop {
             check_cancel(cancel)?;
-            let count = gathered.file.read(&mut buffer).map_err(Error::io("read", path))?;
+            let count = partial.file.read(&mut buffer).map_err(Error::io("read", path))?;
             let Some(chunk) = buffer.get(..count).filter(|chunk| !chunk.is_empty()) else { break };
-            gathered.hasher.update(chunk);
-            gathered.bytes += count as u64;
+            partial.hasher.update(chunk);
+            partial.bytes += count as u64;
         }
-        if gathered.bytes > limit {
-            gathered.restart()?;
+        if partial.bytes > limit {
+            partial.restart()?;
         }
-        Ok(gathered)
+        Ok(partial)
     }
 
     fn restart(&mut self) -> Result<(), Error> {
@@ -263,14 +265,14 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Whether an answer goes on at the byte that was asked for.
+/// Returns whether a response starts at the requested byte.
 fn continues(response: &Response<Body>, from: u64) -> bool {
     let start = |text: &str| text.trim().strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok();
     response.status().as_u16() == 206
         && header(response.headers(), "content-range").and_then(start) == Some(from)
 }
 
-/// Sleeps, but wakes when cancelled.
+/// Sleeps, and fails as soon as `cancel` is set.
 pub(super) fn pause(wait: Duration, cancel: &Cancel) -> Result<(), Error> {
     let end = Instant::now() + wait;
     loop {

@@ -6,7 +6,7 @@
 mod fit;
 mod outlook;
 
-use narthex_catalog::{index::Access, source::hub::Stated};
+use narthex_catalog::{index::Access, source::hub::RepoSummary};
 use narthex_spec::{OpenVinoDevice, QnnChip, Target};
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ pub struct Origin {
 
 impl Origin {
     /// That of a model by the text that names it, and by what its repository says of itself.
-    fn new(library: &Library, subject: &str, stated: Option<&Stated>) -> Self {
+    fn new(library: &Library, subject: &str, stated: Option<&RepoSummary>) -> Self {
         let reference = library.reference(split_scheme(subject).0).ok();
         let resolved = reference.and_then(|reference| reference.resolve(&library.catalog).ok());
         let Some(resolved) = resolved else { return Self::default() };
