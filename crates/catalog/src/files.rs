@@ -1,4 +1,4 @@
-//! Files as bytes: digests, durable writes, folder sizes. Knows nothing of models or of the store's layout.
+//! Files as bytes: digests, durable writes, folder sizes. Nothing here knows models or the store's layout.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use sha2::Digest;
 
 use crate::{Cancel, check_cancel, error::Error};
 
-/// Bytes moved at a time; also the distance between two looks at the cancel flag.
+/// Number of bytes read at a time, and between two checks of the cancel flag.
 pub(crate) const CHUNK: usize = 1 << 20;
 
 /// A SHA-256 under way.
@@ -36,7 +36,7 @@ pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
     hasher.finish()
 }
 
-/// The digest of a whole file; `seen` is told the bytes read so far.
+/// Returns the digest of a file. `seen` is called with the number of bytes read so far.
 pub(crate) fn digest_file(path: &Path, cancel: &Cancel, mut seen: impl FnMut(u64)) -> Result<Sha256, Error> {
     let mut file = File::open(path).map_err(Error::io("open", path))?;
     let mut hasher = Hasher::default();

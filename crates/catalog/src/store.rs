@@ -11,9 +11,9 @@
 //!   locks/<key>.lock             locks between processes; never deleted
 //! ```
 //!
-//! Nothing above `tmp/` is ever half-written: things are made whole in `tmp/`, flushed, and renamed into place. A
-//! replaced folder is renamed to `<folder>.old` first and removed after; [`Store::open`] puts it back, or removes it,
-//! if a process died in between, and sweeps staging folders whose process is gone.
+//! Nothing outside `tmp/` is ever incomplete: folders are filled in `tmp/`, flushed, and renamed into place. A replaced
+//! folder is first renamed to `<folder>.old` and then removed. If a process dies in between, [`Store::open`] restores or
+//! removes it. It also removes staging folders of dead processes.
 
 mod lock;
 mod machine;
@@ -46,7 +46,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A new, empty folder for files that nobody keeps; it goes when it is dropped.
+    /// Creates an empty folder for temporary files, which is removed on drop.
     pub fn scratch(&self) -> Result<Staging, Error> {
         Staging::scratch(self)
     }
@@ -88,9 +88,9 @@ impl Store {
         files::write_durably(&staging.path().join("probe"), b"probe")
     }
 
-    /// Waits for the lock called `key` between processes; says so once through `progress` if it must wait.
+    /// Waits for the lock called `key` between processes, and reports once through `progress` that it waits.
     ///
-    /// The lock is let go when the guard is dropped or the process dies.
+    /// The lock is released when the guard is dropped or the process dies.
     pub fn lock(&self, key: &str, progress: &dyn ProgressSink, cancel: &Cancel) -> Result<Guard, Error> {
         lock::wait(&self.lock_path(key)?, key, progress, cancel)
     }

@@ -1,10 +1,10 @@
-//! The rules that every graph keeps: each name defined once and before its use, each constant as long as its shape.
+//! Rules for well-formed graphs: every name is defined once and before its use, and every constant fits its shape.
 
 use std::collections::HashSet;
 
 use crate::{element::Element, graph::Graph};
 
-/// Why a graph is not well-formed.
+/// A violation of a rule for well-formed graphs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// A value has two definitions.
@@ -56,7 +56,7 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// Checks every rule; gives the first one that is broken.
+    /// Checks every rule, and returns the first violation.
     pub fn check(&self) -> Result<(), GraphError> {
         let mut names = HashSet::new();
         match self.nodes.iter().find(|node| !names.insert(node.name.as_str())) {
@@ -65,7 +65,7 @@ impl Graph {
         }
     }
 
-    /// As [`Graph::check`], but nodes may share names or have none, as they do in other people's files.
+    /// Like [`Graph::check`], but nodes may share names or have none, as in files of other tools.
     pub fn check_values(&self) -> Result<(), GraphError> {
         let mut defined = HashSet::new();
         for name in self.inputs.iter().map(|value| &value.name) {
@@ -75,7 +75,7 @@ impl Graph {
             define(&mut defined, &constant.name, "a constant")?;
             let found = constant.bytes();
             let expected = constant.expected_bytes().unwrap_or(u64::MAX);
-            // Texts have no fixed size, and their bytes are not kept.
+            // Strings have no fixed size, and their bytes are not kept.
             if found != expected && constant.dtype != Element::STRING {
                 return Err(GraphError::WrongLength { name: constant.name.clone(), expected, found });
             }

@@ -1,11 +1,12 @@
-//! A graph as stable text, for people and for goldens.
+//! A stable text form of a graph, for people and for golden files.
 
 use std::fmt::{self, Display, Write};
 
 use crate::graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
 impl Graph {
-    /// One line per input, constant, node and output. External offsets are left out: they depend on other tensors.
+    /// Returns one line per input, constant, node and output. Offsets of external data are omitted, since they depend on
+    /// other tensors.
     pub fn dump(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.

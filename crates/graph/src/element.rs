@@ -1,6 +1,6 @@
-//! Element types of other people's tensors: all that ONNX knows, not only those that Narthex computes with.
+//! Element types of ONNX tensors.
 //!
-//! What Narthex builds itself has a [`DType`]; this is the wider set that reading and checking meet.
+//! Graphs that Narthex builds use [`DType`]. This wider set is for reading and checking other graphs.
 
 use std::fmt;
 
@@ -55,29 +55,29 @@ impl Element {
     /// Signed 4-bit integer, two to a byte.
     pub const I4: Self = Self(22);
 
-    /// The type with ONNX's number.
+    /// Returns the type with an ONNX number.
     pub fn from_code(code: i32) -> Self {
         Self(code)
     }
 
-    /// ONNX's number.
+    /// Returns the ONNX number.
     pub fn code(self) -> i32 {
         self.0
     }
 
-    /// The same type among those that Narthex computes with.
+    /// Returns the type as a [`DType`], if Narthex computes with it.
     pub fn dtype(self) -> Option<DType> {
         let all =
             [DType::F32, DType::F16, DType::Bf16, DType::U8, DType::I8, DType::I32, DType::I64, DType::Bool];
         all.into_iter().find(|&dtype| self == dtype)
     }
 
-    /// Bits of one element; nothing for text and for numbers that ONNX does not give.
+    /// Returns the bits of one element, or `None` for strings and unknown types.
     pub fn bits(self) -> Option<u32> {
         TYPES.iter().find(|(code, ..)| *code == self.0).map(|&(_, _, bits)| bits)
     }
 
-    /// Bytes of `count` elements, which are packed where they are smaller than a byte.
+    /// Returns the bytes of `count` elements. Elements smaller than a byte are packed.
     pub fn bytes(self, count: u64) -> Option<u64> {
         Some(count.checked_mul(u64::from(self.bits()?))?.div_ceil(8))
     }

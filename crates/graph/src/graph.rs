@@ -27,9 +27,9 @@ pub struct Graph {
     pub metadata: Vec<(String, String)>,
     /// Shapes that the file declares for values between nodes.
     pub values: Vec<Value>,
-    /// Inputs and outputs whose rank the file leaves open; their shape here is empty.
+    /// Inputs and outputs without a declared rank. Their shape here is empty.
     pub unranked: Vec<String>,
-    /// What stood in a file that was read and is not kept here, in words; such a graph cannot be written back whole.
+    /// Descriptions of parts of the file that were not kept. Such a graph cannot be written back completely.
     pub unread: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Initializer {
     pub data: InitializerData,
 }
 
-/// Where a constant's elements are.
+/// The elements of a constant.
 #[derive(Debug, Clone, PartialEq)]
 pub enum InitializerData {
     /// Inside the model, little-endian; a view of the file's bytes where one was read.
@@ -84,7 +84,7 @@ pub struct Node {
     pub domain: String,
     /// Input names; an empty name is an absent optional input.
     pub inputs: Vec<String>,
-    /// Output names; an empty name is an output nobody wants.
+    /// Output names; an empty name is an unused output.
     pub outputs: Vec<String>,
     /// Attributes, in order.
     pub attributes: Vec<(String, Attribute)>,

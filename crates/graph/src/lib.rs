@@ -1,4 +1,4 @@
-//! An ONNX graph as a value: build it, check it, print it, write it, read it. Has never heard of a language model.
+//! An ONNX graph as a value: built, checked, printed, written and read. Nothing here knows language models.
 //!
 //! Start at [`Graph`]; [`build::Builder`] makes one node by node, [`onnx`] turns it into bytes and back.
 

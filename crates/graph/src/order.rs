@@ -1,4 +1,4 @@
-//! The order of nodes: ONNX wants each behind those that it reads, and some converters write them otherwise.
+//! Topological order of nodes, which ONNX requires and some converters do not keep.
 
 use std::{
     cmp::Reverse,
@@ -8,8 +8,8 @@ use std::{
 use crate::graph::{Attribute, Graph, Node};
 
 impl Graph {
-    /// Puts each node behind those whose outputs it, or a body in it, reads; in bodies too. Nodes that are in order stay as
-    /// they are, and those in a circle come last, for [`Graph::check_values`] to name.
+    /// Sorts nodes topologically, in bodies too. Nodes that are in order keep it, and nodes in a cycle come last, so that
+    /// [`Graph::check_values`] reports them.
     pub fn sort_nodes(&mut self) {
         for (_, attribute) in self.nodes.iter_mut().flat_map(|node| &mut node.attributes) {
             if let Attribute::Graph(body) = attribute {
@@ -25,7 +25,7 @@ impl Graph {
     }
 }
 
-/// The nodes' places in an order in which each comes behind those that it reads; of those that may come next, the first.
+/// Returns the positions of nodes in topological order, the smallest position first among ready nodes.
 fn order(nodes: &[Node]) -> Vec<usize> {
     let makers: HashMap<&str, usize> = nodes
         .iter()
@@ -59,7 +59,7 @@ fn order(nodes: &[Node]) -> Vec<usize> {
     order
 }
 
-/// What a node reads, and what the bodies in it do.
+/// Calls `each` with the values that a node and its bodies read.
 fn reads<'a>(node: &'a Node, each: &mut dyn FnMut(&'a str)) {
     node.inputs.iter().for_each(|name| each(name));
     for (_, attribute) in &node.attributes {

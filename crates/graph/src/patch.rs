@@ -1,7 +1,7 @@
-//! Changes to a graph as values: each says in words what it does, and is applied whole or not at all.
+//! Labelled changes to a graph, each applied completely or not at all.
 //!
-//! A patch names nodes by a value that they make, because positions shift while patches are applied. What was applied is
-//! written into the graph's metadata.
+//! A patch identifies a node by one of its outputs, because positions shift while patches are applied. The labels of
+//! applied patches are recorded in the graph's metadata.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,19 +15,19 @@ use crate::{
 /// The metadata key under which applied patches are listed.
 pub const APPLIED: &str = "narthex.patches";
 
-/// A change, with its name for people.
+/// A labelled change.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patch {
-    /// What it does: `write /layers.0/norm as Add and SimplifiedLayerNormalization`.
+    /// Label: `write /layers.0/norm as Add and SimplifiedLayerNormalization`.
     pub label: String,
-    /// The edits, which belong together.
+    /// Edits that belong together.
     pub edits: Vec<Edit>,
 }
 
 /// One edit.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Edit {
-    /// Puts nodes in the place of the node that makes a value; an empty list removes it.
+    /// Replaces the node that outputs a value. An empty list removes it.
     Replace {
         /// The value.
         making: String,
@@ -36,7 +36,7 @@ pub enum Edit {
     },
     /// Adds a constant.
     AddConstant(Initializer),
-    /// Imports a domain, unless it is imported already.
+    /// Imports a domain, unless it is already imported.
     Import {
         /// The domain.
         domain: String,
@@ -50,16 +50,16 @@ pub enum Edit {
         /// Its extent.
         extent: u64,
     },
-    /// Puts an input in the place of the one with its name.
+    /// Replaces the input with the same name.
     Retype(Value),
-    /// Takes an input away.
+    /// Removes an input.
     DropInput {
         /// Its name.
         name: String,
     },
 }
 
-/// Why a patch was not applied.
+/// A failure to apply a patch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatchError {
     /// No node makes the value.
@@ -81,7 +81,7 @@ pub enum PatchError {
 }
 
 impl Graph {
-    /// Applies patches in order. On an error the graph is as it was.
+    /// Applies patches in order. On an error the graph is unchanged.
     pub fn apply(&mut self, patches: &[Patch]) -> Result<(), PatchError> {
         let mut replacements = self.replacements(patches)?;
         let nodes = std::mem::take(&mut self.nodes);
@@ -102,7 +102,7 @@ impl Graph {
         Ok(())
     }
 
-    /// The new nodes by the position of the one that they replace.
+    /// Returns the new nodes by the position of the node that they replace.
     fn replacements(&self, patches: &[Patch]) -> Result<HashMap<usize, Vec<Node>>, PatchError> {
         let mut makers: HashMap<&str, usize> = HashMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
@@ -148,7 +148,7 @@ impl Graph {
         }
     }
 
-    /// Gives every bound symbol its extent, and states what follows for the values between.
+    /// Sets the extents of bound symbols, and the shapes that follow for other values.
     fn bind(&mut self, patches: &[Patch]) {
         let bound: HashMap<&str, u64> = patches
             .iter()
@@ -179,7 +179,7 @@ impl Graph {
                 self.unranked.retain(|name| *name != output.name);
             }
         }
-        // A shape that is still open says less than what ONNX Runtime infers, and one of a value that went says nothing.
+        // ONNX Runtime infers more than an open shape states, and shapes of removed values are obsolete.
         let made: HashSet<&str> =
             self.nodes.iter().flat_map(|node| &node.outputs).map(String::as_str).collect();
         self.values.retain(|value| {

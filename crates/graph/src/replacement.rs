@@ -1,4 +1,4 @@
-//! The nodes that stand for one node, under construction; they become a patch.
+//! Builder of a patch that replaces one node by several.
 
 use narthex_spec::DType;
 
@@ -8,30 +8,30 @@ use crate::{
     patch::{Edit, Patch},
 };
 
-/// Collects the nodes that stand for one; their names and values continue the old node's path.
+/// Collects the nodes that replace one node. Their names and values continue its path.
 #[derive(Debug)]
 pub struct Replacement<'a> {
     node: &'a Node,
-    /// A text that no other value begins with.
+    /// Prefix that no other value has.
     stem: String,
     nodes: Vec<Node>,
     edits: Vec<Edit>,
 }
 
 impl<'a> Replacement<'a> {
-    /// Nothing yet, for a node.
+    /// Creates an empty replacement for a node.
     pub fn of(node: &'a Node) -> Self {
         let value = node.outputs.iter().find(|output| !output.is_empty()).cloned().unwrap_or_default();
         let stem = if node.name.is_empty() { value } else { node.name.clone() };
         Self { node, stem, nodes: Vec::new(), edits: Vec::new() }
     }
 
-    /// The path that new values continue.
+    /// Returns the path that new values continue.
     pub fn stem(&self) -> &str {
         &self.stem
     }
 
-    /// Adds a node that makes a new value, and gives the value. `op` may be led by a domain, as `com.microsoft/Gelu`.
+    /// Adds a node with a new value and returns the value's name. `op` may be led by a domain, as `com.microsoft/Gelu`.
     pub fn op(&mut self, op: &str, inputs: &[&str], attributes: &[(&str, Attribute)]) -> String {
         let output = format!("{}/{}{}/out", self.stem, op, self.nodes.len());
         self.op_to(op, inputs, attributes, &[&output]);
@@ -57,7 +57,7 @@ impl<'a> Replacement<'a> {
         self.nodes.push(node);
     }
 
-    /// Takes another node away, whose work the new ones do too.
+    /// Removes another node, which the new nodes replace too.
     pub fn takes_over(&mut self, other: &Node) {
         if let Some(making) = other.outputs.first() {
             self.edits.push(Edit::Replace { making: making.clone(), nodes: Vec::new() });

@@ -1,4 +1,4 @@
-//! How much a node computes: multiply-accumulates, from the shapes of its tensors.
+//! Multiply-accumulates of a node, from the shapes of its tensors.
 //!
 //! Only products of matrices and convolutions count; next to them everything else in a model is small.
 

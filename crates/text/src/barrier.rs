@@ -1,17 +1,17 @@
-//! A barrier that turns a panic inside a third-party library into an error.
+//! Conversion of a panic inside a third-party library into an error.
 //!
-//! Tokenizer files and templates come from outside, and the libraries that interpret them assert on some malformed
+//! Tokenizer files and templates come from outside, and the libraries that interpret them panic on some malformed
 //! input. Our own code never relies on this.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A library panicked; its value was dropped.
+/// A library panicked, and its value was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Panicked;
 
-/// Runs `work`; a panic inside it ends only `work`.
+/// Runs `work` and catches a panic inside it.
 ///
-/// The closure must hand over only values that are dropped or merely read after a panic.
+/// Values that the closure borrows must only be dropped or read after a panic.
 pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Panicked)
 }

@@ -1,19 +1,19 @@
-//! Tokens to text as they come: whole characters only, each as soon as it is whole.
+//! Streaming conversion of tokens to text, one whole character at a time.
 
 use narthex_spec::TokenId;
 
 use crate::tokenizer::{Place, Tokenizer};
 
-/// Text of a growing list of tokens; special tokens are left out.
+/// Converts a stream of tokens to text. Special tokens are skipped.
 ///
-/// The pieces it gives, joined, are the lossy UTF-8 decoding of all tokens' bytes.
+/// Its pieces, joined, are the lossy UTF-8 decoding of all tokens' bytes.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
-    /// Bytes of a character that is not whole yet; at most three.
+    /// Bytes of an incomplete character, at most three.
     partial: Vec<u8>,
     place: Place,
-    /// How many leading characters may still be dropped.
+    /// Number of leading characters that may still be dropped.
     droppable: usize,
 }
 
@@ -28,13 +28,13 @@ impl Tokenizer {
 }
 
 impl Detokenizer {
-    /// Starts at the beginning of a text.
+    /// Creates a detokenizer at the beginning of a text.
     pub fn new(tokenizer: Tokenizer) -> Self {
         let droppable = tokenizer.leading().count;
         Self { tokenizer, partial: Vec::new(), place: Place::Start, droppable }
     }
 
-    /// Takes one token; gives the text that is whole now, if any.
+    /// Takes one token and returns the text that is complete now, if any.
     pub fn push(&mut self, token: TokenId) -> Option<String> {
         if self.tokenizer.is_special(token) {
             return None;
@@ -45,7 +45,7 @@ impl Detokenizer {
         self.without_leading(text)
     }
 
-    /// Ends the text: bytes that never became a character are given as the replacement character.
+    /// Ends the text. Incomplete bytes become the replacement character.
     pub fn finish(&mut self) -> Option<String> {
         let text = String::from_utf8_lossy(&std::mem::take(&mut self.partial)).into_owned();
         self.without_leading(text)

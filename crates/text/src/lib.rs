@@ -1,6 +1,6 @@
 //! Strings to tokens and back: tokenizers, chat templates, stop strings. No I/O, no clock.
 //!
-//! Start at [`tokenizer::Tokenizer`]; [`template`] makes a conversation into text and [`prompt`] into tokens.
+//! Start at [`tokenizer::Tokenizer`]. [`template`] renders a conversation as text, and [`prompt`] turns it into tokens.
 
 pub mod detokenize;
 pub mod prompt;

@@ -1,4 +1,5 @@
-//! A conversation as tokens: the template's special tokens are read, the users' are text, and BOS stands once.
+//! Conversations as tokens. Special tokens of the template are control tokens, those in messages are text, and BOS occurs
+//! once.
 
 use std::collections::VecDeque;
 
@@ -9,18 +10,18 @@ use crate::{
     tokenizer::{Specials, Tokenizer, TokenizerError},
 };
 
-/// Why a conversation has no tokens.
+/// A failure to turn a conversation into tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
-    /// The template refused it.
+    /// The template failed or refused the conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// The tokenizer refused it.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// The text of a conversation, in which users' special tokens are broken up.
+/// Renders a conversation as text in which special tokens in messages are shielded.
 pub fn text(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -32,7 +33,7 @@ pub fn text(
     Ok(template.render(&shielded, &options.map_text(|text| tokenizer.shield(text)))?)
 }
 
-/// The tokens of a conversation.
+/// Returns the tokens of a conversation.
 pub fn tokens(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -44,7 +45,7 @@ pub fn tokens(
     Ok(with_bos(tokenizer.encode(&text, Specials::Parse)?, bos))
 }
 
-/// Tokens that begin with exactly one BOS, where the model wants one.
+/// Returns tokens that begin with exactly one BOS, if the model has one.
 pub fn with_bos(tokens: Vec<TokenId>, bos: Option<TokenId>) -> Vec<TokenId> {
     let Some(bos) = bos else { return tokens };
     let mut tokens = VecDeque::from(tokens);

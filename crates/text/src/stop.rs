@@ -1,25 +1,28 @@
-//! Stop strings: ends a stream of text where one of them begins.
+//! Stop strings, which end a stream of text.
 //!
-//! A stop string may be spread over many pieces, so the end of the text is withheld while it may still become one.
-//! Never here: stop tokens, which the engine knows.
+//! A stop string may be spread over many pieces, so the end of the text is withheld while it may still become one. Stop
+//! tokens are the engine's.
+//!
+//! The automaton is our own because that of `aho-corasick` does not expose how much of a pattern has matched so far, which
+//! is what has to be withheld.
 
-/// What became of a piece of text.
+/// The outcome of a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopOutcome {
-    /// Text that no stop string can take back; may be empty.
+    /// Text that is not part of a stop string; may be empty.
     pub text: String,
-    /// Which stop string was reached, as an index into the list; nothing comes after it.
+    /// Index of the stop string that was reached. No text follows it.
     pub stopped: Option<usize>,
 }
 
-/// Watches a stream of text for stop strings (Knuth, Morris and Pratt 1977, one automaton per string).
+/// Searches a stream of text for stop strings (Knuth, Morris and Pratt 1977, one automaton per string).
 ///
-/// The text ends before the stop string that is complete first; of those that are complete at the same place, the
-/// longest counts. How the text is cut into pieces makes no difference.
+/// The text ends before the stop string that is complete first, or before the longest of those that are complete at the
+/// same position. The outcome does not depend on how the text is cut into pieces.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     automata: Vec<Automaton>,
-    /// The end of the text that may be the beginning of a stop string.
+    /// End of the text that may be the beginning of a stop string.
     held: String,
     stopped: Option<usize>,
 }
@@ -27,18 +30,18 @@ pub struct StopStrings {
 #[derive(Debug, Clone)]
 struct Automaton {
     pattern: Vec<u8>,
-    /// For each length, the longest shorter beginning that is also an end of that beginning.
+    /// For each prefix of the pattern, the length of its longest proper prefix that is also a suffix.
     fallback: Vec<usize>,
     matched: usize,
 }
 
 impl StopStrings {
-    /// Watches for `stops`; empty strings are never reached.
+    /// Creates a search for `stops`. Empty strings are never found.
     pub fn new(stops: Vec<String>) -> Self {
         Self { automata: stops.into_iter().map(Automaton::new).collect(), held: String::new(), stopped: None }
     }
 
-    /// Takes the next piece of text. After a stop string was reached, text is swallowed.
+    /// Takes the next piece of text. After a stop string, text is dropped.
     pub fn push(&mut self, text: &str) -> StopOutcome {
         if self.stopped.is_some() {
             return StopOutcome { text: String::new(), stopped: self.stopped };
@@ -58,13 +61,13 @@ impl StopStrings {
         StopOutcome { text: held, stopped: None }
     }
 
-    /// Ends the text; gives what was withheld.
+    /// Ends the text and returns what was withheld.
     pub fn finish(&mut self) -> String {
         self.automata.iter_mut().for_each(|automaton| automaton.matched = 0);
         std::mem::take(&mut self.held)
     }
 
-    /// Feeds one byte to all; the longest string that it completes, with its length.
+    /// Feeds one byte to all automata; returns the longest string that it completes, with its length.
     fn advance(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut complete: Option<(usize, usize)> = None;
         for (index, automaton) in self.automata.iter_mut().enumerate() {
@@ -92,7 +95,7 @@ impl Automaton {
         Self { pattern, fallback, matched: 0 }
     }
 
-    /// Whether `byte` completes the pattern.
+    /// Feeds one byte; returns whether it completes the pattern.
     fn advance(&mut self, byte: u8) -> bool {
         if self.pattern.is_empty() {
             return false;

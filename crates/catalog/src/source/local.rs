@@ -13,7 +13,7 @@ use narthex_spec::{
 
 use crate::{Cancel, error::Error, files, source::hub::glob};
 
-/// What a local path is.
+/// The kind of a local path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LocalKind {
     /// A GGUF file, or a folder with a checkpoint.
@@ -22,7 +22,7 @@ pub(crate) enum LocalKind {
     Wheel,
 }
 
-/// Looks at a local path.
+/// Returns the kind of a local path.
 pub(crate) fn look(path: &Path) -> Result<LocalKind, Error> {
     let unfit = |found| Error::NotACheckpoint { path: path.to_path_buf(), found };
     if path.is_dir() {

@@ -1,7 +1,7 @@
-//! The user's own package client, run as a process: it knows the user's index, mirrors and proxies, we do not.
+//! The user's own pip, run as a process, because it is configured for the user's index, mirrors and proxies.
 //!
-//! No index address stands here. The platform, interpreter and ABI tags are fixed by the caller, so that everybody
-//! gets the same pinned file whatever Python runs pip.
+//! No index address appears here. Platform, interpreter and ABI tags are fixed, so that every Python downloads the same
+//! pinned file.
 
 use std::{
     env, fmt,
@@ -16,13 +16,13 @@ use narthex_spec::progress::Stage;
 
 use crate::{Cancel, check_cancel, error::Error, files};
 
-/// How often the process, the cancel flag and the growing files are looked at.
+/// Time between two checks of the process, the cancel flag and the growing files.
 const POLL: Duration = Duration::from_millis(100);
 
-/// What every system's Python says of a full disk.
+/// Python's message about a full disk, the same on every system.
 const FULL: &str = "No space left on device";
 
-/// Bytes of pip's last words that are kept.
+/// Maximum number of bytes kept of pip's stderr.
 const STDERR_LIMIT: usize = 8 << 10;
 
 /// The environment variable that names the Python to use.
@@ -54,7 +54,7 @@ impl fmt::Display for Pip {
 }
 
 impl Pip {
-    /// Looks for a Python with pip: `NARTHEX_PYTHON` alone if it is set, else `python3`, `python` and, on Windows,
+    /// Finds a Python with pip: `NARTHEX_PYTHON` alone if it is set, else `python3`, `python` and, on Windows,
     /// `py -3`. [`Error::NoPip`] names what was tried.
     pub fn find(wanted: Requirement<'_>) -> Result<Self, Error> {
         let chosen = env::var(PYTHON_VARIABLE).ok().filter(|value| !value.is_empty());
@@ -100,7 +100,7 @@ impl Pip {
 
     /// Downloads one wheel into `folder`, which must be empty, and gives its path. Its digest is not checked here.
     ///
-    /// `stage` is told the bytes on disk as they grow. Once `cancel` is set the process is killed, with its children.
+    /// Reports the bytes on disk to `stage`. If `cancel` is set, the process and its children are killed.
     pub fn download(
         &self,
         wanted: Requirement<'_>,

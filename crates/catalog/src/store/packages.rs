@@ -47,7 +47,7 @@ impl Store {
         folder.join(MANIFEST_FILE).is_file().then_some(folder)
     }
 
-    /// Every installed package, by name and scheme. Folders that are no packages are passed over with a warning.
+    /// Returns every installed package, sorted by name and scheme. Other folders are skipped with a warning.
     pub fn packages(&self) -> Result<Vec<PackageInfo>, Error> {
         let root = self.root().join("packages");
         if !root.is_dir() {
@@ -94,7 +94,7 @@ impl Store {
             }
             self.discard(&folder)?;
         }
-        // An empty folder of a model is no harm, so a failure to remove it is none either.
+        // An empty folder is harmless, so a failure to remove it is ignored.
         let _ = fs::remove_dir(self.root().join("packages").join(name.file_stem()));
         Ok(freed)
     }

@@ -1,7 +1,7 @@
-//! Receipts: what was unpacked into a folder of the store, and from where.
+//! Receipts, which list the files unpacked into a folder of the store and their origin.
 //!
-//! A receipt is written inside the staging folder before it is renamed into place, so a folder with a receipt was
-//! complete once; [`Receipt::is_intact`] says whether it still is.
+//! A receipt is written before the staging folder is renamed into place, so a folder with a receipt was complete once.
+//! [`Receipt::is_intact`] returns whether it still is.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -16,12 +16,12 @@ pub(crate) const RECEIPT_FILE: &str = "receipt.json";
 /// The longest receipt that is read, in bytes.
 const LIMIT: u64 = 4 << 20;
 
-/// What a folder holds.
+/// The contents of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Receipt {
     /// The model or runtime that it was unpacked for.
     pub(crate) made_for: String,
-    /// Where it came from, as a person would write it.
+    /// Origin for people.
     pub(crate) source: String,
     /// The archive's digest.
     pub(crate) archive: Sha256,
@@ -30,12 +30,12 @@ pub(crate) struct Receipt {
 }
 
 impl Receipt {
-    /// Reads a receipt; nothing where there is none that can be read.
+    /// Reads a receipt, if there is a readable one.
     pub(crate) fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&files::read_small(path, LIMIT).ok()?).ok()
     }
 
-    /// The receipt of a folder whose files all stand there with their sizes.
+    /// Reads the receipt of a folder, if all files are present with their sizes.
     pub(crate) fn of_intact(folder: &Path) -> Option<Self> {
         Self::read(&folder.join(RECEIPT_FILE)).filter(|receipt| receipt.is_intact(folder))
     }
@@ -48,7 +48,7 @@ impl Receipt {
         files::write_durably(&path, &text)
     }
 
-    /// Whether the folder belongs to a model.
+    /// Returns whether the folder belongs to a model.
     pub(crate) fn made_for(&self, name: &ModelName) -> bool {
         self.made_for == name.as_str()
     }

@@ -1,4 +1,4 @@
-//! What is done about processes that died: their staging folders go, and interrupted swaps are completed or undone.
+//! Recovery after processes that died: their staging folders are removed, and interrupted swaps completed or undone.
 
 use std::{
     fs, io,

@@ -1,4 +1,4 @@
-//! Folders in which things are made whole before they are renamed into place.
+//! Staging folders, which are filled completely before they are renamed into place.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{error::Error, files};
 /// The lock under which staging folders are made and swept and finished ones are swapped in.
 const SWAP_LOCK: &str = "swap";
 
-/// What a staged folder becomes.
+/// The kind of a staged folder.
 #[derive(Debug)]
 pub(super) enum StagingTarget {
     /// A package, which must hold a manifest.
@@ -110,7 +110,7 @@ impl Drop for Staging {
     }
 }
 
-/// Where an older folder waits while a newer one takes its place.
+/// Returns the path of an older folder while a newer one takes its place.
 pub(super) fn aside(target: &Path) -> PathBuf {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(".old");

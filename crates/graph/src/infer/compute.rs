@@ -5,7 +5,7 @@ use narthex_spec::DType;
 use super::{NodeContext, Shape, axis_of};
 use crate::{context::CONTEXT_OP, element::Element, graph::MICROSOFT};
 
-/// The shapes of a node's outputs; nothing if the operator is not known.
+/// Returns the shapes of a node's outputs, or `None` for an unknown operator.
 pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     let one = |shape: Option<Shape>| Some(vec![shape]);
     let same = || one(at.shape(0).cloned());
@@ -118,7 +118,7 @@ const SAME: &[&str] = &[
     "Trilu",
 ];
 
-/// Operators whose inputs are stretched to one shape.
+/// Operators that broadcast their inputs.
 const BROADCAST: &[&str] = &[
     "Add",
     "And",
@@ -146,7 +146,7 @@ const BROADCAST: &[&str] = &[
     "Xor",
 ];
 
-/// The shape to which all stretch; an extent stays open where it cannot be told.
+/// Returns the shape that inputs broadcast to. Undetermined extents stay open.
 pub(super) fn broadcast(shapes: &[Option<&Shape>]) -> Option<Shape> {
     let shapes = shapes.iter().copied().collect::<Option<Vec<&Shape>>>()?;
     let rank = shapes.iter().map(|shape| shape.len()).max()?;
@@ -215,7 +215,7 @@ fn gemm(at: &NodeContext<'_>) -> Option<Shape> {
     Some(vec![side(0, "transA", 0)?, side(1, "transB", 1)?])
 }
 
-/// Extents of a window's positions along each spatial axis.
+/// Returns the number of window positions along each spatial axis.
 fn windows(at: &NodeContext<'_>, space: &[Option<u64>], kernel: &[Option<u64>]) -> Shape {
     let number = |name: &str, axis: usize, absent: u64| {
         at.node.ints(name).and_then(|all| all.get(axis)).map_or(Some(absent), |&v| u64::try_from(v).ok())

@@ -1,8 +1,8 @@
-//! Shapes of operators that move data without computing with it.
+//! Shapes of operators that only move data.
 
 use super::{NodeContext, Shape, axis_of};
 
-/// The shapes of a node's outputs; nothing if the operator is not one of these.
+/// Returns the shapes of a node's outputs, or `None` for other operators.
 pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     if !at.node.domain.is_empty() {
         return None;
@@ -130,7 +130,7 @@ fn concat(at: &NodeContext<'_>) -> Option<Shape> {
     Some(shape)
 }
 
-/// How many elements a slice takes of an extent.
+/// Returns the number of elements that a slice takes of an extent.
 pub(super) fn slice_length(extent: u64, start: i64, end: i64, step: i64) -> Option<u64> {
     let extent = i64::try_from(extent).ok()?;
     let wrap = |place: i64| if place < 0 { place.saturating_add(extent) } else { place };
@@ -242,7 +242,7 @@ fn gather_nd(at: &NodeContext<'_>) -> Option<Shape> {
     Some(front.iter().chain(rest).copied().collect())
 }
 
-/// The axes that `Shape` gives.
+/// Returns the axes that `Shape` outputs.
 pub(super) fn shape_range(at: &NodeContext<'_>) -> Option<std::ops::Range<usize>> {
     let rank = at.shape(0)?.len();
     let place =
@@ -256,7 +256,7 @@ fn shape_of(at: &NodeContext<'_>) -> Option<Shape> {
     Some(vec![Some(shape_range(at)?.len() as u64)])
 }
 
-/// How many numbers a `Range` gives.
+/// Returns the length of a `Range`.
 pub(super) fn range_length(at: &NodeContext<'_>) -> Option<u64> {
     let bound = |index| at.ints(index)?.first().copied();
     let (start, limit, step) = (bound(0)?, bound(1)?, bound(2)?);

@@ -1,7 +1,7 @@
-//! What can be known of a graph's tensors before it runs: element types, shapes, small integer constants.
+//! Inference of element types, shapes and small integer constants.
 //!
-//! Only numbers: a symbol counts as its extent where the caller binds it, else as open. An operator that is not known
-//! here leaves its outputs open; nothing is ever guessed. Start at [`Graph::infer`].
+//! A symbol has the extent that the caller binds, else it is open. The outputs of an unknown operator are open; nothing is
+//! guessed. Start at [`Graph::infer`].
 
 mod compute;
 mod ints;
@@ -16,43 +16,43 @@ use crate::{
     graph::{Attribute, Graph, Initializer, InitializerData, Node, Value},
 };
 
-/// A shape; an extent that is not known is open.
+/// A shape whose unknown extents are `None`.
 pub type Shape = Vec<Option<u64>>;
 
-/// The most integers of one tensor that are followed: shapes, axes and indices, not data.
+/// Maximum number of integers of one tensor that are tracked: shapes, axes and indices, but not data.
 const MOST_INTS: usize = 1024;
 
-/// What is known of a tensor.
+/// Inferred properties of a tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TensorInfo {
-    /// Its element type.
+    /// Element type.
     pub element: Option<Element>,
-    /// Its shape, if its rank is known.
+    /// Shape, if the rank is known.
     pub shape: Option<Shape>,
-    /// Its elements, if they are few integers and known.
+    /// Elements, if they are few known integers.
     pub ints: Option<Vec<i64>>,
-    /// Whether it is the same in every run, so that ONNX Runtime computes it once, when it loads the graph.
+    /// `true` if ONNX Runtime computes the tensor once, when it loads the graph.
     pub constant: bool,
 }
 
 impl TensorInfo {
-    /// Number of elements, if every extent is known.
+    /// Returns the number of elements, if every extent is known.
     pub fn count(&self) -> Option<u64> {
         self.shape.as_ref()?.iter().try_fold(1u64, |count, extent| count.checked_mul((*extent)?))
     }
 
-    /// Number of bytes, if type and shape are known.
+    /// Returns the number of bytes, if type and shape are known.
     pub fn bytes(&self) -> Option<u64> {
         self.element?.bytes(self.count()?)
     }
 
-    /// Whether every extent is known.
+    /// Returns whether every extent is known.
     pub fn is_fixed(&self) -> bool {
         self.count().is_some()
     }
 }
 
-/// What is known of every tensor of a graph.
+/// Inferred properties of every tensor of a graph.
 #[derive(Debug, Clone, Default)]
 pub struct InferredTensors {
     tensors: HashMap<String, TensorInfo>,
@@ -60,24 +60,24 @@ pub struct InferredTensors {
 }
 
 impl InferredTensors {
-    /// A tensor by name; one that is not there has nothing known of it.
+    /// Returns a tensor by name. Nothing is known of an absent one.
     pub fn get(&self, name: &str) -> &TensorInfo {
         self.tensors.get(name).unwrap_or(&self.nothing)
     }
 
-    /// A node's input; nothing if the node leaves it out.
+    /// Returns a node's input, or `None` if the node omits it.
     pub fn input(&self, node: &Node, index: usize) -> Option<&TensorInfo> {
         node.input(index).map(|name| self.get(name))
     }
 
-    /// A node's first output.
+    /// Returns a node's first output.
     pub fn output(&self, node: &Node) -> &TensorInfo {
         node.outputs.first().map_or(&self.nothing, |name| self.get(name))
     }
 }
 
 impl Graph {
-    /// Follows shapes, types and small integers through the graph; `bind` gives symbols their extents.
+    /// Infers shapes, types and small integers. `bind` returns the extents of symbols.
     pub fn infer(&self, bind: &dyn Fn(&str) -> Option<u64>) -> InferredTensors {
         let mut known = InferredTensors::default();
         for input in &self.inputs {
@@ -102,7 +102,7 @@ impl Graph {
     }
 }
 
-/// What a file says of a value.
+/// Returns the properties that a file declares for a value.
 fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) -> TensorInfo {
     let extent = |dim: &Dim| match dim {
         Dim::Fixed(extent) => Some(*extent),
@@ -115,7 +115,7 @@ fn declared(graph: &Graph, value: &Value, bind: &dyn Fn(&str) -> Option<u64>) ->
     }
 }
 
-/// The extent of a symbol, or of a sum of symbols and numbers as exporters write them: `past_length + 1`.
+/// Returns the extent of a symbol, or of a sum of symbols and numbers such as `past_length + 1`.
 pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
     bind(symbol).or_else(|| {
         let terms = symbol.split('+').map(str::trim);
@@ -127,7 +127,7 @@ pub fn evaluate(symbol: &str, bind: &dyn Fn(&str) -> Option<u64>) -> Option<u64>
     })
 }
 
-/// Fills what inference left open with what the file states.
+/// Fills open properties with those that the file declares.
 fn complete(tensor: &mut TensorInfo, stated: &TensorInfo) {
     tensor.element = tensor.element.or(stated.element);
     match (&mut tensor.shape, &stated.shape) {
@@ -149,7 +149,7 @@ fn of_constant(constant: &Initializer) -> TensorInfo {
 }
 
 impl Initializer {
-    /// Its elements, if they are few and integers and lie inside the file.
+    /// Returns the elements, if they are few integers inside the file.
     pub fn ints(&self) -> Option<Vec<i64>> {
         let InitializerData::Inline(bytes) = &self.data else { return None };
         if bytes.len() > MOST_INTS * 8 || self.expected_bytes() != Some(bytes.len() as u64) {
@@ -168,7 +168,7 @@ impl Initializer {
     }
 }
 
-/// A node whose outputs are to be found, with what is known of its inputs.
+/// A node with the inferred properties of its inputs.
 struct NodeContext<'a> {
     node: &'a Node,
     inputs: Vec<Option<&'a TensorInfo>>,
@@ -187,7 +187,7 @@ impl NodeContext<'_> {
         self.inputs.get(index).copied().flatten()?.element
     }
 
-    /// Integers that older operator sets take as an attribute and newer ones as an input.
+    /// Returns integers that are an attribute in older operator sets and an input in newer ones.
     fn listed(&self, attribute: &str, index: usize) -> Option<Vec<i64>> {
         self.node.ints(attribute).map(<[i64]>::to_vec).or_else(|| self.ints(index).map(<[i64]>::to_vec))
     }
@@ -197,7 +197,7 @@ impl NodeContext<'_> {
     }
 }
 
-/// An axis counted from the front.
+/// Returns an axis counted from the front.
 fn axis_of(axis: i64, rank: usize) -> Option<usize> {
     let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
     usize::try_from(axis).ok().filter(|&axis| axis < rank)

@@ -1,8 +1,8 @@
-//! The file of external data, written tensor after tensor, so that no two need be in memory at once.
+//! Writer of an external data file, one tensor at a time, so that only one is in memory.
 
 use std::io::{self, Write};
 
-/// Tensors begin at multiples of this, so that they can be mapped and read with wide loads.
+/// Alignment in bytes of tensors, for memory mapping and wide loads.
 const ALIGNMENT: u64 = 64;
 
 /// Appends tensors to a file.
@@ -12,7 +12,7 @@ pub struct ExternalWriter<W> {
     offset: u64,
 }
 
-/// Where a tensor was written.
+/// The range of a tensor in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// First byte.
@@ -22,7 +22,7 @@ pub struct Place {
 }
 
 impl<W: Write> ExternalWriter<W> {
-    /// Starts at the beginning of an empty file.
+    /// Creates a writer at the beginning of an empty file.
     pub fn new(file: W) -> Self {
         Self { file, offset: 0 }
     }
@@ -34,7 +34,7 @@ impl<W: Write> ExternalWriter<W> {
         Ok(place)
     }
 
-    /// Begins a tensor of `length` bytes, which [`Self::append`] then gives piece by piece.
+    /// Begins a tensor of `length` bytes, which [`Self::append`] then writes piece by piece.
     pub fn begin(&mut self, length: u64) -> io::Result<Place> {
         let padding = self.offset.next_multiple_of(ALIGNMENT) - self.offset;
         self.file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;
@@ -48,17 +48,17 @@ impl<W: Write> ExternalWriter<W> {
         self.file.write_all(bytes)
     }
 
-    /// Bytes of the file up to the end of the tensor that was begun last.
+    /// Returns the end of the tensor that was begun last.
     pub fn length(&self) -> u64 {
         self.offset
     }
 
-    /// What is written to.
+    /// Returns the file.
     pub fn file(&self) -> &W {
         &self.file
     }
 
-    /// Flushes, and gives the file back.
+    /// Flushes and returns the file.
     pub fn finish(mut self) -> io::Result<W> {
         self.file.flush()?;
         Ok(self.file)

@@ -47,7 +47,7 @@ const CHARACTER: usize = 24;
 /// Maximum number of bytes that one byte of a string takes where its container is written as text.
 const ESCAPED: usize = 6;
 
-/// How a function reads its arguments.
+/// The way in which a function reads its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
     /// Strings, and the first level of containers; the result is one of the arguments or small.

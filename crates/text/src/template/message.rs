@@ -1,11 +1,11 @@
-//! Messages with the calls of tools in them, and the ways in which a conversation is adapted to a template that refuses it.
+//! Messages with tool calls, and adaptations of a conversation to a template that refuses it.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -13,7 +13,7 @@ pub enum Role {
     System,
     /// Instructions, in newer templates.
     Developer,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -21,51 +21,51 @@ pub enum Role {
     Tool,
 }
 
-/// One message, as templates see it.
+/// A message, as templates see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// Author.
     pub role: Role,
-    /// What is said.
+    /// Text.
     pub content: String,
-    /// The speaker's or the tool's name.
+    /// Name of the author or tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Which call a tool's result answers.
+    /// Id of the call that a tool's result answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// The tools that the assistant calls.
+    /// Tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// One call of a tool, as templates see it.
+/// A tool call, as templates see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "function")]
 pub struct ToolCall {
-    /// What the tool's result names; some templates want nine letters and digits.
+    /// Id that the tool's result repeats. Some templates require nine letters and digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// What is called.
+    /// Function.
     pub function: FunctionCall,
 }
 
 /// A function and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionCall {
-    /// The function's name.
+    /// Name.
     pub name: String,
-    /// The arguments by name: an object, where OpenAI's API has its text.
+    /// Arguments by name, as an object. OpenAI's API has its JSON text.
     pub arguments: Value,
 }
 
 impl Message {
-    /// A message without a name.
+    /// Creates a message with a text alone.
     pub fn new(role: Role, content: String) -> Self {
         Self { role, content, name: None, tool_call_id: None, tool_calls: Vec::new() }
     }
 
-    /// The message with each of its texts changed.
+    /// Returns the message with `change` applied to each of its strings.
     pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
         let own = |text: &'a Option<String>| text.as_deref().map(|text| change(text).into_owned());
         let call = |call: &'a ToolCall| ToolCall {
@@ -85,7 +85,7 @@ impl Message {
     }
 }
 
-/// The value with each of its texts changed, names of fields among them. Values are as deep as `serde_json` reads them.
+/// Returns the value with `change` applied to each of its strings and keys. Values nest as deep as `serde_json` reads.
 pub(super) fn map_json<'a>(value: &'a Value, change: &impl Fn(&'a str) -> Cow<'a, str>) -> Value {
     match value {
         Value::String(text) => Value::String(change(text).into_owned()),
@@ -99,7 +99,7 @@ pub(super) fn map_json<'a>(value: &'a Value, change: &impl Fn(&'a str) -> Cow<'a
     }
 }
 
-/// Developer messages as system messages.
+/// Returns the messages with developer messages as system messages.
 pub(super) fn without_developer(messages: &[Message]) -> Vec<Message> {
     let mut renamed = messages.to_vec();
     for message in &mut renamed {
@@ -118,7 +118,7 @@ fn join(first: &str, second: &str) -> String {
     }
 }
 
-/// Messages of one role in a row, joined.
+/// Returns the messages with runs of one role joined.
 pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     let mut joined: Vec<Message> = Vec::with_capacity(messages.len());
     for message in messages {
@@ -133,7 +133,7 @@ pub(super) fn join_runs(messages: &[Message]) -> Vec<Message> {
     joined
 }
 
-/// System messages at the head of the first user message, which is made where there is none.
+/// Returns the messages with system messages at the head of the first user message, which is created if missing.
 pub(super) fn fold_system(messages: &[Message]) -> Vec<Message> {
     let is_system = |message: &&Message| matches!(message.role, Role::System | Role::Developer);
     let system = messages.iter().filter(is_system).fold(String::new(), |text, m| join(&text, &m.content));

@@ -1,4 +1,4 @@
-//! Chat templates: Jinja as Hugging Face's `apply_chat_template` runs it, with bounded work.
+//! Chat templates: Jinja as in Hugging Face's `apply_chat_template`, with bounded work.
 //!
 //! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
 //! values ([`limits`], which [`instructions`] and [`functions`] apply). It reads no clock: the date is an argument.
@@ -35,56 +35,56 @@ const COMPILE_STACK: usize = 64 << 20;
 /// Name of the one template in an environment.
 const NAME: &str = "chat template";
 
-/// Why a conversation was not rendered.
+/// A failure to render a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// The template is not valid Jinja.
     #[error("the chat template is malformed: {reason}")]
     Malformed {
-        /// The parser's reason, with the line.
+        /// The parser's error with its line.
         reason: String,
     },
-    /// The template refuses these messages, in its own words.
+    /// The template refuses these messages.
     #[error("{message}")]
     Refused {
-        /// What it said.
+        /// Message that the template raised.
         message: String,
     },
-    /// Rendering failed or ran over a limit.
+    /// Rendering failed or exceeded a limit.
     #[error("the chat template failed: {reason}")]
     Failed {
-        /// The renderer's reason.
+        /// The renderer's error.
         reason: String,
     },
 }
 
-/// Whether the text ends where the assistant begins to speak.
+/// The end of the rendered text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationPrompt {
-    /// It does: an answer is wanted.
+    /// The beginning of the assistant's next message.
     Add,
-    /// It ends with the last message.
+    /// The end of the last message.
     Leave,
 }
 
-/// What a template may ask for besides the messages.
+/// Inputs of a template besides the messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderOptions {
-    /// Whether the assistant is to speak next.
+    /// End of the text.
     pub generation_prompt: GenerationPrompt,
-    /// The day that `strftime_now` prints: year, month from 1, day from 1.
+    /// Date for `strftime_now`: year, month from 1, day from 1.
     pub date: (i64, u8, u8),
-    /// The tools that the assistant may call, each an object of OpenAI's `tools`.
+    /// Tools that the assistant may call, each an object of OpenAI's `tools`.
     pub tools: Vec<serde_json::Value>,
 }
 
 impl RenderOptions {
-    /// An answer is wanted on that day; there are no tools.
+    /// Returns options for an answer on a date, without tools.
     pub fn answer(date: (i64, u8, u8)) -> Self {
         Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new() }
     }
 
-    /// The options with each text of the tools changed.
+    /// Returns the options with `change` applied to each string of the tools.
     pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
         let tools = self.tools.iter().map(|tool| message::map_json(tool, &change)).collect();
         Self { tools, ..*self }
@@ -123,8 +123,8 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// Where a template refuses a system message, its text goes to the head of the first user message; where it refuses
-    /// two messages of one role in a row, they are joined. Anything else that it refuses is an error in its own words.
+    /// If the template refuses a system message, its text moves to the head of the first user message. If it refuses
+    /// consecutive messages of one role, they are joined. Any other refusal is an error with the template's message.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
         let messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
@@ -198,7 +198,7 @@ fn panicked() -> TemplateError {
     failed("the template engine panicked".to_owned())
 }
 
-/// `{% generation %}` blocks, which only training looks at, as blocks that are always taken.
+/// Replaces `{% generation %}` blocks, which matter only in training, by `{% if true %}`.
 fn without_generation_blocks(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;

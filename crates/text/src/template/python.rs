@@ -1,4 +1,4 @@
-//! Where Jinja in Python differs from minijinja: JSON, whitespace, dates, refusals.
+//! Differences between Jinja in Python and minijinja: JSON, whitespace, dates, refusals.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::tokenizer::SHIELD;
 
-/// Marks errors that a template raised itself.
+/// Prefix of errors that a template raises itself.
 const RAISED: &str = "raised: ";
 
 /// `raise_exception(message)`.
@@ -23,13 +23,13 @@ pub(super) fn raise(message: String) -> Result<Value, Error> {
     Err(Error::new(REFUSAL, format!("{RAISED}{message}")))
 }
 
-/// The words of a template's own refusal.
+/// Returns the message of an error that a template raised itself.
 pub(super) fn refusal(error: &Error) -> Option<String> {
     let detail = error.detail().filter(|_| error.kind() == REFUSAL)?;
     detail.strip_prefix(RAISED).map(str::to_owned)
 }
 
-/// What Python's `str.isspace` accepts and Rust's `char::is_whitespace` does not, besides.
+/// Returns whether a character is white space for Python's `str.isspace`.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -72,7 +72,7 @@ pub(super) fn method(
     })
 }
 
-/// `value is sequence`: whatever has a length and can be indexed, as strings and dictionaries in Python.
+/// `value is sequence`: values with a length and an index, which in Python include strings and dictionaries.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }
@@ -115,17 +115,17 @@ pub(super) fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(text))
 }
 
-/// The layout of `json.dumps`, with numbers and non-ASCII characters as Python writes them.
+/// Formatter with the layout, numbers and escapes of Python's `json.dumps`.
 struct Python {
-    /// Between values.
+    /// Separator between values.
     item: String,
-    /// Between a key and its value.
+    /// Separator between a key and its value.
     key: String,
-    /// What a level is indented by; `None` keeps all on one line.
+    /// Indentation of a level; `None` keeps all on one line.
     indent: Option<String>,
     ascii: bool,
     depth: usize,
-    /// Whether the container that ends next has anything in it.
+    /// `true` if the current container has elements.
     filled: bool,
 }
 
@@ -178,7 +178,7 @@ impl Formatter for Python {
         for c in text.chars() {
             let mut units = [0; 2];
             match c {
-                // What breaks the spelling of a special token has to reach the tokenizer.
+                // The shield has to reach the tokenizer.
                 '\0'..='\x7e' | SHIELD => write!(writer, "{c}")?,
                 _ => {
                     c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?
@@ -244,8 +244,9 @@ const MONTHS: [&str; 12] = [
 
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// `strftime_now(format)` for a day; the time of day is midnight.
-pub(super) fn strftime(format: &str, (year, month, day): (i64, u8, u8)) -> Result<String, Error> {
+/// `strftime_now(format)` for a date, at midnight.
+pub(super) fn strftime(format: &str, date: (i64, u8, u8)) -> Result<String, Error> {
+    let (year, month, day) = date;
     let month_name = MONTHS[usize::from(month.clamp(1, 12)) - 1];
     let weekday = WEEKDAYS[weekday(year, month, day)];
     let mut text = String::new();
@@ -278,7 +279,7 @@ pub(super) fn strftime(format: &str, (year, month, day): (i64, u8, u8)) -> Resul
     Ok(text)
 }
 
-/// Day of the week, 0 for Sunday, by Sakamoto's rule.
+/// Returns the day of the week, 0 for Sunday, by Sakamoto's rule.
 fn weekday(year: i64, month: u8, day: u8) -> usize {
     const OFFSETS: [i64; 12] = [0, 3, 2, 5, 0, 3, 5, 1, 4, 6, 2, 4];
     let month = usize::from(month.clamp(1, 12));

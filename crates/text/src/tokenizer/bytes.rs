@@ -1,7 +1,7 @@
-//! The bytes that each token stands for, computed once from the tokenizer's decoder.
+//! The bytes of each token, computed once from the tokenizer's decoder.
 //!
-//! Joined, tokens' bytes are a text; only its beginning is special, where some tokenizers drop a space. Text is decoded
-//! token by token here, which the decoders of the `tokenizers` crate cannot do.
+//! A text is the concatenation of its tokens' bytes, except that some tokenizers drop a space at its beginning. Decoding
+//! token by token is our own because the decoders of the `tokenizers` crate need the whole text.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -9,17 +9,17 @@ use serde_json::Value;
 
 use super::TokenizerError;
 
-/// Every token's bytes.
+/// The bytes of all tokens.
 #[derive(Debug, Clone)]
 pub(super) struct Pieces {
-    /// All tokens' bytes, one after the other.
+    /// Concatenated bytes of all tokens.
     bytes: Vec<u8>,
-    /// Where each token's bytes end.
+    /// End of each token's bytes.
     ends: Vec<usize>,
     scheme: Scheme,
 }
 
-/// How the vocabulary writes bytes, and what the beginning of a text loses.
+/// The vocabulary's spelling of bytes, and the characters dropped at the beginning of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Scheme {
     spelling: Spelling,
@@ -36,14 +36,14 @@ enum Spelling {
     Words { prefix: Option<String>, cleanup: Cleanup },
 }
 
-/// Whether `<0x0A>` stands for a byte.
+/// Meaning of tokens such as `<0x0A>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ByteTokens {
     Decoded,
     Literal,
 }
 
-/// Whether spaces before punctuation are dropped.
+/// Removal of spaces before punctuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cleanup {
     Yes,
@@ -59,7 +59,7 @@ impl Cleanup {
     }
 }
 
-/// What is dropped from the beginning of a text: up to `count` times `char`.
+/// Characters dropped from the beginning of a text: up to `count` times `char`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leading {
     pub(crate) char: char,
@@ -69,7 +69,7 @@ pub(crate) struct Leading {
 const KEEP_ALL: Leading = Leading { char: ' ', count: 0 };
 
 impl Pieces {
-    /// The pieces of `library`'s tokens.
+    /// Computes the bytes of `library`'s tokens.
     pub(super) fn new(
         library: &tokenizers::Tokenizer,
         decoder: &Value,
@@ -137,7 +137,7 @@ impl Pieces {
         }
     }
 
-    /// What a text loses at its beginning.
+    /// Returns the characters that a text drops at its beginning.
     pub(super) fn leading(&self) -> Leading {
         self.scheme.leading
     }

@@ -1,7 +1,7 @@
 //! GGUF's tokenizer metadata as a `tokenizer.json`.
 //!
-//! The rules are llama.cpp's, with which publishers of GGUF files test. `pre` holds the pre-tokenizers by name; a name
-//! that is not there is refused.
+//! The rules are those of llama.cpp, which publishers of GGUF files test with. Pre-tokenizers that [`super::pre`] does not
+//! know are refused.
 
 use std::collections::HashMap;
 
@@ -41,26 +41,26 @@ pub struct GgufVocab {
     pub pad: Option<u32>,
 }
 
-/// What SentencePiece makes of a character that is no piece.
+/// SentencePiece's treatment of a character that is not a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
-    /// A piece for each of its bytes.
+    /// One piece per byte.
     Bytes,
     /// The unknown piece.
     Unknown,
 }
 
-/// The most merges that are derived; Gemma's pieces give half a million.
+/// Maximum number of derived merges. Gemma's pieces give half a million.
 const MAX_MERGES: usize = 1 << 22;
 
-/// The longest SentencePiece piece that merges are derived for, in characters.
+/// Maximum length in characters of a piece that merges are derived for.
 const LONGEST_PIECE: usize = 256;
 
 fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
     TokenizerError::BadVocabulary { expected: expected.into(), found: found.to_string() }
 }
 
-/// The `tokenizer.json` of a GGUF vocabulary.
+/// Returns the `tokenizer.json` of a GGUF vocabulary.
 pub(super) fn tokenizer_json(vocab: &GgufVocab) -> Result<Value, TokenizerError> {
     let count = vocab.tokens.len();
     let lengths = [vocab.scores.as_ref().map(Vec::len), vocab.types.as_ref().map(Vec::len)];

@@ -1,8 +1,7 @@
-//! A model's tokenizer: text to tokens and tokens to bytes, through the `tokenizers` crate.
+//! A model's tokenizer: text to tokens and tokens to bytes, with the `tokenizers` crate.
 //!
-//! Special tokens in text that a user typed must stay text. [`Tokenizer::shield`] breaks their spelling with a
-//! noncharacter that the normaliser takes out again after special tokens were looked for, so that the merges around
-//! them are those of the unbroken text.
+//! Special tokens in a user's text must stay text. [`Tokenizer::shield`] breaks their spelling with a noncharacter. The
+//! normaliser removes it after special tokens have been matched, so the merges are those of the unbroken text.
 
 mod bytes;
 mod charsmap;
@@ -32,58 +31,58 @@ use special::SpecialTable;
 
 use crate::barrier::contain;
 
-/// Breaks special tokens in user text; a Unicode noncharacter, which text for interchange never holds.
+/// Unicode noncharacter that breaks special tokens in user text. Text for interchange never contains it.
 pub(crate) const SHIELD: char = '\u{FDD0}';
 
-/// Why a tokenizer was refused.
+/// A failure to read or use a tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
-    /// Not a `tokenizer.json` that the `tokenizers` crate reads.
+    /// The `tokenizers` crate cannot read the `tokenizer.json`.
     #[error("tokenizer.json is not usable: {reason}")]
     Malformed {
-        /// The reader's reason.
+        /// The reader's error.
         reason: String,
     },
-    /// A kind or pre-tokenizer that Narthex does not know.
+    /// A kind of tokenizer or pre-tokenizer is not supported.
     #[error("the {what} {found:?} is not supported: expected one of {known}; a guess would tokenise wrongly")]
     Unknown {
-        /// Which setting.
+        /// Name of the setting.
         what: &'static str,
-        /// What the checkpoint has.
+        /// Value in the checkpoint.
         found: String,
-        /// What is supported.
+        /// Supported values.
         known: String,
     },
     /// The GGUF vocabulary contradicts itself.
     #[error("the tokenizer in the GGUF file is malformed: expected {expected}, found {found}")]
     BadVocabulary {
-        /// What the format says.
+        /// Value that the format requires.
         expected: String,
-        /// What stands there.
+        /// Value in the file.
         found: String,
     },
-    /// Not a SentencePiece model that Narthex reads.
+    /// The SentencePiece model is not supported or malformed.
     #[error("tokenizer.model is not usable: expected {expected}, found {found}")]
     BadModel {
-        /// What is read.
+        /// Supported value.
         expected: String,
-        /// What stands there.
+        /// Value in the file.
         found: String,
     },
     /// A text could not be encoded.
     #[error("the text cannot be tokenised: {reason}")]
     Encode {
-        /// The encoder's reason.
+        /// The encoder's error.
         reason: String,
     },
 }
 
-/// What special tokens in a text mean.
+/// Treatment of special tokens in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Specials {
     /// They become their ids.
     Parse,
-    /// They are text like any other.
+    /// They are plain text.
     AsText,
 }
 
@@ -113,7 +112,7 @@ fn malformed(reason: impl ToString) -> TokenizerError {
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`; truncation, padding and dropout that it asks for are left out.
+    /// Reads a Hugging Face `tokenizer.json`. Its truncation, padding and dropout are ignored.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let outline = outline::read(bytes)?;
         let mut json: Value = serde_json::from_slice(bytes).map_err(malformed)?;
@@ -155,12 +154,12 @@ impl Tokenizer {
         Self::from_json(&serde_json::to_vec(&json).map_err(malformed)?)
     }
 
-    /// A `tokenizer.json` that [`Self::from_json`] reads back.
+    /// Returns a `tokenizer.json` that [`Self::from_json`] reads back.
     pub fn to_json(&self) -> Result<Vec<u8>, TokenizerError> {
         Ok(self.inner.json.clone())
     }
 
-    /// Tokens of a text, without those that a model wants around every text.
+    /// Returns the tokens of a text, without those that the post-processor adds.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<TokenId>, TokenizerError> {
         let text = match specials {
             Specials::Parse => Cow::Borrowed(text),
@@ -169,19 +168,19 @@ impl Tokenizer {
         self.run(&text, false)
     }
 
-    /// Tokens of a document, with those that the tokenizer's post-processor puts around it (`[CLS] … [SEP]`); special
-    /// tokens in the text are text.
+    /// Returns the tokens of a document, with those that the post-processor adds (`[CLS] … [SEP]`). Special tokens in the
+    /// text are text.
     pub fn encode_document(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
         self.run(&self.shield(text), true)
     }
 
-    /// As [`Self::encode_document`], but `kept`, the spelling of one special token, is that token.
+    /// Like [`Self::encode_document`], but `kept`, the spelling of one special token, becomes that token.
     pub fn encode_document_with(&self, text: &str, kept: &str) -> Result<Vec<TokenId>, TokenizerError> {
         let parts: Vec<Cow<'_, str>> = text.split(kept).map(|part| self.shield(part)).collect();
         self.run(&parts.join(kept), true)
     }
 
-    /// A number of tokens that a text has at least, found without cutting it; 0 where nothing can be said.
+    /// Returns a lower bound on the number of tokens of a text without tokenising it, or 0 if none is known.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         self.inner.reach.map_or(0, |reach| reach.fewest(text))
     }
@@ -194,44 +193,44 @@ impl Tokenizer {
             .map_err(|error| failed(error.to_string()))
     }
 
-    /// The text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as text; a
-    /// spelling that begins at its end and may go on behind it is broken too. A spelling of one character cannot be.
+    /// Returns the text with the spelling of every special token broken, so that [`Specials::Parse`] reads them as text. A
+    /// spelling that begins at the end of the text is broken too. A spelling of one character cannot be broken.
     pub fn shield<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let specials = &self.inner.specials;
         if specials.touches(text) { Cow::Owned(specials.break_up(text, SHIELD)) } else { Cow::Borrowed(text) }
     }
 
-    /// The exact bytes of one token inside a text; for a special token those of its spelling; none for an unknown id.
+    /// Returns the exact bytes of a token inside a text: for a special token those of its spelling, for an unknown id none.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         self.inner.pieces.bytes(token).to_vec()
     }
 
-    /// One more than the largest token id.
+    /// Returns one more than the largest token id.
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size
     }
 
-    /// The id of a token by its spelling.
+    /// Returns the id of a token by its spelling.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.tokenizer.token_to_id(token)
     }
 
-    /// How the vocabulary spells a token; [`Self::token_bytes`] is its text.
+    /// Returns the vocabulary's spelling of a token. [`Self::token_bytes`] returns its text.
     pub fn id_text(&self, token: TokenId) -> Option<String> {
         self.inner.tokenizer.id_to_token(token)
     }
 
-    /// Every special token, by rising id.
+    /// Returns the special tokens, sorted by id.
     pub fn special_tokens(&self) -> &[SpecialToken] {
         self.inner.specials.tokens()
     }
 
-    /// Whether text leaves the token out.
+    /// Returns whether a token is special, so that decoded text omits it.
     pub fn is_special(&self, token: TokenId) -> bool {
         self.inner.specials.contains(token)
     }
 
-    /// Appends the bytes of a token, as they are at the beginning of a text or inside one.
+    /// Appends the bytes of a token at a position in a text.
     pub(crate) fn append_bytes(&self, token: TokenId, place: Place, text: &mut Vec<u8>) {
         let first = match place {
             Place::Start => self.inner.pieces.first_bytes(|| self.id_text(token)),
@@ -240,27 +239,26 @@ impl Tokenizer {
         text.extend_from_slice(first.as_deref().unwrap_or(self.inner.pieces.bytes(token)));
     }
 
-    /// What decoded text loses at its beginning.
+    /// Returns the characters that decoded text drops at its beginning.
     pub(crate) fn leading(&self) -> Leading {
         self.inner.pieces.leading()
     }
 }
 
-/// Where a token stands in a text.
+/// The position of a token in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// No token is before it.
+    /// First token.
     Start,
-    /// Another token is before it.
+    /// Any other token.
     Inside,
 }
 
-/// Puts the removal of [`SHIELD`] in front of the normaliser, or a split in front of the other splits, and undoes two
-/// settings: special tokens that are looked for after normalising would be found in shielded text, and dropout gives a text
-/// other tokens each time.
+/// Adds the removal of [`SHIELD`] in front of the normaliser or the pre-tokenizer, and resets two settings: special tokens
+/// that are matched after normalising would be found in shielded text, and dropout makes tokens random.
 fn add_shield(json: &mut Value) {
     let pattern = json!({"String": SHIELD.to_string()});
-    // A unigram model takes the longest match of the text, special tokens among its pieces: its text stays broken.
+    // The pieces of a unigram model include special tokens, so its text has to stay broken.
     if json["model"]["type"] == "Unigram" {
         let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
         json["pre_tokenizer"] = match json["pre_tokenizer"].take() {

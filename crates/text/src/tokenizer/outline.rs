@@ -1,5 +1,5 @@
-//! What must be known of a `tokenizer.json` before the `tokenizers` crate sees it: that crate panics on some malformed
-//! files, may give an added token another id than the file says, and does not tell the largest id.
+//! Checks of a `tokenizer.json` before the `tokenizers` crate reads it. That crate panics on some malformed files, may give
+//! an added token another id than the file states, and does not return the largest id.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use serde::{
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// The largest token id that is accepted; real vocabularies have less than 300 thousand tokens.
+/// Maximum token id. Real vocabularies have fewer than 300,000 tokens.
 const MAX_ID: u32 = (1 << 22) - 1;
 
-/// What is read of a `tokenizer.json`.
+/// The fields of a `tokenizer.json` that are checked.
 #[derive(Debug, Deserialize)]
 pub(super) struct Outline {
     /// Added tokens with the ids that the file declares.

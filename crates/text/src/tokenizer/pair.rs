@@ -13,7 +13,7 @@ use crate::barrier::contain;
 pub struct Pair {
     /// All tokens, special ones included.
     pub tokens: Vec<TokenId>,
-    /// Where the second segment begins; the number of tokens for tokenizers that have one segment.
+    /// Start of the second segment, or the number of tokens for tokenizers with one segment.
     pub segment: usize,
     /// The second text's tokens.
     pub second: Range<usize>,
@@ -79,7 +79,7 @@ impl Tokenizer {
 
 /// Places in a text, from those in its shielded form.
 struct Unshield {
-    /// Where the shield stands in the shielded text.
+    /// Positions of the shield in the shielded text.
     inserted: Vec<usize>,
 }
 

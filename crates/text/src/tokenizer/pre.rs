@@ -1,4 +1,4 @@
-//! How byte-level BPE tokenizers split text into words, by the name that GGUF files give the rule.
+//! Rules by which byte-level BPE tokenizers split text into words, by their names in GGUF files.
 //!
 //! Each rule is a list of patterns: the first splits the text, the next splits every part again, and what a pattern
 //! does not match stays a part. The patterns are those of the publishers' own `tokenizer.json`; the names are
@@ -7,13 +7,13 @@
 /// One splitting rule.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// GGUF's names for it.
+    /// Names in GGUF files.
     names: &'static [&'static str],
     /// Patterns, applied in order.
     pub(super) splits: &'static [&'static str],
-    /// Whether a word that is a token is taken whole.
+    /// Treatment of words that are tokens.
     pub(super) ignore_merges: IgnoreMerges,
-    /// What happens to the text before.
+    /// Normalisation before splitting.
     pub(super) unicode: Unicode,
 }
 
@@ -26,12 +26,12 @@ pub(super) enum Unicode {
     Nfc,
 }
 
-/// Whether a word that is a token is taken whole, whatever the merges say (tiktoken does).
+/// Treatment of words that are tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IgnoreMerges {
-    /// It is.
+    /// Such a word is one token, whatever the merges say, as in tiktoken.
     Yes,
-    /// It is merged as any other word.
+    /// Such a word is merged like any other.
     No,
 }
 

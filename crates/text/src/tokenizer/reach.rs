@@ -1,5 +1,5 @@
-//! How much of a text one token stands for at most, so that a text that is far too long can be told before it is cut into
-//! tokens, which takes long.
+//! An upper bound on the bytes of text per token, with which a text that is far too long is refused before the slow step of
+//! tokenising it.
 
 use serde_json::Value;
 
@@ -9,12 +9,12 @@ use super::{SHIELD, bytes::alphabet};
 /// syllable of three (Unicode Standard Annex 15).
 const COMPOSED: usize = 3;
 
-/// What one token stands for at most.
+/// Maximum length of the text that one token stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reach {
     /// Bytes of text.
     bytes: usize,
-    /// Whether added tokens swallow the white space beside them, however much that is.
+    /// `true` if added tokens absorb any amount of white space beside them.
     strips: bool,
 }
 
@@ -54,14 +54,14 @@ impl Reach {
         })
     }
 
-    /// The fewest tokens that a text can have.
+    /// Returns a lower bound on the number of tokens of a text.
     pub(super) fn fewest(self, text: &str) -> usize {
         let stays = |c: &char| *c != SHIELD && !(self.strips && c.is_whitespace());
         text.chars().filter(stays).map(char::len_utf8).sum::<usize>().div_ceil(self.bytes)
     }
 }
 
-/// The steps of a normaliser or a pre-tokenizer.
+/// Returns the steps of a normaliser or pre-tokenizer.
 pub(super) fn steps<'a>(json: &'a Value, of_sequence: &str) -> Vec<&'a Value> {
     match &json[of_sequence] {
         Value::Array(steps) if json["type"] == "Sequence" => steps.iter().collect(),
@@ -70,7 +70,7 @@ pub(super) fn steps<'a>(json: &'a Value, of_sequence: &str) -> Vec<&'a Value> {
     }
 }
 
-/// Whether a string makes way for one that is as long at least.
+/// Returns whether a replacement is at least as long as the string that it replaces.
 fn replaced(step: &Value) -> Option<bool> {
     Some(step["pattern"]["String"].as_str()?.len() <= step["content"].as_str()?.len())
 }

@@ -15,41 +15,41 @@ use super::{
     gguf::{self, Fallback},
 };
 
-/// The most pieces that are read; real models have less than 300 thousand.
+/// Maximum number of pieces. Real models have fewer than 300,000.
 const MAX_PIECES: usize = 1 << 20;
 
 /// A token that a model's other files add to its pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Addition {
-    /// Its id, which may be a piece's.
+    /// Id, which may be that of a piece.
     pub id: u32,
-    /// How text spells it.
+    /// Spelling.
     pub content: String,
-    /// Whether decoded text leaves it out.
+    /// `true` if decoded text omits it.
     pub special: bool,
-    /// Whether it stands only where no letter or digit is next to it.
+    /// `true` if it matches only without a letter or digit beside it.
     pub single_word: bool,
-    /// Whether it takes the spaces before it.
+    /// `true` if it absorbs the spaces before it.
     pub lstrip: bool,
-    /// Whether it takes the spaces behind it.
+    /// `true` if it absorbs the spaces after it.
     pub rstrip: bool,
 }
 
-/// How a model cuts text, as `TrainerSpec.model_type` says.
+/// A model's algorithm, `TrainerSpec.model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algorithm {
     Unigram,
     Bpe,
 }
 
-/// What is read of a model.
+/// The parts of a model that are read.
 #[derive(Debug)]
 struct Model {
     /// The pieces, their scores and types.
     vocab: GgufVocab,
     algorithm: Algorithm,
     byte_fallback: bool,
-    /// Replacements of characters, as a trie that sentencepiece compiled.
+    /// Character replacements, as a trie compiled by sentencepiece.
     charsmap: Vec<u8>,
 }
 
@@ -57,7 +57,7 @@ fn bad(expected: impl Into<String>, found: impl ToString) -> TokenizerError {
     TokenizerError::BadModel { expected: expected.into(), found: found.to_string() }
 }
 
-/// The `tokenizer.json` of a model and the tokens added to it.
+/// Returns the `tokenizer.json` of a model with added tokens.
 pub(super) fn tokenizer_json(bytes: &[u8], additions: &[Addition]) -> Result<Value, TokenizerError> {
     let model = read(bytes)?;
     let fallback = if model.byte_fallback { Fallback::Bytes } else { Fallback::Unknown };
@@ -92,7 +92,7 @@ fn unigram(Model { vocab, byte_fallback, .. }: &Model) -> Value {
     json!({"type": "Unigram", "unk_id": vocab.unk, "vocab": pieces, "byte_fallback": byte_fallback})
 }
 
-/// Enters tokens into the list of added ones, and into a vocabulary by text, so that they keep their ids.
+/// Adds tokens to the added ones and to the vocabulary, so that they keep their ids.
 fn add(json: &mut Value, additions: &[Addition]) {
     for Addition { id, content, special, single_word, lstrip, rstrip } in additions {
         let token = json!({

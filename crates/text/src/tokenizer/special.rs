@@ -1,15 +1,15 @@
-//! Special tokens: which ids they are, and how to break their spelling in text that a user typed.
+//! Special tokens, and how their spelling is broken in a user's text.
 
 use std::collections::{HashMap, HashSet};
 
 use narthex_spec::TokenId;
 
-/// A token that stands for structure and not for text.
+/// A token that stands for structure instead of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecialToken {
-    /// Its id.
+    /// Id.
     pub id: TokenId,
-    /// Its spelling.
+    /// Spelling.
     pub text: String,
 }
 
@@ -48,14 +48,14 @@ impl SpecialTable {
         self.ids.contains(&id)
     }
 
-    /// Whether [`Self::break_up`] would change `text`.
+    /// Returns whether [`Self::break_up`] would change `text`.
     pub(super) fn touches(&self, text: &str) -> bool {
         let half = self.half_spelling(text);
         text.char_indices().any(|(at, _)| self.breaks_at(text, at, half))
     }
 
-    /// Puts `mark` behind the first character of every spelling in `text`, so that none is left; also of one that
-    /// begins at the end of `text` and might go on in what a template writes behind it.
+    /// Inserts `mark` after the first character of every spelling in `text`, and of one that begins at the end of `text`
+    /// and might continue in the text that a template writes after it.
     pub(super) fn break_up(&self, text: &str, mark: char) -> String {
         let half = self.half_spelling(text);
         let mut broken = String::with_capacity(text.len() + 16);
@@ -80,7 +80,7 @@ impl SpecialTable {
         text.as_bytes().get(at).and_then(|first| self.by_first.get(first))
     }
 
-    /// The first place from which `text`, trimmed as templates do, is nothing but the beginning of a spelling.
+    /// Returns the first position from which `text`, trimmed as templates do, is the beginning of a spelling.
     fn half_spelling(&self, text: &str) -> Option<usize> {
         let text = text.trim_end();
         let window = text.len().saturating_sub(self.longest);
