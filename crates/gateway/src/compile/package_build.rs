@@ -7,7 +7,7 @@ use std::{
 
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
-    resolve::ResolvedModel,
+    resolve::CheckpointSource,
 };
 use narthex_compile::{
     package::adopt,
@@ -171,7 +171,7 @@ impl PackageBuild<'_> {
         Recipe { matformer, drop_layers, fixed, part_bytes, targets, passes, ..default }
     }
 
-    fn compile(&self, resolved: &ResolvedModel, files: CheckpointFiles) -> Result<PathBuf, Error> {
+    fn compile(&self, resolved: &CheckpointSource, files: CheckpointFiles) -> Result<PathBuf, Error> {
         let Self { library, key, request, progress, cancel, .. } = self;
         let recipe = self.recipe();
         let license = files.license.clone().or_else(|| resolved.license.clone());

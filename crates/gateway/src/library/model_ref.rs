@@ -10,7 +10,7 @@ use std::{
 use narthex_catalog::{
     fetch,
     index::{Entry, Kind},
-    resolve::{Location, ModelRef, ResolvedModel},
+    resolve::{CheckpointSource, Location, ModelRef},
     source::hub::RepoSummary,
 };
 use narthex_check::CheckError;
@@ -134,7 +134,7 @@ fn named(
 }
 
 /// Returns a user's name of a repository's file, which was read from a temporary folder.
-fn in_repo(resolved: &ResolvedModel, file: &Path) -> PathBuf {
+fn in_repo(resolved: &CheckpointSource, file: &Path) -> PathBuf {
     match &resolved.source {
         Location::Hub(source) => Path::new(&format!("hf:{}", source.repo)).join(file),
         Location::Wheel { .. } | Location::Local(_) => file.to_owned(),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use narthex_catalog::{
     index::{Access, Entry, Kind},
-    resolve::{Location, ModelRef, ResolvedModel},
+    resolve::{CheckpointSource, Location, ModelRef},
 };
 use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
 
@@ -79,7 +79,7 @@ impl Library {
     }
 
     /// Returns the catalogue entry of a model that was named by its catalogue name or its repository.
-    pub(crate) fn entry(&self, resolved: &ResolvedModel) -> Option<&Entry> {
+    pub(crate) fn entry(&self, resolved: &CheckpointSource) -> Option<&Entry> {
         self.catalog.get(&resolved.name).or_else(|| match &resolved.source {
             Location::Hub(hub) => self.catalog.by_repo(&hub.repo),
             Location::Wheel { .. } | Location::Local(_) => None,
