@@ -1,52 +1,66 @@
-//! What the gateway is told once, when it is opened.
+//! Settings of a gateway.
 
 use std::{path::PathBuf, time::Duration};
 
 use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
 
-/// The usual share of a model's work that an NPU must do where one is required.
+/// Default minimum share of a model's work on the NPU when one is required.
 pub(crate) const NPU_SHARE: f64 = 0.99;
 
 /// Settings of a [`Gateway`](crate::Gateway).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use narthex_gateway::Config;
+///
+/// let config = Config {
+///     providers: "qnn,cpu".parse().unwrap(),
+///     load_wait: Duration::from_secs(120),
+///     ..Config::standard()
+/// };
+/// assert_eq!(config.slots, 8);
+/// ```
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The store's folder; `None` is `NARTHEX_HOME`, else the platform's data folder.
+    /// Folder of the store; `None` for `NARTHEX_HOME`, else the platform's data folder.
     pub home: Option<PathBuf>,
-    /// ONNX Runtime's library; `None` is what `ORT_DYLIB_PATH` names, else the store's, installed on first need.
+    /// Library of ONNX Runtime; `None` for `ORT_DYLIB_PATH`, else the store's, which is installed on first need.
     pub runtime: Option<PathBuf>,
-    /// The weight scheme of models that are named without one; `None` takes `w8`, or whichever is installed.
+    /// Weight scheme of models that are named without one; `None` for `w8`, else any installed scheme.
     pub scheme: Option<Scheme>,
-    /// The devices that a load tries, in turn.
+    /// Devices in order of preference.
     pub providers: DeviceOrder,
-    /// How a decoder is divided between two devices, or that measurements decide; tried before the order.
+    /// Division of a decoder between two devices, fixed or measured; preferred over the order.
     pub place: Option<PlacementChoice>,
-    /// What a load does about an NPU.
+    /// NPU policy.
     pub npu: NpuPolicy,
-    /// The share of a model's multiply-accumulates that must run on the NPU where one is required, 0 to 1. With less
-    /// than the usual, the CPU may run the rest; else its graphs run whole, but for conversions at their edges.
+    /// Minimum share of a model's multiply-accumulates on the NPU when one is required, 0 to 1. With a share below the
+    /// default, the CPU may run the rest; otherwise graphs run completely on the NPU, except for conversions at their
+    /// edges.
     pub npu_share: f64,
-    /// What devices other than the CPU give for their speed.
+    /// Power preset of devices other than the CPU.
     pub power: Power,
-    /// What a Hexagon NPU is told besides; other NPUs refuse it.
+    /// Options of a Hexagon NPU. Other NPUs refuse them.
     pub npu_options: NpuOptions,
-    /// Threads for compute; 0 takes one per core that this process may use.
+    /// Number of CPU threads; 0 for one per usable core.
     pub threads: usize,
-    /// Sequences that may run at once, per chat model.
+    /// Maximum number of concurrent sequences of each chat model.
     pub slots: usize,
-    /// Bytes that the KV cache of one chat model may take.
+    /// Maximum bytes of the KV cache of each chat model.
     pub kv_budget: usize,
-    /// Requests that may wait, per model, before further ones are refused.
+    /// Maximum number of waiting requests of each model.
     pub max_queue: usize,
-    /// How long a request waits for its model to load.
+    /// Maximum time that a request waits for its model to load.
     pub load_wait: Duration,
-    /// How long a load that failed is reported to requests before one of them tries again.
+    /// Time during which requests receive the error of a failed load, before one of them loads again.
     pub retry_failed_after: Duration,
-    /// The largest download that a request may set off by itself, in bytes; larger models must be pulled first.
+    /// Maximum bytes of a download that a request may start. Larger models must be pulled first.
     pub auto_pull_limit: u64,
 }
 
 impl Config {
-    /// The settings of `narthex serve` without flags.
+    /// Returns the settings of `narthex serve` without flags.
     pub fn standard() -> Self {
         Self {
             home: None,

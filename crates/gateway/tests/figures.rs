@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write, fs, path::Path, thread};
 
 use narthex_catalog::index::{Catalog, Entry, Figures};
 use narthex_checkpoint as checkpoint;
-use narthex_gateway::plan::Outlook;
+use narthex_gateway::plan::ModelEstimate;
 use narthex_spec::{ModelName, Scheme, Target, arch::Architecture};
 
 /// The NPU that the catalogue's scores are for.
@@ -20,9 +20,9 @@ fn architecture(entry: &Entry) -> Architecture {
 
 fn figures(architecture: &Architecture) -> Figures {
     let target: Target = TARGET.parse().unwrap();
-    let outlook = Outlook::new(architecture, std::slice::from_ref(&target)).unwrap();
-    let (scheme, best) = outlook.best(|known| *known == target).unwrap();
-    let bytes = |scheme| outlook.scheme(scheme).unwrap().bytes;
+    let estimate = ModelEstimate::new(architecture, std::slice::from_ref(&target)).unwrap();
+    let (scheme, best) = estimate.best(|known| *known == target).unwrap();
+    let bytes = |scheme| estimate.scheme(scheme).unwrap().bytes;
     Figures {
         w8: bytes(Scheme::W8),
         w4: bytes(Scheme::W4),

@@ -2,33 +2,33 @@
 
 use comfy_table::Cell;
 use narthex_gateway::plan::{
-    CacheOutlook, DeviceFit, PlanReport, Room, SchemeFit, SchemeOutlook, TargetOutlook,
+    CacheEstimate, DeviceFit, PlanReport, Room, SchemeEstimate, SchemeFit, TargetEstimate,
 };
 
 use super::{bytes, right, table};
 
 /// Renders an estimate.
 pub(crate) fn plan(report: &PlanReport) -> String {
-    let outlook = &report.outlook;
+    let estimate = &report.estimate;
     let mut text = format!("{}\n", report.subject);
     let mut fact = |name: &str, value: String| text.push_str(&format!("  {name:<11} {value}\n"));
-    fact("structure", outlook.structure.clone());
-    fact("parameters", thousands(outlook.parameters));
-    fact("context", format!("{} tokens at most", outlook.longest));
+    fact("structure", estimate.structure.clone());
+    fact("parameters", thousands(estimate.parameters));
+    fact("context", format!("{} tokens at most", estimate.longest));
     let origin = &report.origin;
     origin.source.iter().for_each(|source| fact("source", source.clone()));
     origin.license.iter().for_each(|license| fact("licence", license.clone()));
     origin.access.and_then(super::models::access).iter().for_each(|text| fact("access", (*text).to_owned()));
     origin.download_bytes.iter().for_each(|size| fact("download", bytes(*size)));
     origin.notes.iter().for_each(|notes| fact("note", notes.clone()));
-    for cache in &outlook.cache {
+    for cache in &estimate.cache {
         fact("KV cache", cached(cache));
     }
-    if outlook.npu_token_bytes > 0 {
-        fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(outlook.npu_token_bytes * 1000)));
+    if estimate.npu_token_bytes > 0 {
+        fact("on an NPU", format!("{} of KV cache per 1000 tokens", bytes(estimate.npu_token_bytes * 1000)));
     }
-    text.push_str(&format!("\n{}\n\n{}\n", schemes(&outlook.schemes), targets(&outlook.schemes)));
-    if let Some((scheme, target)) = outlook.best(|_| true) {
+    text.push_str(&format!("\n{}\n\n{}\n", schemes(&estimate.schemes), targets(&estimate.schemes)));
+    if let Some((scheme, target)) = estimate.best(|_| true) {
         text.push_str(&format!("\n{} in {scheme}: {}", target.target, target.score));
     }
     text.push_str(&format!("\nthis machine\n{}", machine(&report.machine)));
@@ -49,13 +49,13 @@ fn thousands(number: u64) -> String {
     text
 }
 
-fn cached(cache: &CacheOutlook) -> String {
+fn cached(cache: &CacheEstimate) -> String {
     let layers = if cache.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", cache.layers) };
     let window = cache.window.map_or_else(String::new, |window| format!(" that look back {window} tokens"));
     format!("{} per 1000 tokens in {layers}{window}", bytes(cache.token_bytes * 1000))
 }
 
-fn schemes(schemes: &[SchemeOutlook]) -> String {
+fn schemes(schemes: &[SchemeEstimate]) -> String {
     let mut table = table(&["SCHEME", "WEIGHTS", "BYTES", "WITH GRAPHS FOR NPUS"]);
     for found in schemes {
         table.add_row([
@@ -68,10 +68,10 @@ fn schemes(schemes: &[SchemeOutlook]) -> String {
     table.trim_fmt()
 }
 
-fn targets(schemes: &[SchemeOutlook]) -> String {
+fn targets(schemes: &[SchemeEstimate]) -> String {
     let mut table = table(&["NPU", "SCHEME", "SCORE", "VERDICT"]);
     let rows = schemes.iter().flat_map(|found| found.targets.iter().map(move |target| (found, target)));
-    let mut rows: Vec<(&SchemeOutlook, &TargetOutlook)> =
+    let mut rows: Vec<(&SchemeEstimate, &TargetEstimate)> =
         rows.filter(|(found, _)| found.fixed_bytes.is_some()).collect();
     rows.sort_by_key(|(_, target)| schemes.first().map_or(0, |first| position(first, target)));
     for (found, target) in rows {
@@ -89,7 +89,7 @@ fn targets(schemes: &[SchemeOutlook]) -> String {
 }
 
 /// Returns the position of a target in the list.
-fn position(scheme: &SchemeOutlook, target: &TargetOutlook) -> usize {
+fn position(scheme: &SchemeEstimate, target: &TargetEstimate) -> usize {
     scheme.targets.iter().position(|known| known.target == target.target).unwrap_or(0)
 }
 

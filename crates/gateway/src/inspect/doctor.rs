@@ -1,4 +1,4 @@
-//! `narthex doctor`: what this machine has, what is missing, and the command that mends it.
+//! `narthex doctor`: the machine, missing parts, and the commands that install them.
 
 use std::path::PathBuf;
 
@@ -11,40 +11,40 @@ use serde::Serialize;
 
 use crate::{error::Error, gateway::Gateway, load::runtime_choice::RuntimeChoice};
 
-/// What was found on this machine.
+/// Findings on this machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Doctor {
-    /// One finding per line.
+    /// Findings, one per line.
     pub findings: Vec<Finding>,
 }
 
-/// One thing that was looked at.
+/// Finding on one part of the machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// How it stands.
+    /// Severity.
     pub level: Level,
-    /// What was looked at.
+    /// Part of the machine.
     pub subject: String,
-    /// What was found.
+    /// Finding in words.
     pub text: String,
-    /// What to do, where something can be done.
+    /// The next step, where one is known.
     pub fix: Option<String>,
 }
 
-/// How a finding stands.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// All is well.
+    /// No problem.
     Good,
-    /// Worth knowing.
+    /// For information.
     Note,
-    /// Something does not work until it is mended.
+    /// Needs a fix.
     Problem,
 }
 
 impl Doctor {
-    /// Whether something does not work until it is mended.
+    /// Returns whether a finding needs a fix.
     pub fn has_problem(&self) -> bool {
         self.findings.iter().any(|finding| finding.level == Level::Problem)
     }
@@ -55,7 +55,7 @@ impl Doctor {
 }
 
 impl Gateway {
-    /// Looks at this machine; changes nothing, fetches nothing.
+    /// Examines this machine. Changes and fetches nothing.
     pub fn doctor(&self) -> Doctor {
         let mut report = Doctor { findings: Vec::new() };
         hardware(&mut report);
@@ -85,7 +85,7 @@ impl Gateway {
             Ok(packages) if packages.is_empty() && writable.is_err() => {}
             Ok(packages) if packages.is_empty() => {
                 let fix = Some("narthex pull smollm2:135m".to_owned());
-                report.add(Level::Note, "store", format!("{root} holds no model yet"), fix);
+                report.add(Level::Note, "store", format!("{root} has no models yet"), fix);
             }
             Ok(packages) => {
                 report.add(Level::Good, "store", format!("{root} holds {} packages", packages.len()), None);
@@ -93,14 +93,14 @@ impl Gateway {
             Err(error) => report.add(Level::Problem, "store", error.to_string(), error.hint()),
         }
         if let Err(error) = writable {
-            let elsewhere = || "set NARTHEX_HOME to a folder that you may write to".to_owned();
+            let elsewhere = || "set NARTHEX_HOME to a writable folder".to_owned();
             let fix = error.hint().unwrap_or_else(elsewhere);
             report.add(Level::Problem, "store", error.to_string(), Some(fix));
         }
     }
 }
 
-/// What wheels are fetched with. Without it there is no way to an ONNX Runtime for those who have none.
+/// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed.
 fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
     let RuntimePackage { name: package, version, .. } = runtimes::ONNX_RUNTIME;
     match Pip::find(Requirement { package, version, platform: "any" }) {
@@ -112,7 +112,7 @@ fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
     }
 }
 
-/// ONNX Runtime, and the devices that it offers.
+/// Examines ONNX Runtime and its devices.
 fn runtime(report: &mut Doctor, library: Result<Option<PathBuf>, Error>) {
     let install = || Some("narthex runtime install cpu".to_owned());
     let library = match library {
@@ -136,8 +136,8 @@ fn runtime(report: &mut Doctor, library: Result<Option<PathBuf>, Error>) {
     }
 }
 
-/// `8 usable of 16 cores`, and where those are fewer, the physical ones behind them, which decide how many threads
-/// compute.
+/// Describes cores as `8 usable of 16 cores`, with the number of physical cores if it is lower, since it decides the
+/// number of threads.
 fn cores(cpu: &inventory::Cpu) -> String {
     let physical = match cpu.physical_cores {
         Some(physical) if physical < cpu.usable_cores => format!(" ({physical} physical)"),
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn physical_cores_are_named_where_they_are_fewer() {
+    fn physical_cores_are_named_if_they_are_fewer() {
         let check = |usable_cores, physical_cores, expect: &str| {
             let cpu = inventory::Cpu {
                 name: "a processor".to_owned(),

@@ -67,7 +67,7 @@ fn is_transient(kind: ErrorKind) -> bool {
 pub(crate) struct ResidentModels {
     models: Mutex<BTreeMap<PackageKey, Residence>>,
     changed: Condvar,
-    /// How long requests receive a failed load's error before one of them loads again.
+    /// Time during which requests receive a failed load's error before one of them loads again.
     retry_failed_after: Duration,
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
 }

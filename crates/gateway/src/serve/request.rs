@@ -1,4 +1,4 @@
-//! What callers ask of a model, and what they hear back: text, not tokens.
+//! Requests to models and their answers, in text rather than tokens.
 
 use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
@@ -6,77 +6,90 @@ pub use narthex_text::template::{Message, Role};
 
 use crate::report::placement::RanOn;
 
-/// One chat request; a model's answer to a conversation.
+/// Request for an answer in a conversation.
+///
+/// ```
+/// use narthex_gateway::request::{ChatRequest, GenerateOptions, Message, Role};
+///
+/// let request = ChatRequest {
+///     messages: vec![
+///         Message::new(Role::System, "Answer in one sentence."),
+///         Message::new(Role::User, "What is a narthex?"),
+///     ],
+///     options: GenerateOptions { max_tokens: Some(64), ..GenerateOptions::api_defaults() },
+/// };
+/// assert_eq!(request.messages.len(), 2);
+/// ```
 #[derive(Debug, Clone)]
 pub struct ChatRequest {
-    /// The conversation so far, oldest first; at least one message.
+    /// Messages of the conversation, oldest first; at least one.
     pub messages: Vec<Message>,
-    /// How the answer is generated.
+    /// Generation options.
     pub options: GenerateOptions,
 }
 
-/// One text-completion request.
+/// Request for a text completion.
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
-    /// The text to go on from.
+    /// Text to continue.
     pub prompt: Prompt,
-    /// Whether the prompt is repeated before the completion.
+    /// Whether the completion repeats the prompt.
     pub echo: Echo,
-    /// How the completion is generated.
+    /// Generation options.
     pub options: GenerateOptions,
 }
 
-/// A text, or its tokens.
+/// A text or its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
-    /// Text, tokenised with special tokens recognised.
+    /// Text. The tokenizer recognises special tokens in it.
     Text(String),
-    /// Token ids as they are.
+    /// Token ids.
     Tokens(Vec<u32>),
 }
 
-/// Whether a completion begins with its prompt.
+/// Repetition of the prompt in a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Echo {
     /// Only the completion.
     Completion,
-    /// The prompt, then the completion.
+    /// The prompt followed by the completion.
     PromptAndCompletion,
 }
 
-/// How text is generated; ranges are those of the OpenAI API and are checked by the gateway.
+/// Options for generating text. The ranges are those of the OpenAI API, and the gateway checks them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
-    /// Tokens to generate at most; `None` goes on to the end of the context.
+    /// Maximum number of tokens to generate; `None` for the rest of the context.
     pub max_tokens: Option<usize>,
-    /// 0 (greedy) to 2.
+    /// Sampling temperature, 0 (greedy) to 2.
     pub temperature: f32,
-    /// Above 0, to 1.
+    /// Nucleus sampling threshold, above 0 to 1.
     pub top_p: f32,
-    /// 0 keeps all.
+    /// Number of likeliest tokens to sample from; 0 for all.
     pub top_k: usize,
-    /// 0 to 1.
+    /// Minimum probability relative to the likeliest token, 0 to 1.
     pub min_p: f32,
-    /// Above 0; 1 changes nothing.
+    /// Penalty on repeated tokens as a factor, above 0; 1 for none.
     pub repetition_penalty: f32,
-    /// -2 to 2.
+    /// Penalty on tokens that occurred, -2 to 2.
     pub presence_penalty: f32,
-    /// -2 to 2.
+    /// Penalty on tokens for each occurrence, -2 to 2.
     pub frequency_penalty: f32,
-    /// Token id to -100 … 100.
+    /// Bias of token ids, -100 to 100.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// A fixed seed; `None` draws one.
+    /// Seed of the sampler; `None` for a random one.
     pub seed: Option<u64>,
-    /// Strings that end the text; they are not part of it.
+    /// Strings that end the text and are not part of it.
     pub stop: Vec<String>,
-    /// Number of answers, at least 1.
+    /// Number of choices, at least 1.
     pub n: usize,
-    /// `Some(k)`: report each token's log-probability and those of the `k` likeliest.
+    /// Number of alternatives with log-probabilities for each token; `None` for no log-probabilities.
     pub logprobs: Option<usize>,
 }
 
 impl GenerateOptions {
-    /// The OpenAI API's defaults: temperature 1, everything else neutral.
+    /// Returns the defaults of the OpenAI API: temperature 1, and no other changes to the distribution.
     pub fn api_defaults() -> Self {
         Self {
             max_tokens: None,
@@ -96,41 +109,65 @@ impl GenerateOptions {
     }
 }
 
-/// Receives one request's events on the engine's thread; must be quick and must not block.
+/// Receiver of a generation's events. It runs on the engine's thread, so it must be quick and must not block.
+///
+/// ```
+/// use std::{ops::ControlFlow, sync::mpsc};
+///
+/// use narthex_gateway::request::{GenerationEvent, GenerationSink};
+///
+/// /// Sends the text to another thread, and cancels the generation once that thread has gone.
+/// struct TextSender(mpsc::Sender<String>);
+///
+/// impl GenerationSink for TextSender {
+///     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
+///         let GenerationEvent::Text { text, .. } = event else { return ControlFlow::Continue(()) };
+///         match self.0.send(text) {
+///             Ok(()) => ControlFlow::Continue(()),
+///             Err(_) => ControlFlow::Break(()),
+///         }
+///     }
+/// }
+///
+/// let (sender, receiver) = mpsc::channel();
+/// let event = GenerationEvent::Text { choice: 0, text: "Hello".to_owned(), tokens: Vec::new() };
+/// assert!(TextSender(sender).event(event).is_continue());
+/// assert_eq!(receiver.recv().unwrap(), "Hello");
+/// ```
 pub trait GenerationSink: Send {
-    /// Takes one event. `Break` cancels the whole request.
+    /// Receives one event. `Break` cancels the generation.
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
 }
 
-/// One thing that happened to a request, in order; events of different choices interleave.
+/// Event of a generation. Events of different choices interleave.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GenerationEvent {
-    /// The request was accepted.
+    /// The prompt was tokenised.
     Started {
-        /// Tokens of the prompt.
+        /// Number of prompt tokens.
         prompt_tokens: usize,
     },
-    /// More text of one choice. Concatenated, a choice's texts are its answer.
+    /// More text of one choice. The concatenated texts of a choice are its answer.
     Text {
-        /// Which answer, from 0.
+        /// Index of the choice.
         choice: usize,
-        /// Whole characters; may be empty when only `tokens` has news.
+        /// Whole characters; may be empty if only `tokens` is new.
         text: String,
-        /// Log-probabilities of the tokens that came in since the last event, where asked for.
+        /// Log-probabilities of the tokens since the last event, if requested.
         tokens: Vec<TokenInfo>,
     },
     /// One choice is complete.
     Finished {
-        /// Which answer.
+        /// Index of the choice.
         choice: usize,
-        /// Why it ended.
+        /// Reason of the end.
         reason: FinishReason,
     },
     /// Every choice is complete; the last event.
     Done(Summary),
-    /// The request failed; the last event.
+    /// The generation failed; the last event.
     Failed {
-        /// What went wrong, for people.
+        /// Error message.
         message: String,
     },
 }
@@ -138,78 +175,89 @@ pub enum GenerationEvent {
 /// A token with its log-probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenInfo {
-    /// The token's text; the replacement character stands for incomplete UTF-8.
+    /// Text, with replacement characters for incomplete UTF-8.
     pub text: String,
-    /// The token's exact bytes.
+    /// Exact bytes.
     pub bytes: Vec<u8>,
-    /// Natural logarithm of its probability; a prompt's first token has none.
+    /// Natural logarithm of the probability; `None` for the first token of a prompt.
     pub logprob: Option<f32>,
-    /// The likeliest tokens in falling order.
+    /// The likeliest tokens at this position, in descending order.
     pub top: Vec<TokenAlternative>,
 }
 
 /// One of the likeliest tokens at a position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenAlternative {
-    /// The token's text.
+    /// Text, with replacement characters for incomplete UTF-8.
     pub text: String,
-    /// The token's exact bytes.
+    /// Exact bytes.
     pub bytes: Vec<u8>,
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub logprob: f32,
 }
 
-/// Why a choice ended.
+/// Reason why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
     /// A stop token or stop string.
     Stop,
-    /// `max_tokens`, or the context is full.
+    /// `max_tokens` was reached, or the context is full.
     Length,
-    /// The caller went away or the server shut down.
+    /// The caller left, or the server shut down.
     Cancelled,
 }
 
-/// Counts and times of a finished request.
+/// Token counts and times of a generation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
     /// Prompt tokens that were already in the KV cache.
     pub cached_tokens: usize,
-    /// Generated tokens over all choices.
+    /// Generated tokens of all choices.
     pub completion_tokens: usize,
-    /// How long it took; `None` where a stand-in had a part in it, whose times say nothing of what it stands for.
+    /// Times; `None` if software stood in for an NPU, since its times mean nothing.
     pub times: Option<Times>,
 }
 
-/// How long a request took, from its acceptance.
+/// Times of a generation since it was accepted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
-    /// To the first token.
+    /// Time to the first token.
     pub first_token: Duration,
-    /// To the end.
+    /// Time to the end.
     pub total: Duration,
 }
 
 impl Times {
-    /// Tokens per second after the first one, of so many tokens; 0 where fewer than two were generated.
+    /// Returns the tokens per second after the first token, for this number of tokens; 0 for fewer than two.
     pub fn decode_rate(&self, tokens: usize) -> f64 {
         let seconds = self.total.saturating_sub(self.first_token).as_secs_f64();
         if tokens < 2 || seconds <= 0.0 { 0.0 } else { (tokens - 1) as f64 / seconds }
     }
 }
 
-/// Texts to embed.
+/// Request to embed texts.
+///
+/// ```
+/// use narthex_gateway::request::{EmbedRequest, Overlong};
+///
+/// let request = EmbedRequest {
+///     overlong: Overlong::Truncate,
+///     dimensions: Some(256),
+///     ..EmbedRequest::new(["a ferry at dawn", "the quarterly report"])
+/// };
+/// assert_eq!(request.inputs.len(), 2);
+/// ```
 #[derive(Debug, Clone)]
 pub struct EmbedRequest {
     /// Texts or token lists; at least one.
     pub inputs: Vec<Prompt>,
-    /// What happens to an input over the model's length.
+    /// Treatment of inputs that are too long.
     pub overlong: Overlong,
-    /// Keep only this many leading elements, rescaled to unit length.
+    /// Number of leading elements to keep. The shortened vectors are rescaled to unit length.
     pub dimensions: Option<usize>,
-    /// The name of the model's prompt that is put before each text; `None` takes the model's default, if it has one.
+    /// Name of the model's prompt that precedes each text; `None` for the model's default.
     pub prompt: Option<String>,
 }
 
@@ -222,78 +270,79 @@ impl EmbedRequest {
     }
 }
 
-/// What happens to an input that is too long.
+/// Treatment of an input that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overlong {
-    /// It is refused with both numbers.
+    /// Refuse the request.
     Refuse,
-    /// Its end is cut off.
+    /// Cut off the end of the input.
     Truncate,
 }
 
 /// Vectors in the order of the inputs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embeddings {
-    /// One vector per input.
+    /// One vector for each input.
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens over all inputs, special tokens included.
+    /// Number of tokens of all inputs, special tokens included.
     pub prompt_tokens: usize,
-    /// Where they were computed.
+    /// Device that computed the answer.
     pub ran_on: RanOn,
 }
 
-/// Documents to sort by how well they answer a query.
+/// Request to sort documents by relevance to a query.
 #[derive(Debug, Clone)]
 pub struct RerankRequest {
-    /// What is looked for.
+    /// Query.
     pub query: String,
-    /// The documents; at least one.
+    /// Documents; at least one.
     pub documents: Vec<String>,
-    /// How many results are wanted; `None` wants all.
+    /// Maximum number of results; `None` for all.
     pub top_n: Option<usize>,
-    /// What happens to a document that is too long together with the query.
+    /// Treatment of documents that are too long together with the query.
     pub overlong: Overlong,
 }
 
-/// Documents, the best first.
+/// Documents in descending order of relevance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranking {
-    /// The results.
+    /// Results.
     pub results: Vec<Ranked>,
-    /// Tokens over all pairs, special tokens included.
+    /// Number of tokens of all pairs, special tokens included.
     pub prompt_tokens: usize,
-    /// Where they were computed.
+    /// Device that computed the answer.
     pub ran_on: RanOn,
 }
 
-/// One document's place.
+/// A document with its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranked {
-    /// Which document of the request.
+    /// Index of the document in the request.
     pub index: usize,
-    /// How well it answers, 0 to 1.
+    /// Relevance, 0 to 1.
     pub score: f32,
 }
 
-/// A question about a text.
+/// Question about a text.
 #[derive(Debug, Clone)]
 pub struct AnswerRequest {
-    /// The question.
+    /// Question.
     pub question: String,
-    /// The text that answers are parts of.
+    /// Text that contains the answers.
     pub context: String,
-    /// How many answers are wanted, 1 to 100.
+    /// Maximum number of answers, 1 to 100.
     pub top_k: usize,
-    /// The longest answer, in tokens.
+    /// Maximum length of an answer in tokens.
     pub longest: usize,
-    /// The most tokens that are read at once, question and special tokens included.
+    /// Maximum length of a window in tokens, question and special tokens included.
     pub window: usize,
-    /// Tokens of the context that neighbouring windows share; at most half of a window's.
+    /// Overlap of neighbouring windows in tokens of the context; at most half a window.
     pub stride: usize,
 }
 
 impl AnswerRequest {
-    /// A question with the usual settings: one answer of up to 30 tokens, windows of 384 that share 128.
+    /// Creates a request with the default settings: one answer of up to 30 tokens, and windows of 384 tokens that overlap
+    /// by 128.
     pub fn new(question: impl Into<String>, context: impl Into<String>) -> Self {
         Self {
             question: question.into(),
@@ -306,99 +355,99 @@ impl AnswerRequest {
     }
 }
 
-/// Answers, the best first.
+/// Answers in descending order of score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answers {
-    /// Parts of the context; different ones, which may overlap.
+    /// Distinct spans of the context, which may overlap.
     pub answers: Vec<Answer>,
-    /// How likely the context holds no answer, 0 to 1: the least over its windows.
+    /// Probability that the context has no answer, 0 to 1: the minimum over its windows.
     pub no_answer: f64,
-    /// Tokens over all windows, special tokens included.
+    /// Number of tokens of all windows, special tokens included.
     pub prompt_tokens: usize,
-    /// Where they were computed.
+    /// Device that computed the answer.
     pub ran_on: RanOn,
 }
 
 impl Answers {
-    /// The best answer, unless that there is none is likelier.
+    /// Returns the best answer, unless "no answer" is likelier.
     pub fn best(&self) -> Option<&Answer> {
         self.answers.first().filter(|answer| answer.score >= self.no_answer)
     }
 }
 
-/// One part of a context.
+/// A span of a context.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// Its text.
+    /// Text.
     pub text: String,
-    /// Its bytes in the context, which is UTF-8.
+    /// Range in the context in UTF-8 bytes.
     pub bytes: std::ops::Range<usize>,
-    /// Its characters in the context: Unicode scalar values.
+    /// Range in the context in Unicode scalar values.
     pub chars: std::ops::Range<usize>,
-    /// How likely it is the answer, 0 to 1.
+    /// Probability, 0 to 1.
     pub score: f64,
 }
 
-/// A text with masks to fill.
+/// Request to predict the masked tokens of a text.
 #[derive(Debug, Clone)]
 pub struct MaskRequest {
-    /// The text, with the model's own mask (`[MASK]`, `<mask>`) at least once and at most 64 times.
+    /// Text with the model's mask (`[MASK]`, `<mask>`), 1 to 64 times.
     pub text: String,
-    /// How many tokens are wanted for each mask, 1 to 100.
+    /// Number of tokens for each mask, 1 to 100.
     pub top_k: usize,
 }
 
-/// What fits in each mask, in the order of the masks.
+/// Predictions in the order of the masks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fillings {
-    /// For each mask, the likeliest tokens in falling order.
+    /// For each mask, the likeliest tokens in descending order.
     pub masks: Vec<Vec<Filling>>,
-    /// Tokens of the text, special tokens included.
+    /// Number of tokens of the text, special tokens included.
     pub prompt_tokens: usize,
-    /// Where they were computed.
+    /// Device that computed the answer.
     pub ran_on: RanOn,
 }
 
-/// A token that fits in a mask.
+/// A token in the place of a mask.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Filling {
-    /// Its id.
+    /// Token id.
     pub token: u32,
-    /// Its text.
+    /// Text.
     pub text: String,
-    /// Its probability.
+    /// Probability, 0 to 1.
     pub score: f64,
 }
 
-/// A text to which a masked language model adds tokens.
+/// Request to generate tokens with a masked language model.
 #[derive(Debug, Clone)]
 pub struct RefineRequest {
-    /// The text, with the model's own mask where the tokens are wanted; without one they come at its end.
+    /// Text with the model's mask in the place of the new tokens; without a mask they are added at its end.
     pub text: String,
-    /// How many tokens are wanted, 1 to 64.
+    /// Number of tokens to generate, 1 to 64.
     pub tokens: usize,
-    /// How often the least certain tokens are chosen again, the first time included, 1 to 64.
+    /// Number of rounds, 1 to 64. Each round after the first replaces the least certain tokens.
     pub rounds: usize,
 }
 
 impl RefineRequest {
-    /// A text with the usual settings: ten rounds, as in the paper.
+    /// Creates a request with ten rounds, as in the paper.
     pub fn new(text: impl Into<String>, tokens: usize) -> Self {
         Self { text: text.into(), tokens, rounds: 10 }
     }
 }
 
-/// A text with what was added to it.
+/// A text with generated tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refined {
-    /// The whole text.
+    /// Whole text.
     pub text: String,
-    /// What was added.
+    /// Generated text.
     pub generated: String,
-    /// The same as tokens, each with its probability in the round that put it there.
+    /// Generated tokens, with the probabilities of the rounds that chose them.
     pub tokens: Vec<Filling>,
-    /// Tokens that were read at once: text, added tokens and special ones.
+    /// Number of tokens of one pass: the text, the generated and the special tokens.
     pub prompt_tokens: usize,
-    /// Where they were computed.
+    /// Device that computed the answer.
     pub ran_on: RanOn,
 }

@@ -1,24 +1,24 @@
-//! The machine and the versions that a figure belongs to.
+//! Machine and versions of a figure.
 
 use narthex_device::{inventory, runtime::Runtime};
 use serde::Serialize;
 
-/// Where a figure was measured.
+/// Machine and versions of a figure.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
-    /// The processor's name.
+    /// Name of the processor.
     pub cpu: String,
-    /// Its logical cores.
+    /// Number of logical cores.
     pub cores: usize,
-    /// Threads that computed.
+    /// Number of threads.
     pub threads: usize,
-    /// Kind of operating system, and architecture.
+    /// Operating system and architecture.
     pub platform: String,
-    /// The operating system's name and version, where it tells.
+    /// Name and version of the operating system, if it reports them.
     pub system: Option<String>,
-    /// Bytes of memory, where the system tells.
+    /// Bytes of memory, if the system reports them.
     pub memory_bytes: Option<u64>,
-    /// GPUs and NPUs whose drivers are loaded.
+    /// GPUs and NPUs with loaded drivers.
     pub accelerators: Vec<String>,
     /// Version of Narthex.
     pub narthex: String,

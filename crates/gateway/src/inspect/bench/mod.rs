@@ -1,6 +1,6 @@
-//! `narthex bench`: how fast a chat model reads, answers and loads on this machine, and what the gateway adds to it.
+//! `narthex bench`: speed of a chat model's prefill, decode and load on this machine, and the gateway's overhead.
 //!
-//! Every figure is measured several times and given as minimum, median and maximum; nothing here passes or fails.
+//! Every figure is measured several times and reported as minimum, median and maximum.
 //! [`Gateway::compare`] measures one model on several devices.
 
 mod comparison;
@@ -32,29 +32,29 @@ use crate::{
 };
 use round::{Round, RoundRequest};
 
-/// What is measured.
+/// Settings of a benchmark.
 #[derive(Debug, Clone, Copy)]
 pub struct BenchOptions {
-    /// Tokens of each prompt.
+    /// Tokens in each prompt.
     pub prompt_tokens: usize,
     /// Tokens generated after each prompt; at least 2.
     pub generate_tokens: usize,
-    /// Measured rounds, after one that is not counted.
+    /// Measured rounds after a warm-up.
     pub rounds: usize,
 }
 
-/// The figures of one model.
+/// Figures of one model.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
-    /// The model, as named by its package.
+    /// Name of the package.
     pub model: String,
-    /// Its weight scheme.
+    /// Weight scheme.
     pub scheme: Scheme,
-    /// The device it ran on.
+    /// Device.
     pub device: String,
-    /// The machine and the versions.
+    /// Machine and versions.
     pub machine: Machine,
-    /// Tokens of each prompt.
+    /// Tokens in each prompt.
     pub prompt_tokens: usize,
     /// Tokens generated after each prompt.
     pub generate_tokens: usize,
@@ -66,16 +66,16 @@ pub struct BenchReport {
     pub decode_tokens_per_second: Spread,
     /// Milliseconds from submission to the first token.
     pub first_token_ms: Spread,
-    /// What the gateway adds to the engine; `None` for a model without a chat template, and where the conversation
-    /// that is measured does not fit the context.
+    /// Overhead of the gateway; `None` for a model without a chat template, and if the measured conversation does not fit
+    /// the context.
     pub gateway: Option<Overhead>,
-    /// Milliseconds to load the compiled package; next to nothing where it was in memory already.
+    /// Milliseconds to load the compiled package; nearly 0 if it was already in memory.
     pub load_ms: f64,
-    /// Peak resident memory of the process in bytes, where the system tells.
+    /// Peak resident memory of the process in bytes, if the system reports it.
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// A figure over several rounds.
+/// Distribution of a figure over several rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// Smallest.
@@ -87,7 +87,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of at least one figure.
+    /// Returns the distribution of at least one figure.
     fn of(mut figures: Vec<f64>) -> Self {
         figures.sort_by(f64::total_cmp);
         let middle = figures.len() / 2;
@@ -102,10 +102,10 @@ impl Spread {
 }
 
 impl Gateway {
-    /// Measures a chat model, which stays in memory. Fetches and compiles it first where need be.
+    /// Measures a chat model, which stays in memory. Fetches and compiles it first if it is not installed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the order or the place has a stand-in: its times say nothing of what it stands for.
+    /// [`Error::Invalid`] if the settings have software that stands in for an NPU, whose times mean nothing.
     pub fn bench(
         &self,
         model: &str,
@@ -162,15 +162,15 @@ fn check(options: BenchOptions) -> Result<(), Error> {
     }
 }
 
-/// Refuses devices whose times say nothing; `param` is where they were named.
+/// Refuses software that stands in for an NPU; `param` is the setting that names it.
 fn refuse_stand_in(param: &'static str, devices: impl IntoIterator<Item = DeviceName>) -> Result<(), Error> {
     match devices.into_iter().find(|device| device.kind() == DeviceKind::StandIn) {
         None => Ok(()),
         Some(device) => Err(Error::invalid(
             param,
             format!(
-                "{device} is software in an NPU's place ({}), and its times say nothing about the NPU; name devices that \
-                 this machine has, as `narthex doctor` lists them",
+                "{device} is software that stands in for an NPU ({}), so its times mean nothing; name devices of this \
+                 machine, which `narthex doctor` lists",
                 device.describe()
             ),
         )),
@@ -184,7 +184,7 @@ fn check_room(engine: &Engine, options: BenchOptions) -> Result<(), Error> {
         return Ok(());
     }
     let message = format!(
-        "prompt_tokens: prompt and answer together may have {longest} tokens, found {found}; ask for fewer"
+        "prompt_tokens: the context holds {longest} tokens for prompt and answer, found {found}; choose fewer"
     );
     Err(Error::Invalid { param: "prompt_tokens", message })
 }
@@ -212,11 +212,11 @@ fn measure(
 
 fn run_round(engine: &Engine, options: BenchOptions, number: usize) -> Result<Round, Error> {
     let vocab = engine.limits().vocab;
-    // A first token of its own keeps a round from reusing the prefix of the one before.
+    // A different first token prevents the reuse of an earlier round's prefix.
     let prompt = (0..options.prompt_tokens).map(|i| ((i * 7919 + (number + 1) * 104_729) % vocab) as u32);
     round::run(
         engine,
-        RoundRequest { prompt: prompt.collect(), tokens: options.generate_tokens, barred: Vec::new() },
+        RoundRequest { prompt: prompt.collect(), tokens: options.generate_tokens, suppressed: Vec::new() },
     )
 }
 

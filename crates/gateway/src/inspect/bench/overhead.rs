@@ -1,4 +1,4 @@
-//! What the gateway adds to the engine: the same conversation goes through both, in turn.
+//! Overhead of the gateway: the same conversation runs through the engine alone and through the gateway, in turn.
 
 use std::{ops::ControlFlow, sync::mpsc, time::Instant};
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::{
     BenchOptions, Spread,
-    round::{self, BAR, Round, RoundRequest},
+    round::{self, Round, RoundRequest, SUPPRESSION},
 };
 use crate::{
     cancel::Cancel,
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// What chat messages, templates, tokenizers and text cost beside the engine's own time.
+/// Cost of messages, templates, tokenizers and text beside the engine's own time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overhead {
     /// Tokens of the conversation, template included.
@@ -36,21 +36,20 @@ pub struct Overhead {
     pub engine_token_ms: Spread,
     /// Milliseconds per generated token through [`Gateway::chat`].
     pub gateway_token_ms: Spread,
-    /// The second over the first, within each round.
+    /// Ratio of the second to the first in each round.
     pub token_ratio: Spread,
-    /// Milliseconds of a request through [`Gateway::chat`], from the call to its end, less those of the engine alone.
-    /// Measured on an answer of one token whose distribution the engine has kept, so that nothing is computed on
-    /// either side and the difference is not one of long times.
+    /// Milliseconds of a request through [`Gateway::chat`] minus those of the engine alone. The answer is one token whose
+    /// distribution the engine has cached, so that the difference is not one of long times.
     pub request_ms: Spread,
 }
 
-/// Words of the conversation, common enough to be about a token each.
+/// Words of the conversation, which are about one token each.
 const WORDS: [&str; 8] = ["the", "house", "is", "near", "a", "river", "and", "old"];
 
-/// Pairs of requests that compute nothing.
+/// Number of request pairs that compute nothing.
 const REQUESTS: usize = 31;
 
-/// What both sides run.
+/// Settings that are equal for both sides.
 struct OverheadBench<'a> {
     gateway: &'a Gateway,
     model: &'a str,
@@ -59,7 +58,7 @@ struct OverheadBench<'a> {
     options: BenchOptions,
 }
 
-/// Measures a model that is loaded; `None` where there is nothing to measure it with.
+/// Measures a loaded model. Returns `None` without a chat template, or if the conversation does not fit the context.
 pub(super) fn measure(
     gateway: &Gateway,
     model: &str,
@@ -68,26 +67,26 @@ pub(super) fn measure(
     cancel: &Cancel,
 ) -> Result<Option<Overhead>, Error> {
     let Some(template) = &loaded.template else { return Ok(None) };
-    let contest = OverheadBench { gateway, model, loaded, template, options };
-    let prompt_tokens = contest.tokens(2 * options.rounds + 1)?.len();
+    let bench = OverheadBench { gateway, model, loaded, template, options };
+    let prompt_tokens = bench.tokens(2 * options.rounds + 1)?.len();
     if prompt_tokens + options.generate_tokens > loaded.engine()?.limits().longest() {
         return Ok(None);
     }
     let mut pairs = Vec::with_capacity(options.rounds);
     for number in 0..=options.rounds {
         cancel.check()?;
-        let pair = contest.round(number)?;
-        // The first round is not counted, as in the rest of the benchmark.
+        let pair = bench.round(number)?;
+        // The first round is a warm-up, as in the rest of the benchmark.
         if number > 0 {
             pairs.push(pair);
         }
     }
-    let requests = contest.requests(2 * options.rounds + 2)?;
+    let requests = bench.requests(2 * options.rounds + 2)?;
     Ok(Some(Overhead::of(prompt_tokens, &pairs, &requests)))
 }
 
 impl Overhead {
-    /// The figures of pairs of rounds, the engine's and the gateway's, and of pairs of requests that compute nothing.
+    /// Returns the figures of rounds and of requests that compute nothing, each through the engine and the gateway.
     fn of(prompt_tokens: usize, pairs: &[(Round, Round)], requests: &[(Round, Round)]) -> Self {
         let spread_of = |pairs: &[(Round, Round)], figure: &dyn Fn(&Round, &Round) -> f64| {
             Spread::of(pairs.iter().map(|(engine, gateway)| figure(engine, gateway)).collect())
@@ -104,20 +103,20 @@ impl Overhead {
 }
 
 impl OverheadBench<'_> {
-    /// The engine's round and the gateway's, over conversations of their own, so that neither finds its own in the
-    /// cache; both find the template's opening there.
+    /// Runs a round through the engine and one through the gateway. The conversations differ, so that only the beginning
+    /// of the template is cached.
     fn round(&self, number: usize) -> Result<(Round, Round), Error> {
         self.pair(number, [2 * number, 2 * number + 1], self.options.generate_tokens)
     }
 
-    /// Pairs of requests for one token, all over one conversation, which the engine has read before the first.
+    /// Runs pairs of requests for one token over one conversation, which is cached.
     fn requests(&self, conversation: usize) -> Result<Vec<(Round, Round)>, Error> {
         self.engine(conversation, 1)?;
         (0..REQUESTS).map(|number| self.pair(number, [conversation; 2], 1)).collect()
     }
 
-    /// The engine's round and the gateway's for some tokens over these conversations. Whoever comes second may find a
-    /// warmer or a slower machine, so they take turns.
+    /// Runs a round through the engine and one through the gateway over these conversations. The order alternates, since
+    /// the second round may find a warmer machine.
     fn pair(
         &self,
         number: usize,
@@ -133,7 +132,7 @@ impl OverheadBench<'_> {
         }
     }
 
-    /// Begins with its number, so that conversations differ from there on.
+    /// Returns a conversation that begins with its number, so that conversations share no prefix.
     fn messages(&self, number: usize) -> Vec<Message> {
         let words = WORDS.iter().cycle().take(self.options.prompt_tokens);
         let text = words.fold(format!("{number:06}"), |text, word| text + " " + word);
@@ -147,12 +146,13 @@ impl OverheadBench<'_> {
         Ok(prompt::tokens(&self.loaded.package.tokenizer, self.template, &messages, &options, bos)?)
     }
 
-    fn barred(&self) -> &[TokenId] {
+    fn suppressed(&self) -> &[TokenId] {
         &self.loaded.package.manifest.tokenizer.stop
     }
 
     fn engine(&self, number: usize, tokens: usize) -> Result<Round, Error> {
-        let wanted = RoundRequest { prompt: self.tokens(number)?, tokens, barred: self.barred().to_vec() };
+        let wanted =
+            RoundRequest { prompt: self.tokens(number)?, tokens, suppressed: self.suppressed().to_vec() };
         round::rest();
         round::run(self.loaded.engine()?, wanted)
     }
@@ -161,7 +161,7 @@ impl OverheadBench<'_> {
         let options = GenerateOptions {
             max_tokens: Some(tokens),
             temperature: 0.0,
-            logit_bias: self.barred().iter().map(|&token| (token, BAR)).collect(),
+            logit_bias: self.suppressed().iter().map(|&token| (token, SUPPRESSION)).collect(),
             ..GenerateOptions::api_defaults()
         };
         let request = ChatRequest { messages: self.messages(number), options };
@@ -171,13 +171,13 @@ impl OverheadBench<'_> {
         self.gateway.chat(self.model, request, Box::new(LastEvent { ends }))?;
         let summary = received.recv().map_err(|_| Error::ShuttingDown)??;
         let total = begun.elapsed();
-        // Only what gives no times is without them, and that is not measured.
+        // Only software that stands in for an NPU has no times, and it is not measured.
         let Times { first_token: first, total: end } = summary.times.ok_or(Error::ShuttingDown)?;
         Ok(Round { total, first, rest: end.saturating_sub(first), tokens: summary.completion_tokens })
     }
 }
 
-/// Passes on how a request ended.
+/// Sends the end of a generation.
 struct LastEvent {
     ends: mpsc::Sender<Result<Summary, Error>>,
 }
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gateway_is_held_against_the_engine_of_its_own_round() {
+    fn the_gateway_is_compared_with_the_engine_of_its_own_round() {
         let round = |total: u64, token: u64| Round {
             total: Duration::from_micros(total),
             first: Duration::from_millis(50),

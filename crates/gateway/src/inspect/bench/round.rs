@@ -1,4 +1,4 @@
-//! One request straight to the engine, with the times of its tokens.
+//! One request directly to the engine, with the times of its tokens.
 
 use std::{
     ops::ControlFlow,
@@ -18,38 +18,38 @@ use crate::error::Error;
 /// Times of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Round {
-    /// Until the caller knew of the end.
+    /// Time until the caller received the end.
     pub(super) total: Duration,
-    /// Until the first token.
+    /// Time to the first token.
     pub(super) first: Duration,
-    /// From the first token to the end.
+    /// Time from the first token to the end.
     pub(super) rest: Duration,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub(super) tokens: usize,
 }
 
 impl Round {
-    /// Milliseconds until the caller knew of the end.
+    /// Returns the milliseconds until the caller received the end.
     pub(super) fn total_ms(&self) -> f64 {
         self.total.as_secs_f64() * 1e3
     }
 
-    /// Milliseconds until the first token.
+    /// Returns the milliseconds to the first token.
     pub(super) fn first_ms(&self) -> f64 {
         self.first.as_secs_f64() * 1e3
     }
 
-    /// Tokens of the prompt per second, up to the first generated one.
+    /// Returns the prompt tokens per second, up to the first generated token.
     pub(super) fn prefill_rate(&self, options: BenchOptions) -> f64 {
         options.prompt_tokens as f64 / self.first.as_secs_f64().max(1e-9)
     }
 
-    /// Generated tokens per second after the first.
+    /// Returns the generated tokens per second after the first.
     pub(super) fn decode_rate(&self, options: BenchOptions) -> f64 {
         (options.generate_tokens - 1) as f64 / self.rest.as_secs_f64().max(1e-9)
     }
 
-    /// Milliseconds of each token after the first; 0 where there is none.
+    /// Returns the milliseconds per token after the first; 0 for fewer than two tokens.
     pub(super) fn token_ms(&self) -> f64 {
         match self.tokens {
             0 | 1 => 0.0,
@@ -58,75 +58,77 @@ impl Round {
     }
 }
 
-/// What is generated.
+/// Prompt and length of a round.
 #[derive(Debug, Clone)]
 pub(super) struct RoundRequest {
-    /// Tokens of the prompt.
+    /// Prompt.
     pub(super) prompt: Vec<TokenId>,
-    /// Tokens to generate.
+    /// Number of tokens to generate.
     pub(super) tokens: usize,
-    /// Tokens that would end the answer and are made too unlikely for it, so that every answer is equally long.
-    pub(super) barred: Vec<TokenId>,
+    /// Stop tokens that are suppressed, so that every answer has the same length.
+    pub(super) suppressed: Vec<TokenId>,
 }
 
-/// What a barred token loses.
-pub(super) const BAR: f32 = -100.0;
+/// Bias of a suppressed token.
+pub(super) const SUPPRESSION: f32 = -100.0;
 
-/// How long the machine rests before each request, since ONNX Runtime's threads spin for a while after their last work
-/// and would take the processor from whoever comes next.
+/// Sleeps before a request, since the threads of ONNX Runtime spin for a while after their last work and would slow down
+/// the next request.
 pub(super) fn rest() {
     std::thread::sleep(Duration::from_millis(100));
 }
 
 /// Runs one request.
-pub(super) fn run(engine: &Engine, wanted: RoundRequest) -> Result<Round, Error> {
+pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error> {
     let (events, received) = mpsc::channel();
-    let logit_bias = wanted.barred.iter().map(|&token| (token, BAR)).collect();
-    let request = Request {
-        prompt: wanted.prompt,
-        max_tokens: wanted.tokens,
-        stop: wanted.barred,
+    let logit_bias = request.suppressed.iter().map(|&token| (token, SUPPRESSION)).collect();
+    let submitted = Request {
+        prompt: request.prompt,
+        max_tokens: request.tokens,
+        stop: request.suppressed,
         sampling: Sampling { logit_bias, ..Sampling::greedy() },
         logprobs: None,
-        sink: Box::new(Clock { events }),
+        sink: Box::new(TimingSink { events }),
     };
     let begun = Instant::now();
-    engine.submit(request).map_err(|error| Error::Invalid { param: "model", message: error.to_string() })?;
+    engine
+        .submit(submitted)
+        .map_err(|error| Error::Invalid { param: "model", message: error.to_string() })?;
     let (mut first, mut last, mut tokens) = (None, begun, 0);
     for event in received {
         match event {
-            Tick::Token(at) => {
+            TokenTime::Token(at) => {
                 first.get_or_insert(at);
                 (last, tokens) = (at, tokens + 1);
             }
-            Tick::End(Finish::Failed(error)) => return Err(error.into()),
-            Tick::End(_) => break,
+            TokenTime::End(Finish::Failed(error)) => return Err(error.into()),
+            TokenTime::End(_) => break,
         }
     }
     let (total, first) = (begun.elapsed(), first.ok_or(Error::ShuttingDown)?);
     Ok(Round { total, first: first - begun, rest: last - first, tokens })
 }
 
-enum Tick {
+enum TokenTime {
     Token(Instant),
     End(Finish),
 }
 
-struct Clock {
-    events: mpsc::Sender<Tick>,
+struct TimingSink {
+    events: mpsc::Sender<TokenTime>,
 }
 
-impl TokenSink for Clock {
+impl TokenSink for TimingSink {
     fn token(&mut self, _: TokenEvent<'_>) -> ControlFlow<()> {
-        match self.events.send(Tick::Token(Instant::now())) {
+        match self.events.send(TokenTime::Token(Instant::now())) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         }
     }
 
     fn finish(&mut self, finish: Finish, _: Usage) {
-        // Nobody listens after an interrupt, and nothing is owed then.
-        let _ = self.events.send(Tick::End(finish));
+        // After an interrupt nobody receives the end.
+        let _ = self.events.send(TokenTime::End(finish));
     }
 }
 
@@ -152,8 +154,8 @@ mod tests {
     fn an_answer_is_as_long_as_was_asked() {
         let engine = engine(&[]);
         for number in 0..8 {
-            // Nearly every token is one that would end the answer, were it not barred.
-            let wanted = RoundRequest { prompt: vec![number, 5], tokens: 9, barred: (0..31).collect() };
+            // Nearly every token is one that would end the answer, were it not suppressed.
+            let wanted = RoundRequest { prompt: vec![number, 5], tokens: 9, suppressed: (0..31).collect() };
             let round = run(&engine, wanted).unwrap();
             assert_eq!(round.tokens, 9);
             assert!(round.token_ms() > 0.0, "{round:?}");
@@ -164,7 +166,7 @@ mod tests {
     fn a_failed_step_is_an_error() {
         let broken = StepError::Device { message: "gone".to_owned() };
         let engine = engine(&[Mishap::Error(broken.clone())]);
-        let wanted = RoundRequest { prompt: vec![1], tokens: 4, barred: Vec::new() };
+        let wanted = RoundRequest { prompt: vec![1], tokens: 4, suppressed: Vec::new() };
         let found = run(&engine, wanted).unwrap_err().to_string();
         assert_eq!(found, broken.to_string());
     }

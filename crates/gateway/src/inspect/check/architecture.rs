@@ -1,5 +1,4 @@
-//! What is known of a model before it is compiled, or even downloaded: its architecture is compiled on paper, and the
-//! graphs that come out are checked like any others.
+//! Check of a model before it is compiled or downloaded: its graphs are built without weights and checked like any others.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,7 +12,7 @@ use narthex_spec::{Scheme, arch::Architecture, manifest::GraphEntry};
 
 use super::note;
 
-/// Checks what `narthex compile` would make of an architecture for NPUs, with its usual shapes.
+/// Checks the graphs that `narthex compile` would build for NPUs with the default shapes.
 pub(crate) fn check_architecture(
     subject: &str,
     architecture: &Architecture,
@@ -45,7 +44,7 @@ pub(crate) fn check_architecture(
     report
 }
 
-/// Checks the graphs of fixed shape of a compile on paper.
+/// Checks the static graphs of a compile without weights.
 pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &CheckOptions) -> Report {
     let part = |(graph, entry): &(Graph, GraphEntry)| OnnxFile {
         name: entry.file.clone(),
@@ -57,7 +56,7 @@ pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &CheckOptions) 
     check(subject, &parts, options)
 }
 
-/// The report on a model that Narthex cannot compile.
+/// Returns the report on a model that Narthex cannot compile.
 pub(crate) fn refused(subject: &str, reason: String, options: &CheckOptions) -> Report {
     let fix = Fix::you("check an ONNX export of it instead: narthex check FILE.onnx");
     let refusal =

@@ -1,5 +1,4 @@
-//! The vendor's own compiler, asked about each graph of a check. Where it fails, the graph is taken apart until the nodes at
-//! fault are named.
+//! Trials of a check's graphs with the vendor's compiler. A graph on which it fails is bisected to the faulty nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +25,19 @@ use crate::{
     library::Library,
 };
 
-/// FailureKind often the compiler is asked about parts of a graph.
-const TRIES: usize = 64;
+/// Maximum number of trials in the bisection of a graph.
+const MAX_TRIALS: usize = 64;
 
-/// The most bytes of weights of a graph that is taken apart, since each part is written down with its own.
-const MOST_BYTES: u64 = 4 << 30;
+/// Maximum bytes of weights of a graph that is bisected, since each piece is written with its weights.
+const MAX_WEIGHT_BYTES: u64 = 4 << 30;
 
-/// A compiler that is installed here.
+/// File name of the failing piece of a graph.
+const PIECE: &str = "graph.onnx";
+
+/// Maximum bytes of a log that are read.
+const MAX_LOG_BYTES: u64 = 64 << 20;
+
+/// An installed compiler.
 pub(super) struct Compiler<'a> {
     library: &'a Library,
     cancel: &'a Cancel,
@@ -40,48 +45,38 @@ pub(super) struct Compiler<'a> {
     target: &'a Target,
 }
 
-/// The compiler for a request's target, where it is installed and wanted. Nothing is installed for a check.
-pub(super) fn of<'a>(
-    library: &'a Library,
-    request: &'a CheckRequest,
-    cancel: &'a Cancel,
-) -> Result<Option<Compiler<'a>>, Error> {
-    let target = &request.target;
-    let trial = Trial::of(library, target, &request.compiler, cancel)?;
-    Ok(trial.map(|trial| Compiler { library, cancel, trial, target }))
-}
-
-/// Records what the compiler made of parts when they were compiled, and what it makes of every other part whose shapes are
-/// fixed and whose files are whole.
-pub(super) fn finalize(
-    compiler: &Option<Compiler<'_>>,
+/// Adds the compiler's results to a report: those of earlier compiles, and new ones for every other graph with fixed
+/// shapes and complete files.
+pub(super) fn add_results(
+    compiler: Option<&Compiler<'_>>,
     report: &mut Report,
-    (parts, options): (&[OnnxFile], &CheckOptions),
-    mut compiled: BTreeMap<String, CompilerResult>,
+    parts: &[OnnxFile],
+    options: &CheckOptions,
+    mut results: BTreeMap<String, CompilerResult>,
 ) -> Result<(), Error> {
-    let mut not_asked = Vec::new();
-    let asked = compiler.iter().flat_map(|compiler| parts.iter().map(move |part| (compiler, part)));
-    for (compiler, part) in asked {
-        if compiled.contains_key(&part.name) {
-            continue;
-        }
+    let mut skipped = Vec::new();
+    let untried = parts.iter().filter(|part| !results.contains_key(&part.name)).collect::<Vec<_>>();
+    for (compiler, part) in
+        compiler.iter().flat_map(|compiler| untried.iter().map(move |part| (compiler, part)))
+    {
         if is_ready(report, part) {
-            compiled.insert(part.name.clone(), compiler.ask(part)?);
+            results.insert(part.name.clone(), compiler.examine(part)?);
         } else {
-            let message = format!("the vendor's compiler was not asked about {} as it stands", part.name);
-            not_asked.push(note(Rule::Compiler, message, None));
+            let message =
+                format!("the vendor's compiler was not tried on {}, which is incomplete", part.name);
+            skipped.push(note(Rule::Compiler, message, None));
         }
     }
-    if !compiled.is_empty() {
-        report.record(parts, options, &compiled);
+    if !results.is_empty() {
+        report.record(parts, options, &results);
     }
-    report.findings.extend(not_asked);
+    report.findings.extend(skipped);
     Ok(())
 }
 
-/// Whether there is any sense in asking: what is open or broken was told already.
+/// Returns whether a graph is complete and its shapes are fixed, so that a trial makes sense.
 fn is_ready(report: &Report, part: &OnnxFile) -> bool {
-    let broken = |finding: &&check::Finding| {
+    let is_broken = |finding: &check::Finding| {
         finding.severity == Severity::Refuses
             && matches!(finding.rule, Rule::Malformed | Rule::ExternalData)
             && finding.part.as_ref() == Some(&part.name)
@@ -89,10 +84,10 @@ fn is_ready(report: &Report, part: &OnnxFile) -> bool {
     part.graph.unread.is_empty()
         && !part.graph.nodes.is_empty()
         && check::symbols(std::slice::from_ref(part)).is_empty()
-        && report.findings.iter().find(broken).is_none()
+        && !report.findings.iter().any(is_broken)
 }
 
-/// A way to fail by which a piece of a graph is known to fail as the whole does.
+/// Kind of a failure. A piece of a graph fails as the whole does if the kinds are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum FailureKind {
     Code(u32),
@@ -100,9 +95,9 @@ enum FailureKind {
 }
 
 impl FailureKind {
-    /// FailureKind a compiler failed, where that says anything of the nodes: a process that was killed ran out of memory, most likely.
-    fn of(outcome: &CompilerResult) -> Option<Self> {
-        match outcome {
+    /// Returns the kind of a failure that depends on the nodes. A killed process probably ran out of memory.
+    fn of(result: &CompilerResult) -> Option<Self> {
+        match result {
             CompilerResult::Failed { message, .. } => code_in(message).map(Self::Code),
             CompilerResult::Ended { how: ProcessEnd::Crashed(status), .. } => {
                 Some(Self::Crash(status.clone()))
@@ -112,91 +107,91 @@ impl FailureKind {
     }
 }
 
-/// The file of the piece of a graph on which the compiler fails.
-const PIECE: &str = "graph.onnx";
-
-/// The most bytes of a log that are looked through.
-const MOST_LOG: u64 = 64 << 20;
-
-/// Some nodes of a graph as a graph; nothing where they are none by themselves.
+/// Extracts some nodes of a graph as a graph; `None` if they cannot form one.
 fn extract(part: &OnnxFile, nodes: &BTreeSet<usize>) -> Option<OnnxFile> {
     let graph = part.graph.extract(nodes, &part.graph.infer(&|_| None))?;
     Some(OnnxFile { graph, ..part.clone() })
 }
 
-fn weight_bytes(part: &OnnxFile) -> u64 {
-    part.graph.weight_bytes()
-}
-
-/// A log as far as it can be read.
+/// Reads the beginning of a log; empty if the compiler ended the process before it was written.
 fn read_log(path: &Path) -> String {
     let mut bytes = Vec::new();
-    // A process that the compiler took down may have left none.
-    let _ = File::open(path).map(|file| file.take(MOST_LOG).read_to_end(&mut bytes));
+    let _ = File::open(path).map(|file| file.take(MAX_LOG_BYTES).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-impl Compiler<'_> {
-    fn ask(&self, part: &OnnxFile) -> Result<CompilerResult, Error> {
-        let mut outcome = self.try_out(&part.folder.join(&part.name))?;
-        let how = FailureKind::of(&outcome);
-        let (found_fault, found_evidence) = match &mut outcome {
+impl<'a> Compiler<'a> {
+    /// Returns the compiler of a request's target, if it is installed and requested. Nothing is installed.
+    pub(super) fn new(
+        library: &'a Library,
+        request: &'a CheckRequest,
+        cancel: &'a Cancel,
+    ) -> Result<Option<Self>, Error> {
+        let target = &request.target;
+        let trial = Trial::new(library, target, &request.compiler, cancel)?;
+        Ok(trial.map(|trial| Self { library, cancel, trial, target }))
+    }
+
+    /// Compiles a graph. After a failure, finds the faulty nodes and stores the compiler's messages.
+    fn examine(&self, part: &OnnxFile) -> Result<CompilerResult, Error> {
+        let mut result = self.trial.run(&part.folder.join(&part.name), self.cancel)?;
+        let kind = FailureKind::of(&result);
+        let (fault, evidence) = match &mut result {
             CompilerResult::Failed { fault, evidence, .. } => (fault, evidence),
             CompilerResult::Ended { how: ProcessEnd::Crashed(_), fault, evidence } => (fault, evidence),
-            _ => return Ok(outcome),
+            _ => return Ok(result),
         };
         let mut piece = None;
-        if let Some(how) = how {
-            match self.nodes(part, &how)? {
+        if let Some(kind) = kind {
+            match self.find_faulty_nodes(part, &kind)? {
                 Ok(nodes) => {
                     piece = extract(part, &nodes);
-                    *found_fault = self.named(part, &nodes);
+                    *fault = self.describe(part, &nodes);
                 }
-                Err(reason) => *found_fault = FaultyNodes::NotFound { reason },
+                Err(reason) => *fault = FaultyNodes::NotFound { reason },
             }
         }
-        *found_evidence = match self.evidence(part, piece) {
+        *evidence = match self.store_evidence(part, piece) {
             Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
-            // What the compiler made of the graph is known without it.
+            // The result is complete without the evidence.
             Err(error) => {
-                tracing::warn!(%error, "what the vendor's compiler told could not be kept");
+                tracing::warn!(%error, "the messages of the vendor's compiler cannot be stored");
                 None
             }
             Ok(evidence) => evidence,
         };
-        Ok(outcome)
+        Ok(result)
     }
 
-    /// What the compiler makes of a file. An interrupt alone is an error.
-    fn try_out(&self, graph: &Path) -> Result<CompilerResult, Error> {
-        self.trial.run(graph, self.cancel)
-    }
-
-    /// Takes a graph on which the compiler fails in some way apart, down to the nodes at fault; or the reason why they were
-    /// not found.
-    fn nodes(&self, part: &OnnxFile, how: &FailureKind) -> Result<Result<BTreeSet<usize>, String>, Error> {
-        let bytes = weight_bytes(part);
-        if bytes > MOST_BYTES {
+    /// Bisects a graph to the nodes on which the compiler fails in the same way. The inner error is the reason why they
+    /// were not found.
+    fn find_faulty_nodes(
+        &self,
+        part: &OnnxFile,
+        kind: &FailureKind,
+    ) -> Result<Result<BTreeSet<usize>, String>, Error> {
+        let bytes = part.graph.weight_bytes();
+        if bytes > MAX_WEIGHT_BYTES {
             return Ok(Err(format!(
-                "its {:.1} GB of weights are too many to take apart",
+                "its {:.1} GB of weights are too many for a bisection",
                 bytes as f64 / 1e9
             )));
         }
         let mut fails = |nodes: &BTreeSet<usize>| {
             let Some(piece) = extract(part, nodes) else { return Ok(false) };
-            Ok::<_, Error>(FailureKind::of(&self.try_piece(&piece)?).as_ref() == Some(how))
+            Ok::<_, Error>(FailureKind::of(&self.try_piece(&piece)?).as_ref() == Some(kind))
         };
-        match bisect::smallest(part.graph.nodes.len(), TRIES, &mut fails) {
+        match bisect::smallest(part.graph.nodes.len(), MAX_TRIALS, &mut fails) {
             Ok(nodes) => Ok(Ok(nodes)),
             Err(Stopped::Failed(error)) => Err(error),
-            Err(Stopped::Takes) => Ok(Err("it takes each part of the graph by itself".to_owned())),
-            Err(Stopped::Tries) => Ok(Err(format!("it was asked {TRIES} times"))),
+            Err(Stopped::Takes) => Ok(Err("it compiles each part of the graph separately".to_owned())),
+            Err(Stopped::Tries) => Ok(Err(format!("the bisection ended after {MAX_TRIALS} trials"))),
         }
     }
 
-    /// Keeps what the compiler tells of the graph on which it fails, or of the piece of it that fails as the whole does, in
-    /// a folder of the store.
-    fn evidence(&self, part: &OnnxFile, piece: Option<OnnxFile>) -> Result<Option<Evidence>, Error> {
+    /// Stores the compiler's messages about the failing piece of a graph, or about the whole graph, in a folder of the
+    /// store.
+    fn store_evidence(&self, part: &OnnxFile, piece: Option<OnnxFile>) -> Result<Option<Evidence>, Error> {
         let whole = part.folder.join(&part.name);
         let staging = self.library.store.failure(&format!("{} for {}", whole.display(), self.target))?;
         let graph = match &piece {
@@ -205,7 +200,7 @@ impl Compiler<'_> {
                 write::write(std::slice::from_ref(&piece), staging.path())?;
                 staging.path().join(PIECE)
             }
-            None if weight_bytes(part) > MOST_BYTES => return Ok(None),
+            None if part.graph.weight_bytes() > MAX_WEIGHT_BYTES => return Ok(None),
             None => whole.clone(),
         };
         let control = self.trial.record(&graph, staging.path(), self.cancel)?;
@@ -214,7 +209,7 @@ impl Compiler<'_> {
         let graph = if piece.is_some() { folder.join(PIECE) } else { whole };
         Ok(Some(Evidence {
             words: telling(&log),
-            control: control.map(|found| match found {
+            control: control.map(|result| match result {
                 CompilerResult::Whole { .. } | CompilerResult::Partly { .. } => ControlResult::Takes,
                 CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => ControlResult::Fails,
             }),
@@ -223,15 +218,15 @@ impl Compiler<'_> {
         }))
     }
 
-    /// Writes a piece of a graph with its weights and lets the compiler have it.
+    /// Writes a piece of a graph with its weights and compiles it.
     fn try_piece(&self, piece: &OnnxFile) -> Result<CompilerResult, Error> {
         let scratch = self.library.store.scratch()?;
         write::write(std::slice::from_ref(piece), scratch.path())?;
-        self.try_out(&scratch.path().join(&piece.name))
+        self.trial.run(&scratch.path().join(&piece.name), self.cancel)
     }
 
-    /// Nodes by their paths, with the fix that a rule knows for one of them.
-    fn named(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> FaultyNodes {
+    /// Returns the paths of faulty nodes, with the fix that a rule has for one of them.
+    fn describe(&self, part: &OnnxFile, nodes: &BTreeSet<usize>) -> FaultyNodes {
         let rules = check::reasons(part, self.target);
         let paths: Vec<String> =
             nodes.iter().filter_map(|&at| part.graph.nodes.get(at)).map(narthex_graph::Node::path).collect();

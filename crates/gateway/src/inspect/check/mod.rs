@@ -1,8 +1,7 @@
-//! `narthex check`: whether a model would run on an NPU, what keeps it from that, and what can be done about it.
+//! `narthex check`: rules and trials that show whether a model runs on an NPU.
 //!
-//! Here a file, folder or name becomes graphs, or an architecture where there are none yet; the rules are the compiler's.
-//! By themselves they read no weight and run no model; [`compiler`] asks the vendor's compiler, where it is installed, and
-//! joins what it made of a graph with [`Report::record`].
+//! A file, folder or name becomes graphs, or an architecture if there are no graphs yet. The rules of `narthex_check` read no
+//! weights and run nothing; [`compiler`] adds the results of the vendor's compiler, if it is installed.
 
 pub(crate) mod architecture;
 mod compiler;
@@ -33,157 +32,157 @@ use crate::{
         model_ref::{self, ResolvedModel},
     },
 };
+use compiler::Compiler;
 
-/// What is checked, and for what.
+/// Check of a model for an NPU.
 #[derive(Debug, Clone)]
 pub struct CheckRequest {
-    /// An ONNX file, a folder that holds some, a checkpoint, or a model by name.
+    /// ONNX file, folder with ONNX files, checkpoint, or model name.
     pub subject: String,
-    /// The NPU.
+    /// NPU.
     pub target: Target,
-    /// Extents for dimensions that the model leaves open, by name. Those that are not given are assumed by their names.
+    /// Extents of the model's symbolic dimensions by name. The others are assumed by their names.
     pub extents: BTreeMap<String, u64>,
-    /// A folder for the model with the fixes that Narthex makes itself.
+    /// Output folder for the model with Narthex's own fixes.
     pub fix: Option<PathBuf>,
-    /// Whether the vendor's compiler is asked too.
+    /// Use of the vendor's compiler.
     pub compiler: VendorCompiler,
 }
 
-/// Whether a check asks a vendor's compiler, which takes as long as a compile.
+/// Use of a vendor's compiler in a check. A trial takes as long as a compile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VendorCompiler {
-    /// Where it is installed, in this process. A graph on which it crashes is the end of the process.
+    /// In this process, if the compiler is installed. A crash of the compiler ends the process.
     InProcess,
-    /// Where it is installed, in a process for each graph. One on which it crashes is a finding.
+    /// In a subprocess for each graph, if the compiler is installed. A crash of the compiler is a finding.
     Subprocess(TrialProgram),
-    /// Never; the rules are enough.
+    /// No trial.
     Skip,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
-    /// The model as it is.
+    /// Report on the model.
     #[serde(flatten)]
     pub report: Report,
-    /// The model as it was written with fixes, where that was asked for and there was anything to fix.
-    pub fixed: Option<Fixed>,
+    /// The model with fixes, if they were requested and there were any.
+    pub fixed: Option<FixedModel>,
 }
 
 /// A model that was written with fixes.
 #[derive(Debug, Clone, Serialize)]
-pub struct Fixed {
-    /// The files.
+pub struct FixedModel {
+    /// Written files.
     pub files: Vec<PathBuf>,
-    /// What a check of those files found.
+    /// Report on those files.
     pub report: Report,
 }
 
 impl CheckReport {
-    /// The verdict on what stands at the end: the fixed model, or the model as it is.
+    /// Returns the verdict on the fixed model, or on the model itself.
     pub fn verdict(&self) -> &Verdict {
         self.fixed.as_ref().map_or(&self.report.verdict, |fixed| &fixed.report.verdict)
     }
 }
 
 impl Gateway {
-    /// Checks a model for an NPU, from files that are here, from what the catalogue knows of a model, or from a hub model's settings alone; with [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
+    /// Checks a model for an NPU from local files, from the catalogue or from a hub model's settings. With
+    /// [`CheckRequest::fix`], writes a copy with Narthex's own fixes and checks that too.
     ///
     /// # Errors
-    /// [`Error::Check`] for files that are not to be read, or whose fixes cannot be written; [`Error::Invalid`] for
-    /// extents and fixes that the subject has no use for; [`Error::UnknownModel`].
+    /// [`Error::Check`] for files that are unreadable or whose fixes cannot be written; [`Error::Invalid`] for extents
+    /// and fixes that do not apply to the model; [`Error::UnknownModel`].
     pub fn check(&self, request: &CheckRequest, cancel: &Cancel) -> Result<CheckReport, Error> {
         let options = CheckOptions { target: request.target.clone(), extents: request.extents.clone() };
-        let report = match model_ref::find(self.library(), &request.subject, cancel)? {
-            ResolvedModel::Graphs(files) => {
-                return graphs((self.library(), cancel), request, &files, &options);
+        let check = ModelCheck { library: self.library(), request, options, cancel };
+        let (subject, options) = (&request.subject, &check.options);
+        let report = match model_ref::find(self.library(), subject, cancel)? {
+            ResolvedModel::Graphs(files) => return check.graphs(&files),
+            ResolvedModel::Package(manifest, folder) => check.package(&manifest, &folder)?,
+            ResolvedModel::Checkpoint(found) => {
+                architecture::check_architecture(subject, &found.architecture, found.scheme, options)
             }
-            ResolvedModel::Package(manifest, folder) => {
-                package((self.library(), cancel), request, &manifest, &folder, &options)?
-            }
-            ResolvedModel::Checkpoint(found) => architecture::check_architecture(
-                &request.subject,
-                &found.architecture,
-                found.scheme,
-                &options,
-            ),
-            ResolvedModel::Unsupported(reason) => architecture::refused(&request.subject, reason, &options),
+            ResolvedModel::Unsupported(reason) => architecture::refused(subject, reason, options),
         };
         refuse_unused(request)?;
         Ok(CheckReport { report, fixed: None })
     }
 }
 
-/// Checks ONNX files, and writes them fixed where that is wanted.
-fn graphs(
-    (library, cancel): (&Library, &Cancel),
-    request: &CheckRequest,
-    files: &[PathBuf],
-    options: &CheckOptions,
-) -> Result<CheckReport, Error> {
-    let parts = files::open_files(files).map_err(CheckError::from)?;
-    refuse_unknown(&parts, options)?;
-    let compiler = compiler::of(library, request, cancel)?;
-    let mut report = check::check(&request.subject, &parts, options);
-    compiler::finalize(&compiler, &mut report, (&parts, options), BTreeMap::new())?;
-    let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
-    let cannot =
-        |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
-    let (fixed, changes) = fix::fixed(&parts, options).map_err(cannot)?;
-    if changes.is_empty() {
-        return Ok(CheckReport { report, fixed: None });
-    }
-    let files = write::write(&fixed, folder)?;
-    let written: Vec<PathBuf> = fixed.iter().map(|part| folder.join(&part.name)).collect();
-    let parts = files::open_files(&written).map_err(CheckError::from)?;
-    let mut after = check::check(&folder.display().to_string(), &parts, options);
-    compiler::finalize(&compiler, &mut after, (&parts, options), BTreeMap::new())?;
-    Ok(CheckReport { report, fixed: Some(Fixed { files, report: after }) })
+/// A check of one model.
+struct ModelCheck<'a> {
+    library: &'a Library,
+    request: &'a CheckRequest,
+    options: CheckOptions,
+    cancel: &'a Cancel,
 }
 
-/// Checks the fixed graphs of a package, and enters what the vendor's compiler made of them; without such graphs, what
-/// they would be.
-fn package(
-    (library, cancel): (&Library, &Cancel),
-    request: &CheckRequest,
-    manifest: &Manifest,
-    folder: &Path,
-    options: &CheckOptions,
-) -> Result<Report, Error> {
-    let compiled_here = manifest.architecture.architecture();
-    // An imported graph is all that there is to check.
-    let looked_at = |graph: &&GraphEntry| compiled_here.is_none() || graph.variant == Variant::Static;
-    let files: Vec<PathBuf> =
-        manifest.graphs.iter().filter(looked_at).map(|graph| folder.join(&graph.file)).collect();
-    if let (true, Some(architecture)) = (files.is_empty(), &compiled_here) {
-        let scheme = manifest.recipe.scheme;
-        let mut report = architecture::check_architecture(&request.subject, architecture, scheme, options);
-        report.findings.push(note(
-            Rule::Architecture,
-            "the installed package has only the graph that CPUs and GPUs run".to_owned(),
-            Some(Fix::you(format!("narthex compile {} --target {}", manifest.name, request.target))),
-        ));
-        return Ok(report);
+impl ModelCheck<'_> {
+    /// Checks ONNX files, and writes them with fixes if requested.
+    fn graphs(&self, files: &[PathBuf]) -> Result<CheckReport, Error> {
+        let Self { library, request, options, cancel } = self;
+        let parts = files::open_files(files).map_err(CheckError::from)?;
+        refuse_unknown(&parts, options)?;
+        let compiler = Compiler::new(library, request, cancel)?;
+        let mut report = check::check(&request.subject, &parts, options);
+        compiler::add_results(compiler.as_ref(), &mut report, &parts, options, BTreeMap::new())?;
+        let Some(folder) = &request.fix else { return Ok(CheckReport { report, fixed: None }) };
+        let cannot_fix =
+            |error: narthex_graph::patch::PatchError| CheckError::CannotFix { reason: error.to_string() };
+        let (fixed, changes) = fix::fixed(&parts, options).map_err(cannot_fix)?;
+        if changes.is_empty() {
+            return Ok(CheckReport { report, fixed: None });
+        }
+        let files = write::write(&fixed, folder)?;
+        let written: Vec<PathBuf> = fixed.iter().map(|part| folder.join(&part.name)).collect();
+        let parts = files::open_files(&written).map_err(CheckError::from)?;
+        let mut after = check::check(&folder.display().to_string(), &parts, options);
+        compiler::add_results(compiler.as_ref(), &mut after, &parts, options, BTreeMap::new())?;
+        Ok(CheckReport { report, fixed: Some(FixedModel { files, report: after }) })
     }
-    let parts = files::open_files(&files).map_err(CheckError::from)?;
-    let mut report = check::check(&request.subject, &parts, options);
-    let asked = request.compiler != VendorCompiler::Skip;
-    let own = |context: &&Context| asked && context.target == request.target;
-    let known = |context: &Context| (context.graph.clone(), compiled(&context.placement, &request.target));
-    let known = manifest.contexts.iter().filter(own).map(known).collect();
-    let compiler = compiler::of(library, request, cancel)?;
-    compiler::finalize(&compiler, &mut report, (&parts, options), known)?;
-    Ok(report)
+
+    /// Checks the static graphs of a package with the results of their compile. Without such graphs, checks those that
+    /// its architecture would have.
+    fn package(&self, manifest: &Manifest, folder: &Path) -> Result<Report, Error> {
+        let Self { library, request, options, cancel } = self;
+        let architecture = manifest.architecture.architecture();
+        // An imported package has no other graphs to check.
+        let is_checked = |graph: &&GraphEntry| architecture.is_none() || graph.variant == Variant::Static;
+        let files: Vec<PathBuf> =
+            manifest.graphs.iter().filter(is_checked).map(|graph| folder.join(&graph.file)).collect();
+        if let (true, Some(architecture)) = (files.is_empty(), &architecture) {
+            let scheme = manifest.recipe.scheme;
+            let mut report =
+                architecture::check_architecture(&request.subject, architecture, scheme, options);
+            report.findings.push(note(
+                Rule::Architecture,
+                "the installed package has only the graph that CPUs and GPUs run".to_owned(),
+                Some(Fix::you(format!("narthex compile {} --target {}", manifest.name, request.target))),
+            ));
+            return Ok(report);
+        }
+        let parts = files::open_files(&files).map_err(CheckError::from)?;
+        let mut report = check::check(&request.subject, &parts, options);
+        let is_for_target =
+            |context: &&Context| request.compiler != VendorCompiler::Skip && context.target == request.target;
+        let result = |context: &Context| {
+            (context.graph.clone(), placement_result(&context.placement, &request.target))
+        };
+        let known = manifest.contexts.iter().filter(is_for_target).map(result).collect();
+        let compiler = Compiler::new(library, request, cancel)?;
+        compiler::add_results(compiler.as_ref(), &mut report, &parts, options, known)?;
+        Ok(report)
+    }
 }
 
-/// What a placement says of a graph.
-fn compiled(placement: &PlacementRecord, target: &Target) -> CompilerResult {
+/// Returns the compiler's result that a recorded placement stands for.
+fn placement_result(placement: &PlacementRecord, target: &Target) -> CompilerResult {
     let nodes = placement.nodes.values().flat_map(|operators| operators.values()).sum();
     let others = placement.nodes.iter().filter(|(ep, _)| **ep != target.ep());
-    let left = |path| FallbackNode { path, why: None };
     let elsewhere: Vec<FallbackNode> = others
         .flat_map(|(ep, operators)| operators.iter().map(move |(op, count)| format!("{count} {op} on {ep}")))
-        .map(left)
+        .map(|path| FallbackNode { path, why: None })
         .collect();
     if elsewhere.is_empty() {
         CompilerResult::Whole { nodes }
@@ -196,7 +195,7 @@ fn note(rule: Rule, message: String, fix: Option<Fix>) -> Finding {
     Finding { rule, severity: Severity::Notes, part: None, places: Vec::new(), message, fix }
 }
 
-/// Refuses extents for dimensions that no graph has.
+/// Refuses extents of unknown dimensions.
 fn refuse_unknown(parts: &[OnnxFile], options: &CheckOptions) -> Result<(), Error> {
     let known = check::symbols(parts);
     match options.extents.keys().find(|name| !known.contains(*name)) {
@@ -211,7 +210,7 @@ fn refuse_unknown(parts: &[OnnxFile], options: &CheckOptions) -> Result<(), Erro
     }
 }
 
-/// Refuses extents and fixes for models that Narthex compiles itself.
+/// Refuses extents and fixes for a model that Narthex compiles.
 fn refuse_unused(request: &CheckRequest) -> Result<(), Error> {
     let (param, what) = match request {
         CheckRequest { fix: Some(_), .. } => ("fix", "fixes are written"),

@@ -1,14 +1,12 @@
-//! A vendor's compiler and one graph: what it makes of it, in this process or in one of its own, which a compiler that
-//! crashes takes down alone.
+//! Trial of a graph with a vendor's compiler, in this process or in a subprocess that a crash of the compiler ends.
 
 use std::{
     ffi::OsString,
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::Duration,
+    process::{Command, ExitStatus, Stdio},
+    sync::Arc,
 };
 
 use narthex_catalog::runtimes;
@@ -20,6 +18,7 @@ use narthex_device::{
     runtime::Runtime,
 };
 use narthex_spec::{Ep, Target, progress::Quiet};
+use shared_child::SharedChild;
 
 use super::VendorCompiler;
 use crate::{
@@ -30,54 +29,50 @@ use crate::{
     load::runtime_choice::{cpu_library, cpu_runtime},
 };
 
-/// How often a process is looked at.
-const POLL: Duration = Duration::from_millis(20);
+/// Maximum bytes of a subprocess's answer.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
-/// The most bytes of an answer that are read.
-const MOST_ANSWER: u64 = 64 << 20;
-
-/// How processes are started that let a vendor's compiler have one graph each.
+/// Command of the subprocesses that try one graph each with a vendor's compiler.
 ///
-/// Behind the arguments they are given a target, a graph's file, and a file for what [`Gateway::try_out`] makes of the two,
-/// as JSON. One that a signal ends before it has written that was ended by the compiler. A fourth is a folder: then the file
-/// is for what [`Gateway::control`] says, and [`Gateway::save`] and [`Gateway::record`] fill the folder after that.
+/// The arguments are followed by a target, the graph's file, and a file for the JSON result of [`Gateway::try_out`]. If a
+/// signal ends the process before it has written the file, the compiler crashed. With a folder as a fourth argument, the
+/// file is for the result of [`Gateway::control`], and [`Gateway::save`] and [`Gateway::record`] then fill the folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrialProgram {
-    /// The executable.
+    /// Executable.
     pub path: PathBuf,
-    /// What it is given first.
+    /// First arguments.
     pub arguments: Vec<OsString>,
 }
 
-/// A compiler that is installed, and where it runs.
+/// An installed compiler.
 pub(super) enum Trial<'a> {
-    /// In this process.
-    InProcess(&'static Runtime, Device),
-    /// In a process for each graph.
-    Subprocess(&'a TrialProgram, &'a Library, &'a Target),
+    /// Runs in this process.
+    InProcess { runtime: &'static Runtime, device: Device },
+    /// Runs in a subprocess for each graph.
+    Subprocess { program: &'a TrialProgram, library: &'a Library, target: &'a Target },
 }
 
 impl Gateway {
-    /// Lets the compiler of a target have one graph, in this process; `None` where it is not installed. Nothing is
-    /// installed for it.
+    /// Compiles one graph with the compiler of a target, in this process. Returns `None` if the compiler is not installed.
     ///
     /// # Errors
-    /// [`Error::Device`] where the compiler cannot be loaded.
+    /// [`Error::Device`] if the compiler cannot be loaded.
     pub fn try_out(
         &self,
         target: &Target,
         graph: &Path,
         cancel: &Cancel,
     ) -> Result<Option<CompilerResult>, Error> {
-        let trial = Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)?;
+        let trial = Trial::new(self.library(), target, &VendorCompiler::InProcess, cancel)?;
         trial.map(|trial| trial.run(graph, cancel)).transpose()
     }
 
-    /// Lets the control backend of a target's provider have one graph, in this process: one that takes every sound graph,
-    /// whatever the chip, and writes its own form of it into a folder. `None` where there is none.
+    /// Compiles one graph with the control backend of a target's provider, in this process. That backend accepts every
+    /// valid graph for any chip, and writes its own form of it into a folder. Returns `None` without such a backend.
     ///
     /// # Errors
-    /// As [`Gateway::try_out`].
+    /// As for [`Gateway::try_out`].
     pub fn control(
         &self,
         target: &Target,
@@ -85,88 +80,101 @@ impl Gateway {
         folder: &Path,
         cancel: &Cancel,
     ) -> Result<Option<CompilerResult>, Error> {
-        match Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)? {
-            Some(Trial::InProcess(runtime, device)) => {
-                control(runtime, &device, graph, folder).map(told).transpose()
+        match self.load_compiler(target, cancel)? {
+            Some((runtime, device)) => {
+                control(runtime, &device, graph, folder).map(compiler_result).transpose()
             }
-            _ => Ok(None),
+            None => Ok(None),
         }
     }
 
-    /// Lets the saver of a target's provider have one graph, in this process, which works in the folder for the while: each call
-    /// of its backend is written there, for the vendor.
+    /// Compiles one graph with the saver backend of a target's provider, in this process, whose current folder changes for
+    /// the time. The backend writes its calls into the folder, for the vendor.
     ///
     /// # Errors
-    /// As [`Gateway::try_out`], and [`Error::Io`].
+    /// As for [`Gateway::try_out`], and [`Error::Io`].
     pub fn save(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
-        match Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)? {
-            Some(Trial::InProcess(runtime, device)) => {
+        match self.load_compiler(target, cancel)? {
+            Some((runtime, device)) => {
                 let failed =
                     |source| Error::Io { what: format!("cannot work in {}", folder.display()), source };
                 save(runtime, &device, graph, folder).map_err(failed)
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
-    /// Lets the compiler of a target have one graph again, in this process, and has what it tells on the way written into a
+    /// Compiles one graph again with the compiler of a target, in this process, and writes the compiler's log into a
     /// folder.
     ///
     /// # Errors
-    /// As [`Gateway::try_out`], and [`Error::Io`].
+    /// As for [`Gateway::try_out`], and [`Error::Io`].
     pub fn record(&self, target: &Target, graph: &Path, folder: &Path, cancel: &Cancel) -> Result<(), Error> {
-        match Trial::of(self.library(), target, &VendorCompiler::InProcess, cancel)? {
-            Some(Trial::InProcess(runtime, device)) => written(runtime, &device, graph, folder),
-            _ => Ok(()),
+        match self.load_compiler(target, cancel)? {
+            Some((runtime, device)) => write_log(runtime, &device, graph, folder),
+            None => Ok(()),
         }
+    }
+
+    fn load_compiler(
+        &self,
+        target: &Target,
+        cancel: &Cancel,
+    ) -> Result<Option<(&'static Runtime, Device)>, Error> {
+        Ok(match Trial::new(self.library(), target, &VendorCompiler::InProcess, cancel)? {
+            Some(Trial::InProcess { runtime, device }) => Some((runtime, device)),
+            Some(Trial::Subprocess { .. }) | None => None,
+        })
     }
 }
 
-/// [`record`] with its error as ours.
-fn written(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> Result<(), Error> {
-    let what = || format!("the log of the vendor's compiler in {}", folder.display());
-    record(runtime, device, graph, folder).map_err(|source| Error::Io { what: what(), source })
+fn write_log(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::Io {
+        what: format!("cannot write the log of the vendor's compiler in {}", folder.display()),
+        source,
+    };
+    record(runtime, device, graph, folder).map_err(failed)
 }
 
 impl<'a> Trial<'a> {
-    /// The compiler of a target, where it is installed and wanted.
-    pub(super) fn of(
+    /// Returns the compiler of a target, if it is installed and requested. Nothing is installed.
+    pub(super) fn new(
         library: &'a Library,
         target: &'a Target,
-        asked: &'a VendorCompiler,
+        compiler: &'a VendorCompiler,
         cancel: &Cancel,
     ) -> Result<Option<Self>, Error> {
         let Target::Qnn(chips) = target else { return Ok(None) };
-        let found = runtimes::locate(&library.store, Ep::Qnn);
-        let (Some(plugin), Some(_)) = (found, cpu_library(library)?) else { return Ok(None) };
-        Ok(match asked {
+        let plugin = runtimes::locate(&library.store, Ep::Qnn);
+        let (Some(plugin), Some(_)) = (plugin, cpu_library(library)?) else { return Ok(None) };
+        Ok(match compiler {
             VendorCompiler::Skip => None,
-            VendorCompiler::Subprocess(program) => Some(Self::Subprocess(program, library, target)),
+            VendorCompiler::Subprocess(program) => Some(Self::Subprocess { program, library, target }),
             VendorCompiler::InProcess => {
                 let runtime = cpu_runtime(library, &Quiet, cancel)?;
                 runtime.register(target.ep(), &plugin.library)?;
-                Some(Self::InProcess(runtime, Device::Qnn(QnnOptions::new(&plugin.library, chips))))
+                let device = Device::Qnn(QnnOptions::new(&plugin.library, chips));
+                Some(Self::InProcess { runtime, device })
             }
         })
     }
 
-    /// What the compiler makes of a graph. Nodes at fault are not sought.
+    /// Compiles a graph, without a search for faulty nodes.
     pub(super) fn run(&self, graph: &Path, cancel: &Cancel) -> Result<CompilerResult, Error> {
         cancel.check()?;
         match self {
-            Self::InProcess(runtime, device) => told(try_out(runtime, device, graph)),
-            Self::Subprocess(program, library, target) => {
+            Self::InProcess { runtime, device } => compiler_result(try_out(runtime, device, graph)),
+            Self::Subprocess { program, library, target } => {
                 let scratch = library.store.scratch()?;
                 let answer = scratch.path().join("answer.json");
-                let files = [graph, answer.as_path()];
-                let status = TrialProcess::start(program, target, &files)?.end(cancel)?;
-                read(&answer).map_or_else(|| ended(status), Ok)
+                let status = TrialProcess::start(program, target, &[graph, &answer])?.wait(cancel)?;
+                read_answer(&answer).map_or_else(|| process_end(status), Ok)
             }
         }
     }
 
-    /// Has everything that the compiler tells of a graph on which it fails written into a folder, and gives what the
-    /// provider's control makes of it, where there is one.
+    /// Writes the compiler's messages about a failing graph into a folder. Returns the result of the provider's control
+    /// backend, if there is one.
     pub(super) fn record(
         &self,
         graph: &Path,
@@ -175,29 +183,29 @@ impl<'a> Trial<'a> {
     ) -> Result<Option<CompilerResult>, Error> {
         cancel.check()?;
         match self {
-            Self::InProcess(runtime, device) => {
-                let found = control(runtime, device, graph, folder).map(told).transpose()?;
-                written(runtime, device, graph, folder).map(|()| found)
+            Self::InProcess { runtime, device } => {
+                let result = control(runtime, device, graph, folder).map(compiler_result).transpose()?;
+                write_log(runtime, device, graph, folder).map(|()| result)
             }
-            Self::Subprocess(program, library, target) => {
+            Self::Subprocess { program, library, target } => {
                 let scratch = library.store.scratch()?;
                 let answer = scratch.path().join("answer.json");
-                let files = [graph, answer.as_path(), folder];
-                // However it ends: the graph is one on which the compiler does not end well.
-                TrialProcess::start(program, target, &files)?.end(cancel)?;
-                Ok(read(&answer))
+                // The exit status has no meaning, because the compiler fails on this graph.
+                TrialProcess::start(program, target, &[graph, &answer, folder])?.wait(cancel)?;
+                Ok(read_answer(&answer))
             }
         }
     }
 }
 
-/// A compiler's outcome as a check records it. What keeps it from being asked stays an error.
-fn told(outcome: Result<usize, DeviceError>) -> Result<CompilerResult, Error> {
+/// Converts a compiler's outcome. Errors that prevented the compile stay errors.
+fn compiler_result(outcome: Result<usize, DeviceError>) -> Result<CompilerResult, Error> {
     match outcome {
         Ok(nodes) => Ok(CompilerResult::Whole { nodes }),
         Err(DeviceError::NotWhole { nodes, refused, .. }) => {
-            let left = refused.into_iter().map(|node| FallbackNode { path: node.name, why: node.reason });
-            Ok(CompilerResult::Partly { elsewhere: left.collect(), nodes })
+            let elsewhere =
+                refused.into_iter().map(|node| FallbackNode { path: node.name, why: node.reason });
+            Ok(CompilerResult::Partly { elsewhere: elsewhere.collect(), nodes })
         }
         Err(DeviceError::Ort { message, .. }) => {
             Ok(CompilerResult::Failed { message, fault: FaultyNodes::NotSought, evidence: None })
@@ -206,69 +214,70 @@ fn told(outcome: Result<usize, DeviceError>) -> Result<CompilerResult, Error> {
     }
 }
 
-/// A process's answer, where it gave a whole one.
-fn read(answer: &Path) -> Option<CompilerResult> {
+/// Reads a subprocess's answer, if it is complete.
+fn read_answer(answer: &Path) -> Option<CompilerResult> {
     let mut bytes = Vec::new();
-    File::open(answer).ok()?.take(MOST_ANSWER).read_to_end(&mut bytes).ok()?;
+    File::open(answer).ok()?.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
-/// The end of a process that gave no answer: the compiler's doing where it was none of the program's own.
-fn ended(status: ExitStatus) -> Result<CompilerResult, Error> {
+/// Returns the result of a subprocess without an answer. A signal means that the compiler crashed.
+fn process_end(status: ExitStatus) -> Result<CompilerResult, Error> {
     let how = match signal(status) {
         Some(SIGKILL) => ProcessEnd::Killed,
         Some(_) => ProcessEnd::Crashed(status.to_string()),
         None => {
             let source = io::Error::other(format!("it ended without an answer ({status})"));
-            return Err(Error::Io { what: "the process of the vendor's compiler".to_owned(), source });
+            return Err(Error::Io { what: "the process of the vendor's compiler failed".to_owned(), source });
         }
     };
     Ok(CompilerResult::Ended { how, fault: FaultyNodes::NotSought, evidence: None })
 }
 
-/// What ends a process from outside.
+/// Signal that ends a process from outside.
 const SIGKILL: i32 = 9;
 
-/// The signal that ended a process.
+/// Returns the signal that ended a process.
 #[cfg(unix)]
 fn signal(status: ExitStatus) -> Option<i32> {
     std::os::unix::process::ExitStatusExt::signal(&status)
 }
 
-/// The exception that ended a process: Windows gives its number, which is below zero, as the exit code.
+/// Returns the exception that ended a process. On Windows it is a negative exit code.
 #[cfg(not(unix))]
 fn signal(status: ExitStatus) -> Option<i32> {
     status.code().filter(|&code| code < 0)
 }
 
-/// A process that is killed when it is dropped before its end.
-struct TrialProcess(Child);
+/// A subprocess. Dropping it kills the process.
+struct TrialProcess(Arc<SharedChild>);
 
 impl TrialProcess {
     fn start(program: &TrialProgram, target: &Target, files: &[&Path]) -> Result<Self, Error> {
         let mut command = Command::new(&program.path);
         command.args(&program.arguments).arg(target.to_string()).args(files);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-        child.map(Self).map_err(|source| Error::Io { what: program.path.display().to_string(), source })
+        let child = SharedChild::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        let failed = |source| Error::Io { what: format!("cannot start {}", program.path.display()), source };
+        Ok(Self(Arc::new(child.map_err(failed)?)))
     }
 
-    fn end(mut self, cancel: &Cancel) -> Result<ExitStatus, Error> {
-        loop {
-            cancel.check()?;
-            let looked = self.0.try_wait();
-            match looked
-                .map_err(|source| Error::Io { what: "wait for the compiler's process".into(), source })?
-            {
-                Some(status) => return Ok(status),
-                None => thread::sleep(POLL),
-            }
-        }
+    /// Waits for the end of the process. Cancelling kills it.
+    fn wait(self, cancel: &Cancel) -> Result<ExitStatus, Error> {
+        let child = self.0.clone();
+        let _callback = cancel.on_cancel(move || {
+            // The process may have ended already.
+            let _ = child.kill();
+        });
+        let failed = |source| Error::Io { what: "cannot wait for the compiler's process".into(), source };
+        let status = self.0.wait().map_err(failed)?;
+        cancel.check()?;
+        Ok(status)
     }
 }
 
 impl Drop for TrialProcess {
     fn drop(&mut self) {
-        // A process that has ended already is no failure.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

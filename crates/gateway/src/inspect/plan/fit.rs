@@ -1,61 +1,68 @@
-//! What has room for a model, and for how long a sequence. Arithmetic alone, but for [`memories`].
+//! Comparison of a model's figures with the memory of devices. Only [`memories`] reads the machine.
 
 use narthex_check::{Verdict, graph_limit};
 use narthex_device::inventory::{self, Accelerator, AcceleratorKind};
 use narthex_spec::{OpenVinoDevice, QnnChip, Scheme, Target};
 use serde::Serialize;
 
-use super::outlook::{Outlook, RequiredMemory, SchemeOutlook};
+use super::model_estimate::{ModelEstimate, RequiredMemory, SchemeEstimate};
 
-/// Bytes that are left to the system, the program and what a step computes with.
+/// Bytes reserved for the system, the program and activations.
 const RESERVED: u64 = 1 << 30;
 
-/// The shortest sequence that counts as fitting, in tokens.
+/// Minimum sequence length that counts as fitting, in tokens.
 const SHORTEST: u64 = 512;
 
-/// The device that every machine has.
+/// Name of the CPU.
 const CPU: &str = "cpu";
 
-/// What a device of this machine has room for.
+/// A device of this machine with the sequences that fit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceFit {
     /// `cpu`, `gpu` or `npu`.
     pub device: &'static str,
-    /// What it is called.
+    /// Name for people.
     pub text: String,
-    /// Its memory in bytes, where the system tells or the NPU's limit is known.
+    /// Memory in bytes, if the system reports it or the NPU's limit is known.
     pub memory: Option<u64>,
-    /// What it has room for in each scheme, where its memory is known.
+    /// Sequences that fit in each scheme, if the memory is known.
     pub schemes: Vec<SchemeFit>,
 }
 
-/// What a device has room for in one scheme.
+/// Sequences that fit on a device in one scheme.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SchemeFit {
-    /// The scheme.
+    /// Scheme.
     pub scheme: Scheme,
-    /// The longest sequence, in tokens; nothing where there is no room at all.
+    /// Maximum sequence length in tokens; `None` if the model does not fit.
     pub context: Option<u64>,
-    /// Why there is no room.
+    /// Reason why the model does not fit.
     pub reason: Option<String>,
 }
 
 impl DeviceFit {
-    /// Whether it has room in some scheme.
+    /// Returns whether the model fits in some scheme.
     pub fn fits(&self) -> bool {
         self.schemes.iter().any(|fit| fit.context.is_some())
     }
 }
 
-/// Memory that would have room for a model.
+/// Minimum memory for a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Room {
-    /// The smallest scheme.
+    /// Smallest scheme.
     pub scheme: Scheme,
     /// Bytes of memory of a CPU.
     pub memory: u64,
-    /// The longest sequence there, in tokens.
+    /// Sequence length in tokens.
     pub context: u64,
+}
+
+/// Bytes of a model's weights and of a token in its cache.
+#[derive(Clone, Copy)]
+struct ModelSize {
+    weights: u64,
+    token: u64,
 }
 
 /// A device and its memory.
@@ -64,18 +71,18 @@ pub(super) struct Memory {
     device: &'static str,
     text: String,
     bytes: Option<u64>,
-    /// The NPU that the rules know it as.
+    /// Target of an NPU in the rules.
     target: Option<Target>,
 }
 
-/// The devices of this machine.
+/// Returns the devices of this machine.
 pub(super) fn memories() -> Vec<Memory> {
     let bytes = inventory::memory_bytes();
     let cpu = Memory { device: CPU, text: inventory::cpu().name, bytes, target: None };
     std::iter::once(cpu).chain(inventory::measured().into_iter().map(accelerator)).collect()
 }
 
-/// Of a Hexagon NPU the driver does not tell the chip; what the least of them holds, every one does.
+/// Returns a GPU or NPU. The driver of a Hexagon NPU does not report the chip, so the smallest chip is assumed.
 fn accelerator(found: Accelerator) -> Memory {
     let target = match found.driver.as_str() {
         "fastrpc" => Some(Target::Qnn(vec![QnnChip::XElite])),
@@ -87,8 +94,8 @@ fn accelerator(found: Accelerator) -> Memory {
     Memory { device: found.kind.describe(), text: found.text, bytes, target: target.filter(|_| npu) }
 }
 
-/// What each device has room for.
-pub(super) fn machine(outlook: &Outlook, memories: &[Memory]) -> Vec<DeviceFit> {
+/// Returns the sequences that fit on each device.
+pub(super) fn machine(estimate: &ModelEstimate, memories: &[Memory]) -> Vec<DeviceFit> {
     let of_cpu = memories.iter().find(|memory| memory.device == CPU).and_then(|memory| memory.bytes);
     let fit = |memory: &Memory| DeviceFit {
         device: memory.device,
@@ -96,74 +103,77 @@ pub(super) fn machine(outlook: &Outlook, memories: &[Memory]) -> Vec<DeviceFit> 
         memory: memory.bytes,
         schemes: match (memory.bytes, &memory.target) {
             (None, _) => Vec::new(),
-            (Some(_), Some(target)) => on_npu(outlook, target, of_cpu),
-            (Some(bytes), None) => in_memory(outlook, bytes),
+            (Some(_), Some(target)) => on_npu(estimate, target, of_cpu),
+            (Some(bytes), None) => in_memory(estimate, bytes),
         },
     };
     memories.iter().map(fit).collect()
 }
 
-fn in_memory(outlook: &Outlook, memory: u64) -> Vec<SchemeFit> {
-    let fit = |found: &SchemeOutlook| {
-        let sizes = (found.bytes, outlook.token_bytes());
-        let context = longest(outlook, memory.saturating_sub(RESERVED), sizes);
-        let reason = context.is_none().then(|| short(outlook, sizes));
+fn in_memory(estimate: &ModelEstimate, memory: u64) -> Vec<SchemeFit> {
+    let fit = |found: &SchemeEstimate| {
+        let size = ModelSize { weights: found.bytes, token: estimate.token_bytes() };
+        let context = longest(estimate, memory.saturating_sub(RESERVED), size);
+        let reason = context.is_none().then(|| short(estimate, size));
         SchemeFit { scheme: found.scheme, context, reason }
     };
-    outlook.schemes.iter().map(fit).collect()
+    estimate.schemes.iter().map(fit).collect()
 }
 
-/// Why memory is too small.
-fn short(outlook: &Outlook, sizes: (u64, u64)) -> String {
-    format!("it needs {:.1} GB of memory", needs(outlook, sizes) as f64 / 1e9)
+/// Returns the reason for too little memory.
+fn short(estimate: &ModelEstimate, size: ModelSize) -> String {
+    format!("it needs {:.1} GB of memory", needs(estimate, size) as f64 / 1e9)
 }
 
-/// What an NPU has room for. Its weights and its cache lie in the CPU's memory, which bounds them too where it is known.
-fn on_npu(outlook: &Outlook, target: &Target, of_cpu: Option<u64>) -> Vec<SchemeFit> {
-    let fit = |found: &SchemeOutlook| {
+/// Returns the sequences that fit on an NPU. Its weights and cache are in the CPU's memory, which limits them as well.
+fn on_npu(estimate: &ModelEstimate, target: &Target, of_cpu: Option<u64>) -> Vec<SchemeFit> {
+    let fit = |found: &SchemeEstimate| {
         let on_target = found.targets.iter().find(|known| known.target == *target)?;
-        // Each graph has its own layers' cache beside its weights, and all of them share what a program has.
-        let room = |held: &RequiredMemory| longest(outlook, held.limit, (held.bytes, held.token_bytes));
+        // Each graph holds its weights and the cache of its layers; all graphs share the limit of a program.
+        let room = |held: &RequiredMemory| {
+            longest(estimate, held.limit, ModelSize { weights: held.bytes, token: held.token_bytes })
+        };
         let context = on_target.held.iter().map(room).min().flatten().filter(|_| on_target.runs());
-        let sizes = (found.fixed_bytes.unwrap_or(found.bytes), outlook.npu_token_bytes);
+        let weights = found.fixed_bytes.unwrap_or(found.bytes);
+        let size = ModelSize { weights, token: estimate.npu_token_bytes };
         let beside =
-            of_cpu.map_or(context, |memory| longest(outlook, memory.saturating_sub(RESERVED), sizes));
+            of_cpu.map_or(context, |memory| longest(estimate, memory.saturating_sub(RESERVED), size));
         let reason = match &on_target.verdict {
             Verdict::Refused { reason } => Some(reason.clone()),
             _ if context.is_none() => Some("its weights leave no room for a cache".to_owned()),
-            _ if beside.is_none() => Some(short(outlook, sizes)),
+            _ if beside.is_none() => Some(short(estimate, size)),
             _ => None,
         };
         Some(SchemeFit { scheme: found.scheme, context: context.min(beside), reason })
     };
-    outlook.schemes.iter().filter_map(fit).collect()
+    estimate.schemes.iter().filter_map(fit).collect()
 }
 
-/// The longest sequence whose cache fits beside the weights, up to the model's own.
-fn longest(outlook: &Outlook, memory: u64, (weights, token): (u64, u64)) -> Option<u64> {
-    let left = memory.checked_sub(weights)?;
-    let most = outlook.longest as u64;
-    let context = left.checked_div(token).map_or(most, |tokens| tokens.min(most));
+/// Returns the maximum sequence length whose cache fits beside the weights, up to the model's own.
+fn longest(estimate: &ModelEstimate, memory: u64, size: ModelSize) -> Option<u64> {
+    let left = memory.checked_sub(size.weights)?;
+    let most = estimate.longest as u64;
+    let context = left.checked_div(size.token).map_or(most, |tokens| tokens.min(most));
     (context >= SHORTEST.min(most)).then_some(context)
 }
 
-/// Bytes of memory for weights and the shortest sequence.
-fn needs(outlook: &Outlook, (weights, token): (u64, u64)) -> u64 {
-    let tokens = SHORTEST.min(outlook.longest as u64);
-    RESERVED.saturating_add(weights).saturating_add(tokens.saturating_mul(token))
+/// Returns the bytes for weights and the shortest sequence.
+fn needs(estimate: &ModelEstimate, size: ModelSize) -> u64 {
+    let tokens = SHORTEST.min(estimate.longest as u64);
+    RESERVED.saturating_add(size.weights).saturating_add(tokens.saturating_mul(size.token))
 }
 
-/// The least memory that has room for a model, where no device is known to have it and the CPU is known not to.
-pub(super) fn least(outlook: &Outlook, machine: &[DeviceFit]) -> Option<Room> {
+/// Returns the minimum memory, if no device is known to have enough and the CPU is known not to.
+pub(super) fn least(estimate: &ModelEstimate, machine: &[DeviceFit]) -> Option<Room> {
     let is_short = |device: &DeviceFit| device.device == CPU && device.memory.is_some();
     if machine.iter().any(DeviceFit::fits) || !machine.iter().any(is_short) {
         return None;
     }
-    let smallest = outlook.schemes.iter().min_by_key(|found| found.bytes)?;
+    let smallest = estimate.schemes.iter().min_by_key(|found| found.bytes)?;
     Some(Room {
         scheme: smallest.scheme,
-        memory: needs(outlook, (smallest.bytes, outlook.token_bytes())),
-        context: SHORTEST.min(outlook.longest as u64),
+        memory: needs(estimate, ModelSize { weights: smallest.bytes, token: estimate.token_bytes() }),
+        context: SHORTEST.min(estimate.longest as u64),
     })
 }
 
@@ -172,15 +182,15 @@ mod tests {
     use narthex_spec::DType;
 
     use super::*;
-    use crate::inspect::plan::outlook::{CacheOutlook, TargetOutlook};
+    use crate::inspect::plan::model_estimate::{CacheEstimate, TargetEstimate};
 
     /// A model of 8 GB in w8 and 4 GB in w4, whose tokens take 1 MB.
-    fn outlook(longest: usize) -> Outlook {
-        let scheme = |scheme, bytes| SchemeOutlook {
+    fn estimate(longest: usize) -> ModelEstimate {
+        let scheme = |scheme, bytes| SchemeEstimate {
             scheme,
             bytes,
             fixed_bytes: Some(bytes),
-            targets: vec![TargetOutlook {
+            targets: vec![TargetEstimate {
                 target: Target::Qnn(vec![QnnChip::XElite]),
                 graph_bytes: bytes,
                 limit: 5_000_000_000,
@@ -193,18 +203,18 @@ mod tests {
                 score: narthex_check::Score { total: 100.0, components: Vec::new() },
             }],
         };
-        Outlook {
+        ModelEstimate {
             structure: "a model".to_owned(),
             parameters: 8_000_000_000,
             longest,
             schemes: vec![scheme(Scheme::W8, 8_000_000_000), scheme(Scheme::W4, 4_000_000_000)],
-            cache: vec![CacheOutlook { layers: 1, window: None, dtype: DType::F32, token_bytes: 1_000_000 }],
+            cache: vec![CacheEstimate { layers: 1, window: None, dtype: DType::F32, token_bytes: 1_000_000 }],
             npu_token_bytes: 500_000,
         }
     }
 
     fn contexts(longest: usize, memory: u64) -> Vec<Option<u64>> {
-        in_memory(&outlook(longest), memory + RESERVED).into_iter().map(|fit| fit.context).collect()
+        in_memory(&estimate(longest), memory + RESERVED).into_iter().map(|fit| fit.context).collect()
     }
 
     #[test]
@@ -225,7 +235,7 @@ mod tests {
             target: Some(Target::Qnn(vec![QnnChip::XElite])),
         };
         let unknown = Memory { bytes: None, target: None, ..npu.clone() };
-        let found = machine(&outlook(100_000), &[npu, unknown]);
+        let found = machine(&estimate(100_000), &[npu, unknown]);
         assert_eq!(found[0].schemes[0].reason.as_deref(), Some("too large"));
         assert_eq!(found[0].schemes[1].context, Some(2000));
         assert!(found[0].fits() && !found[1].fits() && found[1].schemes.is_empty());
@@ -234,11 +244,11 @@ mod tests {
     #[test]
     fn a_graph_s_weights_share_their_room_with_its_own_layers_cache() {
         let context = |held: &[RequiredMemory]| {
-            let mut outlook = outlook(100_000);
-            let target = &mut outlook.schemes[1].targets[0];
+            let mut estimate = estimate(100_000);
+            let target = &mut estimate.schemes[1].targets[0];
             target.held = held.to_vec();
             let target = target.target.clone();
-            on_npu(&outlook, &target, None)[1].context
+            on_npu(&estimate, &target, None)[1].context
         };
         let held = |bytes, token_bytes, limit| RequiredMemory { bytes, token_bytes, limit };
         let (one, two) =
@@ -256,13 +266,13 @@ mod tests {
 
     #[test]
     fn an_npu_has_no_more_room_than_the_machine() {
-        let outlook = outlook(100_000);
+        let estimate = estimate(100_000);
         let cpu = Memory { device: CPU, text: String::new(), bytes: None, target: None };
         let target = Some(Target::Qnn(vec![QnnChip::XElite]));
         let npu = Memory { device: "npu", bytes: Some(5_000_000_000), target, ..cpu.clone() };
         let on = |memory: u64| {
             let cpu = Memory { bytes: Some(memory + RESERVED), ..cpu.clone() };
-            let fit = machine(&outlook, &[cpu, npu.clone()])[1].schemes[1].clone();
+            let fit = machine(&estimate, &[cpu, npu.clone()])[1].schemes[1].clone();
             (fit.context, fit.reason)
         };
         assert_eq!(on(8_000_000_000), (Some(2000), None));
@@ -273,13 +283,13 @@ mod tests {
 
     #[test]
     fn the_least_that_would_do_fits_just_so() {
-        let outlook = outlook(100_000);
+        let estimate = estimate(100_000);
         let device = |device, bytes| Memory { device, text: String::new(), bytes, target: None };
-        let least = |memories: &[Memory]| least(&outlook, &machine(&outlook, memories));
+        let least = |memories: &[Memory]| least(&estimate, &machine(&estimate, memories));
         let room = least(&[device(CPU, Some(1)), device("gpu", None)]).unwrap();
         assert_eq!((room.scheme, room.context), (Scheme::W4, 512));
-        assert_eq!(in_memory(&outlook, room.memory)[1].context, Some(512));
-        assert_eq!(in_memory(&outlook, room.memory - 1)[1].context, None);
+        assert_eq!(in_memory(&estimate, room.memory)[1].context, Some(512));
+        assert_eq!(in_memory(&estimate, room.memory - 1)[1].context, None);
         // Nothing is said of a machine of which nothing is known, or of one with room.
         assert_eq!(least(&[device(CPU, None)]), None);
         assert_eq!(least(&[device(CPU, None), device("gpu", Some(1))]), None);

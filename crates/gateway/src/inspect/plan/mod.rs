@@ -1,10 +1,10 @@
-//! `narthex plan`: what a model would be, before anything of it is downloaded but its settings: sizes, cache, what NPUs
-//! make of it, and what this machine has room for.
+//! `narthex plan`: sizes, cache and NPU verdicts of a model from its settings alone, and the devices of this machine with
+//! enough memory for it.
 //!
-//! The figures are the compiler's, from a compile on paper; what fits where is arithmetic over them, in `fit`.
+//! The figures are those of a compile without weights; `fit` compares them with the memory of devices.
 
 mod fit;
-mod outlook;
+mod model_estimate;
 
 use narthex_catalog::{index::Access, source::hub::RepoSummary};
 use narthex_spec::{OpenVinoDevice, QnnChip, Target};
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use self::{
     fit::{DeviceFit, Room, SchemeFit},
-    outlook::{CacheOutlook, Outlook, RequiredMemory, SchemeOutlook, TargetOutlook},
+    model_estimate::{CacheEstimate, ModelEstimate, RequiredMemory, SchemeEstimate, TargetEstimate},
 };
 use crate::{
     cancel::Cancel,
@@ -25,32 +25,32 @@ use crate::{
     },
 };
 
-/// What is planned.
+/// Request for the plan of a model.
 #[derive(Debug, Clone)]
 pub struct PlanRequest {
-    /// A name of the catalogue, `hf:owner/repo`, a checkpoint's folder, or a GGUF file.
+    /// Catalogue name, `hf:owner/repo`, folder of a checkpoint, or GGUF file.
     pub subject: String,
-    /// The NPUs to look at; none for all that are known.
+    /// NPUs to include; empty for all.
     pub targets: Vec<Target>,
 }
 
-/// Where a model comes from, as far as the catalogue or the hub says.
+/// Source of a model, as far as the catalogue or the hub states it.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Origin {
-    /// The source as a person would write it.
+    /// Source in the notation of the command line.
     pub source: Option<String>,
-    /// Its licence.
+    /// Licence.
     pub license: Option<String>,
-    /// Whether everybody may download it.
+    /// Access to the download.
     pub access: Option<Access>,
-    /// Bytes to download.
+    /// Download size in bytes.
     pub download_bytes: Option<u64>,
-    /// What a user should know before using it.
+    /// Notes for users.
     pub notes: Option<String>,
 }
 
 impl Origin {
-    /// That of a model by the text that names it, and by what its repository says of itself.
+    /// Returns the source of the model that `subject` names; `stated` is the metadata of its repository.
     fn new(library: &Library, subject: &str, stated: Option<&RepoSummary>) -> Self {
         let reference = library.reference(split_scheme(subject).0).ok();
         let resolved = reference.and_then(|reference| reference.resolve(&library.catalog).ok());
@@ -67,33 +67,33 @@ impl Origin {
     }
 }
 
-/// What a model would be.
+/// Plan of a model.
 #[derive(Debug, Clone, Serialize)]
 pub struct PlanReport {
-    /// The model: a path or a name.
+    /// Model: a path or a name.
     pub subject: String,
-    /// Where it comes from.
+    /// Source.
     #[serde(flatten)]
     pub origin: Origin,
-    /// The compiler's part.
+    /// Figures of the compiler.
     #[serde(flatten)]
-    pub outlook: Outlook,
-    /// What each device of this machine has room for.
+    pub estimate: ModelEstimate,
+    /// Devices of this machine with the sequences that fit.
     pub machine: Vec<DeviceFit>,
-    /// The least that would do, where no device is known to have room and the CPU is known not to.
+    /// Minimum memory, if no device is known to have enough and the CPU is known not to.
     pub least: Option<Room>,
 }
 
 impl Gateway {
-    /// Plans a model by its settings alone.
+    /// Plans a model from its settings alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for ONNX files and for families that are not compiled, [`Error::UnknownModel`], and those of
-    /// reading settings.
+    /// [`Error::Invalid`] for ONNX files and for families that are not supported, [`Error::UnknownModel`], and errors of
+    /// reading the settings.
     pub fn plan(&self, request: &PlanRequest, cancel: &Cancel) -> Result<PlanReport, Error> {
         let library = self.library();
         let refused = |message: String| Err(Error::Invalid { param: "model", message });
-        let exports = "model: a plan is made of a checkpoint; `narthex check` looks at ONNX files";
+        let exports = "model: a plan needs a checkpoint; for ONNX files use `narthex check`";
         let (architecture, stated) = match model_ref::find(library, &request.subject, cancel)? {
             ResolvedModel::Package(manifest, _) => match manifest.architecture.architecture() {
                 Some(architecture) => (architecture, None),
@@ -104,19 +104,19 @@ impl Gateway {
             ResolvedModel::Graphs(_) => return refused(exports.to_owned()),
         };
         let targets = if request.targets.is_empty() { every_target() } else { request.targets.clone() };
-        let outlook = Outlook::new(&architecture, &targets)?;
-        let machine = fit::machine(&outlook, &fit::memories());
+        let estimate = ModelEstimate::new(&architecture, &targets)?;
+        let machine = fit::machine(&estimate, &fit::memories());
         Ok(PlanReport {
             subject: request.subject.clone(),
             origin: Origin::new(library, &request.subject, stated.as_ref()),
-            least: fit::least(&outlook, &machine),
-            outlook,
+            least: fit::least(&estimate, &machine),
+            estimate,
             machine,
         })
     }
 }
 
-/// Every NPU that is known.
+/// Returns every supported NPU.
 fn every_target() -> Vec<Target> {
     let chips = QnnChip::ALL.into_iter().map(|chip| Target::Qnn(vec![chip]));
     chips.chain([Target::OpenVino(OpenVinoDevice::Npu)]).collect()

@@ -218,5 +218,5 @@ fn a_number_of_the_vendor_s_compiler_is_told_in_words_with_the_next_step() {
     // Compiled ahead of time, there is no package to check yet. A failed compile for one chip would keep others in this
     // process, such as other tests', from sharing weights.
     let compiled = package.compiled_for(&[QnnChip::XElite, QnnChip::Elite]);
-    check(compiled.unwrap_err(), "qnn:x-elite,8-elite", &["with `--context` in the place of `--target`"]);
+    check(compiled.unwrap_err(), "qnn:x-elite,8-elite", &["with `--context` instead of `--target`"]);
 }

@@ -1,5 +1,4 @@
-//! What can be said of a model before anything of it is downloaded but its settings: sizes, cache, and what NPUs make of
-//! it. Every figure is taken from a compile on paper; nothing here is estimated.
+//! Sizes, cache and NPU verdicts of a model from its settings alone. Every figure is that of a compile without weights.
 
 use std::collections::BTreeMap;
 
@@ -13,82 +12,82 @@ use serde::Serialize;
 
 use crate::inspect::check::architecture::{check_paper, refused};
 
-/// A model as it would be.
+/// Figures of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Outlook {
-    /// Its structure in words.
+pub struct ModelEstimate {
+    /// Structure in words.
     pub structure: String,
-    /// Parameters: the elements of every weight that is compiled.
+    /// Number of parameters: the elements of every compiled weight.
     pub parameters: u64,
-    /// The longest sequence that its weights allow, in tokens.
+    /// Maximum sequence length of the weights in tokens.
     pub longest: usize,
-    /// What each scheme makes of it.
-    pub schemes: Vec<SchemeOutlook>,
-    /// Its KV cache on CPUs and GPUs; empty for encoders.
-    pub cache: Vec<CacheOutlook>,
-    /// Bytes that a token takes in the KV cache of an NPU's graphs.
+    /// Figures in each scheme.
+    pub schemes: Vec<SchemeEstimate>,
+    /// KV cache on CPUs and GPUs; empty for encoders.
+    pub cache: Vec<CacheEstimate>,
+    /// Bytes of a token in the KV cache of an NPU's graphs.
     pub npu_token_bytes: u64,
 }
 
-/// A model in one scheme.
+/// Figures of a model in one scheme.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SchemeOutlook {
-    /// The scheme.
+pub struct SchemeEstimate {
+    /// Scheme.
     pub scheme: Scheme,
-    /// Bytes of the weights' file, for CPUs and GPUs.
+    /// Bytes of the weights file for CPUs and GPUs.
     pub bytes: u64,
-    /// Bytes of the weights' file with what graphs for NPUs need besides; nothing where there are none in this scheme.
+    /// Bytes of the weights file with the additional weights of NPU graphs; `None` if the scheme has no such graphs.
     pub fixed_bytes: Option<u64>,
-    /// What each NPU makes of it.
-    pub targets: Vec<TargetOutlook>,
+    /// Figures on each NPU.
+    pub targets: Vec<TargetEstimate>,
 }
 
-/// A model in one scheme on one NPU.
+/// Figures of a model in one scheme on one NPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TargetOutlook {
-    /// The NPU.
+pub struct TargetEstimate {
+    /// NPU.
     pub target: Target,
-    /// Bytes of weights of the largest graph, which the NPU must hold.
+    /// Bytes of weights of the largest graph.
     pub graph_bytes: u64,
-    /// Bytes of weights that a graph may have there.
+    /// Maximum bytes of weights of a graph.
     pub limit: u64,
-    /// What must have room there: each graph, and all of them where the driver sets a bound.
+    /// Memory of each graph, and of all graphs if the driver limits their total.
     pub held: Vec<RequiredMemory>,
-    /// Whether it runs there, as `narthex check` says.
+    /// Verdict of `narthex check`.
     pub verdict: Verdict,
-    /// How well it suits the NPU, as `narthex check` says.
+    /// Score of `narthex check`.
     pub score: Score,
 }
 
-/// Weights and the cache beside them, and what there is for both.
+/// Memory for weights and their cache, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RequiredMemory {
-    /// Bytes of the weights.
+    /// Bytes of weights.
     pub bytes: u64,
-    /// Bytes that a token takes in the KV cache of the layers that have these weights.
+    /// Bytes of a token in the KV cache of the layers with these weights.
     pub token_bytes: u64,
-    /// Bytes that there are.
+    /// Available bytes.
     pub limit: u64,
 }
 
-/// The layers whose cache is alike.
+/// KV cache of layers with equal windows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CacheOutlook {
-    /// How many.
+pub struct CacheEstimate {
+    /// Number of layers.
     pub layers: usize,
-    /// The tokens that they look back at most, where there is a bound.
+    /// Maximum number of past tokens that the layers attend to, if it is limited.
     pub window: Option<usize>,
     /// Element type.
     pub dtype: DType,
-    /// Bytes that a token takes in all of them.
+    /// Bytes of a token in all of these layers.
     pub token_bytes: u64,
 }
 
-impl Outlook {
-    /// Compiles an architecture on paper in every scheme, and checks what comes out for each target.
+impl ModelEstimate {
+    /// Compiles an architecture without weights in every scheme, and checks the graphs for each target.
     ///
     /// # Errors
-    /// As [`paper::compile`], for an architecture that no scheme can be had of.
+    /// As [`paper::compile`], for an architecture that compiles in no scheme.
     pub fn new(architecture: &Architecture, targets: &[Target]) -> Result<Self, CompileError> {
         let mut schemes = Vec::new();
         let (mut layers, mut npu_token_bytes) = (Vec::new(), 0);
@@ -101,16 +100,16 @@ impl Outlook {
             if let Ok(fixed) = &fixed {
                 npu_token_bytes = npu_token_bytes.max(fixed.token_bytes());
             }
-            let mut seen: Vec<TargetOutlook> = Vec::new();
+            let mut seen: Vec<TargetEstimate> = Vec::new();
             for target in targets {
                 let known = seen.iter().find(|known| same_facts(&known.target, target));
-                let outlook = match known {
-                    Some(known) => TargetOutlook { target: target.clone(), ..known.clone() },
-                    None => TargetOutlook::new(&fixed, target),
+                let estimate = match known {
+                    Some(known) => TargetEstimate { target: target.clone(), ..known.clone() },
+                    None => TargetEstimate::new(&fixed, target),
                 };
-                seen.push(outlook);
+                seen.push(estimate);
             }
-            schemes.push(SchemeOutlook {
+            schemes.push(SchemeEstimate {
                 scheme,
                 bytes: paper.data_bytes,
                 targets: seen,
@@ -122,36 +121,35 @@ impl Outlook {
             parameters: narthex_checkpoint::parameters(architecture),
             longest: architecture.longest(),
             schemes,
-            cache: alike(&layers),
+            cache: group_by_window(&layers),
             npu_token_bytes,
         })
     }
 
-    /// One scheme's part.
-    pub fn scheme(&self, scheme: Scheme) -> Option<&SchemeOutlook> {
-        self.schemes.iter().find(|outlook| outlook.scheme == scheme)
+    /// Returns the figures in one scheme.
+    pub fn scheme(&self, scheme: Scheme) -> Option<&SchemeEstimate> {
+        self.schemes.iter().find(|estimate| estimate.scheme == scheme)
     }
 
-    /// Bytes that a token takes in the KV cache on CPUs and GPUs.
+    /// Returns the bytes of a token in the KV cache on CPUs and GPUs.
     pub fn token_bytes(&self) -> u64 {
         self.cache.iter().map(|cache| cache.token_bytes).sum()
     }
 
-    /// The scheme and the target, among some, that suit each other best: one that takes the model before one that does
-    /// not, then by score.
-    pub fn best(&self, among: impl Fn(&Target) -> bool) -> Option<(Scheme, &TargetOutlook)> {
+    /// Returns the best scheme for one of the targets: one that runs before one that is refused, then by score.
+    pub fn best(&self, among: impl Fn(&Target) -> bool) -> Option<(Scheme, &TargetEstimate)> {
         let all = self
             .schemes
             .iter()
-            .flat_map(|outlook| outlook.targets.iter().map(move |found| (outlook.scheme, found)));
-        let suits = |found: &TargetOutlook| (found.runs(), found.score.total);
+            .flat_map(|estimate| estimate.targets.iter().map(move |found| (estimate.scheme, found)));
+        let suits = |found: &TargetEstimate| (found.runs(), found.score.total);
         // Of equals the first: 8 bits before 4.
         all.filter(|(_, found)| among(&found.target))
             .reduce(|best, next| if suits(next.1) > suits(best.1) { next } else { best })
     }
 }
 
-impl TargetOutlook {
+impl TargetEstimate {
     fn new(fixed: &Result<Paper, CompileError>, target: &Target) -> Self {
         let options = CheckOptions { target: target.clone(), extents: BTreeMap::new() };
         let report = match fixed {
@@ -159,7 +157,7 @@ impl TargetOutlook {
             Err(error) => refused("model", error.to_string(), &options),
         };
         Self {
-            held: fixed.as_ref().map_or_else(|_| Vec::new(), |fixed| held(fixed, &report)),
+            held: fixed.as_ref().map_or_else(|_| Vec::new(), |fixed| required_memory(fixed, &report)),
             target: report.target,
             graph_bytes: report.parts.iter().map(|part| part.npu_weight_bytes).max().unwrap_or(0),
             limit: graph_limit(target),
@@ -168,14 +166,14 @@ impl TargetOutlook {
         }
     }
 
-    /// Whether the NPU takes it.
+    /// Returns whether the NPU runs the model.
     pub fn runs(&self) -> bool {
         !matches!(self.verdict, Verdict::Refused { .. })
     }
 }
 
-/// What the graphs of a compile on paper need on the NPU that they were checked for.
-fn held(fixed: &Paper, report: &Report) -> Vec<RequiredMemory> {
+/// Returns the memory that static graphs need on the NPU that they were checked for.
+fn required_memory(fixed: &Paper, report: &Report) -> Vec<RequiredMemory> {
     let limit = graph_limit(&report.target);
     let graphs = fixed.static_graphs().zip(&report.parts).map(|((_, entry), part)| {
         let token_bytes = entry.kv.iter().map(|layer| layer.bytes_per_token() as u64).sum();
@@ -186,11 +184,11 @@ fn held(fixed: &Paper, report: &Report) -> Vec<RequiredMemory> {
     graphs.chain(all).collect()
 }
 
-/// Layers gathered by their windows, those without one first.
-fn alike(layers: &[KvLayout]) -> Vec<CacheOutlook> {
-    let mut found: BTreeMap<Option<usize>, CacheOutlook> = BTreeMap::new();
+/// Groups layers by their windows, those without one first.
+fn group_by_window(layers: &[KvLayout]) -> Vec<CacheEstimate> {
+    let mut found: BTreeMap<Option<usize>, CacheEstimate> = BTreeMap::new();
     for layer in layers {
-        let cache = found.entry(layer.window).or_insert(CacheOutlook {
+        let cache = found.entry(layer.window).or_insert(CacheEstimate {
             layers: 0,
             window: layer.window,
             dtype: layer.dtype,
@@ -206,8 +204,8 @@ fn alike(layers: &[KvLayout]) -> Vec<CacheOutlook> {
 mod tests {
     use super::*;
 
-    fn outlook(found: &[(Scheme, &str, f64, bool)]) -> Outlook {
-        let target = |&(_, target, total, runs): &(Scheme, &str, f64, bool)| TargetOutlook {
+    fn estimate(found: &[(Scheme, &str, f64, bool)]) -> ModelEstimate {
+        let target = |&(_, target, total, runs): &(Scheme, &str, f64, bool)| TargetEstimate {
             target: target.parse().unwrap(),
             graph_bytes: 0,
             limit: 0,
@@ -219,13 +217,13 @@ mod tests {
             },
             score: Score { total, components: Vec::new() },
         };
-        let scheme = |found: &(Scheme, &str, f64, bool)| SchemeOutlook {
+        let scheme = |found: &(Scheme, &str, f64, bool)| SchemeEstimate {
             scheme: found.0,
             bytes: 0,
             fixed_bytes: None,
             targets: vec![target(found)],
         };
-        Outlook {
+        ModelEstimate {
             structure: String::new(),
             parameters: 0,
             longest: 0,
@@ -236,11 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_the_model_goes_before_what_refuses_it() {
+    fn a_target_that_runs_comes_before_one_that_refuses() {
         const QNN: &str = "qnn:x-elite";
         let check = |found: &[(Scheme, &str, f64, bool)], expect: Scheme| {
             let target: Target = QNN.parse().unwrap();
-            assert_eq!(outlook(found).best(|known| *known == target).unwrap().0, expect, "{found:?}");
+            assert_eq!(estimate(found).best(|known| *known == target).unwrap().0, expect, "{found:?}");
         };
         check(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, QNN, 100.0, true)], Scheme::W4);
         check(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, QNN, 60.0, true)], Scheme::W4);
@@ -248,7 +246,7 @@ mod tests {
         check(&[(Scheme::W8, QNN, 100.0, true), (Scheme::W4, QNN, 100.0, true)], Scheme::W8);
         check(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, QNN, 100.0, false)], Scheme::W8);
         check(&[(Scheme::W8, QNN, 90.0, true), (Scheme::W4, "openvino:npu", 100.0, true)], Scheme::W8);
-        let two = outlook(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, "openvino:npu", 80.0, true)]);
+        let two = estimate(&[(Scheme::W8, QNN, 100.0, false), (Scheme::W4, "openvino:npu", 80.0, true)]);
         assert_eq!(two.best(|_| true).unwrap().1.target.to_string(), "openvino:npu");
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
 use narthex_check::Verdict;
-use narthex_gateway::plan::Outlook;
+use narthex_gateway::plan::ModelEstimate;
 use narthex_spec::{Scheme, Target};
 use serde_json::{Value, json};
 
@@ -18,11 +18,11 @@ fn settings(class: &str, [hidden, inner, layers, heads, kv_heads, vocab]: [usize
     config
 }
 
-fn outlook(config: &Value, targets: &[&str]) -> Outlook {
+fn estimate(config: &Value, targets: &[&str]) -> ModelEstimate {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let targets: Vec<Target> = targets.iter().map(|target| target.parse().unwrap()).collect();
-    Outlook::new(&narthex_checkpoint::architecture(folder.path()).unwrap(), &targets).unwrap()
+    ModelEstimate::new(&narthex_checkpoint::architecture(folder.path()).unwrap(), &targets).unwrap()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_model_of_70_billion_is_planned() {
         "original_max_position_embeddings": 8192});
     let more = json!({"max_position_embeddings": 131_072, "rope_theta": 500_000.0, "rope_scaling": scaling});
     let config = settings("LlamaForCausalLM", [8192, 28672, 80, 64, 8, 128_256], more);
-    let found = outlook(&config, &["qnn:x-elite", "openvino:npu"]);
+    let found = estimate(&config, &["qnn:x-elite", "openvino:npu"]);
     assert_eq!((found.parameters, found.longest), (70_553_706_496, 131_072));
     // Two tensors of eight heads of 128 in each of 80 layers, in single precision.
     assert_eq!(found.token_bytes(), 2 * 4 * 8 * 128 * 80);
@@ -59,7 +59,7 @@ fn a_model_of_70_billion_is_planned() {
 fn a_coder_of_32_billion_is_planned() {
     let more = json!({"max_position_embeddings": 32_768, "rope_theta": 1e6});
     let config = settings("Qwen2ForCausalLM", [5120, 27648, 64, 40, 8, 152_064], more);
-    let found = outlook(&config, &["qnn:x-elite", "openvino:npu"]);
+    let found = estimate(&config, &["qnn:x-elite", "openvino:npu"]);
     assert_eq!(found.parameters, 32_763_876_352);
     // Its layers are divided, and each part is one that the NPU holds, but all of them are more than a program has.
     let scheme = found.scheme(Scheme::W4).unwrap();
@@ -85,7 +85,7 @@ fn a_coder_of_32_billion_is_planned() {
 fn what_an_npu_takes_is_scored_whole() {
     let more = json!({"max_position_embeddings": 8192, "rope_theta": 1e5, "tie_word_embeddings": true});
     let config = settings("LlamaForCausalLM", [576, 1536, 30, 9, 3, 49_152], more);
-    let found = outlook(&config, &["qnn:x-elite"]);
+    let found = estimate(&config, &["qnn:x-elite"]);
     let (scheme, best) = found.best(|_| true).unwrap();
     assert_eq!((scheme, &best.verdict), (Scheme::W8, &Verdict::Whole));
     assert!(best.score.total > 99.9, "{best:?}");
