@@ -6,7 +6,17 @@ use narthex_checkpoint::{CheckpointError, SliceError};
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError};
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::{quant::calibrate::RunnerError, vocabulary::VocabularyError};
+use crate::vocabulary::VocabularyError;
+
+/// Failure of a runner for calibration graphs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct RunnerError {
+    /// Description of the failure.
+    pub reason: String,
+    /// Next step for the user, if known.
+    pub hint: Option<String>,
+}
 
 /// Why a checkpoint could not be compiled.
 #[derive(Debug, thiserror::Error)]

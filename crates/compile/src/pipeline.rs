@@ -31,7 +31,7 @@ use crate::{
     paper, pass,
     quant::{
         Plan, Scaling,
-        calibrate::{GraphRunner, Reader, calibrate},
+        calibrate::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
         scaling::inputs,
     },
     vocabulary::Vocabulary,
@@ -171,14 +171,15 @@ impl Sweep<'_> {
         // Layers are measured one by one.
         let alone = Recipe { fixed: None, passes: BTreeSet::new(), ..self.job.recipe.clone() };
         let lowered = self.lower(title, &Scaling::default(), &alone)?;
-        let Some(whole) = lowered.graphs.into_iter().next() else { return Ok(None) };
+        let Some((graph, entry)) = lowered.graphs.into_iter().next() else { return Ok(None) };
         if self.cancel.load(Ordering::Relaxed) {
             return Err(CompileError::Cancelled);
         }
         let title = format!("Calibrating {}", self.job.name);
         let _stage = Stage::start(self.progress, title, Unit::Nothing, None);
-        let model = Reader { checkpoint: self.checkpoint, arch, tokenizer };
-        calibrate(runner, &model, inputs, whole, self.job.out).map(Some)
+        let model = CalibrationModel { checkpoint: self.checkpoint, arch, tokenizer };
+        let graph = CalibrationGraph { graph, entry, folder: self.job.out };
+        calibrate(runner, &model, inputs, graph).map(Some)
     }
 }
 

@@ -125,7 +125,7 @@ fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> 
     Ok(json!({"model": model, "search": search}))
 }
 
-/// What a tokenizer's configuration says of a model.
+/// Model settings in a tokenizer's configuration.
 pub(super) struct Said<'a> {
     /// Begins every sequence, where the model wants one.
     pub(super) bos: Option<u32>,

@@ -120,7 +120,7 @@ struct Front<'a> {
 }
 
 impl Front<'_> {
-    /// What fills the slots of lengths and rows.
+    /// Values for the slots of lengths and rows.
     fn lengths(&mut self, tokens: &str, mask: &str) -> HashMap<Slot, String> {
         let at = |part: &str| format!("{SCOPE}/{part}");
         let cast = [("to", Attribute::Int(I32))];

@@ -53,7 +53,7 @@ const BATCH: usize = 512;
 pub struct QuarkJob<'a> {
     /// The checkpoint's file or folder.
     pub checkpoint: &'a Path,
-    /// What the model is called, for messages.
+    /// Name of the model in messages.
     pub name: &'a str,
     /// Columns that share a scale and a zero point: one of [`GROUPS`].
     pub group: usize,
@@ -92,7 +92,7 @@ pub fn quark(
     let file = File::create(&path).map_err(failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
     file.write_all(&header(&places)).map_err(failed)?;
-    let source = Source { weights: checkpoint.weights.as_ref(), written: &written, cancel };
+    let source = QuarkWeights { weights: checkpoint.weights.as_ref(), written: &written, cancel };
     let mut done = 0;
     for tensor in &tensors {
         for bytes in source.encode(tensor, job.group)? {
@@ -199,14 +199,14 @@ fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<(), CompileErr
     }
 }
 
-/// Where weights come from.
-struct Source<'a> {
+/// The weights to encode.
+struct QuarkWeights<'a> {
     weights: &'a dyn WeightSource,
     written: &'a HfExport,
     cancel: &'a AtomicBool,
 }
 
-impl Source<'_> {
+impl QuarkWeights<'_> {
     /// The bytes of a tensor, in the order of its places.
     fn encode(&self, tensor: &Tensor, group: usize) -> Result<Vec<Vec<u8>>, CompileError> {
         match tensor.packed {

@@ -1,5 +1,5 @@
-//! Bundles for one kind of device: compiled contexts, and graphs of a vendor's own operators. They are known for what they
-//! are; those that say how they are run become packages for that device, the others are refused with what runs them.
+//! Bundles for one kind of device: compiled contexts, and graphs of a vendor's own operators. Bundles that describe how they
+//! run become packages for that device; others are refused with a hint.
 
 use std::{collections::HashSet, fs, path::Path};
 
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::error::CompileError;
 
-/// What Qualcomm's Genie keeps beside the binaries of AI Hub.
+/// Configuration files of Qualcomm's Genie beside the binaries of AI Hub.
 const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 
-/// What runs a pipeline of several graphs (`decoder-pipeline`), some of which are compiled contexts, as Olive and AI Hub make
-/// them for NPUs.
+/// Returns the device of a pipeline of several graphs (`decoder-pipeline`) with compiled contexts, as Olive and AI Hub write
+/// for NPUs.
 ///
 /// # Errors
-/// [`CompileError::Bound`] for contexts of another compiler than Qualcomm's.
+/// [`CompileError::Bound`] for contexts of other compilers than Qualcomm's.
 pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<Bound, CompileError> {
     let nodes = || parts.iter().flat_map(|part| part.graph.contexts());
     let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
@@ -35,17 +35,17 @@ pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Re
     Ok(Bound { ep: Ep::Qnn, target, device, holds })
 }
 
-/// The values of a graph's compiled contexts: their binaries know them by name.
+/// Returns the inputs and outputs of a graph's compiled contexts, whose binaries refer to them by name.
 pub(super) fn values(graph: &Graph) -> HashSet<String> {
     graph.contexts().flat_map(|node| node.inputs.iter().chain(&node.outputs)).cloned().collect()
 }
 
-/// The chips that a device in words is of.
+/// Returns the chips in the description of a device.
 fn chips(device: &str) -> impl Iterator<Item = QnnChip> {
     QnnChip::ALL.into_iter().filter(move |chip| device.contains(&format!("({})", chip.spec().name)))
 }
 
-/// A folder that holds what AI Hub makes for Genie.
+/// Returns an error for a folder with binaries of AI Hub for Genie.
 pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
     let file = GENIE.into_iter().find(|name| folder.has(name))?;
     let settings = GENIE.iter().filter(|name| folder.has(name)).find_map(|name| {
@@ -56,12 +56,12 @@ pub(super) fn genie(folder: &mut Folder) -> Option<CompileError> {
     Some(error(folder.path(), what, settings.or_else(|| Some(SNAPDRAGON.to_owned()))))
 }
 
-/// Whether a graph holds a part that a vendor's compiler made.
+/// Returns whether a graph contains a compiled context.
 pub(super) fn is_compiled(graph: &Graph) -> bool {
     graph.contexts().next().is_some()
 }
 
-/// A graph that only stands for what a vendor's compiler made.
+/// Returns an error for a graph with a compiled context.
 pub(super) fn compiled(path: &Path, graph: &Graph) -> Option<CompileError> {
     let node = graph.contexts().next()?;
     let version = sdk(node).map(|version| format!(" (made with SDK {version})")).unwrap_or_default();
@@ -69,7 +69,8 @@ pub(super) fn compiled(path: &Path, graph: &Graph) -> Option<CompileError> {
     Some(error(path, format!("a compiled context{version}"), Some(device)))
 }
 
-/// The chips that QNN's provider says it compiled a graph for: `v2:BACKEND:SDK:API:ARCHITECTURES:CHIPS:…`, lists with commas.
+/// Returns the chips in the compatibility record of QNN's provider: `v2:BACKEND:SDK:API:ARCHITECTURES:CHIPS:…`, with commas
+/// between list entries.
 fn stated(graph: &Graph) -> Option<String> {
     let (_, info) =
         graph.metadata.iter().find(|(key, _)| key == "ep_compatibility_info.QNNExecutionProvider")?;
@@ -82,12 +83,12 @@ fn stated(graph: &Graph) -> Option<String> {
     (version == "v2" && !each.is_empty()).then(|| each.join(", "))
 }
 
-/// The version of the vendor's software that made a context.
+/// Returns the version of the SDK that compiled a context.
 fn sdk(node: &Node) -> Option<String> {
     node.text("ep_sdk_version").filter(|version| !version.is_empty()).map(shortened)
 }
 
-/// The device that a context says it is for.
+/// Returns the device for which a context was compiled.
 fn made_for(node: &Node) -> String {
     match node.text("source") {
         Some(source) if source.to_ascii_lowercase().contains("qnn") => SNAPDRAGON.to_owned(),
@@ -99,7 +100,7 @@ fn made_for(node: &Node) -> String {
 
 const SNAPDRAGON: &str = "a Snapdragon's NPU";
 
-/// Contexts of OpenVINO are its own form of the graph, which each of its devices compiles at a load.
+/// Contexts of OpenVINO are its own form of the graph, which each device compiles when it is loaded.
 const OPENVINO: &str = "Intel's devices, through OpenVINO,";
 pub(super) const RYZEN: &str = "an AMD Ryzen AI NPU";
 
@@ -120,7 +121,7 @@ fn error(path: &Path, what: String, device: Option<String>) -> CompileError {
     }
 }
 
-/// The first device that provider options anywhere in `value` name.
+/// Returns the first device in provider options anywhere in `value`.
 fn device(value: &Value) -> Option<String> {
     let model = number(value, "soc_model").or_else(|| number(value, "soc_id"));
     let arch = text(value, "dsp_arch").and_then(|arch| arch.trim_start_matches('v').parse().ok());
@@ -128,7 +129,7 @@ fn device(value: &Value) -> Option<String> {
     npu(model, arch).or_else(|| provider(value))
 }
 
-/// The NPU with QNN's number of a chip, or with a version of the Hexagon architecture; 0 stands for none.
+/// Returns the NPU with QNN's number of a chip, or with a version of the Hexagon architecture; 0 means unknown.
 fn npu(model: Option<u64>, arch: Option<u64>) -> Option<String> {
     let [model, arch] = [model, arch].map(|number| number.filter(|&number| number > 0));
     let chip = QnnChip::ALL.into_iter().map(QnnChip::spec).find(|spec| match model {
@@ -143,7 +144,7 @@ fn npu(model: Option<u64>, arch: Option<u64>) -> Option<String> {
     }
 }
 
-/// The provider that options name, in words.
+/// Returns the provider in options, in words.
 pub(super) fn provider(options: &Value) -> Option<String> {
     const KNOWN: [(&[&str], &str); 3] = [
         (&["qnn", "qnnexecutionprovider"], SNAPDRAGON),
@@ -158,10 +159,10 @@ pub(super) fn provider(options: &Value) -> Option<String> {
     npu.or_else(|| text(options, "custom_ops_library").map(|_| RYZEN.to_owned()))
 }
 
-/// Settings nest this deep at most.
+/// Maximum nesting of settings.
 const DEPTH: usize = 16;
 
-/// The first entry of an object anywhere in `value` that `take` takes.
+/// Returns the first entry of an object anywhere in `value` that `take` accepts.
 fn find<T>(value: &Value, depth: usize, take: &dyn Fn(&str, &Value) -> Option<T>) -> Option<T> {
     match value {
         _ if depth > DEPTH => None,
@@ -184,12 +185,12 @@ pub(super) fn text(value: &Value, name: &str) -> Option<String> {
     find(value, 0, &|key, value| (key == name).then(|| value.as_str().map(shortened)).flatten())
 }
 
-/// Text from outside, short enough for a message.
+/// Shortens foreign text for messages.
 fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// Binaries in a folder.
+/// Counts the binaries in a folder.
 fn count(folder: &Path) -> usize {
     let binary = |name: &Path| name.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"));
     fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter(|entry| binary(&entry.path())).count())

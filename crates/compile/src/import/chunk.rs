@@ -1,8 +1,8 @@
-//! Decoders of fixed shapes, as they are made for NPUs: a graph that takes so many new tokens, no more and no fewer, and one
-//! for a single token. Each gets the slots of variant A: nodes before it fill up the tokens that are missing and lay the past
-//! where the graph looks for it, and nodes behind it take what is real out of what it gives.
+//! Decoders of fixed shapes for NPUs: one graph for a fixed number of new tokens, and one for a single token. Each is
+//! connected to the slots of variant A: nodes before it pad the tokens and arrange the past, and nodes after it extract the
+//! real tokens from the outputs.
 //!
-//! A past of integers goes through the cache as the numbers that it is; the graph alone knows their scale.
+//! An integer past is cached as its numeric values; only the graph knows their scale.
 
 use narthex_checkpoint::limits::LAYERS;
 use narthex_graph::{Attribute, Builder, Graph, Value};
@@ -14,52 +14,52 @@ use narthex_spec::{
 };
 
 use super::{
-    decoder::{Decoder, Names, of_rank, vocab},
-    fixed,
-    glue::{Glue, OURS, TO_I64},
-    head::asked_rows,
+    adapter::{GraphAdapter, PREFIX, TO_I64},
+    decoder::{Decoder, reshape_to_rank, vocab},
+    graphs::{fixed_extent, reject_unknown_inputs},
+    head::select_rows,
+    names::TensorNames,
     refused,
     settings::Settings,
-    unknown_inputs,
 };
 use crate::error::CompileError;
 
-/// New tokens that a graph takes, where it takes a fixed number of them.
-pub(super) fn tokens(graph: &Graph, names: &Names) -> Option<usize> {
+/// Returns the number of new tokens of a graph if it is fixed.
+pub(super) fn tokens(graph: &Graph, names: &TensorNames) -> Option<usize> {
     let input = graph.inputs.iter().find(|input| input.name == names.tokens)?;
-    input.shape.get(1).and_then(fixed).filter(|&tokens| tokens > 0)
+    input.shape.get(1).and_then(fixed_extent).filter(|&tokens| tokens > 0)
 }
 
-/// Puts a decoder of fixed shapes behind the slots of a package; its graph is called `file`.
+/// Connects a decoder of fixed shapes to the slots of a package; its graph is called `file` in messages.
 pub(super) fn chunk(
     file: &str,
     graph: Graph,
-    names: &Names,
+    names: &TensorNames,
     settings: &Settings,
 ) -> Result<Decoder, CompileError> {
     let expected = "a fixed number of tokens";
     let tokens = tokens(&graph, names)
         .ok_or_else(|| refused(format!("input {:?} of {file}", names.tokens), expected, "any number"))?;
     let context = settings.stated("the longest sequence", settings.context)?;
-    let vocab = vocab((file, &graph), names, settings, Some(tokens))?;
-    let layers = layers(file, &graph, names, (settings, tokens))?;
-    let past = layers.iter().flatten().filter_map(|held| held.past).min();
+    let vocab = vocab(file, &graph, names, settings, Some(tokens))?;
+    let layers = layers(file, &graph, names, &CacheShape::read(settings, tokens)?)?;
+    let past = layers.iter().flatten().filter_map(|tensor| tensor.past).min();
     let past = past.unwrap_or(context.saturating_sub(tokens));
-    let mut glue = Glue::around(file, graph)?;
-    let pasts = layers.iter().flatten().map(|held| held.input.as_str());
+    let mut adapter = GraphAdapter::new(file, graph)?;
+    let pasts = layers.iter().flatten().map(|tensor| tensor.input.as_str());
     let lengths = names.totals.iter().chain([&names.last]).map(String::as_str);
     let known = [&*names.tokens, &*names.mask, &*names.positions].into_iter().chain(lengths).chain(pasts);
-    unknown_inputs(file, glue.foreign(), &known.collect::<Vec<_>>())?;
-    let lengths = inputs(file, &mut glue, names, tokens)?;
+    reject_unknown_inputs(file, adapter.inner(), &known.collect::<Vec<_>>())?;
+    let counts = inputs(file, &mut adapter, names, tokens)?;
     for (layer, parts) in layers.iter().enumerate() {
-        for (part, held) in ["key", "value"].into_iter().zip(parts) {
-            held.bring(&mut glue, (layer, part), &lengths, settings.empty);
+        for (part, tensor) in ["key", "value"].into_iter().zip(parts) {
+            tensor.connect(&mut adapter, layer, part, &CacheFeed { counts: &counts, empty: settings.empty });
         }
     }
-    let rows = glue.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
-    let logits = asked_rows(&mut glue, &names.logits, &rows);
-    glue.output(Slot::Logits, (&logits, "logits"), DType::F32, &["rows".into(), vocab.into()]);
-    let layout = |[key, _]: &[Held; 2]| KvLayout {
+    let rows = adapter.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
+    let logits = select_rows(&mut adapter, &names.logits, &rows);
+    adapter.output(Slot::Logits, &logits, "logits", DType::F32, &["rows".into(), vocab.into()]);
+    let layout = |[key, _]: &[CacheTensor; 2]| KvLayout {
         heads: key.heads,
         head_size: key.size,
         window: None,
@@ -67,34 +67,39 @@ pub(super) fn chunk(
         keys: KeyRotation::After,
         order: KeyOrder::Rows,
     };
-    let (graph, mut entry) = glue.finish(layers.iter().map(layout).collect())?;
+    let (graph, mut entry) = adapter.finish(layers.iter().map(layout).collect())?;
     entry.part = Part::Chunk { tokens, past };
     entry.file = format!("chunk_{tokens}.onnx");
     let max_length = context.min(past.saturating_add(1));
     Ok(Decoder { graph, entry, imported: ImportedDecoder { vocab, steps: Steps::Any }, max_length })
 }
 
-/// What the nodes around the graph count by.
-struct Lengths {
-    /// `[1]`: tokens of the past.
+/// Names of the values that count tokens.
+struct TokenCounts {
+    /// `[1]`: number of past tokens.
     past: String,
-    /// `[1]`: new tokens that are real.
+    /// `[1]`: number of real new tokens.
     new: String,
 }
 
-/// Feeds tokens, mask and positions from the slots; places behind the real tokens are filled.
+/// Feeds tokens, mask and positions from the slots, with padding behind the real tokens.
 ///
 /// ```text
 /// tokens ── Pad ── tokens of the graph              past + (0..tokens) ── positions
 /// columns < past, or from the new ones on and < their number ── mask
 /// ```
-fn inputs(file: &str, glue: &mut Glue, names: &Names, count: usize) -> Result<Lengths, CompileError> {
-    let tokens = glue.input(Slot::Tokens, "tokens", DType::I64, &[1_usize.into(), "sequence".into()]);
-    glue.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
-    let total = glue.input(Slot::TotalLength, "total_length", DType::I32, &[]);
-    let columns = columns(file, glue.foreign(), names, count)?;
-    let at = |part: &str| format!("{OURS}{part}");
-    let g = &mut glue.front;
+fn inputs(
+    file: &str,
+    adapter: &mut GraphAdapter,
+    names: &TensorNames,
+    count: usize,
+) -> Result<TokenCounts, CompileError> {
+    let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &[1_usize.into(), "sequence".into()]);
+    adapter.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
+    let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
+    let columns = columns(file, adapter.inner(), names, count)?;
+    let at = |part: &str| format!("{PREFIX}{part}");
+    let g = &mut adapter.prologue;
     let (zero, one, flat) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[1], &[-1]));
     let most = g.ints(&[1], &[count as i64]);
     let shape = g.op(&at("sequence"), "Shape", &[&tokens]);
@@ -119,28 +124,35 @@ fn inputs(file: &str, glue: &mut Glue, names: &Names, count: usize) -> Result<Le
         fed.push((&names.mask, mask(g, columns - count..columns, [&past, &new])));
     }
     for (name, value) in fed {
-        if glue.foreign().inputs.iter().any(|input| input.name == *name) {
-            glue.feed(name, &value);
+        if adapter.inner().inputs.iter().any(|input| input.name == *name) {
+            adapter.feed(name, &value);
         }
     }
     for (name, value) in names.totals.iter().map(|name| (name, &ahead)).chain([(&names.last, &last)]) {
-        let declared = glue.foreign().inputs.iter().find(|input| input.name == *name);
+        let declared = adapter.inner().inputs.iter().find(|input| input.name == *name);
         if let Some(rank) = declared.map(|input| input.shape.len()) {
             let value = match rank {
-                0 => glue.front.op(&format!("{OURS}length/{name}"), "Squeeze", &[value]),
-                _ => of_rank(&mut glue.front, (value, name), rank),
+                0 => adapter.prologue.op(&format!("{PREFIX}length/{name}"), "Squeeze", &[value]),
+                _ => reshape_to_rank(&mut adapter.prologue, value, name, rank),
             };
-            glue.feed(name, &value);
+            adapter.feed(name, &value);
         }
     }
-    Ok(Lengths { past, new })
+    Ok(TokenCounts { past, new })
 }
 
-/// Columns of the graph's mask, where it has one: those of the past, and behind them those of the new tokens.
-fn columns(file: &str, graph: &Graph, names: &Names, count: usize) -> Result<Option<usize>, CompileError> {
+/// Returns the number of columns of the graph's mask, if it has one: those of the past, then those of the new tokens.
+fn columns(
+    file: &str,
+    graph: &Graph,
+    names: &TensorNames,
+    count: usize,
+) -> Result<Option<usize>, CompileError> {
     let Some(mask) = graph.inputs.iter().find(|input| input.name == names.mask) else { return Ok(None) };
     match &mask.shape[..] {
-        [_, columns] if fixed(columns).is_some_and(|columns| columns >= count) => Ok(fixed(columns)),
+        [_, columns] if fixed_extent(columns).is_some_and(|columns| columns >= count) => {
+            Ok(fixed_extent(columns))
+        }
         shape => {
             let what = format!("input {:?} of {file}", mask.name);
             let expected = format!("one row of so many columns, at least {count}");
@@ -149,9 +161,9 @@ fn columns(file: &str, graph: &Graph, names: &Names, count: usize) -> Result<Opt
     }
 }
 
-/// `[1, columns]`: which columns hold a token, those of the new ones being `places`.
+/// Builds the mask of columns with a token, `[1, columns]`; the columns of new tokens are `places`.
 fn mask(g: &mut Builder, places: std::ops::Range<usize>, [past, new]: [&str; 2]) -> String {
-    let scope = format!("{OURS}mask");
+    let scope = format!("{PREFIX}mask");
     let (zero, one, line) = (g.ints(&[], &[0]), g.ints(&[], &[1]), g.ints(&[2], &[1, -1]));
     let (first, end) = (g.ints(&[1], &[places.start as i64]), g.ints(&[], &[places.end as i64]));
     let columns = g.op(&scope, "Range", &[&zero, &end, &one]);
@@ -165,36 +177,59 @@ fn mask(g: &mut Builder, places: std::ops::Range<usize>, [past, new]: [&str; 2])
     g.op(&scope, "Reshape", &[&all, &line])
 }
 
-/// Keys or values of a layer, as the graph takes and gives them.
-struct Held {
+/// Keys or values of a layer in the graph.
+struct CacheTensor {
     input: String,
     output: String,
     heads: usize,
     size: usize,
-    /// Where the package's axes of batch, heads, tokens and elements are in the graph; the same way back.
+    /// Permutation from the package's axes of batch, heads, tokens and elements to the graph's; it is its own inverse.
     axes: [i64; 4],
-    /// Tokens of the past that it takes, where that is fixed.
+    /// Tokens of the past, if fixed.
     past: Option<usize>,
-    gives: Gives,
+    output_tokens: CacheOutput,
 }
 
-/// What a graph of fixed shapes gives of keys or values.
+/// Expected extents of every cache tensor.
+struct CacheShape {
+    heads: usize,
+    /// Elements of a head.
+    size: usize,
+    /// New tokens of a run.
+    tokens: usize,
+}
+
+impl CacheShape {
+    fn read(settings: &Settings, tokens: usize) -> Result<Self, CompileError> {
+        let heads = settings.kv_heads.or(settings.heads);
+        Ok(Self {
+            heads: settings.stated("the number of key and value heads", heads)?,
+            size: settings.stated("the size of a head", settings.head_size)?,
+            tokens,
+        })
+    }
+}
+
+/// Values that connect the cache to a graph.
+struct CacheFeed<'a> {
+    counts: &'a TokenCounts,
+    /// Content of empty places in the past.
+    empty: f32,
+}
+
+/// Tokens in an output of keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gives {
-    /// Those of the new tokens.
+enum CacheOutput {
+    /// The new tokens.
     New,
-    /// The past, and those of the new tokens behind it.
+    /// The past, followed by the new tokens.
     Appended,
 }
 
-impl Held {
-    /// Finds out how a graph that takes `tokens` at once holds one part of a layer.
-    fn of(
-        file: &str,
-        [input, output]: [&Value; 2],
-        (heads, size): (usize, usize),
-        tokens: usize,
-    ) -> Result<Self, CompileError> {
+impl CacheTensor {
+    /// Determines the layout of one cache tensor from its input and output.
+    fn of(file: &str, input: &Value, output: &Value, shape: &CacheShape) -> Result<Self, CompileError> {
+        let CacheShape { heads, size, tokens } = *shape;
         let wrong = |value: &Value, expected: String| {
             let dims = value.shape.iter().map(|dim| match dim {
                 Dim::Fixed(extent) => extent.to_string(),
@@ -203,76 +238,79 @@ impl Held {
             let found = format!("[{}]", dims.collect::<Vec<_>>().join(", "));
             refused(format!("{:?} of {file}", value.name), expected, found)
         };
-        let is =
-            |value: &Value, axis: usize, extent: usize| value.shape.get(axis).and_then(fixed) == Some(extent);
+        let is = |value: &Value, axis: usize, extent: usize| {
+            value.shape.get(axis).and_then(fixed_extent) == Some(extent)
+        };
         let order = [(0, 1), (1, 0)].into_iter().find(|(batch, head)| {
-            let one = is(input, *batch, 1) || input.shape.get(*batch).is_some_and(|dim| fixed(dim).is_none());
+            let one = is(input, *batch, 1)
+                || input.shape.get(*batch).is_some_and(|dim| fixed_extent(dim).is_none());
             input.shape.len() == 4 && output.shape.len() == 4 && one && is(input, *head, heads)
         });
         let of_one = || format!("a past of one sequence, {heads} heads and {size} elements each");
         let (batch, head) = order.ok_or_else(|| wrong(input, of_one()))?;
-        let extent = |value: &Value, axis: usize| value.shape.get(axis).and_then(fixed);
+        let extent = |value: &Value, axis: usize| value.shape.get(axis).and_then(fixed_extent);
         let grows =
             |axis: usize| extent(input, axis).is_none() || extent(input, axis) != extent(output, axis);
         let axis =
             [(2, 3), (3, 2)].into_iter().find(|(token, element)| is(input, *element, size) && grows(*token));
         let (token, element) = axis.ok_or_else(|| wrong(input, of_one()))?;
         let past = extent(input, token);
-        let gives = match (past, extent(output, token)) {
-            (_, Some(given)) if given == tokens => Gives::New,
-            (Some(past), Some(given)) if given == past.saturating_add(tokens) => Gives::Appended,
-            (None, None) => Gives::Appended,
+        let output_tokens = match (past, extent(output, token)) {
+            (_, Some(given)) if given == tokens => CacheOutput::New,
+            (Some(past), Some(given)) if given == past.saturating_add(tokens) => CacheOutput::Appended,
+            (None, None) => CacheOutput::Appended,
             _ => {
                 return Err(wrong(output, format!("those of {tokens} new tokens, alone or behind the past")));
             }
         };
         let (input, output) = (input.name.clone(), output.name.clone());
         let axes = [batch, head, token, element].map(|axis: usize| axis as i64);
-        Ok(Self { input, output, heads, size, axes, past, gives })
+        Ok(Self { input, output, heads, size, axes, past, output_tokens })
     }
 
     /// ```text
     /// cache ── Slice(0..past) ── Pad ── Transpose ── graph ── Transpose ── Slice(new ones) ── new
     /// ```
-    fn bring(&self, glue: &mut Glue, (layer, part): (usize, &str), lengths: &Lengths, empty: f32) {
+    fn connect(&self, adapter: &mut GraphAdapter, layer: usize, part: &str, feed: &CacheFeed<'_>) {
+        let CacheFeed { counts, empty } = *feed;
         let (slot, new_slot) = match part {
             "key" => (Slot::PastKey { layer }, Slot::NewKey { layer }),
             _ => (Slot::PastValue { layer }, Slot::NewValue { layer }),
         };
         let shape = |tokens: &str| [1_usize.into(), self.heads.into(), tokens.into(), self.size.into()];
         let name = format!("past.{layer}.{part}");
-        let scope = format!("{OURS}{name}");
-        let cache = glue.input(slot, &name, DType::F32, &shape("capacity"));
-        let g = &mut glue.front;
+        let scope = format!("{PREFIX}{name}");
+        let cache = adapter.input(slot, &name, DType::F32, &shape("capacity"));
+        let g = &mut adapter.prologue;
         let (axis, begin) = (g.ints(&[1], &[2]), g.ints(&[1], &[0]));
-        let mut past = g.op(&scope, "Slice", &[&cache, &begin, &lengths.past, &axis]);
+        let mut past = g.op(&scope, "Slice", &[&cache, &begin, &counts.past, &axis]);
         if let Some(columns) = self.past {
             let most = g.ints(&[1], &[columns as i64]);
-            let lacking = g.op(&scope, "Sub", &[&most, &lengths.past]);
+            let lacking = g.op(&scope, "Sub", &[&most, &counts.past]);
             let (before, behind, value) = (g.ints(&[6], &[0; 6]), g.ints(&[1], &[0]), g.scalar(empty));
             let axis = [("axis", Attribute::Int(0))];
             let pads = g.op_with(&scope, "Concat", &[&before, &lacking, &behind], &axis);
             past = g.op(&scope, "Pad", &[&past, &pads, &value]);
         }
-        let past = self.turned(g, &scope, past);
-        glue.feed(&self.input, &past);
+        let past = self.transposed(g, &scope, past);
+        adapter.feed(&self.input, &past);
         let name = format!("new.{layer}.{part}");
-        let scope = format!("{OURS}{name}");
-        let g = &mut glue.back;
-        let new = self.turned(g, &scope, self.output.clone());
+        let scope = format!("{PREFIX}{name}");
+        let g = &mut adapter.epilogue;
+        let new = self.transposed(g, &scope, self.output.clone());
         let axis = g.ints(&[1], &[2]);
-        let begin = match (self.gives, self.past) {
-            (Gives::New, _) => g.ints(&[1], &[0]),
-            (Gives::Appended, Some(past)) => g.ints(&[1], &[past as i64]),
-            (Gives::Appended, None) => lengths.past.clone(),
+        let begin = match (self.output_tokens, self.past) {
+            (CacheOutput::New, _) => g.ints(&[1], &[0]),
+            (CacheOutput::Appended, Some(past)) => g.ints(&[1], &[past as i64]),
+            (CacheOutput::Appended, None) => counts.past.clone(),
         };
-        let end = g.op(&scope, "Add", &[&begin, &lengths.new]);
+        let end = g.op(&scope, "Add", &[&begin, &counts.new]);
         let new = g.op(&scope, "Slice", &[&new, &begin, &end, &axis]);
-        glue.output(new_slot, (&new, &name), DType::F32, &shape("sequence"));
+        adapter.output(new_slot, &new, &name, DType::F32, &shape("sequence"));
     }
 
-    /// A value with its axes in the graph's order, or out of it.
-    fn turned(&self, g: &mut Builder, scope: &str, value: String) -> String {
+    /// Converts a value between the package's and the graph's order of axes.
+    fn transposed(&self, g: &mut Builder, scope: &str, value: String) -> String {
         if self.axes.is_sorted() {
             return value;
         }
@@ -280,32 +318,30 @@ impl Held {
     }
 }
 
-/// Every layer that the graph keeps keys and values of.
+/// Returns every layer with keys and values in the graph.
 fn layers(
     file: &str,
     graph: &Graph,
-    names: &Names,
-    (settings, tokens): (&Settings, usize),
-) -> Result<Vec<[Held; 2]>, CompileError> {
-    let heads = settings.stated("the number of key and value heads", settings.kv_heads.or(settings.heads))?;
-    let size = settings.stated("the size of a head", settings.head_size)?;
+    names: &TensorNames,
+    shape: &CacheShape,
+) -> Result<Vec<[CacheTensor; 2]>, CompileError> {
     let find = |values: &[Value], name: &str| values.iter().find(|value| value.name == name).cloned();
     let mut layers = Vec::new();
-    while find(&graph.inputs, &Names::of(&names.past[0], layers.len())).is_some() {
+    while find(&graph.inputs, &TensorNames::of(&names.past[0], layers.len())).is_some() {
         let layer = layers.len();
         if layer >= *LAYERS.end() {
             return Err(refused(format!("layers of {file}"), format!("at most {}", LAYERS.end()), "more"));
         }
-        let held = |part: usize| {
+        let tensor = |part: usize| {
             let (past, present) =
-                (Names::of(&names.past[part], layer), Names::of(&names.present[part], layer));
+                (TensorNames::of(&names.past[part], layer), TensorNames::of(&names.present[part], layer));
             let absent =
                 |name: &str| refused(format!("inputs and outputs of {file}"), name, "none of that name");
             let input = find(&graph.inputs, &past).ok_or_else(|| absent(&past))?;
             let output = find(&graph.outputs, &present).ok_or_else(|| absent(&present))?;
-            Held::of(file, [&input, &output], (heads, size), tokens)
+            CacheTensor::of(file, &input, &output, shape)
         };
-        layers.push([held(0)?, held(1)?]);
+        layers.push([tensor(0)?, tensor(1)?]);
     }
     Ok(layers)
 }

@@ -1,7 +1,7 @@
 //! Encoders: sentence-transformers exports, and Optimum's: rerankers, question answering, masked language models.
 //!
-//! What the graph gives of a text fills the slots of every encoder: its rows become one vector, the ends of answers one
-//! value, and logits over a vocabulary those of the tokens asked for.
+//! The outputs of the graph fill the slots of every encoder: rows are pooled to one vector, the two ends of answers are
+//! joined, and logits over a vocabulary are computed for the requested tokens.
 
 use narthex_checkpoint::hf::pooling::SentenceEmbedding;
 use narthex_graph::{Attribute, Graph, Value};
@@ -13,12 +13,11 @@ use narthex_spec::{
 };
 
 use super::{
-    fixed, floats,
-    glue::{Glue, OURS, TO_F32},
-    head::asked_rows,
+    adapter::{GraphAdapter, PREFIX, TO_F32, TO_I64},
+    graphs::{fixed_extent, float_dtype, reject_unknown_inputs},
+    head::select_rows,
     refused,
     settings::Settings,
-    unknown_inputs,
 };
 use crate::error::CompileError;
 
@@ -26,21 +25,21 @@ const TOKENS: &str = "input_ids";
 const MASK: &str = "attention_mask";
 const SEGMENTS: &str = "token_type_ids";
 
-/// What an encoder's graph gives of a text.
-enum Given {
-    /// `[batch, hidden]`: its vector, pooled already.
+/// Output of an encoder's graph for a text.
+enum EncoderOutput {
+    /// `[batch, hidden]`: the pooled vector.
     Vector(Value),
     /// `[batch, sequence, hidden]`: a row for each token.
     Rows(Value),
-    /// `[batch, labels]`: numbers.
+    /// `[batch, labels]`: scores.
     Numbers(Value),
-    /// `[batch, sequence]` twice: how well an answer begins at each token, and how well it ends there.
+    /// `[batch, sequence]` twice: scores of each token as the start and as the end of an answer.
     Spans([Value; 2]),
     /// `[batch, sequence, vocab]`: logits over the vocabulary for each token.
     Logits(Value),
 }
 
-/// Puts an encoder's graph behind the slots of a package.
+/// Connects an encoder's graph to the slots of a package.
 pub(super) fn encoder(
     file: &str,
     graph: Graph,
@@ -48,77 +47,79 @@ pub(super) fn encoder(
     sentence: &SentenceEmbedding,
 ) -> Result<(Graph, GraphEntry, ImportedEncoder), CompileError> {
     let given = given(file, &graph, settings)?;
-    let mut glue = Glue::around(file, graph)?;
-    unknown_inputs(file, glue.foreign(), &[TOKENS, MASK, SEGMENTS])?;
-    let mask = inputs(&mut glue);
+    let mut adapter = GraphAdapter::new(file, graph)?;
+    reject_unknown_inputs(file, adapter.inner(), &[TOKENS, MASK, SEGMENTS])?;
+    let mask = inputs(&mut adapter);
     let vocab = settings.vocab()?;
     let (head, width) = match given {
-        Given::Vector(value) => {
+        EncoderOutput::Vector(value) => {
             let width = width(file, &value, settings)?;
-            vector(&mut glue, &value.name, width);
+            vector(&mut adapter, &value.name, width);
             (sentence.embedding(), width)
         }
-        Given::Rows(value) => {
+        EncoderOutput::Rows(value) => {
             let width = width(file, &value, settings)?;
-            let pooled = pooled(&mut glue, &value.name, &mask, sentence.pooling);
-            let pooled = if sentence.normalize { unit(&mut glue, &pooled) } else { pooled };
-            vector(&mut glue, &pooled, width);
+            let pooled = pooled(&mut adapter, &value.name, &mask, sentence.pooling);
+            let pooled = if sentence.normalize { unit(&mut adapter, &pooled) } else { pooled };
+            vector(&mut adapter, &pooled, width);
             (sentence.embedding(), width)
         }
-        Given::Numbers(value) => {
+        EncoderOutput::Numbers(value) => {
             one_label(file, &value, settings)?;
             let shape = ["batch".into(), 1_usize.into()];
-            glue.output(Slot::Scores, (&value.name, "scores"), DType::F32, &shape);
+            adapter.output(Slot::Scores, &value.name, "scores", DType::F32, &shape);
             (EncoderHead::Score { labels: 1, dense: None }, 1)
         }
-        Given::Spans(ends) => {
-            spans(&mut glue, &ends);
+        EncoderOutput::Spans(ends) => {
+            spans(&mut adapter, &ends);
             (EncoderHead::Spans {}, 2)
         }
-        Given::Logits(value) => {
-            let rows = glue.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
-            let logits = asked_rows(&mut glue, &value.name, &rows);
-            glue.output(Slot::Logits, (&logits, "logits"), DType::F32, &["rows".into(), vocab.into()]);
+        EncoderOutput::Logits(value) => {
+            let rows = adapter.input(Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
+            let logits = select_rows(&mut adapter, &value.name, &rows);
+            adapter.output(Slot::Logits, &logits, "logits", DType::F32, &["rows".into(), vocab.into()]);
             (EncoderHead::MaskedLm { activation: None }, vocab)
         }
     };
-    let (graph, entry) = glue.finish(Vec::new())?;
+    let (graph, entry) = adapter.finish(Vec::new())?;
     Ok((graph, entry, ImportedEncoder { vocab, width, head }))
 }
 
-/// Feeds tokens, padding and segments from the slots; gives the padding's value.
-fn inputs(glue: &mut Glue) -> String {
+/// Feeds tokens, padding mask and segments from the slots; returns the mask.
+fn inputs(adapter: &mut GraphAdapter) -> String {
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
-    let tokens = glue.input(Slot::Tokens, "tokens", DType::I64, &texts);
-    let mask = glue.input(Slot::PaddingMask, "padding_mask", DType::I32, &texts);
-    let wants = |glue: &Glue, name: &str| glue.foreign().inputs.iter().any(|input| input.name == name);
-    glue.feed(TOKENS, &tokens);
-    if wants(glue, MASK) {
-        glue.feed(MASK, &mask);
+    let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &texts);
+    let mask = adapter.input(Slot::PaddingMask, "padding_mask", DType::I32, &texts);
+    let wants =
+        |adapter: &GraphAdapter, name: &str| adapter.inner().inputs.iter().any(|input| input.name == name);
+    adapter.feed(TOKENS, &tokens);
+    if wants(adapter, MASK) {
+        adapter.feed(MASK, &mask);
     }
-    if wants(glue, SEGMENTS) {
-        let segments = glue.input(Slot::Segments, "segments", DType::I64, &texts);
-        glue.feed(SEGMENTS, &segments);
+    if wants(adapter, SEGMENTS) {
+        let segments = adapter.input(Slot::Segments, "segments", DType::I64, &texts);
+        adapter.feed(SEGMENTS, &segments);
     }
     mask
 }
 
-/// The output that is taken, by its name or else by its rank. Rows of hidden states go before logits over the vocabulary:
-/// who asked an exporter for them wants vectors.
-fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<Given, CompileError> {
+/// Selects the output by its name, or else by its rank. Hidden states precede logits over the vocabulary, because exporters
+/// include them only for embeddings.
+fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput, CompileError> {
     let named = |name: &str| graph.outputs.iter().find(|output| output.name == name).cloned();
     let rank = |value: &Value| if graph.unranked.contains(&value.name) { 0 } else { value.shape.len() };
     let of_rank = |name: &str, wanted: usize| named(name).filter(|value| rank(value) == wanted);
-    let vector = named("sentence_embedding").filter(|value| rank(value) != 3).map(Given::Vector);
+    let vector = named("sentence_embedding").filter(|value| rank(value) != 3).map(EncoderOutput::Vector);
     let ends = of_rank("start_logits", 2).zip(of_rank("end_logits", 2));
-    let spans = || ends.map(|(start, end)| Given::Spans([start, end]));
-    let numbers = || of_rank("logits", 2).map(Given::Numbers);
-    let rows = || ["last_hidden_state", "token_embeddings"].into_iter().find_map(named).map(Given::Rows);
+    let spans = || ends.map(|(start, end)| EncoderOutput::Spans([start, end]));
+    let numbers = || of_rank("logits", 2).map(EncoderOutput::Numbers);
+    let rows =
+        || ["last_hidden_state", "token_embeddings"].into_iter().find_map(named).map(EncoderOutput::Rows);
     let found = vector.or_else(spans).or_else(numbers).or_else(rows);
     let found = match (found, of_rank("logits", 3)) {
         (Some(found), _) => Some(found),
         (None, Some(logits)) => Some(over_vocabulary(file, logits, settings)?),
-        (None, None) => graph.outputs.iter().find(|value| rank(value) == 3).cloned().map(Given::Rows),
+        (None, None) => graph.outputs.iter().find(|value| rank(value) == 3).cloned().map(EncoderOutput::Rows),
     };
     let names = || graph.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>().join(", ");
     let found = found.ok_or_else(|| {
@@ -126,20 +127,23 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<Given, Compil
         refused(format!("outputs of {file}"), expected, names())
     })?;
     match &found {
-        Given::Vector(value) | Given::Rows(value) | Given::Numbers(value) | Given::Logits(value) => {
-            floats(file, value)?;
+        EncoderOutput::Vector(value)
+        | EncoderOutput::Rows(value)
+        | EncoderOutput::Numbers(value)
+        | EncoderOutput::Logits(value) => {
+            float_dtype(file, value)?;
         }
-        Given::Spans(ends) => ends.iter().try_for_each(|value| floats(file, value).map(drop))?,
+        EncoderOutput::Spans(ends) => ends.iter().try_for_each(|value| float_dtype(file, value).map(drop))?,
     }
     Ok(found)
 }
 
 /// Logits for each token, which are taken where they are over the vocabulary.
-fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<Given, CompileError> {
-    let last = logits.shape.last().and_then(fixed);
+fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<EncoderOutput, CompileError> {
+    let last = logits.shape.last().and_then(fixed_extent);
     let masked = || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM"));
     if last.map_or_else(masked, |last| Some(last) == settings.vocab) {
-        return Ok(Given::Logits(logits));
+        return Ok(EncoderOutput::Logits(logits));
     }
     let found = format!("a classifier of tokens with {}", labels(last, settings));
     Err(refused(output(file, &logits), "logits over the vocabulary: a masked language model", found))
@@ -148,7 +152,7 @@ fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<Giv
 /// Refuses a classifier of texts that has another number of labels than a reranker.
 fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<(), CompileError> {
     let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
-    let last = value.shape.last().and_then(fixed);
+    let last = value.shape.last().and_then(fixed_extent);
     match last.or_else(stated) {
         Some(1) => Ok(()),
         _ => {
@@ -158,7 +162,7 @@ fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<(), Compi
     }
 }
 
-/// The labels of a classifier, in words.
+/// Describes the labels of a classifier.
 fn labels(last: Option<usize>, settings: &Settings) -> String {
     const MOST: usize = 8;
     let names: Vec<&str> = settings.labels.iter().take(MOST).map(String::as_str).collect();
@@ -176,25 +180,25 @@ fn output(file: &str, value: &Value) -> String {
     format!("output {:?} of {file}", value.name)
 }
 
-/// Elements of a vector or a row.
+/// Returns the width of a vector or a row.
 fn width(file: &str, value: &Value, settings: &Settings) -> Result<usize, CompileError> {
     let stated = "a fixed width, or a hidden_size in config.json";
-    let width = value.shape.last().and_then(fixed).or(settings.hidden);
+    let width = value.shape.last().and_then(fixed_extent).or(settings.hidden);
     width.ok_or_else(|| refused(output(file, value), stated, "neither"))
 }
 
-fn vector(glue: &mut Glue, value: &str, width: usize) {
+fn vector(adapter: &mut GraphAdapter, value: &str, width: usize) {
     let shape = ["batch".into(), width.into()];
-    glue.output(Slot::Embedding, (value, "embedding"), DType::F32, &shape);
+    adapter.output(Slot::Embedding, value, "embedding", DType::F32, &shape);
 }
 
 /// ```text
 /// start_logits ── [batch, sequence, 1] ─┬─ Concat ── spans
 /// end_logits ──── [batch, sequence, 1] ─┘
 /// ```
-fn spans(glue: &mut Glue, ends: &[Value; 2]) {
-    let g = &mut glue.back;
-    let scope = format!("{OURS}ends");
+fn spans(adapter: &mut GraphAdapter, ends: &[Value; 2]) {
+    let g = &mut adapter.epilogue;
+    let scope = format!("{PREFIX}ends");
     let column = g.ints(&[3], &[0, 0, 1]);
     let ends = ends.each_ref().map(|end| {
         let scope = format!("{scope}/{}", end.name);
@@ -204,18 +208,18 @@ fn spans(glue: &mut Glue, ends: &[Value; 2]) {
     let axis = [("axis", Attribute::Int(2))];
     let joined = g.op_with(&scope, "Concat", &[&ends[0], &ends[1]], &axis);
     let shape = ["batch".into(), "sequence".into(), 2_usize.into()];
-    glue.output(Slot::Spans, (&joined, "spans"), DType::F32, &shape);
+    adapter.output(Slot::Spans, &joined, "spans", DType::F32, &shape);
 }
 
-/// One row per text from `x [batch, sequence, hidden]`.
+/// Pools `x [batch, sequence, hidden]` to one row per text.
 ///
 /// ```text
 /// mean, cls, last:  weights [batch, 1, sequence] ── MatMul(x) (── Div(sum of weights))
 /// max:              x ── Add(far below zero for padding) ── ReduceMax
 /// ```
-fn pooled(glue: &mut Glue, x: &str, mask: &str, pooling: Pooling) -> String {
-    let (opset, g) = (glue.opset(), &mut glue.back);
-    let scope = format!("{OURS}pool");
+fn pooled(adapter: &mut GraphAdapter, x: &str, mask: &str, pooling: Pooling) -> String {
+    let (opset, g) = (adapter.opset(), &mut adapter.epilogue);
+    let scope = format!("{PREFIX}pool");
     let to = |code: i64| [("to", Attribute::Int(code))];
     let x = g.op_with(&format!("{scope}/x"), "Cast", &[x], &to(TO_F32));
     let ones = g.op_with(&format!("{scope}/mask"), "Cast", &[mask], &to(TO_F32));
@@ -227,7 +231,7 @@ fn pooled(glue: &mut Glue, x: &str, mask: &str, pooling: Pooling) -> String {
         let below = g.op(&format!("{scope}/mask"), "Mul", &[&below, &far]);
         let masked = g.op(&scope, "Add", &[&x, &below]);
         let keep = ("keepdims", Attribute::Int(0));
-        // The axes became an input with operator set 18.
+        // The axes are an input since operator set 18.
         if opset < 18 {
             let axes = ("axes", Attribute::Ints(vec![1]));
             return g.op_with(&scope, "ReduceMax", &[&masked], &[axes, keep]);
@@ -251,12 +255,12 @@ fn pooled(glue: &mut Glue, x: &str, mask: &str, pooling: Pooling) -> String {
             let wanted = if pooling == Pooling::Cls {
                 zero
             } else {
-                let count = g.op_with(&format!("{scope}/count"), "Cast", &[&count], &to(super::glue::TO_I64));
+                let count = g.op_with(&format!("{scope}/count"), "Cast", &[&count], &to(TO_I64));
                 g.op(&format!("{scope}/last"), "Sub", &[&count, &one])
             };
             let here = g.op(&format!("{scope}/places"), "Equal", &[&places, &wanted]);
             let here = g.op_with(&format!("{scope}/places"), "Cast", &[&here], &to(TO_F32));
-            // One row serves all texts, or each has its own.
+            // Broadcasts one row to all texts, if they share it.
             let (lead, zeros) = (g.scalar(0.0), format!("{scope}/each"));
             let zeros = g.op(&zeros, "Mul", &[&all, &lead]);
             g.op(&format!("{scope}/each"), "Add", &[&zeros, &here])
@@ -267,8 +271,8 @@ fn pooled(glue: &mut Glue, x: &str, mask: &str, pooling: Pooling) -> String {
     g.op(&format!("{scope}/vector"), "Reshape", &[&vector, &flat])
 }
 
-/// A vector scaled to unit length.
-fn unit(glue: &mut Glue, vector: &str) -> String {
+/// Scales a vector to unit length.
+fn unit(adapter: &mut GraphAdapter, vector: &str) -> String {
     let attributes = [("axis", Attribute::Int(-1)), ("p", Attribute::Int(2))];
-    glue.back.op_with(&format!("{OURS}pool"), "LpNormalization", &[vector], &attributes)
+    adapter.epilogue.op_with(&format!("{PREFIX}pool"), "LpNormalization", &[vector], &attributes)
 }

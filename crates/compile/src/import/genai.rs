@@ -1,9 +1,14 @@
-//! Folders of onnxruntime-genai: `genai_config.json` names the graph, its inputs and outputs, and the model's numbers.
+//! Folders of onnxruntime-genai: `genai_config.json` contains the graph's name, its inputs and outputs, and the settings.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{choice::Form, decoder::Names, pipeline, refused, settings::Settings};
+use super::{
+    names::TensorNames,
+    pipeline, refused,
+    selection::Composition,
+    settings::{GENAI_CONFIG, Settings},
+};
 use crate::error::CompileError;
 use narthex_checkpoint::{
     hf::{
@@ -13,16 +18,13 @@ use narthex_checkpoint::{
     limits::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
-/// The file that makes a folder one of onnxruntime-genai.
-pub(super) const CONFIG: &str = "genai_config.json";
-
 #[derive(Deserialize)]
-struct File {
-    model: Model,
+struct GenaiConfig {
+    model: GenaiModel,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct GenaiModel {
     #[serde(rename = "type", default)]
     kind: String,
     #[serde(default)]
@@ -32,14 +34,14 @@ struct Model {
     #[serde(flatten)]
     ids: TokenIds,
     #[serde(default)]
-    decoder: Option<Decoder>,
+    decoder: Option<GenaiDecoder>,
     /// Other parts of a model, by name.
     #[serde(flatten)]
     rest: serde_json::Map<String, Value>,
 }
 
 #[derive(Deserialize)]
-struct Decoder {
+struct GenaiDecoder {
     #[serde(default)]
     filename: Option<String>,
     #[serde(default)]
@@ -59,46 +61,47 @@ struct Decoder {
     #[serde(default)]
     pipeline: Option<Value>,
     #[serde(default)]
-    sliding_window: Option<Window>,
+    sliding_window: Option<SlidingWindow>,
 }
 
-/// How onnxruntime-genai hands a prompt to graphs of fixed shapes.
+/// The window in which onnxruntime-genai passes a prompt to graphs of fixed shapes.
 #[derive(Deserialize)]
-struct Window {
-    /// Fills places of a past of integers that no token has.
+struct SlidingWindow {
+    /// Value of empty places in an integer past.
     #[serde(default)]
     pad_value: u8,
 }
 
-/// What the file says.
-pub(super) struct Genai {
+/// Contents of the file.
+pub(super) struct GenaiExport {
     /// The graphs, relative to the folder.
     pub(super) graphs: Vec<String>,
-    /// How they make the model.
-    pub(super) form: Form,
-    /// What the sessions of a pipeline are told.
+    /// Their composition.
+    pub(super) form: Composition,
+    /// Session options of a pipeline's stages.
     pub(super) pipeline: Option<Value>,
-    pub(super) names: Names,
+    pub(super) names: TensorNames,
     pub(super) settings: Settings,
-    /// What its session is told.
+    /// Options of its session.
     pub(super) options: Value,
 }
 
-/// Reads `genai_config.json`. `file` names a graph that stands in the place of the one in the configuration.
+/// Reads `genai_config.json`. `file` replaces the graph in the configuration.
 ///
 /// # Errors
-/// A refusal of what is not one decoder, and of a graph that is no stage of a pipeline; [`CompileError::Bound`] for graphs that need a vendor's own operators.
-pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<Genai, CompileError> {
+/// A refusal of models other than one decoder, and of a graph that is not a stage of the pipeline.
+pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExport, CompileError> {
     let expected = "the configuration of a model of onnxruntime-genai";
-    let File { model } = folder
-        .json(CONFIG, expected)?
-        .ok_or_else(|| refused(format!("content of {}", folder.path().display()), CONFIG, "none"))?;
+    let GenaiConfig { model } = folder
+        .json(GENAI_CONFIG, expected)?
+        .ok_or_else(|| refused(format!("content of {}", folder.path().display()), GENAI_CONFIG, "none"))?;
     let parts = ["encoder", "vision", "speech", "embedding"];
     if let Some(part) = parts.into_iter().find(|part| model.rest.contains_key(*part)) {
-        return Err(refused(format!("model.{part} of {CONFIG}"), "a decoder alone", &model.kind));
+        return Err(refused(format!("model.{part} of {GENAI_CONFIG}"), "a decoder alone", &model.kind));
     }
-    let decoder = model.decoder.ok_or_else(|| refused(format!("model of {CONFIG}"), "a decoder", "none"))?;
-    let path = folder.file(CONFIG);
+    let decoder =
+        model.decoder.ok_or_else(|| refused(format!("model of {GENAI_CONFIG}"), "a decoder", "none"))?;
+    let path = folder.file(GENAI_CONFIG);
     let checked = |what: &str, value: Option<usize>, range| {
         value.map(|value| bounded(&path, what, value, range)).transpose()
     };
@@ -108,20 +111,24 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<Genai, Com
             let graphs: Vec<String> = stages.iter().map(|stage| stage.file.clone()).collect();
             if let Some(file) = file.filter(|file| graphs.iter().all(|graph| graph != file)) {
                 let stages = graphs.join(", ");
-                return Err(refused(format!("graph of {CONFIG}"), format!("a stage of it: {stages}"), file));
+                return Err(refused(
+                    format!("graph of {GENAI_CONFIG}"),
+                    format!("a stage of it: {stages}"),
+                    file,
+                ));
             }
-            (graphs, Form::Stages(stages))
+            (graphs, Composition::Stages(stages))
         }
         None => {
             let own = || decoder.filename.unwrap_or_else(|| "model.onnx".to_owned());
-            (vec![file.map_or_else(own, str::to_owned)], Form::One)
+            (vec![file.map_or_else(own, str::to_owned)], Composition::Single)
         }
     };
     if let Some(graph) = graphs.iter().find(|graph| graph.is_empty() || !inside(graph)) {
-        return Err(refused(format!("filename of {CONFIG}"), "a file in the folder", graph));
+        return Err(refused(format!("filename of {GENAI_CONFIG}"), "a file in the folder", graph));
     }
     let settings = Settings {
-        file: CONFIG.to_owned(),
+        file: GENAI_CONFIG.to_owned(),
         vocab: checked("a vocab_size", model.vocab_size, &VOCAB)?,
         hidden: checked("a hidden_size", decoder.hidden_size, &WIDTH)?,
         heads: checked("num_attention_heads", decoder.num_attention_heads, &HEADS)?,
@@ -134,19 +141,26 @@ pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<Genai, Com
         empty: decoder.sliding_window.map_or(0.0, |window| window.pad_value.into()),
     };
     let names = names(&decoder.inputs, &decoder.outputs);
-    Ok(Genai { graphs, form, pipeline: decoder.pipeline, names, settings, options: decoder.session_options })
+    Ok(GenaiExport {
+        graphs,
+        form,
+        pipeline: decoder.pipeline,
+        names,
+        settings,
+        options: decoder.session_options,
+    })
 }
 
-/// The names that the file gives, and the usual ones of onnxruntime-genai for the others.
-fn names(inputs: &serde_json::Map<String, Value>, outputs: &serde_json::Map<String, Value>) -> Names {
-    let usual = Names::default();
+/// Returns the names in the file, with onnxruntime-genai's defaults.
+fn names(inputs: &serde_json::Map<String, Value>, outputs: &serde_json::Map<String, Value>) -> TensorNames {
+    let usual = TensorNames::default();
     let name = |from: &serde_json::Map<String, Value>, key: &str, usual: String| {
         from.get(key).and_then(Value::as_str).map_or(usual, str::to_owned)
     };
     let [past_key, past_value] = usual.past;
     let [key, value] = usual.present;
     let [total, current] = usual.totals;
-    Names {
+    TensorNames {
         tokens: name(inputs, "input_ids", usual.tokens),
         mask: name(inputs, "attention_mask", usual.mask),
         positions: name(inputs, "position_ids", usual.positions),

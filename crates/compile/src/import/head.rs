@@ -1,24 +1,24 @@
-//! Logits of the rows asked for alone: a head over a large vocabulary costs more than a layer.
+//! Computes logits for selected rows only, because a head over a large vocabulary costs more than a layer.
 
 use std::collections::HashSet;
 
 use narthex_graph::{Builder, Graph, Node};
 
-use super::glue::{Glue, OURS};
+use super::adapter::{GraphAdapter, PREFIX};
 
-/// Makes a graph's `logits [batch, sequence, vocab]` those of `rows`: `[rows, vocab]`; gives the value's name.
+/// Reduces a graph's `logits [batch, sequence, vocab]` to `rows`: `[rows, vocab]`. Returns the name of the value.
 ///
 /// ```text
-/// x ── [rows of x] ── MatMul ── … ── logits          (where what makes the logits goes row by row)
+/// x ── [rows of x] ── MatMul ── … ── logits          (if the head works row by row)
 /// x ── MatMul ── … ── logits ── [rows of logits]     (otherwise)
 /// ```
-pub(super) fn asked_rows(glue: &mut Glue, logits: &str, rows: &str) -> String {
-    let Some(head) = product(glue.foreign(), logits) else {
-        return gather(&mut glue.back, logits, rows);
+pub(super) fn select_rows(adapter: &mut GraphAdapter, logits: &str, rows: &str) -> String {
+    let Some(head) = head_nodes(adapter.inner(), logits) else {
+        return gather(&mut adapter.epilogue, logits, rows);
     };
-    // What makes the logits moves behind the rows' choice.
+    // The head moves behind the selection of rows.
     let mut after = Vec::new();
-    let graph = glue.foreign_mut();
+    let graph = adapter.inner_mut();
     let mut index = 0;
     graph.nodes.retain(|node| {
         let moved = head.nodes.contains(&index);
@@ -28,28 +28,28 @@ pub(super) fn asked_rows(glue: &mut Glue, logits: &str, rows: &str) -> String {
         index += 1;
         !moved
     });
-    let x = gather(&mut glue.back, &head.reads, rows);
+    let x = gather(&mut adapter.epilogue, &head.reads, rows);
     for (at, mut node) in after.into_iter().enumerate() {
         if at == 0
             && let Some(first) = node.inputs.first_mut()
         {
             first.clone_from(&x);
         }
-        glue.back.push(node);
+        adapter.epilogue.push(node);
     }
     logits.to_owned()
 }
 
-/// The nodes that make the logits row by row.
-struct Product {
-    /// What the first of them reads: `[batch, sequence, hidden]`.
+/// Nodes of a head that works row by row.
+struct HeadNodes {
+    /// Input of the first node: `[batch, sequence, hidden]`.
     reads: String,
-    /// Their places among the graph's nodes, in order.
+    /// Their indices in the graph, in order.
     nodes: Vec<usize>,
 }
 
-/// Walks back from the logits over what goes element by element, with constants, to a product with a constant.
-fn product(graph: &Graph, logits: &str) -> Option<Product> {
+/// Walks back from the logits over elementwise operations with constants to a product with a constant.
+fn head_nodes(graph: &Graph, logits: &str) -> Option<HeadNodes> {
     let mut constants: HashSet<&str> =
         graph.initializers.iter().map(|constant| constant.name.as_str()).collect();
     for node in &graph.nodes {
@@ -66,7 +66,7 @@ fn product(graph: &Graph, logits: &str) -> Option<Product> {
         let at = graph.nodes.iter().rposition(|node| node.outputs.first() == Some(&value))?;
         let node = graph.nodes.get(at)?;
         let readers = graph.nodes.iter().filter(|node| node.inputs.contains(&value)).count();
-        // What others read, or the head gives beside the logits, stays where it is.
+        // A value with other readers, or a node with further outputs, must stay in place.
         if readers > usize::from(value != logits) || node.outputs.len() != 1 || !constant(node, 1) {
             return None;
         }
@@ -74,7 +74,7 @@ fn product(graph: &Graph, logits: &str) -> Option<Product> {
         let reads = node.input(0)?.to_owned();
         match node.operator().as_str() {
             "MatMul" | "com.microsoft.MatMulNBits" if !constants.contains(reads.as_str()) => {
-                return Some(Product { reads, nodes });
+                return Some(HeadNodes { reads, nodes });
             }
             "Cast" | "Mul" | "Div" | "Add" | "Tanh" | "Identity" => value = reads,
             _ => return None,
@@ -82,9 +82,9 @@ fn product(graph: &Graph, logits: &str) -> Option<Product> {
     }
 }
 
-/// Rows of `x [batch, sequence, n]` as if they were one list: `[rows, n]`.
+/// Gathers rows of `x [batch, sequence, n]`, flattened to one list: `[rows, n]`.
 fn gather(g: &mut Builder, x: &str, rows: &str) -> String {
-    let scope = format!("{OURS}rows");
+    let scope = format!("{PREFIX}rows");
     let (last, first) = (g.ints(&[1], &[2]), g.ints(&[1], &[-1]));
     let shape = g.op(&scope, "Shape", &[x]);
     let width = g.op(&format!("{scope}/width"), "Gather", &[&shape, &last]);

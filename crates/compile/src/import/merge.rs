@@ -1,52 +1,57 @@
-//! Several graphs as one: stages one behind another, such as an embedding before a decoder, and the two forms of a decoder
-//! as branches.
+//! Merges several graphs into one: consecutive stages, such as an embedding and a decoder, or the two forms of a decoder as
+//! branches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use narthex_graph::{Attribute, Graph, Initializer, InitializerData, Node, Value};
 
-use super::{bound, decoder::BRANCH, nodes, refused};
+use super::{
+    bound,
+    graphs::{for_each_node, remove_constant_inputs},
+    names::BRANCH,
+    refused,
+};
 use crate::error::CompileError;
 
-/// What a merged decoder reads in the place of its tokens' rows.
+/// Input of a merged decoder for the embedded tokens.
 pub(super) const EMBEDS: &str = "inputs_embeds";
 
-/// Puts a graph that embeds tokens before a decoder that takes their rows.
+/// Puts an embedding's graph before a decoder that reads its rows.
 ///
 /// # Errors
-/// A refusal where the graphs' operator sets differ or the embedding gives no one value.
-pub(super) fn embedded(embedding: Graph, decoder: Graph) -> Result<Graph, CompileError> {
+/// A refusal if the graphs' operator sets differ or the embedding does not have exactly one output.
+pub(super) fn prepend_embedding(embedding: Graph, decoder: Graph) -> Result<Graph, CompileError> {
     let [output] = &embedding.outputs[..] else {
         return Err(refused("outputs of the embedding's graph", "one", embedding.outputs.len()));
     };
     let given = BTreeMap::from([(output.name.clone(), EMBEDS.to_owned())]);
-    chained([(embedding, &given), (decoder, &BTreeMap::new())])
+    chain_stages([(embedding, &given), (decoder, &BTreeMap::new())])
 }
 
-/// One graph of stages that run one behind another: what a stage gives under a name, or under the new name that stands with
-/// it, later ones take by it. Inputs that nothing gives are the whole's, as are outputs that nothing takes.
+/// Merges consecutive stages. Each stage comes with new names for its outputs; later stages read the outputs under these
+/// names. Inputs that no stage produces and outputs that no stage reads become those of the merged graph.
 ///
 /// # Errors
-/// A refusal where the graphs' operator sets differ.
-pub(super) fn chained<'a>(
+/// A refusal if the graphs' operator sets differ.
+pub(super) fn chain_stages<'a>(
     stages: impl IntoIterator<Item = (Graph, &'a BTreeMap<String, String>)>,
 ) -> Result<Graph, CompileError> {
     let mut whole = Graph::default();
     let mut taken: HashSet<String> = HashSet::new();
     for (index, (mut stage, renamed)) in stages.into_iter().enumerate() {
-        constants_are_no_inputs(&mut stage);
+        remove_constant_inputs(&mut stage);
         let bound = bound::values(&stage);
-        aliased(&mut stage, renamed, &bound);
+        add_aliases(&mut stage, renamed, &bound);
         let inputs: HashSet<String> = stage.inputs.iter().map(|input| input.name.clone()).collect();
         let outputs: HashSet<String> = stage.outputs.iter().map(|output| output.name.clone()).collect();
-        // Inside, stages may use the same names.
+        // Different stages may use the same names internally.
         rename(&mut stage, &|name| match name {
             name if inputs.contains(name) || bound.contains(name) => name.to_owned(),
             name if outputs.contains(name) => renamed.get(name).cloned().unwrap_or_else(|| name.to_owned()),
             name => format!("{index}/{name}"),
         });
         opsets(&mut whole, &stage)?;
-        // Of what a context takes and gives only its declaration tells the type and the fixed shape.
+        // The types and fixed shapes of a context's inputs and outputs are only known from their declarations.
         let declared = stage.inputs.iter().chain(&stage.outputs).chain(&stage.values);
         for value in declared.filter(|value| bound.contains(&value.name)) {
             if whole.values.iter().all(|known| known.name != value.name) {
@@ -68,8 +73,8 @@ pub(super) fn chained<'a>(
     Ok(whole)
 }
 
-/// Gives what a compiled context gives under another name beside its own.
-fn aliased(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &HashSet<String>) {
+/// Adds new names for the outputs of compiled contexts, whose own names must stay.
+fn add_aliases(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &HashSet<String>) {
     for output in stage.outputs.iter_mut().filter(|output| bound.contains(&output.name)) {
         let Some(new) = renamed.get(&output.name).filter(|new| **new != output.name) else { continue };
         stage.values.push(output.clone());
@@ -84,14 +89,8 @@ fn aliased(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &HashSe
     }
 }
 
-/// Old files list constants among the inputs.
-pub(super) fn constants_are_no_inputs(graph: &mut Graph) {
-    let constants: HashSet<&str> = graph.initializers.iter().map(|constant| constant.name.as_str()).collect();
-    graph.inputs.retain(|input| !constants.contains(input.name.as_str()));
-}
-
-/// One decoder of two graphs: `first` for the beginning of a sequence, `next` after a past. Constants that both have are
-/// kept once.
+/// Merges two graphs of a decoder: `first` for the beginning of a sequence, `next` for steps with a past. Constants in both
+/// are stored once.
 ///
 /// ```text
 /// use_cache_branch ── If ─┬─ then: next ──┬─ logits, presents
@@ -99,8 +98,8 @@ pub(super) fn constants_are_no_inputs(graph: &mut Graph) {
 /// ```
 ///
 /// # Errors
-/// A refusal where the graphs' operator sets or outputs differ.
-pub(super) fn branches(mut first: Graph, mut next: Graph) -> Result<Graph, CompileError> {
+/// A refusal if the graphs' operator sets or outputs differ.
+pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph, CompileError> {
     opsets(&mut first, &next)?;
     let outputs: Vec<_> = next.outputs.clone();
     let names =
@@ -123,7 +122,7 @@ pub(super) fn branches(mut first: Graph, mut next: Graph) -> Result<Graph, Compi
         shape: vec![1_usize.into()],
     };
     whole.inputs.push(branch);
-    let mut bodies = Bodies { constants: HashMap::new(), kept: Vec::new(), outputs: &outputs };
+    let mut bodies = BranchBodies { constants: HashMap::new(), kept: Vec::new(), outputs: &outputs };
     let (then, otherwise) = (bodies.body(next, "next/"), bodies.body(first, "first/"));
     whole.initializers = bodies.kept;
     whole.nodes.push(Node {
@@ -137,18 +136,18 @@ pub(super) fn branches(mut first: Graph, mut next: Graph) -> Result<Graph, Compi
     Ok(whole)
 }
 
-/// Graphs on their way to become bodies of one node.
-struct Bodies<'a> {
-    /// Names of the constants that were kept.
-    constants: HashMap<Key, String>,
-    /// Constants for the graph around.
+/// Collects graphs as the bodies of one node.
+struct BranchBodies<'a> {
+    /// Names of the constants in the outer graph.
+    constants: HashMap<ConstantKey, String>,
+    /// Constants of the outer graph.
     kept: Vec<Initializer>,
-    /// What every body gives, in order.
+    /// Outputs of every body, in order.
     outputs: &'a [Value],
 }
 
-impl Bodies<'_> {
-    /// A graph as a body whose own values have names that begin with `prefix`; its inputs are values around it.
+impl BranchBodies<'_> {
+    /// Turns a graph into a body. The names of its own values get a prefix; its inputs are values of the outer graph.
     fn body(&mut self, mut graph: Graph, prefix: &str) -> Attribute {
         let mut shared = HashMap::new();
         for mut constant in graph.initializers.drain(..) {
@@ -174,11 +173,10 @@ impl Bodies<'_> {
     }
 }
 
-/// What tells constants apart: type, shape and, inside the model, the elements; in a data file, the name, which an exporter
-/// gives alike in both graphs, and the place of its bytes.
-type Key = (i32, Vec<usize>, Vec<u8>, String);
+/// Identity of a constant: type, shape, and the digest of its elements or their place in a data file.
+type ConstantKey = (i32, Vec<usize>, Vec<u8>, String);
 
-fn key(constant: &Initializer) -> Key {
+fn key(constant: &Initializer) -> ConstantKey {
     let (bytes, place) = match &constant.data {
         InitializerData::Inline(bytes) => (digest(bytes), String::new()),
         InitializerData::External { file, offset, length } => {
@@ -193,7 +191,7 @@ fn digest(bytes: &[u8]) -> Vec<u8> {
     sha2::Sha256::digest(bytes).to_vec()
 }
 
-/// ONNX's operators whose meaning or form changed after version 13 of its operator set.
+/// ONNX operators whose meaning or form changed after version 13 of the operator set.
 const CHANGED: [&str; 16] = [
     "AveragePool",
     "BatchNormalization",
@@ -213,7 +211,8 @@ const CHANGED: [&str; 16] = [
     "Split",
 ];
 
-/// Joins the operator sets of two graphs: the same, or the newer one where it means the same for the older graph's nodes.
+/// Merges the operator sets of two graphs. Different versions are accepted if the newer one does not change the meaning of
+/// the older graph's nodes.
 fn opsets(into: &mut Graph, other: &Graph) -> Result<(), CompileError> {
     for (domain, version) in &other.opsets {
         let Some(at) = into.opsets.iter().position(|(known, _)| known == domain) else {
@@ -226,7 +225,7 @@ fn opsets(into: &mut Graph, other: &Graph) -> Result<(), CompileError> {
             continue;
         }
         let mut same = domain.is_empty() && known.min(*version) >= 13;
-        nodes(if known < *version { into } else { other }, &mut |node| {
+        for_each_node(if known < *version { into } else { other }, &mut |node| {
             same &= !node.domain.is_empty() || !CHANGED.contains(&node.op.as_str());
         });
         if uses(into) && !same {
@@ -238,7 +237,7 @@ fn opsets(into: &mut Graph, other: &Graph) -> Result<(), CompileError> {
     Ok(())
 }
 
-/// Gives every value of a graph another name, in the bodies of its nodes too.
+/// Renames every value of a graph, including those in the bodies of its nodes.
 fn rename(graph: &mut Graph, new: &dyn Fn(&str) -> String) {
     let named = |name: &mut String| {
         if !name.is_empty() {

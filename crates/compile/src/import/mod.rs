@@ -1,21 +1,24 @@
-//! Existing ONNX exports become packages: the graph stays what somebody else made, and gets the slots that executors know.
+//! Imports of existing ONNX exports as packages. Neither the graph's computation nor any weight is changed.
 //!
-//! [`open`] finds out by its files what a folder holds: onnxruntime-genai's ([`genai`]), Optimum's or transformers.js'
-//! decoders ([`choice`], [`merge`]), an encoder ([`encoder`]), or a bundle for one kind of device, which its package is bound
-//! to ([`bound`], [`ryzen`]). [`glue`] puts nodes before and behind the graph; [`Import::write`] writes the package. No weight is changed.
+//! [`open`] recognises an export by its files: decoders of onnxruntime-genai ([`genai`]), Optimum or transformers.js
+//! ([`selection`], [`merge`]), encoders ([`encoder`]), and bundles for one kind of device, to which the package is then bound
+//! ([`bound`], [`ryzen`]). [`adapter`] connects the graph to the manifest's slots with nodes before and after it;
+//! [`Import::write`] writes the package.
 
+mod adapter;
 mod bound;
-mod choice;
 mod chunk;
 mod decoder;
 mod encoder;
 mod genai;
-mod glue;
+mod graphs;
 mod head;
 mod merge;
+mod names;
 mod pipeline;
 mod rotary;
 mod ryzen;
+mod selection;
 mod settings;
 mod write;
 
@@ -31,35 +34,36 @@ use narthex_checkpoint::hf::{
     text::{self, Text, Vocab},
 };
 use narthex_graph::{
-    Attribute, Graph, Node, Value,
+    Graph,
     onnx::files::{OnnxFile, OnnxFileError, open_files},
 };
 use narthex_spec::{
-    DType, Recipe, Scheme,
+    Recipe, Scheme,
     arch::{EncoderHead, Structure},
-    dtype::Dim,
     manifest::{self, Bound, GraphEntry, Prompts},
 };
 
 use crate::{error::CompileError, pipeline::TOKENIZER_FILE};
-use choice::{Choice, Form};
-use decoder::{Decoder, Names, decoder};
-use pipeline::Unified;
-use settings::Settings;
+use decoder::{Decoder, decoder};
+use graphs::for_each_node;
+use names::TensorNames;
+use pipeline::JoinedPipeline;
+use selection::{Composition, GraphSelection};
+use settings::{GENAI_CONFIG, Settings};
 
 pub use write::ImportJob;
 
-/// An export that was read and is about to become a package.
+/// An export that was read and can be written as a package.
 pub struct Import {
-    /// Where data files lie that the graph names.
+    /// Folder of the graph's data files.
     data: PathBuf,
-    /// The files that it is made from.
+    /// Files that were read.
     files: Vec<PathBuf>,
     graphs: Vec<(Graph, GraphEntry)>,
-    /// The one kind of device that runs it.
+    /// The only kind of device that runs it.
     bound: Option<Bound>,
-    /// A file that its operators read beside the graph, and nothing else does.
-    beside: Option<String>,
+    /// Name of a weight file that only the graph's own operators read.
+    operator_weights: Option<String>,
     structure: Structure,
     /// The longest sequence, in tokens.
     max_length: usize,
@@ -67,82 +71,82 @@ pub struct Import {
     text: Text,
     prompts: Prompts,
     license: Option<String>,
-    /// What made it, in words.
+    /// Name of the exporter.
     exporter: &'static str,
     notes: Vec<String>,
 }
 
 impl Import {
-    /// How the graph stores its weights.
+    /// Storage scheme of the graph's weights.
     pub fn scheme(&self) -> Scheme {
         self.recipe.scheme
     }
 
-    /// The one kind of device that runs it, where there is only one.
+    /// The only kind of device that runs it, if there is just one.
     pub fn bound(&self) -> Option<&Bound> {
         self.bound.as_ref()
     }
 
-    /// What its maker may want to know of it, in sentences.
+    /// Notes for the user, in sentences.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 }
 
-/// Reads the export in `path`: a folder, or one `.onnx` file of it, whose configuration and tokenizer may lie in the folder
-/// above, as beside `onnx/model.onnx`. `file` chooses among several exports of one model by the name of its graph; without
-/// it, the graph without a suffix (`model.onnx`, `decoder_model_merged.onnx`) is taken.
+/// Reads the export at `path`: a folder, or an `.onnx` file in it. Configuration and tokenizer may lie in the folder above,
+/// as with `onnx/model.onnx`. `file` selects one of several exports by the name of its graph; the default is the graph
+/// without a suffix (`model.onnx`, `decoder_model_merged.onnx`).
 ///
 /// # Errors
-/// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] with what was expected and found for
-/// what is not imported, [`CompileError::Bound`] for what runs on one kind of device alone.
+/// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] for models that cannot be imported,
+/// [`CompileError::Bound`] for graphs that run on one kind of device alone.
 pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
-    let (root, named) = placed(path);
+    let (root, named) = locate(path);
     let file = file.or(named.as_deref());
     let mut folder = Folder::new(&root);
-    if folder.has(genai::CONFIG) {
+    if folder.has(GENAI_CONFIG) {
         return onnxruntime_genai(folder, file);
     }
     if let Some(error) = bound::genie(&mut folder) {
         return Err(error);
     }
-    let Choice { files, form } = choice::choose(&folder, file)?;
+    let GraphSelection { files, form } = selection::choose(&folder, file)?;
     let parts = read(&files)?;
     let settings = Settings::read(&mut folder)?;
-    let names = Names::default();
-    if parts.iter().any(|part| names.fit(&part.graph)) {
-        let opened = Opened { parts, names, settings, form, bound: None };
-        return decoding(folder, opened, "Optimum or transformers.js");
+    let names = TensorNames::default();
+    if parts.iter().any(|part| names.match_decoder(&part.graph)) {
+        let opened = DecoderExport { parts, names, settings, form, bound: None };
+        return import_decoder(folder, opened, "Optimum or transformers.js");
     }
-    encoding(folder, parts, settings)
+    import_encoder(folder, parts, settings)
 }
 
-/// The folder of the export that [`open`] reads in `path`.
+/// Returns the folder of the export that [`open`] reads at `path`.
 pub fn folder(path: &Path) -> PathBuf {
-    placed(path).0
+    locate(path).0
 }
 
-/// The folder of an export, and the graph in it that `path` names, where it names one. It is the nearest folder that says
-/// what the graph is: its own, or the one above.
-fn placed(path: &Path) -> (PathBuf, Option<String>) {
+/// Returns the folder of an export, and the name of the graph if `path` is a file. The folder is the nearest one with a
+/// configuration: that of the file, or the one above.
+fn locate(path: &Path) -> (PathBuf, Option<String>) {
     if !path.is_file() {
         return (path.to_owned(), None);
     }
     let Some(own) = path.parent() else { return (path.to_owned(), None) };
-    // The name of a folder may be hidden behind `.` or a link.
+    // Resolves `.` and links, which hide the name of the folder.
     let own = if own.as_os_str().is_empty() { Path::new(".") } else { own };
-    let says = |folder: &&Path| SAYING.iter().any(|file| folder.join(file).is_file());
+    let has_config = |folder: &&Path| CONFIG_FILES.iter().any(|file| folder.join(file).is_file());
     let whole = own.canonicalize().unwrap_or_else(|_| own.to_owned());
-    let root = [Some(own), whole.parent()].into_iter().flatten().find(says).unwrap_or(own);
+    let root = [Some(own), whole.parent()].into_iter().flatten().find(has_config).unwrap_or(own);
     let folder = whole.file_name().filter(|_| root != own);
     let named = folder.map_or_else(PathBuf::new, PathBuf::from).join(path.file_name().unwrap_or_default());
     (root.to_owned(), Some(named.to_string_lossy().into_owned()))
 }
 
-/// Files that say what a graph beside or below them is.
-const SAYING: [&str; 3] = [genai::CONFIG, CONFIG, TOKENIZER_FILE];
+/// Configuration files that describe a graph beside or below them.
+const CONFIG_FILES: [&str; 3] = [GENAI_CONFIG, CONFIG, TOKENIZER_FILE];
 
-/// Reads a folder of onnxruntime-genai: the graphs that its configuration names, or `file` as another form of the one.
+/// Reads a folder of onnxruntime-genai: the graphs in its configuration, or `file` in place of the only one.
 fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, CompileError> {
     let genai = genai::read(&mut folder, file)?;
     let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
@@ -150,33 +154,34 @@ fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, C
     let graphs = parts.as_ref().ok().map(|parts| parts.iter().map(|part| &part.graph));
     let amd = ryzen::bound(folder.path(), &genai.options, graphs)?;
     let parts = parts?;
-    let beside = amd.as_ref().and_then(|_| ryzen::weights(&genai.options));
+    let operator_weights = amd.as_ref().and_then(|_| ryzen::weights(&genai.options));
     let bound = match genai.pipeline.filter(|_| parts.iter().any(|part| bound::is_compiled(&part.graph))) {
         Some(pipeline) => Some(bound::pipeline(folder.path(), &pipeline, &parts)?),
         None => amd,
     };
-    let opened = Opened { parts, names: genai.names, settings: genai.settings, form: genai.form, bound };
-    let import = decoding(folder, opened, "onnxruntime-genai")?;
-    Ok(Import { beside, ..import })
+    let opened =
+        DecoderExport { parts, names: genai.names, settings: genai.settings, form: genai.form, bound };
+    let import = import_decoder(folder, opened, "onnxruntime-genai")?;
+    Ok(Import { operator_weights, ..import })
 }
 
-/// Reads graphs, with their nodes in order.
+/// Reads graphs and sorts their nodes.
 fn read(files: &[PathBuf]) -> Result<Vec<OnnxFile>, OnnxFileError> {
     let mut parts = open_files(files)?;
     parts.iter_mut().for_each(|part| part.graph.sort_nodes());
     Ok(parts)
 }
 
-/// The graphs of a decoder, and what is known of them.
-struct Opened {
+/// The graphs of a decoder with their configuration.
+struct DecoderExport {
     parts: Vec<OnnxFile>,
-    names: Names,
+    names: TensorNames,
     settings: Settings,
-    form: Form,
+    form: Composition,
     bound: Option<Bound>,
 }
 
-/// The folder of the graphs' data, and a name for messages; refuses compiled contexts that no bundle says how to run.
+/// Returns the folder of the graphs' data, and a name for messages. Compiled contexts without a bundle are refused.
 fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String), CompileError> {
     for part in parts.iter().filter(|_| bound.is_none()) {
         if let Some(error) = bound::compiled(&part.folder.join(&part.name), &part.graph) {
@@ -190,9 +195,9 @@ fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String)
     Ok((part.folder.clone(), part.name.clone()))
 }
 
-fn decoding(
+fn import_decoder(
     mut folder: Folder,
-    Opened { parts, names, settings, form, bound }: Opened,
+    DecoderExport { parts, names, settings, form, bound }: DecoderExport,
     exporter: &'static str,
 ) -> Result<Import, CompileError> {
     let (data, file) = origin(&parts, bound.as_ref())?;
@@ -201,14 +206,14 @@ fn decoding(
     let mut graphs = parts.into_iter().map(|part| part.graph);
     let mut next = || graphs.next().ok_or_else(|| refused("the export", "another graph", "none"));
     let unified = match form {
-        Form::One => Unified::One(Box::new(next()?)),
-        Form::Embedded => Unified::One(Box::new(merge::embedded(next()?, next()?)?)),
-        Form::Branches => Unified::One(Box::new(merge::branches(next()?, next()?)?)),
-        Form::Stages(stages) => pipeline::unified((&stages, graphs.collect()), &names, &data)?,
+        Composition::Single => JoinedPipeline::One(Box::new(next()?)),
+        Composition::Embedded => JoinedPipeline::One(Box::new(merge::prepend_embedding(next()?, next()?)?)),
+        Composition::Branches => JoinedPipeline::One(Box::new(merge::merge_branches(next()?, next()?)?)),
+        Composition::Stages(stages) => pipeline::join(&stages, graphs.collect(), &names, &data)?,
     };
     let decoders = match unified {
-        Unified::One(graph) => vec![decoder(&file, *graph, &names, &settings)?],
-        Unified::Chunks(graphs) => {
+        JoinedPipeline::One(graph) => vec![decoder(&file, *graph, &names, &settings)?],
+        JoinedPipeline::Chunks(graphs) => {
             let chunk = |graph| chunk::chunk(CHUNKS, graph, &names, &settings);
             graphs.into_iter().map(chunk).collect::<Result<_, _>>()?
         }
@@ -225,7 +230,7 @@ fn decoding(
         files: [folder.files, files].concat(),
         graphs: decoders.into_iter().map(|decoder| (decoder.graph, decoder.entry)).collect(),
         bound,
-        beside: None,
+        operator_weights: None,
         structure: Structure::ImportedDecoder(imported),
         max_length,
         recipe,
@@ -237,10 +242,10 @@ fn decoding(
     })
 }
 
-/// What graphs of fixed shapes out of several stages are called in messages.
+/// Name in messages for graphs of fixed shapes that several stages became.
 const CHUNKS: &str = "the pipeline";
 
-/// What the maker of a package may want to know of its decoder.
+/// Returns a note for the user if sequences are shorter than the model's context.
 fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String> {
     let length = decoder.max_length;
     let shorter = settings.context.is_some_and(|context| length < context);
@@ -248,7 +253,11 @@ fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String
     shorter.then(|| format!("Beyond {length} tokens {why}; sequences are served up to there."))
 }
 
-fn encoding(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Result<Import, CompileError> {
+fn import_encoder(
+    mut folder: Folder,
+    parts: Vec<OnnxFile>,
+    settings: Settings,
+) -> Result<Import, CompileError> {
     let (data, file) = origin(&parts, None)?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
     let [part] = <[OnnxFile; 1]>::try_from(parts)
@@ -273,7 +282,7 @@ fn encoding(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Res
         files: [folder.files, files].concat(),
         graphs: vec![(graph, entry)],
         bound: None,
-        beside: None,
+        operator_weights: None,
         structure: Structure::ImportedEncoder(imported),
         max_length,
         recipe,
@@ -285,24 +294,12 @@ fn encoding(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Res
     })
 }
 
-/// Every node of a graph and of the bodies in it.
-fn nodes<'a>(graph: &'a Graph, each: &mut dyn FnMut(&'a Node)) {
-    for node in &graph.nodes {
-        each(node);
-        for (_, attribute) in &node.attributes {
-            if let Attribute::Graph(body) = attribute {
-                nodes(body, each);
-            }
-        }
-    }
-}
-
-/// Block size and accuracy level of the first quantised product, as the recipe of an import; its scheme is not known yet.
+/// Returns a recipe with the block size and accuracy level of the first quantised product; the scheme is set later.
 fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
     let mut recipe = Recipe::new(Scheme::F32);
     let mut found = None;
     for graph in graphs {
-        nodes(graph, &mut |node| {
+        for_each_node(graph, &mut |node| {
             if found.is_none() && node.op == "MatMulNBits" {
                 found = Some((node.int("block_size"), node.int("accuracy_level")));
             }
@@ -315,10 +312,10 @@ fn recipe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> Recipe {
     recipe
 }
 
-/// The scheme that comes closest to how a graph stores its weights: by its operators, not by its name.
+/// Returns the scheme nearest to the storage of a graph's weights, judged by its operators.
 fn scheme(graph: &Graph) -> Scheme {
     let (mut four, mut eight) = (false, false);
-    nodes(graph, &mut |node| match (node.op.as_str(), node.int("bits")) {
+    for_each_node(graph, &mut |node| match (node.op.as_str(), node.int("bits")) {
         ("MatMulNBits" | "GatherBlockQuantized", Some(4) | None) | ("MatMulBnb4", _) => four = true,
         ("MatMulNBits" | "GatherBlockQuantized", Some(_))
         | ("MatMulInteger" | "DynamicQuantizeMatMul" | "QLinearMatMul" | "DequantizeLinear", _) => {
@@ -333,40 +330,13 @@ fn scheme(graph: &Graph) -> Scheme {
     }
 }
 
-/// An error for what is well-formed and not taken over.
+/// Returns an error for well-formed content that cannot be imported or exported.
 pub(crate) fn refused(
     what: impl Into<String>,
     expected: impl Into<String>,
     found: impl Display,
 ) -> CompileError {
     CompileError::Foreign { what: what.into(), expected: expected.into(), found: found.to_string() }
-}
-
-/// The extent of a fixed dimension.
-fn fixed(dim: &Dim) -> Option<usize> {
-    match dim {
-        Dim::Fixed(extent) => usize::try_from(*extent).ok(),
-        Dim::Symbol(_) => None,
-    }
-}
-
-/// The type of a value of floating-point numbers.
-fn floats(file: &str, value: &Value) -> Result<DType, CompileError> {
-    match value.dtype.dtype() {
-        Some(dtype @ (DType::F32 | DType::F16)) => Ok(dtype),
-        _ => Err(refused(format!("{:?} of {file}", value.name), "f32 or f16", value.dtype)),
-    }
-}
-
-/// Refuses a graph with inputs that nobody fills.
-fn unknown_inputs(file: &str, graph: &Graph, known: &[&str]) -> Result<(), CompileError> {
-    match graph.inputs.iter().find(|input| !known.contains(&input.name.as_str())) {
-        None => Ok(()),
-        Some(input) => {
-            let known: Vec<&str> = known.iter().copied().filter(|name| !name.contains('.')).collect();
-            Err(refused(format!("input of {file}"), known.join(", "), &input.name))
-        }
-    }
 }
 
 #[cfg(test)]

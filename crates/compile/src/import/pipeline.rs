@@ -1,8 +1,8 @@
-//! `decoder-pipeline` of onnxruntime-genai: a decoder in stages, each a graph of its own, as Olive makes them. What a stage
-//! gives under a name, a later one takes by it; some stages run for prompts alone, some for single tokens alone.
+//! `decoder-pipeline` of onnxruntime-genai, which Olive writes: a decoder in stages, each with its own graph. Later stages
+//! read the outputs of earlier ones by name; some stages run for prompts only, some for single tokens only.
 //!
-//! The stages for prompts and those for tokens are the same graphs at other fixed shapes (a window of tokens, and one). Where
-//! nothing but declared shapes tells them apart, they become one graph that takes any number of tokens.
+//! The stages for prompts and those for tokens are the same graphs with different fixed shapes (a window of tokens, and one).
+//! If they differ in declared shapes alone, they become one graph for any number of tokens.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -10,10 +10,10 @@ use narthex_graph::{Graph, Initializer, onnx::files::DataFiles};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{bound, chunk, decoder::Names, fixed, genai::CONFIG, merge, refused};
+use super::{bound, chunk, graphs::fixed_extent, merge, names::TensorNames, refused, settings::GENAI_CONFIG};
 use crate::error::CompileError;
 
-/// The most stages of a pipeline.
+/// Maximum number of stages.
 const MOST: usize = 64;
 
 /// One stage.
@@ -21,25 +21,25 @@ const MOST: usize = 64;
 pub(super) struct Stage {
     /// Its graph, relative to the folder.
     pub(super) file: String,
-    /// When it runs.
-    runs: Runs,
-    /// What later stages call its outputs, by their own names.
+    /// The phase in which it runs.
+    runs: RunPhase,
+    /// TensorNames of its outputs in later stages, by their names in its graph.
     renamed: BTreeMap<String, String>,
 }
 
-/// When a stage runs.
+/// The steps in which a stage runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Runs {
+enum RunPhase {
     Always,
-    /// For prompts.
+    /// Prompts only.
     Prompt,
-    /// For single tokens.
+    /// Single tokens only.
     Token,
 }
 
-/// A stage as the configuration has it.
+/// A stage in the configuration.
 #[derive(Deserialize)]
-struct Keys {
+struct StageConfig {
     filename: String,
     #[serde(default = "yes")]
     run_on_prompt: bool,
@@ -53,10 +53,10 @@ fn yes() -> bool {
     true
 }
 
-/// Reads the stages: an object of them by name, or a list of such objects; their order is that of the file.
+/// Reads the stages from an object by name or a list of such objects, in the order of the file.
 pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>, CompileError> {
     let wrong =
-        |found: String| refused(format!("pipeline of {CONFIG}"), "stages, each with a filename", found);
+        |found: String| refused(format!("pipeline of {GENAI_CONFIG}"), "stages, each with a filename", found);
     let objects = match pipeline {
         Value::Array(list) => list.iter().collect(),
         other => vec![other],
@@ -66,14 +66,15 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>, CompileError> {
         let object =
             object.as_object().ok_or_else(|| wrong(object.to_string().chars().take(80).collect()))?;
         for (name, stage) in object {
-            let keys = Keys::deserialize(stage).map_err(|error| wrong(format!("{name}: {error}")))?;
-            let runs = match (keys.run_on_prompt, keys.run_on_token_gen) {
-                (true, true) => Runs::Always,
-                (true, false) => Runs::Prompt,
-                (false, true) => Runs::Token,
+            let config =
+                StageConfig::deserialize(stage).map_err(|error| wrong(format!("{name}: {error}")))?;
+            let runs = match (config.run_on_prompt, config.run_on_token_gen) {
+                (true, true) => RunPhase::Always,
+                (true, false) => RunPhase::Prompt,
+                (false, true) => RunPhase::Token,
                 (false, false) => continue,
             };
-            stages.push(Stage { file: keys.filename, runs, renamed: keys.output_names_forwarder });
+            stages.push(Stage { file: config.filename, runs, renamed: config.output_names_forwarder });
         }
     }
     match stages.len() {
@@ -82,68 +83,71 @@ pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>, CompileError> {
     }
 }
 
-/// What the stages' graphs become.
-pub(super) enum Unified {
-    /// One graph that takes any number of tokens.
+/// Result of joining the stages.
+pub(super) enum JoinedPipeline {
+    /// One graph for any number of tokens.
     One(Box<Graph>),
-    /// Graphs of fixed shapes: one that takes a single token, and one for prompts; or the only one that there is.
+    /// Graphs of fixed shapes: one for a single token and one for prompts, or one for both.
     Chunks(Vec<Graph>),
 }
 
-/// Joins the stages' graphs, which are in the same order; data files lie in `folder`.
+/// Joins the graphs of the stages, which are in the same order; data files lie in `folder`.
 ///
 /// # Errors
-/// A refusal where the stages for prompts and for tokens compute different things, but for graphs of fixed shapes.
-pub(super) fn unified(
-    (stages, graphs): (&[Stage], Vec<Graph>),
-    names: &Names,
+/// A refusal if the stages for prompts and for tokens compute different things, unless their shapes are fixed.
+pub(super) fn join(
+    stages: &[Stage],
+    graphs: Vec<Graph>,
+    names: &TensorNames,
     folder: &Path,
-) -> Result<Unified, CompileError> {
-    let run = |skipped: Runs| stages.iter().zip(&graphs).filter(move |(stage, _)| stage.runs != skipped);
-    let chain = |skipped| merge::chained(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
-    let (prompt, mut token) = (chain(Runs::Token)?, chain(Runs::Prompt)?);
-    let always = stages.iter().all(|stage| stage.runs == Runs::Always);
+) -> Result<JoinedPipeline, CompileError> {
+    let run = |skipped: RunPhase| stages.iter().zip(&graphs).filter(move |(stage, _)| stage.runs != skipped);
+    let chain =
+        |skipped| merge::chain_stages(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
+    let (prompt, mut token) = (chain(RunPhase::Token)?, chain(RunPhase::Prompt)?);
+    let always = stages.iter().all(|stage| stage.runs == RunPhase::Always);
     if graphs.iter().any(bound::is_compiled)
         || [&prompt, &token].iter().all(|graph| has_fixed_past(graph, names))
     {
-        let chunk = |graph, skipped| of_length(graph, run(skipped).map(|(_, graph)| graph), names);
-        let token = chunk(token, Runs::Prompt);
-        return Ok(Unified::Chunks(if always {
+        let chunk = |graph, skipped| with_length(graph, run(skipped).map(|(_, graph)| graph), names);
+        let token = chunk(token, RunPhase::Prompt);
+        return Ok(JoinedPipeline::Chunks(if always {
             vec![token]
         } else {
-            vec![token, chunk(prompt, Runs::Token)]
+            vec![token, chunk(prompt, RunPhase::Token)]
         }));
     }
     if always {
-        return Ok(Unified::One(Box::new(token)));
+        return Ok(JoinedPipeline::One(Box::new(token)));
     }
     let Some(other) = difference(&prompt, &token, folder)? else {
         // Whatever length its last stage was declared for, it gives logits of every token.
         for output in token.outputs.iter_mut().filter(|output| output.name == names.logits) {
             output.shape.iter_mut().zip(["batch", "sequence"]).for_each(|(dim, name)| *dim = name.into());
         }
-        return Ok(Unified::One(Box::new(token)));
+        return Ok(JoinedPipeline::One(Box::new(token)));
     };
-    if names.fit(&token) && !names.fit(&prompt) && chunk::tokens(&prompt, names).is_none() {
-        return Ok(Unified::One(Box::new(merge::branches(prompt, token)?)));
+    if names.match_decoder(&token) && !names.match_decoder(&prompt) && chunk::tokens(&prompt, names).is_none()
+    {
+        return Ok(JoinedPipeline::One(Box::new(merge::merge_branches(prompt, token)?)));
     }
     let expected = "stages for prompts and for tokens that differ in declared shapes alone, or those for prompts \
                     without a past and of any length";
-    Err(refused(format!("pipeline of {CONFIG}"), expected, other))
+    Err(refused(format!("pipeline of {GENAI_CONFIG}"), expected, other))
 }
 
-/// Whether a graph takes a past of fixed width.
-fn has_fixed_past(graph: &Graph, names: &Names) -> bool {
+/// Returns whether a graph has a past of fixed length.
+fn has_fixed_past(graph: &Graph, names: &TensorNames) -> bool {
     let past = graph.inputs.iter().find(|input| input.name == names.past_key());
-    past.is_some_and(|past| past.shape.iter().all(|dim| fixed(dim).is_some()))
+    past.is_some_and(|past| past.shape.iter().all(|dim| fixed_extent(dim).is_some()))
 }
 
-/// A chain of stages with the number of tokens that it takes, where its stages say it: of the tokens, or of the rows
-/// `[1, tokens, hidden]` that an embedding of any length makes of them.
-fn of_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, names: &Names) -> Graph {
+/// Declares the number of tokens of a chain if its stages state it: for the tokens, or for the rows `[1, tokens, hidden]`
+/// behind an embedding of any length.
+fn with_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, names: &TensorNames) -> Graph {
     let length = |graph: &Graph| {
         let rows = graph.inputs.iter().filter(|input| input.shape.len() == 3);
-        chunk::tokens(graph, names).or_else(|| rows.filter_map(|input| fixed(&input.shape[1])).next())
+        chunk::tokens(graph, names).or_else(|| rows.filter_map(|input| fixed_extent(&input.shape[1])).next())
     };
     let length = stages.filter_map(length).next();
     let tokens = chain.inputs.iter_mut().filter(|input| input.name == names.tokens);
@@ -153,7 +157,7 @@ fn of_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, name
     chain
 }
 
-/// Where two graphs compute different things, in words; declared shapes do not count.
+/// Describes the first difference between the computations of two graphs, ignoring declared shapes.
 fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String>, CompileError> {
     if let Some((node, _)) = one.nodes.iter().zip(&other.nodes).find(|(a, b)| a != b) {
         return Ok(Some(format!("another node than {} ({})", node.name, node.op)));

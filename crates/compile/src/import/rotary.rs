@@ -1,13 +1,13 @@
-//! Where a graph changes its rotary factors at a length (LongRoPE): keys from before are wrong after, and a graph that
-//! somebody else made cannot be told to rotate them anew. Sequences are served up to that length.
+//! Lengths at which a graph changes its rotary factors (LongRoPE). Cached keys are wrong beyond such a length, and an
+//! imported graph cannot rotate them again, so sequences are limited to it.
 
 use narthex_graph::{Attribute, Graph};
 
-/// The longest sequence that the first of two sets of rotary angles serves, where a graph has two.
+/// Returns the longest sequence of the first set of rotary angles, if a graph has two sets.
 ///
-/// The builder of onnxruntime-genai writes them as the two branches of an `If`, or one behind the other in one table.
+/// The builder of onnxruntime-genai writes them as the two branches of an `If`, or one after the other in one table.
 pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
-    let branches = graph.nodes.iter().filter(|node| node.op == "If").filter_map(|node| {
+    let merge_branches = graph.nodes.iter().filter(|node| node.op == "If").filter_map(|node| {
         let rows = |branch: &str| match node.attribute(branch) {
             Some(Attribute::Graph(body)) => table_rows(body),
             _ => None,
@@ -15,7 +15,7 @@ pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
         let (then, other) = (rows("then_branch")?, rows("else_branch")?);
         (then != other).then_some(then.min(other))
     });
-    // Positions that are not the graph's input were moved to the second part of the table.
+    // Positions that are no input of the graph were shifted to the second part of the table.
     let moved = |name: &str| graph.inputs.iter().all(|input| input.name != name);
     let joined = graph
         .nodes
@@ -24,10 +24,10 @@ pub(super) fn first_set(graph: &Graph, context: usize) -> Option<usize> {
         .filter_map(|node| node.input(2))
         .filter_map(|name| graph.initializers.iter().find(|constant| constant.name == name))
         .filter_map(|table| table.shape.first()?.checked_sub(context).filter(|&first| first > 0));
-    branches.chain(joined).min()
+    merge_branches.chain(joined).min()
 }
 
-/// Rows of the constant tables that a branch gives.
+/// Returns the rows of the constant tables that a branch returns.
 fn table_rows(body: &Graph) -> Option<usize> {
     let given = |name: &str| body.outputs.iter().any(|output| output.name == name);
     let nodes = body.nodes.iter().filter(|node| node.op == "Constant").filter_map(|node| {

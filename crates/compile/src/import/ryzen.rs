@@ -1,6 +1,6 @@
-//! Folders for AMD's NPUs: onnxruntime-genai's, with the settings of Ryzen AI. A graph in them whose operators ONNX Runtime
-//! itself has is imported like any other. Where `model_generate` has put operators of AMD's own into it (domains
-//! `com.ryzenai`, `com.amd`), with weights that they alone read (`.pb.bin`), its package is bound to AMD's NPU.
+//! Folders of onnxruntime-genai for AMD's NPUs, with the settings of Ryzen AI. A graph with only ONNX Runtime's operators is
+//! imported like any other. If `model_generate` inserted AMD's own operators (domains `com.ryzenai`, `com.amd`), with weights
+//! that only they read (`.pb.bin`), the package is bound to AMD's NPU.
 
 use std::path::Path;
 
@@ -8,20 +8,20 @@ use narthex_graph::Graph;
 use narthex_spec::{Ep, manifest::Bound};
 use serde_json::Value;
 
-use super::{bound, nodes};
+use super::{bound, graphs::for_each_node};
 use crate::error::CompileError;
 
-/// The domains of operators that ONNX Runtime has.
+/// Domains of ONNX Runtime's operators.
 const OWN: [&str; 5] = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"];
 
-/// The domains of AMD's operators.
+/// Domains of AMD's operators.
 const AMD: [&str; 2] = ["com.ryzenai", "com.amd"];
 
-/// What runs a graph that AMD's software alone runs: one with operators that ONNX Runtime has not, under settings that name
-/// that software, or with AMD's own.
+/// Returns the device of graphs that only AMD's software runs: graphs with AMD's operators, or with other foreign operators
+/// under settings that name that software.
 ///
 /// # Errors
-/// [`CompileError::Bound`] for such a graph that is not there to be looked at.
+/// [`CompileError::Bound`] if the settings need such a graph and its file is missing.
 pub(super) fn bound<'a>(
     folder: &Path,
     options: &Value,
@@ -32,7 +32,7 @@ pub(super) fn bound<'a>(
     let mut foreign = None;
     let there = graphs.is_some();
     for graph in graphs.into_iter().flatten() {
-        nodes(graph, &mut |node| {
+        for_each_node(graph, &mut |node| {
             if foreign.is_none() && !OWN.contains(&node.domain.as_str()) {
                 foreign = Some((node.domain.clone(), node.op.clone()));
             }
@@ -65,7 +65,7 @@ pub(super) fn bound<'a>(
     })
 }
 
-/// The file beside the graph that AMD's operators alone read their weights from, where the settings name one.
+/// Returns the weight file of AMD's operators, if the settings name one.
 pub(super) fn weights(options: &Value) -> Option<String> {
     bound::text(options, "external_data_file").filter(|name| !name.is_empty())
 }
@@ -128,7 +128,7 @@ mod tests {
         check(hybrid, None, Some("operators from onnx_custom_ops.dll"));
         check(vitis, None, Some("folder holds a graph"));
         check(json!({"provider_options": [{"dml": {}}]}), None, None);
-        // Other people's operators are found out where they are looked for: by ONNX Runtime.
+        // ONNX Runtime reports operators of other vendors itself.
         check(json!({}), Some(graph("org.example", "Op")), None);
     }
 }

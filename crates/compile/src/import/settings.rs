@@ -1,5 +1,4 @@
-//! What an export's `config.json` says of its model. A graph leaves open what depends on the family, such as the longest
-//! sequence; nothing here is needed that the graph says itself.
+//! Settings of a model from its `config.json`, for values that its graph leaves open, such as the longest sequence.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,10 +15,13 @@ use narthex_checkpoint::{
     limits::{CONTEXT, HEADS, VOCAB, WIDTH, bounded},
 };
 
-/// What is known of a model beside its graph.
+/// The file that makes a folder one of onnxruntime-genai.
+pub(super) const GENAI_CONFIG: &str = "genai_config.json";
+
+/// Settings of a model that its graph may leave open.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// The file that says so.
+    /// The file that they come from.
     pub(super) file: String,
     pub(super) vocab: Option<usize>,
     pub(super) hidden: Option<usize>,
@@ -28,18 +30,18 @@ pub(super) struct Settings {
     pub(super) head_size: Option<usize>,
     /// The longest sequence, in tokens.
     pub(super) context: Option<usize>,
-    /// Names of a classifier's labels; empty where they are not stated.
+    /// Names of a classifier's labels; empty if not stated.
     pub(super) labels: Vec<String>,
     /// The model's class in transformers.
     pub(super) class: Option<String>,
     pub(super) ids: TokenIds,
-    /// What fills places of a past that no token has, where the past is of integers.
+    /// Value of empty places in an integer past.
     pub(super) empty: f32,
 }
 
-/// The keys of `config.json`, under each name that families give them.
+/// Keys of `config.json` with the aliases of different families.
 #[derive(Deserialize)]
-struct Keys {
+struct ConfigKeys {
     #[serde(default)]
     vocab_size: Option<usize>,
     #[serde(default, alias = "n_embd", alias = "d_model", alias = "dim")]
@@ -58,20 +60,20 @@ struct Keys {
     id2label: Option<serde_json::Map<String, Value>>,
 }
 
-/// Families whose positions begin behind the padding's, so that two rows of the position weight serve no token.
+/// Families whose position table starts with two rows for padding.
 const BEHIND_PADDING: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
 
-/// Rows before the first token's in those families.
+/// Number of those rows.
 const PADDING_ROWS: usize = 2;
 
 impl Settings {
-    /// Reads `config.json`; a folder without one says nothing.
+    /// Reads `config.json`; without the file, all settings are open.
     pub(super) fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
         if !folder.has(CONFIG) {
             return Ok(Self { file: CONFIG.to_owned(), ..Self::default() });
         }
         let config = Config::read(folder)?;
-        let keys: Keys = config.keys()?;
+        let keys: ConfigKeys = config.keys()?;
         let checked = |what: &str, value: Option<usize>, range| {
             value.map(|value| bounded(config.path(), what, value, range)).transpose()
         };
@@ -101,13 +103,13 @@ impl Settings {
         self.stated("vocab_size", self.vocab)
     }
 
-    /// A number that neither graph nor settings may leave open.
+    /// Returns a number that must be stated in the graph or in the settings.
     pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize, CompileError> {
         value.ok_or_else(|| refused(format!("{key} of {}", self.file), "a number", "none"))
     }
 }
 
-/// A label's name, short enough for a message.
+/// Returns a label's name, shortened for messages.
 fn label(name: &Value) -> String {
     name.as_str().unwrap_or_default().chars().take(40).collect()
 }

@@ -1,5 +1,4 @@
-//! An import on its way to the disk: its graphs, one data file, the binaries of what is compiled already, the tokenizer, the
-//! template and the manifest.
+//! Writes an import as a package: graphs, one data file, binaries of compiled contexts, tokenizer, template and manifest.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,26 +29,26 @@ use crate::{
     pipeline::{DATA_FILE, TEMPLATE_FILE, TOKENIZER_FILE},
 };
 
-/// Constants of this many bytes and more go to the data file; shapes and scalars stay where shapes are inferred from them.
+/// Minimum size in bytes of constants in the data file. Shapes and scalars stay in the graph for shape inference.
 const LARGE: u64 = 1024;
 
-/// Where an import goes.
+/// Destination of an import.
 pub struct ImportJob<'a> {
     /// The package's name.
     pub name: ModelName,
-    /// An empty folder; on success it holds a whole package.
+    /// An empty folder; on success it contains the package.
     pub out: &'a Path,
-    /// The folder that it was read from, as a person would write it.
+    /// The folder that was read, as the user wrote it.
     pub source: String,
     /// The Narthex version.
     pub compiler: String,
 }
 
 impl Import {
-    /// Writes the package. Weights are copied one at a time, whatever files they lie in, into one data file.
+    /// Writes the package. Weights are copied one at a time into one data file.
     ///
     /// # Errors
-    /// [`CompileError::Open`] for weights that are not there, [`CompileError::Write`], [`CompileError::Tokenizer`],
+    /// [`CompileError::Open`] for missing weights, [`CompileError::Write`], [`CompileError::Tokenizer`],
     /// [`CompileError::Cancelled`].
     pub fn write(
         mut self,
@@ -87,11 +86,11 @@ impl Import {
         Ok(manifest)
     }
 
-    /// Copies what compiled contexts and a vendor's operators read: binaries beside the graphs.
+    /// Copies the binaries beside the graphs that compiled contexts and a vendor's operators read.
     fn copy_binaries(&self, package: &PackageWriter, cancel: &AtomicBool) -> Result<(), CompileError> {
         let mut copied = BTreeSet::new();
         let named = self.graphs.iter().flat_map(|(graph, _)| graph.context_binaries());
-        for name in named.chain(self.beside.as_deref()) {
+        for name in named.chain(self.operator_weights.as_deref()) {
             let path = Path::new(name);
             let beside = !name.contains('\\') && path.file_name() == Some(path.as_os_str());
             if !beside || path.extension().is_none_or(|ending| !ending.eq_ignore_ascii_case("bin")) {
@@ -147,12 +146,12 @@ impl Import {
     }
 }
 
-/// The data file under way.
+/// The data file while it is written.
 struct Weights<'a> {
     folder: &'a Path,
     sources: DataFiles,
     file: ExternalWriter<HashedFile>,
-    /// What was written already, by where it came from: an embedding and a head may share their bytes.
+    /// Places of written constants by their origin; an embedding and a head may share their bytes.
     places: BTreeMap<(String, u64, u64), Place>,
     written: u64,
     stage: &'a Stage<'a>,
@@ -160,7 +159,7 @@ struct Weights<'a> {
 }
 
 impl Weights<'_> {
-    /// Brings a graph's constants, and those of the bodies in it, to where the package keeps them.
+    /// Moves a graph's constants, including those of its nodes' bodies, to the package.
     fn gather(&mut self, graph: &mut Graph) -> Result<(), CompileError> {
         for constant in &mut graph.initializers {
             if self.cancel.load(Ordering::Relaxed) {

@@ -23,41 +23,32 @@ use super::{
     scaling::Input,
     segment::{Segment, segments},
 };
+pub use crate::error::RunnerError;
 use crate::{
     error::CompileError,
     layer::rope::{self, Reach, Wave},
 };
 
-/// What models read for their calibration: prose, code, lists and dialogue, in several languages.
+/// Calibration text: prose, code, lists and dialogue, in several languages.
 const TEXT: &str = include_str!("calibration.txt");
 
-/// The most tokens that are read.
+/// Maximum number of calibration tokens.
 const LONGEST: usize = 1024;
 
-/// The probe's file, beside the weights while it is needed.
+/// File of the probe, which lies temporarily beside the weights.
 const PROBE_FILE: &str = "probe.onnx";
 
 /// Runs graphs for the compiler.
 pub trait GraphRunner {
-    /// Runs the graph in a file once, with its inputs, and gives the f32 outputs `wanted`, in that order.
+    /// Runs the graph in a file once and returns the f32 outputs `wanted`, in that order.
     ///
     /// # Errors
-    /// [`RunnerError`], where the graph cannot be loaded or run.
+    /// [`RunnerError`] if the graph cannot be loaded or run.
     fn run(&self, graph: &Path, feeds: Vec<Feed>, wanted: &[Fetch]) -> Result<Vec<Vec<f32>>, RunnerError>;
 }
 
-/// Why a runner could not run a graph.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-pub struct RunnerError {
-    /// What failed.
-    pub reason: String,
-    /// The next step, where one is known.
-    pub hint: Option<String>,
-}
-
-/// What reads the text.
-pub(crate) struct Reader<'a> {
+/// The model that reads the text.
+pub(crate) struct CalibrationModel<'a> {
     /// The model's checkpoint.
     pub(crate) checkpoint: &'a Checkpoint,
     /// Its shape.
@@ -66,23 +57,30 @@ pub(crate) struct Reader<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
 }
 
-/// Bytes of weights that a runner is given at once. It may hold them twice, as they are and as its kernels want them.
+/// Maximum bytes of weights per run. A runner may hold them twice: as stored, and in the layout of its kernels.
 const AT_ONCE: u64 = 512 << 20;
 
-/// Scales a decoder by what its layers see in the text. `folder` holds the weights of the graph, which is whole and not
-/// scaled.
+/// The complete, unscaled graph of a model.
+pub(crate) struct CalibrationGraph<'a> {
+    pub(crate) graph: Graph,
+    pub(crate) entry: GraphEntry,
+    /// Folder of its weights.
+    pub(crate) folder: &'a Path,
+}
+
+/// Scales a decoder by the inputs that its layers receive for the text.
 ///
 /// # Errors
-/// [`CompileError::Calibration`] where the runner fails or what it gives is not a measure, and those of reading the
-/// token table and of writing the probe.
+/// [`CompileError::Calibration`] if the runner fails or its results are not usable, and errors of reading the token table
+/// and of writing the probe.
 pub(crate) fn calibrate(
     runner: &dyn GraphRunner,
-    reader: &Reader<'_>,
+    model: &CalibrationModel<'_>,
     inputs: Vec<Input>,
-    (graph, entry): (Graph, GraphEntry),
-    folder: &Path,
+    graph: CalibrationGraph<'_>,
 ) -> Result<Scaling, CompileError> {
-    let tokens = reader.tokens()?;
+    let CalibrationGraph { graph, entry, folder } = graph;
+    let tokens = model.tokens()?;
     let probe = probe(graph, &inputs)?;
     let count = tokens.len() as u64;
     let segments = segments(&probe, AT_ONCE, &|symbol| Some(if symbol == "batch" { 1 } else { count }));
@@ -90,7 +88,7 @@ pub(crate) fn calibrate(
     for (at, segment) in segments.iter().enumerate() {
         let feed = |input: &Value| match made.get(&input.name) {
             Some(feed) => Ok(feed.clone()),
-            None => reader.feed(&entry, &input.name, &tokens),
+            None => model.feed(&entry, &input.name, &tokens),
         };
         let feeds = segment.graph.inputs.iter().map(feed).collect::<Result<_, _>>()?;
         let outputs = run(runner, folder, segment, feeds)?;
@@ -145,7 +143,7 @@ fn bad<T>(reason: String) -> Result<T, CompileError> {
     Err(CompileError::Calibration(RunnerError { reason, hint: None }))
 }
 
-impl Reader<'_> {
+impl CalibrationModel<'_> {
     /// An input of the graph for one sequence without a past.
     fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed, CompileError> {
         let count = tokens.len();

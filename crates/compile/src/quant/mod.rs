@@ -1,4 +1,4 @@
-//! How weights become integers: the plan, the rounding, the packing.
+//! Quantisation of weights: the plan, the rounding, the packing.
 
 pub mod block;
 pub mod calibrate;

@@ -6,7 +6,7 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
-/// How a linear weight is stored.
+/// Storage of a linear weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
@@ -38,7 +38,7 @@ pub struct Planned {
     pub rows: usize,
     /// Columns: inputs of the linear layer.
     pub cols: usize,
-    /// How it is stored.
+    /// Its storage.
     pub storage: Storage,
 }
 
@@ -133,7 +133,8 @@ impl Plan {
         }
     }
 
-    /// What joins several streams: small beside the layers, and 8 bits in `w4`, because its errors reach every stream.
+    /// Joins several streams. It is small compared with the layers, and has 8 bits in `w4`, because its errors reach every
+    /// stream.
     fn streams(&mut self, arch: &DecoderArch, inner: Storage) {
         let (layers, hidden) = (arch.layers.len(), arch.hidden);
         let storage = if inner == Storage::W4 { Storage::W8Zeros } else { inner };
@@ -215,7 +216,7 @@ impl Plan {
     }
 }
 
-/// How a weight is stored that no scheme puts into blocks.
+/// Storage of a weight that no scheme quantises in blocks.
 fn unquantised(inner: Storage) -> Storage {
     if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
 }

@@ -1,10 +1,9 @@
-//! What each channel of a linear layer's input is divided by, so that a block of them is rounded with less loss
-//! (SmoothQuant, Xiao et al. 2022, arXiv:2211.10438); and which channels of the head's input are kept from rounding.
+//! Divisors for the channels of a linear layer's input, which reduce the rounding error of a block (SmoothQuant, Xiao et
+//! al. 2022, arXiv:2211.10438), and channels of the head's input that are not rounded.
 //!
-//! The divisor goes into whatever makes the input: the gain of the norm before it, or the rows of the projection before
-//! it. The layer's own columns are multiplied with it, so that the model computes what it did. Divisors are powers of
-//! two: they change no number's digits, and a weight that lies on a checkpoint's narrower lattice still does. Nothing
-//! here measures: see [`super::calibrate`].
+//! The divisor is folded into the producer of the input: the gain of the norm or the rows of the projection before it. The
+//! layer's own columns are multiplied by it, so the model computes the same function. Divisors are powers of two, so they
+//! change no mantissa, and weights on a checkpoint's coarser grid stay on it. [`super::calibrate`] does the measuring.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +12,21 @@ use serde::Serialize;
 
 use super::{Plan, Storage};
 
-/// How much of a channel's size its divisor takes away: 1 would make all channels equal in the input, 0 leaves all as
-/// they are. What is taken from the input is given to the weight.
+/// Exponent with which a channel's size enters its divisor: 1 would equalise all channels of the input, 0 leaves them
+/// unchanged. The weight receives the inverse.
 const STRENGTH: f64 = 0.5;
 
-/// Largest magnitude of an exponent. It keeps f16 block scales far from where they lose digits.
+/// Maximum magnitude of an exponent, which keeps f16 block scales away from the range where they lose precision.
 const LARGEST: f64 = 6.0;
 
 /// Name of the head's input.
 const HEAD: &str = "head";
 
-/// How many channels of a head's input are kept from rounding at most; each costs the head a column in f32. More do not help:
-/// with all of SmolLM2-135M's kept, 629 of 640 positions prefer the reference's token, as with these.
+/// Maximum number of channels of a head's input that are not rounded; each costs the head a column in f32. More do not
+/// help: without any rounding in SmolLM2-135M, 629 of 640 positions prefer the reference's token, the same as with these.
 const OUTLIERS: usize = 8;
 
-/// How many times the median's size a channel must have for that.
+/// Minimum size of such a channel, as a multiple of the median.
 const OUTLYING: f32 = 3.0;
 
 /// The input of one or more linear layers.
@@ -39,27 +38,27 @@ pub struct Input {
     pub node: String,
     /// Channels.
     pub channels: usize,
-    /// What can be done about its large channels.
+    /// Treatment of its large channels.
     pub remedy: Remedy,
 }
 
-/// What can be done about an input's large channels.
+/// Treatment of an input's large channels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Remedy {
-    /// They are scaled, which costs nothing.
+    /// Scaling, which costs nothing.
     Scale {
-        /// The weight whose elements, or rows, make the channels.
+        /// The weight whose elements, or rows, produce the channels.
         divided: String,
         /// The weights that read the channels.
         multiplied: Vec<String>,
     },
-    /// They go past the rounding, to columns of their own in f32. This is for a head that shares its weight with the
-    /// token table: the host reads the table's rows as they are, so its columns cannot be scaled.
+    /// Separate columns in f32 without rounding. They serve heads that share their weight with the token table, whose columns
+    /// cannot be scaled because the host reads its rows unchanged.
     Split,
 }
 
-/// The inputs of a decoder's linear layers that something can be done about: those that only 8-bit weights read.
+/// Returns the inputs of a decoder's linear layers that can be treated: those that only 8-bit weights read.
 pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     let weight = |module: &str| format!("{module}.weight");
     let scale = |divided, multiplied| Remedy::Scale { divided, multiplied };
@@ -73,7 +72,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
         let feed_forward = if layer.mlp.gated { vec![gate, up.clone()] } else { vec![up.clone()] };
         let parallel = layer.residual == Residual::Parallel;
         let readers = if parallel { [&attention[..], &feed_forward].concat() } else { attention.to_vec() };
-        // A learned residual reads what attention reads, and adds it as it is.
+        // A learned residual reads the same input as attention, and adds it unscaled.
         if arch.altup.is_none() {
             all.push(Input {
                 name: format!("{scope}.attn"),
@@ -90,8 +89,8 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
                 remedy: scale(weight(&format!("{scope}.mlp_norm")), feed_forward),
             });
         }
-        // Without a gate, the activation stands between the two projections, and what divides its input does not
-        // divide its output.
+        // Without a gate, the activation lies between the two projections, so a divisor of its input does not divide
+        // its output.
         if layer.mlp.gated {
             all.push(Input {
                 name: format!("{scope}.down"),
@@ -112,7 +111,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     let scalable = |name: &String| stored(name, Storage::W8Zeros);
     all.retain(|input| match &input.remedy {
         Remedy::Scale { divided, multiplied } => {
-            // A gain is in no plan.
+            // Gains are not in the plan.
             let made = plan.get(divided).is_none() || scalable(divided);
             made && multiplied.iter().all(scalable)
         }
@@ -121,7 +120,7 @@ pub fn inputs(arch: &DecoderArch, plan: &Plan) -> Vec<Input> {
     all
 }
 
-/// What is done about an input's large channels.
+/// Treatment of one input, as measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Remedied {
     /// The input.
@@ -135,7 +134,7 @@ pub struct Remedied {
     pub outliers: Vec<usize>,
 }
 
-/// What is done about every input.
+/// Treatment of every input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Scaling {
     /// One entry for each input.
@@ -165,12 +164,12 @@ impl Scaling {
         self.inputs.push(Remedied { input, exponents: found, outliers: outlying });
     }
 
-    /// What the columns of a weight are multiplied with.
+    /// Factors for the columns of a weight.
     pub fn factors(&self, weight: &str) -> Option<&[f32]> {
         self.factors.get(weight).map(|&at| self.powers[at].as_slice())
     }
 
-    /// What the elements of a gain, or the rows of a weight, are divided by.
+    /// Divisors for the elements of a gain, or the rows of a weight.
     pub fn divisors(&self, weight: &str) -> Option<&[f32]> {
         self.divisors.get(weight).map(|&at| self.powers[at].as_slice())
     }

@@ -1,12 +1,12 @@
-//! What is refused and how, and what hostile files do. Logits of imports are compared where ONNX Runtime is: in `device`.
+//! Refusals and hostile files. The tests of `device` compare the logits of imports, because they have ONNX Runtime.
 
 mod bundles;
 mod layout;
 
 use std::{fs, sync::atomic::AtomicBool};
 
-use narthex_graph::InitializerData;
-use narthex_spec::{manifest::Manifest, progress::Quiet};
+use narthex_graph::{Attribute, InitializerData};
+use narthex_spec::{DType, dtype::Dim, manifest::Manifest, progress::Quiet};
 use serde_json::json;
 
 use super::*;

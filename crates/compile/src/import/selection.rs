@@ -1,4 +1,4 @@
-//! Which graphs of a folder make one model. Exporters keep several quantisations side by side, told apart by a suffix:
+//! Selects the graphs of one model in a folder. Exporters keep several quantisations side by side, which differ by a suffix:
 //! `model.onnx`, `model_quantized.onnx`, `model_q4.onnx`.
 
 use std::path::{Path, PathBuf};
@@ -8,27 +8,27 @@ use crate::error::CompileError;
 use narthex_checkpoint::hf::folder::{Folder, inside};
 use narthex_graph::onnx::files::graph_files;
 
-/// The graphs that make one model, in order.
+/// The graphs of one model, in order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct GraphSelection {
     pub(super) files: Vec<PathBuf>,
-    pub(super) form: Form,
+    pub(super) form: Composition,
 }
 
-/// How they make it.
+/// Composition of a model from its graphs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum Composition {
     /// One graph.
-    One,
-    /// A graph that embeds tokens, then a decoder of their rows.
+    Single,
+    /// A graph that embeds tokens, then a decoder that reads their rows.
     Embedded,
-    /// A decoder for the beginning of a sequence, then one for what follows.
+    /// A decoder for the beginning of a sequence, then one for later steps.
     Branches,
-    /// The stages of a pipeline, a graph for each.
+    /// The stages of a pipeline, one graph each.
     Stages(Vec<Stage>),
 }
 
-/// Names of graphs by what they hold, those that hold more first.
+/// Names of graphs, the most complete first.
 const MERGED: &str = "decoder_model_merged";
 const NEXT: &str = "decoder_with_past_model";
 const FIRST: &str = "decoder_model";
@@ -38,9 +38,9 @@ const EMBEDDING: &str = "embed_tokens";
 /// Parts of models that are not imported.
 const OTHERS: [&str; 2] = ["encoder_model", "vision_encoder"];
 
-/// The graph called `file`, or the one without a suffix, with those that belong to it.
-pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<Choice, CompileError> {
-    // A graph that is named by its place has its partners beside it.
+/// Selects the graph called `file`, or the one without a suffix, together with its partners.
+pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelection, CompileError> {
+    // The partners of a graph lie in its folder.
     let named = file.filter(|file| inside(file)).map(|file| folder.file(file)).filter(|path| path.is_file());
     let files = graph_files(named.as_deref().and_then(Path::parent).unwrap_or(folder.path()))?;
     let stem =
@@ -77,21 +77,21 @@ pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<Choice, Comp
             let expected = format!("{FIRST}{ending}.onnx and {NEXT}{ending}.onnx, or {MERGED}{ending}.onnx");
             return Err(refused(content(), expected, format!("{chosen}.onnx alone")));
         };
-        return Ok(Choice { files: vec![first, next], form: Form::Branches });
+        return Ok(GraphSelection { files: vec![first, next], form: Composition::Branches });
     }
     let ending = ending(MERGED).or_else(|| ending(WHOLE)).unwrap_or_default();
     Ok(match partner(EMBEDDING, ending) {
-        Some(embedding) => Choice { files: vec![embedding, graph], form: Form::Embedded },
-        None => Choice { files: vec![graph], form: Form::One },
+        Some(embedding) => GraphSelection { files: vec![embedding, graph], form: Composition::Embedded },
+        None => GraphSelection { files: vec![graph], form: Composition::Single },
     })
 }
 
-/// What follows `base` in a graph's name: nothing, or a suffix such as `_q4`.
+/// Returns the rest of a graph's name after `base`: nothing, or a suffix such as `_q4`.
 fn suffix<'a>(stem: &'a str, base: &str) -> Option<&'a str> {
     stem.strip_prefix(base).filter(|rest| rest.is_empty() || rest.starts_with('_'))
 }
 
-/// The graph that is taken where none is named: one without a suffix, or the only one.
+/// Returns the default graph: one without a suffix, or the only one.
 fn usual(stems: &[String]) -> Option<String> {
     let exact = [MERGED, FIRST, NEXT, WHOLE].into_iter().find(|base| stems.iter().any(|stem| stem == base));
     let alone = || {
@@ -101,7 +101,7 @@ fn usual(stems: &[String]) -> Option<String> {
     exact.map(str::to_owned).or_else(alone)
 }
 
-/// Graphs by name, for a message.
+/// Formats the names of graphs for a message.
 fn listed(stems: &[String]) -> String {
     const MOST: usize = 12;
     let mut names: Vec<String> = stems.iter().take(MOST).map(|stem| format!("{stem}.onnx")).collect();
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn graphs_are_chosen_by_their_names_and_joined_to_their_partners() {
-        let check = |names: &[&str], file: Option<&str>, expect: Result<(&[&str], Form), &str>| {
+        let check = |names: &[&str], file: Option<&str>, expect: Result<(&[&str], Composition), &str>| {
             let folder = tempfile::tempdir().unwrap();
             for name in names {
                 let path = folder.path().join(name);
@@ -128,7 +128,7 @@ mod tests {
             match (found, expect) {
                 (Ok(found), Ok((files, form))) => {
                     let expected = files.iter().map(|name| folder.path().join(name)).collect();
-                    assert_eq!(found, Choice { files: expected, form }, "{names:?}");
+                    assert_eq!(found, GraphSelection { files: expected, form }, "{names:?}");
                 }
                 (Err(error), Err(part)) => {
                     assert!(error.to_string().contains(part), "{error} lacks {part}");
@@ -136,22 +136,26 @@ mod tests {
                 (found, _) => panic!("{names:?}, {file:?}: {found:?}"),
             }
         };
-        check(&["model.onnx", "model_q4.onnx"], None, Ok((&["model.onnx"], Form::One)));
-        check(&["model.onnx", "model_q4.onnx"], Some("model_q4.onnx"), Ok((&["model_q4.onnx"], Form::One)));
-        check(&["onnx/model.onnx"], Some("onnx/model.onnx"), Ok((&["onnx/model.onnx"], Form::One)));
+        check(&["model.onnx", "model_q4.onnx"], None, Ok((&["model.onnx"], Composition::Single)));
+        check(
+            &["model.onnx", "model_q4.onnx"],
+            Some("model_q4.onnx"),
+            Ok((&["model_q4.onnx"], Composition::Single)),
+        );
+        check(&["onnx/model.onnx"], Some("onnx/model.onnx"), Ok((&["onnx/model.onnx"], Composition::Single)));
         check(
             &["model.onnx", "onnx/model.onnx"],
             Some("onnx/model.onnx"),
-            Ok((&["onnx/model.onnx"], Form::One)),
+            Ok((&["onnx/model.onnx"], Composition::Single)),
         );
-        check(&["any.onnx"], None, Ok((&["any.onnx"], Form::One)));
+        check(&["any.onnx"], None, Ok((&["any.onnx"], Composition::Single)));
         let merged = ["decoder_model_merged.onnx", "decoder_model_merged_q4.onnx", "embed_tokens.onnx"];
-        let embedded = |graph| vec!["embed_tokens.onnx", graph];
-        check(&merged, None, Ok((&embedded("decoder_model_merged.onnx"), Form::Embedded)));
+        let prepend_embedding = |graph| vec!["embed_tokens.onnx", graph];
+        check(&merged, None, Ok((&prepend_embedding("decoder_model_merged.onnx"), Composition::Embedded)));
         let quantised = "decoder_model_merged_q4.onnx";
-        check(&merged, Some(quantised), Ok((&embedded(quantised), Form::Embedded)));
+        check(&merged, Some(quantised), Ok((&prepend_embedding(quantised), Composition::Embedded)));
         let two = ["decoder_model.onnx", "decoder_with_past_model.onnx"];
-        check(&two, None, Ok((&two, Form::Branches)));
+        check(&two, None, Ok((&two, Composition::Branches)));
         check(&two[..1], None, Err("decoder_model.onnx alone"));
         check(&["model_a.onnx", "model_b.onnx"], None, Err("choose a graph with --file"));
         check(&["model.onnx"], Some("../model.onnx"), Err("../model.onnx"));

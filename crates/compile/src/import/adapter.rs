@@ -1,0 +1,169 @@
+//! Connects an imported graph to the slots of a package by nodes before and after it.
+
+use std::collections::{HashMap, HashSet};
+
+use narthex_graph::{Attribute, Builder, Element, Graph, Node};
+use narthex_spec::{
+    DType, Variant,
+    dtype::Dim,
+    manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
+};
+
+use super::{bound, graphs::remove_constant_inputs, refused};
+use crate::{error::CompileError, lower::dynamic::GRAPH_FILE};
+
+/// Prefix of the names of added nodes and values. A graph that already has such names is refused.
+pub(super) const PREFIX: &str = "/import/";
+
+/// ONNX's codes of element types, for `Cast`.
+pub(super) const TO_F32: i64 = 1;
+pub(super) const TO_I64: i64 = 7;
+
+/// An imported graph with added nodes before and after it.
+pub(super) struct GraphAdapter {
+    inner: Graph,
+    /// Nodes before the imported ones, and the new inputs.
+    pub(super) prologue: Builder,
+    /// Nodes after them, and the new outputs.
+    pub(super) epilogue: Builder,
+    inputs: Vec<Binding>,
+    outputs: Vec<Binding>,
+}
+
+impl GraphAdapter {
+    /// Creates an adapter for the graph of a file.
+    ///
+    /// # Errors
+    /// A refusal of graphs with content that cannot be written back, of operator sets before 11, and of names with our
+    /// prefix.
+    pub(super) fn new(file: &str, mut inner: Graph) -> Result<Self, CompileError> {
+        if let Some(what) = inner.unread.first() {
+            return Err(refused(format!("content of {file}"), "what Narthex can write back whole", what));
+        }
+        let opset = inner.opsets.iter().find(|(domain, _)| domain.is_empty()).map(|(_, version)| *version);
+        match opset {
+            Some(11..) => {}
+            found => {
+                let found = found.map_or_else(|| "none".to_owned(), |version| version.to_string());
+                return Err(refused(
+                    format!("operator set of {file}"),
+                    "11 or newer; export it again",
+                    found,
+                ));
+            }
+        }
+        let made = inner.nodes.iter().flat_map(|node| &node.outputs);
+        let named = inner.inputs.iter().map(|input| &input.name);
+        let constants = inner.initializers.iter().map(|constant| &constant.name);
+        if let Some(name) = made.chain(named).chain(constants).find(|name| name.starts_with(PREFIX)) {
+            return Err(refused(
+                format!("value of {file}"),
+                format!("names that do not begin with {PREFIX}"),
+                name,
+            ));
+        }
+        remove_constant_inputs(&mut inner);
+        // Declarations of intermediate values refer to symbols of the old inputs. Only those of contexts are still needed.
+        let bound = bound::values(&inner);
+        inner.values.retain(|value| bound.contains(&value.name));
+        let builder = || Builder::new("", &[]);
+        let (prologue, epilogue) = (builder(), builder());
+        Ok(Self { inner, prologue, epilogue, inputs: Vec::new(), outputs: Vec::new() })
+    }
+
+    /// The imported graph.
+    pub(super) fn inner(&self) -> &Graph {
+        &self.inner
+    }
+
+    /// The imported graph, mutable.
+    pub(super) fn inner_mut(&mut self) -> &mut Graph {
+        &mut self.inner
+    }
+
+    /// The version of the ONNX operator set.
+    pub(super) fn opset(&self) -> i64 {
+        self.inner.opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
+    }
+
+    /// Declares an input of the package.
+    pub(super) fn input(&mut self, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) -> String {
+        let name = format!("{PREFIX}{name}");
+        self.inputs.push(Binding { slot, name: name.clone(), dtype, shape: shape.to_vec() });
+        self.prologue.input(&name, dtype, shape)
+    }
+
+    /// Keeps an input of the imported graph as an input of the package.
+    pub(super) fn keep_input(&mut self, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) {
+        self.inputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
+        self.prologue.input(name, dtype, shape);
+    }
+
+    /// Declares an output of the package with the contents of `value`.
+    pub(super) fn output(&mut self, slot: Slot, value: &str, name: &str, dtype: DType, shape: &[Dim]) {
+        let name = format!("{PREFIX}{name}");
+        let cast = [("to", Attribute::Int(Element::from(dtype).code().into()))];
+        let node = format!("{name}/Cast");
+        let made = self.epilogue.op_with(&name, "Cast", &[value], &cast);
+        debug_assert_eq!(made, format!("{node}/out"));
+        self.epilogue.rename(&made, &name);
+        self.outputs.push(Binding { slot, name: name.clone(), dtype, shape: shape.to_vec() });
+        self.epilogue.output(&name, dtype, shape);
+    }
+
+    /// Keeps an output of the imported graph as an output of the package.
+    pub(super) fn keep_output(&mut self, slot: Slot, name: &str, dtype: DType, shape: &[Dim]) {
+        self.outputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
+        self.epilogue.output(name, dtype, shape);
+    }
+
+    /// Feeds `value` to the input `name` of the imported graph, converted to its type.
+    pub(super) fn feed(&mut self, name: &str, value: &str) {
+        let wanted = self.inner.inputs.iter().find(|input| input.name == name).map(|input| input.dtype);
+        let code = wanted.map_or(TO_I64, |dtype| dtype.code().into());
+        let scope = format!("{PREFIX}feed/{name}");
+        let fed = self.prologue.op_with(&scope, "Cast", &[value], &[("to", Attribute::Int(code))]);
+        self.prologue.rename(&fed, name);
+    }
+
+    /// Returns the complete graph and its entry in the manifest.
+    pub(super) fn finish(self, kv: Vec<KvLayout>) -> Result<(Graph, GraphEntry), CompileError> {
+        let Self { inner: mut graph, prologue, epilogue, inputs, outputs } = self;
+        let (front, back) = (with_prefix(prologue.finish()), with_prefix(epilogue.finish()));
+        graph.inputs = front.inputs;
+        graph.outputs = back.outputs;
+        graph.unranked.clear();
+        let mut known: HashSet<String> = HashSet::new();
+        let constants = front.initializers.into_iter().chain(back.initializers);
+        graph.initializers.extend(constants.filter(|constant| known.insert(constant.name.clone())));
+        let behind = back.nodes;
+        graph.nodes = front.nodes.into_iter().chain(graph.nodes).chain(behind).collect();
+        graph.check_values().map_err(|error| refused("the graph", "one that is well-formed", error))?;
+        let entry = GraphEntry {
+            file: GRAPH_FILE.to_owned(),
+            variant: Variant::Dynamic,
+            part: Part::Whole,
+            inputs,
+            outputs,
+            kv,
+        };
+        Ok((graph, entry))
+    }
+}
+
+/// Adds our prefix to the names of constants.
+fn with_prefix(mut graph: Graph) -> Graph {
+    let renamed: HashMap<String, String> = graph
+        .initializers
+        .iter()
+        .map(|constant| (constant.name.clone(), format!("{PREFIX}{}", constant.name)))
+        .collect();
+    let rename = |name: &mut String| {
+        if let Some(new) = renamed.get(name) {
+            name.clone_from(new);
+        }
+    };
+    graph.initializers.iter_mut().for_each(|constant| rename(&mut constant.name));
+    graph.nodes.iter_mut().flat_map(|node: &mut Node| &mut node.inputs).for_each(rename);
+    graph
+}
