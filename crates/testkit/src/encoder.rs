@@ -1,5 +1,5 @@
-//! An encoder without a model: a text's vector is a hash of its tokens and of nothing else, so that any mix-up within
-//! a batch changes it. It checks its caller strictly and fails on demand.
+//! A fake encoder. A text's vector is a hash of its tokens alone, so any mix-up within a batch changes it. The encoder checks
+//! its inputs strictly and fails on demand.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use narthex_spec::TokenId;
 
 use crate::executor::{hash, noise};
 
-/// The encoder.
+/// An encoder without a model.
 pub struct FakeEncoder {
     limits: EncoderLimits,
     /// Errors of the coming runs, one entry each; `None` lets a run succeed.
@@ -19,7 +19,7 @@ pub struct FakeEncoder {
 }
 
 impl FakeEncoder {
-    /// An encoder that does not fail.
+    /// Creates an encoder that does not fail.
     pub fn new(limits: EncoderLimits) -> Self {
         Self { limits, failures: VecDeque::new() }
     }

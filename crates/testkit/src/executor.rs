@@ -15,18 +15,18 @@ use narthex_spec::{
     manifest::{KeyOrder, KeyRotation, KvLayout},
 };
 
-/// What the executor does instead of the next call.
+/// Fault that replaces a call of the executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mishap {
-    /// Nothing: the call does what it should.
+    /// No fault.
     None,
-    /// It gives this error, and leaves in the slots of a failed step what nobody may rely on.
+    /// Returns this error and leaves garbage in the slots of the failed step.
     Error(StepError),
-    /// The device is lost: its slots are empty when it is back. Of no effect on a truncation.
+    /// Loses the device; its slots are empty afterwards. No effect on truncations.
     Lost,
-    /// It panics.
+    /// Panics.
     Panic,
-    /// It gives logits that are not numbers. Of no effect on a truncation.
+    /// Returns NaN logits. No effect on truncations.
     NotANumber,
 }
 
@@ -34,25 +34,25 @@ impl Mishap {
     fn strike(&self) -> Result<(), StepError> {
         match self {
             Self::Error(error) => Err(error.clone()),
-            Self::Panic => panic!("the fake executor was told to panic"),
+            Self::Panic => panic!("injected panic of the fake executor"),
             Self::None | Self::NotANumber | Self::Lost => Ok(()),
         }
     }
 }
 
-/// The executor. A decoding step allocates nothing.
+/// An executor without a model. Decoding steps do not allocate.
 pub struct FakeExecutor {
     limits: Limits,
     slots: Vec<Vec<TokenId>>,
     logits: Vec<f32>,
     watch: Watch,
-    /// What happens at the coming steps, one entry each.
+    /// Faults of the coming steps, one entry each.
     pub mishaps: VecDeque<Mishap>,
-    /// What happens at the coming truncations, one entry each.
+    /// Faults of the coming truncations, one entry each.
     pub truncate_mishaps: VecDeque<Mishap>,
 }
 
-/// A view of what an executor's slots hold, for those who gave the executor away.
+/// A view of an executor's slots that stays valid after the executor has been moved away.
 #[derive(Debug, Clone, Default)]
 pub struct Watch(Arc<Mutex<Vec<usize>>>);
 
@@ -140,10 +140,10 @@ impl FakeExecutor {
             self.slots[slot].clear();
             self.watch.set(SlotId(slot as u32), 0);
         }
-        StepError::Lost { message: "the fake executor was told to lose its device".to_owned() }
+        StepError::Lost { message: "injected device loss of the fake executor".to_owned() }
     }
 
-    /// What a failed step leaves: a slot with more in it than before.
+    /// Leaves an extra token in a slot, as a failed step may do.
     fn soil(&mut self, plan: &StepPlan) {
         if let Some(span) = plan.spans.first() {
             let slot = &mut self.slots[span.slot.index()];
@@ -153,7 +153,7 @@ impl FakeExecutor {
     }
 }
 
-/// What the executor pretends to keep: one layer, in which a token's key and value are its number.
+/// Returns the layout of the fake cache: one layer, in which a token's key and value are its id.
 fn layout() -> KvLayout {
     KvLayout {
         heads: 1,

@@ -1,4 +1,4 @@
-//! What tests of several crates share: tiny seeded models and stand-ins.
+//! Tiny seeded models and fakes for the tests of several crates.
 //!
 //! Nothing here is part of the product; no crate depends on it outside its tests.
 

@@ -1,4 +1,4 @@
-//! A sink that keeps what it hears, for tests to look at.
+//! A sink that records its events for tests.
 
 use std::{
     ops::ControlFlow,
@@ -8,7 +8,7 @@ use std::{
 use narthex_engine::request::{Finish, TokenEvent, TokenSink, Usage};
 use narthex_spec::TokenId;
 
-/// What one sequence reported.
+/// Events of one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Heard {
     /// Prompt tokens with their log-probabilities.
@@ -17,11 +17,11 @@ pub struct Heard {
     pub tokens: Vec<TokenId>,
     /// Their log-probabilities.
     pub logprobs: Vec<Option<f32>>,
-    /// Ends, of which there must be one.
+    /// Final events, of which there must be exactly one.
     pub ends: Vec<(Finish, Usage)>,
 }
 
-/// Keeps what it hears.
+/// Records events.
 #[derive(Debug, Clone, Default)]
 pub struct Recorder {
     heard: Arc<Mutex<Heard>>,
@@ -29,17 +29,17 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Listens to the end.
+    /// Creates a recorder that continues to the end.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Answers `Break` to the token with this number, counted from 1.
+    /// Creates a recorder that returns `Break` at the token with this number, counted from 1.
     pub fn leaving_after(tokens: usize) -> Self {
         Self { leave_after: Some(tokens), ..Self::default() }
     }
 
-    /// What was heard so far.
+    /// Returns the events so far.
     pub fn heard(&self) -> Heard {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

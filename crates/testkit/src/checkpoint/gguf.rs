@@ -1,10 +1,10 @@
-//! A GGUF writer: version 3, little-endian, as ggml's `docs/gguf.md` has it.
+//! A GGUF writer: version 3, little-endian, as specified in ggml's `docs/gguf.md`.
 //!
-//! Writes whatever it is given, so that tests can write broken files too.
+//! Does not validate its contents, so that tests can write broken files.
 
 use half::{bf16, f16};
 
-/// What every weight is a multiple of; a power of two, so that each type stores it exactly.
+/// Unit of every weight; a power of two, so that each type stores weights exactly.
 pub(super) const SCALE: f32 = 1.0 / 32.0;
 /// Alignment of tensor data.
 const ALIGNMENT: usize = 32;
