@@ -295,7 +295,7 @@ impl Catalog {
         self.entries.get(*self.by_name.get(name)?)
     }
 
-    /// What an entry's model comes to; nothing for one that this version does not compile.
+    /// Returns the figures of an entry's model, or `None` if this version does not compile it.
     pub fn figures(&self, entry: &Entry) -> Option<&Figures> {
         self.figures.get(&entry.name)
     }

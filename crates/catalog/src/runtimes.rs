@@ -78,7 +78,7 @@ pub fn platform() -> Result<Platform, Error> {
     Platform::of(os, arch).ok_or(Error::UnsupportedPlatform { os, arch })
 }
 
-/// The wheel of a provider's runtime for this machine; [`Error::NoRuntime`] says why there is none.
+/// Returns the wheel of a provider's runtime for this machine. [`Error::NoRuntime`] has the reason if there is no wheel.
 pub fn pinned(kind: Ep) -> Result<&'static Pin, Error> {
     pinned_for(kind, platform()?)
 }
@@ -163,7 +163,7 @@ pub fn list(store: &Store) -> Vec<RuntimeInfo> {
     all().filter_map(|package| locate(store, package.ep)).collect()
 }
 
-/// Removes a runtime, whole or damaged; [`Error::RuntimeNotInstalled`] if there is none.
+/// Removes a runtime, even a damaged one. [`Error::RuntimeNotInstalled`] if it is absent.
 pub fn remove(store: &Store, kind: Ep) -> Result<(), Error> {
     let folder = package(kind).map(|package| store.runtime_folder(&package.folder_name()));
     match folder.filter(|folder| folder.exists()) {

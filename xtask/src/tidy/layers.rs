@@ -57,7 +57,11 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         &["narthex-text"],
         "text alone makes tokens of strings",
     ),
-    (&["prost"], &["narthex-graph"], "graph alone knows ONNX's files"),
+    (
+        &["prost"],
+        &["narthex-graph", "narthex-text"],
+        "graph alone knows ONNX's files, and text SentencePiece's",
+    ),
     (&["anyhow"], &["narthex-cli", "xtask"], "libraries have typed errors"),
     (&["syn", "proc-macro2"], &["xtask"], "only the checks read Rust"),
 ];

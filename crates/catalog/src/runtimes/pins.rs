@@ -83,7 +83,7 @@ impl RuntimePackage {
     }
 }
 
-/// Finds the wheel of a provider's runtime for a platform, or the reason why there is none.
+/// Finds the wheel of a provider's runtime for a platform, or the reason why it is missing.
 pub(super) fn find(ep: Ep, platform: Platform) -> Result<&'static Pin, &'static str> {
     let package = super::package(ep).ok_or("it comes with other software")?;
     let found = PINS.iter().find(|pin| pin.package.ep == ep && pin.platform == platform);

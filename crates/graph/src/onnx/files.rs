@@ -46,7 +46,7 @@ pub enum OnnxFileError {
     Decode {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         source: DecodeError,
     },
     /// A file is larger than an ONNX model can be.
@@ -70,7 +70,7 @@ pub enum OnnxFileError {
     TooMany {
         /// The folder.
         path: PathBuf,
-        /// How many.
+        /// Number found.
         found: usize,
     },
     /// A graph's weights cannot be had.

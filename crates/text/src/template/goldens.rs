@@ -23,7 +23,7 @@ fn inputs(conversation: &Value) -> (Vec<Message>, RenderOptions) {
     (messages, options)
 }
 
-/// What differs from the reference, by template and conversation.
+/// Returns the differences from the reference, by template and conversation.
 fn differing(folder: &Path, goldens: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for (name, cases) in goldens["templates"].as_object().unwrap() {

@@ -73,9 +73,12 @@ fn within(found: usize, limit: usize, what: &str) -> Result<(), Error> {
     if found <= limit { Ok(()) } else { Err(over(what, limit)) }
 }
 
+/// Counts the operands of an operator as read.
+type ReadOperands = fn(&mut Usage, &[Value]) -> Result<(), Error>;
+
 /// Adds the checks to an environment.
 pub(super) fn install(env: &mut Environment<'_>) {
-    let reads: [(&str, fn(&mut Usage, &[Value]) -> Result<(), Error>); 4] = [
+    let reads: [(&str, ReadOperands); 4] = [
         (READ_ALL, |usage, values| values.iter().try_for_each(|value| usage.read_all(value).map(drop))),
         (READ_FIRST_LEVEL, |usage, values| values.iter().try_for_each(|value| usage.read_first_level(value))),
         (READ_TEXT, |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop))),
