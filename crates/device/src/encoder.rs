@@ -53,7 +53,7 @@ pub struct DynamicEncoder {
 struct EncoderNames {
     /// Embedded tokens, or tokens.
     first: CString,
-    /// What positions add, or segments.
+    /// Position rows, or segments.
     second: Option<CString>,
     mask: CString,
     asked: Option<CString>,
@@ -143,7 +143,7 @@ pub(crate) fn output_slot(head: &EncoderHead) -> Slot {
     }
 }
 
-/// What an encoder takes from its package beside the graph.
+/// Parts of an encoder's package beside the graph.
 pub(crate) struct EncoderParts<'a> {
     entry: &'a GraphEntry,
     gives: (Rows, usize),
@@ -168,7 +168,7 @@ impl<'a> EncoderParts<'a> {
             EncoderInput::Rows { tables, .. } => {
                 (Slot::Embeds, only(tables.factored.is_some(), Slot::PositionEmbeds)?)
             }
-            // A model may not tell segments apart.
+            // A model may have no segments.
             EncoderInput::Tokens { .. } => {
                 (Slot::Tokens, only(entry.input(Slot::Segments).is_some(), Slot::Segments)?)
             }
@@ -320,7 +320,7 @@ impl Encoder for DynamicEncoder {
         };
         let mut data = vec![0.0; shape.iter().product::<i64>() as usize];
         let EncoderNames { mask, asked: rows_asked, output, .. } = &self.names;
-        // SAFETY: every tensor is bound anew for every run and lives until it is over.
+        // SAFETY: every tensor is bound again for every run and lives until it is over.
         unsafe {
             self.feed.bind(&mut self.binding, &self.names, [batch, sequence])?;
             self.binding.input(mask, Tensor::new(&mut self.mask, DType::I32, &[batch, sequence]))?;

@@ -1,7 +1,7 @@
 //! The energy that this machine uses, from its own counters: the processors' (RAPL), else the battery's gauge.
 //!
-//! Linux alone has both as files. They count the whole machine or its processors, not one program; whoever compares two
-//! programs must run them alone, one after the other.
+//! Only Linux has both as files. They count the whole machine or its processors, not one program: programs to be compared
+//! must run alone, one after the other.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ pub struct Meter {
 
 #[derive(Debug)]
 enum Source {
-    /// Microjoules of each processor package, which begin anew after `range`.
+    /// Microjoules of each processor package, which restart from zero after `range`.
     Packages(Vec<Package>),
     /// Files that hold the microwatts which each battery gives.
     Batteries(Vec<PathBuf>),
@@ -37,8 +37,8 @@ pub struct Reading {
 }
 
 impl Meter {
-    /// This machine's counters; `None` where it has none that this process may read. A machine on mains has no battery
-    /// to ask, and many systems let root alone read the processors' counters.
+    /// This machine's counters; `None` if this process may read none. A machine on mains power has no battery gauge, and
+    /// many systems let only root read the processors' counters.
     pub fn here() -> Option<Self> {
         Self::find(Path::new("/sys/class"))
     }
@@ -53,7 +53,7 @@ impl Meter {
         (!batteries.is_empty()).then_some(Self { source: Source::Batteries(batteries) })
     }
 
-    /// What is counted, in plain words.
+    /// Name of what is counted, such as a battery or the processor.
     pub fn describe(&self) -> &'static str {
         match self.source {
             Source::Packages(_) => {
@@ -74,7 +74,7 @@ impl Meter {
         Some(Reading { at: Instant::now(), values: values? })
     }
 
-    /// Joules between two readings. A battery tells power alone, so its mean counts for the time between.
+    /// Joules between two readings. A battery reports only power, so the mean of the two counts for the time between.
     pub fn joules(&self, from: &Reading, to: &Reading) -> f64 {
         self.micro(from, to, to.at.saturating_duration_since(from.at)) / 1e6
     }

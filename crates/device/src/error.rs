@@ -1,11 +1,11 @@
-//! What can go wrong between a package and a running session.
+//! Errors between a package and a running session.
 
 use std::path::PathBuf;
 
 use narthex_engine::executor::StepError;
 use narthex_spec::Ep;
 
-/// Why a device cannot be used.
+/// Error of a device or of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The library could not be loaded.
@@ -30,7 +30,7 @@ pub enum DeviceError {
     /// ONNX Runtime refused something.
     #[error("ONNX Runtime failed to {what}: {message}")]
     Ort {
-        /// What was asked of it.
+        /// The operation.
         what: &'static str,
         /// Its message.
         message: String,
@@ -50,7 +50,7 @@ pub enum DeviceError {
     /// The package was made for another device.
     #[error("the package holds {holds}, which runs on {to} alone")]
     Bound {
-        /// What it holds, in words.
+        /// Its contents, in words.
         holds: String,
         /// The device that runs it, in words.
         to: String,
@@ -83,9 +83,9 @@ pub enum DeviceError {
     /// The package is not one that this executor runs.
     #[error("the package cannot be run: expected {expected}, found {found}")]
     Package {
-        /// What the executor needs.
+        /// The executor's requirement.
         expected: String,
-        /// What the manifest says.
+        /// The manifest's value.
         found: String,
     },
     /// An option that must not be zero is.

@@ -35,23 +35,23 @@ impl Buffer {
     }
 }
 
-/// Resident bytes of this process, where the system tells.
+/// Resident bytes of this process, if the system reports them.
 pub fn rss() -> Option<u64> {
     status("VmRSS:")
 }
 
-/// Makes [`peak_rss`] begin anew from now on, where the system can.
+/// Resets [`peak_rss`] to the present value, if the system can.
 pub fn reset_peak_rss() -> Option<()> {
     std::fs::write("/proc/self/clear_refs", "5").ok()
 }
 
-/// The most resident bytes that this process ever had, or had since [`reset_peak_rss`], where the system tells.
+/// Peak resident bytes of this process, or since [`reset_peak_rss`], if the system reports them.
 pub fn peak_rss() -> Option<u64> {
     status("VmHWM:")
 }
 
-/// Resident bytes of this process that belong to no file, such as packed weights and the KV cache, where the system
-/// tells.
+/// Resident bytes of this process that belong to no file, such as packed weights and the KV cache, if the system reports
+/// them.
 pub fn anonymous_rss() -> Option<u64> {
     status("RssAnon:")
 }
@@ -60,13 +60,13 @@ fn status(name: &str) -> Option<u64> {
     field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
 
-/// Bytes of the machine's memory, where the system tells.
+/// Bytes of the machine's memory, if the system reports them.
 #[cfg(not(any(windows, target_os = "macos")))]
 pub(crate) fn installed() -> Option<u64> {
     field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// Bytes of the machine's memory, where the system tells.
+/// Bytes of the machine's memory, if the system reports them.
 #[cfg(target_os = "macos")]
 pub(crate) fn installed() -> Option<u64> {
     let (mut bytes, mut length) = (0u64, size_of::<u64>());
@@ -83,7 +83,7 @@ pub(crate) fn installed() -> Option<u64> {
     (status == 0 && length == size_of::<u64>() && bytes > 0).then_some(bytes)
 }
 
-/// Bytes of the machine's memory, where the system tells.
+/// Bytes of the machine's memory, if the system reports them.
 #[cfg(windows)]
 pub(crate) fn installed() -> Option<u64> {
     use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};

@@ -1,4 +1,4 @@
-//! What an executor reads of a package: its graph's names and its tables. Nothing here runs a graph.
+//! Files, graphs and tensor names of a package. Nothing here runs a graph.
 
 use std::{
     ffi::CString,
@@ -21,7 +21,7 @@ pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
     Ok(package.join(file))
 }
 
-/// Whether a device runs a package's variant A: that for which it alone was made, or any that takes symbolic shapes.
+/// Checks that a device runs a package's variant A: the device it is bound to, or any that takes symbolic shapes.
 pub(crate) fn takes_dynamic(device: &Device, manifest: &Manifest) -> Result<(), DeviceError> {
     let name = device.name();
     match &manifest.bound {

@@ -1,4 +1,4 @@
-//! Where each node of a session went, as ONNX Runtime itself records it.
+//! The placement of a session's nodes on execution providers, as ONNX Runtime records it.
 
 use std::{
     collections::BTreeMap,
@@ -20,16 +20,16 @@ pub struct Placement {
     pub subgraphs: BTreeMap<Ep, usize>,
 }
 
-/// A graph of a package and where its nodes went.
+/// Placement of a graph of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphPlacement {
     /// The graph's file in the package, whichever form of it was loaded.
     pub graph: String,
-    /// Where its nodes went. One node `EPContext` stands for a graph that was compiled ahead of time.
+    /// Placement of its nodes. One node `EPContext` stands for a graph that was compiled ahead of time.
     pub placement: Placement,
 }
 
-/// One node and who runs it.
+/// A node and its provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlacedNode {
     /// The provider.

@@ -29,7 +29,7 @@ pub struct Job<'a> {
     pub context: &'a Path,
 }
 
-/// Whether the graphs of one call share a binary, and with it their weights.
+/// Use of one binary, and of its weights, by the graphs of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
     /// One binary for all.
@@ -38,7 +38,7 @@ pub enum Weights {
     Separate,
 }
 
-/// What becomes of the nodes of a graph that its device refuses.
+/// Policy for nodes of a graph that its device refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FallbackPolicy {
     /// The graph is refused.
@@ -97,22 +97,22 @@ pub fn try_out(runtime: &Runtime, device: &Device, graph: &Path) -> Result<usize
 /// The log's file in a folder that [`record`] filled.
 pub const LOG: &str = "log.txt";
 
-/// Lets a device's compiler have a graph once more, and has everything that it tells on the way written into `folder`, which
-/// exists: what the provider writes, under its own names, and every line of its log in [`LOG`]. What comes of the graph is
-/// not told. A compiler that ends the process leaves what was written until then.
+/// Compiles a graph for a device once more and records it in `folder`, which exists: the provider's files under their own
+/// names, and every line of its log in [`LOG`]. The outcome of the compile is not reported. A compiler that ends the process
+/// leaves what was written until then.
 ///
 /// # Errors
-/// Where the log cannot be written.
+/// If the log cannot be written.
 pub fn record(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
     let _log = LogRecording::to(&folder.join(LOG))?;
     let options = SessionOptions { writes: Writes::Everything(folder), ..SessionOptions::on(device, 1) };
-    // Whether it compiles was told before.
+    // The outcome is known already.
     drop(Session::open(runtime, graph, options));
     Ok(())
 }
 
-/// Lets a provider's control have a graph: a backend that takes every sound graph, whatever the chip, and writes its own
-/// form of it into `folder`. Gives the number of nodes; `None` for a provider that has no such backend.
+/// Loads a graph on a provider's control, a backend that accepts every valid graph, whatever the chip, and writes its own
+/// form of it to `folder`. Returns the number of nodes; `None` for a provider without such a backend.
 pub fn control(
     runtime: &Runtime,
     device: &Device,
@@ -124,13 +124,13 @@ pub fn control(
     Some(Session::open(runtime, graph, options).map(|session| session.placement().nodes.len()))
 }
 
-/// Lets a provider's saver have a graph: a backend that writes each call that is made of it, as a C program and its data,
-/// into `saver_output` in `folder`, with which the vendor can do the same without ONNX Runtime. Whatever it makes of the graph
-/// is not told. QNN's plugin (2.7) has no option for the place, so that the process works in `folder` for the while: it
-/// should be one of its own.
+/// Loads a graph on a provider's saver, a backend that records each call as a C program and its data in `saver_output` in
+/// `folder`, so that the vendor can repeat the calls without ONNX Runtime. The outcome is not reported. QNN's plugin (2.7)
+/// has no option for the place, so the process changes its working directory to `folder` meanwhile: it should be a process
+/// of its own.
 ///
 /// # Errors
-/// Where the process cannot work there.
+/// If the process cannot change its working directory.
 pub fn save(runtime: &Runtime, device: &Device, graph: &Path, folder: &Path) -> io::Result<()> {
     let Some(saver) = device.saver() else { return Ok(()) };
     let (graph, before) = (path::absolute(graph)?, env::current_dir()?);
@@ -208,7 +208,7 @@ fn edges(graph: &Graph) -> BTreeSet<String> {
     edges
 }
 
-/// Whether a node is one of these, or one that ONNX Runtime made of it and calls after it (`…/duplicated`).
+/// Returns whether a node is one of these, or one that ONNX Runtime derived from it and named after it (`…/duplicated`).
 fn is_of(name: &str, paths: &BTreeSet<String>) -> bool {
     paths
         .iter()

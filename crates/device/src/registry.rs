@@ -1,6 +1,6 @@
-//! Windows' registry, where it tells what a machine is made of. Other systems have none, and it is empty there.
+//! Windows' registry, for the hardware of a machine. It is empty on other systems.
 
-/// A value of the local machine as text; `None` where there is none, or something else than text.
+/// Returns a text value of the local machine, if there is one.
 #[cfg(windows)]
 pub(crate) fn text(key: &str, name: &str) -> Option<String> {
     use windows_sys::Win32::{

@@ -1,8 +1,8 @@
-//! Models with two sets of rotary factors (LongRoPE): one for sequences up to a length, another for longer ones.
+//! The switch between two sets of rotary factors (LongRoPE): one for sequences up to a length, another for longer ones.
 //!
-//! Keys are kept as they were rotated. A sequence that grows past the length, or is cut back below it, has keys of the
-//! wrong set; they are made anew from its tokens, which are remembered here. Nothing here runs a graph: a plan is
-//! rewritten into spans that each need one set.
+//! Keys are cached after rotation. A sequence that grows past the length, or is cut back below it, has keys of the wrong
+//! set; they are computed again from its tokens, which are kept here. Nothing here runs a graph: a plan is rewritten into
+//! spans that each need one set.
 
 use narthex_engine::executor::{StepError, StepPlan, Wanted};
 use narthex_spec::{SlotId, TokenId};
@@ -16,7 +16,7 @@ pub(crate) enum RopeFactors {
     Long,
 }
 
-/// What is known of every slot.
+/// Tokens and rotary factors of every slot.
 pub(crate) struct RopeSwitch {
     at: usize,
     chunk: usize,
@@ -33,12 +33,12 @@ pub(crate) struct RewrittenPlan {
     pub(crate) factors: Vec<RopeFactors>,
 }
 
-/// A slot.
+/// State of a slot.
 #[derive(Default)]
 struct SlotFactors {
-    /// Its first tokens: all that it holds, but for keys that were handed over.
+    /// Its first tokens: all that it holds, except tokens whose keys were handed over.
     tokens: Vec<TokenId>,
-    /// The set that its keys were rotated by; `None` where it has none, or where making them anew has failed.
+    /// The set that its keys were rotated by; `None` without keys, or after computing them again has failed.
     factors: Option<RopeFactors>,
 }
 
@@ -49,13 +49,13 @@ impl RopeSwitch {
         Self { at, chunk: chunk.max(1), slots, rewritten: RewrittenPlan::default() }
     }
 
-    /// The set for a sequence of so many tokens.
+    /// The set for a sequence of `length` tokens.
     fn of(&self, length: usize) -> RopeFactors {
         if length > self.at { RopeFactors::Long } else { RopeFactors::Short }
     }
 
-    /// Rewrites a checked plan so that each span needs one set, and keys of another set are made anew before it. Gives the
-    /// same rows of logits; [`RopeSwitch::commit`] follows once the plan has run.
+    /// Rewrites a checked plan so that each span needs one set, and keys of another set are computed again before it. The
+    /// rows of logits stay the same. [`RopeSwitch::commit`] follows once the plan has run.
     pub(crate) fn rewrite(&mut self, plan: &StepPlan) -> Result<RewrittenPlan, StepError> {
         let mut rewritten = std::mem::take(&mut self.rewritten);
         rewritten.plan.clear();
@@ -78,7 +78,7 @@ impl RopeSwitch {
         Ok(rewritten)
     }
 
-    /// Adds the spans that make a slot's keys anew, where those before the next `count` tokens are of another set.
+    /// Adds the spans that compute a slot's keys again if those before the next `count` tokens are of another set.
     fn prepare(
         &mut self,
         slot: SlotId,
@@ -100,7 +100,7 @@ impl RopeSwitch {
             );
             return Err(StepError::BadPlan { reason });
         }
-        // Whatever happens on the way, the keys are no longer those of the set that they were.
+        // From here on the keys may be of either set until the plan has run.
         held.factors = None;
         let before: Vec<TokenId> = held.tokens[..at].iter().chain(new).copied().collect();
         for (index, part) in before.chunks(self.chunk).enumerate() {
@@ -110,7 +110,7 @@ impl RopeSwitch {
         Ok(())
     }
 
-    /// A plan has run; `rewritten` is given back for its storage.
+    /// Records that a plan has run, and takes back `rewritten` for its storage.
     pub(crate) fn commit(&mut self, plan: &StepPlan, rewritten: RewrittenPlan) {
         for span in &plan.spans {
             let factors = self.of(span.at + span.tokens.len());
@@ -123,13 +123,12 @@ impl RopeSwitch {
         self.rewritten = rewritten;
     }
 
-    /// A slot was cut back.
+    /// Records that a slot was cut back.
     pub(crate) fn truncate(&mut self, slot: SlotId, length: usize) {
         self.slots[slot.index()].tokens.truncate(length);
     }
 
-    /// Keys of a slot up to `length` tokens are about to be handed over from token `at` on, by an executor that holds as
-    /// many.
+    /// Prepares a slot for keys of tokens `at` to `length` from an executor that holds as many.
     pub(crate) fn hand_over(&mut self, slot: SlotId, at: usize, length: usize) -> Result<(), StepError> {
         let factors = self.of(length);
         let held = &mut self.slots[slot.index()];

@@ -88,7 +88,7 @@ impl Runtime {
         Ok(RUNTIME.get_or_init(|| Self { environment, library: path, version, plugins: Mutex::default() }))
     }
 
-    /// The one that this process has loaded, if it has.
+    /// The runtime that this process has loaded, if any.
     pub fn loaded() -> Option<&'static Self> {
         RUNTIME.get()
     }
@@ -137,7 +137,7 @@ impl Runtime {
         self.environment.devices().map(|device| offered(&device)).collect()
     }
 
-    /// Whether a provider stands inside of it.
+    /// Returns whether it includes a provider.
     pub(crate) fn has(&self, ep: Ep) -> bool {
         let api = ort::api();
         let (mut names, mut count) = (ptr::null_mut(), 0);
@@ -169,7 +169,7 @@ impl Runtime {
     }
 }
 
-/// What ONNX Runtime says of one of its devices.
+/// Describes one of ONNX Runtime's devices.
 fn offered(device: &ort::device::Device<'_>) -> OrtDevice {
     let hardware = device.hardware_device();
     OrtDevice {
@@ -184,7 +184,7 @@ fn offered(device: &ort::device::Device<'_>) -> OrtDevice {
     }
 }
 
-/// A word that a provider says of one of its devices.
+/// Returns a provider's metadata of one of its devices.
 fn metadata(device: &ort::device::Device<'_>, key: &CStr) -> Option<String> {
     let api = ort::api();
     // SAFETY: the device is alive, and what the calls give belongs to it; both may be null, which is seen to.
@@ -195,7 +195,7 @@ fn metadata(device: &ort::device::Device<'_>, key: &CStr) -> Option<String> {
     }
 }
 
-/// Why a file that could not be probed cannot be loaded.
+/// Returns the reason why a file cannot be loaded.
 fn why_not(path: &Path) -> String {
     match ort::init_from(path) {
         Err(ort::LoadDynamicError::Dlopen { error, .. }) => error.to_string(),
@@ -240,8 +240,8 @@ fn forward_log(level: LogLevel, category: &str, _id: &str, location: &str, messa
     match level {
         LogLevel::Verbose => tracing::trace!(target: "ort", category, location, "{message}"),
         LogLevel::Info => tracing::trace!(target: "ort", category, location, "{message}"),
-        // What ONNX Runtime warns of is for those who build it; what matters to users comes back as an error or stands
-        // in the placement.
+        // ONNX Runtime's warnings address its developers; what matters to users is returned as an error or shown in the
+        // placement.
         LogLevel::Warning => tracing::debug!(target: "ort", category, location, "{message}"),
         LogLevel::Error | LogLevel::Fatal => tracing::error!(target: "ort", category, location, "{message}"),
     }

@@ -14,7 +14,7 @@ use narthex_spec::SlotId;
 
 use crate::error::DeviceError;
 
-/// How work is divided.
+/// Options of the division of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SplitOptions {
     /// Spans with fewer tokens than this are read on the decode side, if it takes that many at once: below it, the
@@ -43,20 +43,20 @@ enum LogitsSource {
     Gathered(usize),
 }
 
-/// One of the two executors, and what is known of its slots.
+/// One of the two executors, and the state of its slots.
 struct Side {
     executor: Box<dyn Executor>,
     slots: Vec<SideSlot>,
-    /// Its part of the present plan.
+    /// Its part of the current plan.
     plan: StepPlan,
 }
 
 /// A slot on one side.
 #[derive(Debug, Clone, Copy, Default)]
 struct SideSlot {
-    /// The first tokens of the sequence that the side has for certain.
+    /// Number of the sequence's first tokens that the side certainly holds.
     length: usize,
-    /// Whether a failure may have left more in it.
+    /// A failure may have left more tokens in it.
     soiled: bool,
 }
 
@@ -89,12 +89,12 @@ impl SplitExecutor {
         })
     }
 
-    /// Tokens of a slot: the side that ran last has all of them.
+    /// Returns the number of tokens in a slot: the side that ran last has all of them.
     fn length(&self, slot: SlotId) -> usize {
         self.sides.iter().map(|side| side.slots[slot.index()].length).max().unwrap_or(0)
     }
 
-    /// Tokens of a slot, where there is one.
+    /// Returns the number of tokens in a slot, after checking the slot.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
         self.limits.check_slot(slot)?;
         Ok(self.length(slot))
@@ -111,7 +111,7 @@ impl SplitExecutor {
         }
     }
 
-    /// Hands a side what it lacks of a slot's first `length` tokens.
+    /// Copies the keys and values that a side lacks of a slot's first `length` tokens from the other side.
     fn hand_over(&mut self, to: usize, slot: SlotId, length: usize) -> Result<(), StepError> {
         let [prefill, decode] = &mut self.sides;
         let (to, from) = if to == PREFILL { (prefill, decode) } else { (decode, prefill) };
@@ -123,7 +123,7 @@ impl SplitExecutor {
         to.write(slot, own, &block)
     }
 
-    /// Where one side lost its device, and every slot with it, the other one's slots are emptied too.
+    /// After the loss of a device, which empties all slots of one side, empties the slots of the other side too.
     fn forget(&mut self, error: StepError) -> StepError {
         if !matches!(error, StepError::Lost { .. }) {
             return error;
@@ -257,7 +257,7 @@ impl Executor for SplitExecutor {
         if !self.sides.iter().zip(&stuck).any(kept) {
             return Err(StepError::CannotRewind);
         }
-        // A side that cannot rewind forgets the slot, and gets it back from the other one when it is needed.
+        // A side that cannot rewind empties the slot, and gets it back from the other side when it is needed.
         let mut forgetful = self.sides.iter_mut().zip(stuck).filter(|(_, stuck)| *stuck);
         forgetful.try_for_each(|(side, _)| side.truncate(slot, 0))
     }
@@ -292,7 +292,7 @@ fn side_of(span: &Span, short: usize) -> usize {
     if span.tokens.len() <= short { DECODE } else { PREFILL }
 }
 
-/// What two executors can do together.
+/// Limits of two executors together.
 fn joined(prefill: &Limits, decode: &Limits) -> Result<Limits, DeviceError> {
     if prefill.vocab != decode.vocab {
         let expected = format!("one vocabulary on both devices, of {} tokens", prefill.vocab);

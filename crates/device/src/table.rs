@@ -30,8 +30,8 @@ enum Data {
     },
 }
 
-/// What tokens become before the first layer: rows of the token table, and of the positions' where these are learned; and
-/// the rows that every layer gets besides, where there are such.
+/// Embedding of tokens: rows of the token table, plus those of learned positions if the model has them, and the rows that
+/// every layer gets besides, if there are any.
 pub(crate) struct Embedding {
     tokens: Table,
     positions: Option<Table>,

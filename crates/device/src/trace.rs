@@ -34,7 +34,7 @@ pub(crate) fn reasons(runtime: &Runtime, device: &Device, graph: &Path) -> BTree
         return BTreeMap::new();
     }
     let options = SessionOptions { writes: Writes::Trace(&scratch.0), ..SessionOptions::on(device, 1) };
-    // Whether the graph compiles was told before; the trace is written on the way.
+    // The outcome is known already; the trace is written on the way.
     drop(Session::open(runtime, graph, options));
     let mut bytes = Vec::new();
     let read =
@@ -64,7 +64,7 @@ impl ScratchFolder {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("narthex-trace-{}-{number}", std::process::id()));
-        // One that is there already is somebody else's.
+        // An existing folder belongs to another process.
         fs::create_dir(&path).ok().map(|()| Self(path))
     }
 }

@@ -1,4 +1,4 @@
-//! Which tokens a head gives logits of, where it has lost the others; these are never given.
+//! The tokens that a reduced head has logits for. The others are never generated.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -13,7 +13,7 @@ const TOKEN_BYTES: u64 = 12;
 /// The longest list that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The tokens of a head.
+/// The tokens that a head has logits for.
 pub(crate) struct VocabSubset {
     vocab: usize,
     /// Rising; `None` for all.
@@ -26,7 +26,7 @@ impl VocabSubset {
         Self { vocab, tokens: None }
     }
 
-    /// What a package's manifest says of its head.
+    /// The tokens of a package's head, by its manifest.
     pub(crate) fn open(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let vocab = arch.vocab;
         let Some(count) = arch.kept_tokens else { return Ok(Self::all(vocab)) };
@@ -48,7 +48,7 @@ impl VocabSubset {
         Ok(Self { vocab, tokens: Some(tokens) })
     }
 
-    /// Logits of a row that the head gives.
+    /// Logits in a row of the head's output.
     pub(crate) fn width(&self) -> usize {
         self.tokens.as_ref().map_or(self.vocab, Vec::len)
     }

@@ -4,32 +4,32 @@ use narthex_spec::TokenId;
 
 use crate::executor::StepError;
 
-/// What an encoder can take, and what it gives.
+/// Bounds of an encoder and shape of its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncoderLimits {
-    /// The longest text, in tokens.
+    /// Maximum length of a text, in tokens.
     pub max_length: usize,
-    /// The most padded tokens in one batch: `texts × longest`.
+    /// Maximum number of padded tokens in one batch: `texts × longest`.
     pub max_batch_tokens: usize,
-    /// Which rows a text gives.
+    /// Rows of a text's output.
     pub rows: Rows,
     /// Elements of one row.
     pub width: usize,
 }
 
-/// Which rows an encoder gives of a text.
+/// Rows of an encoder's output for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rows {
     /// One: a vector, or the numbers of a classifier.
     Text,
-    /// One for each token: how well an answer begins and ends there.
+    /// One for each token: scores of an answer that begins and ends there.
     Tokens,
     /// One for each token that the text asks about: logits over the vocabulary.
     Asked,
 }
 
 impl Rows {
-    /// How many rows `text` gives.
+    /// Returns the number of rows for `text`.
     pub fn of(self, text: &Text<'_>) -> usize {
         match self {
             Self::Text => 1,
@@ -68,7 +68,7 @@ pub struct EncoderOutput {
 
 /// One forward pass without a loop: embeddings, rerankers, question answering, masked tokens.
 pub trait Encoder: Send {
-    /// What it can take.
+    /// Bounds of its batches.
     fn limits(&self) -> &EncoderLimits;
 
     /// Runs texts of one or more tokens each, within the limits.

@@ -1,7 +1,7 @@
-//! The port to a device: what the engine asks of whatever runs a decoder.
+//! The port between the engine and a device that runs a decoder.
 //!
-//! The implementation owns the KV memory, the engine owns the accounting: an executor does as a [`StepPlan`] says and
-//! keeps no opinion of which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
+//! The implementation owns the KV memory, the engine owns the accounting: an executor runs each [`StepPlan`] and does not
+//! decide which slot is in use. Implemented by `narthex-device`, and by a fake in `narthex-testkit`.
 
 mod block;
 mod check;
@@ -15,16 +15,16 @@ pub use block::{KvBlock, KvLayer, KvRows};
 pub use check::{check_read, check_truncate};
 pub use logits::{Logits, NEVER, Peak, RowScan, ScannedRow};
 
-/// What an executor can do, fixed for its lifetime.
+/// Bounds of an executor, fixed for its lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots it can hold at most.
+    /// Maximum number of slots.
     pub slots: usize,
-    /// The longest sequence, in tokens.
+    /// Maximum length of a sequence, in tokens.
     pub context: usize,
-    /// The most new tokens in one span.
+    /// Maximum number of new tokens in one span.
     pub chunk: usize,
-    /// The most single-token spans in one step.
+    /// Maximum number of single-token spans in one step.
     pub batch: usize,
     /// Width of a logits row.
     pub vocab: usize,
@@ -33,8 +33,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The most tokens that one sequence can have, prompt and answer together: the context, or what the KV budget
-    /// holds when the sequence has it alone. The newest token needs no place in the cache, hence one more.
+    /// Maximum number of tokens of one sequence, prompt and answer together: the context, or what the KV budget holds for
+    /// that sequence alone. The newest token needs no place in the cache, hence one more.
     pub fn longest(&self) -> usize {
         self.context.min(self.kv.tokens_alone(self.context).saturating_add(1))
     }
@@ -45,37 +45,37 @@ impl Limits {
 pub struct KvLimits {
     /// Bytes of one token's keys and values over all layers.
     pub bytes_per_token: usize,
-    /// Capacity grows in multiples of this many tokens.
+    /// Capacities are multiples of this many tokens.
     pub step: usize,
-    /// The most bytes the cache may take.
+    /// Maximum number of bytes of the cache.
     pub budget: usize,
 }
 
 impl KvLimits {
-    /// The capacity that a row needs for `tokens` tokens: the next multiple of `step`, at most `context`.
+    /// Returns the capacity that a row needs for `tokens` tokens: the next multiple of `step`, at most `context`.
     pub fn capacity_for(&self, tokens: usize, context: usize) -> usize {
         let step = self.step.max(1);
         tokens.max(1).div_ceil(step).saturating_mul(step).min(context)
     }
 
-    /// The most tokens that a row may hold when it is the only one.
+    /// Returns the maximum number of tokens in a row that is the only one.
     pub fn tokens_alone(&self, context: usize) -> usize {
         let tokens = self.budget.checked_div(self.bytes_per_token).unwrap_or(context);
         if tokens >= context { context } else { tokens - tokens % self.step.max(1) }
     }
 
-    /// Bytes of `rows` rows of `capacity` tokens.
+    /// Returns the bytes of `rows` rows of `capacity` tokens.
     pub fn bytes(&self, rows: usize, capacity: usize) -> usize {
         rows.saturating_mul(capacity).saturating_mul(self.bytes_per_token)
     }
 }
 
-/// One step: what to run now. Spans name distinct slots; the storage is reused from step to step.
+/// One step. Spans name distinct slots; the storage is reused from step to step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepPlan {
     /// The new tokens of all spans.
     pub tokens: Vec<TokenId>,
-    /// The parts, in the order in which their logits are wanted.
+    /// The parts, in the order of their logits.
     pub spans: Vec<Span>,
 }
 
@@ -107,17 +107,17 @@ impl StepPlan {
 /// New tokens of one slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// Whose.
+    /// The slot.
     pub slot: SlotId,
     /// Position of the first new token: the number of tokens already in the slot.
     pub at: usize,
     /// The new tokens, as a range of the plan's; at least one.
     pub tokens: Range<usize>,
-    /// Which logits are wanted.
+    /// Rows of logits that it asks for.
     pub logits: Wanted,
 }
 
-/// Which rows of a span's logits are wanted.
+/// Rows of logits that a span asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// None: an inner chunk of a prompt.
@@ -139,7 +139,7 @@ impl Wanted {
     }
 }
 
-/// Why a step failed.
+/// Error of a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     /// The cache cannot grow: memory, or the budget.
@@ -157,7 +157,7 @@ pub enum StepError {
     /// The plan breaks the executor's limits; a defect of the caller.
     #[error("step plan refused: {reason}")]
     BadPlan {
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// The executor cannot take tokens back.

@@ -1,5 +1,5 @@
 //! The KV cache in a device's own memory: each slot has two tensors per layer, `[1, heads, capacity, head_size]`, past
-//! and present at once. Attention on a GPU takes a past of the host's memory for full to its capacity.
+//! and present at once. Attention on a GPU would treat a past in the host's memory as full to its capacity.
 //!
 //! ONNX Runtime copies whole tensors only, and gives no part of a device's memory an address. What a slot holds goes
 //! through the host's memory into larger tensors when its capacity grows, and so does a block that is written behind other
@@ -26,7 +26,7 @@ pub(super) struct DeviceKvCache {
     memory: DeviceMemory,
 }
 
-/// What a slot has.
+/// Tensors of a slot.
 #[derive(Default)]
 struct SlotTensors {
     length: usize,

@@ -1,4 +1,5 @@
-//! The graph's inputs and outputs, bound to our memory and bound anew only where a shape or an address has changed.
+//! Runs of a decoder's graph: its inputs and outputs are bound to memory of the executor, and bound again only after a
+//! shape or an address has changed.
 
 use narthex_engine::executor::StepError;
 use narthex_spec::DType;
@@ -45,17 +46,17 @@ pub(super) struct GraphRun<'a> {
     pub(super) total: usize,
     /// The first row of the cache.
     pub(super) first_row: usize,
-    /// What goes in for tokens; the first `batch · sequence` places are read.
+    /// Input for the tokens; the first `batch · sequence` places are read.
     pub(super) feed: &'a mut DecoderInput,
-    /// Cosines and sines of every position, for graphs that take them.
+    /// Cosines and sines of every position, for graphs that take them as inputs.
     pub(super) angles: Option<&'a mut AngleTables>,
-    /// `[logits_rows, width]`: what the head gives.
+    /// Output of the head, `[logits_rows, width]`.
     pub(super) logits: &'a mut [f32],
     /// Rows of logits.
     pub(super) logits_rows: usize,
 }
 
-/// What a binding was made for; equal keys need no new binding.
+/// Shapes and addresses of a binding; equal keys need no new binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BindingKey {
     batch: usize,
@@ -77,9 +78,9 @@ pub(super) struct BoundGraph {
     /// Rows that the head computes; written before each run.
     pub(super) rows: Vec<i64>,
     total: [i32; 1],
-    /// New keys and values of each layer, where the graph gives these alone.
+    /// New keys and values of each layer, for graphs that return only these.
     new_kv: Vec<[Vec<f32>; 2]>,
-    /// Logits of a row that the head gives.
+    /// Logits in a row of the head's output.
     width: usize,
 }
 

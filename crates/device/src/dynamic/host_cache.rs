@@ -1,8 +1,8 @@
 //! The KV cache in the host's memory: per layer two buffers `[rows, heads, capacity, head_size]`, past and present at once.
 //!
-//! A slot has a row from its first token until it is emptied. All rows share one capacity; every growth lays the rows out
-//! anew, without the gaps that emptied slots left. Pages of rows that are not used are never touched and take no memory;
-//! when slots are emptied and little is left, the rows are laid out anew in less memory.
+//! A slot has a row from its first token until it is emptied. All rows share one capacity. Growth moves the rows to larger
+//! buffers, without the gaps that emptied slots left. Pages of unused rows are never touched and take no memory. When slots
+//! are emptied and little is left, the rows move to smaller buffers.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ use super::{
 };
 use crate::memory::Buffer;
 
-/// The cache shrinks once it has touched this many times what its slots need: seldom enough that copying is cheap.
+/// The cache shrinks once it has touched this many times the memory that its slots need: seldom enough that copying is
+/// cheap.
 const SLACK: usize = 4;
 
 /// The cache of one executor.
@@ -25,13 +26,13 @@ pub(super) struct HostKvCache {
     growth: Growth,
     rows: usize,
     capacity: usize,
-    /// Rows, counted from the first, that a slot has had since the last layout.
+    /// Rows, counted from the first, that slots have used since the last layout.
     touched: usize,
     /// Tokens of each slot.
     lengths: Vec<usize>,
     /// Row of each slot.
     row_of: Vec<Option<usize>>,
-    /// Changes whenever rows lie elsewhere in memory.
+    /// Changes whenever rows move in memory.
     generation: u64,
 }
 
@@ -48,7 +49,7 @@ impl Layer {
     }
 }
 
-/// A slot's row that gets a new place: the next one.
+/// A slot's row that moves to the next free place.
 struct Move {
     slot: usize,
     from: usize,
@@ -81,7 +82,7 @@ impl HostKvCache {
         self.lengths[slot.index()]
     }
 
-    /// Notes how many tokens a slot holds.
+    /// Sets the number of tokens in a slot.
     pub(super) fn set_length(&mut self, slot: SlotId, length: usize) {
         self.lengths[slot.index()] = length;
     }
@@ -96,7 +97,7 @@ impl HostKvCache {
         self.capacity
     }
 
-    /// Changes whenever rows lie elsewhere in memory.
+    /// Changes whenever rows move in memory.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
@@ -113,13 +114,13 @@ impl HostKvCache {
         &mut layer.buffers[tensor.part as usize].as_mut_slice()[rows.start * row..rows.end * row]
     }
 
-    /// Puts `[heads, tokens, head_size]` into a row, at these tokens.
+    /// Writes `[heads, tokens, head_size]` to a row, at these tokens.
     pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
         let shape = self.layers[tensor.layer].row(self.capacity);
         shape.place(self.rows_mut(tensor, row..row + 1), tokens, values);
     }
 
-    /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
+    /// Returns some of a slot's tokens in a tensor, as `[tokens, heads, head_size]`.
     pub(super) fn read(&self, tensor: KvTensor, slot: SlotId, range: Range<usize>) -> Vec<f32> {
         let layer = &self.layers[tensor.layer];
         let shape = layer.row(self.capacity);
@@ -127,7 +128,7 @@ impl HostKvCache {
         shape.read(row, range)
     }
 
-    /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
+    /// Writes `[tokens, heads, head_size]` to a reserved row, from token `at` on.
     pub(super) fn write(
         &mut self,
         tensor: KvTensor,
@@ -139,7 +140,7 @@ impl HostKvCache {
         shape.write(self.rows_mut(tensor, row..row + 1), at, values);
     }
 
-    /// Keeps the first `length` tokens; a slot without any has no row, and a cache without rows no memory.
+    /// Keeps the first `length` tokens. An empty slot has no row, and a cache without rows takes no memory.
     pub(super) fn truncate(&mut self, slot: SlotId, length: usize) {
         self.lengths[slot.index()] = length;
         if length == 0 {
@@ -162,7 +163,7 @@ impl HostKvCache {
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         let capacity = self.limits.kv.capacity_for(longest, self.limits.context);
         if self.touched * self.capacity >= SLACK * occupied * capacity {
-            // A failure leaves everything as it was, which is no worse than before.
+            // A failure leaves the cache unchanged.
             let _ = self.lay_out(occupied, capacity);
         }
     }
@@ -196,8 +197,8 @@ impl HostKvCache {
         Ok(())
     }
 
-    /// Lays the rows in use out anew, for `occupied` slots; with rows to spare where the budget allows, since
-    /// untouched ones cost nothing. After an error all is as it was.
+    /// Moves the rows in use to buffers for `occupied` slots, with spare rows if the budget allows, since untouched rows
+    /// cost nothing. An error leaves the cache unchanged.
     fn lay_out(&mut self, occupied: usize, capacity: usize) -> Result<(), StepError> {
         let kv = self.limits.kv;
         let error = StepError::OutOfMemory { rows: occupied, capacity, wanted: kv.bytes(occupied, capacity) };
@@ -235,7 +236,7 @@ impl HostKvCache {
         Ok(())
     }
 
-    /// Brings the rows of these slots next to each other; gives the first of them. Rows move only where they must.
+    /// Moves the rows of these slots next to each other and returns the first of them. Rows move only if they must.
     pub(super) fn gather(&mut self, slots: &[SlotId]) -> usize {
         let rows = || slots.iter().map(|slot| self.row(*slot));
         let (first, last) = (rows().min().unwrap_or(0), rows().max().unwrap_or(0));
@@ -300,7 +301,7 @@ mod tests {
         HostKvCache::new(&[layout], &limits, Growth::Double)
     }
 
-    /// Fills a slot with numbers that tell slot, head and position apart.
+    /// Fills a slot with numbers that identify slot, head and position.
     fn fill(cache: &mut HostKvCache, slot: u32, length: usize) {
         let id = SlotId(slot);
         cache.reserve([(id, length)].into_iter()).unwrap();

@@ -1,4 +1,4 @@
-//! What goes into a decoder's graph for tokens: rows of the embedding, or the tokens themselves.
+//! Input of a decoder's graph for its tokens: rows of the embedding, or the tokens themselves.
 
 use std::path::Path;
 
@@ -10,37 +10,37 @@ use narthex_spec::{
 
 use crate::{error::DeviceError, table::Embedding};
 
-/// The greatest vocabulary that an imported decoder is believed; no table vouches for it.
+/// Greatest vocabulary accepted from an imported decoder, which has no table to check it against.
 const MAX_VOCAB: usize = 1 << 24;
 
-/// What goes into the graph for tokens.
+/// Input of the graph for its tokens.
 pub(crate) enum DecoderInput {
     /// Rows of the embedding, `[places, hidden]`.
     Rows {
         /// The embedding.
         embedding: Box<Embedding>,
-        /// What was written last.
+        /// Values of the next run.
         rows: Vec<f32>,
-        /// Rows of the per-layer table, `[places, layers · width]`; empty where there is none.
+        /// Rows of the per-layer table, `[places, layers · width]`; empty without such a table.
         per_layer: Vec<f32>,
     },
     /// The tokens, `[places]`.
     Tokens {
         /// Entries of the vocabulary.
         vocab: usize,
-        /// What was written last.
+        /// Values of the next run.
         tokens: Vec<i64>,
     },
 }
 
 impl DecoderInput {
-    /// What a decoder that Narthex compiled is fed with.
+    /// Input of a decoder that Narthex compiled.
     pub(super) fn rows(package: &Path, manifest: &Manifest, arch: &DecoderArch) -> Result<Self, DeviceError> {
         let embedding = Box::new(Embedding::open(package, manifest, arch)?);
         Ok(Self::Rows { embedding, rows: Vec::new(), per_layer: Vec::new() })
     }
 
-    /// What an imported decoder is fed with.
+    /// Input of an imported decoder.
     pub(super) fn tokens(imported: &ImportedDecoder) -> Result<Self, DeviceError> {
         match imported.vocab {
             vocab @ 1..=MAX_VOCAB => Ok(Self::Tokens { vocab, tokens: Vec::new() }),
@@ -59,7 +59,7 @@ impl DecoderInput {
         }
     }
 
-    /// Where in memory that lies, which tells whether it has moved.
+    /// Address of the values; another one means that they have moved.
     pub(super) fn address(&self) -> usize {
         match self {
             Self::Rows { rows, .. } => rows.as_ptr() as usize,
@@ -75,7 +75,7 @@ impl DecoderInput {
         }
     }
 
-    /// Writes a token, which has a position in its sequence, to a place in the run.
+    /// Writes a token at a position of its sequence to a place in the run.
     pub(super) fn write(&mut self, place: usize, token: TokenId, position: usize) {
         match self {
             Self::Rows { embedding, rows, per_layer } => {

@@ -1,4 +1,4 @@
-//! Where a KV cache lies: in the host's memory, or in its device's own.
+//! A decoder's KV cache, in the host's memory or in its device's own.
 
 use std::ops::Range;
 
@@ -15,14 +15,14 @@ use crate::ort::{Binding, Tensor};
 
 /// The KV cache of one executor.
 pub(super) enum KvCache {
-    /// Rows in the host's memory, which a batch of neighbours reads together.
+    /// Rows in the host's memory; neighbouring rows run as one batch.
     Host(HostKvCache),
-    /// Tensors in the device's memory, each of one slot.
+    /// Tensors in the device's memory, for each slot its own.
     Device(DeviceKvCache),
 }
 
 impl KvCache {
-    /// The most slots that one run can take.
+    /// Maximum number of slots in one run.
     pub(super) fn most_rows(&self, batch: usize) -> usize {
         match self {
             Self::Host(_) => batch,
@@ -38,7 +38,7 @@ impl KvCache {
         }
     }
 
-    /// Notes how many tokens a slot holds.
+    /// Sets the number of tokens in a slot.
     pub(super) fn set_length(&mut self, slot: SlotId, length: usize) {
         match self {
             Self::Host(cache) => cache.set_length(slot, length),
@@ -54,7 +54,7 @@ impl KvCache {
         }
     }
 
-    /// Brings the rows of these slots next to each other; gives the first of them.
+    /// Moves the rows of these slots next to each other and returns the first of them.
     pub(super) fn gather(&mut self, slots: &[SlotId]) -> usize {
         match self {
             Self::Host(cache) => cache.gather(slots),
@@ -62,7 +62,7 @@ impl KvCache {
         }
     }
 
-    /// Changes whenever rows lie elsewhere.
+    /// Changes whenever rows move in memory.
     pub(super) fn generation(&self) -> u64 {
         match self {
             Self::Host(cache) => cache.generation(),
@@ -89,16 +89,16 @@ impl KvCache {
         }
     }
 
-    /// Puts `[heads, tokens, head_size]` into a row of the host's memory, at these tokens.
+    /// Writes `[heads, tokens, head_size]` to a row of the host's memory, at these tokens.
     pub(super) fn place(&mut self, tensor: KvTensor, row: usize, tokens: Range<usize>, values: &[f32]) {
         match self {
             Self::Host(cache) => cache.place(tensor, row, tokens, values),
-            // Graphs that give the new ones alone have their cache in the host's memory.
+            // Graphs that return only new keys and values have their cache in the host's memory.
             Self::Device(_) => {}
         }
     }
 
-    /// A slot's tokens in a layer and part, as `[tokens, heads, head_size]`.
+    /// Returns some of a slot's tokens in a tensor, as `[tokens, heads, head_size]`.
     pub(super) fn read(
         &self,
         tensor: KvTensor,
@@ -111,7 +111,7 @@ impl KvCache {
         }
     }
 
-    /// Puts `[tokens, heads, head_size]` into a row that was reserved, from token `at` on.
+    /// Writes `[tokens, heads, head_size]` to a reserved row, from token `at` on.
     pub(super) fn write(
         &mut self,
         tensor: KvTensor,
@@ -132,8 +132,8 @@ impl KvCache {
     /// buffers `new`, one pair for each layer.
     ///
     /// # Safety
-    /// The buffers must stay where they are, and the binding must be bound anew, before its next run, once
-    /// [`Self::generation`] has changed.
+    /// The buffers must not move, and the binding must be bound again, before its next run, once [`Self::generation`] has
+    /// changed.
     pub(super) unsafe fn bind(
         &mut self,
         binding: &mut Binding,

@@ -1,4 +1,4 @@
-//! Two sets of rotary factors, of which a sequence's length decides.
+//! LongRoPE: two sets of rotary factors, chosen by a sequence's length.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{
     table::{LONG, SHORT, pair},
 };
 
-/// What a model with two sets of rotary factors needs beside others.
+/// Both sets of rotary angles, and the switch between them.
 pub(crate) struct LongRope {
     pub(super) switch: RopeSwitch,
     short: AngleTables,
@@ -20,7 +20,7 @@ pub(crate) struct LongRope {
 }
 
 impl LongRope {
-    /// The two sets of a package, where its model has two.
+    /// The two sets of a package, if its model has two.
     pub(super) fn open(
         package: &Path,
         manifest: &Manifest,

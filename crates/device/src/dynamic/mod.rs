@@ -59,21 +59,21 @@ pub struct ExecutorOptions {
     pub threads: usize,
     /// Slots.
     pub slots: usize,
-    /// The most bytes that the KV cache may take.
+    /// Maximum number of bytes of the KV cache.
     pub kv_budget: usize,
     /// Tokens of which the cache's capacity is a multiple.
     pub kv_step: usize,
-    /// The most new tokens in one span.
+    /// Maximum number of new tokens in one span.
     pub chunk: usize,
 }
 
-/// A decoder on one device. Its cache lies where the device's attention reads it: on a GPU in the GPU's own memory.
+/// A decoder on one device. Its cache lies where the device's attention reads it, on a GPU in the GPU's own memory.
 pub struct DynamicExecutor {
     limits: Limits,
     feed: DecoderInput,
     kept: VocabSubset,
     steps: Steps,
-    /// Rows of a batch at most.
+    /// Maximum number of rows in a batch.
     batch: usize,
     long: Option<LongRope>,
     cache: KvCache,
@@ -86,12 +86,12 @@ pub struct DynamicExecutor {
     group: Vec<SlotId>,
     // Dropped last: the bindings above belong to them.
     graph: LoadedGraph,
-    /// The graph for more than one token, where it is another one.
+    /// The graph for more than one token, if it is another one.
     prompt: Option<LoadedGraph>,
 }
 
 impl ExecutorOptions {
-    /// What the model and these options allow together.
+    /// Limits of a model under these options.
     fn limits(&self, context: usize, vocab: usize, kv: &[KvLayout]) -> Result<Limits, DeviceError> {
         let wanted = [("slots", self.slots), ("KV step", self.kv_step), ("chunk", self.chunk)];
         if let Some((what, _)) = wanted.into_iter().find(|(_, value)| *value == 0) {
@@ -113,10 +113,11 @@ impl ExecutorOptions {
 }
 
 impl DynamicExecutor {
-    /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU; the placement tells of them.
+    /// Loads a package's decoder on a device. Nodes that a GPU refuses run on the CPU, as the placement shows.
     ///
     /// # Errors
-    /// [`DeviceError::Variant`] for a device that takes graphs of fixed shape alone, [`DeviceError::NoDevice`] for a device that is not there, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
+    /// [`DeviceError::Variant`] for a device that takes only graphs of fixed shape, [`DeviceError::NoDevice`] for an absent
+    /// device, [`DeviceError::Package`] and [`DeviceError::Read`] for a package that is not a whole decoder of variant A,
     /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, [`DeviceError::Option`] for a zero in the options.
     pub fn open(
         runtime: &'static Runtime,
@@ -147,7 +148,7 @@ impl DynamicExecutor {
         let (names, session) = (&graph.names, &graph.session);
         let own = names.cache.first().map(|[keys, _]| DeviceMemory::of_input(runtime, session, &keys.past));
         let cache = match own.transpose().map_err(DeviceError::binding)?.flatten() {
-            // What such a graph gives is placed by the host.
+            // Graphs that return only new keys and values leave placing them to the host.
             Some(memory) if names.gives == CacheOutput::Present => {
                 KvCache::Device(DeviceKvCache::new(&entry.kv, &limits, memory))
             }
@@ -187,13 +188,13 @@ impl DynamicExecutor {
         graphs.map(placed).collect()
     }
 
-    /// Tokens in a slot, where there is one.
+    /// Returns the number of tokens in a slot.
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
         self.limits.check_slot(slot)?;
         Ok(self.cache.length(slot))
     }
 
-    /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
+    /// Runs the spans of a plan, each with its rotary factors; an empty list stands for the short ones.
     fn run_all(&mut self, plan: &StepPlan, factors: &[RopeFactors]) -> Result<(), StepError> {
         let factors_of = |span: usize| factors.get(span).copied().unwrap_or(RopeFactors::Short);
         let (mut at, mut row) = (0, 0);
@@ -316,7 +317,7 @@ impl DynamicExecutor {
     }
 }
 
-/// Whether a span can be part of a batch.
+/// Returns whether a span can be part of a batch.
 fn is_single(span: &Span) -> bool {
     span.tokens.len() == 1 && span.logits != Wanted::Nothing
 }

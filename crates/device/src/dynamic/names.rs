@@ -15,34 +15,34 @@ use crate::{error::DeviceError, package};
 pub(super) struct DecoderNames {
     /// Embedded tokens, or tokens.
     pub(super) first: CString,
-    /// Rows for every layer, where they are an input.
+    /// Rows for every layer, if they are an input.
     pub(super) per_layer: Option<CString>,
     pub(super) seqlens_k: CString,
     pub(super) total_length: CString,
     pub(super) logits_rows: CString,
     pub(super) logits: CString,
-    /// Cosines and sines, where they are inputs.
+    /// Cosines and sines, if they are inputs.
     pub(super) angles: Option<[CString; 2]>,
     /// Keys and values of each entry of the cache.
     pub(super) cache: Vec<[CacheNames; 2]>,
-    /// What the graph gives of keys and values.
+    /// Output of keys and values.
     pub(super) gives: CacheOutput,
-    /// Whether it takes one row at a time.
+    /// Takes one row at a time.
     pub(super) one_row: bool,
 }
 
-/// Keys or values of one entry of the cache: the past, and every output in its place, or the new ones.
+/// Keys or values of one entry of the cache: the past, and the outputs for the present or the new ones.
 pub(super) struct CacheNames {
     pub(super) past: CString,
     pub(super) present: Vec<CString>,
 }
 
-/// What a graph gives of keys and values.
+/// Output of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheOutput {
-    /// All of the cache: it writes the new ones to their places in the buffers of the past.
+    /// The whole cache: the graph writes new keys and values to their places in the buffers of the past.
     Present,
-    /// The new ones alone, of one row; they are placed behind the past here.
+    /// Only the new ones, of one row; the executor places them behind the past.
     New,
 }
 
@@ -110,7 +110,7 @@ impl DecoderNames {
     }
 }
 
-/// Whether a graph's cache is declared as that of one row.
+/// Returns whether a graph's cache is declared with one row.
 fn declares_one_row(entry: &GraphEntry) -> bool {
     let past = entry.input(Slot::PastKey { layer: 0 });
     past.is_some_and(|past| past.shape.first() == Some(&Dim::Fixed(1)))

@@ -1,4 +1,4 @@
-//! What an executor of variant A takes from a package, and its graphs once they are loaded.
+//! Parts of a package that an executor of variant A reads, and its loaded graphs.
 
 use std::path::Path;
 
@@ -17,11 +17,11 @@ use crate::{
     vocab_subset::VocabSubset,
 };
 
-/// A graph that was loaded.
+/// A loaded graph.
 pub(super) struct LoadedGraph {
     pub(super) file: String,
     pub(super) names: DecoderNames,
-    /// Tokens of the past that it has room for.
+    /// Maximum number of past tokens.
     pub(super) past: usize,
     pub(super) session: Session,
 }
@@ -40,10 +40,10 @@ impl LoadedGraph {
     }
 }
 
-/// The longest sequence that an imported decoder is believed, in tokens; no table vouches for it.
+/// Longest sequence accepted from an imported decoder, in tokens; it has no table to check it against.
 const MAX_CONTEXT: usize = 1 << 24;
 
-/// What a decoder takes from its package beside the graph.
+/// Parts of a decoder's package beside the graph.
 pub(crate) struct DecoderParts<'a> {
     pub(super) entry: &'a GraphEntry,
     pub(crate) feed: DecoderInput,

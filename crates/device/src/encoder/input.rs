@@ -1,4 +1,4 @@
-//! What goes into an encoder's graph for tokens: rows that the host looked up, or the tokens themselves.
+//! Input of an encoder's graph for its tokens: rows that the host looked up, or the tokens themselves.
 
 use std::path::Path;
 
@@ -15,16 +15,16 @@ use crate::{
     ort::{Binding, Tensor},
 };
 
-/// The greatest vocabulary, width or length that an imported encoder is believed; no table vouches for them.
+/// Greatest vocabulary, width or length accepted from an imported encoder, which has no table to check them against.
 const MAX_NUMBER: usize = 1 << 24;
 
-/// What goes into the graph for tokens.
+/// Input of the graph for its tokens.
 pub(crate) enum EncoderInput {
-    /// What the host looked up for them.
+    /// Rows that the host looked up.
     Rows {
         tables: EncoderTables,
         embeds: Vec<f32>,
-        /// What positions add; empty where they are in `embeds`.
+        /// Position rows; empty if `embeds` includes them.
         positions: Vec<f32>,
     },
     /// The tokens themselves, and the segments that they are of.
@@ -122,7 +122,7 @@ impl EncoderInput {
     }
 }
 
-/// Whether what a manifest says of an imported encoder can be.
+/// Checks the manifest's numbers for an imported encoder.
 fn check_imported(imported: &ImportedEncoder, max_length: usize) -> Result<(), DeviceError> {
     let numbers = [imported.vocab, imported.width, max_length];
     if let Some(number) = numbers.into_iter().find(|number| !(1..=MAX_NUMBER).contains(number)) {

@@ -52,7 +52,7 @@ pub enum GpuPreference {
     LowPower,
 }
 
-/// A device that a graph is loaded on, with everything that the provider is told.
+/// A device that a graph is loaded on, with the provider's options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
     /// ONNX Runtime's own CPU kernels, and nothing else.
@@ -74,7 +74,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Its name. HTP emulation has that of the NPU: which of the two runs is the plugin's to know.
+    /// The device's name. HTP emulation has that of the NPU, since only the plugin knows which of the two runs.
     pub fn name(&self) -> DeviceName {
         match self {
             Self::Cpu => DeviceName::Cpu,
@@ -93,7 +93,7 @@ impl Device {
         self.name().ep()
     }
 
-    /// What decides the outcome of a compile for this device, by the provider's own names; not where its files lie.
+    /// Options that decide the outcome of a compile for this device, by the provider's own names; not paths of files.
     pub fn settings(&self) -> BTreeMap<String, String> {
         let mut device = self.clone();
         if let Some(cache) = device.cache() {
@@ -108,8 +108,8 @@ impl Device {
         options.map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
-    /// The folder in which its provider keeps what it compiles, from one load to the next; `None` for a provider that
-    /// keeps nothing by itself.
+    /// The folder in which the provider keeps compiled graphs from one load to the next; `None` for a provider that keeps
+    /// none.
     pub fn cache(&mut self) -> Option<&mut Option<PathBuf>> {
         match self {
             Self::OpenVino(OpenVinoOptions { cache, .. })
@@ -119,7 +119,7 @@ impl Device {
         }
     }
 
-    /// The device with its clocks as a preset says, and of several GPUs the one that suits it.
+    /// The device with the clocks of a preset, and of several GPUs the one that suits it.
     #[must_use]
     pub fn with_power(mut self, power: Power) -> Self {
         match &mut self {
@@ -134,7 +134,7 @@ impl Device {
         self
     }
 
-    /// The device with settings of an NPU; a CPU or GPU is none, and needs them not.
+    /// The device with settings of an NPU, which a CPU or GPU ignores.
     ///
     /// # Errors
     /// A [`Refusal`] by an NPU of another maker, which has no such settings.
@@ -142,7 +142,7 @@ impl Device {
         if let Self::Qnn(options) = &mut self {
             options.npu = wanted;
         } else if wanted != NpuOptions::default() && self.name().kind() == DeviceKind::Npu {
-            let reason = format!("{wanted} are settings of Qualcomm's NPUs, and this is none");
+            let reason = format!("{wanted} are settings of Qualcomm's NPUs, which this one is not");
             return Err(Refusal {
                 cause: Cause::Refused,
                 reason,
@@ -175,8 +175,8 @@ impl Device {
         entries
     }
 
-    /// What the provider is told besides, to have it write into `folder` which nodes it refuses and why; nothing for a
-    /// provider that writes no such trace.
+    /// Further options that make the provider write to `folder` which nodes it refuses and why; empty for a provider
+    /// without such a trace.
     pub(crate) fn trace_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::trace_to(folder),
@@ -192,7 +192,7 @@ impl Device {
         }
     }
 
-    /// What a [control](Self::control) is told besides, to have it write its form of the graph into `folder`.
+    /// Further options that make a [control](Self::control) write its form of the graph to `folder`.
     pub(crate) fn form_to(&self, folder: &Path) -> Vec<(&'static str, String)> {
         match self {
             Self::Qnn(_) => qnn::form_to(folder),
@@ -200,7 +200,7 @@ impl Device {
         }
     }
 
-    /// A backend of the provider's that takes every graph that is sound, and runs none; `None` where there is none.
+    /// The provider's backend that accepts every valid graph and runs none, if it has one.
     pub(crate) fn control(&self) -> Option<Self> {
         match self {
             Self::Qnn(options) => options.control().map(Self::Qnn),
@@ -208,7 +208,7 @@ impl Device {
         }
     }
 
-    /// A backend of the provider's that writes down each call that is made of it, and runs nothing; `None` where there is none.
+    /// The provider's backend that records each call and runs nothing, if it has one.
     pub(crate) fn saver(&self) -> Option<Self> {
         match self {
             Self::Qnn(options) => options.saver().map(Self::Qnn),
@@ -248,17 +248,17 @@ impl Device {
     }
 }
 
-/// The library that brings a provider to an ONNX Runtime whose own library is `core`.
+/// Source of a provider for an ONNX Runtime.
 pub(crate) enum ProviderSource {
-    /// Nothing needs to be loaded: the provider stands inside of this ONNX Runtime.
+    /// The provider is part of this ONNX Runtime.
     Builtin,
-    /// It is loaded from here.
+    /// The provider is loaded from this library.
     Library(PathBuf),
-    /// It works inside of an ONNX Runtime of its own, and this is another one.
+    /// The provider works only in an ONNX Runtime of its own, which is another one.
     OtherRuntime,
 }
 
-/// How the provider whose library is `library` comes to the ONNX Runtime `core`.
+/// Returns the source of a provider, whose library is `library`, for the ONNX Runtime `core`.
 pub(crate) fn provider_source(ep: Ep, library: &Path, core: &Path) -> ProviderSource {
     match ep {
         Ep::Cuda if library == core => ProviderSource::Library(cuda::beside(core)),
@@ -268,7 +268,7 @@ pub(crate) fn provider_source(ep: Ep, library: &Path, core: &Path) -> ProviderSo
     }
 }
 
-/// Whether the ONNX Runtime at `core` brings a provider that works in no other, as far as its folder tells.
+/// Returns whether the ONNX Runtime at `core` includes a provider that works in no other, judging by its folder.
 pub fn comes_with(ep: Ep, core: &Path) -> bool {
     match ep {
         Ep::Cuda => cuda::beside(core).is_file(),
@@ -277,15 +277,15 @@ pub fn comes_with(ep: Ep, core: &Path) -> bool {
     }
 }
 
-/// Whether a provider's message says that its device was lost, so that opening the model again may help. For those
-/// errors for which ONNX Runtime has no code; a message does not name its provider.
+/// Returns whether a provider's message says that its device was lost, so that opening the model again may help. For
+/// errors that have no code in ONNX Runtime. Messages do not name their provider, so all tables are searched.
 pub fn is_loss(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let tables = [qnn::LOSSES, directml::LOSSES, openvino::LOSSES, webgpu::LOSSES];
     tables.into_iter().flatten().any(|words| message.contains(words))
 }
 
-/// A library that lies beside a provider's own.
+/// The path of a library beside a provider's own.
 fn beside(library: &Path, name: &str) -> String {
     library.with_file_name(name).to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
 //! Intel NPUs and GPUs through the OpenVINO plugin, version 1.8, and its CPU device, which stands in for them in tests.
 //!
-//! The plugin offers one ONNX Runtime device for each device of OpenVINO. What it is told of precision, hints and its
-//! cache goes through `load_config`; the options that earlier versions had for these are ignored by it.
+//! The plugin offers one ONNX Runtime device for each device of OpenVINO. Precision, hints and cache are set through
+//! `load_config`; the plugin ignores the options that earlier versions had for these.
 
 use std::path::PathBuf;
 
@@ -76,8 +76,8 @@ fn ov_name(device: OpenVinoDevice) -> &'static str {
     }
 }
 
-/// Whether a device that the plugin offers under this name of OpenVINO's is the one meant. A machine with several GPUs
-/// numbers them: `GPU.0`, `GPU.1`.
+/// Returns whether the plugin's name of a device means this one. A machine with several GPUs numbers them: `GPU.0`,
+/// `GPU.1`.
 pub(super) fn is_unit(device: OpenVinoDevice, unit: &str) -> bool {
     let name = ov_name(device);
     unit.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -1,4 +1,4 @@
-//! Whether this machine has a device, from facts that are read once, or recorded from another machine for tests.
+//! The devices of this machine, from facts that are read once, or recorded from another machine for tests.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -7,7 +7,7 @@ use narthex_spec::{DeviceName, Ep};
 use super::{Device, coreml, cpu, cuda, directml, openvino, qnn, vitisai, webgpu};
 use crate::inventory::{self, Accelerator, AcceleratorKind, Driver};
 
-/// What decides which devices a machine has; by default nothing is known of it.
+/// Facts that decide which devices a machine has; empty by default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
     /// The system, as `std::env::consts::OS` has it.
@@ -57,8 +57,8 @@ impl Facts {
         })
     }
 
-    /// As [`Self::library`], for a device whose driver only Linux tells of. Where nothing else tells of it either, nobody
-    /// knows whether a machine lacks the runtime or the device itself, and it counts as absent.
+    /// As [`Self::library`], for a device whose driver only Linux lists. If nothing else shows the device either, the
+    /// machine may lack the runtime or the device itself, and the device counts as absent.
     pub(super) fn library_of(&self, ep: Ep, what: &DeviceSignature) -> Result<PathBuf, Refusal> {
         self.library(ep).map_err(|refusal| self.unseen(refusal, what))
     }
@@ -86,7 +86,7 @@ impl Facts {
         Refusal { cause: Cause::Absent, reason, ..refusal }
     }
 
-    /// Whether the processor's name says that it has a device, or the system knows a driver of it.
+    /// Returns whether the processor's name implies a device, or the system knows a driver for it.
     fn tells_of(&self, what: &DeviceSignature) -> bool {
         let named = |text: &str, names: &[&str]| {
             let text = text.to_ascii_lowercase();
@@ -96,8 +96,8 @@ impl Facts {
         named(&self.processor, what.processors) || self.drivers.iter().any(driver)
     }
 
-    /// Refuses a machine on which none of these drivers is loaded. Only Linux tells; elsewhere a device is known once
-    /// its provider is loaded, so a machine is refused where the processor is another vendor's.
+    /// Refuses a machine on which none of these drivers is loaded. Only Linux lists them; elsewhere a device is known once
+    /// its provider is loaded, so a machine is refused only if the processor is another vendor's.
     pub(super) fn driven(&self, what: &str, drivers: &[&str], of: Option<Vendor>) -> Result<(), Refusal> {
         if self.os == "linux" {
             let found = self.accelerators.iter().any(|found| drivers.contains(&found.driver.as_str()));
@@ -114,7 +114,7 @@ impl Facts {
         }
     }
 
-    /// Who made the processor, as far as its name tells.
+    /// Maker of the processor, if its name says.
     pub(super) fn vendor(&self) -> Option<Vendor> {
         let name = self.processor.to_ascii_lowercase();
         [("intel", Vendor::Intel), ("amd", Vendor::Amd)]
@@ -139,15 +139,15 @@ impl Facts {
     }
 }
 
-/// A device that Windows does not list, and how it is seen there all the same. Names are in lower case.
+/// Signs of a device that Windows does not list. Names are in lower case.
 pub(super) struct DeviceSignature {
     /// In a sentence.
     pub(super) name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub(super) kind: AcceleratorKind,
     /// Parts of the names of processors that have it.
     pub(super) processors: &'static [&'static str],
-    /// Parts of what its driver is called.
+    /// Parts of its driver's name.
     pub(super) drivers: &'static [&'static str],
 }
 
@@ -158,18 +158,18 @@ pub(super) enum Vendor {
     Amd,
 }
 
-/// Why a device is not used, and what can be done about it.
+/// Reason why a device is not used, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What kind of reason it is.
+    /// Kind of the reason.
     pub cause: Cause,
     /// The reason, in plain words.
     pub reason: String,
-    /// The next step, where there is one.
+    /// The next step, if there is one.
     pub fix: Option<String>,
 }
 
-/// What kind of reason stands against a device.
+/// Kind of reason against a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The machine has no such device.
@@ -187,7 +187,7 @@ impl Refusal {
     }
 }
 
-/// The device behind a name, ready to be opened, or why there is none.
+/// Returns the device behind a name, ready to be opened.
 ///
 /// # Errors
 /// The [`Refusal`], in plain words. Whether the provider's library loads is seen only when it is registered.

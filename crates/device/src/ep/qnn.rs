@@ -17,20 +17,20 @@ const DRIVER: &str = "fastrpc";
 /// QNN_COMMON_ERROR_SYSTEM_COMMUNICATION, as `Error code: 1007` or `…, Code: 1007`.
 pub(super) const LOSSES: &[&str] = &["npu crashed", "qnn_common_error_system_communication", "code: 1007"];
 
-/// What the provider is told.
+/// Options of the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QnnOptions {
     /// The HTP backend's library.
     pub backend: PathBuf,
-    /// The chips that graphs are compiled for; none leaves it to the machine's own NPU.
+    /// The chips that graphs are compiled for; an empty list means the machine's own NPU.
     pub chips: Vec<QnnChip>,
-    /// What the NPU's clocks do while a graph runs.
+    /// Preset of the NPU's clocks while a graph runs.
     pub power: Power,
-    /// What it is told besides.
+    /// Further settings of the NPU.
     pub npu: NpuOptions,
 }
 
-/// What the NPU is told for a preset.
+/// Options for a power preset.
 struct Preset {
     /// QNN's name of the performance mode.
     mode: &'static str,
@@ -147,7 +147,7 @@ pub(super) fn chip_of(processor: &str) -> Option<QnnChip> {
     }
 }
 
-/// The NPU of this machine. Its chip is left to the driver where the processor's name does not tell it.
+/// The NPU of this machine. The driver chooses the chip if the processor's name does not identify it.
 pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     if facts.arch != "aarch64" || facts.os == "macos" {
         let platform = facts.platform();
@@ -155,7 +155,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
             "Hexagon NPUs are part of Snapdragon chips, and this is {platform}"
         )));
     }
-    // Windows tells of its NPU only once the provider is loaded.
+    // Windows lists its NPU only once the provider is loaded.
     if facts.os != "windows" && !facts.accelerators.iter().any(|found| found.driver == DRIVER) {
         return Err(Refusal::absent("no Hexagon driver is loaded (expected /dev/fastrpc-cdsp)"));
     }
@@ -163,7 +163,7 @@ pub(super) fn probe(facts: &Facts) -> Result<Device, Refusal> {
     Ok(Device::Qnn(QnnOptions::new(&facts.library(Ep::Qnn)?, &chips)))
 }
 
-/// The chip that is emulated, since the emulator must be told one.
+/// The emulated chip; the emulator needs one.
 const EMULATED: QnnChip = QnnChip::XElite;
 
 /// Qualcomm's emulation of an NPU.

@@ -21,13 +21,13 @@ pub struct Cpu {
     pub cores: usize,
     /// Logical cores that this process may use, by affinity and control group.
     pub usable_cores: usize,
-    /// Physical cores among those that affinity allows, where the system tells.
+    /// Physical cores among those that affinity allows, if the system reports them.
     pub physical_cores: Option<usize>,
     /// Vector instruction sets that matter to inference.
     pub features: Vec<&'static str>,
 }
 
-/// What an accelerator is.
+/// Kind of an accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceleratorKind {
     /// A neural processing unit.
@@ -49,22 +49,22 @@ impl AcceleratorKind {
 /// An accelerator whose driver the system has loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accelerator {
-    /// What it is.
+    /// Its kind.
     pub kind: AcceleratorKind,
     /// The name of its driver: `intel_vpu`, `amdxdna`, `fastrpc`, ….
     pub driver: String,
-    /// What it is called, in plain words.
+    /// Its name, in plain words.
     pub text: String,
-    /// Bytes of its own memory, where its driver tells.
+    /// Bytes of its own memory, if its driver reports them.
     pub memory: Option<u64>,
 }
 
-/// A driver as far as what it does depends on it.
+/// A driver, by whose version its behaviour may differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
-    /// What it drives.
+    /// Kind of device that it drives.
     pub kind: AcceleratorKind,
-    /// Its name and version, and the version of what it loads into the device, where that is told.
+    /// Its name and version, and the version of the device's firmware, if known.
     pub text: String,
 }
 
@@ -82,7 +82,7 @@ pub fn cpu() -> Cpu {
             .or_else(|| field("Model"))
             .or_else(|| soc(Path::new("/")))
             .or_else(|| registry::text(PROCESSOR_KEY, "ProcessorNameString"))
-            // Windows tells every process.
+            // Windows sets it for every process.
             .or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok())
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         cores: cores.max(usable_cores),
@@ -92,8 +92,8 @@ pub fn cpu() -> Cpu {
     }
 }
 
-/// What the kernel and the firmware call the chip around an Arm processor, which has no name of its own there: the
-/// chip's number, and the names in the device tree, of the board and of the chip. Linux is at `root`.
+/// Returns the names that kernel and firmware give the chip around an Arm processor, which has no name of its own: the
+/// chip's number, and the names of board and chip in the device tree. Linux is at `root`.
 fn soc(root: &Path) -> Option<String> {
     /// A device tree names a board and a chip, each perhaps twice.
     const MOST: usize = 8;
@@ -204,7 +204,7 @@ fn group_limits<'a>(groups: &'a str, root: &'a Path) -> impl Iterator<Item = u64
     files.filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
-/// The operating system's name and version, where it tells.
+/// The operating system's name and version, if it reports them.
 pub fn system() -> Option<String> {
     let release = fs::read_to_string("/etc/os-release").ok()?;
     let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?.trim_matches('"');
@@ -251,14 +251,14 @@ pub fn accelerators() -> Vec<Accelerator> {
     found
 }
 
-/// The accelerators, with those of NVIDIA as their driver's own program tells them, memory included. The program is run where
-/// it is installed, which may take seconds.
+/// The accelerators, those of NVIDIA as reported by their driver's own program, memory included. The program runs if it is
+/// installed, which may take seconds.
 pub fn measured() -> Vec<Accelerator> {
-    told(accelerators(), nvidia::cards())
+    with_cards(accelerators(), nvidia::cards())
 }
 
-/// Accelerators with a vendor's cards in place of what the system told of them, where there are any.
-fn told(mut found: Vec<Accelerator>, cards: Vec<Accelerator>) -> Vec<Accelerator> {
+/// Replaces the system's entries of a vendor's cards by the vendor's own.
+fn with_cards(mut found: Vec<Accelerator>, cards: Vec<Accelerator>) -> Vec<Accelerator> {
     found.retain(|known| cards.iter().all(|card| card.driver != known.driver));
     found.extend(cards);
     found
@@ -305,7 +305,7 @@ fn drivers_at(root: &Path, accelerators: &[Accelerator]) -> Vec<Driver> {
     accelerators.iter().map(version).collect()
 }
 
-/// Bytes of a graphics card's own memory, as AMD's driver tells them.
+/// Bytes of a graphics card's own memory, as AMD's driver reports them.
 fn own_memory(card: &Path) -> Option<u64> {
     fs::read_to_string(card.join("device/mem_info_vram_total")).ok()?.trim().parse().ok()
 }
@@ -438,10 +438,10 @@ mod tests {
             memory,
         };
         let system = vec![card("nvidia", "renderD128", None), card("amdgpu", "renderD129", Some(1))];
-        assert_eq!(told(system.clone(), Vec::new()), system);
+        assert_eq!(with_cards(system.clone(), Vec::new()), system);
         let cards = vec![card("nvidia", "A", Some(2)), card("nvidia", "B", None)];
         let expect = [system[1].clone(), cards[0].clone(), cards[1].clone()];
-        assert_eq!(told(system, cards), expect);
+        assert_eq!(with_cards(system, cards), expect);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! NVIDIA's graphics cards, as their driver's own program tells them: no file of the system says how much memory they have.
+//! NVIDIA's graphics cards, as their driver's own program reports them: no file of the system has the size of their memory.
 
 use std::{
     io::Read,
@@ -13,7 +13,7 @@ use super::{Accelerator, AcceleratorKind};
 /// The program that comes with the driver.
 const PROGRAM: &str = "nvidia-smi";
 
-/// How long it may take. Where nothing keeps the driver loaded, it loads it first, which takes a second or two.
+/// Time limit of the program. If nothing keeps the driver loaded, the program loads it first, which takes a second or two.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The most bytes that are read of it; a card is a line.
@@ -22,13 +22,13 @@ const MOST_BYTES: u64 = 16 << 10;
 /// The most characters of a card's name that are kept.
 const MOST_NAME: usize = 96;
 
-/// The cards; none where the program is not installed or does not answer.
+/// Returns the cards; empty if the program is not installed or does not answer.
 pub(crate) fn cards() -> Vec<Accelerator> {
     let answer = ask(Command::new(PROGRAM), PATIENCE).unwrap_or_default();
     answer.lines().filter_map(card).collect()
 }
 
-/// What the program answers; nothing where it does not in time.
+/// Returns the program's output, if it ends in time.
 fn ask(mut program: Command, patience: Duration) -> Option<String> {
     program.args(["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]);
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

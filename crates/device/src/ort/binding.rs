@@ -43,7 +43,7 @@ impl Binding {
     /// Binds an input by name.
     ///
     /// # Safety
-    /// The tensor's memory must stay valid, and be written only between runs, until the name is bound anew or the
+    /// The tensor's memory must stay valid, and be written only between runs, until the name is bound again or the
     /// binding is dropped.
     pub(crate) unsafe fn input(&mut self, name: &CStr, tensor: Tensor<'_>) -> Result<(), StepError> {
         let value = self.memory.value(tensor)?;

@@ -66,7 +66,7 @@ impl DeviceMemory {
     /// A tensor of single precision, whose elements are whatever was there.
     pub(crate) fn tensor(&self, shape: &[i64]) -> Result<DeviceTensor, StepError> {
         let mut value = OwnedValue(ptr::null_mut());
-        // SAFETY: the allocator is alive, and its session outlives what it gives, by the promise of whoever holds both.
+        // SAFETY: the allocator is alive, and the executor that owns it drops the session after every tensor.
         let status = unsafe {
             (ort::api().CreateTensorAsOrtValue)(
                 self.allocator,

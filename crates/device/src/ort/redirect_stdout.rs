@@ -19,7 +19,7 @@ const NOTICE: &str = "# LIBNATIVE: No alternate configuration present";
 /// While one lives, standard output is a file in memory, for the whole process; with the last, its lines go to standard
 /// error. Other systems than Linux have no emulator, and nothing is redirected there.
 pub(super) struct StdoutRedirect {
-    /// Whether the redirection ends with the last of those that count.
+    /// Counts among the users of the redirection.
     #[cfg(target_os = "linux")]
     counts: bool,
 }
@@ -27,11 +27,11 @@ pub(super) struct StdoutRedirect {
 /// Standard output while it is redirected.
 #[cfg(target_os = "linux")]
 struct RedirectedStdout {
-    /// How many [`StdoutRedirect`]s live.
+    /// Number of live [`StdoutRedirect`]s.
     users: usize,
     /// Standard output as it was.
     kept: OwnedFd,
-    /// What it is meanwhile.
+    /// The file that replaces it.
     file: File,
 }
 
@@ -82,12 +82,12 @@ impl RedirectedStdout {
     }
 
     fn end(mut self) {
-        // Neither can fail with descriptors that are open, and there would be nobody to tell.
+        // Neither can fail with open descriptors, and there is no way to report it.
         let _ = redirect(self.kept.as_fd());
         let mut bytes = Vec::new();
         let _ = self.file.rewind().and_then(|()| self.file.take(MOST_BYTES).read_to_end(&mut bytes));
         let mut stderr = io::stderr().lock();
-        for line in worth_telling(&String::from_utf8_lossy(&bytes)) {
+        for line in without_notice(&String::from_utf8_lossy(&bytes)) {
             let _ = writeln!(stderr, "{line}");
         }
     }
@@ -110,7 +110,7 @@ fn redirect(to: BorrowedFd<'_>) -> io::Result<()> {
 
 /// The lines of what was printed, without the emulator's notice.
 #[cfg(target_os = "linux")]
-fn worth_telling(text: &str) -> impl Iterator<Item = &str> {
+fn without_notice(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with(NOTICE))
 }
 
@@ -132,7 +132,7 @@ mod tests {
         let notice =
             " # LIBNATIVE: No alternate configuration present in libnative_tls.conf or from LIBNATIVE_CONFIG";
         let text = format!("{notice}\n\nLIBNATIVE - Error: malloc failed for thread_t.\n[ ERROR ] x\n");
-        let told: Vec<&str> = worth_telling(&text).collect();
+        let told: Vec<&str> = without_notice(&text).collect();
         assert_eq!(told, ["LIBNATIVE - Error: malloc failed for thread_t.", "[ ERROR ] x"]);
     }
 

@@ -24,20 +24,20 @@ pub(crate) struct Session {
     copies_inputs: bool,
 }
 
-/// How a graph is loaded.
+/// Options of a session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionOptions<'a> {
     /// Threads of each operator on the CPU.
     pub(crate) threads: usize,
     /// The device.
     pub(crate) device: &'a Device,
-    /// What the provider does with its compiled form of the graph.
+    /// Use of the provider's compiled form of the graph.
     pub(crate) context: Context<'a>,
-    /// What the provider writes down of its work.
+    /// Files that the provider writes about its work.
     pub(crate) writes: Writes<'a>,
 }
 
-/// What a provider writes down of the graph that it compiles.
+/// Files that a provider writes about the graph that it compiles.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Writes<'a> {
     /// Nothing.
@@ -68,12 +68,12 @@ pub(crate) enum Context<'a> {
     Written {
         /// The ONNX file that stands for the graph; the binary lies beside it.
         path: &'a Path,
-        /// How it shares a binary.
+        /// Use of a shared binary.
         sharing: Sharing,
     },
 }
 
-/// Whether several graphs share one binary.
+/// Use of one binary by several graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// It has a binary of its own.
@@ -211,7 +211,7 @@ impl Session {
             let message = format!("node {} went to {}", node.name, node.ep);
             return Err(DeviceError::Ort { what: "keep the graph on its device", message });
         }
-        // Whether a provider takes inputs from the host's memory is not told; copying once too often does no harm.
+        // ONNX Runtime does not say whether a provider reads inputs from the host's memory. An extra copy is harmless.
         Ok(Self { inner, placement, copies_inputs: own != Ep::Cpu })
     }
 
@@ -220,7 +220,7 @@ impl Session {
         &self.placement
     }
 
-    /// Whether inputs are copied to the device when they are bound, so that what is written later is not seen.
+    /// Returns whether inputs are copied to the device when they are bound, so that later writes are not seen.
     pub(super) fn copies_inputs(&self) -> bool {
         self.copies_inputs
     }

@@ -9,7 +9,7 @@ use ort_sys::{ONNXTensorElementDataType as Element, OrtStatusPtr};
 
 use crate::ep;
 
-/// A view of a tensor in memory that somebody else owns.
+/// A view of a tensor in memory that the caller owns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tensor<'a> {
     data: *mut c_void,

@@ -25,12 +25,12 @@ pub struct StaticEncoder {
     limits: EncoderLimits,
     tables: EncoderTables,
     output: Slot,
-    /// How rows are weighed into one.
+    /// Pooling of rows into one.
     pooling: Pooling,
     normalize: bool,
     /// By length, rising.
     buckets: Vec<(usize, StaticGraph)>,
-    /// What makes logits of a row, for a model that gives them.
+    /// Turns a row into logits, for a model that has them.
     head: Option<StaticGraph>,
     /// The graph's inputs for one token, before they are rounded.
     row: Vec<f32>,

@@ -1,7 +1,7 @@
 //! Variant B: graphs of fixed shapes, on an NPU, on an emulation of one, or on the CPU as their own reference.
 //!
 //! [`StaticExecutor`] implements the engine's port for decoders, [`StaticEncoder`] for encoders. The graphs know neither
-//! positions nor lengths: this side writes rotary angles and masks, and keeps the cache.
+//! positions nor lengths: the host writes rotary angles and masks, and keeps the cache.
 
 mod cache;
 mod decoder;
@@ -32,24 +32,24 @@ use crate::{
     runtime::Runtime,
 };
 
-/// What is added to the score of a token that must not be seen: enough to make its weight 0 in half precision, and
-/// little enough not to overflow it.
+/// Value added to the score of a masked token: large enough to make its weight 0 in half precision, and small enough not
+/// to overflow it.
 const HIDDEN: f32 = -10_000.0;
 
-/// Where a package's fixed graphs are loaded.
+/// Options for loading a package's static graphs.
 #[derive(Debug, Clone, Copy)]
 pub struct GraphLoad<'a> {
     /// The device.
     pub device: &'a Device,
     /// Threads on the CPU; 0 takes one per physical core.
     pub threads: usize,
-    /// Which form of each graph is loaded.
+    /// Form in which each graph is loaded.
     pub form: Form<'a>,
-    /// What becomes of nodes that the device refuses.
+    /// Policy for nodes that the device refuses.
     pub rest: FallbackPolicy,
 }
 
-/// Where a decoder's parts are loaded.
+/// Options for loading a decoder's parts.
 #[derive(Debug, Clone, Copy)]
 pub struct DecoderLoad<'a> {
     /// The layers.
@@ -115,7 +115,7 @@ fn contexts<'a>(
     contexts.map(|context| Ok((context.graph.as_str(), package::path(folder, &context.file)?))).collect()
 }
 
-/// How the context of a graph is loaded: those that name one binary have their weights in it once.
+/// Returns how the context of a graph is loaded: contexts that name one binary share the weights in it.
 fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>, DeviceError> {
     let (mut own, mut others) = (Vec::new(), Vec::new());
     for (of, path) in contexts {
@@ -125,7 +125,7 @@ fn shared(contexts: &[(&str, PathBuf)], graph: &str) -> Result<Context<'static>,
     Ok(if own.iter().any(|own| others.contains(own)) { Context::Shared } else { Context::Own })
 }
 
-/// How graphs of one package are loaded that hold contexts among other nodes.
+/// Returns how graphs of one package are loaded that hold contexts among other nodes.
 pub(crate) fn shared_by(
     folder: &Path,
     graphs: [Option<&GraphEntry>; 2],

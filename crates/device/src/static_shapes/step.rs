@@ -1,7 +1,7 @@
-//! What the host writes for one run of a decoder's layers: embedded tokens, rotary angles and masks.
+//! Inputs that the host writes for one run of a decoder's layers: embedded tokens, rotary angles and masks.
 //!
-//! A graph takes a fixed number of tokens. Fewer are put at the end, so that the last row is the last token; the rows
-//! before them are padding, which no token sees and whose keys are thrown away.
+//! A graph takes a fixed number of tokens. Fewer tokens fill its last rows, so that the last row is the last token; the rows
+//! before them are padding, which is masked and whose keys are discarded.
 
 use std::ops::Range;
 

@@ -21,7 +21,7 @@ pub struct KvLayer {
     pub heads: usize,
     /// Elements per head.
     pub head_size: usize,
-    /// Whether the keys have been rotated to their position.
+    /// Rotation of the keys to their positions.
     pub rotation: KeyRotation,
     /// Keys `[tokens, heads, head_size]`.
     pub keys: KvRows,
@@ -47,7 +47,7 @@ impl KvRows {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

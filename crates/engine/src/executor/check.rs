@@ -1,4 +1,4 @@
-//! What every executor refuses before it does anything: calls that break its limits or disagree with what it holds.
+//! Checks that every executor makes first: calls that break its limits or disagree with its slots are refused.
 
 use std::ops::Range;
 

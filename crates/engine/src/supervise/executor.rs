@@ -24,7 +24,7 @@ pub struct SupervisedExecutor {
     monitor: Option<NumericsMonitor>,
     /// Scans of the last step's logits; none if it failed.
     scans: Vec<RowScan>,
-    /// Whether the executor panicked: its state is unknown, so it is not called again.
+    /// The executor panicked. Its state is unknown, so it is not called again.
     panicked: bool,
 }
 

@@ -20,7 +20,7 @@ impl NumericsMonitor {
         Self { failed: Arc::new(AtomicBool::new(false)), report: Arc::new(report) }
     }
 
-    /// Whether a model has failed.
+    /// Returns whether a model has failed.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
