@@ -8,7 +8,7 @@ mod near;
 
 use std::{collections::BTreeMap, fmt};
 
-use narthex_spec::{DType, ModelName, Sha256, arch::Pooling};
+use narthex_spec::{DType, ModelName, Sha256, arch::{Family, Pooling}};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub use self::figures::Figures;
@@ -84,31 +84,6 @@ pub struct Entry {
 /// Deserializes a string that holds JSON.
 fn json<'de, D: Deserializer<'de>>(from: D) -> Result<serde_json::Value, D::Error> {
     serde_json::from_str(&String::deserialize(from)?).map_err(de::Error::custom)
-}
-
-/// A model's structure, as its publisher's configuration names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the variants are the publishers' own names")]
-pub enum Family {
-    Llama,
-    Mistral,
-    Bert,
-    Chatglm,
-    Distilbert,
-    Gemma2,
-    Gemma3,
-    Gemma3n,
-    Gpt2,
-    Mobilebert,
-    Openelm,
-    Phi3,
-    Qwen2,
-    Qwen3,
-    Roberta,
-    Smollm3,
-    Stablelm,
-    XlmRoberta,
 }
 
 /// A model's task.
@@ -385,7 +360,7 @@ mod tests {
                         assert!(crate::source::hub::reference::is_repo(repo), "{name}: {repo}");
                     }
                     // Apple shares none.
-                    assert_eq!(hub.tokenizer.is_some(), entry.family == Family::Openelm, "{name}");
+                    assert_eq!(hub.tokenizer.is_some(), entry.family == Family::OpenElm, "{name}");
                 }
             }
         }
