@@ -18,9 +18,20 @@ pub(super) struct Layout {
     pub(super) orientation: Orientation,
     /// What the gains of norms are counted from.
     pub(super) gains: NormGains,
+    /// Factors of weights.
+    pub(super) scales: Vec<WeightScale>,
     layers: Vec<DecoderLayer>,
     /// Rotated elements per head; 0 where no head is rotated.
     dims: usize,
+}
+
+/// A factor that stands for a multiplication in the model, such as one of a part's output.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct WeightScale {
+    /// Canonical module, inside its layer if it is in one.
+    pub(super) module: &'static str,
+    /// The factor of its weight and bias.
+    pub(super) factor: f32,
 }
 
 /// Which elements of a head are rotated against each other, of those that are rotated at all: the first ones.
@@ -93,10 +104,20 @@ impl Layout {
             let gains: Vec<f32> = weight.to_f32().iter().map(|gain| gain + 1.0).collect();
             weight = whole(weight, &gains)?;
         }
-        match self.layer(&weight.name) {
-            Some(layer) if is_rotated(&weight.name) => self.in_halves(weight, layer.attention.head_size),
-            _ => Ok(weight),
-        }
+        weight = match self.layer(&weight.name) {
+            Some(layer) if is_rotated(&weight.name) => self.in_halves(weight, layer.attention.head_size)?,
+            _ => weight,
+        };
+        let factor = self.scale_of(&weight.name);
+        Ok(weight.scaled(factor))
+    }
+
+    /// Returns the factor of a weight; 1 if it has none.
+    fn scale_of(&self, canonical: &str) -> f32 {
+        let module = canonical.rsplit_once('.').map_or(canonical, |(module, _)| module);
+        let inside = module.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+        let module = inside.map_or(module, |(_, module)| module);
+        self.scales.iter().find(|scale| scale.module == module).map_or(1.0, |scale| scale.factor)
     }
 
     /// What the shape in the file is of a weight, or of each of its tensors, whose canonical shape is `shape`; a stack may
@@ -359,5 +380,23 @@ mod tests {
         check(&layout, "layers.0.attn_norm.weight", &[3], None, &[1.0, 2.0, 3.0]);
         check(&layout, "layers.0.mlp.down_proj.bias", &[3], None, &[0.0, 1.0, 2.0]);
         check(&layout, "embed.weight", &[2, 2], None, &[0.0, 1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn weights_are_multiplied_with_their_modules_factors() {
+        let scales = vec![
+            WeightScale { module: "attn.o_proj", factor: 0.5 },
+            WeightScale { module: "norm", factor: 4.0 },
+        ];
+        let layout = Layout { scales, ..Layout::default() };
+        for (name, expect) in [
+            ("layers.3.attn.o_proj.weight", 0.5),
+            ("layers.3.attn.o_proj.bias", 0.5),
+            ("layers.3.attn_norm.weight", 1.0),
+            ("norm.weight", 4.0),
+        ] {
+            let weight = layout.canonical(counting(name, &[4]), None).unwrap();
+            assert_eq!(weight.to_f32(), [0.0, 1.0, 2.0, 3.0].map(|x| x * expect), "{name}");
+        }
     }
 }

@@ -80,6 +80,8 @@ pub struct Weight<'a> {
     pub rows: Option<Vec<u32>>,
     /// The elements of a stored row that a row of the weight has, where that is not all of them.
     pub columns: Option<Columns>,
+    /// Factor that every decoded element is multiplied with.
+    pub scale: f32,
 }
 
 /// Some columns of a stored weight, whole blocks of them.

@@ -33,7 +33,7 @@ impl<'a> Weight<'a> {
         if bytes.len() != expected {
             return Err(CheckpointError::WrongSize { name, expected, found: bytes.len() });
         }
-        Ok(Self { name, shape, encoding, bytes, rows: None, columns: None })
+        Ok(Self { name, shape, encoding, bytes, rows: None, columns: None, scale: 1.0 })
     }
 
     /// The same weight with its row `r` read from row `rows[r]` of the bytes.
@@ -91,6 +91,11 @@ impl<'a> Weight<'a> {
         Ok(self)
     }
 
+    /// Returns the weight with every element multiplied with `factor`.
+    pub(super) fn scaled(self, factor: f32) -> Self {
+        Self { scale: self.scale * factor, ..self }
+    }
+
     /// Rows: the product of every dimension but the last.
     pub fn rows_len(&self) -> usize {
         self.shape.iter().rev().skip(1).product()
@@ -116,6 +121,13 @@ impl<'a> Weight<'a> {
 
     /// Decodes row `row` into the first [`Weight::cols`] elements of `out`. Panics where there is no such row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        self.decode_row(row, out);
+        if self.scale != 1.0 {
+            out.iter_mut().take(self.cols()).for_each(|element| *element *= self.scale);
+        }
+    }
+
+    fn decode_row(&self, row: usize, out: &mut [f32]) {
         let bytes = self.row_bytes(row);
         let Some(columns) = &self.columns else { return self.encoding.decode(bytes, out) };
         let mut at = 0;
