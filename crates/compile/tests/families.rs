@@ -11,17 +11,20 @@ use narthex_compile::pipeline::compile;
 use narthex_spec::{Recipe, Scheme, arch::Architecture, progress::Quiet};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 19] = [
     "chatglm3",
     "gemma2",
     "gemma3",
     "gemma3n",
     "gpt2",
+    "granite",
+    "granite4",
     "llama",
     "mistral",
     "openelm",
     "phi3",
     "phi3.5",
+    "phi4-mini",
     "qwen2",
     "qwen2.5",
     "qwen3",

@@ -64,6 +64,8 @@ pub enum Family {
     Qwen3,
     /// Phi-3 and Phi-3.5.
     Phi3,
+    /// Granite 3, and the dense models of Granite 4.
+    Granite,
     /// Gemma 2.
     Gemma2,
     /// Gemma 3, its text part.

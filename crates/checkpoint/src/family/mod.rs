@@ -1,9 +1,9 @@
-//! Model families, one file each: how a family's settings are read in either format, and how its weights are called.
+//! Model families, one file each: the settings of a family in either format, and the names of its weights.
 //!
-//! A family holds only what it has otherwise than others; what most share stands with the format's own reader
+//! A family holds only its differences; what most families share is in the format's own reader
 //! (`hf::decoder`, `gguf::decoder`). The graph builder never asks for the family: it reads the architecture.
 //!
-//! To add one: a file here, and its rooms in [`HF`] and [`GGUF`].
+//! To add a family, add a file here and its rows in [`HF`] and [`GGUF`].
 
 mod bert;
 mod chatglm;
@@ -11,6 +11,7 @@ mod distilbert;
 mod gemma;
 mod gemma3n;
 mod gpt2;
+mod granite;
 mod llama;
 mod mistral;
 mod mobilebert;
@@ -44,6 +45,8 @@ pub(super) const HF: &[&HfFamily] = &[
     &qwen::HF3,
     &smollm3::HF,
     &phi3::HF,
+    &granite::HF,
+    &granite::HF4,
     &stablelm::HF,
     &gemma::HF2,
     &gemma::HF3,
@@ -65,6 +68,7 @@ pub(super) const GGUF: &[&GgufFamily] = &[
     &qwen::GGUF3,
     &smollm3::GGUF,
     &phi3::GGUF,
+    &granite::GGUF,
     &stablelm::GGUF,
     &gemma::GGUF2,
     &gemma::GGUF3,
@@ -82,7 +86,7 @@ pub(super) struct HfFamily {
     pub(super) classes: &'static [&'static str],
     /// The model type, for files that name no class.
     pub(super) model_type: &'static str,
-    /// What its weights are called.
+    /// Names of its weights.
     pub(super) names: &'static NameTable,
     /// Reads its settings.
     pub(super) read: HfReader,
@@ -102,7 +106,7 @@ pub(super) enum HfReader {
 pub(super) struct GgufFamily {
     /// `general.architecture`, with which its keys begin.
     pub(super) name: &'static str,
-    /// What its weights are called.
+    /// Names of its weights.
     pub(super) names: &'static NameTable,
     /// Reads its metadata; shapes that it leaves open are taken from the tensors.
     pub(super) read: GgufReader,
@@ -117,24 +121,24 @@ pub(super) enum GgufReader {
     Encoder(fn(&GgufKeys<'_>, &Tensors) -> Result<EncoderArch, CheckpointError>),
 }
 
-/// A decoder, and how its file's weights lie.
+/// A decoder, and the layout of its weights.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// What it computes; its numbers are bounded but not yet checked against each other.
+    /// Architecture; its numbers are bounded but not yet checked against each other.
     pub(super) arch: DecoderArch,
-    /// How its weights lie.
+    /// Layout of its weights.
     pub(super) layout: Layout,
 }
 
 impl From<DecoderArch> for Decoder {
-    /// A decoder whose weights lie as the canonical ones do.
+    /// Returns a decoder with weights in the canonical layout.
     fn from(arch: DecoderArch) -> Self {
         Self { layout: Layout::of(&arch), arch }
     }
 }
 
 impl Decoder {
-    /// With weights of q and k that rotate neighbours against each other.
+    /// Marks q and k as rotated in interleaved pairs.
     fn with_interleaved_rope(mut self) -> Self {
         self.layout.pairs = RopePairs::Interleaved;
         self

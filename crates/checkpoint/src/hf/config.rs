@@ -1,4 +1,4 @@
-//! `config.json`: a model's class and its keys, whose meaning is the families' matter.
+//! `config.json`: a model's class and its keys, which the families interpret.
 
 use std::path::{Path, PathBuf};
 
@@ -87,6 +87,15 @@ impl Config {
         &self.path
     }
 
+    /// Returns the configuration with other values for some keys.
+    pub(crate) fn with(&self, changes: Value) -> Result<Self, CheckpointError> {
+        let mut keys = self.keys.clone();
+        if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
+            keys.extend(changes);
+        }
+        Self::new(self.path.clone(), keys)
+    }
+
     /// Ids of special tokens, for tokenizers that do not name them.
     pub fn ids(&self) -> &TokenIds {
         &self.class.ids
@@ -126,7 +135,7 @@ impl Config {
 
 #[cfg(test)]
 impl Config {
-    /// GgufKeys of which some are changed.
+    /// Keys of which some are changed.
     pub fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
             keys.extend(changes.clone());
@@ -135,7 +144,7 @@ impl Config {
     }
 }
 
-/// What `config.json` holds, for errors about one that does not.
+/// Expected content of `config.json`, for errors.
 const EXPECTED: &str = "the configuration of a language model or encoder";
 
 #[cfg(test)]

@@ -124,7 +124,8 @@ def from_transformers(out, name, config, less_one=False):
     settings = config.to_diff_dict()
     settings["architectures"] = [type(model).__name__]
     settings["tie_word_embeddings"] = bool(tied)
-    for key in ("transformers_version", "dtype", "attn_implementation", "_attn_implementation"):
+    # The last is an infinity in the configuration of hybrid models, for which JSON has no number.
+    for key in ("transformers_version", "dtype", "attn_implementation", "_attn_implementation", "time_step_limit"):
         settings.pop(key, None)
     folder = write(out, name, settings, tensors, rows)
     write_dropped(folder, smaller(name, config, model))
@@ -263,6 +264,46 @@ def phi3_long(out):
                       tensors={"rope_factors_short.weight": np.float32(short),
                                "rope_factors_long.weight": np.float32(long)})
     write_gguf(folder, gguf.MODEL_ARCH.PHI3, tensors, meta)
+
+
+def phi4_mini(out):
+    """A part of each head rotated, LongRoPE's factors over that part, and a tied head."""
+    rng = np.random.default_rng(44)
+    dims = HEAD * 3 // 4 // 2
+    short, long = (list(map(float, np.float32(1 + scale * rng.random(dims)))) for scale in (0.5, 5.0))
+    config = transformers.Phi3Config(**SIZES, rms_norm_eps=1e-5, original_max_position_embeddings=10,
+                                     rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=short,
+                                                          long_factor=long, partial_rotary_factor=0.75),
+                                     tie_word_embeddings=True)
+    folder, tensors = from_transformers(out, "phi4-mini", config)
+    factor = float(np.sqrt(1 + np.log(CONTEXT / 10) / np.log(10)))
+    meta = llama_meta(rope_dimension_count=2 * dims, layer_norm_rms_eps=1e-5, rope_scaling_orig_ctx_len=10,
+                      rope_scaling_attn_factors=factor,
+                      tensors={"rope_factors_short.weight": np.float32(short),
+                               "rope_factors_long.weight": np.float32(long)})
+    write_gguf(folder, gguf.MODEL_ARCH.PHI3, tensors, meta)
+
+
+GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.4, logits_scaling=2.5)
+
+
+def granite(out):
+    """As the dense models of 3.x: Llama with multipliers of embeddings, residuals, scores and logits."""
+    config = transformers.GraniteConfig(**SIZES, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True, **GRANITE)
+    folder, tensors = from_transformers(out, "granite", config)
+    meta = llama_meta(layer_norm_rms_eps=1e-5, embedding_scale=GRANITE["embedding_multiplier"],
+                      residual_scale=GRANITE["residual_multiplier"], attention_scale=GRANITE["attention_multiplier"],
+                      logit_scale=GRANITE["logits_scaling"])
+    write_gguf(folder, gguf.MODEL_ARCH.GRANITE, tensors, meta, rotated)
+
+
+def granite4(out):
+    """As the dense models of 4.0: the hybrid class without Mamba layers and experts, with a shared feed-forward part."""
+    sizes = SIZES | dict(layer_types=["attention"] * 2, shared_intermediate_size=INNER, num_local_experts=0,
+                         num_experts_per_tok=0, position_embedding_type="rope")
+    config = transformers.GraniteMoeHybridConfig(**sizes, rms_norm_eps=1e-5, rope_theta=10000.0,
+                                                 tie_word_embeddings=True, **GRANITE)
+    from_transformers(out, "granite4", config)
 
 
 def stablelm_meta(**more):
@@ -492,7 +533,7 @@ def chatglm3(out):
 
 
 FAMILIES = dict(llama=llama, mistral=mistral, qwen2=qwen2, qwen2_5=qwen2_5, qwen3=qwen3, smollm3=smollm3, phi3=phi3, phi3_long=phi3_long,
-                stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
+                phi4_mini=phi4_mini, granite=granite, granite4=granite4, stablelm=stablelm, stablelm2=stablelm2, gemma2=gemma2, gemma3=gemma3, gemma3n=gemma3n, gpt2=gpt2,
                 openelm=openelm, chatglm3=chatglm3)
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 use super::Package;
 
 /// The families by folder.
-pub(crate) const FAMILIES: [&str; 16] = [
+pub(crate) const FAMILIES: [&str; 19] = [
     "llama",
     "mistral",
     "qwen2",
@@ -22,6 +22,9 @@ pub(crate) const FAMILIES: [&str; 16] = [
     "smollm3",
     "phi3",
     "phi3.5",
+    "phi4-mini",
+    "granite",
+    "granite4",
     "stablelm",
     "stablelm2",
     "gemma2",

@@ -1,0 +1,149 @@
+//! Granite 3 and the dense models of Granite 4: Llama's structure with multipliers of embeddings, residuals, attention
+//! scores and logits (maximal update parametrization, Yang et al. 2022, arXiv:2203.03466).
+//!
+//! The multipliers of residuals and logits become factors of the weights before them.
+
+use narthex_spec::arch::Family;
+use serde::Deserialize;
+
+use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
+use crate::{
+    CheckpointError,
+    gguf::decoder::GgufKeys,
+    hf::{
+        config::Config,
+        decoder::{DecoderKeys, Defaults},
+    },
+    layout::WeightScale,
+    limits::unsupported,
+    names::{NameTable, TensorPart},
+    tensors::Tensors,
+};
+
+/// `GraniteForCausalLM` (`GraniteConfig` of `transformers`).
+pub(super) const HF: HfFamily = HfFamily {
+    classes: &["GraniteForCausalLM"],
+    model_type: "granite",
+    names: &llama::HF_NAMES,
+    read: HfReader::Decoder(hf),
+};
+
+/// `GraniteMoeHybridForCausalLM` (`GraniteMoeHybridConfig` of `transformers`) without Mamba layers and experts.
+pub(super) const HF4: HfFamily = HfFamily {
+    classes: &["GraniteMoeHybridForCausalLM"],
+    model_type: "granitemoehybrid",
+    names: &NameTable {
+        inner: &[
+            ("attn_norm", "input_layernorm"),
+            ("attn.q_proj", "self_attn.q_proj"),
+            ("attn.k_proj", "self_attn.k_proj"),
+            ("attn.v_proj", "self_attn.v_proj"),
+            ("attn.o_proj", "self_attn.o_proj"),
+            ("mlp_norm", "post_attention_layernorm"),
+            ("mlp.down_proj", "shared_mlp.output_linear"),
+        ],
+        parts: &[
+            ("mlp.gate_proj", "shared_mlp.input_linear", TensorPart::Gate),
+            ("mlp.up_proj", "shared_mlp.input_linear", TensorPart::Up),
+        ],
+        ..llama::HF_NAMES
+    },
+    read: HfReader::Decoder(hf4),
+};
+
+/// `granite` (llama.cpp's `llama_model::load_hparams`).
+pub(super) const GGUF: GgufFamily =
+    GgufFamily { name: "granite", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf) };
+
+/// Keys of the multipliers in `config.json`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Multipliers {
+    #[serde(default = "one", rename = "embedding_multiplier")]
+    embedding: f64,
+    #[serde(default = "one", rename = "residual_multiplier")]
+    residual: f64,
+    #[serde(default = "one", rename = "attention_multiplier")]
+    attention: f64,
+    /// Divisor of logits.
+    #[serde(default = "one", rename = "logits_scaling")]
+    logits: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Multipliers {
+    /// Fails for factors that are not finite numbers above zero.
+    fn apply(self, mut decoder: Decoder) -> Result<Decoder, CheckpointError> {
+        let all = [self.embedding, self.residual, self.attention, self.logits];
+        if let Some(found) = all.into_iter().find(|factor| !(factor.is_finite() && *factor > 0.0)) {
+            return Err(unsupported("multiplier", "a finite number above zero", found));
+        }
+        let residual = self.residual as f32;
+        decoder.arch.family = Family::Granite;
+        decoder.arch.embed_scale = Some(self.embedding as f32);
+        for layer in &mut decoder.arch.layers {
+            layer.attention.scale = Some(self.attention as f32);
+        }
+        decoder.layout.scales = vec![
+            WeightScale { module: "attn.o_proj", factor: residual },
+            WeightScale { module: "mlp.down_proj", factor: residual },
+            WeightScale { module: "norm", factor: (1.0 / self.logits) as f32 },
+        ];
+        Ok(decoder)
+    }
+}
+
+fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+    let keys: DecoderKeys = config.keys()?;
+    let mut arch = keys.decoder(config, Defaults::LLAMA)?;
+    for layer in &mut arch.layers {
+        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
+        layer.attention.output_bias = layer.attention.qkv_bias;
+        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
+    }
+    config.keys::<Multipliers>()?.apply(arch.into())
+}
+
+/// Keys of the hybrid class.
+#[derive(Debug, Deserialize)]
+struct HybridKeys {
+    shared_intermediate_size: usize,
+    #[serde(default)]
+    num_local_experts: usize,
+    #[serde(default)]
+    position_embedding_type: Option<String>,
+    layer_types: Vec<String>,
+}
+
+fn hf4(config: &Config) -> Result<Decoder, CheckpointError> {
+    let own: HybridKeys = config.keys()?;
+    if let Some(other) = own.layer_types.iter().find(|kind| !kind.ends_with("attention")) {
+        return Err(unsupported("layer type", "attention in every layer, as in the dense models", other));
+    }
+    if own.num_local_experts > 0 {
+        return Err(unsupported("num_local_experts", "0: a dense model", own.num_local_experts));
+    }
+    if own.position_embedding_type.as_deref() != Some("rope") {
+        let found = own.position_embedding_type.as_deref().unwrap_or("none");
+        return Err(unsupported("position_embedding_type", "rope", found));
+    }
+    let config = config.with(serde_json::json!({
+        "intermediate_size": own.shared_intermediate_size, "layer_types": null,
+    }))?;
+    hf(&config)
+}
+
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+    let factor = |key: &str| Ok::<_, CheckpointError>(keys.float(key)?.unwrap_or(1.0));
+    let decoder = Decoder::from(keys.decoder(tensors)?).with_interleaved_rope();
+    let scale = decoder.arch.layers.first().map_or(1.0, |layer| f64::from(layer.attention.scale()));
+    let multipliers = Multipliers {
+        embedding: factor("embedding_scale")?,
+        residual: factor("residual_scale")?,
+        attention: keys.float("attention.scale")?.unwrap_or(scale),
+        logits: factor("logit_scale")?,
+    };
+    multipliers.apply(decoder)
+}
