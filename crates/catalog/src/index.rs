@@ -8,7 +8,10 @@ mod near;
 
 use std::{collections::BTreeMap, fmt};
 
-use narthex_spec::{DType, ModelName, Sha256, arch::{Family, Pooling}};
+use narthex_spec::{
+    DType, ModelName, Sha256,
+    arch::{Family, Pooling},
+};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub use self::figures::Figures;

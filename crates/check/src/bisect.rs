@@ -1,5 +1,5 @@
 //! The last step of the [ladder](super::qnn_errors::LADDER): which nodes of a graph are at fault when a compiler fails on
-//! it. Pure: whoever calls asks the compiler.
+//! it. Pure: the caller runs the compiler.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Joining what a vendor's compiler says of a graph to a report: the seam between rules and proof.
+//! Results of vendors' compilers, and their place in a report beside the rules' predictions.
 //!
 //! The rules predict; where the compiler is installed, the gateway lets it finalize each part, and
 //! [`Report::record`](super::Report::record) checks the model again with what came of it.
@@ -13,16 +13,16 @@ use super::{
     report::{Finding, Fix, Rule, Severity},
 };
 
-/// What a vendor's compiler made of one graph.
+/// Result of a vendor's compiler for one graph.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompilerResult {
-    /// It took every node.
+    /// The NPU runs every node.
     Whole {
         /// Nodes of the compiled graph.
         nodes: usize,
     },
-    /// It left some nodes to other devices.
+    /// Some nodes run on other devices.
     Partly {
         /// Those nodes.
         elsewhere: Vec<FallbackNode>,
@@ -33,33 +33,33 @@ pub enum CompilerResult {
     Failed {
         /// Its message.
         message: String,
-        /// The nodes at fault. A compiler does not tell them; whoever asks it seeks them.
+        /// Nodes at fault. A compiler does not report them; the caller searches for them.
         #[serde(skip)]
         fault: FaultyNodes,
-        /// What it told on the way.
+        /// Diagnostics of the compiler.
         #[serde(skip)]
         evidence: Option<Evidence>,
     },
     /// Its process ended without an answer.
     Ended {
-        /// How.
+        /// The way it ended.
         how: ProcessEnd,
         /// The nodes at fault.
         #[serde(skip)]
         fault: FaultyNodes,
-        /// What it told until then.
+        /// Diagnostics of the compiler until then.
         #[serde(skip)]
         evidence: Option<Evidence>,
     },
 }
 
-/// How a compiler's process ended before it could answer.
+/// End of a compiler's process without a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessEnd {
-    /// From outside, as a system does whose memory is full.
+    /// Killed from outside, for example because memory ran out.
     Killed,
-    /// By itself, with this status.
+    /// Crashed with this status.
     Crashed(String),
 }
 
@@ -72,17 +72,17 @@ pub struct FallbackNode {
     pub why: Option<String>,
 }
 
-/// What is known of the nodes on which a compiler fails.
+/// Nodes on which a compiler fails.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum FaultyNodes {
-    /// Nobody looked for them.
+    /// They were not searched for.
     #[default]
     NotSought,
     /// It fails on these, and takes them as soon as any one is left out.
     Nodes {
         /// Their paths, in order.
         paths: Vec<String>,
-        /// How to mend one of them, where a rule knows that.
+        /// Fix for one of them, if a rule has one.
         fix: Option<Fix>,
     },
     /// They could not be found, for this reason.
@@ -92,30 +92,30 @@ pub enum FaultyNodes {
     },
 }
 
-/// What was had of a compiler that fails on a graph: the steps of the [ladder](LADDER) that were taken.
+/// Diagnostics of a compiler that fails on a graph, from the steps of the [ladder](LADDER) that were taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
     /// The folder of what the provider wrote, and of the graph where it is a piece of the model's.
     pub folder: PathBuf,
     /// Lines of the provider's log that say why.
     pub words: Vec<String>,
-    /// What a control backend made of the graph, which takes every sound one; nothing where there is none.
+    /// Result of a control backend, which accepts every valid graph; `None` if there is no such backend.
     pub control: Option<ControlResult>,
     /// The command that asks again, on this or another machine.
     pub again: String,
 }
 
-/// What a control backend made of a graph.
+/// Result of a control backend for a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlResult {
-    /// It takes it.
+    /// It accepts the graph.
     Takes,
     /// It fails too.
     Fails,
 }
 
 impl Evidence {
-    /// What it says, behind a failure's message.
+    /// Returns the text that follows a failure's message.
     fn told(&self) -> String {
         let words = self.words.iter().map(|line| format!(". Its log says: {line}"));
         let control = self.control.map(|control| match control {
@@ -139,9 +139,13 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
         }
         CompilerResult::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
         CompilerResult::Failed { message, fault, evidence } => {
-            vec![failed(in_words(message, evidence.as_ref()), fault, evidence.as_ref())]
+            let (message, usual) = in_words(message, evidence.as_ref());
+            vec![failed(message, usual, fault, evidence.as_ref())]
         }
-        CompilerResult::Ended { how, fault, evidence } => vec![failed(ended(how), fault, evidence.as_ref())],
+        CompilerResult::Ended { how, fault, evidence } => {
+            let (message, usual) = ended(how);
+            vec![failed(message, usual, fault, evidence.as_ref())]
+        }
     };
     found.splice(0..0, told);
 }
@@ -179,7 +183,7 @@ fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
 }
 
 /// A failure and its usual fix with the nodes at fault.
-fn failed((message, usual): (String, Fix), fault: &FaultyNodes, evidence: Option<&Evidence>) -> Finding {
+fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Evidence>) -> Finding {
     let (mut message, fix, places) = match fault {
         FaultyNodes::NotSought => (message, usual, Vec::new()),
         FaultyNodes::NotFound { reason } => {

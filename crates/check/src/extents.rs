@@ -16,7 +16,7 @@ const TOTAL: u64 = 512;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Extents {
     given: BTreeMap<String, u64>,
-    /// What was assumed, as it was asked for.
+    /// Assumed extents, in the order of their use.
     assumed: RefCell<BTreeMap<String, u64>>,
 }
 
@@ -35,7 +35,7 @@ impl Extents {
         Some(extent)
     }
 
-    /// What was assumed so far.
+    /// Extents assumed so far.
     pub(super) fn assumed(&self) -> BTreeMap<String, u64> {
         self.assumed.borrow().clone()
     }

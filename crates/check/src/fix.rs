@@ -25,7 +25,7 @@ use super::{
     rewrites::narthex_rewrites,
 };
 
-/// What is added to the score of a token that may not be seen. Half precision has it exactly, and e^-100 is 0 in it.
+/// Value added to the scores of masked tokens. Half precision represents it exactly, and e^-100 is 0 there.
 const MASKED: f32 = -100.0;
 
 /// The parts with every fix that Narthex makes, and the labels of what was done.

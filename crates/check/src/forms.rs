@@ -12,7 +12,7 @@ use crate::{
     view::View,
 };
 
-/// What becomes of a node whose form decides; nothing for operators that are asked as they are.
+/// Returns the outcome for a node whose form decides it; `None` for operators without special forms.
 pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem>> {
     if view.facts.compiler == Compiler::OpenVino {
         return None;

@@ -48,7 +48,7 @@ use self::{
     problem::Problem,
 };
 
-/// What a model is checked for.
+/// Options of a check.
 #[derive(Debug, Clone)]
 pub struct CheckOptions {
     /// The target.

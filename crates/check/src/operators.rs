@@ -1,4 +1,4 @@
-//! Where a node goes: what the target's compiler does with its operator in the form in which it stands here.
+//! Predicted placement of a node, from its operator and form.
 
 use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP};
 
@@ -10,7 +10,7 @@ use crate::{
     view::View,
 };
 
-/// Where a node goes.
+/// Returns the placement that the rules predict for a node.
 pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     // Quantised weights are kept as they are, for the compiler to take them with what reads them.
     if view.known.output(node).constant && node.op != "DequantizeLinear" {
@@ -42,7 +42,7 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     }
 }
 
-/// What follows from extents that are not known.
+/// Returns the placement of a node that depends on unknown extents.
 fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     let fixed = |known: &dyn Fn(&str) -> bool| {
         node.inputs.iter().chain(&node.outputs).filter(|name| !name.is_empty()).all(|name| known(name))

@@ -17,11 +17,11 @@ use crate::{
 /// A graph and the placement of its nodes: predicted by the rules, or as the vendor's compiler placed them.
 pub(crate) struct PlacedGraph<'a> {
     view: View<'a>,
-    /// Where each node goes.
+    /// Placement of each node.
     pub(crate) outcomes: Vec<NodePlacement>,
-    /// What the rules expected of nodes that the vendor's compiler took all the same, by position.
+    /// Problems that the rules predicted for nodes that the vendor's compiler accepted, by position.
     pub(crate) overruled: Vec<(usize, Problem)>,
-    /// Nodes elsewhere that are none of the graph's: ONNX Runtime made them.
+    /// Nodes on other devices that ONNX Runtime added to the graph.
     pub(crate) made: usize,
 }
 
@@ -74,7 +74,7 @@ impl<'a> PlacedGraph<'a> {
         }
     }
 
-    /// What is wrong with nodes, by position; what the compiler overruled is worth a note.
+    /// Returns the problems of nodes, by position; those that the compiler overruled become notes.
     pub(crate) fn problems(&self) -> impl Iterator<Item = (&'a Node, Problem)> {
         let standing = self.outcomes.iter().enumerate().filter_map(|(index, outcome)| match outcome {
             NodePlacement::Problem(problem) => Some((index, problem.clone())),
@@ -91,7 +91,7 @@ impl<'a> PlacedGraph<'a> {
         standing.chain(overruled).filter_map(|(index, problem)| Some((graph.nodes.get(index)?, problem)))
     }
 
-    /// Nodes with where they go, in order.
+    /// Returns the nodes with their placements, in order.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &'a Node, &NodePlacement)> {
         self.graph().nodes.iter().zip(&self.outcomes).enumerate().map(|(index, (node, at))| (index, node, at))
     }

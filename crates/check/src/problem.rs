@@ -22,7 +22,7 @@ pub(super) enum NodePlacement {
 pub(super) struct Problem {
     pub(super) rule: Rule,
     pub(super) severity: Severity,
-    /// What is wrong, without the node's name.
+    /// Description of the problem, without the node's name.
     pub(super) why: String,
     pub(super) fix: Option<Fix>,
 }

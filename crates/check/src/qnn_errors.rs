@@ -13,11 +13,11 @@ pub struct Explanation {
     pub code: u32,
     /// The SDK's name.
     pub name: &'static str,
-    /// What it means.
+    /// Meaning.
     pub meaning: &'static str,
-    /// What causes it.
+    /// Cause.
     pub cause: &'static str,
-    /// What to do next.
+    /// Next step.
     pub next: &'static str,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// What is done about a graph that does not compile, from the cheapest step to the dearest. `narthex check` takes these steps
+/// Steps for a graph that does not compile, from the cheapest to the most expensive. `narthex check` takes these steps
 /// by itself where the compiler is installed.
 pub const LADDER: [&str; 7] = [
     "read qnn_op_trace.json (enable_framework_op_trace=1): which operators were composed, and which not",
@@ -260,10 +260,10 @@ pub fn code_in(message: &str) -> Option<u32> {
     })
 }
 
-/// The most lines of a log that are told.
+/// Maximum number of log lines in a report.
 const MOST_LINES: usize = 3;
 
-/// The most characters of a line that are told.
+/// Maximum number of characters of a log line in a report.
 const LONGEST_LINE: usize = 200;
 
 /// The lines of a verbose log that say why a graph was not prepared, each once.

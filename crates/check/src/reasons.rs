@@ -1,4 +1,4 @@
-//! Why single nodes do not go to the NPU: for whoever has the list of nodes that did not, and wants each explained.
+//! Reasons why single nodes do not run on the NPU.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const MOST_SYMBOLS: usize = 3;
 /// Why a node does not go to the NPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
-    /// What is wrong, without the node's name.
+    /// Description of the problem, without the node's name.
     pub why: String,
     /// The next step, where one is known.
     pub fix: Option<Fix>,
@@ -40,7 +40,7 @@ pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
     view.placed().filter_map(|(_, node, outcome)| Some((node.path(), reason(outcome)?))).collect()
 }
 
-/// What is wrong with the nodes that depend on open dimensions.
+/// Reason for nodes that depend on open dimensions.
 fn open(view: &PlacedGraph<'_>, extents: &Extents) -> Reason {
     let symbols = symbols(view.graph());
     let named: Vec<String> = symbols.iter().take(MOST_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();

@@ -1,4 +1,4 @@
-//! What a check says: a verdict, a score with its parts, findings with their fixes. Plain data, for people and for JSON.
+//! Reports of checks: a verdict, a score with its parts, findings with their fixes. Plain data, for people and for JSON.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 pub struct Report {
     /// The model: a path or a name.
     pub subject: String,
-    /// What it was checked for.
+    /// Target of the check.
     pub target: Target,
-    /// Whether it runs there.
+    /// Verdict on the model.
     pub verdict: Verdict,
-    /// How well it suits the target.
+    /// Score of the model on the target.
     pub score: Score,
     /// Extents that were taken for dimensions that the model leaves open, in order to count its work.
     pub assumed: BTreeMap<String, u64>,
@@ -22,9 +22,9 @@ pub struct Report {
     pub parts: Vec<PartSummary>,
     /// Bytes that their weights take on the NPU together; those that graphs share count once.
     pub npu_weight_bytes: u64,
-    /// What was found, the gravest first.
+    /// Findings, most severe first.
     pub findings: Vec<Finding>,
-    /// What it would be after Narthex's own fixes, if it has any.
+    /// Result after Narthex's own fixes, if there are any.
     pub after_fix: Option<AfterFix>,
 }
 
@@ -48,20 +48,20 @@ pub enum Verdict {
     },
 }
 
-/// How well a model suits the target: a weighted mean of shares that are computed from the graph, within what the verdict
+/// Score of a model on a target: a weighted mean of shares that are computed from the graph, within what the verdict
 /// allows. What is refused has none, and what runs in part has at most the percentage that the NPU does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Score {
     /// 0 to 100.
     pub total: f64,
-    /// What it is made of.
+    /// Components of the score.
     pub components: Vec<Component>,
 }
 
 /// One part of a score.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Component {
-    /// What is measured.
+    /// Name of the measure.
     pub name: &'static str,
     /// 0 to 1.
     pub value: f64,
@@ -96,7 +96,7 @@ pub struct PartSummary {
     pub io_bytes: Option<u64>,
     /// The least number of pieces into which the NPU's nodes fall.
     pub npu_pieces: usize,
-    /// How weights and activations are stored.
+    /// Storage of weights and activations.
     pub scheme: String,
 }
 
@@ -105,25 +105,25 @@ pub struct PartSummary {
 pub struct Finding {
     /// The rule.
     pub rule: Rule,
-    /// How grave it is.
+    /// Severity.
     pub severity: Severity,
     /// The graph's file, where it is about one.
     pub part: Option<String>,
     /// Paths of the nodes, or names of the tensors or files, that it is about.
     pub places: Vec<String>,
-    /// What was expected and what was found.
+    /// Expectation and observation.
     pub message: String,
     /// The next step.
     pub fix: Option<Fix>,
 }
 
-/// How grave a finding is, the gravest first.
+/// Severity of a finding, most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The model cannot run on the target.
     Refuses,
-    /// What it is about runs on another device.
+    /// The affected nodes run on another device.
     Falls,
     /// It runs, and costs time, memory or accuracy.
     Costs,
@@ -131,22 +131,22 @@ pub enum Severity {
     Notes,
 }
 
-/// What can be done about a finding.
+/// Fix for a finding.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Fix {
-    /// Who can do it.
+    /// Party that can apply the fix.
     pub by: FixedBy,
-    /// What.
+    /// Description of the fix.
     pub text: String,
 }
 
-/// Who can apply a fix.
+/// Party that can apply a fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FixedBy {
     /// `narthex check --fix`.
     Narthex,
-    /// Whoever exports the model.
+    /// The user who exports the model.
     You,
 }
 
@@ -162,7 +162,7 @@ impl Fix {
     }
 }
 
-/// What a model would be after `--fix`.
+/// Result of `--fix`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AfterFix {
     /// The verdict.
@@ -181,7 +181,7 @@ pub enum Rule {
     Malformed,
     /// Every extent is fixed.
     DynamicDimension,
-    /// Every shape can be told before the graph runs.
+    /// Every shape is known before the graph runs.
     UnknownShape,
     /// The target's compiler takes the operator.
     UnsupportedOperator,
@@ -199,7 +199,7 @@ pub enum Rule {
     BooleanMask,
     /// Masked scores are small negative numbers, not the most negative ones.
     MaskValue,
-    /// What the vendor's compiler made of the graph.
+    /// Result of the vendor's compiler.
     Compiler,
     /// `MatMulNBits` has activations of rank 3.
     MatMulNBitsRank,
@@ -223,9 +223,9 @@ pub enum Rule {
     CacheTraffic,
     /// Signs of a loop over tokens.
     DecoderLoop,
-    /// How weights are stored.
+    /// Storage of weights.
     Quantisation,
-    /// What the file holds and checks do not read.
+    /// Content of the file that checks do not read.
     NotRead,
     /// The architecture is one that Narthex compiles itself.
     Architecture,

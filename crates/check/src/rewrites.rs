@@ -9,7 +9,7 @@ pub(crate) fn opset(view: &View<'_>) -> i64 {
     view.graph().opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version)
 }
 
-/// What `--fix` writes in the place of an operator that the compiler refuses.
+/// Returns the replacement that `--fix` writes for an operator that the compiler refuses.
 pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static str> {
     let unread = |index: usize| {
         node.outputs.get(index).is_none_or(|name| {
@@ -30,7 +30,7 @@ pub(super) fn narthex_rewrites(view: &View<'_>, node: &Node) -> Option<&'static 
     }
 }
 
-/// What an exporter can write in an operator's place.
+/// Returns the replacement that an exporter can write for an operator.
 pub(crate) fn rewrite(node: &Node) -> Option<&'static str> {
     Some(match node.op.as_str() {
         "SkipLayerNormalization" => "write Add and LayerNormalization",

@@ -12,7 +12,7 @@ use crate::{
     types,
 };
 
-/// What one graph comes to. Of a graph whose weights are more than the NPU can hold, nothing runs there.
+/// Returns the summary of one graph. If its weights exceed the NPU's limit, none of its nodes runs there.
 pub(super) fn summary(view: &PlacedGraph<'_>) -> PartSummary {
     let npu_weight_bytes = npu_weight_bytes(view);
     let loads = npu_weight_bytes <= view.facts.part_limit;
@@ -170,7 +170,7 @@ impl ScoreTotals {
     }
 }
 
-/// How much of the weights there is room for: of the largest part's in what is safe for one, and of all parts' in what a
+/// Returns the share of the weights that fit: the largest part's in what is safe for one, and all parts' in what a
 /// program has.
 fn memory(summaries: &[PartSummary], total: u64, facts: &Facts) -> Component {
     let room = |bytes: u64, room: u64| if bytes == 0 { 1.0 } else { (room as f64 / bytes as f64).min(1.0) };
@@ -205,7 +205,7 @@ impl Score {
         score
     }
 
-    /// What its parts give together, whatever the verdict.
+    /// Returns the score of all components, regardless of the verdict.
     pub fn sum(&self) -> f64 {
         self.components.iter().map(|component| component.value * component.weight).sum()
     }

@@ -102,7 +102,7 @@ fn sized(folder: &str, rows: usize) -> OnnxFile {
     OnnxFile { name: format!("{folder}.onnx"), folder: folder.into(), data_files: files, ..part(graph) }
 }
 
-/// What comes of a graph once a compiler was given it.
+/// Returns the report on a graph with a compiler's result.
 fn compiled(graph: &Graph, compiled: CompilerResult) -> Report {
     let (parts, options) = ([part(graph.clone())], options("qnn:x-elite", &[]));
     let mut report = check("model.onnx", &parts, &options);

@@ -89,7 +89,7 @@ fn scalar(constant: &narthex_graph::Initializer) -> Option<f64> {
     }
 }
 
-/// How weights and activations are stored, in words.
+/// Returns a description of the storage of weights and activations.
 pub(super) fn scheme(view: &PlacedGraph<'_>) -> String {
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for node in &view.graph().nodes {

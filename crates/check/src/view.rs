@@ -15,9 +15,9 @@ use crate::{extents::Extents, facts::Facts};
 pub(super) struct View<'a> {
     pub(super) part: &'a OnnxFile,
     pub(super) facts: Facts,
-    /// What is known with every extent given or assumed.
+    /// Inferred tensors with every extent given or assumed.
     pub(super) known: InferredTensors,
-    /// What is known of the graph as it is.
+    /// Inferred tensors of the graph without given or assumed extents.
     pub(super) open: InferredTensors,
     /// For each value, the nodes that read it, by position.
     pub(super) readers: HashMap<&'a str, Vec<usize>>,
@@ -51,23 +51,23 @@ impl<'a> View<'a> {
         &self.part.graph
     }
 
-    /// What is known of a node's input, with extents given or assumed.
+    /// Returns the inferred tensor of a node's input, with extents given or assumed.
     pub(super) fn input(&self, node: &Node, index: usize) -> Option<&TensorInfo> {
         self.known.input(node, index)
     }
 
-    /// The node that makes a value.
+    /// Returns the node that produces a value.
     pub(super) fn maker(&self, value: &str) -> Option<&'a Node> {
         self.graph().nodes.get(*self.makers.get(value)?)
     }
 
-    /// The nodes that read a value.
+    /// Returns the nodes that read a value.
     pub(super) fn readers_of(&self, value: &str) -> impl Iterator<Item = &'a Node> {
         let positions = self.readers.get(value).map(Vec::as_slice).unwrap_or_default();
         positions.iter().filter_map(|&index| self.graph().nodes.get(index))
     }
 
-    /// Whether a value is an output of the graph.
+    /// Returns whether a value is an output of the graph.
     pub(super) fn is_output(&self, value: &str) -> bool {
         self.graph().outputs.iter().any(|output| output.name == value)
     }

@@ -80,7 +80,7 @@ fn create(path: &Path, written: &mut Vec<PathBuf>) -> Result<File, CheckError> {
 struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
-    /// What was written already, by where it came from.
+    /// Places of weights that were written, by their origin.
     places: BTreeMap<(PathBuf, u64, u64), Place>,
     sources: DataFiles,
 }
@@ -96,7 +96,7 @@ impl DataFileWriter {
         for constant in &mut graph.initializers {
             let InitializerData::External { file, offset, length } = &constant.data else { continue };
             let from = (part.folder.join(file), *offset, *length);
-            let place = self.copy(from, (&part.folder, constant), written)?;
+            let place = self.copy(from, &part.folder, constant, written)?;
             constant.data = InitializerData::External {
                 file: DATA_FILE.to_owned(),
                 offset: place.offset,
@@ -109,7 +109,8 @@ impl DataFileWriter {
     fn copy(
         &mut self,
         from: (PathBuf, u64, u64),
-        (folder, constant): (&Path, &Initializer),
+        folder: &Path,
+        constant: &Initializer,
         written: &mut Vec<PathBuf>,
     ) -> Result<Place, CheckError> {
         if let Some(place) = self.places.get(&from) {

@@ -80,7 +80,7 @@ impl HfExport {
         self.layout.stored_rows(canonical, rows)
     }
 
-    /// What is taken from the elements of a canonical weight before they are stored: gains may be counted from one.
+    /// Returns the offset subtracted from the elements of a weight before they are stored: 1 for gains counted from one.
     pub fn offset(&self, canonical: &str) -> f32 {
         let less = self.layout.gains == NormGains::MinusOne && canonical.ends_with("norm.weight");
         if less { 1.0 } else { 0.0 }
@@ -161,7 +161,7 @@ fn keys(arch: &DecoderArch) -> Result<Map<String, Value>, CheckpointError> {
     }
 }
 
-/// What a family has beside the keys that all share.
+/// Keys of a family beside those that all families share.
 fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
     let Some(layer) = arch.layers.first() else { return Value::Null };
     match arch.family {
@@ -177,7 +177,7 @@ fn own_keys(arch: &DecoderArch, rope: &Rope) -> Value {
     }
 }
 
-/// What Gemma 2 and 3 have beside those keys.
+/// Keys of Gemma 2 and 3 beside the shared ones.
 fn gemma(arch: &DecoderArch) -> Value {
     let attention = arch.layers.first().map(|layer| &layer.attention);
     let window = arch.layers.iter().find_map(|layer| layer.attention.window).unwrap_or(arch.context);

@@ -1,4 +1,4 @@
-//! How a file's weights lie, and how they are brought to the canonical form.
+//! Layouts of weights in files, and their conversion to the canonical layout.
 //!
 //! Rows are taken out of fused weights and put in order by their places alone; elements are touched only where a file
 //! has them transposed or, for small vectors, permuted or shifted.
@@ -9,14 +9,14 @@ use narthex_spec::arch::{DecoderArch, DecoderLayer};
 
 use super::{CheckpointError, Encoding, Weight, names::TensorPart};
 
-/// How weights lie in a file; by default as in the canonical form.
+/// Layout of weights in a file; the canonical layout by default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Layout {
-    /// Which elements of a head are rotated against each other.
+    /// Pairs of elements that RoPE rotates.
     pub(super) pairs: RopePairs,
-    /// How linear weights inside layers lie.
+    /// Orientation of linear weights inside layers.
     pub(super) orientation: Orientation,
-    /// What the gains of norms are counted from.
+    /// Origin of the gains of norms.
     pub(super) gains: NormGains,
     /// Factors of weights.
     pub(super) scales: Vec<WeightScale>,
@@ -34,17 +34,17 @@ pub(super) struct WeightScale {
     pub(super) factor: f32,
 }
 
-/// Which elements of a head are rotated against each other, of those that are rotated at all: the first ones.
+/// Pairs of elements that RoPE rotates, among the rotated elements of a head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum RopePairs {
     /// An element of the first half against one of the second.
     #[default]
     Halves,
-    /// Neighbours.
+    /// Two neighbours.
     Interleaved,
 }
 
-/// How linear weights lie.
+/// Orientation of linear weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Orientation {
     /// `[out, in]`.
@@ -54,18 +54,18 @@ pub(super) enum Orientation {
     Columns,
 }
 
-/// What the gains of norms are counted from.
+/// Origin of the gains of norms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum NormGains {
-    /// From zero.
+    /// Zero.
     #[default]
     Plain,
-    /// From one: a stored zero changes nothing.
+    /// One: a stored zero changes nothing.
     MinusOne,
 }
 
 impl Layout {
-    /// The canonical layout of a decoder's file, to be changed where the file's is another.
+    /// Returns the canonical layout for a decoder.
     pub(super) fn of(arch: &DecoderArch) -> Self {
         let dims = arch.rope.as_ref().or(arch.local_rope.as_ref()).map_or(0, |rope| rope.dims);
         Self { layers: arch.layers.clone(), dims, ..Self::default() }
@@ -124,7 +124,8 @@ impl Layout {
     /// have more matrices than are read, as many as in `found`.
     pub(super) fn stored_shape(
         &self,
-        (canonical, part): (&str, Option<TensorPart>),
+        canonical: &str,
+        part: Option<TensorPart>,
         shape: &[usize],
         found: &[usize],
     ) -> Vec<usize> {
@@ -154,7 +155,7 @@ impl Layout {
             return None;
         }
         let mut stored = vec![0; rows];
-        for (place, from) in order(rows, size, (self.pairs, self.dims)).into_iter().enumerate() {
+        for (place, from) in order(rows, size, self.pairs, self.dims).into_iter().enumerate() {
             stored.iter_mut().skip(from as usize).take(1).for_each(|row| *row = place as u32);
         }
         Some(stored)
@@ -172,7 +173,7 @@ impl Layout {
             expected.iter_mut().take(1).for_each(|rows| *rows = rows.next_multiple_of(size.max(1)));
             return Err(CheckpointError::WrongShape { name: weight.name, expected, found: weight.shape });
         }
-        let order = order(count, size, (self.pairs, self.dims));
+        let order = order(count, size, self.pairs, self.dims);
         if by_rows {
             // A fused weight's rows may have been cut out; they are in the file's order.
             return weight.with_rows(order);
@@ -268,7 +269,7 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>, CheckpointError> {
 ///
 /// In the canonical order the pair of an element lies half a head away, rotated or not. What a product of queries and
 /// keys gives does not depend on the order of those that are not.
-fn order(count: usize, size: usize, (pairs, dims): (RopePairs, usize)) -> Vec<u32> {
+fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
     let (half, turned) = (size / 2, dims / 2);
     let from = |place: usize| {
         let (second, pair) = (usize::from(place >= half), place % half.max(1));
@@ -315,7 +316,7 @@ mod tests {
     #[test]
     fn pairs_are_brought_half_a_head_apart() {
         let check = |size, pairs, dims, expect: &[u32]| {
-            assert_eq!(order(expect.len(), size, (pairs, dims)), expect, "{pairs:?} {dims} of {size}");
+            assert_eq!(order(expect.len(), size, pairs, dims), expect, "{pairs:?} {dims} of {size}");
         };
         check(4, RopePairs::Interleaved, 4, &[0, 2, 1, 3, 4, 6, 5, 7]);
         check(6, RopePairs::Interleaved, 4, &[0, 2, 4, 1, 3, 5]);
@@ -363,7 +364,7 @@ mod tests {
     fn shapes_are_said_as_they_lie_in_the_file() {
         let layout = Layout { orientation: Orientation::Columns, ..layout() };
         let check = |name: &str, part, shape: &[usize], found: &[usize], expect: &[usize]| {
-            assert_eq!(layout.stored_shape((name, part), shape, found), expect, "{name} {part:?}");
+            assert_eq!(layout.stored_shape(name, part, shape, found), expect, "{name} {part:?}");
         };
         check("layers.0.mlp.down_proj.weight", None, &[8, 2], &[], &[2, 8]);
         check("layers.0.attn.k_proj.weight", Some(TensorPart::Key), &[4, 8], &[8, 12], &[8, 16]);

@@ -35,7 +35,7 @@ use std::{borrow::Cow, path::PathBuf};
 
 use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
 
-/// How a weight's elements are encoded.
+/// Encoding of a weight's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// IEEE single precision.
@@ -71,14 +71,14 @@ pub struct Weight<'a> {
     pub name: String,
     /// Row-major shape; linear weights are `[out, in]`, vectors `[n]`.
     pub shape: Vec<usize>,
-    /// How elements are encoded; blocks run along the last dimension.
+    /// Encoding of elements; blocks run along the last dimension.
     pub encoding: Encoding,
     /// The encoded rows, in file order.
     pub bytes: Cow<'a, [u8]>,
     /// Row `r` of the weight is row `rows[r]` of `bytes`; `None` is the identity. (GGUF stores the q and k rows of
     /// Llama interleaved.)
     pub rows: Option<Vec<u32>>,
-    /// The elements of a stored row that a row of the weight has, where that is not all of them.
+    /// Elements of a stored row that belong to the weight; `None` for all of them.
     pub columns: Option<Columns>,
     /// Factor that every decoded element is multiplied with.
     pub scale: f32,
@@ -89,7 +89,7 @@ pub struct Weight<'a> {
 pub struct Columns {
     /// Elements of a stored row.
     stored: usize,
-    /// Those that are read, in this order.
+    /// Ranges that are read, in this order.
     ranges: Vec<std::ops::Range<usize>>,
 }
 
@@ -122,7 +122,7 @@ pub trait WeightSource: Send + Sync {
     }
 }
 
-/// What a checkpoint says about text.
+/// Tokenizer of a checkpoint.
 #[derive(Debug, Clone)]
 pub enum TokenizerSource {
     /// GGUF metadata, as `narthex-text` takes it.
@@ -133,7 +133,7 @@ pub enum TokenizerSource {
 
 /// An opened checkpoint.
 pub struct Checkpoint {
-    /// What it computes.
+    /// Architecture.
     pub architecture: Architecture,
     /// Its weights.
     pub weights: Box<dyn WeightSource>,
@@ -143,7 +143,7 @@ pub struct Checkpoint {
     pub special: SpecialTokens,
     /// The chat template's text, where there is one.
     pub chat_template: Option<String>,
-    /// Texts that are put before inputs, for models that embed.
+    /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,
     /// The longest sequence its publisher serves, in tokens.
     pub max_length: usize,
@@ -176,7 +176,7 @@ pub struct SpecialTokens {
     pub texts: std::collections::BTreeMap<String, String>,
 }
 
-/// Why a checkpoint was refused.
+/// The reason why a checkpoint was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file could not be read.
@@ -192,9 +192,9 @@ pub enum CheckpointError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What the format says.
+        /// Content that the format requires.
         expected: String,
-        /// What stands there.
+        /// Content of the file.
         found: String,
     },
     /// A weight is missing.
@@ -224,7 +224,7 @@ pub enum CheckpointError {
         name: String,
         /// From the shape and the encoding.
         expected: usize,
-        /// What is there.
+        /// Bytes in the file.
         found: usize,
     },
     /// A weight has a value that no model computes with.
@@ -240,7 +240,7 @@ pub enum CheckpointError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         what: Box<CheckpointError>,
     },
     /// The model's class or family is not one that is compiled.
@@ -248,7 +248,7 @@ pub enum CheckpointError {
     Architecture {
         /// The classes or families that are.
         expected: Vec<&'static str>,
-        /// What the checkpoint states.
+        /// Class or family that the checkpoint states.
         found: String,
     },
     /// Something well-formed that Narthex does not compile.
@@ -256,9 +256,9 @@ pub enum CheckpointError {
     Unsupported {
         /// Which setting.
         what: String,
-        /// What is supported.
+        /// Supported values.
         expected: String,
-        /// What the checkpoint has.
+        /// Value of the checkpoint.
         found: String,
     },
 }
@@ -288,7 +288,7 @@ impl CheckpointError {
         self
     }
 
-    /// What is wrong, without the file around it.
+    /// Returns the error without the file around it.
     pub fn what(&self) -> &Self {
         match self {
             Self::InFile { what, .. } => what.what(),

@@ -91,10 +91,10 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointErr
         check_attention(path, &layer.attention)?;
         bounded(path, "an inner width", layer.mlp.inner, &WIDTH)?;
         if layer.attention.rotation != Rotation::None {
-            check_rope(path, (decoder, &layer.attention))?;
+            check_rope(path, decoder, &layer.attention)?;
         }
         if let KvSource::Layer(source) = layer.attention.kv {
-            check_shared(path, decoder, (index, source))?;
+            check_shared(path, decoder, index, source)?;
         }
         if let Some(cutoff) = layer.mlp.cutoff.filter(|cutoff| !cutoff.is_finite()) {
             return Err(malformed(path, "a finite cutoff of activations", cutoff));
@@ -107,7 +107,8 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointErr
 fn check_shared(
     path: &Path,
     decoder: &DecoderArch,
-    (index, source): (usize, usize),
+    index: usize,
+    source: usize,
 ) -> Result<(), CheckpointError> {
     let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
     let earlier = decoder.layers.get(source).filter(|_| source < index);
@@ -173,7 +174,7 @@ fn check_attention(path: &Path, attention: &Attention) -> Result<(), CheckpointE
     Ok(())
 }
 
-fn check_rope(path: &Path, (decoder, attention): (&DecoderArch, &Attention)) -> Result<(), CheckpointError> {
+fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Result<(), CheckpointError> {
     let Some(rope) = decoder.rope_of(attention.rotation) else {
         return Err(malformed(path, "rotary positions of every rotated layer", "none"));
     };

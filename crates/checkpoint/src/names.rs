@@ -3,12 +3,12 @@
 //! Pure string work over the tables of `family`: canonical names follow `narthex_spec::arch`, file names follow
 //! llama.cpp's converter (GGUF) and the `transformers` library (safetensors). No tensors are touched here.
 
-/// A file format's words for one family's weights.
+/// Names of one family's weights in a file format.
 #[derive(Debug)]
 pub(super) struct NameTable {
-    /// What may stand before every name but the head's.
+    /// Prefixes that a file may put before every name but the head's.
     pub(super) prefixes: &'static [&'static str],
-    /// What stands before a layer's number.
+    /// Prefix of a layer's number.
     pub(super) layer: &'static str,
     /// Canonical module outside layers, then the file's.
     pub(super) outer: &'static [(&'static str, &'static str)],
@@ -20,7 +20,7 @@ pub(super) struct NameTable {
     pub(super) stacks: &'static [(&'static str, &'static str)],
     /// The file's modules that are weights themselves: their names have no leaf.
     pub(super) leafless: &'static [&'static str],
-    /// How the file's modules end whose weight and bias old files call gamma and beta, after TensorFlow.
+    /// Suffix of the modules whose weight and bias old files call gamma and beta, as TensorFlow does.
     pub(super) gamma_and_beta: Option<&'static str>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct NameTable {
 pub(super) enum TensorPart {
     /// Queries, of rows of queries, keys and values.
     Query,
-    /// GgufKeys, of the same.
+    /// Keys, of the same.
     Key,
     /// Values, of the same.
     Value,
@@ -43,12 +43,12 @@ pub(super) enum TensorPart {
     Matrix(usize),
 }
 
-/// Where a weight may lie in a file.
+/// A tensor that may hold a weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileName {
     /// The file's name.
     pub(super) name: String,
-    /// Which part of that tensor it is; all of it where there is none.
+    /// Part of that tensor; `None` for all of it.
     pub(super) part: Option<TensorPart>,
 }
 

@@ -13,7 +13,7 @@ const HEAD: &str = "head.weight";
 /// The weights of a model that gives some tokens only.
 pub(super) struct Pruned {
     whole: Box<dyn WeightSource>,
-    /// What the head's weight is called in the checkpoint.
+    /// Name of the head's weight in the checkpoint.
     head: &'static str,
     rows: Vec<Range<usize>>,
 }

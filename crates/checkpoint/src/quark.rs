@@ -54,7 +54,8 @@ pub(super) fn gather(
         let (scales, zeros) = (beside("scale")?, beside("zero_point")?);
         let Some(weight) = tensors.get_mut(&name) else { continue };
         let shapes = (&weight.shape[..], &scales.shape[..], &zeros.shape[..]);
-        let Some((shape, group)) = sizes(shapes).filter(|_| zeros.kind == integers()) else {
+        let Some((shape, group)) = sizes(shapes.0, shapes.1, shapes.2).filter(|_| zeros.kind == integers())
+        else {
             let expected = format!("a {name} of whole groups of {BLOCK} columns or more, in int32");
             let found = format!("shapes {:?}, {:?} and {:?}", shapes.0, shapes.1, shapes.2);
             return Err(malformed(folder, expected, found));
@@ -71,7 +72,7 @@ fn integers() -> TensorEncoding {
 }
 
 /// `[out, in]` and the columns of a group, where the three shapes fit each other.
-fn sizes((words, scales, zeros): (&[usize], &[usize], &[usize])) -> Option<([usize; 2], usize)> {
+fn sizes(words: &[usize], scales: &[usize], zeros: &[usize]) -> Option<([usize; 2], usize)> {
     let (&[cols, words], &[groups, rows]) = (words, scales) else { return None };
     let group = cols.checked_div(groups)?;
     let fits = zeros == [groups, words] && words == rows.div_ceil(8) && group * groups == cols;

@@ -60,7 +60,7 @@ pub(super) fn required_shapes(architecture: &Architecture) -> Needed {
     }
 }
 
-/// What files may have though nothing reads it: keys and values of layers that take those of another.
+/// Returns the tensors that a file may have although nothing reads them: keys and values of layers that share another's.
 fn idle_weights(decoder: &DecoderArch) -> impl Iterator<Item = String> {
     let sharing =
         |(index, layer): (usize, &DecoderLayer)| (layer.attention.kv != KvSource::Own).then_some(index);
@@ -120,7 +120,7 @@ fn decoder_weights(decoder: &DecoderArch) -> Needed {
             Residual::Parallel => &["attn_norm"],
         };
         norms.iter().for_each(|norm| stream_norm(&mut needed, name(norm), decoder));
-        attention_weights(&mut needed, &name("attn"), (hidden, &layer.attention));
+        attention_weights(&mut needed, &name("attn"), hidden, &layer.attention);
         let mlp = Bias::from(layer.mlp.bias);
         if layer.mlp.gated {
             linear(&mut needed, name("mlp.gate_proj"), [layer.mlp.inner, hidden], mlp);
@@ -174,7 +174,7 @@ fn stream_norm(needed: &mut Needed, module: String, decoder: &DecoderArch) {
     needed.push((format!("{module}.weight"), vec![decoder.hidden]));
 }
 
-fn attention_weights(needed: &mut Needed, module: &str, (hidden, attention): (usize, &Attention)) {
+fn attention_weights(needed: &mut Needed, module: &str, hidden: usize, attention: &Attention) {
     let (heads, kv_heads, size) = (attention.heads, attention.kv_heads, attention.head_size);
     let qkv = Bias::from(attention.qkv_bias);
     linear(needed, format!("{module}.q_proj"), [heads * size, hidden], qkv);

@@ -20,7 +20,7 @@ pub enum SliceError {
     /// The model was not trained to hold smaller ones.
     #[error("expected a model that holds smaller ones, which Gemma 3n does, found {found}")]
     Family {
-        /// What the checkpoint computes.
+        /// Structure of the checkpoint.
         found: String,
     },
     /// A named model belongs to another checkpoint.
@@ -38,7 +38,7 @@ pub enum SliceError {
     Layers {
         /// The last layer.
         last: usize,
-        /// What was asked for.
+        /// Requested value.
         found: Vec<usize>,
     },
     /// A layer that is left out has keys and values that others read.
@@ -69,7 +69,7 @@ pub enum SliceError {
         layer: usize,
         /// Its width.
         most: usize,
-        /// What was asked for.
+        /// Requested value.
         found: usize,
     },
 }

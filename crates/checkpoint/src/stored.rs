@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::Encoding;
 
-/// How a tensor's elements are encoded, as far as we know its type.
+/// Encoding of a tensor's elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TensorEncoding {
     /// A type that is decoded.

@@ -18,7 +18,7 @@ use super::{
     stored::{StoredTensor, TensorEncoding},
 };
 
-/// What the readers decode; the expectation of every error about another type.
+/// Types that the readers decode, for errors about another type.
 const ENCODINGS: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K; \
                          convert the checkpoint or take another quantisation of it";
 
@@ -32,9 +32,9 @@ pub(super) struct Tensors {
     pub(super) files: Vec<PathBuf>,
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, StoredTensor>,
-    /// How the names are translated.
+    /// Names of the weights in the files.
     pub(super) names: &'static NameTable,
-    /// How the weights lie.
+    /// Layout of the weights.
     pub(super) layout: Layout,
 }
 
@@ -126,7 +126,7 @@ impl Tensors {
     pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
         let part = self.names.part(name);
         for located in self.find(name).iter().flatten().filter_map(|file_name| self.by_name.get(file_name)) {
-            let expected = self.layout.stored_shape((name, part), expected, &located.shape);
+            let expected = self.layout.stored_shape(name, part, expected, &located.shape);
             if located.shape != expected {
                 let found = located.shape.clone();
                 let error = CheckpointError::WrongShape { name: self.called(name), expected, found };

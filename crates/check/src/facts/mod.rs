@@ -1,4 +1,4 @@
-//! What is known of a target: which operators its compiler takes, in which types and ranks, and how much it holds.
+//! Facts about targets: operators that a target's compiler takes, in which types and ranks, and how much it holds.
 //!
 //! Hexagon's table was recorded by asking Qualcomm's compiler, operator by operator: `htp_operators.py` asks,
 //! `htp_operators.tsv` is what it answered. OpenVINO's list is of operators that were seen to be refused.
@@ -11,12 +11,12 @@ use narthex_spec::{DType, Target};
 /// The recorded answers: operator, case, element type, ranks taken, ranks refused, ranks that fail the compile.
 const HTP_OPERATORS: &str = include_str!("htp_operators.tsv");
 
-/// What is known of a target.
+/// Facts about a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The compiler that is asked.
     pub(super) compiler: Compiler,
-    /// Whether it computes with brain floats.
+    /// True if it computes with bfloat16.
     pub(super) brain_floats: bool,
     /// Bytes of weights from which one part is a risk.
     pub(super) part_caution: u64,
@@ -24,7 +24,7 @@ pub(super) struct Facts {
     pub(super) part_limit: u64,
     /// Bytes of memory beside the cores; nothing where that is not known.
     pub(super) near_memory: Option<u64>,
-    /// What a program has of the driver's processes; nothing where the driver sets no such bound.
+    /// Driver processes that a program gets; `None` if the driver sets no bound.
     pub(super) sessions: Option<Sessions>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Facts {
 pub(super) struct Sessions {
     /// Bytes that one of them holds.
     pub(super) bytes: u64,
-    /// How many of them a program has.
+    /// Number of processes that a program gets.
     pub(super) count: u64,
 }
 
@@ -56,7 +56,7 @@ pub(super) enum Compiler {
     OpenVino,
 }
 
-/// What a compiler does with an operator.
+/// A compiler's answer for an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// It takes it.
@@ -101,7 +101,7 @@ impl Facts {
         }
     }
 
-    /// What the compiler does with an operator, in one of the cases that were asked, on a tensor of this type and rank.
+    /// Returns the compiler's answer for an operator, in one of the recorded cases, on a tensor of this type and rank.
     pub(super) fn ask(&self, operator: &str, case: &str, element: Element, rank: usize) -> Answer {
         match self.compiler {
             Compiler::Htp => htp(operator, case, self.stand_in(element), rank),

@@ -1,4 +1,4 @@
-//! What a vendor's compiler made of a graph, joined with what the rules expect.
+//! Results of vendors' compilers, joined with the rules' predictions.
 
 use super::*;
 

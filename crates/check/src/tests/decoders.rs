@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A step that reads a cache, and gives as many tokens of it as it is told.
+/// A step that reads a cache and returns `tokens` tokens of it.
 fn step(past: &str, present: &str, tokens: u64) -> Report {
     let mut b = Builder::new("g", &[("", 17)]);
     let keys = b.input(past, F16, &dims("1 3 64 112"));

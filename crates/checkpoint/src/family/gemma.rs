@@ -88,7 +88,7 @@ const PATTERN: [usize; 2] = [2, 6];
 /// Base of the frequencies of layers with a window.
 pub(super) const LOCAL_THETA: f64 = 10_000.0;
 
-/// GgufKeys beside those that most decoders share.
+/// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 pub(super) struct GemmaKeys {
     #[serde(default)]
@@ -118,10 +118,11 @@ struct RopeByType {
     sliding_attention: Option<RopeKeys>,
 }
 
-/// What all generations share.
+/// Settings that all generations share.
 pub(super) fn shared(
     config: &Config,
-    (defaults, pattern): (Defaults, usize),
+    defaults: Defaults,
+    pattern: usize,
 ) -> Result<(GemmaKeys, DecoderArch), CheckpointError> {
     let (mut keys, own): (DecoderKeys, GemmaKeys) = (config.keys()?, config.keys()?);
     if own.use_bidirectional_attention == Some(true) {
@@ -160,8 +161,15 @@ pub(super) fn sandwiched(mut arch: DecoderArch) -> DecoderArch {
     arch
 }
 
-/// What Gemma 2 has that Gemma 3 has not.
-fn second(mut arch: DecoderArch, (scores, logits): (Option<f32>, Option<f32>)) -> DecoderArch {
+/// Bounds of attention scores and logits.
+struct SoftCaps {
+    scores: Option<f32>,
+    logits: Option<f32>,
+}
+
+/// Differences of Gemma 2 from Gemma 3.
+fn second(mut arch: DecoderArch, caps: SoftCaps) -> DecoderArch {
+    let SoftCaps { scores, logits } = caps;
     arch.family = Family::Gemma2;
     arch.logit_cap = logits;
     for layer in &mut arch.layers {
@@ -171,7 +179,7 @@ fn second(mut arch: DecoderArch, (scores, logits): (Option<f32>, Option<f32>)) -
     arch
 }
 
-/// What Gemma 3 has that Gemma 2 has not.
+/// Differences of Gemma 3 from Gemma 2.
 fn third(mut arch: DecoderArch, local: Rope) -> DecoderArch {
     arch.family = Family::Gemma3;
     arch.local_rope = Some(local);
@@ -188,9 +196,11 @@ fn counted_from_one(arch: DecoderArch) -> Decoder {
 
 fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
     let defaults = Defaults { context: 8192, ..GEMMA };
-    let (own, arch) = shared(config, (defaults, PATTERN[0]))?;
-    let caps =
-        (own.attn_logit_softcapping.unwrap_or(Some(50.0)), own.final_logit_softcapping.unwrap_or(Some(30.0)));
+    let (own, arch) = shared(config, defaults, PATTERN[0])?;
+    let caps = SoftCaps {
+        scores: own.attn_logit_softcapping.unwrap_or(Some(50.0)),
+        logits: own.final_logit_softcapping.unwrap_or(Some(30.0)),
+    };
     Ok(counted_from_one(second(arch, caps)))
 }
 
@@ -202,7 +212,7 @@ fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
     });
     let config = &config.part("text_config", published)?;
     let defaults = Defaults { context: 131_072, theta: 1e6, ..GEMMA };
-    let (mut own, mut arch) = shared(config, (defaults, PATTERN[1]))?;
+    let (mut own, mut arch) = shared(config, defaults, PATTERN[1])?;
     let local = local_rope(config, &mut own, &mut arch, defaults.theta)?;
     let caps = (own.attn_logit_softcapping.flatten(), own.final_logit_softcapping.flatten());
     if caps != (None, None) {
@@ -222,7 +232,7 @@ pub(super) fn local_rope(
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     let by_type = own.rope_parameters.take().unwrap_or_default();
     if let Some(keys) = by_type.full_attention {
-        let rope = keys.rope(config, (dims, theta))?;
+        let rope = keys.rope(config, dims, theta)?;
         let old = arch.rope.replace(rope.clone());
         if old.is_some_and(|old| old.scaling != RopeScaling::None && old != rope) {
             return Err(malformed(config.path(), ROPE_TWICE, "full_attention that differs"));
@@ -230,21 +240,22 @@ pub(super) fn local_rope(
     }
     let theta = own.rope_local_base_freq.unwrap_or(LOCAL_THETA);
     match by_type.sliding_attention {
-        Some(keys) => keys.rope(config, (dims, theta)),
+        Some(keys) => keys.rope(config, dims, theta),
         None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
     }
 }
 
-/// What both generations have where their files are silent.
+/// Defaults of both generations.
 pub(super) const GEMMA: Defaults =
     Defaults { kv_heads: Some(4), head_size: Some(256), tied: Tied::Yes, ..Defaults::LLAMA };
 
-/// What both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width
+/// Reads what both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width
 /// of all heads, for which the format has no key.
 fn gguf(
     keys: &GgufKeys<'_>,
     tensors: &Tensors,
-    (pattern, largest): (usize, usize),
+    pattern: usize,
+    largest: usize,
 ) -> Result<DecoderArch, CheckpointError> {
     let mut arch = keys.decoder(tensors)?;
     let (hidden, layers) = (arch.hidden, arch.layers.len());
@@ -263,14 +274,19 @@ fn gguf(
 }
 
 fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
-    let arch = gguf(keys, tensors, (PATTERN[0], 46))?;
-    let cap = |key: &str, usual: f32| Ok(keys.float(key)?.map_or(usual, |cap| cap as f32));
-    let caps = (cap("attn_logit_softcapping", 50.0)?, cap("final_logit_softcapping", 30.0)?);
-    Ok(second(arch, (Some(caps.0), Some(caps.1))).into())
+    let arch = gguf(keys, tensors, PATTERN[0], 46)?;
+    let cap = |key: &str, usual: f32| {
+        Ok::<_, CheckpointError>(Some(keys.float(key)?.map_or(usual, |cap| cap as f32)))
+    };
+    let caps = SoftCaps {
+        scores: cap("attn_logit_softcapping", 50.0)?,
+        logits: cap("final_logit_softcapping", 30.0)?,
+    };
+    Ok(second(arch, caps).into())
 }
 
 fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
-    let arch = gguf(keys, tensors, (PATTERN[1], 62))?;
+    let arch = gguf(keys, tensors, PATTERN[1], 62)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     Ok(third(arch, Rope { theta, dims, scaling: RopeScaling::None }).into())

@@ -121,7 +121,7 @@ const LOGIT_CAP: f32 = 30.0;
 /// The share of activations that the first layers drop where a file is silent, and how many layers those are.
 const SPARSE: (f64, usize) = (0.95, 10);
 
-/// GgufKeys beside those of Gemma 3, with what the class has where its file is silent.
+/// Keys beside those of Gemma 3, with what the class has where its file is silent.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Gemma3nKeys {
@@ -158,7 +158,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     let config = &config.part("text_config", published)?;
     let keys: Gemma3nKeys = config.keys()?;
     let defaults = Defaults { context: 32_768, theta: 1e6, kv_heads: Some(2), ..gemma::GEMMA };
-    let (mut own, mut arch) = gemma::shared(config, (defaults, PATTERN))?;
+    let (mut own, mut arch) = gemma::shared(config, defaults, PATTERN)?;
     arch.local_rope = Some(gemma::local_rope(config, &mut own, &mut arch, defaults.theta)?);
     arch.logit_cap = own.final_logit_softcapping.unwrap_or(Some(LOGIT_CAP));
     arch.altup = Some(AltUp {
@@ -228,7 +228,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointErr
     Ok(third_n(arch).into())
 }
 
-/// What Gemma 3n has that Gemma 3 has not, in either format.
+/// Differences of Gemma 3n from Gemma 3, in either format.
 fn third_n(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gemma3n;
     for layer in &mut arch.layers {

@@ -130,7 +130,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointErr
     Ok(with_learned_positions(arch).into())
 }
 
-/// What both formats leave unsaid.
+/// Settings that neither format states.
 fn with_learned_positions(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Gpt2;
     arch.norm = NormKind::Layer;

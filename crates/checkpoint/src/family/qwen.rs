@@ -38,14 +38,14 @@ pub(super) const GGUF2: GgufFamily =
 pub(super) const GGUF3: GgufFamily =
     GgufFamily { name: "qwen3", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf3) };
 
-/// GgufKeys beside those that most decoders share.
+/// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct QwenKeys {
     #[serde(default)]
     max_window_layers: Option<usize>,
 }
 
-/// What both generations share: a window in the upper layers, where it is asked for.
+/// Reads what both generations share, with a sliding window in the upper layers if the settings enable it.
 fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderArch), CheckpointError> {
     let (keys, own): (DecoderKeys, QwenKeys) = (config.keys()?, config.keys()?);
     let mut arch = keys.decoder(config, defaults)?;
@@ -77,7 +77,7 @@ fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(third(arch).into())
 }
 
-/// What Qwen3 has that Qwen2 has not.
+/// Differences of Qwen3 from Qwen2.
 fn third(mut arch: DecoderArch) -> DecoderArch {
     arch.family = Family::Qwen3;
     arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);

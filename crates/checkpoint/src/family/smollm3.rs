@@ -30,7 +30,7 @@ pub(super) const GGUF: GgufFamily =
 /// The usual distance between layers without positions.
 const INTERVAL: usize = 4;
 
-/// GgufKeys beside those that most decoders share.
+/// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct SmolLm3Keys {
     /// 0 for each layer without positions.

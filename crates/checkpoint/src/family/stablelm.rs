@@ -34,7 +34,7 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "stablelm", names: &llama::GGUF_NAMES, read: GgufReader::Decoder(gguf) };
 
-/// GgufKeys beside those that most decoders share.
+/// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct StableLmKeys {
     #[serde(default)]
@@ -55,7 +55,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     for layer in &mut arch.layers {
         layer.attention.qkv_bias = own.use_qkv_bias;
     }
-    Ok(with_layer_norms(arch, (residual, qk_norm)).into())
+    Ok(with_layer_norms(arch, residual, qk_norm).into())
 }
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
@@ -65,10 +65,10 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointErr
     let residual = if sequential { Residual::Sequential } else { Residual::Parallel };
     let normed = tensors.has("layers.0.attn.q_norm.weight");
     let qk_norm = if normed { QkNorm::LayerPerHead } else { QkNorm::None };
-    Ok(with_layer_norms(arch, (residual, qk_norm)).into())
+    Ok(with_layer_norms(arch, residual, qk_norm).into())
 }
 
-fn with_layer_norms(mut arch: DecoderArch, (residual, qk_norm): (Residual, QkNorm)) -> DecoderArch {
+fn with_layer_norms(mut arch: DecoderArch, residual: Residual, qk_norm: QkNorm) -> DecoderArch {
     arch.family = Family::StableLm;
     arch.norm = NormKind::Layer;
     for layer in &mut arch.layers {

@@ -94,7 +94,7 @@ impl GgufKeys<'_> {
         let layers = self.layers()?;
         let hidden = self.need_count("embedding_length")?;
         let context = self.need_count("context_length")?;
-        let layers = self.decoder_layers(tensors, layers, (hidden, context))?;
+        let layers = self.decoder_layers(tensors, layers, hidden, context)?;
         let head_size = layers.first().map_or(0, |layer| layer.attention.head_size);
         let rope = Rope {
             theta: self.float("rope.freq_base")?.unwrap_or(10_000.0),
@@ -132,7 +132,8 @@ impl GgufKeys<'_> {
         &self,
         tensors: &Tensors,
         count: usize,
-        (hidden, context): (usize, usize),
+        hidden: usize,
+        context: usize,
     ) -> Result<Vec<DecoderLayer>, CheckpointError> {
         let given = |key: &str| self.metadata.per_layer(&self.name(key), count);
         let needed = |key: &str| given(key)?.ok_or_else(|| self.absent(key));

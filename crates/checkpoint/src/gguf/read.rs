@@ -18,7 +18,7 @@ use crate::{
 
 /// The most memory that metadata may take, in bytes. A vocabulary of a quarter million tokens takes about 30 MB.
 const BUDGET: usize = 512 << 20;
-/// What a metadata entry or tensor is taken to cost beyond its text.
+/// Bytes that a metadata entry or tensor costs beyond its text.
 const ENTRY_COST: usize = 128;
 /// ggml knows no tensor of more dimensions.
 const MAX_DIMS: u32 = 4;
@@ -26,10 +26,10 @@ const MAX_DIMS: u32 = 4;
 const DEFAULT_ALIGNMENT: usize = 32;
 /// The largest alignment that is believed.
 const MAX_ALIGNMENT: usize = 1 << 20;
-/// How deeply arrays may be nested.
+/// Maximum nesting depth of arrays.
 const MAX_DEPTH: usize = 4;
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// The metadata.
@@ -43,8 +43,9 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointErro
     let (mut contents, end) = tables(path, bytes)?;
     let alignment = alignment(&contents.metadata)?;
     let start = end.next_multiple_of(alignment);
-    for (name, located) in &mut contents.tensors {
-        place(path, bytes.len(), start, alignment, (name, located))?;
+    let data = DataSection { length: bytes.len(), start, alignment };
+    for (name, tensor) in &mut contents.tensors {
+        data.locate(path, name, tensor)?;
     }
     Ok(contents)
 }
@@ -90,39 +91,51 @@ fn alignment(metadata: &Metadata) -> Result<usize, CheckpointError> {
     Err(malformed(metadata.path(), expected, alignment))
 }
 
-/// Turns a tensor's offset into its bytes in the file, once the file is known to hold them.
-fn place(
-    path: &Path,
+/// The part of a file that holds the tensors' elements.
+struct DataSection {
+    /// Bytes of the file.
     length: usize,
     start: usize,
     alignment: usize,
-    (name, located): (&String, &mut StoredTensor),
-) -> Result<(), CheckpointError> {
-    let offset = located.bytes.start;
-    if !offset.is_multiple_of(alignment) {
-        return Err(malformed(path, format!("tensor {name} at a multiple of {alignment}"), offset));
+}
+
+impl DataSection {
+    /// Turns a tensor's offset into its bytes in the file, once the file is known to hold them.
+    fn locate(&self, path: &Path, name: &str, tensor: &mut StoredTensor) -> Result<(), CheckpointError> {
+        let offset = tensor.bytes.start;
+        if !offset.is_multiple_of(self.alignment) {
+            return Err(malformed(
+                path,
+                format!("tensor {name} at a multiple of {}", self.alignment),
+                offset,
+            ));
+        }
+        let TensorEncoding::Known(encoding) = tensor.kind else {
+            // The size of a type that is not decoded is not known; asking for the tensor is refused.
+            tensor.bytes = 0..0;
+            return Ok(());
+        };
+        let row = tensor.shape.last().copied().unwrap_or(0);
+        if !row.is_multiple_of(encoding.block_elements()) {
+            let expected = format!("rows of tensor {name} in blocks of {}", encoding.block_elements());
+            return Err(malformed(path, expected, format!("rows of {row}")));
+        }
+        let elements = tensor.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+        let end = elements.and_then(|elements| encoding.bytes(elements)).and_then(|size| {
+            let start = self.start.checked_add(offset)?;
+            end_of(start, size, self.length).map(|end| start..end)
+        });
+        let Some(range) = end else {
+            let expected = format!("tensor {name} of shape {:?} inside the file", tensor.shape);
+            return Err(malformed(
+                path,
+                expected,
+                format!("a file of {} bytes; fetch it again", self.length),
+            ));
+        };
+        tensor.bytes = range;
+        Ok(())
     }
-    let TensorEncoding::Known(encoding) = located.kind else {
-        // The size of a type that is not decoded is not known; asking for the tensor is refused.
-        located.bytes = 0..0;
-        return Ok(());
-    };
-    let row = located.shape.last().copied().unwrap_or(0);
-    if !row.is_multiple_of(encoding.block_elements()) {
-        let expected = format!("rows of tensor {name} in blocks of {}", encoding.block_elements());
-        return Err(malformed(path, expected, format!("rows of {row}")));
-    }
-    let elements = located.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-    let end = elements.and_then(|elements| encoding.bytes(elements)).and_then(|size| {
-        let start = start.checked_add(offset)?;
-        end_of(start, size, length).map(|end| start..end)
-    });
-    let Some(range) = end else {
-        let expected = format!("tensor {name} of shape {:?} inside the file", located.shape);
-        return Err(malformed(path, expected, format!("a file of {length} bytes; fetch it again")));
-    };
-    located.bytes = range;
-    Ok(())
 }
 
 /// A position in the file.

@@ -29,7 +29,7 @@ const PRE_WITH_BOS: [&str; 11] = [
     "chameleon",
 ];
 
-/// What the metadata says of text.
+/// Tokenizer and special tokens of a file.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
     /// The tokenizer.

@@ -16,7 +16,7 @@ use crate::{
     limits::{HEADS, LAYERS, bounded, malformed, unsupported},
 };
 
-/// GgufKeys of causal language models.
+/// Keys of causal language models.
 #[derive(Debug, Deserialize)]
 pub(crate) struct DecoderKeys {
     vocab_size: usize,
@@ -81,7 +81,7 @@ impl InnerWidths {
     }
 }
 
-/// What a layer's attention sees.
+/// Tokens that a layer's attention sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) enum LayerType {
     /// Everything before.
@@ -92,7 +92,7 @@ pub(crate) enum LayerType {
     Sliding,
 }
 
-/// What a class has where its file is silent.
+/// Defaults of a class.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Defaults {
     /// The longest sequence, in tokens.
@@ -136,7 +136,7 @@ impl Defaults {
 pub(crate) struct RopeKeys {
     #[serde(default)]
     rope_type: Option<String>,
-    /// What `rope_type` was called before; many files carry both.
+    /// Older name of `rope_type`; many files carry both.
     #[serde(default, rename = "type")]
     old_rope_type: Option<String>,
     #[serde(default)]
@@ -159,7 +159,7 @@ pub(crate) struct RopeKeys {
     attention_factor: Option<f64>,
 }
 
-/// What is expected of a file that has both.
+/// Expectation of a file that has both keys.
 pub(crate) const ROPE_TWICE: &str =
     "rope_scaling and rope_parameters that say the same, or one of them alone";
 
@@ -180,7 +180,7 @@ impl DecoderKeys {
         let path = config.path();
         let layers = bounded(path, "num_hidden_layers", self.num_hidden_layers, &LAYERS)?;
         let heads = bounded(path, "num_attention_heads", self.num_attention_heads, &HEADS)?;
-        let head_size = self.head_size(config, (heads, defaults))?;
+        let head_size = self.head_size(config, heads, defaults)?;
         let kv_heads = self.num_key_value_heads.or(defaults.kv_heads).unwrap_or(heads);
         let activation = activation(self.hidden_act.as_deref().unwrap_or("silu"))?;
         let attention = Attention::plain(heads, kv_heads, head_size);
@@ -198,7 +198,7 @@ impl DecoderKeys {
             layers: widths.into_iter().map(layer).collect(),
             norm: NormKind::Rms,
             norm_epsilon: self.rms_norm_eps.or(self.layer_norm_eps).unwrap_or(defaults.epsilon) as f32,
-            rope: Some(self.rope(config, (head_size, defaults))?),
+            rope: Some(self.rope(config, head_size, defaults)?),
             local_rope: None,
             embed_scale: None,
             logit_cap: None,
@@ -218,11 +218,7 @@ impl DecoderKeys {
         }
     }
 
-    fn head_size(
-        &self,
-        config: &Config,
-        (heads, defaults): (usize, Defaults),
-    ) -> Result<usize, CheckpointError> {
+    fn head_size(&self, config: &Config, heads: usize, defaults: Defaults) -> Result<usize, CheckpointError> {
         match self.head_dim.or(defaults.head_size) {
             Some(size) => Ok(size),
             None if self.hidden_size.is_multiple_of(heads) => Ok(self.hidden_size / heads),
@@ -237,14 +233,15 @@ impl DecoderKeys {
     fn rope<'a>(
         &'a self,
         config: &Config,
-        (head_size, defaults): (usize, Defaults),
+        head_size: usize,
+        defaults: Defaults,
     ) -> Result<Rope, CheckpointError> {
         let stated = |keys: &'a Option<RopeKeys>| keys.as_ref().filter(|keys| **keys != RopeKeys::default());
         let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
-        let rope = self.rope_of(config, new.or(old), (head_size, defaults))?;
+        let rope = self.rope_of(config, new.or(old), head_size, defaults)?;
         match (new, old) {
             // `transformers` takes the older key then; whoever wrote the newer one did not mean that.
-            (Some(new), Some(old)) if self.rope_of(config, Some(old), (head_size, defaults))? != rope => {
+            (Some(new), Some(old)) if self.rope_of(config, Some(old), head_size, defaults)? != rope => {
                 let found = format!("{:?} and {:?} that differ", old.kind(), new.kind());
                 Err(malformed(config.path(), ROPE_TWICE, found))
             }
@@ -256,7 +253,8 @@ impl DecoderKeys {
         &self,
         config: &Config,
         keys: Option<&RopeKeys>,
-        (head_size, defaults): (usize, Defaults),
+        head_size: usize,
+        defaults: Defaults,
     ) -> Result<Rope, CheckpointError> {
         let partial = keys.and_then(|keys| keys.partial_rotary_factor).or(self.partial_rotary_factor);
         let share = match (defaults.rotated, partial) {
@@ -277,7 +275,7 @@ impl DecoderKeys {
                     scaling: keys.long(config, context, original)?,
                 })
             }
-            Some(keys) => keys.rope(config, (dims, theta)),
+            Some(keys) => keys.rope(config, dims, theta),
             None => Ok(Rope { theta, dims, scaling: RopeScaling::None }),
         }
     }
@@ -285,7 +283,7 @@ impl DecoderKeys {
 
 impl RopeKeys {
     /// The positions of heads of which `dims` elements are rotated; `theta` is the base where the keys have none.
-    pub(crate) fn rope(&self, config: &Config, (dims, theta): (usize, f64)) -> Result<Rope, CheckpointError> {
+    pub(crate) fn rope(&self, config: &Config, dims: usize, theta: f64) -> Result<Rope, CheckpointError> {
         Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
     }
 

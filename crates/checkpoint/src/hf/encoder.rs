@@ -1,4 +1,4 @@
-//! What encoders share in `config.json`: BERT's keys with their defaults, and the class that says which head is meant.
+//! Keys that encoders share in `config.json`: BERT's, with their defaults, and the class that decides the head.
 
 use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Family};
 use serde::Deserialize;
@@ -79,7 +79,7 @@ struct HeadKeys {
     tie_word_embeddings: Option<bool>,
 }
 
-/// What a family's heads compute before their last layer.
+/// Computation of a family's heads before their last layer.
 pub(crate) struct Heads {
     /// Activation of the dense layer before a classifier.
     pub(crate) score: Option<Activation>,

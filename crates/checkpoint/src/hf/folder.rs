@@ -15,7 +15,7 @@ use crate::{
     limits::{malformed, read_small},
 };
 
-/// How much of a model card is searched for its licence; the front matter stands first.
+/// Bytes of a model card that are searched for its licence; the front matter comes first.
 const CARD_BYTES: u64 = 64 << 10;
 
 /// A folder and the files read from it.
@@ -26,12 +26,12 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// A folder of which no file was read yet.
+    /// Returns a folder of which no file was read yet.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), files: Vec::new() }
     }
 
-    /// The folder's path.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! How an encoder's rows become one vector: the files of sentence-transformers.
+//! Pooling of an encoder's rows into one vector, as the files of sentence-transformers state it.
 //!
 //! `modules.json` lists the modules, `1_Pooling/config.json` says how to pool. A folder without them is pooled by
 //! the mean and scaled to unit length: embeddings are compared by cosine, which the length does not change.
@@ -15,10 +15,10 @@ use crate::{
 /// Where sentence-transformers keeps the pooling module unless its list says otherwise.
 const USUAL_POOLING: &str = "1_Pooling";
 
-/// What sentence-transformers says of an encoder.
+/// Settings of sentence-transformers for an encoder.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SentenceEmbedding {
-    /// How rows become one vector.
+    /// Pooling of rows into one vector.
     pub pooling: Pooling,
     /// Whether the vector is scaled to unit length.
     pub normalize: bool,

@@ -1,4 +1,4 @@
-//! What an embedding model wants before its inputs: `prompts` of `config_sentence_transformers.json`.
+//! Prefixes of an embedding model's inputs: `prompts` of `config_sentence_transformers.json`.
 
 use std::collections::BTreeMap;
 

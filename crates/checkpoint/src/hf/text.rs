@@ -21,7 +21,7 @@ use crate::{
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token"];
 
-/// What a folder says of text.
+/// Tokenizer files of a folder.
 #[derive(Debug)]
 pub struct Text {
     /// The bytes of `tokenizer.json`.
@@ -108,7 +108,7 @@ pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text, C
     let map: BTreeMap<String, Value> =
         folder.json(SPECIAL_MAP, "special tokens by role")?.unwrap_or_default();
     let texts = texts(&stated, &map);
-    let tokenizer = tokenizer_bytes(folder, (&stated, &map), vocab.family())?;
+    let tokenizer = tokenizer_bytes(folder, &stated, &map, vocab.family())?;
     let json: TokenizerJson = match serde_json::from_slice(&tokenizer) {
         Ok(json) => json,
         Err(error) => return Err(malformed(&folder.file(TOKENIZER), "a tokenizer", error)),
@@ -143,7 +143,8 @@ pub fn max_length(
 /// `tokenizer.json`, or what `tokenizer.model` makes one.
 fn tokenizer_bytes(
     folder: &mut Folder,
-    (stated, map): (&TokenizerConfig, &BTreeMap<String, Value>),
+    stated: &TokenizerConfig,
+    map: &BTreeMap<String, Value>,
     family: Option<Family>,
 ) -> Result<Vec<u8>, CheckpointError> {
     if let Some(bytes) = folder.bytes(TOKENIZER)? {

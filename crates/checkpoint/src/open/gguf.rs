@@ -55,12 +55,12 @@ fn opened(path: &Path) -> Result<Checkpoint, CheckpointError> {
     })
 }
 
-/// What the metadata says of the model.
+/// Settings in a file's metadata.
 #[derive(Debug)]
 struct GgufSettings {
-    /// What it computes; its numbers are bounded but not yet checked against each other.
+    /// Architecture; its numbers are bounded but not yet checked against each other.
     architecture: Architecture,
-    /// How the weights lie.
+    /// Layout of the weights.
     layout: Layout,
     /// The longest sequence, in tokens.
     max_length: usize,

@@ -18,14 +18,14 @@ use crate::{
     tensors::Tensors,
 };
 
-/// What a folder's settings say that the model computes; needs [`CONFIG`] and no weights.
+/// Returns the architecture that a folder's settings describe; needs [`CONFIG`] and no weights.
 pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     Ok(settings(&mut folder, &config)?.architecture)
 }
 
-/// What a folder's settings say.
+/// Settings of a folder.
 struct HfSettings {
     family: &'static HfFamily,
     architecture: Architecture,
@@ -34,7 +34,7 @@ struct HfSettings {
     max_length: usize,
 }
 
-/// What a model's published settings say that it computes: the keys of its [`CONFIG`], and how an encoder pools.
+/// Returns the architecture that published settings describe: the keys of a [`CONFIG`], and an encoder's pooling.
 pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
     let config = Config::new(CONFIG.into(), keys)?;
     let in_config = |error: CheckpointError| error.in_file(config.path());
@@ -72,12 +72,12 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings, Checkpoi
     Ok(HfSettings { family, architecture, layout, max_length })
 }
 
-/// What a folder computes whose files of weights have nothing but their beginnings; its tensors are looked at too.
+/// Returns the architecture of a folder whose weight files are truncated after their headers, and checks its tensors.
 pub(super) fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     let settings = settings(&mut folder, &config)?;
-    weights(path, settings.family, (&settings.architecture, settings.layout))?;
+    weights(path, settings.family, &settings.architecture, settings.layout)?;
     Ok(settings.architecture)
 }
 
@@ -85,7 +85,8 @@ pub(super) fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
 fn weights(
     path: &Path,
     family: &HfFamily,
-    (architecture, layout): (&Architecture, Layout),
+    architecture: &Architecture,
+    layout: Layout,
 ) -> Result<(Tensors, Vec<PathBuf>), CheckpointError> {
     let mut shards = safetensors::open(path)?;
     quark::gather(path, &mut shards.by_name)?;
@@ -113,7 +114,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         }
     };
     let prompts = if embeds { prompts::read(&mut folder)? } else { Prompts::default() };
-    let (tensors, files) = weights(path, family, (&architecture, layout))?;
+    let (tensors, files) = weights(path, family, &architecture, layout)?;
     let text = text::read(&mut folder, config.ids(), vocab)?;
     let license = folder.license()?;
     folder.files.extend(files);

@@ -1,4 +1,4 @@
-//! Which reader a path belongs to.
+//! Choice of the reader for a path.
 //!
 //! Looks at names and the first bytes only; the readers do the rest.
 
@@ -21,7 +21,7 @@ use crate::{
     tensors::file_name,
 };
 
-/// The most names that a message lists.
+/// Maximum number of names in a message.
 const MAX_LISTED: usize = 12;
 
 /// Opens a checkpoint: a GGUF file, a folder with `config.json` and safetensors, or a folder with one GGUF file.
@@ -63,8 +63,8 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     }
 }
 
-/// What a checkpoint computes. A folder's `config.json` needs no weights beside it; of those that are there every tensor is
-/// looked for and has its shape.
+/// Returns a checkpoint's architecture. A folder's `config.json` needs no weights beside it; if there are any, every tensor is
+/// checked for its presence and shape.
 ///
 /// # Errors
 /// As [`open`].
@@ -80,14 +80,14 @@ pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
     outlined(path)
 }
 
-/// Bytes of a weights file's beginning that tell its tensors, as far as those that are there say; nothing once they
+/// Returns the bytes needed from the beginning of a weights file to list its tensors, estimated from `beginning`; `None` if they
 /// suffice, and for files that are not read.
 pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
     if is_gguf(name) { crate::gguf::wanted(beginning) } else { safetensors::wanted(beginning) }
 }
 
-/// What a checkpoint computes of whose weights only the [`wanted`] beginnings are there, each in a file of the whole
-/// length. Every tensor is looked for and has its shape.
+/// Returns the architecture of a checkpoint of whose weights only the [`wanted`] beginnings exist, each in a file of the whole
+/// length. Every tensor is checked for its presence and shape.
 ///
 /// # Errors
 /// As [`open`].
@@ -98,7 +98,7 @@ pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
     Ok(open(path)?.architecture)
 }
 
-/// What a model computes by its publisher's settings, which no folder holds: the keys of a `config.json`, and how an
+/// Returns the architecture that a publisher's settings describe, without a folder: the keys of a `config.json`, and how an
 /// embedding model pools.
 ///
 /// # Errors
