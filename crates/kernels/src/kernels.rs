@@ -80,21 +80,30 @@ impl InstructionSet {
 /// Rows from which on a tile of four-bit weights is unpacked to memory instead of in registers.
 const UNPACK_ROWS: usize = 13;
 
-/// The kernels, on one instruction set.
+/// The kernels, on the instruction sets that run them.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
-    set: InstructionSet,
+    /// Quantised products of one row.
+    one_row: InstructionSet,
+    /// Quantised products of several rows, and rounding.
+    rows: InstructionSet,
+    /// All others.
+    floats: InstructionSet,
 }
 
 impl Kernels {
+    fn on(set: InstructionSet) -> Self {
+        Self { one_row: set, rows: set, floats: set }
+    }
+
     /// The kernels without any instruction set: the reference for all others.
     pub fn portable() -> Self {
-        Self { set: InstructionSet::Portable(Portable) }
+        Self::on(InstructionSet::Portable(Portable))
     }
 
     /// The kernels on each instruction set of this processor; the last are the portable ones.
     pub fn available() -> Vec<Self> {
-        InstructionSet::available().into_iter().map(|set| Self { set }).collect()
+        InstructionSet::available().into_iter().map(Self::on).collect()
     }
 
     /// The kernels on the instruction set that is expected to be fastest.
@@ -102,9 +111,14 @@ impl Kernels {
         Self::available().first().copied().unwrap_or_else(Self::portable)
     }
 
-    /// Name of the instruction set.
+    /// Kernels of several instruction sets: for one row, for several, and for floats.
+    pub(crate) fn combine(one_row: &Self, rows: &Self, floats: &Self) -> Self {
+        Self { one_row: one_row.one_row, rows: rows.rows, floats: floats.floats }
+    }
+
+    /// Name of the instruction set of quantised products of several rows.
     pub fn name(&self) -> &'static str {
-        self.set.name()
+        self.rows.name()
     }
 
     /// Rounds activations to eight bits, for products with weights in blocks of `block` inputs.
@@ -119,7 +133,7 @@ impl Kernels {
         out: &mut QuantizedRows,
     ) {
         assert!(block > 0 && block.is_multiple_of(16), "blocks of {block}");
-        self.set.run(Quantize { input, block, granularity, out });
+        self.rows.run(Quantize { input, block, granularity, out });
     }
 
     /// Multiplies activations with a range of a matrix's columns, which starts at a multiple of 16 and ends at one or
@@ -140,12 +154,13 @@ impl Kernels {
         assert_eq!((out.rows(), out.columns()), (input.rows(), columns.len()), "shape of the output");
         check_columns(&columns, weights.outputs());
         let four_bit = if input.rows() < UNPACK_ROWS { FourBit::InRegisters } else { FourBit::AsBytes };
-        self.set.run(MatMul { input, weights, columns, four_bit, scratch, out });
+        let set = if input.rows() == 1 { self.one_row } else { self.rows };
+        set.run(MatMul { input, weights, columns, four_bit, scratch, out });
     }
 
     /// Arranges activations for products in single precision.
     pub fn interleave(&self, input: MatrixRef<'_>, out: &mut FloatRows) {
-        self.set.run(Interleave { input, out });
+        self.floats.run(Interleave { input, out });
     }
 
     /// Multiplies activations with a range of a float matrix's columns, which starts at a multiple of 16 and ends at
@@ -163,7 +178,7 @@ impl Kernels {
         assert_eq!(input.inputs(), weights.inputs(), "inputs of the activations and the weights");
         check_columns(&columns, weights.outputs());
         assert_eq!((out.rows(), out.columns()), (input.rows(), columns.len()), "shape of the output");
-        self.set.run(FloatMatMul { input, weights, columns, out });
+        self.floats.run(FloatMatMul { input, weights, columns, out });
     }
 
     /// Divides each row by its root mean square and multiplies it with a gain.
@@ -174,7 +189,7 @@ impl Kernels {
         let shape = (input.rows(), input.columns());
         assert_eq!(gain.len(), input.columns(), "length of the gain");
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
-        self.set.run(RmsNorm { input, stream: None, gain, epsilon, out });
+        self.floats.run(RmsNorm { input, stream: None, gain, epsilon, out });
     }
 
     /// Adds `input` to the residual stream, and writes the stream's [`Self::rms_norm`].
@@ -193,7 +208,7 @@ impl Kernels {
         assert_eq!(gain.len(), input.columns(), "length of the gain");
         assert_eq!((stream.rows(), stream.columns()), shape, "shape of the residual stream");
         assert_eq!((out.rows(), out.columns()), shape, "shape of the output");
-        self.set.run(RmsNorm { input, stream: Some(stream), gain, epsilon, out });
+        self.floats.run(RmsNorm { input, stream: Some(stream), gain, epsilon, out });
     }
 
     /// Writes `silu(gate) * up`.
@@ -202,7 +217,7 @@ impl Kernels {
     /// If lengths differ.
     pub fn swiglu(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(gate.len() == up.len() && up.len() == out.len(), "lengths of gate, up and output");
-        self.set.run(SwiGlu { gate, up, out });
+        self.floats.run(SwiGlu { gate, up, out });
     }
 
     /// Rotates heads of one position: of the first `2 * cos.len()` elements of each head, those of the first half with
@@ -213,12 +228,12 @@ impl Kernels {
     pub fn rotate(&self, heads: &mut [f32], head_size: usize, cos: &[f32], sin: &[f32]) {
         assert!(head_size > 0 && heads.len().is_multiple_of(head_size), "heads of {head_size}");
         assert!(cos.len() == sin.len() && 2 * cos.len() <= head_size, "{} angles", cos.len());
-        self.set.run(Rotate { heads, head_size, cos, sin });
+        self.floats.run(Rotate { heads, head_size, cos, sin });
     }
 
     /// Replaces a row by its softmax; a row of minus infinities becomes zeros.
     pub fn softmax(&self, row: &mut [f32]) {
-        self.set.run(Softmax { row });
+        self.floats.run(Softmax { row });
     }
 
     /// Computes the attention of the heads that share one key and value head. `out` has the queries' shape.
@@ -244,7 +259,7 @@ impl Kernels {
         let positions = queries.first_position.saturating_add(rows.rows());
         let known = attention.mask == Mask::Full || keys.is_some_and(|keys| positions <= keys);
         assert!(known, "positions up to {positions}");
-        self.set.run(Attend { attention, queries, cache, buffers: &mut scratch.attention, out });
+        self.floats.run(Attend { attention, queries, cache, buffers: &mut scratch.attention, out });
     }
 
     /// Rounds a row of keys or values to eight bits for a cache, and returns its scale.
@@ -253,22 +268,22 @@ impl Kernels {
     /// If lengths differ.
     pub fn quantize_cache_row(&self, row: &[f32], out: &mut [i8]) -> f32 {
         assert_eq!(row.len(), out.len(), "length of the row");
-        self.set.run(RoundRow { row, out })
+        self.floats.run(RoundRow { row, out })
     }
 
     /// Multiplies bytes in registers, and returns the number of multiply-accumulates: the limit of integer products.
     pub fn run_dots(&self, rounds: usize) -> u64 {
-        self.set.run(Dots { rounds })
+        self.rows.run(Dots { rounds })
     }
 
     /// Multiplies floats in registers, and returns the number of multiply-accumulates: the limit of float products.
     pub fn run_mul_adds(&self, rounds: usize) -> u64 {
-        self.set.run(MulAdds { rounds })
+        self.floats.run(MulAdds { rounds })
     }
 
     /// Reads bytes from front to back, and returns their number: the limit of everything that memory bounds.
     pub fn run_reads(&self, bytes: &[u8]) -> u64 {
-        self.set.run(Reads { bytes })
+        self.floats.run(Reads { bytes })
     }
 }
 

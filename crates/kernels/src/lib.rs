@@ -23,6 +23,7 @@ mod kernels;
 mod limits;
 mod math;
 mod matmul;
+mod measure;
 mod packed;
 mod simd;
 mod tiling;

@@ -4,9 +4,6 @@ use std::hint::black_box;
 
 use crate::simd::{LANES, Operation, Simd};
 
-/// Independent sums that hide the latency of an instruction.
-const CHAINS: usize = 12;
-
 /// Products of weights and activations that are in registers already.
 pub(crate) struct Dots {
     pub(crate) rounds: usize,
@@ -17,20 +14,26 @@ impl Operation for Dots {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> u64 {
-        let weights = s.load_bytes(black_box(&[3; 64]));
-        let quad = s.splat_quad(black_box(&[1, 2, 3, 4]));
-        let mut acc = [s.splat_int(0); CHAINS];
-        for _ in 0..self.rounds {
-            for acc in &mut acc {
-                *acc = s.dot_bytes(*acc, weights, quad);
-            }
-        }
-        let mut lanes = [0; LANES];
-        for acc in acc {
-            s.store_ints(acc, black_box(&mut lanes));
-        }
-        (self.rounds * CHAINS * 64) as u64
+        // As many independent sums as registers hold, at least so many that they hide an instruction's latency.
+        if S::TILES == 2 { dots::<S, 12>(s, self.rounds) } else { dots::<S, 5>(s, self.rounds) }
     }
+}
+
+#[inline(always)]
+fn dots<S: Simd, const CHAINS: usize>(s: S, rounds: usize) -> u64 {
+    let weights = s.load_bytes(black_box(&[3; 64]));
+    let quad = s.splat_quad(black_box(&[1, 2, 3, 4]));
+    let mut acc = [s.splat_int(0); CHAINS];
+    for _ in 0..rounds {
+        for acc in &mut acc {
+            *acc = s.dot_bytes(*acc, weights, quad);
+        }
+    }
+    let mut lanes = [0; LANES];
+    for acc in acc {
+        s.store_ints(acc, black_box(&mut lanes));
+    }
+    (rounds * CHAINS * 64) as u64
 }
 
 /// Fused multiply-adds of numbers that are in registers already.
@@ -43,19 +46,24 @@ impl Operation for MulAdds {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> u64 {
-        let (a, b) = (s.splat(black_box(0.5)), s.splat(black_box(1.0)));
-        let mut acc = [s.splat(black_box(1.0)); CHAINS];
-        for _ in 0..self.rounds {
-            for acc in &mut acc {
-                *acc = s.mul_add(*acc, a, b);
-            }
-        }
-        let mut lanes = [0.0; LANES];
-        for acc in acc {
-            s.store(acc, black_box(&mut lanes));
-        }
-        (self.rounds * CHAINS * LANES) as u64
+        if S::TILES == 2 { mul_adds::<S, 12>(s, self.rounds) } else { mul_adds::<S, 5>(s, self.rounds) }
     }
+}
+
+#[inline(always)]
+fn mul_adds<S: Simd, const CHAINS: usize>(s: S, rounds: usize) -> u64 {
+    let (a, b) = (s.splat(black_box(0.5)), s.splat(black_box(1.0)));
+    let mut acc = [s.splat(black_box(1.0)); CHAINS];
+    for _ in 0..rounds {
+        for acc in &mut acc {
+            *acc = s.mul_add(*acc, a, b);
+        }
+    }
+    let mut lanes = [0.0; LANES];
+    for acc in acc {
+        s.store(acc, black_box(&mut lanes));
+    }
+    (rounds * CHAINS * LANES) as u64
 }
 
 /// Reads of memory from front to back.

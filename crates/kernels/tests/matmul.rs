@@ -76,6 +76,21 @@ fn random_products_agree() {
 }
 
 #[test]
+fn measured_kernels_agree() {
+    let mut random = Random::new(31);
+    let (measured, portable) = (Kernels::measured(), Kernels::portable());
+    for rows in [1, 3, 20] {
+        let weights = Weights::random(&mut random, (50, 96), 32, Bits::Four);
+        let input = random.floats(rows * 96, 1.0);
+        let results = [measured, portable].map(|kernels| {
+            let rows = quantize(&kernels, &input, &weights, Granularity::Row);
+            multiply(&kernels, &rows, &weights.pack())
+        });
+        assert!(same(&results[0], &results[1]));
+    }
+}
+
+#[test]
 fn extremes_are_exact() {
     for bits in [Bits::Four, Bits::Eight] {
         for block in [16, 32, 64, 128] {

@@ -1,0 +1,133 @@
+//! Choice between instruction sets by a short measurement.
+//!
+//! All instruction sets give the same bits, so the choice is one of speed alone. Flags of the processor do not decide
+//! it: some run wide vectors at a lower clock or in two halves.
+
+use std::time::{Duration, Instant};
+
+use half::f16;
+
+use crate::{
+    activations::{Granularity, QuantizedRows},
+    float::{FloatMatrix, FloatRows, FloatWeights},
+    kernels::Kernels,
+    matmul::Scratch,
+    packed::{Bits, BlockedWeights, PackedMatrix, Scales},
+    view::{MatrixMut, MatrixRef},
+};
+
+/// Shape of the matrices that are multiplied.
+const OUTPUTS: usize = 256;
+const INPUTS: usize = 512;
+
+/// Number of rows that stands for many.
+const ROWS: usize = 48;
+
+/// Repetitions, the shortest of which counts.
+const REPEATS: usize = 5;
+
+/// Share of the time of the candidate expected to be fastest that another must stay below.
+const MARGIN: f64 = 0.95;
+
+impl Kernels {
+    /// The kernels on the instruction sets that a measurement of a few milliseconds finds fastest.
+    pub fn measured() -> Self {
+        let mut candidates = Self::available();
+        // The portable kernels come last, and are never faster.
+        candidates.pop();
+        if candidates.len() < 2 {
+            return Self::detect();
+        }
+        let times = candidates.into_iter().filter_map(|kernels| Some((kernels, Times::measure(&kernels)?)));
+        let times: Vec<_> = times.collect();
+        let choice = || {
+            let one_row = choose(&times, |times| times.one_row)?;
+            let rows = choose(&times, |times| times.rows)?;
+            let floats = choose(&times, |times| times.floats)?;
+            Some(Self::combine(&one_row, &rows, &floats))
+        };
+        choice().unwrap_or_else(Self::detect)
+    }
+}
+
+/// Times of the kinds of kernels on one instruction set.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    one_row: Duration,
+    rows: Duration,
+    floats: Duration,
+}
+
+impl Times {
+    /// Measures products of small matrices; `None` where there are none.
+    fn measure(kernels: &Kernels) -> Option<Self> {
+        let floats = vec![0.5; OUTPUTS * INPUTS];
+        let packed = PackedMatrix::pack(&BlockedWeights {
+            outputs: OUTPUTS,
+            inputs: INPUTS,
+            block: 32,
+            bits: Bits::Four,
+            quants: &vec![0x5a; OUTPUTS * INPUTS / 2],
+            scales: Scales::F16(&vec![f16::ONE; OUTPUTS * INPUTS / 32]),
+            zeros: None,
+        });
+        let (packed, weights) =
+            (packed.ok()?, FloatMatrix::pack(OUTPUTS, INPUTS, FloatWeights::F32(&floats)).ok()?);
+        let (mut scratch, mut out) = (Scratch::default(), vec![0.0; ROWS * OUTPUTS]);
+        let mut quantized = |rows: usize| {
+            let (mut input, mut scratch) = (QuantizedRows::default(), std::mem::take(&mut scratch));
+            kernels.quantize(
+                MatrixRef::new(&floats[..rows * INPUTS], INPUTS),
+                32,
+                Granularity::Block,
+                &mut input,
+            );
+            let out = &mut out[..rows * OUTPUTS];
+            fastest(|| {
+                kernels.matmul(&input, &packed, 0..OUTPUTS, &mut scratch, MatrixMut::new(out, OUTPUTS))
+            })
+        };
+        let (one_row, rows) = (quantized(1), quantized(ROWS));
+        let mut input = FloatRows::default();
+        kernels.interleave(MatrixRef::new(&floats[..ROWS * INPUTS], INPUTS), &mut input);
+        let floats =
+            fastest(|| kernels.matmul_float(&input, &weights, 0..OUTPUTS, MatrixMut::new(&mut out, OUTPUTS)));
+        Some(Self { one_row, rows, floats })
+    }
+}
+
+fn fastest(mut call: impl FnMut()) -> Duration {
+    let mut time = || {
+        let start = Instant::now();
+        call();
+        start.elapsed()
+    };
+    (0..REPEATS).map(|_| time()).min().unwrap_or_default()
+}
+
+/// The candidate with the shortest time; the first where no other is clearly faster.
+fn choose<T: Copy>(candidates: &[(T, Times)], time: impl Fn(&Times) -> Duration) -> Option<T> {
+    let (first, rest) = candidates.split_first()?;
+    let limit = time(&first.1).mul_f64(MARGIN);
+    let best = rest.iter().min_by_key(|(_, times)| time(times)).filter(|(_, times)| time(times) < limit);
+    Some(best.unwrap_or(first).0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_candidate_must_be_clearly_faster() {
+        let check = |times: &[u64], expect: Option<usize>| {
+            let times = times.iter().map(|time| Duration::from_micros(*time));
+            let candidates: Vec<_> =
+                times.map(|time| Times { one_row: time, rows: time, floats: time }).enumerate().collect();
+            assert_eq!(choose(&candidates, |times| times.rows), expect);
+        };
+        check(&[], None);
+        check(&[100], Some(0));
+        check(&[100, 96, 120], Some(0));
+        check(&[100, 90, 80], Some(2));
+    }
+}
