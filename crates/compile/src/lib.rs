@@ -2,6 +2,7 @@
 //!
 //! Start at [`pipeline`] for the stages, at [`lower`] for the graphs, and at [`import`] for graphs of other tools.
 
+pub mod calibration;
 mod emit;
 mod error;
 pub mod export;

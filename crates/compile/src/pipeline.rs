@@ -20,6 +20,7 @@ use narthex_text::tokenizer::Tokenizer;
 use sha2::Digest;
 
 use crate::{
+    calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
     emit::{Data, Emitter, Places},
     error::CompileError,
     lower::{
@@ -29,11 +30,7 @@ use crate::{
     },
     package::PackageWriter,
     paper, pass,
-    quant::{
-        Plan, Scaling,
-        calibrate::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
-        scaling::inputs,
-    },
+    quant::{Plan, Scaling, scaling::inputs},
     vocabulary::Vocabulary,
 };
 

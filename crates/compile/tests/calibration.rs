@@ -13,8 +13,8 @@ use std::{
 use half::f16;
 use narthex_compile::{
     CompileError,
+    calibration::{GraphRunner, RunnerError},
     pipeline::{self, CompileJob},
-    quant::calibrate::{GraphRunner, RunnerError},
 };
 use narthex_graph::{Graph, Initializer, InitializerData};
 use narthex_spec::{

@@ -7,10 +7,7 @@ mod support;
 
 use std::{cell::RefCell, fs, path::Path};
 
-use narthex_compile::quant::{
-    calibrate::{GraphRunner, RunnerError},
-    segment::segments,
-};
+use narthex_compile::calibration::{GraphRunner, RunnerError, segment::segments};
 use narthex_device::{DeviceError, single_run};
 use narthex_graph::{Graph, Value};
 use narthex_spec::{Calibration, Elements, Feed, Fetch, Recipe, Scheme, dtype::Dim};

@@ -6,7 +6,7 @@ mod support;
 
 use std::path::Path;
 
-use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
+use narthex_compile::calibration::{GraphRunner, RunnerError};
 use narthex_device::{
     ep::Device,
     precompile::FallbackPolicy,

@@ -3,7 +3,7 @@
 //!
 //! The divisor is folded into the producer of the input: the gain of the norm or the rows of the projection before it. The
 //! layer's own columns are multiplied by it, so the model computes the same function. Divisors are powers of two, so they
-//! change no mantissa, and weights on a checkpoint's coarser grid stay on it. [`super::calibrate`] does the measuring.
+//! change no mantissa, and weights on a checkpoint's coarser grid stay on it. [`crate::calibration`] does the measuring.
 
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@
 use std::{fs, path::PathBuf};
 
 use narthex_compile::{
-    quant::calibrate::GraphRunner,
+    calibration::GraphRunner,
     vocabulary::{Source, Vocabulary},
 };
 use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};

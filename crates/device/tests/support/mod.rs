@@ -16,9 +16,9 @@ use std::{
 
 use narthex_catalog::{runtimes, store::Store};
 use narthex_compile::{
+    calibration::GraphRunner,
     import::{self, ImportJob},
     pipeline::{CompileJob, compile},
-    quant::calibrate::GraphRunner,
     vocabulary::Vocabulary,
 };
 use narthex_device::{

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narthex_compile::quant::calibrate::{GraphRunner, RunnerError};
+use narthex_compile::calibration::{GraphRunner, RunnerError};
 use narthex_device::single_run;
 use narthex_spec::{Feed, Fetch, ProgressSink};
 

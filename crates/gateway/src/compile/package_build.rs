@@ -10,9 +10,9 @@ use narthex_catalog::{
     resolve::CheckpointSource,
 };
 use narthex_compile::{
+    calibration::GraphRunner,
     package::adopt,
     pipeline::{self, CompileJob},
-    quant::calibrate::GraphRunner,
     vocabulary::Vocabulary,
 };
 use narthex_spec::{

@@ -13,8 +13,8 @@ use std::{
 
 use narthex_catalog::{fetch, index::Catalog, resolve::ModelRef, runtimes, store::Store};
 use narthex_compile::{
+    calibration::{GraphRunner, RunnerError},
     pipeline::{self, CompileJob},
-    quant::calibrate::{GraphRunner, RunnerError},
 };
 use narthex_device::{
     ep::{Device, QnnOptions},

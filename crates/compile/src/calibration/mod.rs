@@ -1,9 +1,10 @@
-//! Calibration: the compiled model reads a text, and what its layers see decides how their channels are scaled.
+//! Calibration: runs the unscaled model over a text, and scales channels by the inputs of its layers.
 //!
-//! A large model reads it in segments, so that a calibration holds no more of it than the rest of a compile does.
-//!
-//! Running a graph is another crate's matter: [`GraphRunner`] is the port, and the library that loads ONNX Runtime
-//! brings the runner. Start at [`calibrate`].
+//! The graph runs in segments, so that a calibration holds no more of a large model than the rest of a compile.
+//! [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at [`calibrate`].
+
+pub mod probe;
+pub mod segment;
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -17,20 +18,17 @@ use narthex_spec::{
 };
 use narthex_text::tokenizer::{Specials, Tokenizer};
 
-use super::{
-    Scaling,
-    probe::{output, probe},
-    scaling::Input,
-    segment::{Segment, segments},
-};
 pub use crate::error::RunnerError;
 use crate::{
     error::CompileError,
     layer::rope::{self, Reach, Wave},
+    quant::{Scaling, scaling::Input},
 };
+use probe::{output, probe};
+use segment::{Segment, segments};
 
 /// Calibration text: prose, code, lists and dialogue, in several languages.
-const TEXT: &str = include_str!("calibration.txt");
+const TEXT: &str = include_str!("text.txt");
 
 /// Maximum number of calibration tokens.
 const LONGEST: usize = 1024;

@@ -6,7 +6,7 @@
 use narthex_graph::{Builder, Graph, Node, build::NodeSpec, check::GraphError};
 use narthex_spec::{DType, dtype::Dim};
 
-use super::scaling::Input;
+use crate::quant::scaling::Input;
 
 /// The output that holds an input's statistics.
 pub(crate) fn output(input: &Input) -> String {
