@@ -307,7 +307,7 @@ mod tests {
         cache.reserve([(id, length)].into_iter()).unwrap();
         let (row, capacity) = (cache.row(id), cache.capacity());
         for part in [KvPart::Key, KvPart::Value] {
-            let data = cache.rows_mut(KvTensor { layer: 0, part: part }, row..row + 1);
+            let data = cache.rows_mut(KvTensor { layer: 0, part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
                     data[(head * capacity + position) * 3] = content(slot, part, head, position);
@@ -325,7 +325,7 @@ mod tests {
         let id = SlotId(slot);
         let (row, capacity, length) = (cache.row(id), cache.capacity(), cache.length(id));
         for part in [KvPart::Key, KvPart::Value] {
-            let data = cache.rows_mut(KvTensor { layer: 0, part: part }, row..row + 1);
+            let data = cache.rows_mut(KvTensor { layer: 0, part }, row..row + 1);
             for head in 0..2 {
                 for position in 0..length {
                     let found = data[(head * capacity + position) * 3];
@@ -362,10 +362,10 @@ mod tests {
         fill(&mut c, 0, 3);
         fill(&mut c, 1, 6);
         for part in [KvPart::Key, KvPart::Value] {
-            let block = c.read(KvTensor { layer: 0, part: part }, SlotId(1), 2..5);
+            let block = c.read(KvTensor { layer: 0, part }, SlotId(1), 2..5);
             assert_eq!(block.len(), 3 * 2 * 3);
             assert_eq!(block[(2 * 2 + 1) * 3], content(1, part, 1, 4));
-            c.write(KvTensor { layer: 0, part: part }, SlotId(1), 2, block.into_iter());
+            c.write(KvTensor { layer: 0, part }, SlotId(1), 2, block.into_iter());
         }
         // Other tokens of the slot, and other slots, are as they were.
         check(&mut c, 0);
