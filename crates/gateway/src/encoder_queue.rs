@@ -253,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives each text's length and first token, and refuses batches over its limit.
+    /// Returns each text's length and first token, and refuses batches over its limit.
     struct Lengths(EncoderLimits);
 
     impl Encoder for Lengths {
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// A request of one go.
+    /// Runs a request in one pass.
     fn ask(queue: &EncoderQueue, texts: Vec<EncoderInput>) -> Result<Vec<Vec<f32>>, Error> {
         queue.enter(&Cancel::new())?.run(texts)
     }
@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    /// Tells when a run has begun, and ends it when it is told to.
+    /// Signals the start of a run, and ends it on a signal.
     struct Held {
         limits: EncoderLimits,
         begun: mpsc::Sender<()>,
@@ -333,14 +333,14 @@ mod tests {
                 (0..=limit).for_each(|_| release.send(()).unwrap());
                 assert!(callers.into_iter().all(|caller| caller.join().unwrap().is_ok()));
             });
-            // Who has an answer finds the place free.
+            // A caller with an answer finds room in the queue.
             release.send(()).unwrap();
             ask(&queue, vec![vec![1].into()]).unwrap();
             assert_eq!(queue.length(), QueueLength::default());
         }
     }
 
-    /// A queue whose encoder takes one text at a time, and when it is told to.
+    /// Creates a queue whose encoder runs one text at a time, on a signal.
     fn held() -> (EncoderQueue, mpsc::Receiver<()>, mpsc::Sender<()>) {
         let limits = EncoderLimits { max_length: 8, max_batch_tokens: 1, rows: Rows::Text, width: 1 };
         let ((begun, has_begun), (release, go_on)) = (mpsc::channel(), mpsc::channel());

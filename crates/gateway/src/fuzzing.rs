@@ -1,4 +1,4 @@
-//! The door for fuzz targets: a package, up to where ONNX Runtime would read its graph. No part of the product has it.
+//! Entry point of fuzz targets: reads a package up to the point where ONNX Runtime reads its graphs.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use crate::{
     library::{package, package_key::PackageKey},
 };
 
-/// Reads the manifest of the package in `folder`, and all that an executor reads because of it.
+/// Reads the manifest of the package in `folder`, and the files that an executor reads.
 ///
 /// # Errors
-/// [`Error`] for a package that is not whole.
+/// [`Error`] for a package that is damaged.
 pub fn open_package(folder: &Path, name: &ModelName) -> Result<(), Error> {
     let key = PackageKey { name: name.clone(), scheme: Scheme::W8 };
     let manifest = package::read_manifest(folder, &key)?;

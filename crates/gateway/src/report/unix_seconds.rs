@@ -1,4 +1,4 @@
-//! Times in JSON: whole seconds since 1970, as OpenAI's API has them. For `#[serde(with = "crate::report::unix_seconds")]`.
+//! Times in JSON as whole seconds since 1970, as in OpenAI's API, for `#[serde(with = "crate::report::unix_seconds")]`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,14 +1,14 @@
-//! Today's date for chat templates that print it: the only clock that a prompt sees.
+//! Today's date for chat templates that print it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Today in UTC: year, month from 1, day from 1.
+/// Returns today's year, month and day in UTC. Months and days start at 1.
 pub(crate) fn today() -> (i64, u8, u8) {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     from_days((seconds / 86_400) as i64)
 }
 
-/// The day `days` after 1970-01-01, by Howard Hinnant's `civil_from_days`.
+/// Returns the date `days` after 1970-01-01, by Howard Hinnant's `civil_from_days`.
 fn from_days(days: i64) -> (i64, u8, u8) {
     let z = days + 719_468;
     let era = z.div_euclid(146_097);
