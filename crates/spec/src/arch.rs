@@ -1,7 +1,7 @@
-//! What a model computes, without its weights: enough to build either graph variant.
+//! Model architectures, without weights: enough to build either graph variant.
 //!
-//! A family (Llama, BERT, …) is a way of filling these structs from a checkpoint's configuration; the graph
-//! builder reads only the structs. Weight names that go with them are in [`DecoderArch`] and [`EncoderArch`].
+//! A family (Llama, BERT, …) fills these structs from a checkpoint's configuration; the graph builder reads only the
+//! structs. [`DecoderArch`] and [`EncoderArch`] list the names of weights.
 
 mod altup;
 mod encoder;
@@ -27,7 +27,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// The longest sequence that its weights allow, in tokens.
+    /// Maximum sequence length that the weights allow, in tokens.
     pub fn longest(&self) -> usize {
         match self {
             Self::Decoder(arch) => arch.context,
@@ -35,7 +35,7 @@ impl Architecture {
         }
     }
 
-    /// Its structure in words: `28 layers, width 3072, vocabulary 128256`.
+    /// Returns a description: `28 layers, width 3072, vocabulary 128256`.
     pub fn describe(&self) -> String {
         match self {
             Self::Decoder(arch) => {
@@ -123,27 +123,26 @@ pub struct DecoderArch {
     /// Rotary positions of the layers that are rotated locally.
     #[serde(default)]
     pub local_rope: Option<Rope>,
-    /// What embedded tokens are multiplied with.
+    /// Factor on embedded tokens.
     #[serde(default)]
     pub embed_scale: Option<f32>,
-    /// Logits are bounded to ±cap: `cap · tanh(x / cap)`.
+    /// Soft cap of logits: `cap · tanh(x / cap)`.
     #[serde(default)]
     pub logit_cap: Option<f32>,
-    /// Several residual streams in place of one.
+    /// Alternating updates over several residual streams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub altup: Option<AltUp>,
-    /// What every layer gets of each token besides.
+    /// Per-layer embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_layer: Option<PerLayer>,
-    /// Whether the head's weight is the embedding's.
+    /// True if the head shares the embedding's weight.
     pub tied_head: bool,
-    /// How many tokens the head gives logits of, where it has lost the others. Its weight `head.weight [tokens, hidden]` is
-    /// then its own.
+    /// Number of tokens in a reduced vocabulary of the head, whose weight `head.weight [tokens, hidden]` is then its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<usize>,
 }
 
-/// Kinds of norms.
+/// Kind of norm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NormKind {
@@ -161,19 +160,19 @@ pub struct DecoderLayer {
     pub attention: Attention,
     /// Feed-forward part.
     pub mlp: Mlp,
-    /// How the parts join the residual stream.
+    /// Connection of the parts to the residual stream.
     #[serde(default)]
     pub residual: Residual,
 }
 
-/// How a layer's parts join the residual stream.
+/// Connection of a layer's parts to the residual stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residual {
     /// `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
     #[default]
     Sequential,
-    /// As sequential, with `attn_post_norm` and `mlp_post_norm` over what is added.
+    /// As sequential, with `attn_post_norm` and `mlp_post_norm` before each addition.
     Sandwich,
     /// `x += attn(n) + mlp(n)`, where `n = attn_norm(x)`; there is no `mlp_norm`.
     Parallel,
@@ -188,48 +187,48 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Elements per head.
     pub head_size: usize,
-    /// Whether q, k and v have biases.
+    /// True if q, k and v have biases.
     pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
+    /// True if the output projection has a bias.
     pub output_bias: bool,
-    /// Sliding window in tokens, the token itself included, where the layer has one.
+    /// Sliding window in tokens, including the token itself.
     pub window: Option<usize>,
-    /// What normalises queries and keys, head by head, before they are rotated.
+    /// Norm of each head of queries and keys before rotation.
     #[serde(default)]
     pub qk_norm: QkNorm,
-    /// Which positions queries and keys are rotated by.
+    /// Rotary positions of queries and keys.
     #[serde(default)]
     pub rotation: Rotation,
-    /// What scores are multiplied with; `None` is `1 / √head_size`.
+    /// Factor on scores; `None` is `1 / √head_size`.
     #[serde(default)]
     pub scale: Option<f32>,
-    /// Scores are bounded to ±cap before the mask: `cap · tanh(x / cap)`.
+    /// Soft cap of scores before the mask: `cap · tanh(x / cap)`.
     #[serde(default)]
     pub score_cap: Option<f32>,
-    /// Whether values are RMS-normed head by head, without a gain.
+    /// True if each head of values has an RMS norm without a gain.
     #[serde(default)]
     pub value_norm: bool,
-    /// Whose keys and values are attended to.
+    /// Source of keys and values.
     #[serde(default)]
     pub kv: KvSource,
 }
 
-/// Whose keys and values a layer attends to.
+/// Source of a layer's keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvSource {
-    /// Its own, which are kept in the KV cache.
+    /// The layer itself, with an entry in the KV cache.
     #[default]
     Own,
-    /// Those of an earlier layer, which has its own; the layer has no `k_proj`, `v_proj` and `k_norm`, and no cache.
+    /// An earlier layer with its own. The layer has no `k_proj`, `v_proj`, `k_norm` and no entry in the cache.
     Layer(usize),
 }
 
-/// What normalises queries and keys.
+/// Norm of queries and keys.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNorm {
-    /// Nothing.
+    /// No norm.
     #[default]
     None,
     /// RMS norm with one gain `[head_size]` for all heads (Henry et al. 2020, arXiv:2010.04245).
@@ -238,7 +237,7 @@ pub enum QkNorm {
     LayerPerHead,
 }
 
-/// Which rotary positions a layer uses.
+/// Rotary positions of a layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rotation {
@@ -247,12 +246,12 @@ pub enum Rotation {
     Global,
     /// [`DecoderArch::local_rope`].
     Local,
-    /// None: the layer sees no positions, or learned ones.
+    /// No rotation: the layer has no positions or learned ones.
     None,
 }
 
 impl Attention {
-    /// Attention with rotary positions over everything before, without biases and norms.
+    /// Causal attention with rotary positions, without biases, norms and window.
     pub fn plain(heads: usize, kv_heads: usize, head_size: usize) -> Self {
         Self {
             heads,
@@ -270,14 +269,14 @@ impl Attention {
         }
     }
 
-    /// What scores are multiplied with.
+    /// Factor on scores.
     pub fn scale(&self) -> f64 {
         self.scale.map_or_else(|| (self.head_size as f64).sqrt().recip(), f64::from)
     }
 }
 
 impl DecoderArch {
-    /// Where a layer's keys and values lie among those that are kept: its own, or those of the layer it shares with.
+    /// Entry of the KV cache that a layer reads: its own, or that of the layer it shares with.
     pub fn kv_index(&self, layer: usize) -> usize {
         let source = match self.layers.get(layer).map(|layer| layer.attention.kv) {
             Some(KvSource::Layer(source)) => source,
@@ -286,13 +285,12 @@ impl DecoderArch {
         self.layers.iter().take(source).filter(|layer| layer.attention.kv == KvSource::Own).count()
     }
 
-    /// Whether tokens get a learned row for their position.
+    /// Returns true if positions are learned embeddings.
     pub fn learned_positions(&self) -> bool {
         self.rope.is_none()
     }
 
-    /// The longest sequence whose keys are rotated by the first of two sets of factors, where a longer one needs the
-    /// other.
+    /// Maximum sequence length for the first of two sets of rotary factors; longer sequences use the second.
     pub fn switch(&self) -> Option<usize> {
         match &self.rope.as_ref()?.scaling {
             RopeScaling::LongRope { original_context, .. } if *original_context < self.context => {
@@ -319,17 +317,16 @@ pub struct Mlp {
     pub inner: usize,
     /// Activation function.
     pub activation: Activation,
-    /// Whether a gate multiplies the up projection (Shazeer 2020, arXiv:2002.05202).
+    /// True if a gate multiplies the up projection (Shazeer 2020, arXiv:2002.05202).
     pub gated: bool,
-    /// Whether the projections have biases.
+    /// True if the projections have biases.
     pub bias: bool,
-    /// Of the activation's inputs, only what lies above their mean by more than so many standard deviations goes in
-    /// (`x` as `max(x - mean - cutoff · deviation, 0)`): how Gemma 3n keeps a share of them.
+    /// Activation sparsity of Gemma 3n: the activation's input is `max(x - mean - cutoff · deviation, 0)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cutoff: Option<f32>,
 }
 
-/// Activation functions.
+/// Activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -356,18 +353,18 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are stretched.
+/// Scaling of rotary frequencies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// All frequencies divided by `factor`.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1's: low frequencies divided, high ones kept, a ramp between.
+    /// Llama 3.1: low frequencies are divided, high ones kept, with a ramp between.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -378,7 +375,7 @@ pub enum RopeScaling {
         /// The context the model was first trained on.
         original_context: usize,
     },
-    /// LongRoPE's (Ding et al. 2024, arXiv:2402.13753): divisors per frequency, one set for sequences up to the original
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): divisors per frequency, one set for sequences up to the original
     /// context and another for longer ones, whose keys are all rotated by it.
     LongRope {
         /// One divisor per pair of rotated elements, for sequences up to `original_context` tokens.
@@ -387,7 +384,7 @@ pub enum RopeScaling {
         long: Vec<f32>,
         /// The context the model was first trained on.
         original_context: usize,
-        /// What rotated queries and keys are multiplied with.
+        /// Factor on rotated queries and keys.
         attention_factor: f64,
     },
     /// Divisors per frequency given by the checkpoint (GGUF's `rope_freqs.weight`).

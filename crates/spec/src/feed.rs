@@ -1,5 +1,4 @@
-//! What goes into one run of a graph and what is wanted out of it: the words between whoever needs numbers of a graph and
-//! whoever can run it.
+//! Inputs and outputs of one run of a graph, for code that runs graphs through a caller.
 
 /// An input of a graph.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +41,7 @@ impl Elements {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

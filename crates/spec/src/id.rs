@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// One entry of a model's vocabulary.
+/// Id of a token in a model's vocabulary.
 pub type TokenId = u32;
 
 /// A row of the KV cache, numbered from 0; one running sequence holds one slot.
@@ -30,7 +30,7 @@ pub struct ModelName(String);
     "{found:?} is not a model name: expected 1 to 200 of the characters a-z 0-9 . _ - : /, starting with a letter or digit"
 )]
 pub struct BadModelName {
-    /// What was given.
+    /// The string, shortened.
     pub found: String,
 }
 
@@ -90,7 +90,7 @@ pub struct Sha256(pub [u8; 32]);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a SHA-256 digest: expected 64 hexadecimal digits")]
 pub struct BadSha256 {
-    /// What was given.
+    /// The string, shortened.
     pub found: String,
 }
 

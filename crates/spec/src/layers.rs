@@ -1,46 +1,46 @@
-//! Lists of a model's layers, as people write them: `3,7,12-14`.
+//! Lists of layers, written `3,7,12-14`.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The most layers that are counted; past it, a text is a mistake.
+/// Maximum number of layers; a larger number is a mistake.
 pub(crate) const MOST_LAYERS: usize = 1024;
 
-/// The longest text that a name shows.
+/// Maximum length of a list in a name.
 const LONGEST_SLUG: usize = 48;
 
-/// Some of a model's layers, at least one, each once, rising.
+/// Layers of a model: at least one, each once, ascending.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerList(Vec<usize>);
 
-/// A text that is no [`LayerList`].
+/// A string that is not a [`LayerList`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLayerList {
-    /// It names no layers.
-    #[error("{found:?} lists no layers: expected their numbers from 0 on, as in 3,7,12-14")]
+    /// There is no layer.
+    #[error("{found:?} is not a list of layers: expected numbers from 0, as in 3,7,12-14")]
     Text {
-        /// What was given.
+        /// The string, shortened.
         found: String,
     },
-    /// It names one twice, which may be a slip for another.
+    /// A layer is repeated, which is probably a typing error.
     #[error("layer {layer} is listed twice in {found:?}: expected each layer once, as in 3,7,12-14")]
     Twice {
         /// The layer.
         layer: usize,
-        /// What was given.
+        /// The string, shortened.
         found: String,
     },
 }
 
 impl LayerList {
-    /// The layers, rising.
+    /// The layers in ascending order.
     pub fn layers(&self) -> &[usize] {
         &self.0
     }
 
-    /// What a model without these layers is called after its own name: `drop3.7.12-14`; of a long list, its hash.
+    /// Suffix of the name of a model without these layers: `drop3.7.12-14`, or a hash of a long list.
     pub fn slug(&self) -> String {
         let text = self.to_string();
         short(&text, "drop").unwrap_or_else(|| format!("drop{}", text.replace(',', ".")))

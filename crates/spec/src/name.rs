@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {found:?}: expected {expected}")]
 pub struct UnknownName {
-    /// What the set holds, in the singular: `scheme`, `device`.
+    /// Singular noun for the members of the set: `scheme`, `device`.
     pub what: &'static str,
     /// The string, shortened.
     pub found: String,

@@ -7,7 +7,7 @@ pub enum Progress {
     Started {
         /// Identifies the stage in the events that follow; unique among the stages under way.
         stage: String,
-        /// What is being counted.
+        /// Unit of the counts.
         unit: Unit,
         /// The amount at which the stage is complete, where known.
         total: Option<u64>,
@@ -24,18 +24,18 @@ pub enum Progress {
         /// The stage.
         stage: String,
     },
-    /// Something a user should read once.
+    /// A message for the user.
     Note(String),
 }
 
-/// What a stage counts.
+/// Unit of a stage's counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes, shown as MB.
     Bytes,
     /// Countable things: tensors, layers.
     Items,
-    /// Nothing; the stage only takes a while.
+    /// No count; the stage only takes time.
     Nothing,
 }
 

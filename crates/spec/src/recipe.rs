@@ -1,4 +1,4 @@
-//! How weights are stored.
+//! Recipes: the settings of a compile.
 
 use std::{collections::BTreeSet, str::FromStr};
 
@@ -39,7 +39,7 @@ impl FromStr for Calibration {
     }
 }
 
-/// Everything that decides what a checkpoint is compiled into; part of the package's identity.
+/// All settings of a compile; part of the identity of the package.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Recipe {
     /// Weight scheme.
@@ -48,43 +48,42 @@ pub struct Recipe {
     pub block: usize,
     /// `accuracy_level` of `MatMulNBits`: 0 computes in the activations' type, 4 with int8 activations.
     pub accuracy_level: u8,
-    /// What the channels were scaled by; packages from before there was a choice are not scaled.
+    /// Calibration of channel scales; `none` in manifests without the field.
     #[serde(default)]
     pub calibration: Calibration,
-    /// Which smaller model it is, of those that its checkpoint holds; none for all of it.
+    /// Smaller model out of the checkpoint; `None` for the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matformer: Option<MatFormer>,
-    /// The layers that are left out, as the checkpoint numbers them.
+    /// Dropped layers, numbered as in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drop_layers: Option<LayerList>,
-    /// The tokens that the head keeps; none where it keeps all. Found out by the compile.
+    /// Tokens that the head keeps, set by the compile; `None` for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<KeptTokens>,
-    /// Shapes of variant B, where it is wanted.
+    /// Shapes of variant B; `None` without variant B.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed: Option<FixedShapes>,
-    /// The most bytes of weights that a decoder's fixed layers hold in one graph; a larger model has several, one after
-    /// another.
+    /// Maximum weights of one graph of a decoder's fixed layers, in bytes. A larger model has several graphs in sequence.
     #[serde(default = "usual_part_bytes")]
     pub part_bytes: u64,
-    /// The NPUs it is compiled for ahead of time.
+    /// NPUs of ahead-of-time compilation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Target>,
-    /// The changes of its graphs.
+    /// Graph rewrites.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub passes: BTreeSet<Pass>,
 }
 
-/// The tokens that a model gives, where it does not give all of its vocabulary.
+/// A reduced vocabulary of a model's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeptTokens {
-    /// How many.
+    /// Number of tokens.
     pub tokens: usize,
-    /// The digest of their list, which the package has.
+    /// Digest of the list of tokens in the package.
     pub sha256: Sha256,
 }
 
-/// What every NPU holds in one part.
+/// Part size that every NPU supports.
 fn usual_part_bytes() -> u64 {
     1 << 30
 }
@@ -92,20 +91,20 @@ fn usual_part_bytes() -> u64 {
 /// The shapes of variant B.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FixedShapes {
-    /// Columns of a decoder's past: the longest sequence, in tokens.
+    /// Maximum sequence length of a decoder, in tokens.
     pub context: usize,
-    /// Contexts below it, rising: each has graphs of its own, which attend to less and so run sooner.
+    /// Shorter contexts in ascending order. Each has its own graphs, which attend to fewer tokens and run faster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shorter: Vec<usize>,
-    /// New tokens of each prefill graph, rising, each above 1. The decode graph takes one. Of a recipe, none leaves them to
-    /// the compiler, which goes by the model's size.
+    /// New tokens of each prefill graph, ascending, each above 1. Empty in a recipe if the compiler chooses by the model's
+    /// size.
     pub prefill: Vec<usize>,
-    /// Lengths of an encoder's graphs in tokens, rising.
+    /// Lengths of an encoder's graphs in tokens, ascending.
     pub buckets: Vec<usize>,
 }
 
 impl FixedShapes {
-    /// The longest sequence that graphs of fixed shape are made for where nothing else is asked, in tokens.
+    /// Default maximum sequence length, in tokens.
     pub const USUAL_CONTEXT: usize = 2048;
 
     /// The shapes for sequences of up to `context` tokens: prefill as suits the model, texts in buckets of 64 to 512.
@@ -114,30 +113,30 @@ impl FixedShapes {
         Self { context, shorter, prefill, buckets: vec![64, 128, 256, 512] }.within(context)
     }
 
-    /// The shapes for several contexts, in any order; without one, for the usual.
+    /// The shapes for several contexts in any order, or for the default without one.
     pub fn for_contexts(contexts: &[usize]) -> Self {
         let longest = contexts.iter().copied().max().unwrap_or(Self::USUAL_CONTEXT);
-        Self { shorter: rising(contexts), ..Self::new(longest) }.within(longest)
+        Self { shorter: ascending(contexts), ..Self::new(longest) }.within(longest)
     }
 
-    /// The same shapes with prefill graphs of these lengths, in any order; without one, as they are.
+    /// The same shapes with prefill graphs of these lengths in any order; unchanged without lengths.
     #[must_use]
     pub fn with_prefill(self, lengths: &[usize]) -> Self {
         if lengths.is_empty() {
             return self;
         }
-        let mut prefill = rising(lengths);
+        let mut prefill = ascending(lengths);
         prefill.retain(|&length| length > 1);
         let context = self.context;
         Self { prefill, ..self }.within(context)
     }
 
-    /// Every context, rising.
+    /// Every context in ascending order.
     pub fn contexts(&self) -> impl Iterator<Item = usize> {
         self.shorter.iter().copied().chain([self.context])
     }
 
-    /// The same shapes with these lengths of prefill, where none were given.
+    /// The same shapes with these prefill lengths if there are none.
     pub fn or_prefill(mut self, lengths: &[usize]) -> Self {
         if self.prefill.is_empty() {
             self.prefill = lengths.to_vec();
@@ -161,13 +160,13 @@ impl FixedShapes {
     }
 }
 
-/// Numbers from the smallest to the largest, each once.
-fn rising(numbers: &[usize]) -> Vec<usize> {
+/// Returns the distinct numbers in ascending order.
+fn ascending(numbers: &[usize]) -> Vec<usize> {
     numbers.iter().copied().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl Recipe {
-    /// Whether it leaves out some of what the model computes, which changes its answers.
+    /// Returns true if the model is reduced, which changes its answers.
     pub fn is_reduced(&self) -> bool {
         self.drop_layers.is_some() || self.vocabulary.is_some()
     }

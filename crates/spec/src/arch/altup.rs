@@ -1,4 +1,4 @@
-//! What Gemma 3n has around its layers: several residual streams, and rows of each token for every layer.
+//! Extensions of Gemma 3n around its layers: alternating updates and per-layer embeddings.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 /// `layers.{i}.altup.scale.weight [hidden]`; `layers.{i}.laurel.left.weight [rank, hidden]`,
 /// `layers.{i}.laurel.right.weight [hidden, rank]`, `layers.{i}.laurel.norm.weight`.
 ///
-/// Coefficients are clipped in training alone.
+/// Coefficients are clipped only in training.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AltUp {
     /// Streams.
     pub streams: usize,
-    /// The stream that layers compute.
+    /// Index of the stream that layers compute.
     pub active: usize,
-    /// Whether what per-layer rows gate is scaled channel by channel (`altup.scale`).
+    /// True if gated per-layer rows are scaled by channel (`altup.scale`).
     pub scaled: bool,
     /// Rank of the learned residual.
     pub rank: usize,
@@ -33,7 +33,7 @@ pub struct AltUp {
 /// `layers.{i}.per_layer.proj.weight [hidden, width]`, `layers.{i}.per_layer.norm.weight [hidden]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PerLayer {
-    /// Rows of the table; a token beyond them has the first one.
+    /// Rows of the table; larger token ids use the first row.
     pub vocab: usize,
     /// Elements of a token's row for one layer.
     pub width: usize,

@@ -1,16 +1,16 @@
-//! Encoders: what BERT and its kin compute, and what their heads give.
+//! BERT-like encoders and their heads.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Activation, Family};
 
-/// A BERT-like encoder with post-norm residual blocks (Devlin et al. 2018, arXiv:1810.04805), and what it gives of its
-/// rows.
+/// A BERT-like encoder with post-norm residual blocks (Devlin et al. 2018, arXiv:1810.04805), with a
+/// head.
 ///
 /// Canonical weight names: `embed.word.weight [vocab, hidden]`, `embed.position.weight [first + positions, hidden]`,
 /// `embed.type.weight [types, hidden]`, `embed.norm.{weight,bias}`, `layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}`,
 /// `layers.{i}.attn_norm.{weight,bias}`, `layers.{i}.mlp.{up,down}_proj.{weight,bias}`,
-/// `layers.{i}.mlp_norm.{weight,bias}`. Those of heads, bottlenecks and factored embeddings stand with them.
+/// `layers.{i}.mlp_norm.{weight,bias}`. Heads, bottlenecks and factored embeddings list their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EncoderArch {
     /// The family.
@@ -19,12 +19,12 @@ pub struct EncoderArch {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Learned positions: the longest text the weights allow, in tokens.
+    /// Number of learned positions, the maximum length of a text in tokens.
     pub positions: usize,
-    /// Rows of the position weight before that of a text's first token.
+    /// Row of the position weight for the first token.
     #[serde(default)]
     pub first_position: usize,
-    /// Segments that the weights tell apart; 0 for families that do not.
+    /// Number of segment types; 0 for families without segments.
     #[serde(default = "two_segments")]
     pub types: usize,
     /// Number of layers.
@@ -35,23 +35,23 @@ pub struct EncoderArch {
     pub inner: usize,
     /// Activation of the feed-forward parts.
     pub activation: Activation,
-    /// What stands behind every residual addition.
+    /// Norm after each residual addition.
     #[serde(default)]
     pub norm: EncoderNorm,
     /// Epsilon of every layer norm.
     pub norm_epsilon: f32,
-    /// Tokens of another width than the residual stream.
+    /// Factored embedding, for tokens of another width than the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub factored: Option<Factored>,
-    /// Layers that are narrower inside than the residual stream.
+    /// Bottleneck of layers that are narrower than the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bottleneck: Option<Bottleneck>,
-    /// What it gives of its rows.
+    /// Head over the rows.
     #[serde(flatten)]
     pub head: EncoderHead,
 }
 
-/// Packages from before segments were counted are BERT's.
+/// Default for manifests without the field.
 fn two_segments() -> usize {
     2
 }
@@ -67,12 +67,12 @@ impl EncoderArch {
         self.bottleneck.as_ref().map_or(self.hidden, |bottleneck| bottleneck.width)
     }
 
-    /// What it gives of a text, in words.
+    /// Description of the output for a text.
     pub fn gives(&self) -> String {
         self.head.gives(self.hidden)
     }
 
-    /// Widths of what a layer's queries and keys are made of, and of what its values are made of.
+    /// Input widths of queries and keys, and of values.
     pub fn attention_reads(&self) -> [usize; 2] {
         match self.bottleneck.as_ref().map(|bottleneck| bottleneck.attention) {
             None | Some(BottleneckAttention::Narrow) => [self.inside(); 2],
@@ -81,13 +81,13 @@ impl EncoderArch {
         }
     }
 
-    /// Feed-forward parts of a layer that stand before the last.
+    /// Number of feed-forward parts before the last one of a layer.
     pub fn early_feed_forwards(&self) -> usize {
         self.bottleneck.as_ref().map_or(0, |bottleneck| bottleneck.feed_forwards.saturating_sub(1))
     }
 }
 
-/// What stands behind an encoder's residual additions.
+/// Norm after an encoder's residual additions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EncoderNorm {
@@ -98,13 +98,13 @@ pub enum EncoderNorm {
     Affine,
 }
 
-/// Token rows that a linear layer brings to the width of the residual stream: `embed.word.weight [vocab, width]`,
+/// Factored embedding: a linear layer projects token rows to the width of the residual stream: `embed.word.weight [vocab, width]`,
 /// `embed.project.{weight,bias} [hidden, input]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Factored {
     /// Width of a token's row.
     pub width: usize,
-    /// Whether a position takes its neighbours' rows too: those of the next token, its own, and the one before.
+    /// True if a position concatenates the rows of the next, the own and the previous token.
     pub trigram: bool,
 }
 
@@ -124,13 +124,13 @@ impl Factored {
 pub struct Bottleneck {
     /// Width inside a layer.
     pub width: usize,
-    /// What attention reads.
+    /// Input of attention.
     pub attention: BottleneckAttention,
     /// Feed-forward parts in a row; at least 1.
     pub feed_forwards: usize,
 }
 
-/// What attention between bottlenecks reads.
+/// Input of attention between bottlenecks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BottleneckAttention {
@@ -142,19 +142,19 @@ pub enum BottleneckAttention {
     Wide,
 }
 
-/// What an encoder gives of its rows.
+/// Head of an encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EncoderHead {
     /// Numbers for a text or a pair of texts, from the first row: `score.dense.{weight,bias} [hidden, hidden]` where there
     /// is an activation, `score.out.{weight,bias} [labels, hidden]`.
     Score {
-        /// How many numbers.
+        /// Number of labels.
         labels: usize,
         /// Activation of the dense layer before them.
         dense: Option<Activation>,
     },
-    /// How well an answer begins and ends at each token: `spans.{weight,bias} [2, hidden]`.
+    /// Start and end scores of an answer at each token: `spans.{weight,bias} [2, hidden]`.
     Spans {},
     /// Logits over the vocabulary at the tokens asked for: `mlm.dense.{weight,bias} [hidden, hidden]`,
     /// `mlm.norm.{weight,bias}`, `mlm.bias [vocab]`; the weight is the token embedding's, beside which
@@ -167,15 +167,15 @@ pub enum EncoderHead {
     /// One vector for a text.
     #[serde(untagged)]
     Embedding {
-        /// How rows become one vector.
+        /// Pooling of rows.
         pooling: Pooling,
-        /// Whether the vector is scaled to unit length.
+        /// True if the vector is scaled to unit length.
         normalize: bool,
     },
 }
 
 impl EncoderHead {
-    /// What it gives of a text, in words; its vectors have `width` elements.
+    /// Description of the output for a text, with vectors of `width` elements.
     pub fn gives(&self, width: usize) -> String {
         match self {
             Self::Embedding { .. } => format!("vectors of {width}"),
@@ -187,7 +187,7 @@ impl EncoderHead {
     }
 }
 
-/// How an encoder's rows become one vector.
+/// Pooling of an encoder's rows to one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {

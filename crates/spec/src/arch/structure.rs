@@ -1,10 +1,10 @@
-//! What is known of a package's model: all of it where Narthex compiled it, little where its graph came ready-made.
+//! The model of a package: complete if Narthex compiled it, little if its graph was imported.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Architecture, DecoderArch, EncoderArch, EncoderHead};
 
-/// What a package's model is.
+/// The model of a package.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Structure {
@@ -12,13 +12,13 @@ pub enum Structure {
     Decoder(DecoderArch),
     /// An encoder that Narthex compiled.
     Encoder(EncoderArch),
-    /// A causal language model whose graph somebody else made.
+    /// A causal language model with an imported graph.
     ImportedDecoder(ImportedDecoder),
-    /// An encoder whose graph somebody else made.
+    /// An encoder with an imported graph.
     ImportedEncoder(ImportedEncoder),
 }
 
-/// What is known of a decoder whose graph came ready-made; its graph takes tokens.
+/// An imported decoder, whose graph takes tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportedDecoder {
     /// Vocabulary entries.
@@ -27,35 +27,35 @@ pub struct ImportedDecoder {
     pub steps: Steps,
 }
 
-/// How many new tokens a graph takes at once.
+/// Number of new tokens that a graph takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Steps {
-    /// Any number, with a past and without.
+    /// Any number, with or without a past.
     Any,
-    /// Any number as the beginning of a sequence, and one after a past.
+    /// Any number at the start of a sequence, one after a past.
     OneAfterPast,
 }
 
-/// What is known of an encoder whose graph came ready-made; its graph takes tokens.
+/// An imported encoder, whose graph takes tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ImportedEncoder {
     /// Vocabulary entries.
     pub vocab: usize,
-    /// Elements of what it gives.
+    /// Width of the output.
     pub width: usize,
-    /// What it gives of its rows.
+    /// Head over the rows.
     #[serde(flatten)]
     pub head: EncoderHead,
 }
 
 impl Structure {
-    /// Whether it is a causal language model.
+    /// Returns true for causal language models.
     pub fn is_decoder(&self) -> bool {
         matches!(self, Self::Decoder(_) | Self::ImportedDecoder(_))
     }
 
-    /// What an encoder gives of its rows; nothing for decoders.
+    /// Head of an encoder; `None` for decoders.
     pub fn head(&self) -> Option<&EncoderHead> {
         match self {
             Self::Encoder(arch) => Some(&arch.head),
@@ -64,7 +64,7 @@ impl Structure {
         }
     }
 
-    /// What Narthex compiled; nothing for what was imported.
+    /// Architecture of a compiled model; `None` for imported ones.
     pub fn architecture(&self) -> Option<Architecture> {
         match self {
             Self::Decoder(arch) => Some(Architecture::Decoder(arch.clone())),

@@ -1,19 +1,19 @@
-//! Packages that one kind of device alone runs.
+//! Packages that only one kind of device runs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Ep, Target};
 
-/// What runs a package whose graphs hold what a vendor's tools made for its devices.
+/// Device that a package is bound to by vendor-specific graphs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bound {
-    /// The provider that takes them.
+    /// Execution provider of the device.
     pub ep: Ep,
-    /// The chips that they were made for, where they say.
+    /// Chips that the graphs were compiled for, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
-    /// The device in words: `the NPU of Snapdragon 8 Elite (8-elite)`.
+    /// Description of the device: `the NPU of Snapdragon 8 Elite (8-elite)`.
     pub device: String,
-    /// What the graphs hold, in words: `3 compiled contexts, made with SDK 2.51`.
+    /// Description of the vendor-specific content: `3 compiled contexts, made with SDK 2.51`.
     pub holds: String,
 }

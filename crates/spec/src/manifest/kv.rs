@@ -1,4 +1,4 @@
-//! How keys and values lie in a cache.
+//! Layout of the KV cache.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,25 +11,25 @@ pub struct KvLayout {
     pub heads: usize,
     /// Elements per head.
     pub head_size: usize,
-    /// Sliding window in tokens, where the layer has one.
+    /// Sliding window in tokens.
     pub window: Option<usize>,
     /// Element type.
     pub dtype: DType,
-    /// Whether keys are stored after rotation.
+    /// Rotation of stored keys.
     pub keys: KeyRotation,
-    /// How a head's keys lie.
+    /// Layout of a head's keys.
     #[serde(default)]
     pub order: KeyOrder,
 }
 
 impl KvLayout {
-    /// Bytes of one token's key and value; the greatest number where they are more than can be counted.
+    /// Bytes of one token's key and value, saturating.
     pub fn bytes_per_token(&self) -> usize {
         (2 * self.dtype.size()).saturating_mul(self.heads).saturating_mul(self.head_size)
     }
 }
 
-/// Whether cached keys have been rotated to their position.
+/// Rotation of cached keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyRotation {
@@ -39,13 +39,13 @@ pub enum KeyRotation {
     Before,
 }
 
-/// How the keys of one head lie in the cache.
+/// Layout of one head's keys in the cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyOrder {
-    /// `[tokens, head_size]`, as values do.
+    /// `[tokens, head_size]`, as for values.
     #[default]
     Rows,
-    /// `[head_size, tokens]`, as attention scores want them.
+    /// `[head_size, tokens]`, as attention scores need them.
     Transposed,
 }

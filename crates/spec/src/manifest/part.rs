@@ -1,12 +1,12 @@
-//! What the graphs of a package compute of its model.
+//! Parts of a model that single graphs compute.
 
 use serde::{Deserialize, Serialize};
 
-/// What a graph computes of its model.
+/// Part of the model that a graph computes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Part {
-    /// All of it, at any shape.
+    /// The whole model, at any shape.
     #[default]
     Whole,
     /// A decoder's layers for a fixed number of new tokens after a past of fixed width.
@@ -15,7 +15,7 @@ pub enum Part {
         tokens: usize,
         /// Columns of the past.
         past: usize,
-        /// Which of the model's layers; `None` for all of them.
+        /// Range of layers; `None` for all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         range: Option<LayerRange>,
     },
@@ -26,9 +26,9 @@ pub enum Part {
     },
     /// All of an imported decoder, for a fixed number of new tokens, of which fewer may be real.
     Chunk {
-        /// New tokens at most.
+        /// Maximum number of new tokens.
         tokens: usize,
-        /// Tokens of the past at most.
+        /// Maximum number of past tokens.
         past: usize,
     },
     /// An encoder for one text in a bucket of fixed length.
@@ -38,11 +38,11 @@ pub enum Part {
     },
 }
 
-/// Some of a model's layers in a row.
+/// Consecutive layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LayerRange {
-    /// The first.
+    /// First layer.
     pub first: usize,
-    /// The one behind the last.
+    /// End of the range, exclusive.
     pub end: usize,
 }
