@@ -5,8 +5,8 @@
 use narthex_device::split::{SplitExecutor, SplitOptions};
 use narthex_engine::{
     config::EngineConfig,
-    core::{Core, Work},
     encoder::{Encoder, EncoderLimits, Rows},
+    engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, StepError, StepPlan, Wanted},
     request::{Finish, Request, Sampling},
     supervise::{SupervisedEncoder, SupervisedExecutor},
@@ -42,7 +42,7 @@ fn fake(mishaps: &[Mishap]) -> Box<dyn Executor> {
 fn answers(executor: impl Into<SupervisedExecutor>) -> Vec<(Finish, Vec<TokenId>)> {
     let executor = executor.into();
     let config = EngineConfig::for_limits(executor.limits());
-    let mut core = Core::new(executor, config);
+    let mut core = EngineLoop::new(executor, config);
     let mut ask = |prompt: &[TokenId]| {
         let sink = Recorder::new();
         let request = Request {

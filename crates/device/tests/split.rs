@@ -14,7 +14,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     config::EngineConfig,
-    core::{Core, Work},
+    engine_loop::{EngineLoop, Work},
     executor::{Executor, KvBlock, KvLimits, KvRows, Limits, StepError, StepPlan, Wanted},
     request::{Request, Sampling},
 };
@@ -139,7 +139,7 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
     };
     let answer = |executor: Box<dyn Executor>, numbers: std::ops::Range<u32>| {
         let config = EngineConfig { max_queue: 0, ..EngineConfig::for_limits(executor.limits()) };
-        let mut core = Core::new(executor, config);
+        let mut core = EngineLoop::new(executor, config);
         let mut sinks = Vec::new();
         for n in numbers {
             sinks.push(Recorder::new());

@@ -1,25 +1,25 @@
-//! Bounds of an engine, and the counters that it keeps. Plain values; nothing here runs.
+//! Configuration and counters of an engine, as plain values.
 
 use crate::executor::Limits;
 
-/// How many rows of prompt a step runs beside the answers, unless told otherwise: enough to keep a CPU busy, few
-/// enough that a running answer does not visibly stop.
+/// Default number of prompt tokens in a step: enough to keep a CPU busy, few enough that running answers do not visibly
+/// stop.
 const PREFILL_CHUNK: usize = 256;
 
-/// Requests that may wait, unless told otherwise.
+/// Default limit of waiting requests.
 const MAX_QUEUE: usize = 64;
 
-/// Bounds of an engine. Values that no engine can run with are raised or lowered to the nearest that one can.
+/// Configuration of an engine. Values out of range are clamped to the nearest valid one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Requests that may wait when every place to run is taken; further ones are refused. 0 lets none wait.
+    /// Maximum number of waiting requests; further ones are refused.
     pub max_queue: usize,
-    /// Sequences that may run at once; from 1 to the executor's slots.
+    /// Maximum number of running sequences, from 1 to the executor's slots.
     pub max_running: usize,
-    /// Prompt tokens that one step may run beside the decoding sequences; at least 1.
+    /// Maximum number of prompt tokens in one step beside decoding sequences; at least 1.
     pub prefill_chunk: usize,
-    /// Tokens that one step may run in all. Decoding sequences come first and prompts get what they leave, but always
-    /// enough to advance; at least 1.
+    /// Maximum number of tokens in one step; at least 1. Decoding sequences come first. Prompts get the rest, but always
+    /// enough to advance.
     pub step_token_budget: usize,
 }
 
@@ -36,7 +36,7 @@ impl EngineConfig {
         }
     }
 
-    /// The same within what an engine can run with.
+    /// Clamps values to their ranges.
     pub(crate) fn within(self, limits: &Limits) -> Self {
         Self {
             max_queue: self.max_queue,
@@ -60,13 +60,13 @@ pub struct EngineStats {
     pub kv_used_bytes: usize,
     /// KV bytes that may be in use.
     pub kv_budget_bytes: usize,
-    /// Prompt tokens that ran; those of a sequence that made way and came back count again.
+    /// Prompt tokens that ran; those of a preempted sequence count again.
     pub prompt_tokens: u64,
     /// Prompt tokens that were in a slot already.
     pub cached_tokens: u64,
     /// Tokens generated; a final stop token does not count.
     pub generated_tokens: u64,
-    /// Times that a sequence made way for older ones.
+    /// Number of preemptions.
     pub preemptions: u64,
     /// Steps run, failed ones included.
     pub steps: u64,

@@ -1,8 +1,8 @@
-//! The engine without its thread: a queue, the running sequences, and one step after another.
+//! The engine loop without its thread: a queue, the running sequences, and steps.
 //!
-//! A step is a transaction: plan → reserve → execute → sample and commit → report. What fails before the commit leaves
-//! every sequence as it was, or ended with the reason. Who gets a slot, and who makes way, is in `admission`; what a
-//! step does to its sequences is in `transaction`.
+//! A step is a transaction: plan → reserve → execute → sample and commit → report. A failure before the commit leaves each
+//! sequence unchanged or ends it with the reason. `admission` assigns slots and preempts sequences; `transaction` applies a
+//! step to its sequences.
 
 mod admission;
 mod transaction;
@@ -14,7 +14,7 @@ use narthex_spec::SlotId;
 use crate::{
     config::{EngineConfig, EngineStats},
     executor::{Executor, Limits, StepPlan},
-    invariant::{Running, Snapshot},
+    invariant::{RunningSequence, Snapshot},
     kv::Slots,
     request::{Finish, Request, SequenceHandle, SubmitError},
     sample::Scratch,
@@ -26,38 +26,38 @@ use crate::{
     supervise::SupervisedExecutor,
 };
 
-/// Whether a step found something to do.
+/// Outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// It did, or there may be more.
+    /// Something ran, or more may be left to run.
     Busy,
     /// Nothing is queued or running.
     Idle,
 }
 
-/// The engine's state.
-pub struct Core {
+/// State of the engine.
+pub struct EngineLoop {
     device: SupervisedExecutor,
     config: EngineConfig,
     slots: Slots,
-    /// Sequences without slots, oldest first; all of them younger than the running ones.
+    /// Sequences without slots, oldest first; all younger than the running ones.
     queue: VecDeque<Sequence>,
     /// Sequences with slots, oldest first.
     running: Vec<Sequence>,
-    /// Whether the device ran out of memory: nobody new runs until somebody has ended.
+    /// Set after the device ran out of memory: no sequence is admitted until one ends.
     pressed: bool,
-    /// How often in a row the device was lost.
+    /// Consecutive losses of the device.
     losses: usize,
     grants: Vec<Grant>,
     plan: StepPlan,
     scratch: Scratch,
     submitted: u64,
     finished: u64,
-    /// The counters; what the other fields say already is filled in when they are asked for.
+    /// Counters. Those that follow from other fields are filled in by `stats`.
     stats: EngineStats,
 }
 
-impl Core {
+impl EngineLoop {
     /// An idle engine.
     pub fn new(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> Self {
         let device = executor.into();
@@ -97,7 +97,7 @@ impl Core {
         }
     }
 
-    /// Queues a request, however many wait already.
+    /// Queues a request without a limit.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -115,7 +115,7 @@ impl Core {
         self.queue.push_back(sequence);
     }
 
-    /// Sequences that wait for a slot.
+    /// Number of sequences that wait for a slot.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
@@ -137,7 +137,7 @@ impl Core {
         }
     }
 
-    /// Whether the executor panicked, so that nothing can run any more.
+    /// Returns true if the executor panicked, so that nothing can run.
     pub fn is_dead(&self) -> bool {
         self.device.fault().is_some()
     }
@@ -190,7 +190,7 @@ impl Core {
         plan::fill(&mut self.plan, &self.running, &self.grants);
     }
 
-    /// Ends a running sequence; its slot keeps what it holds, for prompts that begin alike, unless it failed.
+    /// Ends a running sequence. Its slot keeps its tokens for prompts with the same prefix, unless the sequence failed.
     fn end(&mut self, index: usize, finish: Finish) {
         let mut sequence = self.running.remove(index);
         if let Some(slot) = sequence.slot.take() {
@@ -211,9 +211,9 @@ impl Core {
         sequence.finish(finish);
     }
 
-    /// A copy of what the invariants speak of.
+    /// Returns a copy of the state that invariants cover.
     pub fn snapshot(&self) -> Snapshot {
-        let running = |s: &Sequence| Running {
+        let running = |s: &Sequence| RunningSequence {
             number: s.number,
             slot: s.slot,
             cached: s.cached,
@@ -231,7 +231,7 @@ impl Core {
         }
     }
 
-    /// Leaves a slot without tokens; gives whether that worked. Where it did not, the slot is not used again.
+    /// Empties a slot. Returns false if that failed; the slot is then retired.
     fn empty(&mut self, slot: SlotId) -> bool {
         let emptied = self.device.truncate(slot, 0).is_ok();
         if emptied {

@@ -1,4 +1,4 @@
-//! What must hold between any two steps, checked on a copy of the engine's state; tests call it after every step.
+//! Invariants between any two steps, checked on a copy of the engine's state. Tests check them after every step.
 
 use narthex_spec::SlotId;
 
@@ -8,7 +8,7 @@ use crate::{config::EngineStats, kv::SlotState};
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) slots: Vec<SlotState>,
-    pub(crate) running: Vec<Running>,
+    pub(crate) running: Vec<RunningSequence>,
     /// Numbers of the waiting sequences, first to last.
     pub(crate) queue: Vec<u64>,
     pub(crate) max_running: usize,
@@ -19,7 +19,7 @@ pub struct Snapshot {
 
 /// A running sequence.
 #[derive(Debug, Clone)]
-pub(crate) struct Running {
+pub(crate) struct RunningSequence {
     pub(crate) number: u64,
     pub(crate) slot: Option<SlotId>,
     pub(crate) cached: usize,
@@ -27,18 +27,18 @@ pub(crate) struct Running {
     pub(crate) footprint: usize,
 }
 
-/// A rule that does not hold.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Broken {
-    /// A running sequence has no slot that is its alone.
-    #[error("sequence {number} runs in slot {slot:?}, which is not its alone")]
+pub enum BrokenInvariant {
+    /// A running sequence has no slot of its own.
+    #[error("sequence {number} runs in slot {slot:?}, which is not its own")]
     Slot {
         /// The sequence.
         number: u64,
         /// Its slot.
         slot: Option<SlotId>,
     },
-    /// A slot is held, but by nobody.
+    /// A slot is held without a sequence.
     #[error("slot {slot} is held, but no sequence runs in it")]
     Leaked {
         /// The slot.
@@ -69,13 +69,13 @@ pub enum Broken {
     /// Sequences are out of the order in which they came, or one is in two places.
     #[error("sequences run and wait in this order: {numbers:?}")]
     Order {
-        /// Running ones, then waiting ones.
+        /// RunningSequence ones, then waiting ones.
         numbers: Vec<u64>,
     },
     /// More run than may.
     #[error("{running} sequences run, {most} may")]
     Crowd {
-        /// Running sequences.
+        /// RunningSequence sequences.
         running: usize,
         /// The bound.
         most: usize,
@@ -87,7 +87,7 @@ pub enum Broken {
         submitted: u64,
         /// Ended so far.
         finished: u64,
-        /// Running and waiting.
+        /// RunningSequence and waiting.
         present: usize,
     },
     /// The cache takes more than it may.
@@ -105,47 +105,47 @@ impl Snapshot {
     ///
     /// # Errors
     /// The first rule that is broken.
-    pub fn check(&self) -> Result<(), Broken> {
+    pub fn check(&self) -> Result<(), BrokenInvariant> {
         self.check_slots()?;
         let numbers: Vec<u64> =
             self.running.iter().map(|s| s.number).chain(self.queue.iter().copied()).collect();
         if !numbers.is_sorted_by(|a, b| a < b) {
-            return Err(Broken::Order { numbers });
+            return Err(BrokenInvariant::Order { numbers });
         }
         let (running, most) = (self.running.len(), self.max_running);
         if running > most {
-            return Err(Broken::Crowd { running, most });
+            return Err(BrokenInvariant::Crowd { running, most });
         }
         let (submitted, finished, present) = (self.submitted, self.finished, numbers.len());
         if finished + present as u64 != submitted {
-            return Err(Broken::Lost { submitted, finished, present });
+            return Err(BrokenInvariant::Lost { submitted, finished, present });
         }
         let (used, budget) = (self.stats.kv_used_bytes, self.stats.kv_budget_bytes);
         if used > budget {
-            return Err(Broken::Budget { used, budget });
+            return Err(BrokenInvariant::Budget { used, budget });
         }
         Ok(())
     }
 
-    fn check_slots(&self) -> Result<(), Broken> {
+    fn check_slots(&self) -> Result<(), BrokenInvariant> {
         let mut held = vec![false; self.slots.len()];
         for running in &self.running {
-            let &Running { number, slot, cached, tokens, footprint } = running;
+            let &RunningSequence { number, slot, cached, tokens, footprint } = running;
             let state = slot.and_then(|slot| self.slots.get(slot.index()));
             let taken = slot.and_then(|slot| held.get_mut(slot.index()));
             let (Some(state), Some(taken)) = (state, taken.filter(|taken| !**taken)) else {
-                return Err(Broken::Slot { number, slot });
+                return Err(BrokenInvariant::Slot { number, slot });
             };
             *taken = true;
             let agrees = matches!(state, SlotState::Held { length, .. } if *length == cached);
             if !agrees || cached >= tokens || footprint < tokens {
-                return Err(Broken::Length { number, cached, tokens, state: state.clone() });
+                return Err(BrokenInvariant::Length { number, cached, tokens, state: state.clone() });
             }
         }
         let leaked =
             |(slot, state): (usize, &SlotState)| matches!(state, SlotState::Held { .. }) && !held[slot];
         match self.slots.iter().enumerate().position(leaked) {
-            Some(slot) => Err(Broken::Leaked { slot }),
+            Some(slot) => Err(BrokenInvariant::Leaked { slot }),
             None => Ok(()),
         }
     }
@@ -153,12 +153,12 @@ impl Snapshot {
     /// Compares the books with what the executor holds, slot by slot. What is in slots that were given up is unknown.
     ///
     /// # Errors
-    /// [`Broken::Executor`] for the first slot that differs.
-    pub fn check_executor(&self, held: &[usize]) -> Result<(), Broken> {
+    /// [`BrokenInvariant::Executor`] for the first slot that differs.
+    pub fn check_executor(&self, held: &[usize]) -> Result<(), BrokenInvariant> {
         for (slot, (state, &found)) in self.slots.iter().zip(held).enumerate() {
             let expected = state.length();
             if expected != found && !matches!(state, SlotState::Retired { .. }) {
-                return Err(Broken::Executor { slot, expected, found });
+                return Err(BrokenInvariant::Executor { slot, expected, found });
             }
         }
         Ok(())
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     fn sound() -> Snapshot {
-        let running = |number, slot, cached| Running {
+        let running = |number, slot, cached| RunningSequence {
             number,
             slot: Some(SlotId(slot)),
             cached,
@@ -219,7 +219,7 @@ mod tests {
     fn the_executor_must_agree_but_for_slots_given_up() {
         let mut snapshot = sound();
         assert_eq!(snapshot.check_executor(&[4, 2, 0]), Ok(()));
-        let broken = Broken::Executor { slot: 1, expected: 2, found: 3 };
+        let broken = BrokenInvariant::Executor { slot: 1, expected: 2, found: 3 };
         assert_eq!(snapshot.check_executor(&[4, 3, 0]), Err(broken));
         snapshot.slots[1] = SlotState::Retired { length: 2 };
         assert_eq!(snapshot.check_executor(&[4, 3, 0]), Ok(()));

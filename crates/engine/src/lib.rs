@@ -1,12 +1,12 @@
 //! Tokens in, tokens out: sequences, scheduling, KV accounting, sampling.
 //!
 //! Knows no text, no ONNX Runtime, no async and no clock. Start at [`request`] for what callers hand in, at
-//! [`executor`] for the port to a device, at [`supervise`] for what stands between the two, at [`core`] for the step, and
+//! [`executor`] for the port to a device, at [`supervise`] for what stands between the two, at [`engine_loop`] for the step, and
 //! at [`worker`] for the thread.
 
 pub mod config;
-pub mod core;
 pub mod encoder;
+pub mod engine_loop;
 pub mod executor;
 pub mod invariant;
 pub mod kv;

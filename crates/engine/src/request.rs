@@ -1,4 +1,4 @@
-//! What a caller hands in, and what comes back: a refusal or a handle, then token by token.
+//! Requests and their results: an error or a handle, then tokens as they are generated.
 
 use std::{
     ops::ControlFlow,
@@ -16,29 +16,29 @@ use crate::executor::StepError;
 pub struct Request {
     /// Prompt tokens; at least one.
     pub prompt: Vec<TokenId>,
-    /// Tokens to generate at most; bounded by the context and the KV budget as well
+    /// Maximum number of generated tokens; also limited by the context and the KV budget
     /// ([`Limits::longest`](crate::executor::Limits::longest)). 0 runs the prompt only.
     pub max_tokens: usize,
     /// Tokens that end the sequence; they are not reported.
     pub stop: Vec<TokenId>,
-    /// How the next token is chosen.
+    /// Sampling settings.
     pub sampling: Sampling,
-    /// Log-probabilities wanted, for generated tokens and, where [`LogProbs::prompt`], the prompt's.
+    /// Log-probabilities to report for generated tokens and, with [`LogProbs::prompt`], for the prompt.
     pub logprobs: Option<LogProbs>,
-    /// Receives the tokens; one whose request is refused hears nothing.
+    /// Receiver of tokens; never called if the request is refused.
     pub sink: Box<dyn TokenSink>,
 }
 
-/// Which log-probabilities a request wants.
+/// Log-probabilities to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogProbs {
-    /// How many of the likeliest tokens to report besides the chosen one.
+    /// Number of most likely tokens to report beside the sampled one.
     pub top: usize,
-    /// Whether the prompt's tokens are reported too (`echo`).
+    /// True to report the prompt's tokens too (`echo`).
     pub prompt: bool,
 }
 
-/// How the next token is chosen. Applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
+/// Sampling settings, applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -63,7 +63,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// The likeliest token, always.
+    /// Greedy sampling.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -93,13 +93,13 @@ pub struct TokenLogProb {
 pub struct TokenEvent<'a> {
     /// The token.
     pub token: TokenId,
-    /// Its log-probability, where asked for. A prompt's first token has none.
+    /// Its log-probability, if requested. The first token of a prompt has none.
     pub logprob: Option<f32>,
-    /// The likeliest tokens in falling order, where asked for.
+    /// The most likely tokens in descending order, if requested.
     pub top: &'a [TokenLogProb],
 }
 
-/// Why a sequence ended.
+/// Reason for the end of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
     /// A stop token.
@@ -125,7 +125,7 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// Why a request was refused.
+/// Reason for refusing a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// Too many requests wait.
@@ -133,7 +133,7 @@ pub enum SubmitError {
     Overloaded {
         /// Waiting requests.
         queued: usize,
-        /// How many may wait.
+        /// Maximum number of waiting requests.
         limit: usize,
     },
     /// The prompt leaves no room for an answer.

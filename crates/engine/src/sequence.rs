@@ -1,6 +1,5 @@
-//! One sequence from submission to its end: its tokens, how far they have run, and whom they are reported to.
-//!
-//! Knows nothing of other sequences, of budgets or of the executor.
+//! One sequence from submission to its end: its tokens, its progress and its sink. Independent of other sequences, budgets
+//! and the executor.
 
 use std::{
     ops::ControlFlow,
@@ -16,39 +15,39 @@ use crate::{
     sample::{Sampler, Scratch, log_probs},
 };
 
-/// The most tokens that run at once while the logits of every one are wanted: a row of them is as wide as the
-/// vocabulary, and a whole prompt's would take gigabytes.
+/// Maximum number of tokens in a step if the logits of all are needed: a row is as wide as the vocabulary, and those of a
+/// whole prompt would take gigabytes.
 const ALL_ROWS_CHUNK: usize = 32;
 
-/// A sequence in the engine. Whatever becomes of it, its sink hears the end once.
+/// A sequence in the engine. In every case its sink receives the end exactly once.
 pub(crate) struct Sequence {
     /// Order of submission.
     pub(crate) number: u64,
     /// Prompt and generated tokens.
     pub(crate) tokens: Vec<TokenId>,
-    /// How many of them are in the slot.
+    /// Number of tokens in the slot.
     pub(crate) cached: usize,
-    /// The slot, while it runs.
+    /// Slot of a running sequence.
     pub(crate) slot: Option<SlotId>,
-    /// How many tokens are the prompt.
+    /// Number of prompt tokens.
     prompt: usize,
-    /// Tokens it may have in all.
+    /// Maximum number of tokens.
     room: usize,
     stop: Vec<TokenId>,
     sampler: Sampler,
     logprobs: Option<LogProbs>,
     /// The distribution after the prompt.
     pub(crate) prompt_end: Option<PromptEnd>,
-    /// Prompt tokens reported so far, where they are wanted.
+    /// Number of reported prompt tokens, if requested.
     reported: usize,
-    /// Prompt tokens that the first slot held already.
+    /// Prompt tokens that the first slot held.
     reused: Option<usize>,
     /// A final stop token, which is counted but not reported.
     stopped: usize,
     handle: SequenceHandle,
     sink: Option<Box<dyn TokenSink>>,
-    /// Whether the sink panicked.
-    deaf: bool,
+    /// Set after the sink panicked.
+    sink_panicked: bool,
 }
 
 impl Sequence {
@@ -58,7 +57,7 @@ impl Sequence {
         let prompt = request.prompt.len();
         let room = prompt.saturating_add(request.max_tokens).min(longest).max(prompt);
         let mut tokens = request.prompt;
-        // Growing the list later would be an allocation in the middle of an answer.
+        // Reserved now, because steps must not allocate.
         tokens.reserve_exact(room - prompt);
         let sequence = Self {
             number,
@@ -76,7 +75,7 @@ impl Sequence {
             stopped: 0,
             handle: handle.clone(),
             sink: Some(request.sink),
-            deaf: false,
+            sink_panicked: false,
         };
         (sequence, handle)
     }
@@ -96,7 +95,7 @@ impl Sequence {
         (self.tokens.len() + 1).min(self.room.saturating_sub(1)).max(self.tokens.len())
     }
 
-    /// Which logits a span wants that ends before token `end`.
+    /// Logits needed of a span that ends before token `end`.
     pub(crate) fn wanted(&self, end: usize) -> Wanted {
         if self.wants_prompt() {
             Wanted::All
@@ -111,23 +110,23 @@ impl Sequence {
         self.handle.is_cancelled()
     }
 
-    /// Whether prompt tokens still have to be reported.
+    /// Returns true if prompt tokens remain to be reported.
     pub(crate) fn wants_prompt(&self) -> bool {
         self.logprobs.is_some_and(|wanted| wanted.prompt) && self.reported < self.prompt
     }
 
-    /// How many tokens the model has answered.
+    /// Number of generated tokens.
     pub(crate) fn answered(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
-    /// How many of the tokens from `at` to where it has run are the prompt's.
+    /// Number of prompt tokens among the tokens that ran since `at`.
     pub(crate) fn prompt_tokens_since(&self, at: usize) -> usize {
         self.prompt.min(self.cached).saturating_sub(at)
     }
 
-    /// Takes a slot that holds `cached` of its tokens already; gives how many prompt tokens need not run. Only the
-    /// first slot counts: what a sequence had to give up has to run again.
+    /// Takes a slot that holds `cached` of its tokens. Returns the number of prompt tokens that need not run, which counts
+    /// for the first slot only: after a preemption they run again.
     pub(crate) fn start(&mut self, slot: SlotId, cached: usize) -> usize {
         self.slot = Some(slot);
         self.cached = cached;
@@ -137,8 +136,8 @@ impl Sequence {
         *self.reused.insert(cached.min(self.prompt))
     }
 
-    /// Notes that `ran` more tokens are in the slot, reports what their logits decide, and chooses the next token
-    /// where all have run. Gives the end, where this was it.
+    /// Records `ran` more tokens in the slot, reports prompt tokens, and samples the next token if all have run. Returns the
+    /// end of the sequence, if reached.
     pub(crate) fn commit(&mut self, ran: usize, logits: Logits<'_>, scratch: &mut Scratch) -> Option<Finish> {
         let at = self.cached;
         self.cached += ran;
@@ -161,29 +160,29 @@ impl Sequence {
         self.advance(row, scratch)
     }
 
-    /// Reports the prompt tokens that the rows of one span decide: row `i` is the distribution after token `at + i`.
+    /// Reports the prompt tokens that follow the rows of a span: row `i` is the distribution after token `at + i`.
     fn report_prompt(&mut self, at: usize, logits: Logits<'_>, scratch: &mut Scratch) -> ControlFlow<()> {
         let top = self.logprobs.map_or(0, |wanted| wanted.top);
         if self.reported == 0 {
             let token = self.tokens[0];
             self.reported = 1;
-            self.tell(|sink| sink.prompt_token(TokenEvent { token, logprob: None, top: &[] }))?;
+            self.notify(|sink| sink.prompt_token(TokenEvent { token, logprob: None, top: &[] }))?;
         }
         for row in 0..logits.rows() {
             let position = at + row + 1;
-            // A sequence that made way runs its prompt again, but does not report it again.
+            // A preempted sequence runs its prompt again, but does not report it again.
             if position != self.reported || position >= self.prompt {
                 continue;
             }
             let token = self.tokens[position];
             self.reported += 1;
             let (logprob, top) = log_probs(logits.scanned_row(row), token, top, scratch);
-            self.tell(|sink| sink.prompt_token(TokenEvent { token, logprob: Some(logprob), top }))?;
+            self.notify(|sink| sink.prompt_token(TokenEvent { token, logprob: Some(logprob), top }))?;
         }
         ControlFlow::Continue(())
     }
 
-    /// Begins to answer a prompt that is in the slot as a whole, with the distribution that was kept of it.
+    /// Starts generating from a prompt that is in the slot completely, with its stored distribution.
     pub(crate) fn resume(&mut self, prompt_end: PromptEnd, scratch: &mut Scratch) -> Option<Finish> {
         let row = ScannedRow { logits: &prompt_end.logits, scan: prompt_end.scan };
         let end = self.advance(row, scratch);
@@ -191,7 +190,7 @@ impl Sequence {
         end
     }
 
-    /// Chooses the next token from its distribution and reports it, unless there is no room for one.
+    /// Samples and reports the next token, unless there is no room for one.
     fn advance(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         if self.tokens.len() >= self.room {
             return Some(Finish::Length);
@@ -205,9 +204,9 @@ impl Sequence {
         let flow = match self.logprobs {
             Some(wanted) => {
                 let (logprob, top) = log_probs(row, token, wanted.top, scratch);
-                self.tell(|sink| sink.token(TokenEvent { token, logprob: Some(logprob), top }))
+                self.notify(|sink| sink.token(TokenEvent { token, logprob: Some(logprob), top }))
             }
-            None => self.tell(|sink| sink.token(TokenEvent { token, logprob: None, top: &[] })),
+            None => self.notify(|sink| sink.token(TokenEvent { token, logprob: None, top: &[] })),
         };
         match flow {
             ControlFlow::Break(()) => Some(Finish::Cancelled),
@@ -216,11 +215,11 @@ impl Sequence {
         }
     }
 
-    /// Calls the sink; one that panics hears nothing more but the end.
-    fn tell(&mut self, call: impl FnOnce(&mut dyn TokenSink) -> ControlFlow<()>) -> ControlFlow<()> {
+    /// Calls the sink. After a panic it receives only the end.
+    fn notify(&mut self, call: impl FnOnce(&mut dyn TokenSink) -> ControlFlow<()>) -> ControlFlow<()> {
         let Some(sink) = self.sink.as_deref_mut() else { return ControlFlow::Break(()) };
         catch_unwind(AssertUnwindSafe(|| call(sink))).unwrap_or_else(|_| {
-            self.deaf = true;
+            self.sink_panicked = true;
             ControlFlow::Break(())
         })
     }
@@ -237,19 +236,19 @@ impl Sequence {
             cached_tokens: self.reused.unwrap_or(0),
             completion_tokens: self.answered() + self.stopped,
         };
-        let finish = if self.deaf {
+        let finish = if self.sink_panicked {
             let message = "the receiver of its tokens panicked; please report this".to_owned();
             Finish::Failed(StepError::Device { message })
         } else {
             finish
         };
-        // Nothing can be told to a sink that panics even here; dropping it is the caller's code as well.
+        // A sink that panics here cannot be notified. Dropping it runs the caller's code as well.
         let _ = catch_unwind(AssertUnwindSafe(move || sink.finish(finish, usage)));
     }
 }
 
 impl Drop for Sequence {
-    /// A sequence that nobody ended, as after a defect of the engine itself, still has a caller who waits.
+    /// Reports the end of a sequence that was dropped without one, because its caller still waits.
     fn drop(&mut self) {
         self.report_end(Finish::ShutDown);
     }
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_heard_once_even_where_nobody_told_it() {
+    fn the_end_is_reported_once_even_on_drop() {
         let (sequence, ends) = reporting(1, 1, 9);
         drop(sequence);
         assert_eq!(ends.into_iter().collect::<Vec<_>>(), [Finish::ShutDown]);

@@ -1,14 +1,16 @@
 //! The engine's thread, and the handle through which other threads use it.
 //!
-//! The thread is a thin loop around [`Core`]; nothing is decided here but who is let in and when the thread ends.
+//! The thread runs [`EngineLoop`]. Only two decisions are made here: which requests enter, and when the thread ends.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{JoinHandle, ThreadId},
 };
 
+use parking_lot::{Condvar, Mutex};
+
 use crate::{
-    core::{Core, Work},
+    engine_loop::{EngineLoop, Work},
     executor::{Executor, Limits},
     request::{Finish, Request},
     sequence::Sequence,
@@ -20,12 +22,12 @@ pub use crate::{
     request::{SequenceHandle, SubmitError},
 };
 
-/// What becomes of sequences when the engine is shut down.
+/// Treatment of sequences at shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Drain {
-    /// Queued and running ones finish.
+    /// Queued and running sequences finish.
     Finish,
-    /// They end at the next step.
+    /// Sequences end at the next step.
     Now,
 }
 
@@ -47,24 +49,19 @@ struct Shared {
 struct Inbox {
     arrivals: Vec<Sequence>,
     drain: Option<Drain>,
-    /// As of the last step.
+    /// Counters as of the last step.
     stats: EngineStats,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What the mutexes here guard is plain data that every holder leaves whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Engine {
     /// Starts the thread that owns the executor.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// If the system cannot create a thread.
     pub fn start(executor: impl Into<SupervisedExecutor>, config: EngineConfig) -> std::io::Result<Self> {
         let executor = executor.into();
         let limits = executor.limits().clone();
-        let core = Core::new(executor, config);
+        let core = EngineLoop::new(executor, config);
         let config = core.config().clone();
         let inbox = Inbox { stats: core.stats(), ..Inbox::default() };
         let shared = Arc::new(Shared { inbox: Mutex::new(inbox), wake: Condvar::new() });
@@ -74,22 +71,22 @@ impl Engine {
         Ok(Self { shared, limits, config, thread_id, thread: Mutex::new(Some(thread)) })
     }
 
-    /// What the executor can do.
+    /// Limits of the executor.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Queues a request. Its sink hears from it on the engine's thread.
+    /// Queues a request. Its sink is called on the engine's thread.
     ///
     /// # Errors
-    /// [`SubmitError`]; the request is dropped then, and its sink hears nothing.
+    /// [`SubmitError`]. The request is dropped and its sink is never called.
     pub fn submit(&self, request: Request) -> Result<SequenceHandle, SubmitError> {
-        Core::check(&self.limits, &request)?;
-        let mut inbox = lock(&self.shared.inbox);
+        EngineLoop::check(&self.limits, &request)?;
+        let mut inbox = self.shared.inbox.lock();
         if inbox.drain.is_some() {
             return Err(SubmitError::ShutDown);
         }
-        // The counters are as old as the last step, but nobody is in two of them or in none.
+        // The counters date from the last step, but each sequence is in exactly one of them.
         let present = inbox.arrivals.len() + inbox.stats.waiting + inbox.stats.running;
         let EngineConfig { max_queue, max_running, .. } = self.config;
         if present >= max_queue.saturating_add(max_running) {
@@ -104,25 +101,25 @@ impl Engine {
 
     /// Counters as of the last step.
     pub fn stats(&self) -> EngineStats {
-        let inbox = lock(&self.shared.inbox);
+        let inbox = self.shared.inbox.lock();
         EngineStats { waiting: inbox.stats.waiting + inbox.arrivals.len(), ..inbox.stats }
     }
 
-    /// Takes no more requests, and returns when the thread has ended; called from a sink, and so on that thread, it
-    /// returns at once. A second call may turn [`Drain::Finish`] into [`Drain::Now`].
+    /// Refuses further requests and waits for the end of the thread. On the thread itself, when called from a sink, it
+    /// returns at once. A second call can turn [`Drain::Finish`] into [`Drain::Now`].
     pub fn shutdown(&self, drain: Drain) {
-        let mut inbox = lock(&self.shared.inbox);
-        // The more urgent one counts, whichever came first.
+        let mut inbox = self.shared.inbox.lock();
+        // The more urgent call wins, regardless of their order.
         inbox.drain = inbox.drain.max(Some(drain));
         drop(inbox);
         self.shared.wake.notify_one();
         if std::thread::current().id() == self.thread_id {
             return;
         }
-        // Whoever comes second waits here for the first, so that the thread has ended for both.
-        let mut thread = lock(&self.thread);
+        // A concurrent call waits here, so that the thread has ended for both.
+        let mut thread = self.thread.lock();
         if let Some(thread) = thread.take() {
-            // The loop catches panics of sinks and executors; one of its own has been printed already.
+            // The loop catches panics of sinks and executors; a panic of its own was printed already.
             let _ = thread.join();
         }
     }
@@ -134,25 +131,24 @@ impl Drop for Engine {
     }
 }
 
-/// Closes the inbox when the thread ends, even by a panic: sequences that were not taken in hear of it, and further
-/// requests are refused.
-struct Closing<'a>(&'a Shared);
+/// Closes the inbox when the thread ends, even by a panic: queued sequences end and further requests are refused.
+struct CloseOnExit<'a>(&'a Shared);
 
-impl Drop for Closing<'_> {
+impl Drop for CloseOnExit<'_> {
     fn drop(&mut self) {
-        let mut inbox = lock(&self.0.inbox);
+        let mut inbox = self.0.inbox.lock();
         inbox.drain = Some(Drain::Now);
         (inbox.stats.running, inbox.stats.waiting) = (0, 0);
         let left = std::mem::take(&mut inbox.arrivals);
-        // Sinks run when sequences are dropped, and may ask the engine for its counters.
+        // Dropping sequences calls sinks, which may lock the inbox for counters.
         drop(inbox);
         drop(left);
     }
 }
 
-/// The thread: takes requests in, steps, sleeps when there is nothing to do.
-fn run(mut core: Core, shared: &Shared) {
-    let _closing = Closing(shared);
+/// Body of the thread: takes requests, runs steps, sleeps without work.
+fn run(mut core: EngineLoop, shared: &Shared) {
+    let _close = CloseOnExit(shared);
     let mut work = Work::Idle;
     loop {
         match take_arrivals(&mut core, shared, work) {
@@ -161,19 +157,19 @@ fn run(mut core: Core, shared: &Shared) {
             _ => {}
         }
         work = core.step();
-        lock(&shared.inbox).stats = core.stats();
+        shared.inbox.lock().stats = core.stats();
         if core.is_dead() {
             break;
         }
     }
-    lock(&shared.inbox).stats = core.stats();
+    shared.inbox.lock().stats = core.stats();
 }
 
-/// Moves arrivals into the core; sleeps first when there is nothing else to do.
-fn take_arrivals(core: &mut Core, shared: &Shared, work: Work) -> Option<Drain> {
-    let mut inbox = lock(&shared.inbox);
+/// Moves arrivals into the loop; sleeps first if there is no work.
+fn take_arrivals(core: &mut EngineLoop, shared: &Shared, work: Work) -> Option<Drain> {
+    let mut inbox = shared.inbox.lock();
     while work == Work::Idle && inbox.arrivals.is_empty() && inbox.drain.is_none() {
-        inbox = shared.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        shared.wake.wait(&mut inbox);
     }
     for sequence in inbox.arrivals.drain(..) {
         core.enqueue(sequence);

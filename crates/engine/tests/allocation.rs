@@ -10,7 +10,7 @@ use std::{
 
 use narthex_engine::{
     config::EngineConfig,
-    core::Core,
+    engine_loop::EngineLoop,
     executor::{KvLimits, Limits},
     request::{Finish, LogProbs, Request, Sampling, TokenEvent, TokenSink, Usage},
 };
@@ -63,7 +63,7 @@ fn decoding_allocates_nothing() {
     let kv = KvLimits { bytes_per_token: 1, step: 64, budget: 1 << 30 };
     let limits = Limits { slots: 6, context: 4096, chunk: 64, batch: 6, vocab: 1000, kv };
     let executor = Box::new(FakeExecutor::new(limits.clone()));
-    let mut core = Core::new(executor, EngineConfig::for_limits(&limits));
+    let mut core = EngineLoop::new(executor, EngineConfig::for_limits(&limits));
     let warm = Sampling { temperature: 0.7, ..Sampling::greedy() };
     let samplings = [
         Sampling::greedy(),

@@ -5,7 +5,7 @@
 
 use narthex_engine::{
     config::EngineConfig,
-    core::{Core, Work},
+    engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
 };
@@ -33,7 +33,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
 
 /// An engine that is checked after every step.
 struct Bench {
-    core: Core,
+    core: EngineLoop,
     watch: Watch,
 }
 
@@ -47,7 +47,7 @@ impl Bench {
         let mut executor = FakeExecutor::new(limits);
         change(&mut executor);
         let watch = executor.watch();
-        Self { core: Core::new(Box::new(executor), config), watch }
+        Self { core: EngineLoop::new(Box::new(executor), config), watch }
     }
 
     fn ask(&mut self, prompt: &[u32], max_tokens: usize) -> Recorder {
@@ -371,7 +371,7 @@ fn a_device_with_less_memory_than_it_says_still_answers_everybody() {
     let limits = limits(4, 1 << 20);
     let executor = FakeExecutor::new(limits.clone());
     let watch = executor.watch();
-    let core = Core::new(Box::new(Narrow(executor)), EngineConfig::for_limits(&limits));
+    let core = EngineLoop::new(Box::new(Narrow(executor)), EngineConfig::for_limits(&limits));
     let mut bench = Bench { core, watch };
     let sinks: Vec<Recorder> = (0..6).map(|n| bench.ask(&prompt(n, 20), 10)).collect();
     bench.drain();

@@ -5,7 +5,7 @@
 
 use narthex_engine::{
     config::EngineConfig,
-    core::{Core, Work},
+    engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits, StepError},
     request::{Finish, LogProbs, Request, Sampling, SequenceHandle},
     sample::SplitMix64,
@@ -27,7 +27,7 @@ enum Truncations {
 
 struct World {
     rng: SplitMix64,
-    core: Core,
+    core: EngineLoop,
     limits: Limits,
     watch: Watch,
     submitted: Vec<Submitted>,
@@ -62,7 +62,7 @@ impl Ask {
     /// What the request gets on an engine of its own.
     fn alone(&self, limits: &Limits) -> (Finish, Vec<u32>) {
         let executor = Box::new(FakeExecutor::new(limits.clone()));
-        let mut core = Core::new(executor, EngineConfig::for_limits(limits));
+        let mut core = EngineLoop::new(executor, EngineConfig::for_limits(limits));
         let sink = Recorder::new();
         core.submit(self.request(sink.clone(), None)).unwrap();
         while core.step() == Work::Busy {}
@@ -105,7 +105,7 @@ impl World {
             executor.truncate_mishaps = failing.collect();
         }
         let watch = executor.watch();
-        Self { core: Core::new(Box::new(executor), config), rng, limits, watch, submitted: Vec::new() }
+        Self { core: EngineLoop::new(Box::new(executor), config), rng, limits, watch, submitted: Vec::new() }
     }
 
     fn arrive(&mut self) {

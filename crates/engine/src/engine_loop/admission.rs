@@ -1,19 +1,19 @@
-//! Who gets a slot, and who makes way.
+//! Assignment of slots, and preemption.
 //!
-//! First come, first served: nobody runs before one that came earlier. Memory is found by emptying idle slots first;
-//! when running sequences outgrow it, the youngest one goes back to the head of the queue and keeps its tokens.
+//! First come, first served. Idle slots are emptied first to free memory. If running sequences outgrow it, the youngest one
+//! is preempted: it returns to the head of the queue and keeps its tokens.
 
-use super::Core;
+use super::EngineLoop;
 use crate::{
     executor::{Executor, StepError},
-    kv::{Choice, Reuse},
+    kv::{Reuse, SlotChoice},
     request::Finish,
     sequence::Sequence,
 };
 use narthex_spec::SlotId;
 
-impl Core {
-    /// Gives slots to waiting sequences.
+impl EngineLoop {
+    /// Assigns slots to waiting sequences.
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.config.max_running && !self.pressed && !self.is_dead() {
             let Some(sequence) = self.queue.front() else { return };
@@ -29,9 +29,9 @@ impl Core {
         }
     }
 
-    /// Gives the first waiting sequence a slot, unless that slot turns out to be of no use any more.
-    fn start_first(&mut self, choice: Choice, footprint: usize) {
-        let Choice { slot, reused } = choice;
+    /// Assigns a slot to the first waiting sequence, unless the slot had to be retired.
+    fn start_first(&mut self, choice: SlotChoice, footprint: usize) {
+        let SlotChoice { slot, reused } = choice;
         let prompt_end = self.slots.take_prompt_end(slot);
         let Some(length) = self.rewind(slot, reused) else { return };
         let Some(mut sequence) = self.queue.pop_front() else { return };
@@ -49,8 +49,8 @@ impl Core {
         }
     }
 
-    /// Ends the first waiting sequence, for which there is no place though nobody else runs: every slot, or too much
-    /// of the memory, has been given up.
+    /// Ends the first waiting sequence, which has no room although no other runs: every slot, or too much of the memory,
+    /// was retired.
     fn refuse_first(&mut self, footprint: usize) {
         let error = self.out_of_memory(footprint);
         if let Some(sequence) = self.queue.pop_front() {
@@ -58,8 +58,8 @@ impl Core {
         }
     }
 
-    /// Leaves the first `length` tokens in an idle slot, or none where the device cannot rewind; gives how many are
-    /// left, or `None` where the slot had to be given up.
+    /// Truncates an idle slot to `length` tokens, or to none if the device cannot rewind. Returns the remaining length, or
+    /// `None` if the slot had to be retired.
     fn rewind(&mut self, slot: SlotId, length: usize) -> Option<usize> {
         let same = self.slots.state(slot).length() == length;
         if same || (length > 0 && self.device.truncate(slot, length).is_ok()) {
@@ -68,7 +68,7 @@ impl Core {
         self.empty(slot).then_some(0)
     }
 
-    /// Empties idle slots until the budget allows for `slot` to have room for `length` tokens.
+    /// Empties idle slots until the budget has room for `length` tokens in `slot`.
     fn make_room(&mut self, slot: SlotId, length: usize) -> bool {
         while !self.slots.fits(Some(slot), length) {
             let Some(idle) = self.slots.oldest_idle(Some(slot)) else { return false };
@@ -77,8 +77,7 @@ impl Core {
         true
     }
 
-    /// Sees to it that every running sequence has room for its next tokens; where there is none, the youngest makes
-    /// way.
+    /// Reserves room for the next tokens of every running sequence, preempting the youngest if there is not enough.
     pub(super) fn reserve(&mut self) {
         while let Some(longest) = self.running.iter().map(Sequence::footprint).max() {
             if self.slots.fits(None, longest) || self.is_dead() {
@@ -86,7 +85,7 @@ impl Core {
             }
             match self.slots.oldest_idle(None) {
                 Some(idle) => drop(self.empty(idle)),
-                None => self.yield_youngest(),
+                None => self.preempt_youngest(),
             }
         }
         for sequence in &self.running {
@@ -96,8 +95,8 @@ impl Core {
         }
     }
 
-    /// Takes the slot of the youngest sequence, which waits to run again; a lone one has come as far as it can.
-    pub(super) fn yield_youngest(&mut self) {
+    /// Preempts the youngest sequence, or ends the only one, which has reached the limit of memory.
+    pub(super) fn preempt_youngest(&mut self) {
         if self.running.len() == 1 {
             let finish = match self.running[0].answered() {
                 0 => Finish::Failed(self.out_of_memory(self.running[0].footprint())),

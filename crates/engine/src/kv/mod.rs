@@ -1,9 +1,8 @@
-//! Which slot holds what, what that costs, and which one a prompt is best run in.
-//!
-//! Keeps the books only; the memory itself is the executor's.
+//! Accounting of KV slots: their content, their memory, and the choice of a slot for a prompt. The memory itself belongs to
+//! the executor.
 
 mod prefix;
 mod slots;
 
-pub use prefix::{Choice, Reuse};
+pub use prefix::{Reuse, SlotChoice};
 pub use slots::{PromptEnd, SlotState, Slots};

@@ -1,5 +1,4 @@
-//! The choice of a slot for a prompt: idle slots remember their tokens, and what they share with the prompt from its
-//! first token on need not run again.
+//! Prefix caching: idle slots keep their tokens, and a prefix that they share with a prompt need not run again.
 
 use std::cmp::Reverse;
 
@@ -7,28 +6,28 @@ use narthex_spec::{SlotId, TokenId};
 
 use super::slots::{PromptEnd, SlotState, Slots};
 
-/// A slot for a new sequence, and how much of its prompt the slot holds already.
+/// A slot for a new sequence, and the length of the shared prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
+pub struct SlotChoice {
     /// The slot.
     pub slot: SlotId,
     /// Tokens of the prompt that need not run.
     pub reused: usize,
 }
 
-/// Whether a prompt may begin with what a slot remembers.
+/// Reuse of a prefix in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
-    /// It may.
+    /// A shared prefix is reused.
     Prefix,
-    /// All of it must run, because the logits of all its tokens are wanted.
+    /// Nothing is reused, because the logits of all tokens are needed.
     Nothing,
 }
 
 impl Slots {
-    /// The idle slot that holds most of a prompt's beginning, else an empty one, else the one idle longest. The last
-    /// token of the prompt is left to run, because its logits are wanted, unless the slot has kept them.
-    pub fn choose(&self, prompt: &[TokenId], reuse: Reuse) -> Option<Choice> {
+    /// Returns the idle slot with the longest shared prefix, else an empty slot, else the one idle longest. The last token
+    /// of the prompt must run for its logits, unless the slot stores them.
+    pub fn choose(&self, prompt: &[TokenId], reuse: Reuse) -> Option<SlotChoice> {
         let most = |prompt_end: &Option<PromptEnd>| match (reuse, prompt_end) {
             (Reuse::Nothing, _) => 0,
             (Reuse::Prefix, Some(end)) if end.length == prompt.len() => prompt.len(),
@@ -43,7 +42,7 @@ impl Slots {
                 SlotState::Held { .. } | SlotState::Retired { .. } => None,
             })
             .max()
-            .map(|(reused, _, _, Reverse(slot))| Choice { slot, reused })
+            .map(|(reused, _, _, Reverse(slot))| SlotChoice { slot, reused })
     }
 }
 
@@ -61,7 +60,11 @@ mod tests {
         let kv = KvLimits { bytes_per_token: 10, step: 4, budget: 1 << 20 };
         let mut s = Slots::new(&Limits { slots: 3, context: 20, chunk: 8, batch: 3, vocab: 8, kv });
         let check = |s: &Slots, prompt: &[u32], reuse, slot, reused| {
-            assert_eq!(s.choose(prompt, reuse), Some(Choice { slot: SlotId(slot), reused }), "{prompt:?}");
+            assert_eq!(
+                s.choose(prompt, reuse),
+                Some(SlotChoice { slot: SlotId(slot), reused }),
+                "{prompt:?}"
+            );
         };
         check(&s, &[1], Reuse::Prefix, 0, 0);
         s.release(SlotId(0), vec![1, 2, 3], 5, None);

@@ -1,11 +1,11 @@
-//! The slots of the cache: who holds each, what idle ones still remember, and the bytes that all take together.
+//! The slots of the KV cache: their state, the tokens in idle slots, and the total memory.
 
 use narthex_spec::{SlotId, TokenId};
 
 use crate::executor::{KvLimits, Limits, RowScan};
 
-/// The distribution after a prompt's last token, kept so that the same prompt need not run again: it costs nothing
-/// then, and it is answered from the very same numbers.
+/// The distribution after a prompt's last token, stored so that the same prompt need not run again and gives identical
+/// results.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptEnd {
     /// Tokens of the prompt.
@@ -19,23 +19,23 @@ pub struct PromptEnd {
 /// One slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotState {
-    /// Nobody's, with the tokens whose keys and values it still holds; none for an empty one.
+    /// Free, with the tokens whose keys and values it still holds, if any.
     Idle {
         /// The tokens, in order.
         tokens: Vec<TokenId>,
-        /// When it was released, in steps.
+        /// Step of its release.
         released: u64,
         /// The end of the prompt that ran in it last.
         prompt_end: Option<PromptEnd>,
     },
-    /// A running sequence's.
+    /// Held by a running sequence.
     Held {
         /// Tokens in the cache.
         length: usize,
-        /// Tokens that there must be room for.
+        /// Tokens with reserved room.
         reserved: usize,
     },
-    /// Given up, because the executor could not empty it; what it holds still takes memory.
+    /// Retired, because the executor could not empty it; its content still takes memory.
     Retired {
         /// Tokens that it may still hold.
         length: usize,
@@ -61,7 +61,7 @@ impl SlotState {
         }
     }
 
-    /// Whether it takes a row of the cache.
+    /// Returns true if the slot takes a row of the cache.
     fn takes_row(&self) -> bool {
         matches!(self, Self::Held { .. }) || self.length() > 0
     }
@@ -100,8 +100,8 @@ impl Slots {
         self.bytes_with(None, 0)
     }
 
-    /// Whether the budget allows for a row of `length` tokens: that of a slot that a sequence is about to get, or one
-    /// of those that are held already.
+    /// Returns true if the budget has room for a row of `length` tokens, in the slot of a new sequence or in one that is
+    /// held already.
     pub fn fits(&self, newcomer: Option<SlotId>, length: usize) -> bool {
         self.bytes_with(newcomer, length) <= self.kv.budget
     }
@@ -128,7 +128,7 @@ impl Slots {
             .map(|(_, slot)| slot)
     }
 
-    /// Takes out what an idle slot has kept of the prompt that ran in it last.
+    /// Removes and returns the stored end of the last prompt in an idle slot.
     pub fn take_prompt_end(&mut self, slot: SlotId) -> Option<PromptEnd> {
         match &mut self.states[slot.index()] {
             SlotState::Idle { prompt_end, .. } => prompt_end.take(),
@@ -141,7 +141,7 @@ impl Slots {
         self.states[slot.index()] = SlotState::Held { length, reserved };
     }
 
-    /// Notes that a held slot has grown to `length` tokens, for which there was room.
+    /// Records that a held slot has grown to `length` tokens.
     pub fn grow(&mut self, slot: SlotId, length: usize) {
         let reserved = self.state(slot).footprint().max(length);
         self.hold(slot, length, reserved);
@@ -152,12 +152,12 @@ impl Slots {
         self.states[slot.index()] = SlotState::Idle { tokens, released: now, prompt_end };
     }
 
-    /// Empties every slot, given up or not, because the device lost what was in it.
+    /// Empties every slot, retired or not, after the device lost its memory.
     pub fn forget(&mut self) {
         self.states.fill(SlotState::EMPTY);
     }
 
-    /// Gives a slot up.
+    /// Retires a slot.
     pub fn retire(&mut self, slot: SlotId) {
         self.states[slot.index()] = SlotState::Retired { length: self.state(slot).footprint() };
     }

@@ -1,4 +1,4 @@
-//! The chain of changes between logits and a draw, in the order that [`Sampling`] documents.
+//! The sampling chain from logits to a token, in the order that [`Sampling`] documents.
 //!
 //! Whatever forbids tokens, as a grammar's mask will, belongs at the beginning of [`Sampler::change`]: a logit of
 //! negative infinity is never drawn.
@@ -13,13 +13,13 @@ use crate::{
     request::{Sampling, TokenLogProb},
 };
 
-/// How many of the likeliest tokens the nucleus is first sought among.
+/// Number of most likely tokens in the first search for the nucleus.
 const FIRST_NUCLEUS: usize = 256;
 
-/// How many of the likeliest tokens can be reported without an allocation; more than any API lets a caller ask for.
+/// Number of most likely tokens that can be reported without an allocation; more than any API allows.
 const TOP: usize = 32;
 
-/// One sequence's sampling: its settings, its generator, what it has seen.
+/// Sampling state of one sequence: settings, random generator and token counts.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,

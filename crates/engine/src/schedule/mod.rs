@@ -1,6 +1,6 @@
-//! What the next step runs: [`policy`] says how many tokens of whom, [`plan`] writes it down for the executor.
+//! The plan of the next step: [`policy`] shares tokens among the sequences, [`plan`] writes the executor's plan.
 //!
-//! Chooses among sequences that hold slots; who gets a slot is decided in [`core`](crate::core).
+//! Only sequences with slots take part; slots are assigned in [`core`](crate::engine_loop).
 
 pub(crate) mod plan;
 pub(crate) mod policy;

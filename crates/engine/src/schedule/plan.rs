@@ -1,4 +1,4 @@
-//! Writes down for the executor what the policy granted. Decides nothing.
+//! The executor's plan for the tokens that the policy granted.
 
 use super::policy::Grant;
 use crate::{executor::StepPlan, sequence::Sequence};

@@ -1,4 +1,4 @@
-//! How many tokens of which sequence run next. Pure arithmetic over what each one could run; knows no slots.
+//! Scheduling policy: the number of tokens that each sequence runs next. Pure arithmetic, independent of slots.
 //!
 //! - Every sequence with a single token to run takes part in every step: an answer never waits for a prompt. Where
 //!   the executor takes fewer single tokens at once than there are, they take turns.
