@@ -1,7 +1,7 @@
-//! Where a lowering writes: a graph under construction and the file of its weights, filled together tensor by tensor.
+//! The emitter: the graph under construction and the file of its weights, which are written together.
 //!
-//! Large weights go through in pieces, so that no whole one is ever held decoded: see `stream`. On paper the graph and
-//! every place in the file come out the same, but no weight is read and none is written.
+//! Large weights pass through in pieces, so that none is ever decoded as a whole: see `stream`. In a dry run, the graph
+//! and the offsets in the file come out the same, but no weight is read or written.
 
 mod stream;
 
@@ -10,52 +10,56 @@ use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 use half::f16;
 use narthex_checkpoint::{Weight, WeightSource};
 use narthex_graph::{
-    Builder, Element, Graph,
+    Graph,
     build::External,
     onnx::external::{ExternalWriter, Place},
+    typed::{Scope, Tensor, TypedBuilder},
 };
 use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
 
-pub(crate) use self::stream::{Data, pieces};
+pub(crate) use self::stream::{WeightSink, pieces};
 use crate::{
     error::CompileError,
     quant::{Plan, Scaling, Storage},
 };
 
-/// A lowering under way.
+/// Operator sets of every graph.
+const OPSETS: [(&str, i64); 2] = [("", 20), ("com.microsoft", 1)];
+
+/// A lowering in progress.
 pub(crate) struct Emitter<'a> {
-    /// The graph so far.
-    pub(crate) graph: Builder,
+    /// The graph under construction.
+    pub(crate) graph: TypedBuilder,
     /// The checkpoint's weights.
     pub(crate) weights: &'a dyn WeightSource,
-    /// Which storage each linear weight gets.
+    /// The storage of each linear weight.
     pub(crate) plan: &'a Plan,
-    /// What channels are scaled by; empty where nothing was measured.
+    /// The factors that calibration gives channels; empty without calibration.
     pub(crate) scaling: &'a Scaling,
-    /// Block size and accuracy level.
+    /// Block size, accuracy level and passes.
     pub(crate) recipe: &'a Recipe,
-    /// The weights' file name, relative to the package.
+    /// Name of the weights file, relative to the package.
     pub(crate) data_file: &'a str,
-    /// The weights' file.
-    pub(crate) data: ExternalWriter<Data>,
-    /// Counts written bytes.
+    /// The weights file.
+    pub(crate) data: ExternalWriter<WeightSink>,
+    /// Reports the bytes written.
     pub(crate) stage: &'a Stage<'a>,
     /// Set when the job is to stop.
     pub(crate) cancel: &'a AtomicBool,
-    /// What was written, by role; graphs of one package share it.
-    pub(crate) places: Places,
+    /// Tensors in the weights file, which all graphs of a package share.
+    pub(crate) written: WrittenTensors,
     /// Element type of activations.
     pub(crate) compute: DType,
 }
 
-/// Tensors of the data file that another graph may want again.
+/// Tensors of the weights file that a later graph may use again, by name.
 #[derive(Default)]
-pub(crate) struct Places {
+pub(crate) struct WrittenTensors {
     quantized: BTreeMap<String, Quantized>,
     plain: BTreeMap<(String, DType), Place>,
 }
 
-/// A quantised weight in the data file.
+/// A quantised weight in the weights file.
 #[derive(Clone, Copy)]
 pub(crate) struct Quantized {
     pub(crate) storage: Storage,
@@ -77,25 +81,35 @@ fn encoded(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
+/// An empty graph.
+pub(crate) fn new_graph(name: &str) -> TypedBuilder {
+    TypedBuilder::new(name, &OPSETS)
+}
+
 impl<'a> Emitter<'a> {
-    /// The graph so far, checked; another one begins over the same weights.
-    pub(crate) fn next_graph(&mut self, next: Builder) -> Result<Graph, CompileError> {
-        let graph = std::mem::replace(&mut self.graph, next).finish();
+    /// Begins another graph over the same weights.
+    pub(crate) fn begin_graph(&mut self, name: &str) {
+        self.graph = new_graph(name);
+    }
+
+    /// Returns the graph under construction, checked; the next one is empty.
+    pub(crate) fn finish_graph(&mut self) -> Result<Graph, CompileError> {
+        let graph = std::mem::replace(&mut self.graph, new_graph("")).finish();
         graph.check()?;
         Ok(graph)
     }
 
-    /// Completes the data file, and gives its length in bytes.
+    /// Completes the weights file and returns its length in bytes.
     pub(crate) fn close(self) -> Result<u64, CompileError> {
         let (path, length) = (self.data_file.into(), self.data.length());
         match self.data.finish().map_err(|source| CompileError::Write { path, source })? {
-            Data::File(file) => file.sync()?,
-            Data::Paper => {}
+            WeightSink::File(file) => file.sync()?,
+            WeightSink::Discard => {}
         }
         Ok(length)
     }
 
-    /// A weight that must have this shape.
+    /// A weight, checked for its shape.
     pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'a>, CompileError> {
         let weight = self.weights.weight(name)?;
         weight.expect_shape(shape)?;
@@ -115,34 +129,34 @@ impl<'a> Emitter<'a> {
         name: &str,
         shape: &[usize],
         values: impl FnOnce(&Self) -> Result<Vec<f32>, CompileError>,
-    ) -> Result<String, CompileError> {
+    ) -> Result<Tensor, CompileError> {
         let dtype = self.compute;
         let place = self.once(name, dtype, |e| {
-            let bytes = if e.on_paper() { Vec::new() } else { encoded(&values(e)?, dtype) };
+            let bytes = if e.is_dry_run() { Vec::new() } else { encoded(&values(e)?, dtype) };
             e.stream(size(shape, dtype), |append| append(&bytes))
         })?;
         Ok(self.external(name, dtype, shape, place))
     }
 
-    /// Declares a tensor that is stored in this type, as activations are computed with: cast where that is another one,
-    /// which ONNX Runtime does once, when it loads the graph. `write` is called unless an earlier graph wrote it.
+    /// Declares a tensor that the file stores in this type, cast to the activations' type where that differs. ONNX
+    /// Runtime folds the cast when it loads the graph. `write` is called unless an earlier graph wrote the tensor.
     pub(crate) fn stored(
         &mut self,
-        name: &str,
+        scope: &Scope,
         dtype: DType,
         shape: &[usize],
         write: impl FnOnce(&mut Self) -> Result<Place, CompileError>,
-    ) -> Result<String, CompileError> {
-        let place = self.once(name, dtype, write)?;
-        let stored = self.external(name, dtype, shape, place);
+    ) -> Result<Tensor, CompileError> {
+        let name = scope.to_string();
+        let place = self.once(&name, dtype, write)?;
+        let stored = self.external(&name, dtype, shape, place);
         if dtype == self.compute {
             return Ok(stored);
         }
-        let to = Element::from(self.compute).code();
-        Ok(self.graph.op_with(name, "Cast", &[&stored], &[("to", i64::from(to).into())]))
+        Ok(self.graph.cast(scope, stored, self.compute)?)
     }
 
-    /// The place of what an earlier graph wrote under this name, or of what is written now.
+    /// The place where an earlier graph wrote this tensor, or where it is written now.
     pub(crate) fn once(
         &mut self,
         name: &str,
@@ -153,25 +167,34 @@ impl<'a> Emitter<'a> {
             return Ok(place);
         }
         let place = write(self)?;
-        self.places.plain.insert((name.to_owned(), dtype), place);
+        self.written.plain.insert((name.to_owned(), dtype), place);
         Ok(place)
     }
 
     /// A scalar constant in the activations' type.
-    pub(crate) fn number(&mut self, value: f64) -> String {
+    pub(crate) fn number(&mut self, value: f64) -> Tensor {
         match self.compute {
             DType::F16 => self.graph.half_scalar(f16::from_f64(value).to_bits()),
             _ => self.graph.scalar(value as f32),
         }
     }
 
-    /// Where a tensor was written.
-    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<Place> {
-        self.places.plain.get(&(name.to_owned(), dtype)).copied()
+    /// `x · factor`; nothing is added for a factor of 1.
+    pub(crate) fn scale(&mut self, scope: &Scope, x: Tensor, factor: f64) -> Result<Tensor, CompileError> {
+        if factor == 1.0 {
+            return Ok(x);
+        }
+        let factor = self.number(factor);
+        Ok(self.graph.mul(scope, x, factor)?)
     }
 
-    /// A weight vector in the activations' type, scaled.
-    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<String, CompileError> {
+    /// The place of a tensor that has been written.
+    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<Place> {
+        self.written.plain.get(&(name.to_owned(), dtype)).copied()
+    }
+
+    /// A weight vector in the activations' type, scaled by calibration.
+    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, CompileError> {
         self.tensor(name, &[length], |e| {
             let mut values = e.values(name, &[length])?;
             e.scaling.divide(name, &mut values);
@@ -179,11 +202,16 @@ impl<'a> Emitter<'a> {
         })
     }
 
+    /// A vector of ones, stored under this name.
+    pub(crate) fn ones(&mut self, name: &str, length: usize) -> Result<Tensor, CompileError> {
+        self.tensor(name, &[length], |_| Ok(vec![1.0; length]))
+    }
+
     /// Some columns of a weight `[rows, cols]`, transposed: `[columns, rows]`.
     pub(crate) fn columns(
         &self,
         name: &str,
-        (rows, cols): (usize, usize),
+        [rows, cols]: [usize; 2],
         columns: &[usize],
     ) -> Result<Vec<f32>, CompileError> {
         let weight = self.weight(name, &[rows, cols])?;
@@ -199,13 +227,13 @@ impl<'a> Emitter<'a> {
         Ok(picked)
     }
 
-    /// Declares a tensor of the data file to the graph.
-    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: Place) -> String {
+    /// Declares a tensor of the weights file to the graph.
+    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: Place) -> Tensor {
         let at = External { file: self.data_file, offset: place.offset, length: place.length };
         self.graph.external(name, dtype, shape, at)
     }
 
-    /// A place in the data file, as the manifest writes it.
+    /// A place in the weights file, as the manifest writes it.
     pub(crate) fn range(&self, place: Place) -> FileRange {
         FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
     }

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use narthex_checkpoint::{CheckpointError, SliceError};
-use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError};
+use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::vocabulary::VocabularyError;
@@ -44,6 +44,9 @@ pub enum CompileError {
     /// The lowered graph breaks a rule; a defect of Narthex.
     #[error("the compiled graph is not well-formed: {0}; please report this")]
     Graph(#[from] GraphError),
+    /// An operator was given a wrong tensor; a defect of Narthex.
+    #[error("the graph cannot be built: {0}; please report this")]
+    Build(#[from] BuildError),
     /// A pass does not fit its graph; a defect of Narthex.
     #[error("{0}; please report this")]
     Pass(#[from] PatchError),

@@ -1,19 +1,20 @@
 //! Checkpoint in, package out. No ONNX Runtime, no network.
 //!
-//! Start at [`pipeline`] for the stages, at [`lower`] for the graphs, and at [`import`] for graphs of other tools.
+//! Start at [`pipeline`] for the stages, at `lower` for the graphs, and at [`import`] for graphs of other tools.
 
 pub mod calibration;
+pub mod dry_run;
 mod emit;
 mod error;
 pub mod export;
 pub mod import;
 mod layer;
-pub mod lower;
+mod lower;
 pub mod package;
-pub mod paper;
 pub mod pass;
 pub mod pipeline;
 pub mod quant;
+mod rotary;
 pub mod vocabulary;
 
 pub use error::CompileError;

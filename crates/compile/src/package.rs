@@ -20,6 +20,13 @@ use sha2::Digest;
 
 use crate::error::CompileError;
 
+/// The main graph's file, relative to the package.
+pub(crate) const GRAPH_FILE: &str = "model.onnx";
+/// The file of the weights of every graph of a package.
+pub const DATA_FILE: &str = "model.onnx.data";
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
+
 /// The files written so far, by name.
 type Files = Arc<Mutex<BTreeMap<String, FileEntry>>>;
 

@@ -1,4 +1,4 @@
-//! The stages of a compile, in order: checkpoint → plan → graph → package.
+//! The stages of a compile: checkpoint → plan → graphs → package.
 
 use std::{
     collections::BTreeSet,
@@ -8,11 +8,11 @@ use std::{
 };
 
 use narthex_checkpoint::{self as checkpoint, Checkpoint, TokenizerSource};
-use narthex_graph::{Builder, Graph, onnx::external::ExternalWriter};
+use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::Architecture,
-    manifest::{ChatEntry, FORMAT, GraphEntry, Manifest, Provenance, TokenizerEntry},
+    manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
@@ -21,47 +21,38 @@ use sha2::Digest;
 
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
-    emit::{Data, Emitter, Places},
+    emit::{Emitter, WeightSink, WrittenTensors, new_graph},
     error::CompileError,
-    lower::{
-        self, Lowered,
-        dynamic::{self, GRAPH_FILE},
-        parts,
-    },
-    package::PackageWriter,
-    paper, pass,
+    lower::{self, Lowered, parts},
+    package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
+    pass,
     quant::{Plan, Scaling, scaling::inputs},
     vocabulary::Vocabulary,
 };
 
-/// The weights of every graph of a package.
-pub const DATA_FILE: &str = "model.onnx.data";
-pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
-pub(crate) const TEMPLATE_FILE: &str = "chat_template.jinja";
 const KEPT_TOKENS_FILE: &str = "kept_tokens.json";
 
-/// What is compiled into what.
+/// A compile of a checkpoint into a package.
 pub struct CompileJob<'a> {
-    /// A checkpoint's file or folder.
+    /// The checkpoint's file or folder.
     pub checkpoint: &'a Path,
     /// The package's name.
     pub name: ModelName,
-    /// How weights are stored. Whether the package was calibrated is found out, and entered here.
+    /// The recipe. The manifest's copy says whether the package was calibrated.
     pub recipe: Recipe,
-    /// Runs the graph for its calibration. Without one, nothing is calibrated; nor are encoders, nor any scheme but
-    /// `w8`.
+    /// Runs the graph for calibration. Decoders in `w8` are calibrated if it is there; nothing else is.
     pub runner: Option<&'a dyn GraphRunner>,
-    /// What its head is pruned to. Which tokens that keeps is found out, and entered in the recipe.
+    /// The tokens that the head is pruned to; the manifest's recipe says how many that are.
     pub vocabulary: Option<&'a Vocabulary>,
-    /// An empty folder; on success it holds a whole package.
+    /// An empty folder, which holds a whole package on success.
     pub out: &'a Path,
-    /// A folder that gets every stage in a form for people.
+    /// A folder for every stage in readable form.
     pub keep_stages: Option<&'a Path>,
-    /// Where the checkpoint came from.
+    /// The origin of the checkpoint.
     pub provenance: Provenance,
 }
 
-/// Compiles a checkpoint into a package; tensors stream through one at a time.
+/// Compiles a checkpoint into a package; weights stream through one at a time.
 pub fn compile(
     mut job: CompileJob<'_>,
     progress: &dyn ProgressSink,
@@ -116,7 +107,7 @@ pub fn compile(
     Ok(manifest)
 }
 
-/// What every sweep over the weights reads and writes.
+/// The inputs and outputs of every sweep over the weights.
 struct Sweep<'a> {
     job: &'a CompileJob<'a>,
     checkpoint: &'a Checkpoint,
@@ -127,22 +118,22 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Writes the weights, over those of the sweep before, and gives the graphs over them.
+    /// Writes the weights, replacing those of an earlier sweep, and returns the graphs over them.
     fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered, CompileError> {
         let architecture = &self.checkpoint.architecture;
-        let total = paper::scaled(self.job.name.as_str(), architecture, recipe, scaling)?.data_bytes;
+        let total = self.plan.data_bytes(architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
         let mut emitter = Emitter {
-            graph: Builder::new(self.job.name.as_str(), &dynamic::OPSETS),
+            graph: new_graph(self.job.name.as_str()),
             weights: self.checkpoint.weights.as_ref(),
             plan: self.plan,
             scaling,
             recipe,
             data_file: DATA_FILE,
-            data: ExternalWriter::new(Data::File(self.package.create(DATA_FILE)?)),
+            data: ExternalWriter::new(WeightSink::File(self.package.create(DATA_FILE)?)),
             stage: &stage,
             cancel: self.cancel,
-            places: Places::default(),
+            written: WrittenTensors::default(),
             compute: DType::F32,
         };
         let lowered = lower::lower(&mut emitter, architecture)?;
@@ -150,8 +141,8 @@ impl Sweep<'_> {
         Ok(lowered)
     }
 
-    /// What channels are scaled by, where there is a runner and something to gain: the model is compiled as it is, and
-    /// reads a text.
+    /// Returns the factors of channels if there is a runner and something to gain: the model is compiled without factors
+    /// and reads a text.
     fn calibrate(&self, tokenizer: &Tokenizer) -> Result<Option<Scaling>, CompileError> {
         let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
         else {
@@ -165,7 +156,7 @@ impl Sweep<'_> {
             return Ok(None);
         }
         let title = format!("Compiling {} to calibrate it", self.job.name);
-        // Layers are measured one by one.
+        // Layers are measured one by one, so passes that merge them are left out.
         let alone = Recipe { fixed: None, passes: BTreeSet::new(), ..self.job.recipe.clone() };
         let lowered = self.lower(title, &Scaling::default(), &alone)?;
         let Some((graph, entry)) = lowered.graphs.into_iter().next() else { return Ok(None) };
@@ -180,7 +171,7 @@ impl Sweep<'_> {
     }
 }
 
-/// What the model lacks of its checkpoint's, for people.
+/// Lists the layers and tokens that the recipe leaves out, a line each.
 fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
     let layers = recipe.drop_layers.iter().flat_map(|dropped| dropped.layers());
     let mut text: String =
@@ -192,7 +183,7 @@ fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
     text
 }
 
-/// Applies the recipe's passes to the graphs of fixed shape; gives what was changed, for people.
+/// Applies the recipe's passes to the graphs of fixed shape. Returns a line for each change.
 fn change(
     lowered: &mut Lowered,
     recipe: &Recipe,
@@ -209,28 +200,12 @@ fn change(
             changes.extend(labels.into_iter().map(|label| format!("{}: {label}\n", entry.file)));
         }
         let what = match pass {
-            Pass::PrecomputedPositions => {
-                changes += &positions(lowered)?;
-                "holds already: no graph computes positions or their angles".to_owned()
-            }
             Pass::GroupedProjections => "layers were written so".to_owned(),
             Pass::SplitHeads | Pass::LinearAsConv => format!("{count} patches"),
         };
         progress.event(Progress::Note(format!("Pass {pass}: {what}.")));
     }
     Ok(changes)
-}
-
-/// A line for each graph, none of which computes positions.
-fn positions(lowered: &Lowered) -> Result<String, CompileError> {
-    let line = |(graph, entry): &(Graph, GraphEntry)| match pass::computes_positions(graph) {
-        None => Ok(format!("{}: positions are precomputed already\n", entry.file)),
-        Some(node) => Err(CompileError::Unsupported {
-            what: format!("{} of {}", node.name, entry.file),
-            reason: "it computes positions, which no graph may; please report this".to_owned(),
-        }),
-    };
-    lowered.graphs.iter().map(line).collect()
 }
 
 fn manifest(

@@ -436,7 +436,7 @@ fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         Compile::Open(error) => onnx_kind(error),
         Compile::Vocabulary(VocabularyError::Read { source, .. }) => io_kind(source),
         Compile::Slice(_) | Compile::Vocabulary(_) => ErrorKind::BadRequest,
-        Compile::Graph(_) | Compile::Pass(_) => ErrorKind::Internal,
+        Compile::Graph(_) | Compile::Build(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }
 

@@ -14,9 +14,6 @@ use crate::UnknownName;
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Pass {
-    /// No graph computes positions or their angles. Every graph that Narthex lowers reads them from tables, so the pass
-    /// checks this and changes nothing.
-    PrecomputedPositions,
     /// Projections that read the same rows, such as gate and up, become one product. Queries, keys and values always are.
     GroupedProjections,
     /// In graphs of fixed shape, each attention head becomes matrix products of its own in place of a batched product.
@@ -27,8 +24,7 @@ pub enum Pass {
 
 impl Pass {
     /// Every pass, in the order in which they are applied.
-    pub const ALL: [Self; 4] =
-        [Self::PrecomputedPositions, Self::GroupedProjections, Self::SplitHeads, Self::LinearAsConv];
+    pub const ALL: [Self; 3] = [Self::GroupedProjections, Self::SplitHeads, Self::LinearAsConv];
 
     /// Name on the command line and in JSON.
     pub fn as_str(self) -> &'static str {

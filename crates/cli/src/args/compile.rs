@@ -38,7 +38,7 @@ pub(crate) struct CompileArgs {
     pub(crate) vocabulary_size: Option<usize>,
 
     /// Rewrite graphs for compilers that prefer another form, and measure the loss: grouped-projections, split-heads,
-    /// linear-as-conv; precomputed-positions is true of every graph and only checked
+    /// linear-as-conv
     #[arg(long = "pass", value_name = "PASS,...", value_delimiter = ',')]
     pub(crate) passes: Vec<Pass>,
 

@@ -21,8 +21,8 @@ use narthex_text::tokenizer::{Specials, Tokenizer};
 pub use crate::error::RunnerError;
 use crate::{
     error::CompileError,
-    layer::rope::{self, Reach, Wave},
     quant::{Scaling, scaling::Input},
+    rotary::{Reach, RotarySet, Wave},
 };
 use probe::{output, probe};
 use segment::{Segment, segments};
@@ -166,7 +166,7 @@ impl CalibrationModel<'_> {
     fn angles(&self, tokens: usize, wave: Wave) -> Vec<f32> {
         let long = self.arch.switch().is_some_and(|at| tokens > at);
         let reach = if long { Reach::Long } else { Reach::Short };
-        rope::of(self.arch, ((Rotation::Global, reach), wave), 0..tokens)
+        RotarySet { rotation: Rotation::Global, reach }.values(self.arch, wave, 0..tokens)
     }
 
     /// The text's tokens, as many as the model takes.

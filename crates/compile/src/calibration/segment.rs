@@ -131,7 +131,7 @@ mod tests {
     use narthex_testkit::architecture as example;
 
     use super::*;
-    use crate::paper;
+    use crate::dry_run::DryRun;
 
     fn graph() -> Graph {
         let arch = Architecture::Decoder(DecoderArch {
@@ -139,7 +139,7 @@ mod tests {
             layers: vec![example::layer(); 3],
             ..example::llama()
         });
-        paper::compile("tiny", &arch, &Recipe::new(Scheme::W8)).unwrap().graphs.remove(0).0
+        DryRun::new("tiny", &arch, &Recipe::new(Scheme::W8)).unwrap().graphs.remove(0).0
     }
 
     fn bind(symbol: &str) -> Option<u64> {

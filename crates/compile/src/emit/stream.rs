@@ -1,7 +1,7 @@
-//! Weights on their way from the checkpoint to the data file, a piece of their rows at a time.
+//! Writes weights from the checkpoint to the weights file, a piece of their rows at a time.
 //!
-//! Of a weight, one piece is held decoded; of a quantised one also its scales and zero points, which take a twentieth of
-//! what the checkpoint stores. Nothing here knows of graphs.
+//! One piece of a weight is decoded at a time. Scales and zero points of a quantised weight are held until its integers are
+//! written; they take a twentieth of the checkpoint's bytes. Nothing here adds nodes to a graph.
 
 use std::{
     io::{self, Write},
@@ -24,40 +24,40 @@ use crate::{
     },
 };
 
-/// Elements of a piece: 16 MiB decoded. A longer row is a piece by itself.
+/// Elements of a piece: 16 MiB decoded. A longer row is a piece of its own.
 const PIECE: usize = 4 << 20;
 
-/// Elements that are held of a weight that is transposed: 64 MiB. A larger one is read once for every so many.
+/// Elements of a transposed weight that are held at once: 64 MiB. A larger weight is read several times.
 const TRANSPOSED: usize = 16 << 20;
 
-/// Where weights are written.
-pub(crate) enum Data {
-    /// To a file of the package.
+/// The destination of weights.
+pub(crate) enum WeightSink {
+    /// A file of the package.
     File(HashedFile),
-    /// Nowhere: only their places are counted.
-    Paper,
+    /// None: a dry run counts the bytes only.
+    Discard,
 }
 
-impl Write for Data {
+impl Write for WeightSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::File(file) => file.write(bytes),
-            Self::Paper => Ok(bytes.len()),
+            Self::Discard => Ok(bytes.len()),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::File(file) => file.flush(),
-            Self::Paper => Ok(()),
+            Self::Discard => Ok(()),
         }
     }
 }
 
-/// Takes the next bytes of a tensor.
+/// Appends the next bytes of a tensor.
 type Append<'a> = dyn FnMut(&[u8]) -> Result<(), CompileError> + 'a;
 
-/// A range in pieces of at most as many elements, where each number of it stands for `width` of them.
+/// Cuts a range of rows, each of `width` elements, into pieces.
 pub(crate) fn pieces(range: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
     cut(range, PIECE / width.max(1))
 }
@@ -68,21 +68,22 @@ fn cut(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 impl Emitter<'_> {
-    /// Whether weights are neither read nor written.
-    pub(crate) fn on_paper(&self) -> bool {
-        matches!(self.data.file(), Data::Paper)
+    /// Returns `true` if weights are neither read nor written.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        matches!(self.data.file(), WeightSink::Discard)
     }
 
-    /// Writes a tensor of `length` bytes, which come one piece after the other; on paper they are not asked for.
+    /// Writes a tensor of `length` bytes, which `pieces` appends in order. A dry run does not call it.
     pub(crate) fn stream(
         &mut self,
         length: u64,
         pieces: impl FnOnce(&mut Append<'_>) -> Result<(), CompileError>,
     ) -> Result<Place, CompileError> {
-        let (file, cancel, paper, data) = (self.data_file, self.cancel, self.on_paper(), &mut self.data);
+        let (file, cancel, dry_run) = (self.data_file, self.cancel, self.is_dry_run());
+        let data = &mut self.data;
         let failed = |source| CompileError::Write { path: file.into(), source };
         let place = data.begin(length).map_err(failed)?;
-        if !paper {
+        if !dry_run {
             pieces(&mut |bytes| {
                 if cancel.load(Ordering::Relaxed) {
                     return Err(CompileError::Cancelled);
@@ -94,11 +95,12 @@ impl Emitter<'_> {
         Ok(place)
     }
 
-    /// Writes some rows of a weight `[all, cols]` as they are, in the given element type.
+    /// Writes some rows of a weight `[all, cols]` in the given element type, unquantised.
     pub(crate) fn rows(
         &mut self,
         name: &str,
-        (all, rows, cols): (usize, Range<usize>, usize),
+        [all, cols]: [usize; 2],
+        rows: Range<usize>,
         dtype: DType,
     ) -> Result<Place, CompileError> {
         let weights = self.weights;
@@ -136,7 +138,7 @@ impl Emitter<'_> {
         })
     }
 
-    /// Rows of linear weights together.
+    /// Returns the rows of linear weights, added up.
     pub(crate) fn stacked_rows(&self, names: &[String]) -> usize {
         names.iter().filter_map(|name| self.plan.get(name)).map(|planned| planned.rows).sum()
     }
@@ -149,11 +151,11 @@ impl Emitter<'_> {
         storage: Storage,
     ) -> Result<Quantized, CompileError> {
         let key = names.join("+");
-        if let Some(known) = self.places.quantized.get(&key) {
+        if let Some(known) = self.written.quantized.get(&key) {
             return Ok(*known);
         }
         let quantized = self.write_quantized(names, cols, storage)?;
-        self.places.quantized.insert(key, quantized);
+        self.written.quantized.insert(key, quantized);
         Ok(quantized)
     }
 
@@ -191,7 +193,7 @@ impl Emitter<'_> {
     }
 }
 
-/// How the rows of linear weights of one width become integers.
+/// Quantises the rows of linear weights of one width.
 struct Quantizer<'a> {
     weights: &'a dyn WeightSource,
     plan: &'a Plan,
@@ -202,7 +204,7 @@ struct Quantizer<'a> {
 }
 
 impl Quantizer<'_> {
-    /// Gives a weight's rows in order, scaled and quantised.
+    /// Passes a weight's rows to `take` in order, scaled and quantised.
     fn each_row(
         &self,
         name: &str,
@@ -248,7 +250,7 @@ fn decoded(weight: &Weight<'_>, rows: Range<usize>) -> Vec<f32> {
     out
 }
 
-/// Some columns of weights that are stacked row upon row, each column's elements side by side.
+/// Some columns of weights that are stacked row upon row; the elements of each column are contiguous.
 fn transposed(
     parts: &[Weight<'_>],
     columns: Range<usize>,
@@ -267,7 +269,7 @@ fn transposed(
     Ok(out)
 }
 
-/// Steps over a block's range in the encodings that have fewer than 8 bits.
+/// Steps of a block's range in encodings of fewer than 8 bits.
 fn steps(encoding: Encoding) -> Option<u8> {
     match encoding {
         Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q4K | Encoding::Uint4 => Some(15),
@@ -280,7 +282,7 @@ fn steps(encoding: Encoding) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paper::Unread;
+    use crate::dry_run::NoWeights;
 
     #[test]
     fn pieces_cover_a_range() {
@@ -300,7 +302,7 @@ mod tests {
             Weight::new("w", vec![2, 2], Encoding::F32, bytes).unwrap()
         };
         let parts = [weight([1.0, 2.0, 3.0, 4.0]), weight([5.0, 6.0, 7.0, 8.0])];
-        let transposed = |columns| transposed(&parts, columns, &Unread).unwrap();
+        let transposed = |columns| transposed(&parts, columns, &NoWeights).unwrap();
         assert_eq!(transposed(0..2), [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0]);
         assert_eq!(transposed(1..2), [2.0, 4.0, 6.0, 8.0]);
         let mut rows = decoded(&parts[1], 1..2);

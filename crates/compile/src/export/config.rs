@@ -13,7 +13,7 @@ use super::ExportJob;
 use crate::{
     error::CompileError,
     import::refused,
-    pipeline::{TEMPLATE_FILE, TOKENIZER_FILE},
+    package::{TEMPLATE_FILE, TOKENIZER_FILE},
 };
 
 /// The graph's file.

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     error::CompileError,
     import::refused,
-    pipeline::{TEMPLATE_FILE, TOKENIZER_FILE},
+    package::{TEMPLATE_FILE, TOKENIZER_FILE},
     quant::block::{QuantRow, quantize_w4},
 };
 

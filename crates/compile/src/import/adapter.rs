@@ -10,7 +10,7 @@ use narthex_spec::{
 };
 
 use super::{bound, graphs::remove_constant_inputs, refused};
-use crate::{error::CompileError, lower::dynamic::GRAPH_FILE};
+use crate::{error::CompileError, package::GRAPH_FILE};
 
 /// Prefix of the names of added nodes and values. A graph that already has such names is refused.
 pub(super) const PREFIX: &str = "/import/";

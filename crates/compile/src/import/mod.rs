@@ -43,7 +43,7 @@ use narthex_spec::{
     manifest::{self, Bound, GraphEntry, Prompts},
 };
 
-use crate::{error::CompileError, pipeline::TOKENIZER_FILE};
+use crate::{error::CompileError, package::TOKENIZER_FILE};
 use decoder::{Decoder, decoder};
 use graphs::for_each_node;
 use names::TensorNames;

@@ -25,8 +25,7 @@ use sha2::Digest;
 use super::{Import, refused};
 use crate::{
     error::CompileError,
-    package::{HashedFile, PackageWriter},
-    pipeline::{DATA_FILE, TEMPLATE_FILE, TOKENIZER_FILE},
+    package::{DATA_FILE, HashedFile, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
 };
 
 /// Minimum size in bytes of constants in the data file. Shapes and scalars stay in the graph for shape inference.

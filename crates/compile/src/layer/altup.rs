@@ -2,63 +2,66 @@
 //! layer computes one, with a learned low-rank residual (LAuReL, Menghani et al. 2024, arXiv:2411.07501) and per-layer
 //! embeddings. Follows `Gemma3nTextModel` of `transformers`.
 //!
-//! Nodes keep the batch and the sequence as they come, so both variants are made here; attention is the caller's.
+//! Nodes keep the batch and the sequence as they come, so both variants are made here; the caller makes attention.
 
 use std::ops::Range;
 
-use narthex_graph::Attribute;
+use narthex_graph::typed::{Reduction, Scope, Tensor};
 use narthex_spec::arch::{AltUp, DecoderArch, DecoderLayer, PerLayer};
 
 use super::{
-    linear::{Bias, Linear, linear},
+    layer_scope,
+    linear::{Bias, StackedLinear, linear, stacked_linear},
     mlp,
-    norm::{Carried, unit_norm},
-    plain::{scale, split_all},
+    norm::{StreamNorms, unit_norm},
 };
 use crate::{emit::Emitter, error::CompileError};
 
-/// The least mean square that a projected stream is divided by the root of.
-const LEAST: f32 = 1e-5;
+/// Lower bound of the mean square whose root divides a projected stream.
+const MIN_MEAN_SQUARE: f32 = 1e-5;
 
 /// The streams of a decoder under construction.
 pub(crate) struct Streams<'a> {
     arch: &'a DecoderArch,
     altup: &'a AltUp,
-    carried: Carried,
+    norms: StreamNorms,
     /// `[batch, sequence, streams, hidden]`.
-    stack: String,
+    stack: Tensor,
     /// The first of these layers.
     first: usize,
-    /// For each layer, the tokens' rows `[batch, sequence, width]`; empty where there are none.
-    rows: Vec<String>,
+    /// For each layer, the tokens' rows `[batch, sequence, width]`; empty without per-layer embeddings.
+    rows: Vec<Tensor>,
 }
 
-/// A linear layer without a bias.
-fn project(
-    e: &mut Emitter<'_>,
-    x: &str,
-    (scope, weights): (&str, &str),
-    cols: usize,
-) -> Result<String, CompileError> {
-    let parts = [weights.to_owned()];
-    linear(e, x, &Linear { scope, parts: &parts, cols, bias: Bias::Without })
+/// Gain and weight of a layer's router.
+#[derive(Clone, Copy)]
+struct Router {
+    gain: Tensor,
+    weight: Tensor,
 }
 
-/// The path of a layer's part in the graph, and the name of its weights.
-fn at(index: usize, part: &str) -> (String, String) {
-    (format!("/layers.{index}/{}", part.replace('.', "/")), format!("layers.{index}.{part}"))
+fn altup_scope() -> Scope {
+    Scope::root().child("altup")
+}
+
+fn per_layer_scope() -> Scope {
+    Scope::root().child("per_layer")
 }
 
 /// `Reshape` that keeps the batch and the sequence.
-fn shaped(e: &mut Emitter<'_>, scope: &str, x: &str, rest: &[usize]) -> String {
+fn reshape_rows(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    rest: &[usize],
+) -> Result<Tensor, CompileError> {
     let extents: Vec<i64> = [0, 0].into_iter().chain(rest.iter().map(|&extent| extent as i64)).collect();
-    let extents = e.graph.ints(&[extents.len()], &extents);
-    e.graph.op(scope, "Reshape", &[x, &extents])
+    Ok(e.graph.reshape(scope, x, &extents)?)
 }
 
 impl<'a> Streams<'a> {
-    /// The streams before the first layer: the embedded token, and projections of it that are made as large as it is. A
-    /// row's size is the mean of it times itself normalised, which half precision holds where it might not hold squares.
+    /// The streams before the first layer: the embedded token, and projections of it that are scaled to its size. The size
+    /// of a row is the mean of it times itself normalised, because half precision might not hold its squares.
     ///
     /// ```text
     /// x ─┬───────────────────────────────────────────────────────┬─ Concat
@@ -67,90 +70,101 @@ impl<'a> Streams<'a> {
     /// ```
     pub(crate) fn begin(
         e: &mut Emitter<'_>,
-        (arch, altup): (&'a DecoderArch, &'a AltUp),
-        carried: Carried,
-        x: &str,
+        arch: &'a DecoderArch,
+        altup: &'a AltUp,
+        norms: StreamNorms,
+        x: Tensor,
     ) -> Result<Self, CompileError> {
         let (hidden, others) = (arch.hidden, altup.streams - 1);
-        let parts: Vec<String> = (0..others).map(|stream| format!("altup.proj.{stream}")).collect();
-        let spec = Linear { scope: "/altup/proj", parts: &parts, cols: hidden, bias: Bias::Without };
-        let projected = linear(e, x, &spec)?;
-        let projected = shaped(e, "/altup/proj/streams", &projected, &[others, hidden]);
-        let least = LEAST * carried.shrink * carried.shrink;
-        let projected = unit_norm(e, &projected, "/altup/proj/norm", (hidden, least))?;
-        let first = shaped(e, "/altup/first", x, &[1, hidden]);
-        let unit = unit_norm(e, &first, "/altup/size", (hidden, carried.norm.epsilon))?;
-        let product = e.graph.op("/altup/size", "Mul", &[&first, &unit]);
-        let last = e.graph.ints(&[1], &[-1]);
-        let size = e.graph.op("/altup/size", "ReduceMean", &[&product, &last]);
-        let projected = e.graph.op("/altup/proj", "Mul", &[&projected, &size]);
-        let axis = [("axis", Attribute::Int(2))];
-        let stack = e.graph.op_with("/altup", "Concat", &[&first, &projected], &axis);
-        Ok(Self { arch, altup, carried, stack, first: 0, rows: Vec::new() })
+        let scope = altup_scope();
+        let proj = scope.child("proj");
+        let parts: Vec<Scope> =
+            (0..others).map(|stream| scope.child(format_args!("proj.{stream}"))).collect();
+        let layer = StackedLinear { scope: &proj, parts: &parts, cols: hidden, bias: Bias::Without };
+        let projected = stacked_linear(e, x, &layer)?;
+        let projected = reshape_rows(e, &proj.child("streams"), projected, &[others, hidden])?;
+        let epsilon = MIN_MEAN_SQUARE * norms.scale * norms.scale;
+        let projected = unit_norm(e, &proj.child("norm"), projected, hidden, epsilon)?;
+        let first = reshape_rows(e, &scope.child("first"), x, &[1, hidden])?;
+        let size = scope.child("size");
+        let unit = unit_norm(e, &size, first, hidden, norms.stream.epsilon)?;
+        let product = e.graph.mul(&size, first, unit)?;
+        let size = e.graph.reduce(&size, Reduction::Mean, product, -1)?;
+        let projected = e.graph.mul(&proj, projected, size)?;
+        let stack = e.graph.concat(&scope, &[first, projected], 2)?;
+        Ok(Self { arch, altup, norms, stack, first: 0, rows: Vec::new() })
     }
 
     /// The streams before layer `first`, as [`Self::flat`] gave them after the layer before it.
     pub(crate) fn resume(
         e: &mut Emitter<'_>,
-        (arch, altup): (&'a DecoderArch, &'a AltUp),
-        carried: Carried,
-        (states, first): (&str, usize),
-    ) -> Self {
-        let stack = shaped(e, "/altup/states", states, &[altup.streams, arch.hidden]);
-        Self { arch, altup, carried, stack, first, rows: Vec::new() }
+        arch: &'a DecoderArch,
+        altup: &'a AltUp,
+        norms: StreamNorms,
+        states: Tensor,
+        first: usize,
+    ) -> Result<Self, CompileError> {
+        let scope = altup_scope().child("states");
+        let stack = reshape_rows(e, &scope, states, &[altup.streams, arch.hidden])?;
+        Ok(Self { arch, altup, norms, stack, first, rows: Vec::new() })
     }
 
     /// The streams side by side, `[batch, sequence, streams · hidden]`.
-    pub(crate) fn flat(&self, e: &mut Emitter<'_>) -> String {
-        shaped(e, "/altup/flat", &self.stack, &[self.altup.streams * self.arch.hidden])
+    pub(crate) fn flat(&self, e: &mut Emitter<'_>) -> Result<Tensor, CompileError> {
+        let width = self.altup.streams * self.arch.hidden;
+        reshape_rows(e, &altup_scope().child("flat"), self.stack, &[width])
     }
 
-    /// What layers gate, `[batch, sequence, layers · width]`, of the tokens' rows of the per-layer table and of `x`, the
-    /// embedded tokens.
-    /// That the projection is multiplied with `1 / √hidden` is the norm's epsilon's matter. They are kept as small as the
-    /// stream is carried, so that what they gate is small too.
+    /// The rows that layers gate, `[batch, sequence, layers · width]`, from the embedded tokens `x` and their rows of the
+    /// per-layer table.
+    ///
+    /// The norm's epsilon takes up the factor `1 / √hidden` of the projection. The rows are as small as the stream is
+    /// carried, so that what they gate is too.
     ///
     /// ```text
     /// x ── proj ── norm(each layer's part, gain / √2) ── Add
-    /// rows ── Mul(√width / √2) ──────────────────────────┘
+    /// table rows ── Mul(√width / √2) ─────────────────────┘
     /// ```
     pub(crate) fn rows(
         &self,
         e: &mut Emitter<'_>,
         per_layer: &PerLayer,
-        (x, rows): (&str, &str),
-    ) -> Result<String, CompileError> {
+        x: Tensor,
+        table_rows: Tensor,
+    ) -> Result<Tensor, CompileError> {
         let (layers, width, hidden) = (self.arch.layers.len(), per_layer.width, self.arch.hidden);
-        let half = 0.5f64.sqrt() * f64::from(self.carried.shrink);
-        let projected = project(e, x, ("/per_layer/proj", "per_layer.proj"), hidden)?;
-        let projected = shaped(e, "/per_layer/norm/layers", &projected, &[layers, width]);
-        let mut norm = self.carried.norm;
+        let half = 0.5f64.sqrt() * f64::from(self.norms.scale);
+        let scope = per_layer_scope();
+        let projected = linear(e, &scope.child("proj"), x, hidden, Bias::Without)?;
+        let norm_scope = scope.child("norm");
+        let projected = reshape_rows(e, &norm_scope.child("layers"), projected, &[layers, width])?;
+        let mut norm = self.norms.stream;
         (norm.width, norm.epsilon) = (width, norm.epsilon * hidden as f32);
-        let projected = norm.of_branch(e, &projected, ("/per_layer/norm", "per_layer.norm"), half as f32)?;
-        let projected = shaped(e, "/per_layer/norm/rows", &projected, &[layers * width]);
-        let rows = scale(e, "/per_layer/rows", rows, (width as f64).sqrt() * half);
-        Ok(e.graph.op("/per_layer", "Add", &[&projected, &rows]))
+        let projected = norm.apply_scaled(e, &norm_scope, projected, half as f32)?;
+        let projected = reshape_rows(e, &norm_scope.child("rows"), projected, &[layers * width])?;
+        let rows = e.scale(&scope.child("rows"), table_rows, (width as f64).sqrt() * half)?;
+        Ok(e.graph.add(&scope, projected, rows)?)
     }
 
-    /// Takes the rows of a range of layers out of [`Self::rows`].
+    /// Takes the rows of a range of layers from [`Self::rows`].
     pub(crate) fn take_rows(
         &mut self,
         e: &mut Emitter<'_>,
         per_layer: &PerLayer,
-        (rows, range): (&str, Range<usize>),
-    ) {
-        let (width, count) = (per_layer.width, range.len());
+        rows: Tensor,
+        range: Range<usize>,
+    ) -> Result<(), CompileError> {
+        let (width, count, scope) = (per_layer.width, range.len(), per_layer_scope());
         let own = if count == self.arch.layers.len() {
-            rows.to_owned()
+            rows
         } else {
-            let ends = [range.start * width, range.end * width, 2];
-            let [from, to, axis] = ends.map(|value| e.graph.ints(&[1], &[value as i64]));
-            e.graph.op("/per_layer", "Slice", &[rows, &from, &to, &axis])
+            e.graph.slice(&scope, rows, 2, range.start * width, range.end * width)?
         };
-        self.rows = split_all(e, "/per_layer", &own, 2, &vec![width; count]);
+        self.rows = e.graph.split(&scope, own, 2, &vec![width; count])?;
+        Ok(())
     }
 
-    /// One layer, whose attention `attend` makes of a norm of the stream.
+    /// One layer. `attend` makes its attention from a norm of the stream.
     ///
     /// ```text
     /// streams ── predict ─┬─────────────────────── correct ── add rows ── streams
@@ -159,77 +173,83 @@ impl<'a> Streams<'a> {
     pub(crate) fn layer(
         &mut self,
         e: &mut Emitter<'_>,
-        (index, layer): (usize, &DecoderLayer),
-        attend: impl FnOnce(&mut Emitter<'_>, &str) -> Result<String, CompileError>,
+        index: usize,
+        layer: &DecoderLayer,
+        attend: impl FnOnce(&mut Emitter<'_>, Tensor) -> Result<Tensor, CompileError>,
     ) -> Result<(), CompileError> {
-        let router = self.router(e, index)?;
-        let predicted = self.predict(e, index, &router)?;
-        let active = self.active(e, &format!("/layers.{index}/altup/predict"), &predicted);
-        let computed = self.compute(e, (index, layer), &active, attend)?;
-        let corrected = self.correct(e, (index, &router), &predicted, (&active, &computed))?;
-        self.stack = match self.rows.get(index - self.first).cloned() {
-            Some(rows) => self.add_rows(e, (index, layer), corrected, &rows)?,
+        let scope = layer_scope(index);
+        let router = self.router(e, &scope)?;
+        let predicted = self.predict(e, &scope, router)?;
+        let active = self.active(e, &scope.child("altup").child("predict"), predicted)?;
+        let computed = self.compute(e, &scope, layer, active, attend)?;
+        let corrected = self.correct(e, &scope, router, predicted, [active, computed])?;
+        self.stack = match self.rows.get(index - self.first) {
+            Some(&rows) => self.add_rows(e, &scope, layer, corrected, rows)?,
             None => corrected,
         };
         Ok(())
     }
 
-    /// The stream that layers compute, `[batch, sequence, hidden]`, out of a stack.
-    fn active(&self, e: &mut Emitter<'_>, scope: &str, stack: &str) -> String {
-        let active = self.altup.active as i64;
-        let [from, to, axis] = [active, active + 1, 2].map(|value| e.graph.ints(&[1], &[value]));
-        let one = e.graph.op(&format!("{scope}/active"), "Slice", &[stack, &from, &to, &axis]);
-        shaped(e, &format!("{scope}/active"), &one, &[self.arch.hidden])
+    /// The stream that layers compute, `[batch, sequence, hidden]`.
+    fn active(&self, e: &mut Emitter<'_>, scope: &Scope, stack: Tensor) -> Result<Tensor, CompileError> {
+        let (active, scope) = (self.altup.active, scope.child("active"));
+        let one = e.graph.slice(&scope, stack, 2, active, active + 1)?;
+        reshape_rows(e, &scope, one, &[self.arch.hidden])
     }
 
     /// A small weight `[rows, cols]`, transposed.
-    fn small(e: &mut Emitter<'_>, name: &str, (rows, cols): (usize, usize)) -> Result<String, CompileError> {
-        let weight = format!("{name}.weight");
+    fn transposed(
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Tensor, CompileError> {
+        let name = scope.parameter("weight");
         let all: Vec<usize> = (0..cols).collect();
-        e.tensor(&weight, &[cols, rows], |e| e.columns(&weight, (rows, cols), &all))
+        e.tensor(&name, &[cols, rows], |e| e.columns(&name, [rows, cols], &all))
     }
 
-    /// The names of a layer's router: its gain, over which the width divides, and its weight.
-    fn router(&self, e: &mut Emitter<'_>, index: usize) -> Result<[String; 2], CompileError> {
-        let hidden = self.arch.hidden;
-        let name = format!("layers.{index}.altup.router_norm.weight");
+    /// A layer's router: its gain, divided by the width, and its weight.
+    fn router(&self, e: &mut Emitter<'_>, layer: &Scope) -> Result<Router, CompileError> {
+        let (hidden, scope) = (self.arch.hidden, layer.child("altup"));
+        let name = scope.child("router_norm").parameter("weight");
         let gain = e.tensor(&name, &[hidden], |e| {
             let gain = e.values(&name, &[hidden])?;
             Ok(gain.into_iter().map(|gain| gain / hidden as f32).collect())
         })?;
-        let weight = Self::small(e, &format!("layers.{index}.altup.router"), (self.altup.streams, hidden))?;
-        Ok([gain, weight])
+        let weight = Self::transposed(e, &scope.child("router"), [self.altup.streams, hidden])?;
+        Ok(Router { gain, weight })
     }
 
-    /// What coefficients are made of: `x ── norm ── router ── Tanh`, `[batch, sequence, streams]`.
-    fn routed(&self, e: &mut Emitter<'_>, scope: &str, x: &str, [gain, weight]: &[String; 2]) -> String {
-        let attributes = [("axis", Attribute::Int(-1)), ("epsilon", self.carried.norm.epsilon.into())];
-        let scope = format!("{scope}/router");
-        let normed = e.graph.op_with(&scope, "SimplifiedLayerNormalization", &[x, gain], &attributes);
-        let routed = e.graph.op(&scope, "MatMul", &[&normed, weight]);
-        e.graph.op(&scope, "Tanh", &[&routed])
+    /// The input of coefficients: `x ── norm ── router ── Tanh`, `[batch, sequence, streams]`.
+    fn routed(
+        &self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        router: Router,
+        x: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let (g, scope) = (&mut e.graph, scope.child("router"));
+        let normed = g.rms_norm(&scope, x, router.gain, self.norms.stream.epsilon)?;
+        let routed = g.mat_mul(&scope, normed, router.weight)?;
+        Ok(g.tanh(&scope, routed)?)
     }
 
-    /// Every stream plus what the active one's router mixes of all of them.
+    /// Every stream plus a mix of all of them, by coefficients of the active one.
     ///
     /// ```text
     /// stack ─┬─ active ── router ── predict ─┬─ MatMul ── Add
     ///        └───────────────────────────────┴────────────┘
     /// ```
-    fn predict(
-        &self,
-        e: &mut Emitter<'_>,
-        index: usize,
-        router: &[String; 2],
-    ) -> Result<String, CompileError> {
-        let (scope, count) = (format!("/layers.{index}/altup/predict"), self.altup.streams);
-        let active = self.active(e, &format!("{scope}/before"), &self.stack);
-        let routed = self.routed(e, &scope, &active, router);
-        let weight = Self::small(e, &format!("layers.{index}.altup.predict"), (count * count, count))?;
-        let mixing = e.graph.op(&format!("{scope}/mixing"), "MatMul", &[&routed, &weight]);
-        let mixing = shaped(e, &format!("{scope}/mixing"), &mixing, &[count, count]);
-        let mixed = e.graph.op(&scope, "MatMul", &[&mixing, &self.stack]);
-        Ok(e.graph.op(&scope, "Add", &[&mixed, &self.stack]))
+    fn predict(&self, e: &mut Emitter<'_>, layer: &Scope, router: Router) -> Result<Tensor, CompileError> {
+        let (scope, count) = (layer.child("altup").child("predict"), self.altup.streams);
+        let active = self.active(e, &scope.child("before"), self.stack)?;
+        let routed = self.routed(e, &scope, router, active)?;
+        let weight = Self::transposed(e, &scope, [count * count, count])?;
+        let mixing = scope.child("mixing");
+        let coefficients = e.graph.mat_mul(&mixing, routed, weight)?;
+        let coefficients = reshape_rows(e, &mixing, coefficients, &[count, count])?;
+        let mixed = e.graph.mat_mul(&scope, coefficients, self.stack)?;
+        Ok(e.graph.add(&scope, mixed, self.stack)?)
     }
 
     /// ```text
@@ -240,45 +260,38 @@ impl<'a> Streams<'a> {
     fn compute(
         &self,
         e: &mut Emitter<'_>,
-        (index, layer): (usize, &DecoderLayer),
-        active: &str,
-        attend: impl FnOnce(&mut Emitter<'_>, &str) -> Result<String, CompileError>,
-    ) -> Result<String, CompileError> {
-        let Carried { norm, branch, shrink } = self.carried;
-        let at = |part: &str| at(index, part);
-        let (scope, weights) = at("attn_norm");
-        let normed = norm.of_rows(e, active, (&scope, &weights))?;
-        let laurel = self.laurel(e, index, &normed)?;
-        let attended = attend(e, &normed)?;
-        let (scope, weights) = at("attn_post_norm");
-        let attended = branch.of_branch(e, &attended, (&scope, &weights), shrink)?;
-        let (scope, _) = at("attn");
-        let gated = e.graph.op(&scope, "Add", &[active, &attended]);
-        let (scope, _) = at("laurel.sum");
-        let both = e.graph.op(&scope, "Add", &[&gated, &laurel]);
-        let x = scale(e, &scope, &both, 0.5f64.sqrt());
-        let (scope, weights) = at("mlp_norm");
-        let normed = norm.of_rows(e, &x, (&scope, &weights))?;
-        let (scope, weights) = at("mlp");
-        let fed = mlp::mlp(e, &normed, (&scope, &weights), norm.width, &layer.mlp)?;
-        let (post, weights) = at("mlp_post_norm");
-        let fed = branch.of_branch(e, &fed, (&post, &weights), shrink)?;
-        Ok(e.graph.op(&scope, "Add", &[&x, &fed]))
+        scope: &Scope,
+        layer: &DecoderLayer,
+        active: Tensor,
+        attend: impl FnOnce(&mut Emitter<'_>, Tensor) -> Result<Tensor, CompileError>,
+    ) -> Result<Tensor, CompileError> {
+        let StreamNorms { stream, branch, scale } = self.norms;
+        let normed = stream.apply(e, &scope.child("attn_norm"), active)?;
+        let laurel = self.laurel(e, &scope.child("laurel"), normed)?;
+        let attended = attend(e, normed)?;
+        let attended = branch.apply_scaled(e, &scope.child("attn_post_norm"), attended, scale)?;
+        let gated = e.graph.add(&scope.child("attn"), active, attended)?;
+        let sum = scope.child("laurel").child("sum");
+        let both = e.graph.add(&sum, gated, laurel)?;
+        let x = e.scale(&sum, both, 0.5f64.sqrt())?;
+        let normed = stream.apply(e, &scope.child("mlp_norm"), x)?;
+        let mlp_scope = scope.child("mlp");
+        let fed = mlp::mlp(e, &mlp_scope, normed, stream.width, &layer.mlp)?;
+        let fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;
+        Ok(e.graph.add(&mlp_scope, x, fed)?)
     }
 
     /// The learned residual: `x + norm(right(left(x)))`, as small as the stream is carried.
-    fn laurel(&self, e: &mut Emitter<'_>, index: usize, x: &str) -> Result<String, CompileError> {
-        let (scope, weights) = at(index, "laurel.left");
-        let narrow = project(e, x, (&scope, &weights), self.arch.hidden)?;
-        let (scope, weights) = at(index, "laurel.right");
-        let wide = project(e, &narrow, (&scope, &weights), self.altup.rank)?;
-        let (scope, weights) = at(index, "laurel.norm");
-        let normed = self.carried.branch.of_rows(e, &wide, (&scope, &weights))?;
-        let sum = e.graph.op(&scope, "Add", &[x, &normed]);
-        Ok(scale(e, &scope, &sum, f64::from(self.carried.shrink)))
+    fn laurel(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
+        let narrow = linear(e, &scope.child("left"), x, self.arch.hidden, Bias::Without)?;
+        let wide = linear(e, &scope.child("right"), narrow, self.altup.rank, Bias::Without)?;
+        let scope = scope.child("norm");
+        let normed = self.norms.branch.apply(e, &scope, wide)?;
+        let sum = e.graph.add(&scope, x, normed)?;
+        e.scale(&scope, sum, f64::from(self.norms.scale))
     }
 
-    /// What the layer computed differs from what was predicted; each stream takes a share of that.
+    /// Adds a share of the difference between the computed and the predicted stream to every stream.
     ///
     /// ```text
     /// computed ─┬─ router ── correct ── Add(1) ─┬─ Mul ── Add(predicted)
@@ -287,86 +300,83 @@ impl<'a> Streams<'a> {
     fn correct(
         &self,
         e: &mut Emitter<'_>,
-        (index, router): (usize, &[String; 2]),
-        predicted: &str,
-        (active, computed): (&str, &str),
-    ) -> Result<String, CompileError> {
-        let (scope, count) = (format!("/layers.{index}/altup/correct"), self.altup.streams);
-        let routed = self.routed(e, &scope, computed, router);
-        let weight = Self::small(e, &format!("layers.{index}.altup.correct"), (count, count))?;
-        let shares = e.graph.op(&format!("{scope}/shares"), "MatMul", &[&routed, &weight]);
+        layer: &Scope,
+        router: Router,
+        predicted: Tensor,
+        [active, computed]: [Tensor; 2],
+    ) -> Result<Tensor, CompileError> {
+        let (scope, count) = (layer.child("altup").child("correct"), self.altup.streams);
+        let routed = self.routed(e, &scope, router, computed)?;
+        let weight = Self::transposed(e, &scope, [count, count])?;
+        let shares_scope = scope.child("shares");
+        let shares = e.graph.mat_mul(&shares_scope, routed, weight)?;
         let one = e.number(1.0);
-        let shares = e.graph.op(&format!("{scope}/shares"), "Add", &[&shares, &one]);
-        let shares = shaped(e, &format!("{scope}/shares"), &shares, &[count, 1]);
-        let news = e.graph.op(&scope, "Sub", &[computed, active]);
-        let news = shaped(e, &format!("{scope}/news"), &news, &[1, self.arch.hidden]);
-        let shared = e.graph.op(&scope, "Mul", &[&news, &shares]);
-        Ok(e.graph.op(&scope, "Add", &[predicted, &shared]))
+        let shares = e.graph.add(&shares_scope, shares, one)?;
+        let shares = reshape_rows(e, &shares_scope, shares, &[count, 1])?;
+        let change = e.graph.sub(&scope, computed, active)?;
+        let change = reshape_rows(e, &scope.child("news"), change, &[1, self.arch.hidden])?;
+        let shared = e.graph.mul(&scope, change, shares)?;
+        Ok(e.graph.add(&scope, predicted, shared)?)
     }
 
     /// Adds the layer's rows, gated by the stream that it computed, to every stream but the first.
     ///
     /// ```text
-    /// stack ── Split ─┬─ first ───────────────────────────────────────────────────┬─ Concat
-    ///                 └─ others ──────────────────────────────────────── Add ─────┘
+    /// stack ── Split ─┬─ first ──────────────────────────────────────────────────┬─ Concat
+    ///                 └─ others ──────────────────────────────────────── Add ────┘
     /// active ── Mul(scale) ── gate ── act ── Mul(rows) ── proj ── norm ──┘
     /// ```
     fn add_rows(
         &self,
         e: &mut Emitter<'_>,
-        (index, layer): (usize, &DecoderLayer),
-        stack: String,
-        rows: &str,
-    ) -> Result<String, CompileError> {
-        let (hidden, Carried { norm: whole, shrink, .. }) = (self.arch.hidden, self.carried);
-        let (scope, _) = at(index, "per_layer");
-        let mut x = self.active(e, &scope, &stack);
+        layer_scope: &Scope,
+        layer: &DecoderLayer,
+        stack: Tensor,
+        rows: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let (hidden, StreamNorms { stream, scale, .. }) = (self.arch.hidden, self.norms);
+        let scope = layer_scope.child("per_layer");
+        let mut x = self.active(e, &scope, stack)?;
         if self.altup.scaled {
-            let gain = e.vector(&format!("layers.{index}.altup.scale.weight"), hidden)?;
-            x = e.graph.op(&format!("{scope}/scale"), "Mul", &[&x, &gain]);
+            let gain = e.vector(&layer_scope.child("altup").child("scale").parameter("weight"), hidden)?;
+            x = e.graph.mul(&scope.child("scale"), x, gain)?;
         }
-        let (gate, weights) = at(index, "per_layer.gate");
-        let gate = project(e, &x, (&gate, &weights), hidden)?;
-        let gate = scale(e, &format!("{scope}/gate"), &gate, f64::from(shrink).recip());
-        let gate = mlp::activation(e, &format!("{scope}/act"), &gate, layer.mlp.activation);
-        let gated = e.graph.op(&format!("{scope}/rows"), "Mul", &[&gate, rows]);
+        let gate_scope = scope.child("gate");
+        let gate = linear(e, &gate_scope, x, hidden, Bias::Without)?;
+        let gate = e.scale(&gate_scope, gate, f64::from(scale).recip())?;
+        let gate = mlp::activation(e, &scope.child("act"), gate, layer.mlp.activation)?;
+        let gated = e.graph.mul(&scope.child("rows"), gate, rows)?;
         let width = self.arch.per_layer.as_ref().map_or(0, |per_layer| per_layer.width);
-        let (wide, weights) = at(index, "per_layer.proj");
-        let wide = project(e, &gated, (&wide, &weights), width)?;
-        let (norm, weights) = at(index, "per_layer.norm");
-        let added = whole.of_branch(e, &wide, (&norm, &weights), shrink)?;
-        let added = shaped(e, &norm, &added, &[1, hidden]);
-        let parts = split_all(e, &format!("{scope}/streams"), &stack, 2, &[1, self.altup.streams - 1]);
-        let [first, others] = &parts[..] else { return Ok(stack) };
-        let others = e.graph.op(&scope, "Add", &[others, &added]);
-        let axis = [("axis", Attribute::Int(2))];
-        Ok(e.graph.op_with(&scope, "Concat", &[first, &others], &axis))
+        let wide = linear(e, &scope.child("proj"), gated, width, Bias::Without)?;
+        let norm = scope.child("norm");
+        let added = stream.apply_scaled(e, &norm, wide, scale)?;
+        let added = reshape_rows(e, &norm, added, &[1, hidden])?;
+        let sizes = [1, self.altup.streams - 1];
+        let [first, others] = e.graph.split_into(&scope.child("streams"), stack, 2, sizes)?;
+        let others = e.graph.add(&scope, others, added)?;
+        Ok(e.graph.concat(&scope, &[first, others], 2)?)
     }
 
-    /// One stream of all, `[batch, sequence, hidden]`, up to a factor that the last norm takes away: the first, and
-    /// projections of the others that are made as large as it is.
+    /// All streams in one, `[batch, sequence, hidden]`, up to a factor that the last norm removes: the first, and
+    /// projections of the others that are scaled to its size.
     ///
     /// ```text
     /// first ─────────────── unit norm ─┬─ Add
     /// others ── unembed ── unit norm ──┘
     /// ```
-    pub(crate) fn merged(self, e: &mut Emitter<'_>) -> Result<String, CompileError> {
-        let (hidden, count) = (self.arch.hidden, self.altup.streams);
-        let flat = self.flat(e);
-        let streams = split_all(e, "/altup/merge", &flat, 2, &vec![hidden; count]);
-        let shrink = self.carried.shrink;
-        let mut sum = String::new();
-        for (index, stream) in streams.iter().enumerate() {
-            let scope = format!("/altup/merge/{index}");
-            let unit = match index.checked_sub(1) {
-                None => unit_norm(e, stream, &scope, (hidden, self.carried.norm.epsilon))?,
-                Some(other) => {
-                    let place = (format!("/altup/unembed.{other}"), format!("altup.unembed.{other}"));
-                    let projected = project(e, stream, (&place.0, &place.1), hidden)?;
-                    unit_norm(e, &projected, &scope, (hidden, LEAST * shrink * shrink))?
-                }
-            };
-            sum = if index == 0 { unit } else { e.graph.op(&scope, "Add", &[&sum, &unit]) };
+    pub(crate) fn merged(&self, e: &mut Emitter<'_>) -> Result<Tensor, CompileError> {
+        let (hidden, count, scale) = (self.arch.hidden, self.altup.streams, self.norms.scale);
+        let flat = self.flat(e)?;
+        let merge = altup_scope().child("merge");
+        let streams = e.graph.split(&merge, flat, 2, &vec![hidden; count])?;
+        let [first, others @ ..] = &streams[..] else { return Ok(flat) };
+        let mut sum = unit_norm(e, &merge.child(0), *first, hidden, self.norms.stream.epsilon)?;
+        for (other, &stream) in others.iter().enumerate() {
+            let projection = altup_scope().child(format_args!("unembed.{other}"));
+            let projected = linear(e, &projection, stream, hidden, Bias::Without)?;
+            let scope = merge.child(other + 1);
+            let unit = unit_norm(e, &scope, projected, hidden, MIN_MEAN_SQUARE * scale * scale)?;
+            sum = e.graph.add(&scope, sum, unit)?;
         }
         Ok(sum)
     }

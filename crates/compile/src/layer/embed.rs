@@ -1,57 +1,60 @@
-//! Both ends of a decoder: the tables that the host looks tokens up in, and the head.
+//! Embeddings: the tables in which the host looks up rows of tokens, positions and segments.
 
-use narthex_graph::{Attribute, onnx::external::Place};
+use std::ops::Range;
+
+use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::{
     DType, Scheme,
     arch::{DecoderArch, PerLayer},
     manifest::{HostTable, TableEncoding, TableRole},
 };
 
-use super::{
-    linear::quantized_linear,
-    plain::{capped, reshape},
-};
 use crate::{
     emit::{Emitter, Quantized},
     error::CompileError,
-    quant::Storage,
 };
 
-/// Writes a table row by row, in the given element type.
-pub(crate) fn table(
-    e: &mut Emitter<'_>,
-    (role, name): (TableRole, &str),
-    (rows, cols): (usize, usize),
-    dtype: DType,
-) -> Result<HostTable, CompileError> {
-    table_from(e, (role, name), (0, rows, cols), dtype)
+/// The weight of a token table.
+pub(crate) const TOKEN_WEIGHT: &str = "embed.weight";
+
+/// A weight that becomes a table for the host.
+#[derive(Clone, Copy)]
+pub(crate) struct TableSource<'a> {
+    /// The role of the table.
+    pub(crate) role: TableRole,
+    /// The name of the weight.
+    pub(crate) weight: &'a str,
+    /// Rows and columns of the weight.
+    pub(crate) shape: [usize; 2],
 }
 
-/// Writes `rows` rows of a weight as a table, without those before `first`.
-pub(crate) fn table_from(
-    e: &mut Emitter<'_>,
-    (role, name): (TableRole, &str),
-    (first, rows, cols): (usize, usize, usize),
-    dtype: DType,
-) -> Result<HostTable, CompileError> {
-    let all = first + rows;
-    let place = e.rows(name, (all, first..all, cols), dtype)?;
-    Ok(HostTable { role, rows, cols, encoding: TableEncoding::Plain { dtype, data: e.range(place) } })
-}
+impl TableSource<'_> {
+    /// Writes the table row by row in an element type.
+    pub(crate) fn write(self, e: &mut Emitter<'_>, dtype: DType) -> Result<HostTable, CompileError> {
+        self.write_rows(e, 0..self.shape[0], dtype)
+    }
 
-/// Writes the per-layer table: in blocks of 8 bits where the plan has it so.
-pub(crate) fn per_layer_table(
-    e: &mut Emitter<'_>,
-    layers: usize,
-    per_layer: &PerLayer,
-) -> Result<HostTable, CompileError> {
-    let (role, name) = (TableRole::PerLayer, "per_layer.embed.weight");
-    let (rows, cols) = (per_layer.vocab, layers * per_layer.width);
-    match e.plan.get(name).map(|planned| planned.storage) {
-        None => table(e, (role, name), (rows, cols), table_dtype(e.recipe.scheme)),
-        Some(storage) => {
-            let weight = e.quantize(&[name.to_owned()], cols, storage)?;
-            Ok(HostTable { role, rows, cols, encoding: blocks(e, &weight) })
+    /// Writes some rows of the weight as the table.
+    pub(crate) fn write_rows(
+        self,
+        e: &mut Emitter<'_>,
+        rows: Range<usize>,
+        dtype: DType,
+    ) -> Result<HostTable, CompileError> {
+        let place = e.rows(self.weight, self.shape, rows.clone(), dtype)?;
+        let encoding = TableEncoding::Plain { dtype, data: e.range(place) };
+        Ok(HostTable { role: self.role, rows: rows.len(), cols: self.shape[1], encoding })
+    }
+
+    /// Writes the table in the blocks that the plan gives its weight, if they fit its rows, or in the usual element type.
+    pub(crate) fn write_planned(self, e: &mut Emitter<'_>) -> Result<HostTable, CompileError> {
+        let [rows, cols] = self.shape;
+        match e.plan.get(self.weight).map(|planned| planned.storage) {
+            Some(storage) if cols.is_multiple_of(e.recipe.block) => {
+                let weight = e.quantize(&[self.weight.to_owned()], cols, storage)?;
+                Ok(HostTable { role: self.role, rows, cols, encoding: blocks(e, &weight) })
+            }
+            _ => self.write(e, table_dtype(e.recipe.scheme)),
         }
     }
 }
@@ -61,111 +64,7 @@ pub(crate) fn table_dtype(scheme: Scheme) -> DType {
     if scheme == Scheme::F32 { DType::F32 } else { DType::F16 }
 }
 
-/// The head `rows [rows, hidden]` → logits `[rows, tokens]`, and the token table.
-///
-/// A tied model has one table for both: quantised blocks that the head multiplies with and the host reads rows of. Where
-/// the head has lost tokens, it has blocks of its own beside them.
-pub(crate) fn head(
-    e: &mut Emitter<'_>,
-    rows: &str,
-    arch: &DecoderArch,
-    logits: &str,
-) -> Result<HostTable, CompileError> {
-    let (name, tokens) = (arch.head_weight(), arch.head_rows());
-    let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
-    if let Some(dtype) = storage.plain() {
-        return plain_head(e, rows, (arch, dtype), logits);
-    }
-    let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
-    let out = match e.scaling.head_outliers() {
-        [] => quantized_linear(e, rows, ("/head", tokens, arch.hidden), &weight, None),
-        outliers => split_head(e, rows, (name, tokens, arch.hidden), &weight, outliers)?,
-    };
-    name_logits(e, out, arch, logits);
-    token_table(e, arch)
-}
-
-/// Writes the token table beside a quantised head: in the same blocks where the model ties them.
-fn token_table(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<HostTable, CompileError> {
-    let (role, name, rows, cols) = (TableRole::Token, "embed.weight", arch.vocab, arch.hidden);
-    match e.plan.get(name).map(|planned| planned.storage) {
-        Some(storage) if cols.is_multiple_of(e.recipe.block) => {
-            let weight = e.quantize(&[name.to_owned()], cols, storage)?;
-            Ok(HostTable { role, rows, cols, encoding: blocks(e, &weight) })
-        }
-        _ => table(e, (role, name), (rows, cols), table_dtype(e.recipe.scheme)),
-    }
-}
-
-/// Embedded tokens as the first layer takes them.
-pub(crate) fn scaled(e: &mut Emitter<'_>, embeds: String, scale: f32) -> String {
-    if scale == 1.0 {
-        return embeds;
-    }
-    let scale = e.number(f64::from(scale));
-    e.graph.op("/embed", "Mul", &[&embeds, &scale])
-}
-
-/// The head alone, over a weight that [`head`] wrote: `rows [1, rows, hidden]` → `[1, rows, tokens]`.
-pub(crate) fn head_only(
-    e: &mut Emitter<'_>,
-    rows: &str,
-    arch: &DecoderArch,
-    logits: &str,
-) -> Result<(), CompileError> {
-    let (name, tokens) = (arch.head_weight(), arch.head_rows());
-    let storage = e.plan.get(name).map_or(Storage::F32, |planned| planned.storage);
-    let out = match storage.plain() {
-        Some(dtype) => {
-            let weight = head_weight(e, arch, dtype)?;
-            of_rows(e, "/head", rows, &weight, (tokens, arch.hidden))
-        }
-        None => {
-            let weight = e.quantize(&[name.to_owned()], arch.hidden, storage)?;
-            quantized_linear(e, rows, ("/head", tokens, arch.hidden), &weight, None)
-        }
-    };
-    name_logits(e, out, arch, logits);
-    Ok(())
-}
-
-/// Bounds what the head gives, where the model does, and calls it by its name.
-fn name_logits(e: &mut Emitter<'_>, mut out: String, arch: &DecoderArch, logits: &str) {
-    if let Some(cap) = arch.logit_cap {
-        out = capped(e, "/head/cap", &out, cap);
-    }
-    e.graph.rename(&out, logits);
-}
-
-/// A head whose few largest input channels go past the rounding of activations; the blocks round the others.
-///
-/// ```text
-/// rows ─┬─ Mul(1, for an outlier 0) ── MatMulNBits ─┐
-///       └─ Gather(outliers) ── MatMul ──────────────┴─ Add
-/// ```
-fn split_head(
-    e: &mut Emitter<'_>,
-    rows: &str,
-    (name, vocab, hidden): (&str, usize, usize),
-    weight: &Quantized,
-    outliers: &[usize],
-) -> Result<String, CompileError> {
-    let mut keep = vec![1.0; hidden];
-    outliers.iter().for_each(|&channel| keep[channel] = 0.0);
-    let keep = e.tensor("/head/keep", &[hidden], |_| Ok(keep))?;
-    let kept = e.graph.op("/head/kept", "Mul", &[rows, &keep]);
-    let blocks = quantized_linear(e, &kept, ("/head", vocab, hidden), weight, None);
-    let shape = [outliers.len(), vocab];
-    let columns = |e: &Emitter<'_>| e.columns(name, (vocab, hidden), outliers);
-    let columns = e.tensor("/head/outliers/weight", &shape, columns)?;
-    let channels: Vec<i64> = outliers.iter().map(|&channel| channel as i64).collect();
-    let channels = e.graph.ints(&[outliers.len()], &channels);
-    let axis = [("axis", Attribute::Int(1))];
-    let exact = e.graph.op_with("/head/outliers", "Gather", &[rows, &channels], &axis);
-    let exact = e.graph.op("/head/outliers", "MatMul", &[&exact, &columns]);
-    Ok(e.graph.op("/head", "Add", &[&blocks, &exact]))
-}
-
+/// A table of a weight in blocks.
 pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
     TableEncoding::W8 {
         block: e.recipe.block,
@@ -174,47 +73,30 @@ pub(crate) fn blocks(e: &Emitter<'_>, weight: &Quantized) -> TableEncoding {
     }
 }
 
-/// A head whose weight is not in blocks, and the token table, which is the weight too where the model ties them.
-fn plain_head(
+/// The token table of a decoder.
+pub(crate) fn token_table(arch: &DecoderArch) -> TableSource<'static> {
+    TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape: [arch.vocab, arch.hidden] }
+}
+
+/// The table of per-layer embeddings.
+pub(crate) fn per_layer_table(layers: usize, per_layer: &PerLayer) -> TableSource<'static> {
+    let shape = [per_layer.vocab, layers * per_layer.width];
+    TableSource { role: TableRole::PerLayer, weight: "per_layer.embed.weight", shape }
+}
+
+/// The table of learned positions.
+pub(crate) fn position_table(arch: &DecoderArch) -> TableSource<'static> {
+    let shape = [arch.context, arch.hidden];
+    TableSource { role: TableRole::Position, weight: "position.weight", shape }
+}
+
+/// Embedded tokens as the first layer reads them: multiplied by the decoder's factor, and by the stream's scale.
+pub(crate) fn scaled(
     e: &mut Emitter<'_>,
-    rows: &str,
-    (arch, dtype): (&DecoderArch, DType),
-    logits: &str,
-) -> Result<HostTable, CompileError> {
-    let shape = (arch.vocab, arch.hidden);
-    let token = table(e, (TableRole::Token, "embed.weight"), shape, dtype)?;
-    if let ("embed.weight", TableEncoding::Plain { data, .. }) = (arch.head_weight(), &token.encoding) {
-        e.once(HEAD, dtype, |_| Ok(Place { offset: data.offset, length: data.length }))?;
-    }
-    let weight = head_weight(e, arch, dtype)?;
-    let out = product(e, "/head", rows, &weight);
-    name_logits(e, out, arch, logits);
-    Ok(token)
-}
-
-/// The head's weight where it is not in blocks.
-const HEAD: &str = "/head/weight";
-
-/// The head's weight `[tokens, hidden]`, stored in this type.
-fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<String, CompileError> {
-    let (rows, cols) = (arch.head_rows(), arch.hidden);
-    e.stored(HEAD, dtype, &[rows, cols], |e| e.rows("head.weight", (rows, 0..rows, cols), dtype))
-}
-
-/// `x [rows, cols]` by a weight `[width, cols]`.
-pub(crate) fn product(e: &mut Emitter<'_>, scope: &str, x: &str, weight: &str) -> String {
-    e.graph.op_with(scope, "Gemm", &[x, weight], &[("transB", Attribute::Int(1))])
-}
-
-/// `x [1, 1, cols]` by a weight `[width, cols]`, as `[1, 1, width]`.
-pub(crate) fn of_rows(
-    e: &mut Emitter<'_>,
-    scope: &str,
-    x: &str,
-    weight: &str,
-    (width, cols): (usize, usize),
-) -> String {
-    let row = reshape(e, &format!("{scope}/row"), x, &[1, cols]);
-    let out = product(e, scope, &row, weight);
-    reshape(e, &format!("{scope}/rows"), &out, &[1, 1, width])
+    embeds: Tensor,
+    arch: &DecoderArch,
+    stream_scale: f32,
+) -> Result<Tensor, CompileError> {
+    let factor = arch.embed_scale.unwrap_or(1.0) * stream_scale;
+    e.scale(&Scope::root().child("embed"), embeds, f64::from(factor))
 }

@@ -1,6 +1,6 @@
 //! Linear layers, in the storage that the plan gives their weights.
 
-use narthex_graph::{Attribute, build::NodeSpec, graph::MICROSOFT};
+use narthex_graph::typed::{MatMulNBits, Scope, Tensor};
 use narthex_spec::DType;
 
 use crate::{
@@ -9,19 +9,19 @@ use crate::{
     quant::Storage,
 };
 
-/// A linear layer over the last dimension; several weights are stacked into one.
-pub(crate) struct Linear<'a> {
-    /// Path of its nodes.
-    pub(crate) scope: &'a str,
-    /// Canonical names of its weights without `.weight`, stacked in this order.
-    pub(crate) parts: &'a [String],
+/// Several linear layers over the same rows, as one product: their weights are stacked.
+pub(crate) struct StackedLinear<'a> {
+    /// The path of the nodes.
+    pub(crate) scope: &'a Scope,
+    /// The layers whose weights are stacked, in this order.
+    pub(crate) parts: &'a [Scope],
     /// Inputs.
     pub(crate) cols: usize,
-    /// Whether each part has a bias.
+    /// Biases of the layers.
     pub(crate) bias: Bias,
 }
 
-/// Whether a linear layer adds a bias.
+/// Presence of a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
     Without,
@@ -34,38 +34,55 @@ impl From<bool> for Bias {
     }
 }
 
-/// Adds a linear layer to `x [.., cols]`; gives `[.., rows]`.
+/// Adds the linear layer of a scope: `x [.., cols]` → `[.., rows]`.
+pub(crate) fn linear(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    cols: usize,
+    bias: Bias,
+) -> Result<Tensor, CompileError> {
+    stacked_linear(e, x, &StackedLinear { scope, parts: std::slice::from_ref(scope), cols, bias })
+}
+
+/// Adds several linear layers as one: `x [.., cols]` → `[.., rows]`, with the rows of the parts side by side.
 ///
 /// ```text
 /// quantised, f32:  x ── MatMulNBits(quants, Cast(scales), zeros, bias)
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
 /// plain:           x ── MatMul(weight, or Cast(weight)) ── Add(bias)
 /// ```
-pub(crate) fn linear(e: &mut Emitter<'_>, x: &str, spec: &Linear<'_>) -> Result<String, CompileError> {
-    let names: Vec<String> = spec.parts.iter().map(|part| format!("{part}.weight")).collect();
-    let rows = e.stacked_rows(&names);
-    let first = names.first().and_then(|name| e.plan.get(name));
-    let storage = first.map_or(Storage::F32, |planned| planned.storage);
-    let bias = match spec.bias {
-        Bias::With => Some(stacked_bias(e, spec)?),
+pub(crate) fn stacked_linear(
+    e: &mut Emitter<'_>,
+    x: Tensor,
+    layer: &StackedLinear<'_>,
+) -> Result<Tensor, CompileError> {
+    let names: Vec<String> = layer.parts.iter().map(|part| part.parameter("weight")).collect();
+    let shape = [e.stacked_rows(&names), layer.cols];
+    let storage =
+        names.first().and_then(|name| e.plan.get(name)).map_or(Storage::F32, |weight| weight.storage);
+    let bias = match layer.bias {
+        Bias::With => Some(stacked_bias(e, layer)?),
         Bias::Without => None,
     };
-    if let Some(dtype) = storage.plain() {
-        return plain_linear(e, x, spec, (&names, dtype), bias);
+    match storage.plain() {
+        Some(dtype) => plain_linear(e, x, layer, &names, dtype, bias),
+        None => {
+            let weight = e.quantize(&names, layer.cols, storage)?;
+            quantized_linear(e, layer.scope, x, shape, &weight, bias)
+        }
     }
-    let quantized = e.quantize(&names, spec.cols, storage)?;
-    Ok(quantized_linear(e, x, (spec.scope, rows, spec.cols), &quantized, bias.as_deref()))
 }
 
-fn stacked_bias(e: &mut Emitter<'_>, spec: &Linear<'_>) -> Result<String, CompileError> {
-    let rows = |e: &Emitter<'_>, part: &String| e.plan.get(&format!("{part}.weight")).map_or(0, |w| w.rows);
-    let length = spec.parts.iter().map(|part| rows(e, part)).sum();
-    e.tensor(&format!("{}/bias", spec.scope), &[length], |e| {
+fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor, CompileError> {
+    let rows = |e: &Emitter<'_>, part: &Scope| e.plan.get(&part.parameter("weight")).map_or(0, |w| w.rows);
+    let length = layer.parts.iter().map(|part| rows(e, part)).sum();
+    e.tensor(&layer.scope.node("bias"), &[length], |e| {
         let mut values = Vec::with_capacity(length);
-        for part in spec.parts {
-            let mut bias = e.values(&format!("{part}.bias"), &[rows(e, part)])?;
-            // What divides a weight's rows divides their bias.
-            e.scaling.divide(&format!("{part}.weight"), &mut bias);
+        for part in layer.parts {
+            let mut bias = e.values(&part.parameter("bias"), &[rows(e, part)])?;
+            // The divisors of a weight's rows divide its bias too.
+            e.scaling.divide(&part.parameter("weight"), &mut bias);
             values.extend(bias);
         }
         Ok(values)
@@ -74,68 +91,52 @@ fn stacked_bias(e: &mut Emitter<'_>, spec: &Linear<'_>) -> Result<String, Compil
 
 fn plain_linear(
     e: &mut Emitter<'_>,
-    x: &str,
-    spec: &Linear<'_>,
-    (names, dtype): (&[String], DType),
-    bias: Option<String>,
-) -> Result<String, CompileError> {
-    let name = format!("{}/weight", spec.scope);
+    x: Tensor,
+    layer: &StackedLinear<'_>,
+    names: &[String],
+    dtype: DType,
+    bias: Option<Tensor>,
+) -> Result<Tensor, CompileError> {
     let dtype = if e.compute == DType::F16 { DType::F16 } else { dtype };
-    let shape = [spec.cols, e.stacked_rows(names)];
-    let weight = e.stored(&name, dtype, &shape, |e| e.transposed(names, spec.cols, dtype))?;
-    let product = e.graph.op(spec.scope, "MatMul", &[x, &weight]);
+    let shape = [layer.cols, e.stacked_rows(names)];
+    let write = |e: &mut Emitter<'_>| e.transposed(names, layer.cols, dtype);
+    let weight = e.stored(&layer.scope.child("weight"), dtype, &shape, write)?;
+    let product = e.graph.mat_mul(layer.scope, x, weight)?;
     Ok(match bias {
-        Some(bias) => e.graph.op(spec.scope, "Add", &[&product, &bias]),
+        Some(bias) => e.graph.add(layer.scope, product, bias)?,
         None => product,
     })
 }
 
-/// Adds a linear layer whose weight `[rows, cols]` is quantised already.
+/// Adds a linear layer whose weight `[rows, cols]` is quantised and written.
 pub(crate) fn quantized_linear(
     e: &mut Emitter<'_>,
-    x: &str,
-    (scope, rows, cols): (&str, usize, usize),
+    scope: &Scope,
+    x: Tensor,
+    [rows, cols]: [usize; 2],
     weight: &Quantized,
-    bias: Option<&str>,
-) -> String {
+    bias: Option<Tensor>,
+) -> Result<Tensor, CompileError> {
     let bits: usize = if weight.storage == Storage::W4 { 4 } else { 8 };
     let block = e.recipe.block;
     let blocks = cols.div_ceil(block);
-    let quants =
-        e.external(&format!("{scope}/quants"), DType::U8, &[rows, blocks, block * bits / 8], weight.quants);
-    let scales = e.external(&format!("{scope}/scales"), DType::F16, &[rows, blocks], weight.scales);
-    let zeros = match weight.zeros {
-        Some(place) => {
-            e.external(&format!("{scope}/zeros"), DType::U8, &[rows, (blocks * bits).div_ceil(8)], place)
-        }
-        None => String::new(),
-    };
-    let mut attributes = vec![
-        ("K", Attribute::from(cols)),
-        ("N", rows.into()),
-        ("bits", bits.into()),
-        ("block_size", block.into()),
-    ];
-    let name = format!("{scope}/MatMulNBits");
-    let add = |e: &mut Emitter<'_>, inputs: &[&str], attributes: &[(&str, Attribute)]| {
-        let inputs = inputs.strip_suffix(&[""]).unwrap_or(inputs);
-        let spec = NodeSpec { name: &name, op: "MatMulNBits", domain: MICROSOFT, inputs, attributes };
-        e.graph.node(spec)
-    };
+    let quants_shape = [rows, blocks, block * bits / 8];
+    let quants = e.external(&scope.node("quants"), DType::U8, &quants_shape, weight.quants);
+    let scales = e.external(&scope.node("scales"), DType::F16, &[rows, blocks], weight.scales);
+    let zeros_shape = [rows, (blocks * bits).div_ceil(8)];
+    let zeros = weight.zeros.map(|place| e.external(&scope.node("zeros"), DType::U8, &zeros_shape, place));
+    let product =
+        MatMulNBits { x, quants, scales, zeros, bias: None, rows, cols, bits, block, accuracy_level: None };
     if e.compute == DType::F16 {
         // NPUs take no bias here, and compute in the activations' own type.
-        let product = add(e, &[x, &quants, &scales, &zeros], &attributes);
-        return match bias {
-            Some(bias) => e.graph.op(scope, "Add", &[&product, bias]),
+        let product = e.graph.mat_mul_n_bits(scope, &product)?;
+        return Ok(match bias {
+            Some(bias) => e.graph.add(scope, product, bias)?,
             None => product,
-        };
+        });
     }
-    // The file keeps f16 scales, which both variants share; ONNX Runtime folds this cast when it loads the graph.
-    let scales =
-        e.graph.op_with(&format!("{scope}/scales"), "Cast", &[&scales], &[("to", Attribute::Int(1))]);
-    attributes.push(("accuracy_level", i64::from(e.recipe.accuracy_level).into()));
-    match bias {
-        Some(bias) => add(e, &[x, &quants, &scales, &zeros, "", bias], &attributes),
-        None => add(e, &[x, &quants, &scales, &zeros], &attributes),
-    }
+    // Both variants share the f16 scales of the file; ONNX Runtime folds the cast when it loads the graph.
+    let scales = e.graph.cast(&scope.child("scales"), scales, DType::F32)?;
+    let accuracy_level = Some(i64::from(e.recipe.accuracy_level));
+    Ok(e.graph.mat_mul_n_bits(scope, &MatMulNBits { scales, bias, accuracy_level, ..product })?)
 }

@@ -1,71 +1,67 @@
-//! Feed-forward parts.
+//! Feed-forward networks.
 
-use narthex_graph::Attribute;
+use narthex_graph::typed::{Reduction, Scope, Tensor};
 use narthex_spec::{
     Pass,
     arch::{Activation, Mlp},
 };
 
-use super::{
-    linear::{Linear, linear},
-    plain,
-};
+use super::linear::{StackedLinear, linear, stacked_linear};
 use crate::{emit::Emitter, error::CompileError};
 
-/// A feed-forward part.
+/// A feed-forward network over rows of `width` elements.
 ///
 /// ```text
-/// gated:    x ─┬─ gate_proj ── (cut off) ── act ─┐
-///              └─ up_proj ───────────────────────┴─ Mul ── down_proj
-/// grouped:  x ─── gate_up_proj ─┬─ (cut off) ── act ─┐
-///                               └────────────────────┴─ Mul ── down_proj
-/// plain:    x ─── up_proj ── (cut off) ── act ─── down_proj
+/// gated:    x ─┬─ gate_proj ── (cutoff) ── act ─┐
+///              └─ up_proj ──────────────────────┴─ Mul ── down_proj
+/// grouped:  x ─── gate_up_proj ─┬─ (cutoff) ── act ─┐
+///                               └───────────────────┴─ Mul ── down_proj
+/// plain:    x ─── up_proj ── (cutoff) ── act ─── down_proj
 /// ```
 pub(crate) fn mlp(
     e: &mut Emitter<'_>,
-    x: &str,
-    (scope, weights): (&str, &str),
+    scope: &Scope,
+    x: Tensor,
     width: usize,
     mlp: &Mlp,
-) -> Result<String, CompileError> {
-    let project = |e: &mut Emitter<'_>, part: &str, x: &str, cols: usize| {
-        let scope = format!("{scope}/{part}");
-        let parts = [format!("{weights}.{part}")];
-        linear(e, x, &Linear { scope: &scope, parts: &parts, cols, bias: mlp.bias.into() })
-    };
+) -> Result<Tensor, CompileError> {
+    let bias = mlp.bias.into();
     let hidden = if mlp.gated {
         let [gate, up] = if e.recipe.passes.contains(&Pass::GroupedProjections) {
-            let scope = format!("{scope}/gate_up_proj");
-            let parts = ["gate_proj", "up_proj"].map(|part| format!("{weights}.{part}"));
-            let both =
-                linear(e, x, &Linear { scope: &scope, parts: &parts, cols: width, bias: mlp.bias.into() })?;
-            plain::split(e, &scope, &both, 2, &[mlp.inner; 2])
+            let both = scope.child("gate_up_proj");
+            let parts = ["gate_proj", "up_proj"].map(|part| scope.child(part));
+            let rows =
+                stacked_linear(e, x, &StackedLinear { scope: &both, parts: &parts, cols: width, bias })?;
+            e.graph.split_into(&both, rows, 2, [mlp.inner; 2])?
         } else {
-            [project(e, "gate_proj", x, width)?, project(e, "up_proj", x, width)?]
+            [
+                linear(e, &scope.child("gate_proj"), x, width, bias)?,
+                linear(e, &scope.child("up_proj"), x, width, bias)?,
+            ]
         };
         let gate = activated(e, scope, gate, mlp)?;
-        e.graph.op(scope, "Mul", &[&gate, &up])
+        e.graph.mul(scope, gate, up)?
     } else {
-        let up = project(e, "up_proj", x, width)?;
+        let up = linear(e, &scope.child("up_proj"), x, width, bias)?;
         activated(e, scope, up, mlp)?
     };
-    project(e, "down_proj", &hidden, mlp.inner)
+    linear(e, &scope.child("down_proj"), hidden, mlp.inner, bias)
 }
 
-/// The activation of what is above the cutoff, where there is one.
-fn activated(e: &mut Emitter<'_>, scope: &str, x: String, mlp: &Mlp) -> Result<String, CompileError> {
+/// The activation, of the part above the cutoff where there is one.
+fn activated(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, mlp: &Mlp) -> Result<Tensor, CompileError> {
     let x = match mlp.cutoff {
-        Some(cutoff) => above(e, &format!("{scope}/cutoff"), &x, (mlp.inner, cutoff))?,
+        Some(cutoff) => above(e, &scope.child("cutoff"), x, mlp.inner, cutoff)?,
         None => x,
     };
-    Ok(activation(e, &format!("{scope}/act"), &x, mlp.activation))
+    activation(e, &scope.child("act"), x, mlp.activation)
 }
 
-/// What is added to the variance that a cutoff is measured in, so that a row of one number has none.
+/// Added to the variance that a cutoff is measured in, so that a constant row has none.
 const VARIANCE_EPSILON: f32 = 1e-6;
 
-/// `max(x - mean - cutoff · deviation, 0)`, without a square that half precision might not hold: a row's deviation is the
-/// mean of `x` times `x` normalised.
+/// `max(x - mean - cutoff · deviation, 0)`, without a square that half precision might not hold: the deviation of a row is
+/// the mean of `x` times `x` normalised.
 ///
 /// ```text
 /// x ─┬─ LayerNormalization ─┬─ Sub(cutoff) ── Relu ─┐
@@ -73,33 +69,38 @@ const VARIANCE_EPSILON: f32 = 1e-6;
 /// ```
 fn above(
     e: &mut Emitter<'_>,
-    scope: &str,
-    x: &str,
-    (width, cutoff): (usize, f32),
-) -> Result<String, CompileError> {
-    let ones = e.tensor(&format!("{scope}/ones"), &[width], |_| Ok(vec![1.0; width]))?;
-    let attributes = [("axis", Attribute::Int(-1)), ("epsilon", VARIANCE_EPSILON.into())];
-    let normed = e.graph.op_with(scope, "LayerNormalization", &[x, &ones], &attributes);
-    let product = e.graph.op(&format!("{scope}/deviation"), "Mul", &[x, &normed]);
-    let last = e.graph.ints(&[1], &[-1]);
-    let deviation = e.graph.op(&format!("{scope}/deviation"), "ReduceMean", &[&product, &last]);
+    scope: &Scope,
+    x: Tensor,
+    width: usize,
+    cutoff: f32,
+) -> Result<Tensor, CompileError> {
+    let ones = e.ones(&scope.node("ones"), width)?;
+    let normed = e.graph.layer_norm(scope, x, ones, None, VARIANCE_EPSILON)?;
+    let deviation = scope.child("deviation");
+    let product = e.graph.mul(&deviation, x, normed)?;
+    let deviation = e.graph.reduce(&deviation, Reduction::Mean, product, -1)?;
     let cutoff = e.number(f64::from(cutoff));
-    let over = e.graph.op(scope, "Sub", &[&normed, &cutoff]);
-    let kept = e.graph.op(scope, "Relu", &[&over]);
-    Ok(e.graph.op(scope, "Mul", &[&kept, &deviation]))
+    let over = e.graph.sub(scope, normed, cutoff)?;
+    let over = e.graph.relu(scope, over)?;
+    Ok(e.graph.mul(scope, over, deviation)?)
 }
 
-/// SiLU is `Sigmoid` and `Mul`, which ONNX Runtime fuses; the others are one node.
-pub(crate) fn activation(e: &mut Emitter<'_>, scope: &str, x: &str, activation: Activation) -> String {
-    let gelu = |approximate: &str| [("approximate", Attribute::String(approximate.to_owned()))];
-    match activation {
+/// An activation. SiLU is `Sigmoid` and `Mul`, which ONNX Runtime fuses; the others are one node.
+pub(crate) fn activation(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    activation: Activation,
+) -> Result<Tensor, CompileError> {
+    let g = &mut e.graph;
+    Ok(match activation {
         Activation::Silu => {
-            let sigmoid = e.graph.op(scope, "Sigmoid", &[x]);
-            e.graph.op(scope, "Mul", &[x, &sigmoid])
+            let sigmoid = g.sigmoid(scope, x)?;
+            g.mul(scope, x, sigmoid)?
         }
-        Activation::Gelu => e.graph.op_with(scope, "Gelu", &[x], &gelu("none")),
-        Activation::GeluTanh => e.graph.op_with(scope, "Gelu", &[x], &gelu("tanh")),
-        Activation::Relu => e.graph.op(scope, "Relu", &[x]),
-        Activation::Tanh => e.graph.op(scope, "Tanh", &[x]),
-    }
+        Activation::Gelu => g.gelu(scope, x, "none")?,
+        Activation::GeluTanh => g.gelu(scope, x, "tanh")?,
+        Activation::Relu => g.relu(scope, x)?,
+        Activation::Tanh => g.tanh(scope, x)?,
+    })
 }

@@ -1,13 +1,23 @@
 //! Parts of a transformer as free functions that add nodes; a drawing stands above each that adds several.
 //!
-//! They read the architecture and never ask which family or device it is.
+//! They read the architecture and never ask for the family or the device.
 
 pub(crate) mod altup;
 pub(crate) mod attention;
 pub(crate) mod embed;
+pub(crate) mod encoder_attention;
+pub(crate) mod encoder_head;
+pub(crate) mod group_query_attention;
+pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
-pub(crate) mod plain;
 pub(crate) mod rope;
-pub(crate) mod task;
+pub(crate) mod scaled_dot_product_attention;
+
+use narthex_graph::typed::Scope;
+
+/// The path of a layer.
+pub(crate) fn layer_scope(index: usize) -> Scope {
+    Scope::root().child(format_args!("layers.{index}"))
+}

@@ -1,31 +1,18 @@
-//! Normalisation, alone and together with the residual addition before it.
+//! Normalisation, and the residual stream with the norms over it.
 
-use narthex_graph::{Attribute, build::NodeSpec, graph::MICROSOFT};
+use narthex_graph::typed::{Scope, SkipNorm, Tensor};
 use narthex_spec::arch::{DecoderArch, NormKind, QkNorm};
 
 use crate::{emit::Emitter, error::CompileError};
 
-/// RMS norm over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467).
-pub(crate) fn rms_norm(
-    e: &mut Emitter<'_>,
-    x: &str,
-    (scope, weight): (&str, &str),
-    width: usize,
-    epsilon: f32,
-) -> Result<String, CompileError> {
-    let gain = e.vector(weight, width)?;
-    let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
-    Ok(e.graph.op_with(scope, "SimplifiedLayerNormalization", &[x, &gain], &attributes))
-}
-
-/// The norms over a residual stream.
+/// A norm over rows; its gain and bias are those of the scope that it is applied in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Norm {
     /// Kind.
     pub(crate) kind: NormKind,
-    /// Width of the stream.
+    /// Elements of a row.
     pub(crate) width: usize,
-    /// Epsilon.
+    /// Added to the variance.
     pub(crate) epsilon: f32,
 }
 
@@ -35,221 +22,236 @@ impl Norm {
         Self { kind: arch.norm, width: arch.hidden, epsilon: arch.norm_epsilon }
     }
 
-    /// A norm of `x`; `weights` names gain and bias without their leaf.
-    pub(crate) fn of_rows(
-        self,
-        e: &mut Emitter<'_>,
-        x: &str,
-        (scope, weights): (&str, &str),
-    ) -> Result<String, CompileError> {
+    /// The norm of `x`.
+    pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
         match self.kind {
-            NormKind::Rms => rms_norm(e, x, (scope, &format!("{weights}.weight")), self.width, self.epsilon),
-            NormKind::Layer => layer_norm(e, x, (scope, weights), self.width, self.epsilon),
+            NormKind::Rms => rms_norm(e, scope, x, self.width, self.epsilon),
+            NormKind::Layer => {
+                let [gain, bias] = gain_and_bias(e, scope, self.width)?;
+                Ok(e.graph.layer_norm(scope, x, gain, Some(bias), self.epsilon)?)
+            }
         }
     }
-}
 
-impl Norm {
-    /// A norm of a branch; where there is a factor, it is an RMS norm, and its gain is multiplied with it.
-    pub(crate) fn of_branch(
+    /// The norm of `x` with a gain multiplied by a factor, which must be 1 unless it is an RMS norm.
+    pub(crate) fn apply_scaled(
         self,
         e: &mut Emitter<'_>,
-        x: &str,
-        (scope, weights): (&str, &str),
+        scope: &Scope,
+        x: Tensor,
         factor: f32,
-    ) -> Result<String, CompileError> {
+    ) -> Result<Tensor, CompileError> {
         if factor == 1.0 {
-            return self.of_rows(e, x, (scope, weights));
+            return self.apply(e, scope, x);
         }
-        let name = format!("{weights}.weight");
         let values = |e: &Emitter<'_>| {
-            let gain = e.values(&name, &[self.width])?;
+            let gain = e.values(&scope.parameter("weight"), &[self.width])?;
             Ok(gain.into_iter().map(|gain| gain * factor).collect())
         };
-        let gain = e.tensor(&format!("{scope}/gain"), &[self.width], values)?;
-        let attributes = [("axis", Attribute::Int(-1)), ("epsilon", self.epsilon.into())];
-        Ok(e.graph.op_with(scope, "SimplifiedLayerNormalization", &[x, &gain], &attributes))
+        let gain = e.tensor(&scope.node("gain"), &[self.width], values)?;
+        Ok(e.graph.rms_norm(scope, x, gain, self.epsilon)?)
+    }
+
+    /// The norm of `residual + branch` as one operator.
+    pub(crate) fn apply_to_sum(
+        self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        residual: Tensor,
+        branch: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let norm = self.of_sum(e, scope, residual, branch)?;
+        Ok(e.graph.skip_norm(scope, &norm)?)
+    }
+
+    fn of_sum(
+        self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        residual: Tensor,
+        branch: Tensor,
+    ) -> Result<SkipNorm, CompileError> {
+        let (gain, bias) = match self.kind {
+            NormKind::Rms => (e.vector(&scope.parameter("weight"), self.width)?, None),
+            NormKind::Layer => {
+                let [gain, bias] = gain_and_bias(e, scope, self.width)?;
+                (gain, Some(bias))
+            }
+        };
+        Ok(SkipNorm { residual, branch, gain, bias, epsilon: self.epsilon })
     }
 }
 
-/// RMS norm over the last dimension, without a gain.
+/// RMS norm over the last axis.
+fn rms_norm(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    width: usize,
+    epsilon: f32,
+) -> Result<Tensor, CompileError> {
+    let gain = e.vector(&scope.parameter("weight"), width)?;
+    Ok(e.graph.rms_norm(scope, x, gain, epsilon)?)
+}
+
+/// RMS norm over the last axis without a gain.
 pub(crate) fn unit_norm(
     e: &mut Emitter<'_>,
-    x: &str,
-    scope: &str,
-    (width, epsilon): (usize, f32),
-) -> Result<String, CompileError> {
-    let ones = e.tensor(&format!("{scope}/ones"), &[width], |_| Ok(vec![1.0; width]))?;
-    let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
-    Ok(e.graph.op_with(scope, "SimplifiedLayerNormalization", &[x, &ones], &attributes))
+    scope: &Scope,
+    x: Tensor,
+    width: usize,
+    epsilon: f32,
+) -> Result<Tensor, CompileError> {
+    let ones = e.ones(&scope.node("ones"), width)?;
+    Ok(e.graph.rms_norm(scope, x, ones, epsilon)?)
 }
 
-/// The norms around a residual stream that is carried smaller than it is.
+/// The norms around a residual stream, which may be carried at a scale below 1.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Carried {
-    /// Norms of the stream.
-    pub(crate) norm: Norm,
+pub(crate) struct StreamNorms {
+    /// Norms over the stream.
+    pub(crate) stream: Norm,
     /// Norms of everything else.
     pub(crate) branch: Norm,
-    /// What the stream is multiplied with.
-    pub(crate) shrink: f32,
+    /// The factor of the stream.
+    pub(crate) scale: f32,
 }
 
-impl Carried {
-    /// A stream multiplied with a power of two. The norms over it take that back: gains of what joins it are smaller, and
-    /// so is the epsilon of what reads it. No digit changes.
-    pub(crate) fn of(branch: Norm, shrink: f32) -> Self {
-        Self { norm: Norm { epsilon: branch.epsilon * shrink * shrink, ..branch }, branch, shrink }
+impl StreamNorms {
+    /// The norms of a stream carried at a power of two. The gains of branches that join it shrink by the factor, and so
+    /// does the epsilon of its norms; no digit changes.
+    pub(crate) fn new(branch: Norm, scale: f32) -> Self {
+        Self { stream: Norm { epsilon: branch.epsilon * scale * scale, ..branch }, branch, scale }
     }
 }
 
-/// The residual stream of variant A. What a part adds to it waits as a branch, so that the addition and the next norm
-/// are one operator.
-pub(crate) struct Stream {
-    sum: String,
-    branch: Option<String>,
-    norm: Norm,
+/// The operators that a residual addition becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResidualForm {
+    /// One operator with the norm that follows, for ONNX Runtime's own kernels.
+    Fused,
+    /// `Add`, for NPU compilers.
+    Plain,
 }
 
-impl Stream {
+/// The residual stream of a decoder.
+pub(crate) struct ResidualStream {
+    sum: Tensor,
+    /// A branch that the next norm adds.
+    pending: Option<Tensor>,
+    norms: StreamNorms,
+    form: ResidualForm,
+}
+
+impl ResidualStream {
     /// A stream that begins with `x`.
-    pub(crate) fn new(x: String, norm: Norm) -> Self {
-        Self { sum: x, branch: None, norm }
+    pub(crate) fn new(x: Tensor, norms: StreamNorms, form: ResidualForm) -> Self {
+        Self { sum: x, pending: None, norms, form }
     }
 
-    /// The norms over the stream.
-    pub(crate) fn norm(&self) -> Norm {
-        self.norm
+    /// The stream, without a pending branch.
+    pub(crate) fn sum(&self) -> Tensor {
+        self.sum
     }
 
-    /// Adds a branch.
-    pub(crate) fn add(&mut self, branch: String) {
-        self.branch = Some(branch);
+    /// Adds a branch; `scope` is the part of the layer that made it.
+    pub(crate) fn add(
+        &mut self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        branch: Tensor,
+    ) -> Result<(), CompileError> {
+        match (self.form, self.pending) {
+            (ResidualForm::Plain, _) => self.sum = e.graph.add(scope, self.sum, branch)?,
+            (ResidualForm::Fused, None) => self.pending = Some(branch),
+            (ResidualForm::Fused, Some(other)) => self.pending = Some(e.graph.add(scope, other, branch)?),
+        }
+        Ok(())
     }
 
     /// Some rows of the stream.
-    pub(crate) fn rows(&self, mut rows: impl FnMut(&str, &str) -> String) -> Self {
-        let sum = rows("residual", &self.sum);
-        let branch = self.branch.as_ref().map(|branch| rows("branch", branch));
-        Self { sum, branch, norm: self.norm }
+    pub(crate) fn map_rows(
+        &self,
+        mut rows: impl FnMut(&str, Tensor) -> Result<Tensor, CompileError>,
+    ) -> Result<Self, CompileError> {
+        let sum = rows("residual", self.sum)?;
+        let pending = self.pending.map(|branch| rows("branch", branch)).transpose()?;
+        Ok(Self { sum, pending, ..*self })
     }
 
     /// The norm of the stream.
     ///
     /// ```text
-    /// sum ────┐
-    ///         ├─ Skip(Simplified)LayerNormalization ─┬─ normed
-    /// branch ─┘                                      └─ sum
+    /// sum ─────┐
+    ///          ├─ Skip(Simplified)LayerNormalization ─┬─ normed
+    /// pending ─┘                                      └─ sum
     /// ```
-    pub(crate) fn normed(
-        &mut self,
-        e: &mut Emitter<'_>,
-        (scope, weights): (&str, &str),
-    ) -> Result<String, CompileError> {
-        let Some(branch) = self.branch.take() else {
-            return self.norm.of_rows(e, &self.sum, (scope, weights));
+    pub(crate) fn normed(&mut self, e: &mut Emitter<'_>, scope: &Scope) -> Result<Tensor, CompileError> {
+        let Some(branch) = self.pending.take() else {
+            return self.norms.stream.apply(e, scope, self.sum);
         };
-        let (op, mut inputs) = match self.norm.kind {
-            NormKind::Rms => {
-                let gain = e.vector(&format!("{weights}.weight"), self.norm.width)?;
-                ("SkipSimplifiedLayerNormalization", vec![gain])
-            }
-            NormKind::Layer => {
-                ("SkipLayerNormalization", gain_and_bias(e, weights, self.norm.width)?.to_vec())
-            }
-        };
-        inputs.splice(0..0, [self.sum.clone(), branch]);
-        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
-        let name = format!("{scope}/{op}");
-        let (normed, sum) = (format!("{name}/out"), format!("{name}/sum"));
-        let attributes = [("epsilon", self.norm.epsilon.into())];
-        let spec = NodeSpec { name: &name, op, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
-        e.graph.node_to(spec, &[&normed, "", "", &sum]);
+        let norm = self.norms.stream.of_sum(e, scope, self.sum, branch)?;
+        let (normed, sum) = e.graph.skip_norm_with_sum(scope, &norm)?;
         self.sum = sum;
         Ok(normed)
     }
 }
 
-/// Norms queries or keys head by head: `x [.., heads, size]`, the same shape out.
-///
-/// ```text
-/// rms:             x ── SimplifiedLayerNormalization(gain [size])
-/// layer per head:  x ── LayerNormalization(1) ── Mul(gain [heads, size])
-/// ```
-pub(crate) fn head_norm(
-    e: &mut Emitter<'_>,
-    x: &str,
-    (scope, weight): (&str, &str),
-    (heads, size): (usize, usize),
-    (kind, epsilon): (QkNorm, f32),
-) -> Result<String, CompileError> {
-    match kind {
-        QkNorm::None => Ok(x.to_owned()),
-        QkNorm::Rms => rms_norm(e, x, (scope, weight), size, epsilon),
-        QkNorm::LayerPerHead => {
-            let ones = e.tensor(&format!("{scope}/ones"), &[size], |_| Ok(vec![1.0; size]))?;
-            let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
-            let normed = e.graph.op_with(scope, "LayerNormalization", &[x, &ones], &attributes);
-            let shape = [heads, size];
-            let gain = e.tensor(weight, &shape, |e| e.values(weight, &shape))?;
-            Ok(e.graph.op(scope, "Mul", &[&normed, &gain]))
+/// A norm of queries or keys, head by head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeadNorm {
+    /// Kind.
+    pub(crate) kind: QkNorm,
+    /// Heads.
+    pub(crate) heads: usize,
+    /// Elements of a head.
+    pub(crate) size: usize,
+    /// Added to the variance.
+    pub(crate) epsilon: f32,
+}
+
+impl HeadNorm {
+    /// The norm of `x [.., heads, size]`, of the same shape.
+    ///
+    /// ```text
+    /// rms:             x ── SimplifiedLayerNormalization(gain [size])
+    /// layer per head:  x ── LayerNormalization(1) ── Mul(gain [heads, size])
+    /// ```
+    pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
+        match self.kind {
+            QkNorm::None => Ok(x),
+            QkNorm::Rms => rms_norm(e, scope, x, self.size, self.epsilon),
+            QkNorm::LayerPerHead => {
+                let ones = e.ones(&scope.node("ones"), self.size)?;
+                let normed = e.graph.layer_norm(scope, x, ones, None, self.epsilon)?;
+                let (name, shape) = (scope.parameter("weight"), [self.heads, self.size]);
+                let gain = e.tensor(&name, &shape, |e| e.values(&name, &shape))?;
+                Ok(e.graph.mul(scope, normed, gain)?)
+            }
         }
     }
 }
 
-fn gain_and_bias(e: &mut Emitter<'_>, weights: &str, width: usize) -> Result<[String; 2], CompileError> {
-    let gain = format!("{weights}.weight");
-    let bias = format!("{weights}.bias");
+fn gain_and_bias(e: &mut Emitter<'_>, scope: &Scope, width: usize) -> Result<[Tensor; 2], CompileError> {
+    let (gain, bias) = (scope.parameter("weight"), scope.parameter("bias"));
     let divided = |e: &Emitter<'_>| {
         let mut values = e.values(&bias, &[width])?;
-        // What divides a gain divides the bias beside it.
+        // The divisors of a gain divide the bias beside it too.
         e.scaling.divide(&gain, &mut values);
         Ok(values)
     };
     Ok([e.vector(&gain, width)?, e.tensor(&bias, &[width], divided)?])
 }
 
-/// Layer norm over the last dimension (Ba et al. 2016, arXiv:1607.06450); `weight` names gain and bias.
-pub(crate) fn layer_norm(
-    e: &mut Emitter<'_>,
-    x: &str,
-    (scope, weight): (&str, &str),
-    width: usize,
-    epsilon: f32,
-) -> Result<String, CompileError> {
-    let [gain, bias] = gain_and_bias(e, weight, width)?;
-    let attributes = [("axis", Attribute::Int(-1)), ("epsilon", epsilon.into())];
-    Ok(e.graph.op_with(scope, "LayerNormalization", &[x, &gain, &bias], &attributes))
-}
-
-/// Layer norm of `residual + branch`.
-pub(crate) fn skip_layer_norm(
-    e: &mut Emitter<'_>,
-    (residual, branch): (&str, &str),
-    (scope, weight): (&str, &str),
-    width: usize,
-    epsilon: f32,
-) -> Result<String, CompileError> {
-    let [gain, bias] = gain_and_bias(e, weight, width)?;
-    let name = format!("{scope}/SkipLayerNormalization");
-    Ok(e.graph.node(NodeSpec {
-        name: &name,
-        op: "SkipLayerNormalization",
-        domain: MICROSOFT,
-        inputs: &[residual, branch, &gain, &bias],
-        attributes: &[("epsilon", epsilon.into())],
-    }))
-}
-
-/// `x · weight + bias`: what MobileBERT has in a norm's place (Sun et al. 2020, arXiv:2004.02984).
+/// `x · weight + bias`, which MobileBERT has in place of norms (Sun et al. 2020, arXiv:2004.02984).
 pub(crate) fn affine(
     e: &mut Emitter<'_>,
-    x: &str,
-    (scope, weight): (&str, &str),
+    scope: &Scope,
+    x: Tensor,
     width: usize,
-) -> Result<String, CompileError> {
-    let gain = e.vector(&format!("{weight}.weight"), width)?;
-    let bias = e.vector(&format!("{weight}.bias"), width)?;
-    let scaled = e.graph.op(scope, "Mul", &[x, &gain]);
-    Ok(e.graph.op(scope, "Add", &[&scaled, &bias]))
+) -> Result<Tensor, CompileError> {
+    let gain = e.vector(&scope.parameter("weight"), width)?;
+    let bias = e.vector(&scope.parameter("bias"), width)?;
+    let scaled = e.graph.mul(scope, x, gain)?;
+    Ok(e.graph.add(scope, scaled, bias)?)
 }

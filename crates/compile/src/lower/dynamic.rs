@@ -3,33 +3,42 @@
 //! Attention and its rotation are one operator over a cache that is updated in place; the head computes only the rows
 //! asked for.
 
-use narthex_graph::Builder;
+use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
-    arch::{
-        Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, Pooling, Residual, Rotation,
-    },
+    arch::{Attention, DecoderArch, EncoderArch, EncoderHead, KvSource, Pooling, Rotation},
     dtype::Dim,
-    manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot, TableRole},
+    manifest::{GraphEntry, HostTable, KeyOrder, KeyRotation, KvLayout, Part, Slot},
 };
 
-use super::{Lowered, encoder, io::Io};
+use super::{
+    Lowered,
+    decoder::{AttentionLowering, DecoderLayers},
+    encoder::{self, EncoderInput, EncoderLayers},
+    io::GraphIo,
+};
 use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
-        altup::Streams,
-        attention, embed, mlp,
-        norm::{Carried, Norm, Stream},
-        plain, rope, task,
+        attention::AttentionLayer,
+        embed,
+        encoder_attention::padding_scores,
+        encoder_head::{self, VectorLength},
+        group_query_attention::{CacheInputs, group_query_attention},
+        head::head_with_table,
+        layer_scope,
+        norm::{Norm, ResidualForm, ResidualStream, StreamNorms},
+        rope,
     },
+    package::GRAPH_FILE,
+    rotary,
 };
 
-/// Operator sets of variant A.
-pub(crate) const OPSETS: [(&str, i64); 2] = [("", 20), ("com.microsoft", 1)];
-
-/// The graph's file, relative to the package.
-pub(crate) const GRAPH_FILE: &str = "model.onnx";
+/// A single-precision type.
+fn f32(shape: &[Dim]) -> TensorType {
+    TensorType::new(DType::F32, shape)
+}
 
 /// A decoder.
 ///
@@ -38,119 +47,96 @@ pub(crate) const GRAPH_FILE: &str = "model.onnx";
 /// ```
 pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered, CompileError> {
     e.compute = DType::F32;
-    let mut io = Io::default();
-    let rows_dim: [Dim; 1] = ["rows".into()];
-    let embeds_shape = ["batch".into(), "sequence".into(), arch.hidden.into()];
-    let embeds = io.input(e, Slot::Embeds, "embeds", DType::F32, &embeds_shape);
-    let seqlens_k = io.input(e, Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
-    let total_length = io.input(e, Slot::TotalLength, "total_length", DType::I32, &[]);
-    let logits_rows = io.input(e, Slot::LogitsRows, "logits_rows", DType::I64, &rows_dim);
+    let mut io = GraphIo::default();
+    let rows: [Dim; 2] = ["batch".into(), "sequence".into()];
+    let [batch, sequence] = rows.clone();
+    let embeds = io.input(e, Slot::Embeds, "embeds", f32(&[batch.clone(), sequence, arch.hidden.into()]));
+    let seqlens_k = io.input(e, Slot::SeqlensK, "seqlens_k", TensorType::new(DType::I32, &[batch]));
+    let total_length = io.input(e, Slot::TotalLength, "total_length", TensorType::new(DType::I32, &[]));
+    let logits_rows =
+        io.input(e, Slot::LogitsRows, "logits_rows", TensorType::new(DType::I64, &["rows".into()]));
     let mut angles = rope::Angles::write(e, arch)?;
-    if let (Some(_), Some(pairs)) = (arch.switch(), rope::pairs(arch, Rotation::Global)) {
-        // Which of the two sets is meant depends on the length of the sequence.
-        let shape = ["positions".into(), pairs.into()];
-        let cos = io.input(e, Slot::CosTable, "cos", DType::F32, &shape);
-        let sin = io.input(e, Slot::SinTable, "sin", DType::F32, &shape);
+    if let (Some(_), Some(pairs)) = (arch.switch(), rotary::pairs(arch, Rotation::Global)) {
+        // The length of the sequence decides between two sets, so the host gives the angles.
+        let kind = f32(&["positions".into(), pairs.into()]);
+        let cos = io.input(e, Slot::CosTable, "cos", kind.clone());
+        let sin = io.input(e, Slot::SinTable, "sin", kind);
         angles.insert(Rotation::Global, [cos, sin]);
     }
-    let x = embed::scaled(e, embeds, arch.embed_scale.unwrap_or(1.0));
-    let mut kept = Kept::default();
-    let stream =
-        Body { arch, lengths: [seqlens_k, total_length], angles }.layers(e, &mut io, x, &mut kept)?;
-    let mut tables = vec![finish(e, &mut io, arch, (&stream, &logits_rows))?];
+    let x = embed::scaled(e, embeds, arch, 1.0)?;
+    let norms = StreamNorms::new(Norm::of(arch), 1.0);
+    let layers = DecoderLayers { arch, range: 0..arch.layers.len(), rows, norms, form: ResidualForm::Fused };
+    let mut attention =
+        CachedAttention { arch, seqlens_k, total_length, angles, entries: Vec::new(), layouts: Vec::new() };
+    let stream = layers.lower(e, &mut io, &mut attention, x)?;
+    let mut tables = vec![logits(e, &mut io, arch, &stream, logits_rows)?];
     if let Some(per_layer) = &arch.per_layer {
-        tables.push(embed::per_layer_table(e, arch.layers.len(), per_layer)?);
+        tables.push(embed::per_layer_table(arch.layers.len(), per_layer).write_planned(e)?);
     }
     if arch.learned_positions() {
-        let shape = (arch.context, arch.hidden);
-        tables.push(embed::table(e, (TableRole::Position, "position.weight"), shape, DType::F32)?);
+        tables.push(embed::position_table(arch).write(e, DType::F32)?);
     }
     if arch.switch().is_some() {
         tables.extend(rope::host_tables(e, arch));
     }
-    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, kept.layouts), tables)
+    close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, attention.layouts), tables)
 }
 
-/// What the layers of a decoder read besides their rows.
-struct Body<'a> {
+/// Attention over a cache that is updated in place.
+struct CachedAttention<'a> {
     arch: &'a DecoderArch,
-    lengths: [String; 2],
+    seqlens_k: Tensor,
+    total_length: Tensor,
     angles: rope::Angles,
-}
-
-/// The KV cache under construction.
-#[derive(Default)]
-struct Kept {
+    entries: Vec<CacheEntry>,
     layouts: Vec<KvLayout>,
-    /// For each entry, its past, and the new tokens' keys and values.
-    entries: Vec<([String; 2], [String; 2])>,
 }
 
-impl Body<'_> {
-    /// The layers over embedded tokens.
-    fn layers(
-        &self,
-        e: &mut Emitter<'_>,
-        io: &mut Io,
-        x: String,
-        kept: &mut Kept,
-    ) -> Result<Stream, CompileError> {
-        let norm = Norm::of(self.arch);
-        let Some(altup) = &self.arch.altup else {
-            let mut stream = Stream::new(x, norm);
-            for (index, layer) in self.arch.layers.iter().enumerate() {
-                let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
-                decoder_layer(e, &mut stream, (index, layer), attend)?;
-            }
-            return Ok(stream);
-        };
-        let mut streams = Streams::begin(e, (self.arch, altup), Carried::of(norm, 1.0), &x)?;
-        if let Some(per_layer) = &self.arch.per_layer {
-            let width = self.arch.layers.len() * per_layer.width;
-            let shape = ["batch".into(), "sequence".into(), width.into()];
-            let rows = io.input(e, Slot::PerLayerEmbeds, "per_layer", DType::F32, &shape);
-            let rows = streams.rows(e, per_layer, (&x, &rows))?;
-            streams.take_rows(e, per_layer, (&rows, 0..self.arch.layers.len()));
-        }
-        for (index, layer) in self.arch.layers.iter().enumerate() {
-            let attend = |e: &mut Emitter<'_>, x: &str| self.attend(e, io, x, (index, layer), kept);
-            streams.layer(e, (index, layer), attend)?;
-        }
-        Ok(Stream::new(streams.merged(e)?, norm))
-    }
+/// An entry of the KV cache.
+struct CacheEntry {
+    past: [Tensor; 2],
+    /// The new tokens' keys and values, for layers that share the entry.
+    new: Option<[Tensor; 2]>,
+}
 
-    /// A layer's attention over its own entry of the cache, or over the one that it shares.
+impl AttentionLowering for CachedAttention<'_> {
     fn attend(
-        &self,
+        &mut self,
         e: &mut Emitter<'_>,
-        io: &mut Io,
-        x: &str,
-        (index, layer): (usize, &DecoderLayer),
-        kept: &mut Kept,
-    ) -> Result<String, CompileError> {
-        let (attention, entry) = (&layer.attention, self.arch.kv_index(index));
-        let shared = kept.entries.get(entry).cloned();
-        let past = match &shared {
-            Some((past, _)) => past.clone(),
-            None => past_names(e, io, entry, attention),
+        io: &mut GraphIo,
+        index: usize,
+        x: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
+        let kind = cache_type(spec);
+        let known = self.entries.get(entry);
+        let past = match known {
+            Some(known) => known.past,
+            None => [(Slot::PastKey { layer: entry }, "key"), (Slot::PastValue { layer: entry }, "value")]
+                .map(|(slot, part)| io.input(e, slot, &format!("past.{entry}.{part}"), kind.clone())),
         };
-        let present = present_names(e, io, (entry, index), attention);
-        let cache = attention::Cache {
-            lengths: self.lengths.each_ref().map(String::as_str),
-            angles: self.angles.of(attention.rotation),
-            past: past.each_ref().map(String::as_str),
-            present: present.each_ref().map(String::as_str),
-            shared: shared.as_ref().map(|(_, kv)| kv),
+        let cache = CacheInputs {
+            seqlens_k: self.seqlens_k,
+            total_length: self.total_length,
+            rotary: self.angles.of(spec.rotation),
+            past,
+            shared: known.and_then(|known| known.new),
         };
-        let at = (format!("/layers.{index}/attn"), format!("layers.{index}.attn"));
-        let norm = Norm::of(self.arch);
-        let attended = attention::cached(e, x, (&at.0, &at.1), (norm, attention), &cache)?;
-        if shared.is_none() {
-            kept.entries.push((past, attended.kv));
-            kept.layouts.push(KvLayout {
-                heads: attention.kv_heads,
-                head_size: attention.head_size,
-                window: attention.window,
+        let scope = layer_scope(index).child("attn");
+        let layer = AttentionLayer { scope: &scope, spec, norm: Norm::of(self.arch) };
+        let attended = group_query_attention(e, &layer, x, &cache)?;
+        let shared = if spec.kv == KvSource::Own { String::new() } else { format!(".by.{index}") };
+        let slots =
+            [(Slot::PresentKey { layer: entry }, "key"), (Slot::PresentValue { layer: entry }, "value")];
+        for ((slot, part), tensor) in slots.into_iter().zip(attended.present) {
+            io.output(e, slot, &format!("present.{entry}.{part}{shared}"), tensor, &kind)?;
+        }
+        if known.is_none() {
+            self.entries.push(CacheEntry { past, new: attended.key_value });
+            self.layouts.push(KvLayout {
+                heads: spec.kv_heads,
+                head_size: spec.head_size,
+                window: spec.window,
                 dtype: DType::F32,
                 keys: KeyRotation::After,
                 order: KeyOrder::Rows,
@@ -160,149 +146,84 @@ impl Body<'_> {
     }
 }
 
-/// One layer over the stream.
-///
-/// ```text
-/// sequential:  norm ── attention ── + ── norm ── mlp ── +
-/// sandwich:    norm ── attention ── norm ── + ── norm ── mlp ── norm ── +
-/// parallel:    norm ─┬─ attention ─┬─ +
-///                    └─ mlp ───────┘
-/// ```
-fn decoder_layer(
+/// The type of an entry of the cache.
+fn cache_type(spec: &Attention) -> TensorType {
+    f32(&["batch".into(), spec.kv_heads.into(), "capacity".into(), spec.head_size.into()])
+}
+
+/// The last norm and the head, over the rows asked for. Returns the token table.
+fn logits(
     e: &mut Emitter<'_>,
-    stream: &mut Stream,
-    (index, layer): (usize, &DecoderLayer),
-    attend: impl FnOnce(&mut Emitter<'_>, &str) -> Result<String, CompileError>,
-) -> Result<(), CompileError> {
-    let at = |part: &str| (format!("/layers.{index}/{part}"), format!("layers.{index}.{part}"));
-    let norm = stream.norm();
-    let (scope, weights) = at("attn_norm");
-    let normed = stream.normed(e, (&scope, &weights))?;
-    let mut attended = attend(e, &normed)?;
-    let mlp_input = if layer.residual == Residual::Parallel {
-        normed
-    } else {
-        if layer.residual == Residual::Sandwich {
-            let (scope, weights) = at("attn_post_norm");
-            attended = norm.of_rows(e, &attended, (&scope, &weights))?;
-        }
-        stream.add(std::mem::take(&mut attended));
-        let (scope, weights) = at("mlp_norm");
-        stream.normed(e, (&scope, &weights))?
-    };
-    let (scope, weights) = at("mlp");
-    let fed = mlp::mlp(e, &mlp_input, (&scope, &weights), norm.width, &layer.mlp)?;
-    stream.add(match layer.residual {
-        Residual::Sequential => fed,
-        Residual::Sandwich => {
-            let (scope, weights) = at("mlp_post_norm");
-            norm.of_rows(e, &fed, (&scope, &weights))?
-        }
-        Residual::Parallel => e.graph.op(&scope, "Add", &[&attended, &fed]),
-    });
-    Ok(())
-}
-
-/// The shape of an entry of the cache.
-fn cache_shape(attention: &Attention) -> [Dim; 4] {
-    ["batch".into(), attention.kv_heads.into(), "capacity".into(), attention.head_size.into()]
-}
-
-/// Declares an entry's past; gives the names of key and value.
-fn past_names(e: &mut Emitter<'_>, io: &mut Io, layer: usize, attention: &Attention) -> [String; 2] {
-    let shape = cache_shape(attention);
-    [(Slot::PastKey { layer }, "key"), (Slot::PastValue { layer }, "value")]
-        .map(|(slot, part)| io.input(e, slot, &format!("past.{layer}.{part}"), DType::F32, &shape))
-}
-
-/// Declares what the layer `index` leaves in an entry; gives the names of key and value.
-fn present_names(
-    e: &mut Emitter<'_>,
-    io: &mut Io,
-    (layer, index): (usize, usize),
-    attention: &Attention,
-) -> [String; 2] {
-    let shape = cache_shape(attention);
-    let shared = if attention.kv == KvSource::Own { String::new() } else { format!(".by.{index}") };
-    [(Slot::PresentKey { layer }, "key"), (Slot::PresentValue { layer }, "value")].map(|(slot, part)| {
-        let name = format!("present.{layer}.{part}{shared}");
-        io.output(e, slot, &name, DType::F32, &shape);
-        name
-    })
-}
-
-/// The last norm and the head, over the rows asked for; gives the token table.
-fn finish(
-    e: &mut Emitter<'_>,
-    io: &mut Io,
+    io: &mut GraphIo,
     arch: &DecoderArch,
-    (stream, logits_rows): (&Stream, &str),
+    stream: &ResidualStream,
+    logits_rows: Tensor,
 ) -> Result<HostTable, CompileError> {
-    let flat = e.graph.ints(&[2], &[-1, arch.hidden as i64]);
-    let mut asked = stream.rows(|part, x| {
-        let scope = format!("/rows/{part}");
-        let rows = e.graph.op(&scope, "Reshape", &[x, &flat]);
-        e.graph.op(&scope, "Gather", &[&rows, logits_rows])
-    });
-    let normed = asked.normed(e, ("/norm", "norm"))?;
-    let table = embed::head(e, &normed, arch, "logits")?;
-    io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.head_rows().into()]);
-    Ok(table)
+    let mut asked = stream.map_rows(|part, x| {
+        let scope = Scope::root().child("rows").child(part);
+        let rows = e.graph.reshape(&scope, x, &[-1, arch.hidden as i64])?;
+        Ok(e.graph.gather(&scope, rows, logits_rows, 0)?)
+    })?;
+    let normed = asked.normed(e, &Scope::root().child("norm"))?;
+    let head = head_with_table(e, normed, arch)?;
+    io.output(e, Slot::Logits, "logits", head.logits, &f32(&["rows".into(), arch.head_rows().into()]))?;
+    Ok(head.table)
 }
 
 /// An encoder.
 ///
 /// ```text
-/// embeds ── norm ── layers ── vector, numbers or spans
+/// embeds ── norm ── layers ── vector, scores or spans
 ///                         └── Gather(logits_rows) ── logits
 /// ```
 pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered, CompileError> {
     e.compute = DType::F32;
-    let mut io = Io::default();
+    let mut io = GraphIo::default();
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
-    let embedded = encoder::embedded(e, &mut io, arch, texts.clone())?;
-    let padding = io.input(e, Slot::PaddingMask, "padding_mask", DType::I32, &texts);
-    let mask = plain::padding_scores(e, &padding);
-    let form = encoder::Form::Dynamic { mask: &mask };
-    let x = encoder::Body { e, arch, form }.rows(&embedded)?;
-    let tokens = encoder_head(e, &mut io, arch, (&x, &padding))?;
+    let embedded = encoder::embedded(e, &mut io, arch, &texts)?;
+    let padding = io.input(e, Slot::PaddingMask, "padding_mask", TensorType::new(DType::I32, &texts));
+    let mask = padding_scores(e, padding)?;
+    let x = EncoderLayers { arch, input: EncoderInput { mask, length: None } }.lower(e, embedded)?;
+    let tokens = encoder_output(e, &mut io, arch, x, padding)?;
     let tables = encoder::tables(e, arch, tokens)?;
     close(e, io.entry(GRAPH_FILE, Variant::Dynamic, Part::Whole, Vec::new()), tables)
 }
 
-/// What the encoder gives of its rows; the token table where the head has written it.
-fn encoder_head(
+/// The head of an encoder. Returns the token table if the head has written it.
+fn encoder_output(
     e: &mut Emitter<'_>,
-    io: &mut Io,
+    io: &mut GraphIo,
     arch: &EncoderArch,
-    (x, padding): (&str, &str),
+    x: Tensor,
+    padding: Tensor,
 ) -> Result<Option<HostTable>, CompileError> {
     let hidden = arch.hidden;
     match arch.head {
         EncoderHead::Embedding { pooling, normalize } => {
-            let pooled = task::pool(e, x, pooling, padding);
-            let unit = if normalize { task::Unit::Length } else { task::Unit::AsIs };
-            task::vector(e, &pooled, unit, "embedding");
-            io.output(e, Slot::Embedding, "embedding", DType::F32, &["batch".into(), hidden.into()]);
+            let pooled = encoder_head::pool(e, x, pooling, padding)?;
+            let length = if normalize { VectorLength::Unit } else { VectorLength::Unchanged };
+            let vector = encoder_head::vector(e, pooled, length)?;
+            io.output(e, Slot::Embedding, "embedding", vector, &f32(&["batch".into(), hidden.into()]))?;
         }
         EncoderHead::Score { labels, dense } => {
-            let first = task::pool(e, x, Pooling::Cls, padding);
-            task::score(e, &first, hidden, dense, "scores")?;
-            io.output(e, Slot::Scores, "scores", DType::F32, &["batch".into(), labels.into()]);
+            let first = encoder_head::pool(e, x, Pooling::Cls, padding)?;
+            let scores = encoder_head::score(e, first, hidden, dense)?;
+            io.output(e, Slot::Scores, "scores", scores, &f32(&["batch".into(), labels.into()]))?;
         }
         EncoderHead::Spans {} => {
-            task::spans(e, x, hidden, "spans")?;
-            let shape = ["batch".into(), "sequence".into(), 2.into()];
-            io.output(e, Slot::Spans, "spans", DType::F32, &shape);
+            let spans = encoder_head::spans(e, x, hidden)?;
+            let kind = f32(&["batch".into(), "sequence".into(), 2.into()]);
+            io.output(e, Slot::Spans, "spans", spans, &kind)?;
         }
         EncoderHead::MaskedLm { activation } => {
-            let asked = io.input(e, Slot::LogitsRows, "logits_rows", DType::I64, &["rows".into()]);
-            let flat = e.graph.ints(&[2], &[-1, hidden as i64]);
-            let rows = e.graph.op("/rows", "Reshape", &[x, &flat]);
-            let rows = e.graph.op("/rows", "Gather", &[&rows, &asked]);
-            let table = task::token_table(e, arch)?;
-            task::masked(e, &rows, arch, activation, "logits")?;
-            io.output(e, Slot::Logits, "logits", DType::F32, &["rows".into(), arch.vocab.into()]);
+            let kind = TensorType::new(DType::I64, &["rows".into()]);
+            let asked = io.input(e, Slot::LogitsRows, "logits_rows", kind);
+            let scope = Scope::root().child("rows");
+            let rows = e.graph.reshape(&scope, x, &[-1, hidden as i64])?;
+            let rows = e.graph.gather(&scope, rows, asked, 0)?;
+            let table = encoder_head::shared_token_table(e, arch)?;
+            let logits = encoder_head::masked_lm(e, rows, arch, activation)?;
+            io.output(e, Slot::Logits, "logits", logits, &f32(&["rows".into(), arch.vocab.into()]))?;
             return Ok(Some(table));
         }
     }
@@ -310,6 +231,5 @@ fn encoder_head(
 }
 
 fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered, CompileError> {
-    let graph = e.next_graph(Builder::default())?;
-    Ok(Lowered { graphs: vec![(graph, entry)], tables })
+    Ok(Lowered { graphs: vec![(e.finish_graph()?, entry)], tables })
 }

@@ -1,81 +1,81 @@
-//! The body of an encoder, which both variants share, and the tables that the host reads for it.
+//! The layers of an encoder, which both variants share, and the tables that the host reads for it.
 //!
-//! Variant A takes residual norms as one operator each, variant B in plain ones; nothing else differs.
+//! Variant A has residual norms as one operator each, variant B in plain ones; nothing else differs.
 
+use narthex_graph::typed::{Scope, Tensor, TensorType};
 use narthex_spec::{
     DType,
-    arch::{BottleneckAttention, EncoderArch, EncoderNorm, Mlp},
+    arch::{BottleneckAttention, EncoderArch, EncoderNorm, Mlp, NormKind},
+    dtype::Dim,
     manifest::{HostTable, Slot, TableRole},
 };
 
-use super::io::Io;
+use super::io::GraphIo;
 use crate::{
     emit::Emitter,
     error::CompileError,
     layer::{
-        attention::Bidirectional,
-        embed,
-        linear::{Bias, Linear, linear},
-        mlp, norm, plain,
+        embed::{TableSource, table_dtype},
+        encoder_attention::{BidirectionalAttention, Rows, bidirectional_attention},
+        encoder_head::TOKEN_WEIGHT,
+        layer_scope,
+        linear::{Bias, linear},
+        mlp,
+        norm::{Norm, affine},
     },
 };
 
-/// The additive mask that the body reads besides its rows, and in which operators it is written.
+/// The texts that a graph takes.
 #[derive(Clone, Copy)]
-pub(super) enum Form<'a> {
-    /// Any number of texts of any length.
-    Dynamic { mask: &'a str },
-    /// One text of a fixed length.
-    Fixed { mask: &'a str, length: usize },
+pub(super) struct EncoderInput {
+    /// The mask that is added to scores.
+    pub(super) mask: Tensor,
+    /// The fixed length of one text in variant B; any number of texts of any length without.
+    pub(super) length: Option<usize>,
 }
 
-/// A part's scope in the graph, and its canonical name.
-type At<'a> = (&'a str, &'a str);
-
-/// An encoder under construction.
-pub(super) struct Body<'a, 'b> {
-    pub(super) e: &'a mut Emitter<'b>,
+/// The layers of an encoder.
+pub(super) struct EncoderLayers<'a> {
     pub(super) arch: &'a EncoderArch,
-    pub(super) form: Form<'a>,
+    pub(super) input: EncoderInput,
 }
 
-/// Declares the inputs that embedded tokens come in by, each `[batch, sequence, width]`; gives their sum at the width of
-/// the residual stream.
+/// Declares the inputs of embedded tokens, each `[batch, sequence, width]`. Returns their sum at the width of the residual
+/// stream.
 ///
 /// ```text
-/// embeds                               (what a token, its position and its segment give)
+/// embeds                               (the sum of rows of token, position and segment)
 /// embeds ── project ── Add(positions)  (factored)
 /// ```
 pub(super) fn embedded(
     e: &mut Emitter<'_>,
-    io: &mut Io,
+    io: &mut GraphIo,
     arch: &EncoderArch,
-    texts: [narthex_spec::dtype::Dim; 2],
-) -> Result<String, CompileError> {
+    texts: &[Dim; 2],
+) -> Result<Tensor, CompileError> {
     let dtype = e.compute;
     let [batch, sequence] = texts;
-    let width = |width: usize| [batch.clone(), sequence.clone(), width.into()];
+    let rows = |width: usize| TensorType::new(dtype, &[batch.clone(), sequence.clone(), width.into()]);
     let Some(factored) = &arch.factored else {
-        return Ok(io.input(e, Slot::Embeds, "embeds", dtype, &width(arch.hidden)));
+        return Ok(io.input(e, Slot::Embeds, "embeds", rows(arch.hidden)));
     };
-    let tokens = io.input(e, Slot::Embeds, "embeds", dtype, &width(factored.input()));
-    let positions = io.input(e, Slot::PositionEmbeds, "positions", dtype, &width(arch.hidden));
-    let parts = ["embed.project".to_owned()];
-    let project = Linear { scope: "/embed/project", parts: &parts, cols: factored.input(), bias: Bias::With };
-    let tokens = linear(e, &tokens, &project)?;
-    Ok(e.graph.op("/embed", "Add", &[&tokens, &positions]))
+    let tokens = io.input(e, Slot::Embeds, "embeds", rows(factored.input()));
+    let positions = io.input(e, Slot::PositionEmbeds, "positions", rows(arch.hidden));
+    let scope = Scope::root().child("embed");
+    let tokens = linear(e, &scope.child("project"), tokens, factored.input(), Bias::With)?;
+    Ok(e.graph.add(&scope, tokens, positions)?)
 }
 
-impl Body<'_, '_> {
-    /// The layers over embedded tokens.
+impl EncoderLayers<'_> {
+    /// Lowers the layers over embedded tokens.
     ///
     /// ```text
     /// embedded ── norm ── layer × layers
     /// ```
-    pub(super) fn rows(&mut self, embedded: &str) -> Result<String, CompileError> {
-        let mut x = self.norm(embedded, ("/embed/norm", "embed.norm"), self.arch.hidden)?;
+    pub(super) fn lower(&self, e: &mut Emitter<'_>, embedded: Tensor) -> Result<Tensor, CompileError> {
+        let mut x = self.norm(e, &Scope::root().child("embed").child("norm"), embedded, self.arch.hidden)?;
         for index in 0..self.arch.layers {
-            x = self.layer(&x, (&format!("/layers.{index}"), &format!("layers.{index}")))?;
+            x = self.layer(e, &layer_scope(index), x)?;
         }
         Ok(x)
     }
@@ -87,26 +87,26 @@ impl Body<'_, '_> {
     /// ```text
     /// x ── input ── attention ── Add ── norm ── (mlp ── Add ── norm) × parts ── output ── Add(x) ── norm
     /// ```
-    fn layer(&mut self, x: &str, (scope, weights): At<'_>) -> Result<String, CompileError> {
-        let at = |part: &str| (format!("{scope}/{}", part.replace('.', "/")), format!("{weights}.{part}"));
+    fn layer(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
         let (hidden, inside) = (self.arch.hidden, self.arch.inside());
+        let bottleneck = scope.child("bottleneck");
         let narrow = match self.arch.bottleneck {
-            Some(_) => self.bottleneck(x, &at("bottleneck.input"))?,
-            None => x.to_owned(),
+            Some(_) => self.narrowed(e, &bottleneck, "input", x)?,
+            None => x,
         };
-        let shared = match self.arch.bottleneck.map(|bottleneck| bottleneck.attention) {
-            None | Some(BottleneckAttention::Narrow) => [narrow.clone(), narrow.clone()],
-            Some(BottleneckAttention::Shared) => [self.bottleneck(x, &at("bottleneck.attn"))?, x.to_owned()],
-            Some(BottleneckAttention::Wide) => [x.to_owned(), x.to_owned()],
+        let [keys, values] = match self.arch.bottleneck.map(|bottleneck| bottleneck.attention) {
+            None | Some(BottleneckAttention::Narrow) => [narrow, narrow],
+            Some(BottleneckAttention::Shared) => [self.narrowed(e, &bottleneck, "attn", x)?, x],
+            Some(BottleneckAttention::Wide) => [x, x],
         };
-        let place = at("attn");
-        let attended = self.attention(&shared, (&place.0, &place.1))?;
-        let mut y = self.add_norm((&narrow, &attended), &place.0, &at("attn_norm"), inside)?;
-        let parts = (0..self.arch.early_feed_forwards())
-            .map(|part| (format!("ffn.{part}"), format!("ffn.{part}.norm")))
-            .chain([("mlp".to_owned(), "mlp_norm".to_owned())]);
-        for (part, behind) in parts {
-            let place = at(&part);
+        let attn = scope.child("attn");
+        let attended = self.attention(e, &attn, keys, values)?;
+        let mut y = self.add_norm(e, &attn, &scope.child("attn_norm"), [narrow, attended], inside)?;
+        let early = (0..self.arch.early_feed_forwards()).map(|part| {
+            let part = scope.child("ffn").child(part);
+            (part.child("norm"), part)
+        });
+        for (norm, part) in early.chain([(scope.child("mlp_norm"), scope.child("mlp"))]) {
             let inner = Mlp {
                 inner: self.arch.inner,
                 activation: self.arch.activation,
@@ -114,89 +114,106 @@ impl Body<'_, '_> {
                 bias: true,
                 cutoff: None,
             };
-            let fed = mlp::mlp(self.e, &y, (&place.0, &place.1), inside, &inner)?;
-            y = self.add_norm((&y, &fed), &place.0, &at(&behind), inside)?;
+            let fed = mlp::mlp(e, &part, y, inside, &inner)?;
+            y = self.add_norm(e, &part, &norm, [y, fed], inside)?;
         }
         if self.arch.bottleneck.is_none() {
             return Ok(y);
         }
-        let place = at("bottleneck.output");
-        let wide = self.linear(&y, (&place.0, &place.1), inside)?;
-        let sum = format!("{}/residual", place.0);
-        self.add_norm((x, &wide), &sum, &at("bottleneck.output_norm"), hidden)
+        let output = bottleneck.child("output");
+        let wide = linear(e, &output, y, inside, Bias::With)?;
+        self.add_norm(e, &output.child("residual"), &bottleneck.child("output_norm"), [x, wide], hidden)
     }
 
-    fn linear(&mut self, x: &str, (scope, weights): At<'_>, cols: usize) -> Result<String, CompileError> {
-        linear(self.e, x, &Linear { scope, parts: &[weights.to_owned()], cols, bias: Bias::With })
+    /// A linear layer to the width inside the bottleneck, and a norm.
+    fn narrowed(
+        &self,
+        e: &mut Emitter<'_>,
+        bottleneck: &Scope,
+        part: &str,
+        x: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let narrow = linear(e, &bottleneck.child(part), x, self.arch.hidden, Bias::With)?;
+        self.norm(e, &bottleneck.child(format_args!("{part}_norm")), narrow, self.arch.inside())
     }
 
-    /// A linear layer to the width inside, and a norm.
-    fn bottleneck(&mut self, x: &str, (scope, weights): &(String, String)) -> Result<String, CompileError> {
-        let narrow = self.linear(x, (scope, weights), self.arch.hidden)?;
-        let at = (format!("{scope}_norm"), format!("{weights}_norm"));
-        self.norm(&narrow, (&at.0, &at.1), self.arch.inside())
-    }
-
-    fn attention(&mut self, [keys, values]: &[String; 2], at: At<'_>) -> Result<String, CompileError> {
-        let reads = self.arch.attention_reads();
-        let attention = Bidirectional {
-            keys: (keys, reads[0]),
-            values: (values, reads[1]),
+    fn attention(
+        &self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let [key_width, value_width] = self.arch.attention_reads();
+        let attention = BidirectionalAttention {
+            keys: Rows { x: keys, width: key_width },
+            values: Rows { x: values, width: value_width },
             width: self.arch.inside(),
             heads: self.arch.heads,
+            mask: self.input.mask,
+            extents: self.input.length.map_or([0, 0], |length| [1, length]),
         };
-        let (texts, mask) = match self.form {
-            Form::Dynamic { mask } => ([0, 0], mask),
-            Form::Fixed { mask, length } => ([1, length], mask),
-        };
-        plain::bidirectional(self.e, &attention, at, (texts, mask))
+        bidirectional_attention(e, scope, &attention)
     }
 
-    fn norm(&mut self, x: &str, at: At<'_>, width: usize) -> Result<String, CompileError> {
-        match self.arch.norm {
-            EncoderNorm::Layer => norm::layer_norm(self.e, x, at, width, self.arch.norm_epsilon),
-            EncoderNorm::Affine => norm::affine(self.e, x, at, width),
-        }
+    fn layer_norm(&self, width: usize) -> Norm {
+        Norm { kind: NormKind::Layer, width, epsilon: self.arch.norm_epsilon }
     }
 
-    /// The norm of a sum; `sum` is the scope of the addition where it is a node of its own.
-    fn add_norm(
-        &mut self,
-        (residual, branch): (&str, &str),
-        sum: &str,
-        (scope, weights): &(String, String),
+    fn norm(
+        &self,
+        e: &mut Emitter<'_>,
+        scope: &Scope,
+        x: Tensor,
         width: usize,
-    ) -> Result<String, CompileError> {
-        if matches!((self.form, self.arch.norm), (Form::Dynamic { .. }, EncoderNorm::Layer)) {
-            let parts = (residual, branch);
-            return norm::skip_layer_norm(self.e, parts, (scope, weights), width, self.arch.norm_epsilon);
+    ) -> Result<Tensor, CompileError> {
+        match self.arch.norm {
+            EncoderNorm::Layer => self.layer_norm(width).apply(e, scope, x),
+            EncoderNorm::Affine => affine(e, scope, x, width),
         }
-        let sum = self.e.graph.op(sum, "Add", &[residual, branch]);
-        self.norm(&sum, (scope, weights), width)
+    }
+
+    /// The norm of a sum; `sum` is the scope of the addition where that is a node of its own.
+    fn add_norm(
+        &self,
+        e: &mut Emitter<'_>,
+        sum: &Scope,
+        norm: &Scope,
+        [residual, branch]: [Tensor; 2],
+        width: usize,
+    ) -> Result<Tensor, CompileError> {
+        if self.input.length.is_none() && self.arch.norm == EncoderNorm::Layer {
+            return self.layer_norm(width).apply_to_sum(e, norm, residual, branch);
+        }
+        let sum = e.graph.add(sum, residual, branch)?;
+        self.norm(e, norm, sum, width)
     }
 }
 
-/// The tables of positions and segments, and of tokens unless a head has written it.
+/// Writes the tables of positions and segments, and that of tokens unless a head has written it.
 pub(super) fn tables(
     e: &mut Emitter<'_>,
     arch: &EncoderArch,
     tokens: Option<HostTable>,
 ) -> Result<Vec<HostTable>, CompileError> {
+    let hidden = arch.hidden;
     let tokens = match tokens {
         Some(tokens) => tokens,
         None => {
-            let dtype = embed::table_dtype(e.recipe.scheme);
-            let shape = (arch.vocab, arch.token_width());
-            embed::table(e, (TableRole::Token, "embed.word.weight"), shape, dtype)?
+            let shape = [arch.vocab, arch.token_width()];
+            let dtype = table_dtype(e.recipe.scheme);
+            TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape }.write(e, dtype)?
         }
     };
-    let (hidden, first) = (arch.hidden, arch.first_position);
-    let positions = (TableRole::Position, "embed.position.weight");
-    let mut tables =
-        vec![tokens, embed::table_from(e, positions, (first, arch.positions, hidden), DType::F32)?];
+    // Positions before the first are padding's.
+    let positions = arch.first_position..arch.first_position + arch.positions;
+    let shape = [positions.end, hidden];
+    let source = TableSource { role: TableRole::Position, weight: "embed.position.weight", shape };
+    let mut tables = vec![tokens, source.write_rows(e, positions, DType::F32)?];
     if arch.types > 0 {
-        let types = (TableRole::TokenType, "embed.type.weight");
-        tables.push(embed::table(e, types, (arch.types, hidden), DType::F32)?);
+        let shape = [arch.types, hidden];
+        let source = TableSource { role: TableRole::TokenType, weight: "embed.type.weight", shape };
+        tables.push(source.write(e, DType::F32)?);
     }
     Ok(tables)
 }

@@ -1,46 +1,55 @@
-//! A graph's inputs and outputs, declared to the graph and to the manifest at once.
+//! Inputs and outputs of a graph, declared to the graph and to the manifest at once.
 
+use narthex_graph::typed::{Tensor, TensorType};
 use narthex_spec::{
     DType, Variant,
     dtype::Dim,
     manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
 };
 
-use crate::emit::Emitter;
+use crate::{emit::Emitter, error::CompileError};
 
-/// Collects the bindings of a graph while its inputs and outputs are declared.
+/// A half-precision type of fixed shape.
+pub(super) fn f16<const RANK: usize>(shape: [usize; RANK]) -> TensorType {
+    TensorType::new(DType::F16, &shape.map(Dim::from))
+}
+
+/// The bindings of a graph, collected while its inputs and outputs are declared.
 #[derive(Default)]
-pub(crate) struct Io {
+pub(crate) struct GraphIo {
     inputs: Vec<Binding>,
     outputs: Vec<Binding>,
 }
 
-impl Io {
-    pub(crate) fn input(
-        &mut self,
-        e: &mut Emitter<'_>,
-        slot: Slot,
-        name: &str,
-        dtype: DType,
-        shape: &[Dim],
-    ) -> String {
-        self.inputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
-        e.graph.input(name, dtype, shape)
+impl GraphIo {
+    /// Declares an input.
+    pub(crate) fn input(&mut self, e: &mut Emitter<'_>, slot: Slot, name: &str, kind: TensorType) -> Tensor {
+        self.inputs.push(binding(slot, name, &kind));
+        e.graph.input(name, kind)
     }
 
+    /// Declares a tensor as an output, which names it.
+    ///
+    /// # Errors
+    /// [`CompileError::Build`] if the tensor is of another type.
     pub(crate) fn output(
         &mut self,
         e: &mut Emitter<'_>,
         slot: Slot,
         name: &str,
-        dtype: DType,
-        shape: &[Dim],
-    ) {
-        self.outputs.push(Binding { slot, name: name.to_owned(), dtype, shape: shape.to_vec() });
-        e.graph.output(name, dtype, shape);
+        tensor: Tensor,
+        kind: &TensorType,
+    ) -> Result<(), CompileError> {
+        self.outputs.push(binding(slot, name, kind));
+        Ok(e.graph.output(name, tensor, kind)?)
     }
 
+    /// Returns the manifest's entry of the graph.
     pub(crate) fn entry(self, file: &str, variant: Variant, part: Part, kv: Vec<KvLayout>) -> GraphEntry {
         GraphEntry { file: file.to_owned(), variant, part, inputs: self.inputs, outputs: self.outputs, kv }
     }
+}
+
+fn binding(slot: Slot, name: &str, kind: &TensorType) -> Binding {
+    Binding { slot, name: name.to_owned(), dtype: kind.dtype, shape: kind.shape.clone() }
 }

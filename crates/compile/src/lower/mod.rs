@@ -1,11 +1,12 @@
-//! Architecture to graph, one file per target family.
+//! Architecture to graphs: `dynamic` writes variant A, `static_shapes` variant B. Both lower the same layers.
 
-pub mod dynamic;
+mod decoder;
+pub(crate) mod dynamic;
 mod encoder;
-pub mod fixed;
-mod fixed_encoder;
 mod io;
 pub(crate) mod parts;
+mod static_encoder;
+mod static_shapes;
 
 use narthex_graph::Graph;
 use narthex_spec::{
@@ -15,22 +16,22 @@ use narthex_spec::{
 
 use crate::{emit::Emitter, error::CompileError};
 
-/// A lowered model: its graphs, how the serve half binds them, and the tables that the host reads.
-pub struct Lowered {
+/// A lowered model.
+pub(crate) struct Lowered {
     /// Each graph with its inputs, outputs and cache.
-    pub graphs: Vec<(Graph, GraphEntry)>,
-    /// Tables for the host.
-    pub tables: Vec<HostTable>,
+    pub(crate) graphs: Vec<(Graph, GraphEntry)>,
+    /// Tables that the host reads.
+    pub(crate) tables: Vec<HostTable>,
 }
 
-/// Lowers an architecture to variant A, and to variant B where the recipe has shapes for it.
+/// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.
 pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<Lowered, CompileError> {
     let mut lowered = match architecture {
         Architecture::Decoder(arch) => dynamic::decoder(e, arch)?,
         Architecture::Encoder(arch) => dynamic::encoder(e, arch)?,
     };
     if let Some(shapes) = &e.recipe.fixed {
-        let fixed = fixed::lower(e, architecture, shapes)?;
+        let fixed = static_shapes::lower(e, architecture, shapes)?;
         lowered.graphs.extend(fixed.graphs);
         lowered.tables.extend(fixed.tables);
     }

@@ -6,6 +6,8 @@ use narthex_spec::{
 };
 use serde::Serialize;
 
+use crate::rotary::RotarySet;
+
 /// Storage of a linear weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -88,6 +90,36 @@ impl Plan {
             Architecture::Encoder(arch) => plan.encoder(arch, inner),
         }
         plan
+    }
+
+    /// Estimated bytes of the weights file: the planned weights and the tables beside them. Norms, biases and padding are
+    /// not counted.
+    pub(crate) fn data_bytes(&self, architecture: &Architecture, recipe: &Recipe) -> u64 {
+        let planned: u64 = self.weights.iter().map(|weight| weight.bytes(recipe.block)).sum();
+        let table = |name: &str, rows: usize, cols: usize, bytes: usize| match self.get(name) {
+            Some(_) => 0,
+            None => rows as u64 * (cols * bytes) as u64,
+        };
+        let element = if recipe.scheme == Scheme::F32 { 4 } else { 2 };
+        planned
+            + match architecture {
+                Architecture::Decoder(arch) => {
+                    let positions = if arch.learned_positions() { arch.context } else { 0 };
+                    let per_layer = arch.per_layer.as_ref().map_or(0, |per_layer| {
+                        let cols = arch.layers.len() * per_layer.width;
+                        table("per_layer.embed.weight", per_layer.vocab, cols, element)
+                    });
+                    let tokens = table("embed.weight", arch.vocab, arch.hidden, element);
+                    tokens
+                        + table("position.weight", positions, arch.hidden, 4)
+                        + per_layer
+                        + angle_bytes(arch)
+                }
+                Architecture::Encoder(arch) => {
+                    let tokens = table("embed.word.weight", arch.vocab, arch.token_width(), element);
+                    tokens + table("embed.position.weight", arch.positions + arch.types, arch.hidden, 4)
+                }
+            }
     }
 
     fn push(&mut self, name: String, rows: usize, cols: usize, storage: Storage) {
@@ -219,6 +251,12 @@ impl Plan {
 /// Storage of a weight that no scheme quantises in blocks.
 fn unquantised(inner: Storage) -> Storage {
     if inner == Storage::F16 { Storage::F16 } else { Storage::F32 }
+}
+
+/// Bytes of a decoder's cosines and sines.
+fn angle_bytes(arch: &DecoderArch) -> u64 {
+    let extents = RotarySet::ALL.into_iter().filter_map(|set| set.extents(arch));
+    extents.map(|[positions, pairs]| positions as u64 * (pairs * 8) as u64).sum()
 }
 
 #[cfg(test)]

@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use narthex_check::{CheckOptions, Finding, Fix, Report, Rule, Score, Severity, Verdict, check};
-use narthex_compile::{
-    paper::{self, Paper},
-    pipeline::DATA_FILE,
-};
+use narthex_compile::{dry_run::DryRun, package::DATA_FILE};
 use narthex_graph::{Graph, onnx::files::OnnxFile};
 use narthex_spec::{Scheme, arch::Architecture, manifest::GraphEntry};
 
@@ -19,23 +16,23 @@ pub(crate) fn check_architecture(
     scheme: Scheme,
     options: &CheckOptions,
 ) -> Report {
-    let paper = match paper::compile_static(architecture, scheme) {
-        Ok(paper) => paper,
+    let dry_run = match DryRun::with_static_shapes(architecture, scheme) {
+        Ok(dry_run) => dry_run,
         Err(error) => return refused(subject, error.to_string(), options),
     };
-    let mut report = check_paper(subject, &paper, options);
+    let mut report = check_dry_run(subject, &dry_run, options);
     let described = match architecture {
         Architecture::Decoder(_) => format!("a decoder that Narthex compiles: {}", architecture.describe()),
         Architecture::Encoder(_) => format!("an encoder that Narthex compiles: {}", architecture.describe()),
     };
     report.findings.push(note(Rule::Architecture, described, None));
-    if paper.token_bytes() > 0 {
-        report.findings.push(cache(paper.token_bytes(), architecture.longest()));
+    if dry_run.token_bytes() > 0 {
+        report.findings.push(cache(dry_run.token_bytes(), architecture.longest()));
     }
     if scheme == Scheme::W8
         && matches!(report.verdict, Verdict::Refused { .. })
-        && let Ok(small) = paper::compile_static(architecture, Scheme::W4)
-        && !matches!(check_paper(subject, &small, options).verdict, Verdict::Refused { .. })
+        && let Ok(small) = DryRun::with_static_shapes(architecture, Scheme::W4)
+        && !matches!(check_dry_run(subject, &small, options).verdict, Verdict::Refused { .. })
     {
         let message = "in w4 the target takes it".to_owned();
         let fix = Fix::you(format!("narthex compile --scheme w4 --target {}", options.target));
@@ -45,14 +42,14 @@ pub(crate) fn check_architecture(
 }
 
 /// Checks the static graphs of a compile without weights.
-pub(crate) fn check_paper(subject: &str, paper: &Paper, options: &CheckOptions) -> Report {
+pub(crate) fn check_dry_run(subject: &str, dry_run: &DryRun, options: &CheckOptions) -> Report {
     let part = |(graph, entry): &(Graph, GraphEntry)| OnnxFile {
         name: entry.file.clone(),
         folder: PathBuf::new(),
         graph: graph.clone(),
-        data_files: BTreeMap::from([(DATA_FILE.to_owned(), Some(paper.data_bytes))]),
+        data_files: BTreeMap::from([(DATA_FILE.to_owned(), Some(dry_run.data_bytes))]),
     };
-    let parts: Vec<OnnxFile> = paper.static_graphs().map(part).collect();
+    let parts: Vec<OnnxFile> = dry_run.static_graphs().map(part).collect();
     check(subject, &parts, options)
 }
 

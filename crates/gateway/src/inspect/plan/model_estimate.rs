@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 
 use narthex_check::{CheckOptions, Report, Score, Verdict, graph_limit, program_limit, same_facts};
-use narthex_compile::{
-    CompileError,
-    paper::{self, Paper},
-};
+use narthex_compile::{CompileError, dry_run::DryRun};
 use narthex_spec::{DType, Recipe, Scheme, Target, arch::Architecture, manifest::KvLayout};
 use serde::Serialize;
 
-use crate::inspect::check::architecture::{check_paper, refused};
+use crate::inspect::check::architecture::{check_dry_run, refused};
 
 /// Figures of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -87,16 +84,16 @@ impl ModelEstimate {
     /// Compiles an architecture without weights in every scheme, and checks the graphs for each target.
     ///
     /// # Errors
-    /// As [`paper::compile`], for an architecture that compiles in no scheme.
+    /// As [`DryRun::new`], for an architecture that compiles in no scheme.
     pub fn new(architecture: &Architecture, targets: &[Target]) -> Result<Self, CompileError> {
         let mut schemes = Vec::new();
         let (mut layers, mut npu_token_bytes) = (Vec::new(), 0);
         for scheme in Scheme::ALL {
-            let paper = paper::compile("model", architecture, &Recipe::new(scheme))?;
-            if let Some((_, entry)) = paper.graphs.into_iter().next() {
+            let dry_run = DryRun::new("model", architecture, &Recipe::new(scheme))?;
+            if let Some((_, entry)) = dry_run.graphs.into_iter().next() {
                 layers = entry.kv;
             }
-            let fixed = paper::compile_static(architecture, scheme);
+            let fixed = DryRun::with_static_shapes(architecture, scheme);
             if let Ok(fixed) = &fixed {
                 npu_token_bytes = npu_token_bytes.max(fixed.token_bytes());
             }
@@ -111,7 +108,7 @@ impl ModelEstimate {
             }
             schemes.push(SchemeEstimate {
                 scheme,
-                bytes: paper.data_bytes,
+                bytes: dry_run.data_bytes,
                 targets: seen,
                 fixed_bytes: fixed.ok().map(|fixed| fixed.data_bytes),
             });
@@ -150,10 +147,10 @@ impl ModelEstimate {
 }
 
 impl TargetEstimate {
-    fn new(fixed: &Result<Paper, CompileError>, target: &Target) -> Self {
+    fn new(fixed: &Result<DryRun, CompileError>, target: &Target) -> Self {
         let options = CheckOptions { target: target.clone(), extents: BTreeMap::new() };
         let report = match fixed {
-            Ok(fixed) => check_paper("model", fixed, &options),
+            Ok(fixed) => check_dry_run("model", fixed, &options),
             Err(error) => refused("model", error.to_string(), &options),
         };
         Self {
@@ -173,7 +170,7 @@ impl TargetEstimate {
 }
 
 /// Returns the memory that static graphs need on the NPU that they were checked for.
-fn required_memory(fixed: &Paper, report: &Report) -> Vec<RequiredMemory> {
+fn required_memory(fixed: &DryRun, report: &Report) -> Vec<RequiredMemory> {
     let limit = graph_limit(&report.target);
     let graphs = fixed.static_graphs().zip(&report.parts).map(|((_, entry), part)| {
         let token_bytes = entry.kv.iter().map(|layer| layer.bytes_per_token() as u64).sum();

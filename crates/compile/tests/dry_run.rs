@@ -1,4 +1,4 @@
-//! A compile on paper against the compile itself.
+//! A dry run against the compile itself.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
 
@@ -10,7 +10,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use narthex_compile::{paper, pipeline::compile};
+use narthex_compile::{dry_run::DryRun, pipeline::compile};
 use narthex_spec::{Recipe, Scheme, manifest::Manifest, progress::Quiet, recipe::FixedShapes};
 use narthex_testkit::checkpoint::{tiny_bert_safetensors, tiny_llama_gguf};
 
@@ -29,13 +29,13 @@ fn agrees(checkpoint: &Path) {
     let npu = [Scheme::W8, Scheme::W4, Scheme::F16].map(with_npu);
     for recipe in npu.into_iter().chain([Scheme::W8, Scheme::F16, Scheme::F32].map(Recipe::new)) {
         let (folder, manifest) = package(checkpoint, recipe);
-        let paper =
-            paper::compile("tiny", &manifest.architecture.architecture().unwrap(), &manifest.recipe).unwrap();
+        let dry_run =
+            DryRun::new("tiny", &manifest.architecture.architecture().unwrap(), &manifest.recipe).unwrap();
         let name = checkpoint.display();
-        assert_eq!(paper.data_bytes, manifest.files["model.onnx.data"].bytes, "{name}");
-        assert_eq!(paper.tables, manifest.tables, "{name}");
-        assert_eq!(paper.graphs.len(), manifest.graphs.len(), "{name}");
-        for ((graph, entry), made) in paper.graphs.iter().zip(&manifest.graphs) {
+        assert_eq!(dry_run.data_bytes, manifest.files["model.onnx.data"].bytes, "{name}");
+        assert_eq!(dry_run.tables, manifest.tables, "{name}");
+        assert_eq!(dry_run.graphs.len(), manifest.graphs.len(), "{name}");
+        for ((graph, entry), made) in dry_run.graphs.iter().zip(&manifest.graphs) {
             assert_eq!(entry, made, "{name}");
             assert!(
                 graph.encode() == fs::read(folder.path().join(&made.file)).unwrap(),
@@ -47,7 +47,7 @@ fn agrees(checkpoint: &Path) {
 }
 
 #[test]
-fn paper_is_what_the_compile_makes() {
+fn a_dry_run_is_what_the_compile_makes() {
     let folder = tempfile::tempdir().unwrap();
     let families = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/goldens/families");
     let mut seen = 0;

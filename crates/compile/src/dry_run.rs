@@ -1,0 +1,98 @@
+//! Compiles without weights: the graphs and every offset in the weights file as the compile would make them, from an
+//! architecture alone. No weight is read and no file is written.
+//!
+//! A dry run is the lowering of the compile itself, so its sizes and operators are those of the package. Only calibration
+//! is unknown before a model has run; it adds at most eight columns to a head that shares its weight with the token table.
+
+use std::{path::PathBuf, sync::atomic::AtomicBool};
+
+use narthex_checkpoint::{CheckpointError, Weight, WeightSource};
+use narthex_graph::{Graph, onnx::external::ExternalWriter};
+use narthex_spec::{
+    DType, Recipe, Scheme, Variant,
+    arch::Architecture,
+    manifest::{GraphEntry, HostTable, Part},
+    progress::{Quiet, Stage, Unit},
+    recipe::FixedShapes,
+};
+
+use crate::{
+    emit::{Emitter, WeightSink, WrittenTensors, new_graph},
+    error::CompileError,
+    lower::{self, parts},
+    package::DATA_FILE,
+    quant::{Plan, Scaling},
+};
+
+/// The graphs and sizes that a compile would give.
+pub struct DryRun {
+    /// Each graph with its inputs, outputs and cache. The file of their weights does not exist.
+    pub graphs: Vec<(Graph, GraphEntry)>,
+    /// Tables for the host, in the same file.
+    pub tables: Vec<HostTable>,
+    /// Bytes of the weights file.
+    pub data_bytes: u64,
+}
+
+impl DryRun {
+    /// Compiles an architecture without weights.
+    ///
+    /// # Errors
+    /// [`CompileError::Unsupported`] if the architecture cannot have the shapes that the recipe asks for.
+    pub fn new(name: &str, architecture: &Architecture, recipe: &Recipe) -> Result<Self, CompileError> {
+        let plan = Plan::new(architecture, recipe);
+        let (stage, cancel) = (Stage::start(&Quiet, "dry run", Unit::Nothing, None), AtomicBool::new(false));
+        let mut emitter = Emitter {
+            graph: new_graph(name),
+            weights: &NoWeights,
+            plan: &plan,
+            scaling: &Scaling::default(),
+            recipe,
+            data_file: DATA_FILE,
+            data: ExternalWriter::new(WeightSink::Discard),
+            stage: &stage,
+            cancel: &cancel,
+            written: WrittenTensors::default(),
+            compute: DType::F32,
+        };
+        let lowered = lower::lower(&mut emitter, architecture)?;
+        let data_bytes = emitter.close()?;
+        Ok(Self { graphs: lowered.graphs, tables: lowered.tables, data_bytes })
+    }
+
+    /// Compiles an architecture without weights, with the usual static shapes for NPUs.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_static_shapes(architecture: &Architecture, scheme: Scheme) -> Result<Self, CompileError> {
+        let shapes = FixedShapes::new(FixedShapes::USUAL_CONTEXT);
+        let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
+        let fixed = parts::shapes(architecture, &recipe, architecture.longest());
+        Self::new("model", architecture, &Recipe { fixed, ..recipe })
+    }
+
+    /// Returns the graphs of static shape.
+    pub fn static_graphs(&self) -> impl Iterator<Item = &(Graph, GraphEntry)> {
+        self.graphs.iter().filter(|(_, entry)| entry.variant == Variant::Static)
+    }
+
+    /// Returns the bytes that one token takes in the KV cache of the static graphs, over all parts of the layers.
+    pub fn token_bytes(&self) -> u64 {
+        let decode = |entry: &GraphEntry| matches!(entry.part, Part::Layers { tokens: 1, .. });
+        let layers = self.static_graphs().filter(|(_, entry)| decode(entry)).flat_map(|(_, entry)| &entry.kv);
+        layers.map(|layer| layer.bytes_per_token() as u64).sum()
+    }
+}
+
+/// A source without weights, which a dry run never reads.
+pub(crate) struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+        Err(CheckpointError::MissingTensor { path: PathBuf::from("a dry run"), name: name.to_owned() })
+    }
+
+    fn has(&self, _: &str) -> bool {
+        false
+    }
+}

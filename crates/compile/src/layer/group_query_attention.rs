@@ -1,0 +1,119 @@
+//! Attention of the dynamic variant: one operator over a cache that is updated in place.
+
+use narthex_graph::typed::{GroupQueryAttention, Tensor};
+use narthex_spec::arch::{KvSource, QkNorm};
+
+use super::{
+    attention::{AttentionLayer, Projection},
+    linear::{StackedLinear, linear, stacked_linear},
+};
+use crate::{emit::Emitter, error::CompileError};
+
+/// The tensors that a layer's attention reads besides its rows.
+pub(crate) struct CacheInputs {
+    /// Tokens of each sequence minus one, `[batch]`.
+    pub(crate) seqlens_k: Tensor,
+    /// Tokens of the longest sequence.
+    pub(crate) total_length: Tensor,
+    /// Cosines and sines `[positions, head_size / 2]`, if the layer is rotated.
+    pub(crate) rotary: Option<[Tensor; 2]>,
+    /// Keys and values so far.
+    pub(crate) past: [Tensor; 2],
+    /// The new tokens' keys and values of the layer whose cache is shared.
+    pub(crate) shared: Option<[Tensor; 2]>,
+}
+
+/// The result of a layer's attention over the cache.
+pub(crate) struct CachedAttended {
+    /// The branch that joins the residual stream.
+    pub(crate) output: Tensor,
+    /// The new tokens' keys and values, which later layers may share; `None` if they are packed with the queries.
+    pub(crate) key_value: Option<[Tensor; 2]>,
+    /// Keys and values in place of the past.
+    pub(crate) present: [Tensor; 2],
+}
+
+/// Queries, and keys and values unless they are packed behind the queries.
+struct QueryKeyValue {
+    query: Tensor,
+    key_value: Option<[Tensor; 2]>,
+}
+
+/// Causal attention over the cache, with rotation inside.
+///
+/// ```text
+/// x ── qkv_proj ─[ Split ─┬─ q ─ head norm ─┐ ]─ GroupQueryAttention(past, lengths, cos, sin) ─┬─ o_proj
+///                         ├─ k ─ head norm ─┤                                                  └─ present (in place
+///                         └─ v ─(head norm)─┘                                                     of past)
+/// ```
+/// A layer that shares its keys and values with an earlier one projects `q` alone, takes that layer's `k` and `v`, and
+/// writes them to the same places again.
+pub(crate) fn group_query_attention(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    x: Tensor,
+    cache: &CacheInputs,
+) -> Result<CachedAttended, CompileError> {
+    let spec = layer.spec;
+    let QueryKeyValue { query, key_value } = match spec.kv {
+        KvSource::Own => query_key_value(e, layer, x)?,
+        KvSource::Layer(_) => {
+            let scope = layer.projection(Projection::Query);
+            let q = linear(e, &scope, x, layer.norm.width, spec.qkv_bias.into())?;
+            QueryKeyValue { query: norm_heads(e, layer, Projection::Query, q)?, key_value: cache.shared }
+        }
+    };
+    let operands = GroupQueryAttention {
+        query,
+        key_value,
+        past: cache.past,
+        seqlens_k: cache.seqlens_k,
+        total_length: cache.total_length,
+        rotary: cache.rotary,
+        heads: spec.heads,
+        kv_heads: spec.kv_heads,
+        window: spec.window,
+        scale: spec.scale,
+        softcap: spec.score_cap,
+    };
+    let (mixed, present) = e.graph.group_query_attention(layer.scope, &operands)?;
+    Ok(CachedAttended { output: layer.output(e, mixed)?, key_value, present })
+}
+
+/// Queries, keys and values `[batch, sequence, heads · size]` of the layer's own: apart if one of them is normed.
+fn query_key_value(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    x: Tensor,
+) -> Result<QueryKeyValue, CompileError> {
+    let (scope, spec) = (layer.scope.child("qkv_proj"), layer.spec);
+    let parts = [Projection::Query, Projection::Key, Projection::Value].map(|part| layer.projection(part));
+    let all =
+        StackedLinear { scope: &scope, parts: &parts, cols: layer.norm.width, bias: spec.qkv_bias.into() };
+    let all = stacked_linear(e, x, &all)?;
+    if spec.qk_norm == QkNorm::None && !spec.value_norm {
+        return Ok(QueryKeyValue { query: all, key_value: None });
+    }
+    let [q, kv] = [spec.heads, spec.kv_heads].map(|heads| heads * spec.head_size);
+    let [q, k, mut v] = e.graph.split_into(&scope, all, 2, [q, kv, kv])?;
+    let q = norm_heads(e, layer, Projection::Query, q)?;
+    let k = norm_heads(e, layer, Projection::Key, k)?;
+    if spec.value_norm {
+        v = norm_heads(e, layer, Projection::Value, v)?;
+    }
+    Ok(QueryKeyValue { query: q, key_value: Some([k, v]) })
+}
+
+/// A projection `[batch, sequence, heads · size]`, normed head by head.
+fn norm_heads(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    projection: Projection,
+    x: Tensor,
+) -> Result<Tensor, CompileError> {
+    let scope = layer.scope.child(format_args!("{}_norm", projection.letter()));
+    let [heads, size] = [layer.heads(projection), layer.spec.head_size].map(|extent| extent as i64);
+    let x = e.graph.reshape(&scope.child("heads"), x, &[0, 0, heads, size])?;
+    let x = layer.normed(e, projection, x)?;
+    Ok(e.graph.reshape(&scope.child("flat"), x, &[0, 0, heads * size])?)
+}

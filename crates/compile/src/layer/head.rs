@@ -1,0 +1,152 @@
+//! The head of a decoder: hidden states to logits.
+
+use narthex_graph::{
+    onnx::external::Place,
+    typed::{Scope, Tensor},
+};
+use narthex_spec::{
+    DType,
+    arch::DecoderArch,
+    manifest::{HostTable, TableEncoding},
+};
+
+use super::{
+    attention::soft_cap,
+    embed::{self, TOKEN_WEIGHT},
+    linear::quantized_linear,
+};
+use crate::{
+    emit::{Emitter, Quantized},
+    error::CompileError,
+    quant::Storage,
+};
+
+/// Logits, and the table that the host looks tokens up in.
+pub(crate) struct HeadWithTable {
+    /// `[rows, tokens]`.
+    pub(crate) logits: Tensor,
+    /// The token table.
+    pub(crate) table: HostTable,
+}
+
+fn scope() -> Scope {
+    Scope::root().child("head")
+}
+
+/// The storage of the head's weight.
+fn storage(e: &Emitter<'_>, arch: &DecoderArch) -> Storage {
+    e.plan.get(arch.head_weight()).map_or(Storage::F32, |planned| planned.storage)
+}
+
+/// The head of the dynamic variant, `rows [rows, hidden]` → logits `[rows, tokens]`, and the token table.
+///
+/// A tied model has one table for both: quantised blocks that the head multiplies with and the host reads rows of. A head
+/// over a subset of the vocabulary has blocks of its own beside the table.
+pub(crate) fn head_with_table(
+    e: &mut Emitter<'_>,
+    rows: Tensor,
+    arch: &DecoderArch,
+) -> Result<HeadWithTable, CompileError> {
+    if let Some(dtype) = storage(e, arch).plain() {
+        return plain_head(e, rows, arch, dtype);
+    }
+    let (name, shape) = (arch.head_weight(), [arch.head_rows(), arch.hidden]);
+    let weight = e.quantize(&[name.to_owned()], arch.hidden, storage(e, arch))?;
+    let out = match e.scaling.head_outliers() {
+        [] => quantized_linear(e, &scope(), rows, shape, &weight, None)?,
+        outliers => head_with_outliers(e, rows, arch, &weight, outliers)?,
+    };
+    let logits = finish_logits(e, out, arch)?;
+    Ok(HeadWithTable { logits, table: embed::token_table(arch).write_planned(e)? })
+}
+
+/// The head of the static variant over a weight that [`head_with_table`] wrote: `[1, 1, hidden]` → `[1, 1, tokens]`.
+pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Result<Tensor, CompileError> {
+    let (storage, shape) = (storage(e, arch), [arch.head_rows(), arch.hidden]);
+    let out = match storage.plain() {
+        Some(dtype) => {
+            let weight = head_weight(e, arch, dtype)?;
+            product_of_row(e, &scope(), row, weight, shape)?
+        }
+        None => {
+            let weight = e.quantize(&[arch.head_weight().to_owned()], arch.hidden, storage)?;
+            quantized_linear(e, &scope(), row, shape, &weight, None)?
+        }
+    };
+    finish_logits(e, out, arch)
+}
+
+/// Bounds the head's product where the model does.
+fn finish_logits(e: &mut Emitter<'_>, logits: Tensor, arch: &DecoderArch) -> Result<Tensor, CompileError> {
+    match arch.logit_cap {
+        Some(cap) => soft_cap(e, &scope().child("cap"), logits, cap),
+        None => Ok(logits),
+    }
+}
+
+/// A head whose few largest input channels exceed the range that activations are rounded in. They are multiplied apart
+/// from the blocks.
+///
+/// ```text
+/// rows ─┬─ Mul(1, for an outlier 0) ── MatMulNBits ─┐
+///       └─ Gather(outliers) ── MatMul ──────────────┴─ Add
+/// ```
+fn head_with_outliers(
+    e: &mut Emitter<'_>,
+    rows: Tensor,
+    arch: &DecoderArch,
+    weight: &Quantized,
+    outliers: &[usize],
+) -> Result<Tensor, CompileError> {
+    let (scope, name, shape) = (scope(), arch.head_weight(), [arch.head_rows(), arch.hidden]);
+    let mut keep = vec![1.0; arch.hidden];
+    outliers.iter().for_each(|&channel| keep[channel] = 0.0);
+    let keep = e.tensor(&scope.node("keep"), &[arch.hidden], |_| Ok(keep))?;
+    let others = e.graph.mul(&scope.child("kept"), rows, keep)?;
+    let others = quantized_linear(e, &scope, others, shape, weight, None)?;
+    let exact = scope.child("outliers");
+    let columns = |e: &Emitter<'_>| e.columns(name, shape, outliers);
+    let columns = e.tensor(&exact.node("weight"), &[outliers.len(), shape[0]], columns)?;
+    let channels: Vec<i64> = outliers.iter().map(|&channel| channel as i64).collect();
+    let channels = e.graph.ints(&[outliers.len()], &channels);
+    let gathered = e.graph.gather(&exact, rows, channels, 1)?;
+    let exact = e.graph.mat_mul(&exact, gathered, columns)?;
+    Ok(e.graph.add(&scope, others, exact)?)
+}
+
+/// A head whose weight is not quantised, and the token table, which is the same tensor if the model ties them.
+fn plain_head(
+    e: &mut Emitter<'_>,
+    rows: Tensor,
+    arch: &DecoderArch,
+    dtype: DType,
+) -> Result<HeadWithTable, CompileError> {
+    let table = embed::token_table(arch).write(e, dtype)?;
+    if let (TOKEN_WEIGHT, TableEncoding::Plain { data, .. }) = (arch.head_weight(), &table.encoding) {
+        let place = Place { offset: data.offset, length: data.length };
+        e.once(&scope().node("weight"), dtype, |_| Ok(place))?;
+    }
+    let weight = head_weight(e, arch, dtype)?;
+    let out = e.graph.gemm_transposed(&scope(), rows, weight)?;
+    Ok(HeadWithTable { logits: finish_logits(e, out, arch)?, table })
+}
+
+/// The head's weight `[tokens, hidden]`, stored in this type.
+fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<Tensor, CompileError> {
+    let shape = [arch.head_rows(), arch.hidden];
+    let write = |e: &mut Emitter<'_>| e.rows("head.weight", shape, 0..shape[0], dtype);
+    e.stored(&scope().child("weight"), dtype, &shape, write)
+}
+
+/// `x [1, 1, cols]` by a weight `[width, cols]`, as `[1, 1, width]`.
+pub(super) fn product_of_row(
+    e: &mut Emitter<'_>,
+    scope: &Scope,
+    x: Tensor,
+    weight: Tensor,
+    [width, cols]: [usize; 2],
+) -> Result<Tensor, CompileError> {
+    let row = e.graph.reshape(&scope.child("row"), x, &[1, cols as i64])?;
+    let out = e.graph.gemm_transposed(scope, row, weight)?;
+    Ok(e.graph.reshape(&scope.child("rows"), out, &[1, 1, width as i64])?)
+}

@@ -1,0 +1,200 @@
+//! Attention of the static variant: plain operators in fixed shapes of rank 4 at most.
+
+use narthex_graph::typed::{Scope, Tensor};
+use narthex_spec::arch::QkNorm;
+
+use super::{
+    attention::{AttentionLayer, Projection, join_heads, masked_softmax, soft_cap},
+    linear::{StackedLinear, stacked_linear},
+    rope::apply_rope,
+};
+use crate::{emit::Emitter, error::CompileError};
+
+/// The tensors that a layer's attention reads besides its rows and its past.
+pub(crate) struct StaticStep {
+    /// New tokens.
+    pub(crate) tokens: usize,
+    /// Columns of the past.
+    pub(crate) past: usize,
+    /// Cosines and sines of the new tokens' positions, if the layer is rotated.
+    pub(crate) rotary: Option<[Tensor; 2]>,
+    /// Added to scores, `[1, 1, tokens, past + tokens]`.
+    pub(crate) mask: Tensor,
+}
+
+/// The keys and values that a layer attends to.
+pub(crate) enum StaticCache {
+    /// The layer's own past: keys `[1, kv_heads, size, past]` and values `[1, kv_heads, past, size]`.
+    Own([Tensor; 2]),
+    /// Keys and values that an earlier layer joined.
+    Shared([Tensor; 2]),
+}
+
+/// The result of a layer's attention in fixed shapes.
+pub(crate) struct StaticAttended {
+    /// The branch that joins the residual stream.
+    pub(crate) output: Tensor,
+    /// Keys and values of the past and of the new tokens, which later layers may share.
+    pub(crate) joined: [Tensor; 2],
+    /// Keys and values of the new tokens, if they are the layer's own.
+    pub(crate) new: Option<[Tensor; 2]>,
+}
+
+/// Causal attention of a fixed number of new tokens to a past of fixed width and to themselves. Grouped queries (Ainslie
+/// et al. 2023, arXiv:2305.13245) share keys by a reshape: `[1, kv_heads, group · tokens, size]`.
+///
+/// One token has the same elements in the same order whether heads or tokens come first, so its graph needs no transposes,
+/// and no reshapes between heads and groups. Where a transpose follows a projection, Qualcomm's compiler makes one product
+/// of each head, with weights cut to match. The graph of one token is written in that form too, so that their shared
+/// context holds these weights once.
+///
+/// ```text
+/// x ── qkv_proj ─┬─ q ─ rope ─ scale ─────────────── MatMul ── Add(mask) ── Softmax ── MatMul ── o_proj
+///                ├─ k ─ rope ─ transpose ─┬─ Concat(past) ┘                            │
+///                │                        └─ new key                                   │
+///                └─ v ────────────────────┬─ Concat(past) ─────────────────────────────┘
+///                                         └─ new value
+/// ```
+/// A layer that shares its keys and values with an earlier one projects `q` alone.
+pub(crate) fn scaled_dot_product_attention(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    x: Tensor,
+    step: &StaticStep,
+    cache: &StaticCache,
+) -> Result<StaticAttended, CompileError> {
+    let (q, kv, new) = match *cache {
+        StaticCache::Own(past) => {
+            let parts = [Projection::Query, Projection::Key, Projection::Value];
+            let [q, k, v] = project(e, layer, x, step.tokens, parts)?;
+            let new = [new_keys(e, layer, k, step)?, new_values(e, layer, v, step)?];
+            let keys = e.graph.concat(&layer.scope.child("keys"), &[past[0], new[0]], 3)?;
+            let values = e.graph.concat(&layer.scope.child("values"), &[past[1], new[1]], 2)?;
+            (q, [keys, values], Some(new))
+        }
+        StaticCache::Shared(kv) => {
+            let [q] = project(e, layer, x, step.tokens, [Projection::Query])?;
+            (q, kv, None)
+        }
+    };
+    let q = rotated(e, layer, Projection::Query, q, step)?;
+    // Scaled before the product, which half precision might not hold otherwise.
+    let q = e.scale(&layer.scope.child("q").child("scale"), q, layer.spec.scale())?;
+    let mixed = attend(e, layer, q, kv, step)?;
+    let rows = join_heads(e, layer.scope, mixed, [1, step.tokens, layer.spec.heads * layer.spec.head_size])?;
+    let output = layer.output(e, rows)?;
+    Ok(StaticAttended { output, joined: kv, new })
+}
+
+/// Values weighted by the scores of queries `[1, heads, tokens, size]`: `[1, heads, tokens, size]`. For one token, both are
+/// in groups `[1, kv_heads, heads / kv_heads, size]`.
+fn attend(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    q: Tensor,
+    [keys, values]: [Tensor; 2],
+    step: &StaticStep,
+) -> Result<Tensor, CompileError> {
+    let (scope, spec, tokens) = (layer.scope, layer.spec, step.tokens);
+    let (size, kv, seen) = (spec.head_size, spec.kv_heads, step.past + tokens);
+    let grouped = spec.heads / kv * tokens;
+    let regroup = |e: &mut Emitter<'_>, scope: &Scope, x: Tensor, shape: [usize; 4]| {
+        if tokens == 1 { Ok(x) } else { e.graph.reshape(scope, x, &shape.map(|extent| extent as i64)) }
+    };
+    let q = regroup(e, &scope.child("q").child("groups"), q, [1, kv, grouped, size])?;
+    let scores = e.graph.mat_mul(&scope.child("scores"), q, keys)?;
+    let scores = regroup(e, &scope.child("scores"), scores, [1, spec.heads, tokens, seen])?;
+    let scores = match spec.score_cap {
+        Some(cap) => soft_cap(e, &scope.child("cap"), scores, cap)?,
+        None => scores,
+    };
+    let weights = masked_softmax(e, scope, scores, step.mask)?;
+    let weights = regroup(e, &scope.child("groups"), weights, [1, kv, grouped, seen])?;
+    let mixed = e.graph.mat_mul(&scope.child("mix"), weights, values)?;
+    Ok(regroup(e, &scope.child("mix").child("heads"), mixed, [1, spec.heads, tokens, size])?)
+}
+
+/// Some projections of the rows, each `[1, tokens, heads · size]`; of one token, those without a norm are
+/// `[1, heads, size]`.
+fn project<const PARTS: usize>(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    x: Tensor,
+    tokens: usize,
+    parts: [Projection; PARTS],
+) -> Result<[Tensor; PARTS], CompileError> {
+    let (spec, size) = (layer.spec, layer.spec.head_size);
+    let scope = layer.scope.child(format_args!("{}_proj", parts.map(Projection::letter).concat()));
+    let weights = parts.map(|part| layer.projection(part));
+    let all =
+        StackedLinear { scope: &scope, parts: &weights, cols: layer.norm.width, bias: spec.qkv_bias.into() };
+    let all = stacked_linear(e, x, &all)?;
+    let sizes = parts.map(|part| {
+        let heads = layer.heads(part);
+        if tokens > 1 || layer.has_norm(part) { vec![heads * size] } else { vec![size; heads] }
+    });
+    let mut pieces = e.graph.split(&scope, all, 2, &sizes.concat())?.into_iter();
+    let mut joined = [x; PARTS];
+    for ((part, sizes), joined) in parts.into_iter().zip(&sizes).zip(&mut joined) {
+        let heads: Vec<Tensor> = pieces.by_ref().take(sizes.len()).collect();
+        *joined = match heads[..] {
+            [whole] => whole,
+            _ => e.graph.concat(&layer.scope.child(part.letter()).child("heads"), &heads, 1)?,
+        };
+    }
+    Ok(joined)
+}
+
+/// The new tokens' keys, rotated: `[1, kv_heads, size, tokens]`.
+fn new_keys(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    k: Tensor,
+    step: &StaticStep,
+) -> Result<Tensor, CompileError> {
+    let k = rotated(e, layer, Projection::Key, k, step)?;
+    Ok(e.graph.transpose(&layer.scope.child("k").child("columns"), k, &[0, 1, 3, 2])?)
+}
+
+/// The new tokens' values: `[1, kv_heads, tokens, size]`.
+fn new_values(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    v: Tensor,
+    step: &StaticStep,
+) -> Result<Tensor, CompileError> {
+    let scope = layer.scope.child("v").child("heads");
+    let [kv, size, tokens] = [layer.spec.kv_heads, layer.spec.head_size, step.tokens].map(|n| n as i64);
+    let rows = if tokens == 1 { [1, kv, 1, size] } else { [1, tokens, kv, size] };
+    let v = e.graph.reshape(&scope, v, &rows)?;
+    let v = layer.normed(e, Projection::Value, v)?;
+    Ok(if tokens == 1 { v } else { e.graph.transpose(&scope, v, &[0, 2, 1, 3])? })
+}
+
+/// Queries or keys as [`project`] gives them, normed and rotated: `[1, heads, tokens, size]`, or those of one token in
+/// groups: `[1, kv_heads, heads / kv_heads, size]`.
+fn rotated(
+    e: &mut Emitter<'_>,
+    layer: &AttentionLayer<'_>,
+    projection: Projection,
+    x: Tensor,
+    step: &StaticStep,
+) -> Result<Tensor, CompileError> {
+    let scope = layer.scope.child(projection.letter());
+    let (heads, kv, size) = (layer.heads(projection), layer.spec.kv_heads, layer.spec.head_size);
+    let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);
+    // A norm with a gain for each head needs the heads in a row.
+    let direct = step.tokens == 1 && layer.spec.qk_norm != QkNorm::LayerPerHead;
+    let rows = if direct { groups } else { [1, step.tokens, heads, size].map(|extent| extent as i64) };
+    let x = e.graph.reshape(&scope.child("heads"), x, &rows)?;
+    let x = layer.normed(e, projection, x)?;
+    let x = match (step.tokens, direct) {
+        (1, true) => x,
+        (1, false) => e.graph.reshape(&scope.child("groups"), x, &groups)?,
+        _ => e.graph.transpose(&scope.child("heads"), x, &[0, 2, 1, 3])?,
+    };
+    match step.rotary {
+        Some(rotary) => apply_rope(e, &scope.child("rotate"), x, size, rotary),
+        None => Ok(x),
+    }
+}

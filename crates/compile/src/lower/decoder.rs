@@ -1,0 +1,151 @@
+//! The layers of a decoder, for both variants: a variant brings its attention and the form of residual additions.
+
+use std::ops::Range;
+
+use narthex_graph::typed::{Tensor, TensorType};
+use narthex_spec::{
+    arch::{AltUp, DecoderArch, PerLayer, Residual},
+    dtype::Dim,
+    manifest::Slot,
+};
+
+use super::io::GraphIo;
+use crate::{
+    emit::Emitter,
+    error::CompileError,
+    layer::{
+        altup::Streams,
+        layer_scope, mlp,
+        norm::{ResidualForm, ResidualStream, StreamNorms},
+    },
+};
+
+/// Lowers the attention of one variant.
+pub(super) trait AttentionLowering {
+    /// Returns the branch that a layer's attention adds to the residual stream. `x` is the normed stream.
+    fn attend(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        x: Tensor,
+    ) -> Result<Tensor, CompileError>;
+}
+
+/// Some layers of a decoder.
+pub(super) struct DecoderLayers<'a> {
+    pub(super) arch: &'a DecoderArch,
+    /// The layers.
+    pub(super) range: Range<usize>,
+    /// Batch and sequence.
+    pub(super) rows: [Dim; 2],
+    /// The norms around the residual stream.
+    pub(super) norms: StreamNorms,
+    /// The operators of residual additions.
+    pub(super) form: ResidualForm,
+}
+
+impl DecoderLayers<'_> {
+    /// Lowers the layers over embedded tokens, or over the states that earlier layers gave. The stream holds states for
+    /// further layers unless the range ends with the last layer.
+    pub(super) fn lower(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        attention: &mut impl AttentionLowering,
+        x: Tensor,
+    ) -> Result<ResidualStream, CompileError> {
+        if let Some(altup) = &self.arch.altup {
+            return self.lower_altup(e, io, attention, altup, x);
+        }
+        let mut stream = ResidualStream::new(x, self.norms, self.form);
+        for index in self.range.clone() {
+            self.layer(e, io, attention, &mut stream, index)?;
+        }
+        Ok(stream)
+    }
+
+    /// One layer over the residual stream.
+    ///
+    /// ```text
+    /// sequential:  norm ── attention ── + ── norm ── mlp ── +
+    /// sandwich:    norm ── attention ── norm ── + ── norm ── mlp ── norm ── +
+    /// parallel:    norm ─┬─ attention ── + ─┐
+    ///                    └─ mlp ────────────┴─ +
+    /// ```
+    fn layer(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        attention: &mut impl AttentionLowering,
+        stream: &mut ResidualStream,
+        index: usize,
+    ) -> Result<(), CompileError> {
+        let layer = &self.arch.layers[index];
+        let scope = layer_scope(index);
+        let StreamNorms { branch, scale, .. } = self.norms;
+        let normed = stream.normed(e, &scope.child("attn_norm"))?;
+        let mut attended = attention.attend(e, io, index, normed)?;
+        if layer.residual == Residual::Sandwich {
+            attended = branch.apply_scaled(e, &scope.child("attn_post_norm"), attended, scale)?;
+        }
+        stream.add(e, &scope.child("attn"), attended)?;
+        let mlp_input = match layer.residual {
+            Residual::Parallel => normed,
+            Residual::Sequential | Residual::Sandwich => stream.normed(e, &scope.child("mlp_norm"))?,
+        };
+        let mut fed = mlp::mlp(e, &scope.child("mlp"), mlp_input, self.arch.hidden, &layer.mlp)?;
+        if layer.residual == Residual::Sandwich {
+            fed = branch.apply_scaled(e, &scope.child("mlp_post_norm"), fed, scale)?;
+        }
+        stream.add(e, &scope.child("mlp"), fed)
+    }
+
+    /// The layers of several residual streams.
+    fn lower_altup(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        attention: &mut impl AttentionLowering,
+        altup: &AltUp,
+        x: Tensor,
+    ) -> Result<ResidualStream, CompileError> {
+        let mut streams = match self.range.start {
+            0 => Streams::begin(e, self.arch, altup, self.norms, x)?,
+            first => Streams::resume(e, self.arch, altup, self.norms, x, first)?,
+        };
+        if let Some(per_layer) = &self.arch.per_layer {
+            let rows = self.per_layer_rows(e, io, &streams, per_layer, x)?;
+            streams.take_rows(e, per_layer, rows, self.range.clone())?;
+        }
+        for index in self.range.clone() {
+            streams.layer(e, index, &self.arch.layers[index], |e, x| attention.attend(e, io, index, x))?;
+        }
+        let is_last = self.range.end == self.arch.layers.len();
+        let states = if is_last { streams.merged(e)? } else { streams.flat(e)? };
+        Ok(ResidualStream::new(states, self.norms, self.form))
+    }
+
+    /// The per-layer rows of every layer. The first layers make them, and give them to graphs of later layers.
+    fn per_layer_rows(
+        &self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        streams: &Streams<'_>,
+        per_layer: &PerLayer,
+        x: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let layers = self.arch.layers.len();
+        let [batch, sequence] = self.rows.clone();
+        let kind = TensorType::new(e.compute, &[batch, sequence, (layers * per_layer.width).into()]);
+        if self.range.start > 0 {
+            return Ok(io.input(e, Slot::PerLayerRows, "per_layer.rows", kind));
+        }
+        let table = io.input(e, Slot::PerLayerEmbeds, "per_layer", kind.clone());
+        let rows = streams.rows(e, per_layer, x, table)?;
+        if self.range.end < layers {
+            io.output(e, Slot::PerLayerRows, "per_layer.rows", rows, &kind)?;
+        }
+        Ok(rows)
+    }
+}

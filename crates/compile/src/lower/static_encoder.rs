@@ -1,0 +1,97 @@
+//! Variant B of encoders: a graph for each length of text, and one for the logits of a vocabulary.
+
+use narthex_spec::{
+    Variant,
+    arch::{Activation, EncoderArch, EncoderHead, Pooling},
+    manifest::{GraphEntry, Part, Slot},
+    recipe::FixedShapes,
+};
+
+use super::{
+    Lowered,
+    encoder::{self, EncoderInput, EncoderLayers},
+    io::{GraphIo, f16},
+};
+use crate::{emit::Emitter, error::CompileError, layer::encoder_head};
+
+/// The graphs of an encoder: one for each length, and the head if it is asked for single rows.
+pub(super) fn graphs(
+    e: &mut Emitter<'_>,
+    arch: &EncoderArch,
+    shapes: &FixedShapes,
+) -> Result<Lowered, CompileError> {
+    let mut graphs = Vec::new();
+    for &length in &shapes.buckets {
+        let entry = bucket(e, arch, length)?;
+        graphs.push((e.finish_graph()?, entry));
+    }
+    if let EncoderHead::MaskedLm { activation } = arch.head {
+        let entry = masked_lm(e, arch, activation)?;
+        graphs.push((e.finish_graph()?, entry));
+    }
+    Ok(Lowered { graphs, tables: Vec::new() })
+}
+
+/// An encoder for one text of at most `length` tokens.
+///
+/// ```text
+/// embeds ── norm ── (attention ── Add ── norm ── mlp ── Add ── norm) × layers ── MatMul(pool weights) ── vector, scores
+///                                                                            └── spans, or the rows themselves
+/// ```
+fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<GraphEntry, CompileError> {
+    e.begin_graph(&format!("encoder-{length}"));
+    let mut io = GraphIo::default();
+    let embedded = encoder::embedded(e, &mut io, arch, &[1.into(), length.into()])?;
+    let mask = io.input(e, Slot::Mask { window: None }, "mask", f16([1, 1, 1, length]));
+    let pool = pools(arch.head).then(|| io.input(e, Slot::PoolWeights, "pool", f16([1, 1, length])));
+    let input = EncoderInput { mask, length: Some(length) };
+    let x = EncoderLayers { arch, input }.lower(e, embedded)?;
+    let hidden = arch.hidden;
+    let pooled = pool.map(|pool| encoder_head::pool_weighted(e, x, pool)).transpose()?;
+    match arch.head {
+        EncoderHead::Embedding { .. } => {
+            let pooled = match pooled {
+                Some(pooled) => pooled,
+                None => encoder_head::pool_max(e, x, length, mask)?,
+            };
+            io.output(e, Slot::Embedding, "embedding", pooled, &f16([1, 1, hidden]))?;
+        }
+        EncoderHead::Score { labels, dense } => {
+            let scores = encoder_head::score(e, pooled.unwrap_or(x), hidden, dense)?;
+            io.output(e, Slot::Scores, "scores", scores, &f16([1, 1, labels]))?;
+        }
+        EncoderHead::Spans {} => {
+            let spans = encoder_head::spans(e, x, hidden)?;
+            io.output(e, Slot::Spans, "spans", spans, &f16([1, length, 2]))?;
+        }
+        EncoderHead::MaskedLm { .. } => {
+            io.output(e, Slot::Hidden, "hidden", x, &f16([1, length, hidden]))?;
+        }
+    }
+    let file = format!("encoder-{length}.onnx");
+    Ok(io.entry(&file, Variant::Static, Part::Bucket { length }, Vec::new()))
+}
+
+/// Returns `true` for heads that read a weighted sum of rows.
+fn pools(head: EncoderHead) -> bool {
+    match head {
+        EncoderHead::Embedding { pooling, .. } => pooling != Pooling::Max,
+        EncoderHead::Score { .. } => true,
+        EncoderHead::Spans {} | EncoderHead::MaskedLm { .. } => false,
+    }
+}
+
+/// The logits of a vocabulary for one row.
+fn masked_lm(
+    e: &mut Emitter<'_>,
+    arch: &EncoderArch,
+    activation: Option<Activation>,
+) -> Result<GraphEntry, CompileError> {
+    e.begin_graph("head");
+    let mut io = GraphIo::default();
+    let rows = 1;
+    let hidden = io.input(e, Slot::Hidden, "hidden", f16([1, rows, arch.hidden]));
+    let logits = encoder_head::masked_lm(e, hidden, arch, activation)?;
+    io.output(e, Slot::Logits, "logits", logits, &f16([1, rows, arch.vocab]))?;
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
+}

@@ -1,0 +1,246 @@
+//! Variant B: fixed shapes and plain operators in half precision, for NPUs.
+//!
+//! A decoder becomes, for each context, a graph for one new token and a graph for each prefill length; all of them share a
+//! graph for the head. The host gives embeddings, rotary angles and masks; of keys and values, only the new ones leave a
+//! graph. All graphs read the weights that variant A wrote. Encoders are in `static_encoder`.
+
+use std::{collections::BTreeMap, iter};
+
+use narthex_graph::typed::{Scope, Tensor};
+use narthex_spec::{
+    DType, Scheme, Variant,
+    arch::{Architecture, Attention, DecoderArch, DecoderLayer, NormKind, Residual, Rotation},
+    dtype::Dim,
+    manifest::{GraphEntry, KeyOrder, KeyRotation, KvLayout, LayerRange, Part, Slot},
+    recipe::FixedShapes,
+};
+
+use super::{
+    Lowered,
+    decoder::{AttentionLowering, DecoderLayers},
+    io::{GraphIo, f16},
+    parts, static_encoder,
+};
+use crate::{
+    emit::Emitter,
+    error::CompileError,
+    layer::{
+        attention::AttentionLayer,
+        embed,
+        head::head as lm_head,
+        layer_scope,
+        norm::{Norm, ResidualForm, StreamNorms},
+        rope::{self, Angles},
+        scaled_dot_product_attention::{StaticCache, StaticStep, scaled_dot_product_attention},
+    },
+    rotary,
+};
+
+/// The graphs for the given shapes. Variant A must have been lowered with the same emitter.
+pub(crate) fn lower(
+    e: &mut Emitter<'_>,
+    architecture: &Architecture,
+    shapes: &FixedShapes,
+) -> Result<Lowered, CompileError> {
+    if e.recipe.scheme == Scheme::F32 {
+        return Err(CompileError::Unsupported {
+            what: "scheme f32".to_owned(),
+            reason: "NPUs compute in half precision; compile with --scheme w8, w4 or f16".to_owned(),
+        });
+    }
+    e.compute = DType::F16;
+    match architecture {
+        Architecture::Decoder(arch) => decoder(e, arch, shapes),
+        Architecture::Encoder(arch) => static_encoder::graphs(e, arch, shapes),
+    }
+}
+
+fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
+    let mut graphs = Vec::new();
+    let parts = parts::parts(arch, e.plan, e.recipe);
+    for past in shapes.contexts() {
+        let prefill = shapes.prefill.iter().copied().filter(|&tokens| tokens <= past);
+        for tokens in iter::once(1).chain(prefill) {
+            for &range in &parts {
+                let entry = LayersGraph { arch, tokens, past, range }.lower(e)?;
+                graphs.push((e.finish_graph()?, entry));
+            }
+        }
+    }
+    let entry = head(e, arch)?;
+    graphs.push((e.finish_graph()?, entry));
+    // Variant A wrote the angles of every position, and lists them itself if it takes them from the host too.
+    let tables = if arch.switch().is_none() { rope::host_tables(e, arch) } else { Vec::new() };
+    Ok(Lowered { graphs, tables })
+}
+
+/// Slots of cosines and sines.
+const ANGLES: [(Rotation, [Slot; 2], &str); 2] = [
+    (Rotation::Global, [Slot::Cos, Slot::Sin], ""),
+    (Rotation::Local, [Slot::LocalCos, Slot::LocalSin], "local."),
+];
+
+/// The scale of a stream that half precision might not hold: it may grow to 4 million.
+const STREAM_SCALE: f32 = 1.0 / 64.0;
+
+/// The norms around the residual stream.
+///
+/// Where every branch is normed before it joins the stream, as in Gemma, nothing keeps the stream small: that of Gemma 3
+/// exceeds the range of half precision within a few layers. Such a stream is carried smaller.
+fn stream_norms(arch: &DecoderArch) -> StreamNorms {
+    let sandwiched = arch.layers.iter().all(|layer| layer.residual == Residual::Sandwich);
+    let scale = if sandwiched && arch.norm == NormKind::Rms { STREAM_SCALE } else { 1.0 };
+    StreamNorms::new(Norm::of(arch), scale)
+}
+
+/// A graph of some layers for a fixed number of new tokens and a fixed past.
+struct LayersGraph<'a> {
+    arch: &'a DecoderArch,
+    tokens: usize,
+    past: usize,
+    /// The layers, if the graph does not have all of them.
+    range: Option<LayerRange>,
+}
+
+impl LayersGraph<'_> {
+    /// ```text
+    /// first part:  embeds ── Mul(scale) ── layers ── hidden
+    /// others:      states ── layers ── hidden
+    /// ```
+    fn lower(&self, e: &mut Emitter<'_>) -> Result<GraphEntry, CompileError> {
+        let &Self { arch, tokens, past, range } = self;
+        let LayerRange { first, end } = range.unwrap_or(LayerRange { first: 0, end: arch.layers.len() });
+        let part = range.map_or(String::new(), |_| format!(".{first}-{}", end - 1));
+        e.begin_graph(&format!("layers-{tokens}{part}"));
+        let mut io = GraphIo::default();
+        let states = arch.altup.as_ref().map_or(1, |altup| altup.streams) * arch.hidden;
+        let norms = stream_norms(arch);
+        let x = if first == 0 {
+            let embeds = io.input(e, Slot::Embeds, "embeds", f16([1, tokens, arch.hidden]));
+            embed::scaled(e, embeds, arch, norms.scale)?
+        } else {
+            io.input(e, Slot::Hidden, "states", f16([1, tokens, states]))
+        };
+        let angles = self.angles(e, &mut io, &arch.layers[first..end]);
+        let mut attention = StaticAttention {
+            arch,
+            norm: norms.branch,
+            tokens,
+            past,
+            angles,
+            masks: Vec::new(),
+            entries: BTreeMap::new(),
+            layouts: Vec::new(),
+        };
+        let rows = [1, tokens].map(Dim::from);
+        let layers = DecoderLayers { arch, range: first..end, rows, norms, form: ResidualForm::Plain };
+        let stream = layers.lower(e, &mut io, &mut attention, x)?;
+        let width = if end == arch.layers.len() { arch.hidden } else { states };
+        io.output(e, Slot::Hidden, "hidden", stream.sum(), &f16([1, tokens, width]))?;
+        let file = format!("layers-{tokens}x{past}{part}.onnx");
+        Ok(io.entry(&file, Variant::Static, Part::Layers { tokens, past, range }, attention.layouts))
+    }
+
+    /// Declares the angles of the new tokens that some layers use.
+    fn angles(&self, e: &mut Emitter<'_>, io: &mut GraphIo, layers: &[DecoderLayer]) -> Angles {
+        let mut angles = Angles::default();
+        for (rotation, [cos, sin], prefix) in ANGLES {
+            let is_used = layers.iter().any(|layer| layer.attention.rotation == rotation);
+            let Some(pairs) = rotary::pairs(self.arch, rotation).filter(|_| is_used) else { continue };
+            let kind = f16([1, 1, self.tokens, pairs]);
+            let cos = io.input(e, cos, &format!("{prefix}cos"), kind.clone());
+            let sin = io.input(e, sin, &format!("{prefix}sin"), kind);
+            angles.insert(rotation, [cos, sin]);
+        }
+        angles
+    }
+}
+
+/// Attention in plain operators over a past of fixed width.
+struct StaticAttention<'a> {
+    arch: &'a DecoderArch,
+    norm: Norm,
+    tokens: usize,
+    past: usize,
+    angles: Angles,
+    /// Masks by window.
+    masks: Vec<(Option<usize>, Tensor)>,
+    /// Keys and values of past and new tokens, by entry of the cache.
+    entries: BTreeMap<usize, [Tensor; 2]>,
+    layouts: Vec<KvLayout>,
+}
+
+impl AttentionLowering for StaticAttention<'_> {
+    fn attend(
+        &mut self,
+        e: &mut Emitter<'_>,
+        io: &mut GraphIo,
+        index: usize,
+        x: Tensor,
+    ) -> Result<Tensor, CompileError> {
+        let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
+        let mask = self.mask(e, io, spec.window);
+        let rotary = self.angles.of(spec.rotation);
+        let step = StaticStep { tokens: self.tokens, past: self.past, rotary, mask };
+        let scope = layer_scope(index).child("attn");
+        let layer = AttentionLayer { scope: &scope, spec, norm: self.norm };
+        let cache = match self.entries.get(&entry) {
+            Some(&kv) => StaticCache::Shared(kv),
+            None => StaticCache::Own(self.past(e, io, entry, spec)),
+        };
+        let found = scaled_dot_product_attention(e, &layer, x, &step, &cache)?;
+        if let Some([key, value]) = found.new {
+            let (heads, size, tokens) = (spec.kv_heads, spec.head_size, self.tokens);
+            let keys = f16([1, heads, size, tokens]);
+            io.output(e, Slot::NewKey { layer: entry }, &format!("new.{entry}.key"), key, &keys)?;
+            let values = f16([1, heads, tokens, size]);
+            io.output(e, Slot::NewValue { layer: entry }, &format!("new.{entry}.value"), value, &values)?;
+            self.entries.insert(entry, found.joined);
+            self.layouts.push(KvLayout {
+                heads,
+                head_size: size,
+                window: spec.window,
+                dtype: DType::F16,
+                keys: KeyRotation::After,
+                order: KeyOrder::Transposed,
+            });
+        }
+        Ok(found.output)
+    }
+}
+
+impl StaticAttention<'_> {
+    /// The mask for layers of one window; an input for each window that occurs.
+    fn mask(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, window: Option<usize>) -> Tensor {
+        if let Some((_, mask)) = self.masks.iter().find(|(other, _)| *other == window) {
+            return *mask;
+        }
+        let name = window.map_or("mask".to_owned(), |window| format!("mask.{window}"));
+        let kind = f16([1, 1, self.tokens, self.past + self.tokens]);
+        let mask = io.input(e, Slot::Mask { window }, &name, kind);
+        self.masks.push((window, mask));
+        mask
+    }
+
+    /// Declares past keys and values of an entry of the cache.
+    fn past(&self, e: &mut Emitter<'_>, io: &mut GraphIo, entry: usize, spec: &Attention) -> [Tensor; 2] {
+        let (heads, size, past) = (spec.kv_heads, spec.head_size, self.past);
+        let key = f16([1, heads, size, past]);
+        let key = io.input(e, Slot::PastKey { layer: entry }, &format!("past.{entry}.key"), key);
+        let value = f16([1, heads, past, size]);
+        let value = io.input(e, Slot::PastValue { layer: entry }, &format!("past.{entry}.value"), value);
+        [key, value]
+    }
+}
+
+/// The last norm and the head, for one row.
+fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileError> {
+    e.begin_graph("head");
+    let mut io = GraphIo::default();
+    let rows = 1;
+    let hidden = io.input(e, Slot::Hidden, "hidden", f16([1, rows, arch.hidden]));
+    let normed = stream_norms(arch).stream.apply(e, &Scope::root().child("norm"), hidden)?;
+    let logits = lm_head(e, normed, arch)?;
+    io.output(e, Slot::Logits, "logits", logits, &f16([1, rows, arch.head_rows()]))?;
+    Ok(io.entry("head.onnx", Variant::Static, Part::Head { rows }, Vec::new()))
+}

@@ -1,0 +1,169 @@
+//! Rotary angles: the cosines and sines of every position and frequency, computed in double precision.
+
+use std::{f64::consts::TAU, ops::Range};
+
+use narthex_spec::arch::{DecoderArch, Rope, RopeScaling, Rotation};
+
+/// One set of rotary frequencies of a decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RotarySet {
+    /// The layers that use it.
+    pub(crate) rotation: Rotation,
+    /// The sequences that use it.
+    pub(crate) reach: Reach,
+}
+
+/// The lengths of sequences that a set of frequencies is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Up to the context of the first training; all lengths, where a decoder has one set.
+    Short,
+    /// Longer sequences.
+    Long,
+}
+
+/// A function of an angle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wave {
+    Cos,
+    Sin,
+}
+
+impl RotarySet {
+    /// Every set that a decoder may have.
+    pub(crate) const ALL: [Self; 3] = [
+        Self { rotation: Rotation::Global, reach: Reach::Short },
+        Self { rotation: Rotation::Global, reach: Reach::Long },
+        Self { rotation: Rotation::Local, reach: Reach::Short },
+    ];
+
+    /// Positions and pairs `[positions, pairs]` of the set, if the decoder has it.
+    pub(crate) fn extents(self, arch: &DecoderArch) -> Option<[usize; 2]> {
+        let switch = arch.switch().filter(|_| self.rotation == Rotation::Global);
+        let positions = match (self.reach, switch) {
+            (Reach::Short, Some(at)) => at,
+            (Reach::Long, None) => return None,
+            _ => arch.context,
+        };
+        Some([positions, pairs(arch, self.rotation)?])
+    }
+
+    /// Cosines or sines of some positions, `[positions, pairs]`; empty if the decoder has no such rotation.
+    pub(crate) fn values(self, arch: &DecoderArch, wave: Wave, positions: Range<usize>) -> Vec<f32> {
+        match (arch.rope_of(self.rotation), pairs(arch, self.rotation)) {
+            (Some(rope), Some(pairs)) => table(rope, self.reach, wave, positions, pairs),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Pairs per head of a rotation, if a layer uses it.
+pub(crate) fn pairs(arch: &DecoderArch, rotation: Rotation) -> Option<usize> {
+    let layer = arch.layers.iter().find(|layer| layer.attention.rotation == rotation)?;
+    arch.rope_of(rotation).map(|_| layer.attention.head_size / 2)
+}
+
+/// Cosines or sines `[positions, pairs]`.
+fn table(rope: &Rope, reach: Reach, wave: Wave, positions: Range<usize>, pairs: usize) -> Vec<f32> {
+    let mut frequencies = frequencies(rope, reach);
+    // Pairs past the rotated ones have an angle of 0.
+    frequencies.resize(pairs, 0.0);
+    let factor = match &rope.scaling {
+        RopeScaling::LongRope { attention_factor, .. } => *attention_factor,
+        _ => 1.0,
+    };
+    let rotated = rope.dims / 2;
+    let of = |angle: f64| if wave == Wave::Cos { angle.cos() } else { angle.sin() };
+    let element = |position: usize, pair: usize, frequency: f64| {
+        let value = of(position as f64 * frequency);
+        (if pair < rotated { value * factor } else { value }) as f32
+    };
+    positions
+        .flat_map(|position| {
+            frequencies.iter().enumerate().map(move |(pair, frequency)| element(position, pair, *frequency))
+        })
+        .collect()
+}
+
+/// Radians per position of each rotated pair.
+fn frequencies(rope: &Rope, reach: Reach) -> Vec<f64> {
+    let plain = |pair: usize| rope.theta.powf(-2.0 * pair as f64 / rope.dims as f64);
+    (0..rope.dims / 2).map(|pair| scaled(&rope.scaling, reach, pair, plain(pair))).collect()
+}
+
+fn scaled(scaling: &RopeScaling, reach: Reach, pair: usize, frequency: f64) -> f64 {
+    let divided = |factors: &[f32]| frequency / factors.get(pair).copied().map_or(1.0, f64::from);
+    match scaling {
+        RopeScaling::None => frequency,
+        RopeScaling::Linear { factor } => frequency / factor,
+        RopeScaling::Factors { factors } => divided(factors),
+        RopeScaling::LongRope { short, long, .. } => {
+            divided(if reach == Reach::Short { short } else { long })
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let wavelength = TAU / frequency;
+            let context = *original_context as f64;
+            if wavelength > context / low_freq_factor {
+                frequency / factor
+            } else if wavelength < context / high_freq_factor {
+                frequency
+            } else {
+                let smooth = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_divides_only_long_wavelengths() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let plain =
+            frequencies(&Rope { theta: 500_000.0, dims: 128, scaling: RopeScaling::None }, Reach::Short);
+        let stretched = frequencies(&Rope { theta: 500_000.0, dims: 128, scaling }, Reach::Short);
+        assert_eq!(plain[0], stretched[0]);
+        assert!((plain[63] / stretched[63] - 8.0).abs() < 1e-12);
+        assert!(stretched.iter().zip(&plain).all(|(s, p)| s <= p && *s >= p / 8.0));
+    }
+
+    #[test]
+    fn pairs_beyond_the_rotated_ones_stay() {
+        let rope = Rope { theta: 1e4, dims: 2, scaling: RopeScaling::None };
+        let at_one = |wave| table(&rope, Reach::Short, wave, 1..2, 4);
+        assert_eq!(at_one(Wave::Cos), [1.0f32.cos(), 1.0, 1.0, 1.0]);
+        assert_eq!(at_one(Wave::Sin), [1.0f32.sin(), 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn longer_sequences_have_factors_of_their_own() {
+        let scaling = RopeScaling::LongRope {
+            short: vec![1.0, 2.0],
+            long: vec![4.0, 8.0],
+            original_context: 16,
+            attention_factor: 1.5,
+        };
+        let rope = Rope { theta: 1.0, dims: 4, scaling };
+        assert_eq!(frequencies(&rope, Reach::Short), [1.0, 0.5]);
+        assert_eq!(frequencies(&rope, Reach::Long), [0.25, 0.125]);
+        // What is not rotated is not multiplied.
+        assert_eq!(table(&rope, Reach::Long, Wave::Cos, 0..1, 3), [1.5, 1.5, 1.0]);
+    }
+
+    #[test]
+    fn position_zero_is_not_rotated() {
+        let rope = Rope { theta: 1e4, dims: 8, scaling: RopeScaling::Linear { factor: 2.0 } };
+        let of = |wave| table(&rope, Reach::Short, wave, 0..3, 4);
+        assert_eq!(of(Wave::Cos)[..4], [1.0; 4]);
+        assert_eq!(of(Wave::Sin)[..4], [0.0; 4]);
+        assert_eq!(of(Wave::Sin)[4], 0.5f32.sin());
+    }
+}
