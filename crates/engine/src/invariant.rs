@@ -202,7 +202,7 @@ mod tests {
             assert!(broken.contains(expect), "{broken}");
         };
         check(|s| s.running[1].slot = Some(SlotId(0)), "sequence 5 runs in slot Some(SlotId(0))");
-        check(|s| s.running[1].slot = Some(SlotId(9)), "not its alone");
+        check(|s| s.running[1].slot = Some(SlotId(9)), "not its own");
         check(|s| s.running[0].slot = None, "sequence 2 runs in slot None");
         check(|s| s.running[0].cached = 3, "sequence 2 has 3 of 5 tokens");
         check(|s| s.running[0].tokens = 4, "sequence 2 has 4 of 4 tokens");
