@@ -148,7 +148,7 @@ fn tokens_are_added_as_the_reference_adds_them() {
         refused(RefineRequest::new("a", 0), "generate", "expected 1 to 64, found 0");
         refused(RefineRequest::new("a", 65), "generate", "expected 1 to 64, found 65");
         refused(RefineRequest { rounds: 0, ..RefineRequest::new("a", 1) }, "rounds", "expected 1 to 64");
-        refused(RefineRequest::new("a", 64), "text", "but this model takes at most 64");
+        refused(RefineRequest::new("a", 64), "text", "but this model allows at most 64");
     }
 }
 

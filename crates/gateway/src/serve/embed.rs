@@ -55,7 +55,7 @@ fn select_prompt<'a>(prompts: &'a Prompts, request: &EmbedRequest) -> Result<&'a
     let invalid = |message: String| Err(Error::invalid("prompt_name", message));
     let Some(name) = request.prompt.as_ref().or(prompts.default.as_ref()) else { return Ok("") };
     if request.prompt.is_some() && request.inputs.iter().any(|input| matches!(input, Prompt::Tokens(_))) {
-        return invalid("a prompt can precede only texts, found tokens".to_owned());
+        return invalid("expected texts after a prompt, found tokens".to_owned());
     }
     match prompts.named.get(name) {
         Some(text) => Ok(text),

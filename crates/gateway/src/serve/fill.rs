@@ -83,7 +83,7 @@ impl<'a> MaskedModel<'a> {
         let limit = self.limits.max_length.min(self.model.package.manifest.max_length);
         let found = tokens.len();
         if found > limit {
-            let message = format!("it has {found} tokens, but this model allows {limit}; shorten it");
+            let message = format!("it has {found} tokens, but this model allows at most {limit}; shorten it");
             return Err(Error::invalid("text", message));
         }
         let input = EncoderInput { second: found, tokens: tokens.to_vec(), asked: indices };

@@ -66,14 +66,14 @@ fn encode_pair(
     if found > limit {
         if room == 0 {
             let message = format!(
-                "the query alone has {} tokens, but this model allows {limit} for query and document",
+                "the query alone has {} tokens, but this model allows at most {limit} for query and document",
                 pair.overhead()
             );
             return Err(Error::invalid("query", message));
         }
         if request.overlong == Overlong::Refuse {
             let message = format!(
-                "the query and document {index} have {found} tokens, but this model allows {limit}; shorten the \
+                "the query and document {index} have {found} tokens, but this model allows at most {limit}; shorten the \
                  document or ask for truncation"
             );
             return Err(Error::invalid("documents", message));
