@@ -13,8 +13,8 @@ use crate::report::placement::RanOn;
 ///
 /// let request = ChatRequest {
 ///     messages: vec![
-///         Message::new(Role::System, "Answer in one sentence."),
-///         Message::new(Role::User, "What is a narthex?"),
+///         Message::new(Role::System, "Answer in one sentence.".to_owned()),
+///         Message::new(Role::User, "What is a narthex?".to_owned()),
 ///     ],
 ///     options: GenerateOptions { max_tokens: Some(64), ..GenerateOptions::api_defaults() },
 /// };
