@@ -155,10 +155,10 @@ mod tests {
             assert!(error.contains(expect), "{text}: {error}");
         };
         for text in ["", "a", "3,", "-1", "5-4", "1024", "0-18446744073709551615", "3+4"] {
-            check(text, "lists no layers: expected their numbers from 0 on, as in 3,7,12-14");
+            check(text, "is not a list of layers: expected numbers from 0, as in 3,7,12-14");
         }
         check("3,4,3", "layer 3 is listed twice");
         check("1-5,5", "layer 5 is listed twice");
-        check(&["0-1023"; 9].join(","), "lists no layers");
+        check(&["0-1023"; 9].join(","), "is not a list of layers");
     }
 }
