@@ -1,7 +1,7 @@
 //! `narthex check`: rules and trials that show whether a model runs on an NPU.
 //!
 //! A file, folder or name becomes graphs, or an architecture if there are no graphs yet. The rules of `narthex_check` read no
-//! weights and run nothing; [`compiler`] adds the results of the vendor's compiler, if it is installed.
+//! weights and run nothing; the `compiler` module adds the results of the vendor's compiler, if it is installed.
 
 pub(crate) mod architecture;
 mod compiler;
