@@ -11,9 +11,9 @@ use crate::{gateway::Gateway, load::runtime_choice::RuntimeChoice};
 pub struct DeviceStatus {
     /// Device.
     pub device: DeviceName,
-    /// Whether the machine appears to have the device with everything that it needs. Only a load proves it.
+    /// Presence of the device with everything that it needs, as far as facts show. Only a load proves it.
     pub usable: bool,
-    /// Whether the machine appears to have the device.
+    /// Presence of the device, as far as facts show.
     pub present: bool,
     /// Reason why the device is not usable.
     pub reason: Option<String>,

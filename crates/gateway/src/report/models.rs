@@ -95,7 +95,7 @@ pub struct ModelListing {
     pub source: String,
     /// Packages on this machine.
     pub installed: Vec<InstalledPackage>,
-    /// Whether a request may download the model.
+    /// Permission of requests to download the model.
     pub auto_pull: bool,
 }
 
@@ -170,7 +170,7 @@ pub struct PassedOver {
     pub reason: String,
     /// The next step, where one is known.
     pub fix: Option<String>,
-    /// Whether users are warned: the device is present or was named, and did not take the model.
+    /// Set if users are warned, because the device is present or was named.
     pub announced: bool,
     /// Nodes that the device refused, if it was tried.
     #[serde(rename = "fallen", default, skip_serializing_if = "FallbackNodes::is_empty")]

@@ -83,7 +83,8 @@ fn check(request: &AnswerRequest) -> Result<(), Error> {
     Ok(())
 }
 
-fn to_answer(context: &str, (start, end): Span, score: f64) -> Answer {
+fn to_answer(context: &str, span: Span, score: f64) -> Answer {
+    let (start, end) = span;
     let chars = context[..start].chars().count();
     let text = context[start..end].to_owned();
     let chars = chars..chars + text.chars().count();

@@ -200,7 +200,7 @@ struct ChoiceText {
     tokenizer: Tokenizer,
     detokenizer: Detokenizer,
     stop: StopStrings,
-    /// Whether the events have log-probabilities.
+    /// Set if the events have log-probabilities.
     has_logprobs: bool,
     /// Tokens whose text was not sent yet.
     pending: Vec<TokenInfo>,

@@ -24,7 +24,7 @@ pub(crate) struct Position {
     pub(crate) divergence: Option<f64>,
     /// Difference of the CPU's two best logits.
     pub(crate) margin: f32,
-    /// Whether both have the same best token.
+    /// Equality of the best tokens.
     pub(crate) agrees: bool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct ReductionLoss {
     pub(crate) mass: f64,
     /// Divergence of the reduced model's distribution from the whole model's over the kept tokens, in nats.
     pub(crate) divergence: f64,
-    /// Whether both have the same best token.
+    /// Equality of the best tokens.
     pub(crate) agrees: bool,
     /// Tokens that the reduced model keeps.
     pub(crate) vocabulary: KeptVocabulary,

