@@ -1,7 +1,9 @@
-//! The devices that Narthex knows, as one table: [`DeviceName::spec`] has a row for each.
+//! Execution providers and devices, by name. [`DeviceName::spec`] returns a device's row in the table of devices.
 //!
-//! Facts about a device stand in its row alone. A new execution provider is a key in [`Ep`], a key in [`DeviceName`] with
-//! its row, and a file of session options in the device crate. Whether a machine has a device is for that crate to find out.
+//! All facts about a device are in its row, in `device/table.rs`. A new execution provider is a variant of [`Ep`], a variant
+//! of [`DeviceName`] with its row, and a file of session options in the device crate, which also detects the device.
+
+mod table;
 
 use std::{fmt, str::FromStr};
 
@@ -193,127 +195,6 @@ pub struct DeviceSpec {
     pub schemes: &'static [Scheme],
 }
 
-const QNN: DeviceSpec = DeviceSpec {
-    name: "qnn",
-    aliases: &["qnn:npu"],
-    description: "the Hexagon NPU",
-    kind: DeviceKind::Npu,
-    ep: Ep::Qnn,
-    ort_name: "QNNExecutionProvider",
-    library: ProviderLibrary::Plugin,
-    variant: Variant::Static,
-    schemes: &Scheme::ALL,
-};
-
-const QNN_EMULATION: DeviceSpec = DeviceSpec {
-    name: "qnn:emulation",
-    aliases: &[],
-    description: "HTP emulation",
-    kind: DeviceKind::StandIn,
-    ..QNN
-};
-
-const OPENVINO_NPU: DeviceSpec = DeviceSpec {
-    name: "openvino",
-    aliases: &["openvino:npu"],
-    description: "the Intel NPU",
-    kind: DeviceKind::Npu,
-    ep: Ep::OpenVino,
-    ort_name: "OpenVINOExecutionProvider",
-    library: ProviderLibrary::Plugin,
-    variant: Variant::Static,
-    schemes: &Scheme::ALL,
-};
-
-const OPENVINO_GPU: DeviceSpec = DeviceSpec {
-    name: "openvino:gpu",
-    aliases: &[],
-    description: "the Intel GPU",
-    kind: DeviceKind::Gpu,
-    ..OPENVINO_NPU
-};
-
-const OPENVINO_CPU: DeviceSpec = DeviceSpec {
-    name: "openvino:cpu",
-    aliases: &[],
-    description: "OpenVINO's CPU device",
-    kind: DeviceKind::StandIn,
-    ..OPENVINO_NPU
-};
-
-const VITIS_AI: DeviceSpec = DeviceSpec {
-    name: "vitisai",
-    aliases: &[],
-    description: "the AMD XDNA NPU",
-    kind: DeviceKind::Npu,
-    ep: Ep::VitisAi,
-    ort_name: "VitisAIExecutionProvider",
-    library: ProviderLibrary::External,
-    variant: Variant::Static,
-    schemes: &Scheme::ALL,
-};
-
-const CORE_ML: DeviceSpec = DeviceSpec {
-    name: "coreml",
-    aliases: &[],
-    description: "the Apple Neural Engine",
-    kind: DeviceKind::Npu,
-    ep: Ep::CoreMl,
-    ort_name: "CoreMLExecutionProvider",
-    library: ProviderLibrary::External,
-    variant: Variant::Static,
-    // CoreML has no operator for weights in blocks (`MatMulNBits`).
-    schemes: &[Scheme::F16, Scheme::F32],
-};
-
-const DIRECT_ML: DeviceSpec = DeviceSpec {
-    name: "directml",
-    aliases: &["dml"],
-    description: "DirectML",
-    kind: DeviceKind::Gpu,
-    ep: Ep::DirectMl,
-    ort_name: "DmlExecutionProvider",
-    library: ProviderLibrary::OnnxRuntime,
-    variant: Variant::Dynamic,
-    schemes: &Scheme::ALL,
-};
-
-const CUDA: DeviceSpec = DeviceSpec {
-    name: "cuda",
-    aliases: &[],
-    description: "the NVIDIA GPU",
-    kind: DeviceKind::Gpu,
-    ep: Ep::Cuda,
-    ort_name: "CUDAExecutionProvider",
-    library: ProviderLibrary::OnnxRuntime,
-    variant: Variant::Dynamic,
-    schemes: &Scheme::ALL,
-};
-
-const WEB_GPU: DeviceSpec = DeviceSpec {
-    name: "webgpu",
-    aliases: &[],
-    description: "WebGPU",
-    kind: DeviceKind::Gpu,
-    ep: Ep::WebGpu,
-    ort_name: "WebGpuExecutionProvider",
-    library: ProviderLibrary::Plugin,
-    variant: Variant::Dynamic,
-    schemes: &Scheme::ALL,
-};
-
-const CPU: DeviceSpec = DeviceSpec {
-    name: "cpu",
-    aliases: &[],
-    description: "the CPU",
-    kind: DeviceKind::Cpu,
-    ep: Ep::Cpu,
-    ort_name: "CPUExecutionProvider",
-    library: ProviderLibrary::OnnxRuntime,
-    variant: Variant::Dynamic,
-    schemes: &Scheme::ALL,
-};
-
 impl DeviceName {
     /// Every device, NPUs first, each stand-in after the device that it stands in for.
     pub const ALL: [Self; 11] = [
@@ -333,17 +214,17 @@ impl DeviceName {
     /// The device's row in the table.
     pub const fn spec(self) -> &'static DeviceSpec {
         match self {
-            Self::Qnn => &QNN,
-            Self::QnnEmulation => &QNN_EMULATION,
-            Self::OpenVino(OpenVinoDevice::Npu) => &OPENVINO_NPU,
-            Self::OpenVino(OpenVinoDevice::Gpu) => &OPENVINO_GPU,
-            Self::OpenVino(OpenVinoDevice::Cpu) => &OPENVINO_CPU,
-            Self::VitisAi => &VITIS_AI,
-            Self::CoreMl => &CORE_ML,
-            Self::DirectMl => &DIRECT_ML,
-            Self::Cuda => &CUDA,
-            Self::WebGpu => &WEB_GPU,
-            Self::Cpu => &CPU,
+            Self::Qnn => &table::QNN,
+            Self::QnnEmulation => &table::QNN_EMULATION,
+            Self::OpenVino(OpenVinoDevice::Npu) => &table::OPENVINO_NPU,
+            Self::OpenVino(OpenVinoDevice::Gpu) => &table::OPENVINO_GPU,
+            Self::OpenVino(OpenVinoDevice::Cpu) => &table::OPENVINO_CPU,
+            Self::VitisAi => &table::VITIS_AI,
+            Self::CoreMl => &table::CORE_ML,
+            Self::DirectMl => &table::DIRECT_ML,
+            Self::Cuda => &table::CUDA,
+            Self::WebGpu => &table::WEB_GPU,
+            Self::Cpu => &table::CPU,
         }
     }
 

@@ -21,6 +21,7 @@ pub mod progress;
 pub mod recipe;
 pub mod scheme;
 pub mod target;
+pub mod variant;
 
 pub use device::{DeviceKind, DeviceName, Ep, OpenVinoDevice, ProviderLibrary};
 pub use device_order::{DeviceOrder, NpuPolicy};
@@ -37,4 +38,5 @@ pub use power::Power;
 pub use progress::{Progress, Sink as ProgressSink};
 pub use recipe::{Calibration, Recipe};
 pub use scheme::Scheme;
-pub use target::{QnnChip, Target, Variant};
+pub use target::{QnnChip, Target};
+pub use variant::Variant;

@@ -1,20 +1,10 @@
-//! Graph variants, and the NPUs that packages are compiled for ahead of time.
+//! The NPUs that packages are compiled for ahead of time.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Ep, OpenVinoDevice, UnknownName};
-
-/// One of the two forms in which a package holds its graphs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Variant {
-    /// Variant A: symbolic shapes, fused attention; for the CPU, WebGPU, CUDA and DirectML.
-    Dynamic,
-    /// Variant B: fixed shapes, plain operators, half precision; for NPUs, and for the CPU as B's own reference.
-    Static,
-}
 
 /// An NPU, or several of one vendor, that a package is compiled for ahead of time.
 ///
