@@ -1,4 +1,4 @@
-//! The door for fuzz targets: archives, past the check of their digest. No part of the product has it.
+//! Entry point for fuzz targets: archives, without the check of their digest. Not part of the product.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! The door for fuzz targets: what executors read of a package before ONNX Runtime does. No part of the product has it.
+//! Entry point for fuzz targets: the parts of a package that executors read before ONNX Runtime does. Not part of the
+//! product.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! What a provider itself says of the nodes that it refuses, where it keeps a trace. Only asked once a graph turned out
-//! not to run as a whole, since it costs another compile.
+//! A provider's own reasons for refusing nodes, read from its trace if it writes one. A trace costs another compile, so
+//! it is requested only for a graph that does not run as a whole.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! DecoderNames of a decoder graph's inputs and outputs, by role.
+//! Names of a decoder graph's inputs and outputs, by role.
 
 use std::ffi::CString;
 

@@ -1,11 +1,15 @@
-//! The devices of this machine, from facts that are read once, or recorded from another machine for tests.
+//! Facts about a machine that decide which devices it has, and the reasons against a device.
+//!
+//! Facts are read once, or recorded from another machine for tests.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use narthex_spec::{DeviceName, Ep};
+use narthex_spec::Ep;
 
-use super::{Device, coreml, cpu, cuda, directml, openvino, qnn, vitisai, webgpu};
 use crate::inventory::{self, Accelerator, AcceleratorKind, Driver};
+
+/// Environment variable with the path of AMD's provider library.
+const VITISAI_LIBRARY: &str = "NARTHEX_VITISAI_LIBRARY";
 
 /// Facts that decide which devices a machine has; empty by default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,10 +31,10 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The facts of this machine, where these libraries are installed. AMD's, which no runtime of ours has, is the one
-    /// that `NARTHEX_VITISAI_LIBRARY` names.
+    /// Returns the facts of this machine, with these installed libraries. AMD's library is part of no runtime, so
+    /// `NARTHEX_VITISAI_LIBRARY` names it.
     pub fn here(mut libraries: BTreeMap<Ep, PathBuf>) -> Self {
-        if let Some(path) = std::env::var_os(vitisai::VARIABLE).filter(|path| !path.is_empty()) {
+        if let Some(path) = std::env::var_os(VITISAI_LIBRARY).filter(|path| !path.is_empty()) {
             libraries.entry(Ep::VitisAi).or_insert_with(|| PathBuf::from(path));
         }
         let accelerators = inventory::accelerators();
@@ -68,10 +72,10 @@ impl Facts {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
                 cause: Cause::NotInstalled,
-                reason: format!("AMD's own library is needed, and {} names none", vitisai::VARIABLE),
+                reason: format!("AMD's own library is needed, and {} names none", VITISAI_LIBRARY),
                 fix: Some(format!(
                     "install AMD's Ryzen AI software and set {} to its VitisAI provider library",
-                    vitisai::VARIABLE
+                    VITISAI_LIBRARY
                 )),
             };
             self.unseen(refusal, what)
@@ -79,7 +83,7 @@ impl Facts {
     }
 
     fn unseen(&self, refusal: Refusal, what: &DeviceSignature) -> Refusal {
-        if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.tells_of(what) {
+        if self.os == "linux" || refusal.cause != Cause::NotInstalled || self.shows(what) {
             return refusal;
         }
         let reason = format!("{}, so it is not known whether there is an {}", refusal.reason, what.name);
@@ -87,7 +91,7 @@ impl Facts {
     }
 
     /// Returns whether the processor's name implies a device, or the system knows a driver for it.
-    fn tells_of(&self, what: &DeviceSignature) -> bool {
+    fn shows(&self, what: &DeviceSignature) -> bool {
         let named = |text: &str, names: &[&str]| {
             let text = text.to_ascii_lowercase();
             names.iter().any(|name| text.contains(name))
@@ -184,23 +188,5 @@ impl Refusal {
     /// The machine has no such device.
     pub(super) fn absent(reason: impl Into<String>) -> Self {
         Self { cause: Cause::Absent, reason: reason.into(), fix: None }
-    }
-}
-
-/// Returns the device behind a name, ready to be opened.
-///
-/// # Errors
-/// The [`Refusal`], in plain words. Whether the provider's library loads is seen only when it is registered.
-pub fn probe(name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
-    match name {
-        DeviceName::Cpu => Ok(cpu::device()),
-        DeviceName::Qnn => qnn::probe(facts),
-        DeviceName::QnnEmulation => qnn::probe_emulation(facts),
-        DeviceName::OpenVino(device) => openvino::probe(device, facts),
-        DeviceName::VitisAi => vitisai::probe(facts),
-        DeviceName::CoreMl => coreml::probe(facts),
-        DeviceName::DirectMl => directml::probe(facts),
-        DeviceName::Cuda => cuda::probe(facts),
-        DeviceName::WebGpu => webgpu::probe(facts),
     }
 }

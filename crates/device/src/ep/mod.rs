@@ -7,8 +7,8 @@ mod coreml;
 mod cpu;
 mod cuda;
 mod directml;
+mod facts;
 mod openvino;
-mod probe;
 mod qnn;
 mod vitisai;
 mod webgpu;
@@ -22,9 +22,9 @@ use narthex_spec::{DeviceKind, DeviceName, Ep, NpuOptions, Power, ProviderLibrar
 
 pub use coreml::CoreMlOptions;
 pub use directml::DirectMlOptions;
+pub use facts::{Cause, Facts, Refusal};
+use facts::{DeviceSignature, Vendor};
 pub use openvino::OpenVinoOptions;
-pub use probe::{Cause, Facts, Refusal, probe};
-use probe::{DeviceSignature, Vendor};
 pub use qnn::QnnOptions;
 pub use vitisai::VitisAiOptions;
 pub use webgpu::WebGpuOptions;
@@ -245,6 +245,25 @@ impl Device {
             Self::WebGpu(_) => Some("WebGPU"),
             _ => None,
         }
+    }
+}
+
+/// Returns the device behind a name, ready to be opened.
+///
+/// # Errors
+/// [`Refusal`] if the machine lacks the device or its runtime. A library that fails to load is noticed only when it is
+/// registered.
+pub fn probe(name: DeviceName, facts: &Facts) -> Result<Device, Refusal> {
+    match name {
+        DeviceName::Cpu => Ok(cpu::device()),
+        DeviceName::Qnn => qnn::probe(facts),
+        DeviceName::QnnEmulation => qnn::probe_emulation(facts),
+        DeviceName::OpenVino(device) => openvino::probe(device, facts),
+        DeviceName::VitisAi => vitisai::probe(facts),
+        DeviceName::CoreMl => coreml::probe(facts),
+        DeviceName::DirectMl => directml::probe(facts),
+        DeviceName::Cuda => cuda::probe(facts),
+        DeviceName::WebGpu => webgpu::probe(facts),
     }
 }
 

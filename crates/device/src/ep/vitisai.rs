@@ -8,9 +8,6 @@ use std::path::{Path, PathBuf};
 use super::{Device, DeviceSignature, Facts, Refusal, Vendor};
 use crate::inventory::AcceleratorKind;
 
-/// The environment variable that names the provider's library.
-pub(super) const VARIABLE: &str = "NARTHEX_VITISAI_LIBRARY";
-
 /// The Linux driver through which the NPU is reached.
 const DRIVER: &str = "amdxdna";
 
