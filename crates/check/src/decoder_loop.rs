@@ -1,4 +1,4 @@
-//! Signs of a loop over tokens, and what such a loop costs on an NPU.
+//! Signs of a loop over tokens, and its costs on an NPU.
 
 use narthex_graph::{Node, Value};
 
@@ -30,9 +30,9 @@ pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
     } else if past.is_empty() {
         message.push_str(": it reads prompts, and a graph with a past must continue them");
     }
-    let fix = (has_switch || !gives_news_alone(view, &past, &present)).then(|| {
+    let fix = (has_switch || !returns_only_new_rows(view, &past, &present)).then(|| {
         Fix::you(
-            "an NPU wants a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
+            "an NPU needs a graph for the prompt and one for the next token, with fixed shapes and the same past width; \
              `narthex compile MODEL --target` makes both from a checkpoint",
         )
     });
@@ -58,15 +58,15 @@ fn caches<'a>(view: &PlacedGraph<'a>) -> (Vec<&'a Value>, Vec<&'a Value>) {
     )
 }
 
-/// Whether the loop is as an NPU wants it: fixed shapes, and of each cache that is read only what is new comes out.
-fn gives_news_alone(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> bool {
+/// Returns whether the loop suits an NPU: its shapes are fixed, and only the new rows of each cache are outputs.
+fn returns_only_new_rows(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> bool {
     let fixed = |value: &&Value| view.open.get(&value.name).is_fixed();
     past.len() == present.len()
         && past.iter().chain(present).all(fixed)
         && cache_bytes(view, past, present).is_some_and(|(into, out)| out < into)
 }
 
-/// Bytes of the caches that are read, and of those that come out.
+/// Returns the bytes of the cache inputs and of the cache outputs.
 fn cache_bytes(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> Option<(u64, u64)> {
     let bytes = |values: &[&Value]| {
         values.iter().map(|value| view.known.get(&value.name).bytes()).sum::<Option<u64>>()

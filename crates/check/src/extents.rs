@@ -77,7 +77,7 @@ pub(super) fn symbols(graph: &Graph) -> BTreeSet<String> {
     found
 }
 
-/// Whether a dimension depends on a symbol.
+/// Returns whether a dimension depends on a symbol.
 pub(super) fn names(dim: &Dim, symbol: &str) -> bool {
     match dim {
         Dim::Fixed(_) => false,

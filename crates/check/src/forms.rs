@@ -54,7 +54,7 @@ pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem
 }
 
 fn late_extent() -> Problem {
-    Problem::falls(Rule::OperatorForm, "its extent is told only at run time").fix(Fix::you(
+    Problem::falls(Rule::OperatorForm, "its extent is known only at run time").fix(Fix::you(
         "make the values on the host and give them as an input, or fix the shapes that it depends on",
     ))
 }
@@ -234,7 +234,7 @@ fn is_zero(value: &narthex_graph::Attribute) -> bool {
 fn group_query() -> Problem {
     Problem::falls(
         Rule::ContribOperator,
-        "QNN leaves fused attention over a cache to the CPU unless it is told otherwise (op_affinity)",
+        "QNN leaves fused attention over a cache to the CPU unless op_affinity assigns it to the NPU",
     )
     .fix(Fix::you(
         "write attention as MatMul, Add of a float mask, Softmax and MatMul with the new keys and values as outputs, as \

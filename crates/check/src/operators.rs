@@ -60,14 +60,14 @@ fn open(view: &View<'_>, node: &Node) -> Option<NodePlacement> {
     }
     let problem = Problem::falls(
         Rule::UnknownShape,
-        "its shape cannot be told before the graph runs, and an NPU's compiler needs every shape",
+        "its shape is unknown before the graph runs, and an NPU's compiler needs every shape",
     );
     Some(NodePlacement::Problem(problem.fix(Fix::you(
         "export the model so that no shape depends on data (NonZero, Unique, run-time Reshape), or declare the shape",
     ))))
 }
 
-/// Whether an input has an extent that was neither given nor assumed.
+/// Returns whether an input has an extent that was neither given nor assumed.
 fn has_open_input(view: &View<'_>) -> bool {
     view.graph().inputs.iter().any(|input| !view.known.get(&input.name).is_fixed())
 }

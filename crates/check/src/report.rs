@@ -28,7 +28,7 @@ pub struct Report {
     pub after_fix: Option<AfterFix>,
 }
 
-/// Whether a model runs on the target.
+/// Result of a check: the share of a model that runs on the target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Verdict {

@@ -1,4 +1,4 @@
-//! Writing a fixed model: its graphs, and one data file for the weights of all of them.
+//! Writer of a fixed model: its graphs, and one data file with the weights of all graphs.
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +17,12 @@ use narthex_graph::{
 
 use crate::error::CheckError;
 
-/// Writes graphs and their weights into a folder, and gives the files that were written.
+/// Writes graphs and their weights into a folder, and returns the paths of the written files.
 ///
-/// A weight that several graphs share is written once. Files that stand in the folder already are not replaced.
+/// A weight that several graphs share is written once. Existing files are not replaced.
 ///
 /// # Errors
-/// [`CheckError::CannotFix`] where a graph holds what Narthex does not keep, [`CheckError::Open`] where a weight is not there,
+/// [`CheckError::CannotFix`] if a graph has parts that Narthex does not preserve, [`CheckError::Open`] if a weight is missing,
 /// and [`CheckError::Write`].
 pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckError> {
     if let Some((part, what)) = parts.iter().find_map(|part| Some((part, part.graph.unread.first()?))) {
@@ -35,14 +35,14 @@ pub fn write(parts: &[OnnxFile], folder: &Path) -> Result<Vec<PathBuf>, CheckErr
     match write_all(parts, folder, &mut written) {
         Ok(()) => Ok(written),
         Err(error) => {
-            // Half a model is worse than none; what cannot be removed is named by nobody.
+            // Half a model is worse than none. A file that cannot be removed is not reported.
             written.iter().for_each(|path| drop(fs::remove_file(path)));
             Err(error)
         }
     }
 }
 
-/// Writes into a folder that is there, and lists what it has begun.
+/// Writes into an existing folder, and lists each file as soon as it is created.
 fn write_all(parts: &[OnnxFile], folder: &Path, written: &mut Vec<PathBuf>) -> Result<(), CheckError> {
     let mut weights = DataFileWriter {
         path: folder.join(DATA_FILE),
@@ -76,12 +76,20 @@ fn create(path: &Path, written: &mut Vec<PathBuf>) -> Result<File, CheckError> {
     Ok(file)
 }
 
-/// The data file under way.
+/// Bytes of a weight in a file of the original model.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct WeightSource {
+    file: PathBuf,
+    offset: u64,
+    length: u64,
+}
+
+/// Writer of the data file.
 struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
-    /// Places of weights that were written, by their origin.
-    places: BTreeMap<(PathBuf, u64, u64), Place>,
+    /// Places of the weights written so far, by their source.
+    places: BTreeMap<WeightSource, Place>,
     sources: DataFiles,
 }
 
@@ -95,7 +103,7 @@ impl DataFileWriter {
     ) -> Result<(), CheckError> {
         for constant in &mut graph.initializers {
             let InitializerData::External { file, offset, length } = &constant.data else { continue };
-            let from = (part.folder.join(file), *offset, *length);
+            let from = WeightSource { file: part.folder.join(file), offset: *offset, length: *length };
             let place = self.copy(from, &part.folder, constant, written)?;
             constant.data = InitializerData::External {
                 file: DATA_FILE.to_owned(),
@@ -106,9 +114,10 @@ impl DataFileWriter {
         Ok(())
     }
 
+    /// Returns the place of a weight in the data file, and copies the weight there if it is new.
     fn copy(
         &mut self,
-        from: (PathBuf, u64, u64),
+        from: WeightSource,
         folder: &Path,
         constant: &Initializer,
         written: &mut Vec<PathBuf>,

@@ -120,8 +120,8 @@ impl Layout {
         self.scales.iter().find(|scale| scale.module == module).map_or(1.0, |scale| scale.factor)
     }
 
-    /// What the shape in the file is of a weight, or of each of its tensors, whose canonical shape is `shape`; a stack may
-    /// have more matrices than are read, as many as in `found`.
+    /// Returns the shape in the file of a weight, or of each of its tensors, with the canonical shape `shape`. A stack may
+    /// have more matrices than are read; `found` has their number.
     pub(super) fn stored_shape(
         &self,
         canonical: &str,
@@ -185,7 +185,7 @@ impl Layout {
     }
 }
 
-/// Whether `name` is a weight or bias of q or k, or a gain of their norm.
+/// Returns whether `name` is a weight or bias of q or k, or a gain of their norm.
 fn is_rotated(name: &str) -> bool {
     [".attn.q_", ".attn.k_"].iter().any(|part| name.contains(part))
 }

@@ -98,7 +98,7 @@ pub trait WeightSource: Send + Sync {
     /// The weight called `name`, its shape as stored.
     fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError>;
 
-    /// Whether the weight called `name` exists.
+    /// Returns whether the weight called `name` exists.
     fn has(&self, name: &str) -> bool;
 
     /// The file that has the weight called `name`, for messages.

@@ -127,8 +127,8 @@ impl NameTable {
         Some((file, number.parse().ok()?))
     }
 
-    /// Whether `file_name` is a tensor of a layer that a graph must use: one that is left unread means that the
-    /// model computes something its architecture does not say.
+    /// Returns whether `file_name` is a tensor of a layer, which a graph must use. An unread one means that the model
+    /// computes something that its architecture does not state.
     pub(super) fn is_layer_weight(&self, file_name: &str) -> bool {
         self.prefixes.iter().any(|prefix| {
             file_name

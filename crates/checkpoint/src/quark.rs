@@ -22,7 +22,8 @@ pub const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Elements of a block of [`Encoding::Uint4`], of which a group has several.
 const BLOCK: usize = 32;
 
-/// Whether a `quantization_config` says what is read: Quark's 4-bit integers in groups with zero points, weights alone.
+/// Returns whether a `quantization_config` is supported: Quark's 4-bit integers in groups with zero points, for weights
+/// only.
 pub(super) fn is_read(config: &Value) -> bool {
     let text = |path: &str| config.pointer(path).and_then(Value::as_str);
     let weight = "/global_quant_config/weight";
@@ -79,7 +80,7 @@ fn sizes(words: &[usize], scales: &[usize], zeros: &[usize]) -> Option<([usize; 
     (fits && group > 0 && group.is_multiple_of(BLOCK)).then_some(([rows, cols], group))
 }
 
-/// Whether a weight's elements are wanted, or its shape alone.
+/// Choice between reading a weight's elements and only its shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Elements {
     Read,

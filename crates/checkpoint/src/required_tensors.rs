@@ -89,7 +89,7 @@ fn linear(needed: &mut Needed, module: String, [out, input]: [usize; 2], bias: B
     needed.push((format!("{module}.weight"), vec![out, input]));
 }
 
-/// Whether a linear layer adds a bias.
+/// Presence of a bias in a linear layer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bias {
     Present,

@@ -109,7 +109,7 @@ impl Facts {
         }
     }
 
-    /// Whether the operator is in the table at all.
+    /// Returns whether the table has the operator.
     pub(super) fn knows(&self, operator: &str) -> bool {
         self.compiler == Compiler::OpenVino || HTP.contains_key(operator)
     }

@@ -73,7 +73,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointErr
     Ok(Decoder::from(without_positions(arch, &rotated)).with_interleaved_rope())
 }
 
-/// Whether each layer is rotated, where each of the given number is not.
+/// Returns for each layer whether RoPE rotates it; every `interval`-th layer is not rotated.
 fn every(interval: usize, layers: usize) -> Vec<bool> {
     (1..=layers).map(|layer| interval == 0 || !layer.is_multiple_of(interval)).collect()
 }

@@ -11,11 +11,12 @@ pub(crate) mod vocab;
 /// Bytes behind the tables that are fetched too: divisors of rotary frequencies are stored first among the weights.
 const SETTINGS_BYTES: usize = 64 << 10;
 
-/// Bytes of a file's beginning that tell its tensors, as far as those that are there say; nothing once they suffice.
+/// Returns the number of bytes to fetch from a file's start for its metadata and tensor table, or `None` if `beginning`
+/// suffices.
 pub(crate) fn wanted(beginning: &[u8]) -> Option<u64> {
-    let told = beginning.len().checked_sub(SETTINGS_BYTES).and_then(|end| beginning.get(..end));
-    match told {
-        Some(told) if read::is_told(told) => None,
+    let tables = beginning.len().checked_sub(SETTINGS_BYTES).and_then(|end| beginning.get(..end));
+    match tables {
+        Some(tables) if read::has_whole_tables(tables) => None,
         _ => Some(4 * beginning.len().max(SETTINGS_BYTES) as u64),
     }
 }

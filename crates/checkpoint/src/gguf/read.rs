@@ -50,8 +50,8 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointErro
     Ok(contents)
 }
 
-/// Whether a file's beginning holds all that is said of its tensors.
-pub(crate) fn is_told(beginning: &[u8]) -> bool {
+/// Returns whether a file's beginning contains the whole metadata and tensor table.
+pub(crate) fn has_whole_tables(beginning: &[u8]) -> bool {
     tables(Path::new(""), beginning).is_ok()
 }
 

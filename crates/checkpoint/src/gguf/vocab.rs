@@ -112,7 +112,7 @@ fn same_length<'a, T>(
     }
 }
 
-/// Whether a sequence begins with BOS: as the file says, else by the convention of its tokenizer.
+/// Returns whether a sequence begins with BOS: the file's setting, or else the convention of its tokenizer.
 fn wants_bos(stated: Option<bool>, model: &str, pre: Option<&str>) -> bool {
     stated.unwrap_or_else(|| match model {
         // ChatGLM3's template begins with tokens of its own.

@@ -107,11 +107,11 @@ pub(crate) struct Defaults {
     pub(crate) rotated: Option<f64>,
     /// Epsilon of norms.
     pub(crate) epsilon: f64,
-    /// Whether the head's weight is the embedding's.
+    /// Tying of the head's weight to the embedding.
     pub(crate) tied: Tied,
 }
 
-/// Whether the head's weight is the embedding's.
+/// Tying of the head's weight to the embedding's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tied {
     Yes,
@@ -292,7 +292,7 @@ impl RopeKeys {
         self.rope_type.as_deref().or(self.old_rope_type.as_deref()).unwrap_or("default")
     }
 
-    /// Whether the scaling is LongRoPE's, which files from before it was published call `su`.
+    /// Returns whether the scaling is LongRoPE's. Files older than its publication call it `su`.
     fn is_long(&self) -> bool {
         matches!(self.kind(), "longrope" | "su")
     }

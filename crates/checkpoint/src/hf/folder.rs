@@ -41,7 +41,7 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Whether the folder has a file `name`.
+    /// Returns whether the folder has a file `name`.
     pub fn has(&self, name: &str) -> bool {
         self.file(name).is_file()
     }

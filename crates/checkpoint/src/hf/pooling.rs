@@ -20,11 +20,11 @@ const USUAL_POOLING: &str = "1_Pooling";
 pub struct SentenceEmbedding {
     /// Pooling of rows into one vector.
     pub pooling: Pooling,
-    /// Whether the vector is scaled to unit length.
+    /// True if the vector is scaled to unit length.
     pub normalize: bool,
     /// The longest text, in tokens.
     pub max_length: Option<usize>,
-    /// Whether `modules.json` says so, and not a rule for folders without one.
+    /// True if these settings come from `modules.json`, false if from a default for folders without it.
     pub listed: bool,
 }
 

@@ -245,8 +245,8 @@ impl Rules {
         }
     }
 
-    /// Whether a sequence begins with BOS: as `add_bos_token` says, else as the tokenizer's own template does, else
-    /// by the convention of its class.
+    /// Returns whether a sequence begins with BOS: the value of `add_bos_token`, or else the tokenizer's own template,
+    /// or else the convention of its class.
     fn adds_bos(&self) -> bool {
         if let Some(adds) = self.stated.add_bos_token {
             return adds;
