@@ -1,4 +1,4 @@
-//! Why a checkpoint could not be compiled.
+//! Errors of compiling, importing and exporting models.
 
 use std::{io, path::PathBuf};
 
@@ -18,16 +18,16 @@ pub struct RunnerError {
     pub hint: Option<String>,
 }
 
-/// Why a checkpoint could not be compiled.
+/// Reason why a model could not be compiled, imported or exported.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// The checkpoint was refused.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The checkpoint holds no such smaller model.
-    #[error("no smaller model of that kind: {0}")]
+    /// The checkpoint does not contain the requested smaller model.
+    #[error("the checkpoint has no such smaller model: {0}")]
     Slice(#[from] SliceError),
-    /// The vocabulary cannot be pruned so.
+    /// The vocabulary cannot be pruned as requested.
     #[error("the vocabulary cannot be pruned: {0}")]
     Vocabulary(#[from] VocabularyError),
     /// The tokenizer was refused.
@@ -41,49 +41,49 @@ pub enum CompileError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The lowered graph breaks a rule; a defect of Narthex.
+    /// The lowered graph is invalid; a defect of Narthex.
     #[error("the compiled graph is not well-formed: {0}; please report this")]
     Graph(#[from] GraphError),
-    /// An operator was given a wrong tensor; a defect of Narthex.
+    /// An operator received a wrong tensor; a defect of Narthex.
     #[error("the graph cannot be built: {0}; please report this")]
     Build(#[from] BuildError),
-    /// A pass does not fit its graph; a defect of Narthex.
+    /// A pass produced an invalid patch; a defect of Narthex.
     #[error("{0}; please report this")]
     Pass(#[from] PatchError),
-    /// The architecture asks for something that the target's lowering lacks.
+    /// The target's lowering does not support a part of the architecture.
     #[error("{what} cannot be lowered for this target: {reason}")]
     Unsupported {
-        /// Which part.
+        /// The part.
         what: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The model could not be run for its calibration.
+    /// The model could not be run for calibration.
     #[error("the model cannot be calibrated: {0}")]
     Calibration(RunnerError),
-    /// A graph that was to be imported cannot be read.
+    /// A graph to be imported cannot be read.
     #[error(transparent)]
     Open(#[from] OnnxFileError),
-    /// What was to be imported or exported is well-formed, and has no place on the other side.
+    /// The source is well-formed, but the format to import to or export to cannot represent it.
     #[error("{what} {found:?} cannot be taken over: expected {expected}")]
     Foreign {
-        /// Which part.
+        /// The part.
         what: String,
-        /// What is taken over.
+        /// The supported values.
         expected: String,
-        /// What was found.
+        /// The value in the source.
         found: String,
     },
-    /// What was to be imported runs on one kind of device alone, with its vendor's software.
+    /// The model to be imported runs only on one kind of device, with its vendor's software.
     #[error("{path} holds {what}, which runs on {device} alone; expected an export for CPUs or GPUs")]
     Bound {
         /// The file or folder.
         path: PathBuf,
-        /// What lies there.
+        /// Description of its contents.
         what: String,
         /// The device, in words.
         device: String,
-        /// What gives a package for that device.
+        /// Next step that produces a package for that device.
         instead: String,
     },
     /// The job was cancelled.
@@ -92,27 +92,27 @@ pub enum CompileError {
 }
 
 impl CompileError {
-    /// The next step, where one is known.
+    /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free some space, or point NARTHEX_HOME at another disk".to_owned())
+                Some("free some space, or set NARTHEX_HOME to a folder on another disk".to_owned())
             }
             Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some("point NARTHEX_HOME at a folder that you may write to".to_owned())
+                Some("set NARTHEX_HOME to a folder that you may write to".to_owned())
             }
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
-                Some("name a folder that is not there yet, or is empty; nothing is replaced".to_owned())
+                Some("choose a new or empty folder; existing files are not replaced".to_owned())
             }
             Self::Checkpoint(error) => match error.what() {
                 CheckpointError::Malformed { .. } => {
-                    Some("fetch the checkpoint again; it may be cut off or damaged".to_owned())
+                    Some("download the checkpoint again; it may be incomplete or damaged".to_owned())
                 }
                 CheckpointError::Architecture { .. } => {
                     Some("`narthex list --available` shows models that this version compiles".to_owned())
                 }
                 CheckpointError::Unsupported { .. } => {
-                    Some("take another checkpoint of the model, or another model".to_owned())
+                    Some("choose another checkpoint of the model, or another model".to_owned())
                 }
                 _ => None,
             },
@@ -133,8 +133,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_the_way_has_a_next_step() {
+    fn an_existing_folder_has_a_hint() {
         let error = CompileError::Write { path: "out".into(), source: io::ErrorKind::AlreadyExists.into() };
-        assert!(error.hint().is_some_and(|hint| hint.contains("not there yet, or is empty")));
+        assert!(error.hint().is_some_and(|hint| hint.contains("a new or empty folder")));
     }
 }

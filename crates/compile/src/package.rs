@@ -1,4 +1,4 @@
-//! Writing a package's files, each hashed on its way to the disk.
+//! Writer of a package's files, which are hashed while they are written.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,7 @@ pub(crate) struct PackageWriter {
     files: Files,
 }
 
-/// A file of the package that is hashed while it is written; it is entered when [`HashedFile::sync`] is called.
+/// A file of the package, hashed while it is written. [`HashedFile::sync`] adds it to the list of files.
 pub(crate) struct HashedFile {
     name: String,
     path: PathBuf,
@@ -74,27 +74,27 @@ impl PackageWriter {
         file.sync()
     }
 
-    /// Copies the file at `from`, a piece at a time.
+    /// Copies the file at `from` in pieces.
     ///
     /// # Errors
-    /// [`CompileError::Open`] where it cannot be read, [`CompileError::Write`] where the copy cannot be written, and
+    /// [`CompileError::Open`] if the file cannot be read, [`CompileError::Write`] if the copy cannot be written, and
     /// [`CompileError::Cancelled`].
     pub(crate) fn copy(&self, name: &str, from: &Path, cancel: &AtomicBool) -> Result<(), CompileError> {
-        let source = File::open(from).map_err(|source| unread(from, source))?;
+        let source = File::open(from).map_err(|source| read_error(from, source))?;
         let mut file = self.create(name)?;
         let path = file.path.clone();
-        pour((source, from), (&mut file, &path), cancel)?;
+        copy_stream(Stream { data: source, path: from }, Stream { data: &mut file, path: &path }, cancel)?;
         file.sync()
     }
 
-    /// Enters the files into the manifest and writes it; the last file of a package.
+    /// Lists the files in the manifest, and writes the manifest as the last file of the package.
     pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<(), CompileError> {
         manifest.files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
         write_manifest(&self.folder, manifest)
     }
 }
 
-/// Enters files that lie in a package's folder into its manifest, and writes the manifest anew.
+/// Adds files of a package's folder to its manifest, and rewrites the manifest.
 ///
 /// `names` are relative to the folder, with `/` between their parts.
 pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<(), CompileError> {
@@ -125,13 +125,19 @@ fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CompileError
     file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)
 }
 
-/// Bytes that are copied between two looks at whether to go on.
+/// Bytes that are copied between two checks for cancellation.
 const PIECE: u64 = 1 << 20;
 
-/// Copies what is left of a file to another; the paths are for messages.
-fn pour(
-    (mut from, source): (impl Read, &Path),
-    (mut to, target): (impl Write, &Path),
+/// One end of a copy, with its path for error messages.
+struct Stream<'a, T> {
+    data: T,
+    path: &'a Path,
+}
+
+/// Copies the rest of one stream to another, and stops if `cancel` is set.
+fn copy_stream(
+    mut from: Stream<'_, impl Read>,
+    mut to: Stream<'_, impl Write>,
     cancel: &AtomicBool,
 ) -> Result<(), CompileError> {
     let mut piece = Vec::new();
@@ -140,21 +146,21 @@ fn pour(
             return Err(CompileError::Cancelled);
         }
         piece.clear();
-        let read = from.by_ref().take(PIECE).read_to_end(&mut piece);
-        if read.map_err(|error| unread(source, error))? == 0 {
+        let read = from.data.by_ref().take(PIECE).read_to_end(&mut piece);
+        if read.map_err(|error| read_error(from.path, error))? == 0 {
             return Ok(());
         }
-        let failed = |source| CompileError::Write { path: target.to_owned(), source };
-        to.write_all(&piece).map_err(failed)?;
+        let failed = |source| CompileError::Write { path: to.path.to_owned(), source };
+        to.data.write_all(&piece).map_err(failed)?;
     }
 }
 
-fn unread(path: &Path, source: io::Error) -> CompileError {
+fn read_error(path: &Path, source: io::Error) -> CompileError {
     OnnxFileError::Read { path: path.to_owned(), source }.into()
 }
 
 impl HashedFile {
-    /// Writes everything to the disk and enters the file into the package.
+    /// Writes everything to the disk and adds the file to the package.
     pub(crate) fn sync(mut self) -> Result<(), CompileError> {
         let path = self.path;
         self.file
@@ -184,7 +190,7 @@ impl Write for HashedFile {
 mod tests {
     use super::*;
 
-    /// Fails with a full disk, or cancels, once it was asked for its second piece.
+    /// A stream that fails with a full disk, or cancels, at its second piece.
     struct Second<'a> {
         pieces: usize,
         cancel: Option<&'a AtomicBool>,
@@ -223,15 +229,23 @@ mod tests {
 
     #[test]
     fn a_copy_says_which_side_failed_and_can_be_broken_off() {
-        let (source, target) = (Path::new("source.bin"), Path::new("target.bin"));
         let go = AtomicBool::new(false);
         let second = || Second { pieces: 0, cancel: None };
-        let read = pour((second(), source), (Vec::new(), target), &go).unwrap_err().to_string();
+        fn stream<T>(data: T, name: &str) -> Stream<'_, T> {
+            Stream { data, path: Path::new(name) }
+        }
+        let (source, target) = ("source.bin", "target.bin");
+        let (from, to) = (stream(second(), source), stream(Vec::new(), target));
+        let read = copy_stream(from, to, &go).unwrap_err().to_string();
         assert!(read.contains("cannot read source.bin"), "{read}");
-        let written = pour((io::repeat(1), source), (second(), target), &go).unwrap_err();
-        assert!(matches!(&written, CompileError::Write { path, .. } if path == target), "{written}");
+        let (from, to) = (stream(io::repeat(1), source), stream(second(), target));
+        let written = copy_stream(from, to, &go).unwrap_err();
+        assert!(
+            matches!(&written, CompileError::Write { path, .. } if path == Path::new(target)),
+            "{written}"
+        );
         let cancel = Second { pieces: 0, cancel: Some(&go) };
-        let cancelled = pour((io::repeat(1), source), (cancel, target), &go);
+        let cancelled = copy_stream(stream(io::repeat(1), source), stream(cancel, target), &go);
         assert!(matches!(cancelled, Err(CompileError::Cancelled)));
     }
 }

@@ -38,21 +38,21 @@ pub struct CompileJob<'a> {
     pub checkpoint: &'a Path,
     /// The package's name.
     pub name: ModelName,
-    /// The recipe. The manifest's copy says whether the package was calibrated.
+    /// The recipe. The manifest's copy also records the calibration.
     pub recipe: Recipe,
-    /// Runs the graph for calibration. Decoders in `w8` are calibrated if it is there; nothing else is.
+    /// Runner of the calibration graph. With one, decoders in `w8` are calibrated; other models never are.
     pub runner: Option<&'a dyn GraphRunner>,
-    /// The tokens that the head is pruned to; the manifest's recipe says how many that are.
+    /// Tokens that the head is pruned to. The manifest's recipe records their number.
     pub vocabulary: Option<&'a Vocabulary>,
-    /// An empty folder, which holds a whole package on success.
+    /// An empty folder, which contains a complete package on success.
     pub out: &'a Path,
-    /// A folder for every stage in readable form.
+    /// Folder for the output of every stage in readable form.
     pub keep_stages: Option<&'a Path>,
     /// The origin of the checkpoint.
     pub provenance: Provenance,
 }
 
-/// Compiles a checkpoint into a package; weights stream through one at a time.
+/// Compiles a checkpoint into a package. Weights are read, converted and written one at a time.
 pub fn compile(
     mut job: CompileJob<'_>,
     progress: &dyn ProgressSink,
@@ -141,8 +141,8 @@ impl Sweep<'_> {
         Ok(lowered)
     }
 
-    /// Returns the factors of channels if there is a runner and something to gain: the model is compiled without factors
-    /// and reads a text.
+    /// Returns the scaling factors of channels, or `None` without a runner or without weights to scale. The model is
+    /// compiled without factors and run on a calibration text.
     fn calibrate(&self, tokenizer: &Tokenizer) -> Result<Option<Scaling>, CompileError> {
         let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
         else {
@@ -156,7 +156,7 @@ impl Sweep<'_> {
             return Ok(None);
         }
         let title = format!("Compiling {} to calibrate it", self.job.name);
-        // Layers are measured one by one, so passes that merge them are left out.
+        // Each layer is measured separately, so passes that merge layers are not applied.
         let alone = Recipe { fixed: None, passes: BTreeSet::new(), ..self.job.recipe.clone() };
         let lowered = self.lower(title, &Scaling::default(), &alone)?;
         let Some((graph, entry)) = lowered.graphs.into_iter().next() else { return Ok(None) };
@@ -171,7 +171,7 @@ impl Sweep<'_> {
     }
 }
 
-/// Lists the layers and tokens that the recipe leaves out, a line each.
+/// Lists the layers and tokens that the recipe removes, one line each.
 fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
     let layers = recipe.drop_layers.iter().flat_map(|dropped| dropped.layers());
     let mut text: String =
@@ -183,7 +183,7 @@ fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
     text
 }
 
-/// Applies the recipe's passes to the graphs of fixed shape. Returns a line for each change.
+/// Applies the recipe's passes to the graphs of fixed shape, and returns a line for each change.
 fn change(
     lowered: &mut Lowered,
     recipe: &Recipe,

@@ -1,7 +1,7 @@
-//! Which tokens a model goes on giving where its head loses the others: those of a text, or those of a list.
+//! Vocabulary pruning: the tokens that a model's head keeps, from a text or a list.
 //!
-//! The tokenizer and the token table stay as they are, so that every prompt is read as before. Special tokens and those of a
-//! single byte are always kept: turns end, and whatever the tokenizer spells with bytes can still be said.
+//! The tokenizer and the token table stay complete, so prompts are read as before. Special tokens and single-byte tokens are
+//! always kept, so that turns end and every text that the tokenizer spells in bytes can still be generated.
 
 use std::{
     cmp::Reverse,
@@ -16,34 +16,34 @@ use narthex_spec::{TokenId, arch::Architecture};
 use narthex_text::tokenizer::{Specials, Tokenizer, TokenizerError};
 use sha2::{Digest, Sha256};
 
-/// The most bytes of a file.
-const MOST_BYTES: u64 = 256 << 20;
+/// Maximum bytes of a file.
+const MAX_BYTES: u64 = 256 << 20;
 
-/// Bytes of a text that become tokens at once.
+/// Maximum bytes of a text that are tokenised at once.
 const PIECE: usize = 1 << 16;
 
-/// The tokens that are wanted.
+/// Source of the tokens to keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Those that occur in a text, the most frequent first.
+    /// Tokens of a text, the most frequent first.
     Text(String),
-    /// These, the first first.
+    /// Listed tokens, in order of priority.
     List(Vec<TokenId>),
 }
 
-/// What a head is pruned to.
+/// Vocabulary that a head is pruned to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
-    /// The tokens that are wanted.
+    /// Source of the tokens to keep.
     pub source: Source,
-    /// The most tokens that are kept, those that always are included; `None` for as many as are wanted.
+    /// Maximum number of tokens, with those that are always kept; `None` keeps all tokens of the source.
     pub most: Option<usize>,
 }
 
-/// Why a vocabulary cannot be pruned.
+/// Reason why a vocabulary cannot be pruned.
 #[derive(Debug, thiserror::Error)]
 pub enum VocabularyError {
-    /// The file cannot be read, or is no text.
+    /// The file cannot be read, or is not UTF-8 text.
     #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
@@ -52,25 +52,25 @@ pub enum VocabularyError {
         source: io::Error,
     },
     /// The file is too long.
-    #[error("{path} has over {most} bytes; expected a text of fewer")]
+    #[error("{path} has over {most} bytes; expected a shorter text")]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// The most bytes.
+        /// Maximum bytes of a file.
         most: u64,
     },
-    /// A list is none.
-    #[error("{path} is no list of tokens: expected ids in JSON, as in [0, 17, 254], found {reason}")]
+    /// The file is not a list of tokens.
+    #[error("{path} is not a list of tokens (expected ids in JSON, as in [0, 17, 254]): {reason}")]
     List {
         /// The file.
         path: PathBuf,
-        /// Where it ceases to be one.
+        /// The JSON parser's message.
         reason: String,
     },
-    /// A text has no tokens, or a list is empty.
-    #[error("expected tokens to keep, found none; take a longer text, or list some")]
+    /// The text has no tokens, or the list is empty.
+    #[error("expected tokens to keep, found none; use a longer text or a longer list")]
     Empty,
-    /// A listed token is not there.
+    /// A token is outside the vocabulary.
     #[error("expected tokens below the vocabulary size {vocab}, found {token}")]
     Outside {
         /// The token.
@@ -78,26 +78,22 @@ pub enum VocabularyError {
         /// Entries of the vocabulary.
         vocab: usize,
     },
-    /// Fewer tokens are wanted than are always kept.
-    #[error(
-        "expected at least {always} tokens, which special ones and those of single bytes are, found {most}"
-    )]
+    /// The maximum is below the number of tokens that are always kept.
+    #[error("expected at least {always} tokens, the number of special and single-byte tokens, found {most}")]
     Few {
         /// Tokens that are always kept.
         always: usize,
-        /// What was asked for.
+        /// The requested maximum.
         most: usize,
     },
-    /// Nothing is pruned.
-    #[error(
-        "all {vocab} tokens of the vocabulary would be kept; expected fewer: take a shorter text, or a smaller size"
-    )]
+    /// No token would be removed.
+    #[error("all {vocab} tokens of the vocabulary would be kept; use a shorter text or a smaller size")]
     Whole {
         /// Entries of the vocabulary.
         vocab: usize,
     },
-    /// The model has no head over a vocabulary that answers are drawn from.
-    #[error("expected a chat model, found an encoder, whose vocabulary stays as it is")]
+    /// The model is an encoder, which generates no tokens.
+    #[error("expected a chat model, found an encoder, whose vocabulary cannot be pruned")]
     Encoder,
     /// The text cannot be tokenised.
     #[error(transparent)]
@@ -105,7 +101,7 @@ pub enum VocabularyError {
 }
 
 impl Vocabulary {
-    /// Reads a file: of a `.json`, a list of ids; any other is a text.
+    /// Reads a file: a list of ids if it ends with `.json`, else a text.
     ///
     /// # Errors
     /// [`VocabularyError::Read`], [`VocabularyError::TooLong`] and [`VocabularyError::List`].
@@ -113,10 +109,10 @@ impl Vocabulary {
         let failed = |source| VocabularyError::Read { path: path.to_owned(), source };
         let mut text = String::new();
         File::open(path)
-            .and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text))
+            .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
             .map_err(failed)?;
-        if text.len() as u64 > MOST_BYTES {
-            return Err(VocabularyError::TooLong { path: path.to_owned(), most: MOST_BYTES });
+        if text.len() as u64 > MAX_BYTES {
+            return Err(VocabularyError::TooLong { path: path.to_owned(), most: MAX_BYTES });
         }
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
@@ -131,8 +127,8 @@ impl Vocabulary {
         Ok(Self { source, most })
     }
 
-    /// What a model with these tokens is called after its own name: `vocab16384-1f3a9c2b`, with the beginning of the
-    /// digest of text or list.
+    /// Returns the suffix of the name of a model with these tokens: `vocab16384-1f3a9c2b`, with the beginning of the
+    /// digest of the text or list.
     pub fn slug(&self) -> String {
         let mut hash = Sha256::new();
         match &self.source {
@@ -144,10 +140,11 @@ impl Vocabulary {
         format!("vocab{size}-{:08x}", u32::from_be_bytes([a, b, c, d]))
     }
 
-    /// The tokens that a model keeps, rising.
+    /// Returns the tokens that a model keeps, in ascending order.
     ///
     /// # Errors
-    /// [`VocabularyError`] where there are none, too few, all of them, or some that are not there.
+    /// [`VocabularyError`] if the source has no tokens or unknown tokens, if the maximum is too low, or if nothing would be
+    /// removed.
     pub(crate) fn kept(
         &self,
         tokenizer: &Tokenizer,
@@ -158,7 +155,7 @@ impl Vocabulary {
         };
         let vocab = arch.vocab;
         let wanted = match &self.source {
-            Source::Text(text) => counted(text, tokenizer)?,
+            Source::Text(text) => tokens_by_frequency(text, tokenizer)?,
             Source::List(tokens) => tokens.clone(),
         };
         if wanted.is_empty() {
@@ -191,8 +188,8 @@ impl Vocabulary {
     }
 }
 
-/// The tokens of a text, the most frequent first, of equally frequent ones the lower id.
-fn counted(text: &str, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, VocabularyError> {
+/// Returns the tokens of a text, the most frequent first; equally frequent tokens are in order of their ids.
+fn tokens_by_frequency(text: &str, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, VocabularyError> {
     let mut counts = vec![0u64; tokenizer.vocab_size()];
     for piece in pieces(text) {
         for token in tokenizer.encode(piece, Specials::AsText)? {
@@ -207,7 +204,7 @@ fn counted(text: &str, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, Vocabulary
     Ok(tokens)
 }
 
-/// A text in pieces of whole lines, or of whole characters where a line is longer than a piece.
+/// Splits a text into pieces of whole lines, or of whole characters if a line is longer than a piece.
 fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
         let window = text.get(..text.floor_char_boundary(PIECE))?;
@@ -239,18 +236,18 @@ mod tests {
         let tokens = tokenizer.encode("the cat. the cat. the", Specials::AsText).unwrap();
         assert!(tokens.iter().all(|token| all.contains(token)) && all.is_sorted());
         assert!((0..259).all(|token| all.contains(&token)), "special tokens and bytes");
-        let merged = counted("the cat. the cat. the", &tokenizer).unwrap();
+        let merged = tokens_by_frequency("the cat. the cat. the", &tokenizer).unwrap();
         let first = merged.iter().copied().find(|&token| token >= 259).unwrap();
         let one = kept(text(), Some(260)).unwrap();
         assert_eq!((one.len(), one[259]), (260, first));
         let listed = kept(Source::List(vec![290, 270, 290, 280]), Some(261)).unwrap();
-        assert_eq!(listed[259..], [270, 290], "as many as are asked for, in the order of the list");
+        assert_eq!(listed[259..], [270, 290], "the maximum number, in the order of the list");
         let slug = |most| Vocabulary { source: text(), most }.slug();
         assert!(slug(Some(260)).starts_with("vocab260-") && slug(None).len() == "vocab-".len() + 8);
     }
 
     #[test]
-    fn what_cannot_be_kept_is_refused() {
+    fn invalid_vocabularies_are_refused() {
         let (checkpoint, tokenizer) = tiny();
         let check = |source: Source, most, expect: &str| {
             let error = Vocabulary { source, most }.kept(&tokenizer, &checkpoint).unwrap_err().to_string();
@@ -269,7 +266,7 @@ mod tests {
         };
         assert_eq!(file("a.json", b"[5, 6]").unwrap().source, Source::List(vec![5, 6]));
         assert_eq!(file("a.txt", b"[5, 6]").unwrap().source, Source::Text("[5, 6]".to_owned()));
-        assert!(file("b.json", b"[-1]").unwrap_err().to_string().contains("is no list of tokens"));
+        assert!(file("b.json", b"[-1]").unwrap_err().to_string().contains("is not a list of tokens"));
         assert!(file("b.txt", b"\xff").unwrap_err().to_string().contains("cannot read"));
     }
 

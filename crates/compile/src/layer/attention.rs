@@ -1,4 +1,4 @@
-//! What every kind of attention has in common: projections, norms of heads, and the softmax.
+//! Parts that every kind of attention shares: projections, norms of heads, and the softmax.
 
 use narthex_graph::typed::{Scope, Tensor};
 use narthex_spec::arch::{Attention, QkNorm};

@@ -1,4 +1,4 @@
-//! Into which parts a decoder's layers are divided, so that each fits into one compiled context of an NPU.
+//! Division of a decoder's layers into parts, each of which fits into one compiled context of an NPU.
 
 use narthex_spec::{
     Recipe,
@@ -9,19 +9,18 @@ use narthex_spec::{
 
 use crate::quant::Plan;
 
-/// Lengths of prefill graphs: a prompt's last tokens go through the shortest that takes them.
+/// Lengths of the prefill graphs. The last tokens of a prompt run in the shortest graph that holds them.
 const LENGTHS: [usize; 2] = [32, 128];
 
-/// The one length where a second graph costs too much.
+/// Length of the only prefill graph, where a second one costs too much.
 const ONE_LENGTH: [usize; 1] = [64];
 
-/// Bytes of a layer's weights from which on a second prefill graph is worth having. In a context that shares its weights,
-/// Qualcomm's compiler (2.51) was seen to add a third of a megabyte for each layer of each further graph: beside these,
-/// less than three percent.
+/// Minimum bytes of a layer's weights for a second prefill graph. In a context that shares weights, Qualcomm's compiler
+/// (2.51) adds a third of a megabyte per layer for each further graph: less than three percent of a layer of this size.
 const LARGE_LAYER: u64 = 12 << 20;
 
-/// The shapes that a recipe asks for, for a model whose sequences have at most `longest` tokens: with lengths of prefill
-/// that suit it where none were given.
+/// Returns the shapes of a recipe, for a model whose sequences have at most `longest` tokens. Prefill lengths that the
+/// recipe leaves open are chosen for the model.
 pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usize) -> Option<FixedShapes> {
     let lengths = match architecture {
         Architecture::Decoder(arch) => prefill(arch, &Plan::new(architecture, recipe), recipe),
@@ -30,15 +29,15 @@ pub(crate) fn shapes(architecture: &Architecture, recipe: &Recipe, longest: usiz
     Some(recipe.fixed.clone()?.or_prefill(lengths).within(longest))
 }
 
-/// How many new tokens each prefill graph takes, for a decoder of such weights.
+/// Returns the number of new tokens of each prefill graph.
 fn prefill(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> &'static [usize] {
     let bytes = layer_bytes(arch, plan, recipe);
     let mean = bytes.iter().sum::<u64>().checked_div(bytes.len() as u64).unwrap_or(0);
     if mean >= LARGE_LAYER { &LENGTHS } else { &ONE_LENGTH }
 }
 
-/// Which layers a graph has; all of them where they are not many. Where a model has to be divided, its head, which is a
-/// graph of its own, is not counted.
+/// Returns the layers of each part; `None` stands for all layers. The head of a divided model is a graph of its own and is
+/// not counted.
 pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Option<LayerRange>> {
     let (units, layers) = (units(arch), layer_bytes(arch, plan, recipe));
     let of = |unit: &LayerRange| layers.iter().take(unit.end).skip(unit.first).sum();
@@ -51,7 +50,7 @@ pub(super) fn parts(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<Opt
     }
 }
 
-/// Runs of layers that stay together: those that share keys and values, and what lies between them.
+/// Returns the runs of layers that must stay together: layers that share keys and values, and those between them.
 fn units(arch: &DecoderArch) -> Vec<LayerRange> {
     let mut units: Vec<LayerRange> = Vec::new();
     for (index, layer) in arch.layers.iter().enumerate() {
@@ -66,7 +65,7 @@ fn units(arch: &DecoderArch) -> Vec<LayerRange> {
     units
 }
 
-/// Bytes of each layer's linear weights; norms and biases are small beside them.
+/// Returns the bytes of each layer's linear weights. Norms and biases are negligible.
 fn layer_bytes(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
     let mut bytes = vec![0u64; arch.layers.len()];
     for weight in &plan.weights {
@@ -78,7 +77,7 @@ fn layer_bytes(arch: &DecoderArch, plan: &Plan, recipe: &Recipe) -> Vec<u64> {
     bytes
 }
 
-/// As few runs of layers as hold at most `limit` bytes each, or one layer, and those as even as they can be.
+/// Returns the fewest runs of at most `limit` bytes, or of a single layer, divided as evenly as possible.
 fn even(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
     let fewest = runs(bytes, limit);
     let (mut low, mut high) = (0, limit);
@@ -89,7 +88,7 @@ fn even(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
     runs(bytes, high)
 }
 
-/// Runs of layers, each filled up to the limit in its turn.
+/// Fills runs of layers up to the limit, one after another.
 fn runs(bytes: &[u64], limit: u64) -> Vec<LayerRange> {
     let mut runs: Vec<LayerRange> = Vec::new();
     let mut filled = 0u64;
@@ -126,11 +125,11 @@ mod tests {
         };
         check(&[10; 6], 100, &[(0, 6)]);
         check(&[10; 6], 60, &[(0, 6)]);
-        // Five and one would do, too.
+        // Five and one would also fit.
         check(&[10; 6], 50, &[(0, 3), (3, 6)]);
         check(&[10; 7], 30, &[(0, 3), (3, 6), (6, 7)]);
         check(&[50, 10, 10, 10], 60, &[(0, 1), (1, 4)]);
-        // A layer that is larger than a part is a part by itself.
+        // A layer larger than the limit is a part of its own.
         check(&[10, 99, 10], 20, &[(0, 1), (1, 2), (2, 3)]);
         check(&[10; 2], 0, &[(0, 1), (1, 2)]);
         check(&[], 10, &[]);

@@ -1,9 +1,9 @@
-//! Linear layers as convolutions over one position: the form that NPUs' matrix engines were built for.
+//! Pass that writes linear layers as 1x1 convolutions, the form that the matrix engines of NPUs are designed for.
 
 use narthex_graph::{Attribute, Graph, Node, infer::InferredTensors, patch::Patch, replacement::Replacement};
 
-/// A patch for every product of rows `[1, tokens, cols]` with a constant `[cols, rows]`. Products with quantised blocks
-/// stay: compilers take `MatMulNBits` whole.
+/// Returns a patch for every product of rows `[1, tokens, cols]` with a constant `[cols, rows]`. Products with quantised
+/// blocks stay: compilers support `MatMulNBits` directly.
 pub(super) fn patches(graph: &Graph) -> Vec<Patch> {
     let known = graph.infer(&|_| None);
     graph.nodes.iter().filter_map(|node| as_conv(node, &known)).collect()
@@ -73,7 +73,7 @@ mod tests {
         let known = graph.infer(&|_| None);
         assert_eq!(known.get(&y).shape, Some(vec![Some(1), Some(4), Some(6)]));
         assert_eq!(graph.nodes.iter().filter(|node| node.op == "Conv").count(), 1);
-        // What it made has nothing left to change.
+        // The result needs no further patch.
         assert_eq!(super::patches(&graph).len(), 0);
     }
 }

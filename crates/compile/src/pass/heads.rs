@@ -1,4 +1,4 @@
-//! Attention head by head: products of two matrices, which an NPU's compiler tiles more freely than batches of them.
+//! Pass that splits attention into heads. NPU compilers tile products of two matrices more freely than batched products.
 
 use std::collections::HashMap;
 
@@ -9,24 +9,24 @@ use narthex_graph::{
     replacement::Replacement,
 };
 
-/// A patch for every attention of several heads that is written as `MatMul ── … ── MatMul` over `[1, heads, rows, cols]`.
+/// Returns a patch for every multi-head attention of the form `MatMul ── … ── MatMul` over `[1, heads, rows, cols]`.
 pub(super) fn patches(graph: &Graph) -> Vec<Patch> {
     let view = View::of(graph);
     graph.nodes.iter().filter_map(|node| view.attention(node)?.split()).collect()
 }
 
-/// A graph with what is known of its values, and who reads each.
+/// Inferred tensors of a graph, and the readers of each value.
 struct View<'a> {
     known: InferredTensors,
     readers: HashMap<&'a str, Vec<&'a Node>>,
 }
 
-/// The form that is looked for.
+/// A matched attention.
 struct Attention<'a> {
     known: &'a InferredTensors,
     heads: u64,
     scores: &'a Node,
-    /// From scores to weights: each reads the one before, and nobody else does.
+    /// Nodes from the scores to the weights. Each is the only reader of the one before.
     between: Vec<&'a Node>,
     mix: &'a Node,
 }
@@ -39,12 +39,12 @@ impl<'a> View<'a> {
                 readers.entry(name).or_default().push(node);
             }
         }
-        // A value that leaves the graph has a reader that is no node.
+        // A graph output is also read outside the graph.
         readers.retain(|name, _| graph.outputs.iter().all(|output| output.name != *name));
         Self { known: graph.infer(&|_| None), readers }
     }
 
-    /// The attention whose scores a node computes.
+    /// Returns the attention whose scores a node computes.
     fn attention(&self, scores: &'a Node) -> Option<Attention<'_>> {
         let heads = self.heads(scores)?;
         let mut between: Vec<&Node> = Vec::new();
@@ -58,14 +58,14 @@ impl<'a> View<'a> {
                 let known = &self.known;
                 return (fits && weighs).then_some(Attention { known, heads, scores, between, mix: next });
             }
-            if !self.is_within_heads(next, last, heads) {
+            if !self.is_per_head(next, last, heads) {
                 return None;
             }
             between.push(next);
         }
     }
 
-    /// The heads of a product of two computed values, `[1, heads, _, _]` each, where there are several.
+    /// Returns the number of heads, if over one, of a product of two computed values of shape `[1, heads, _, _]`.
     fn heads(&self, node: &Node) -> Option<u64> {
         let heads = |index| {
             let tensor = self.known.input(node, index).filter(|tensor| !tensor.constant)?;
@@ -78,8 +78,8 @@ impl<'a> View<'a> {
         (is_op(node, "MatMul") && left == right && left > 1).then_some(left)
     }
 
-    /// Whether a node computes every head from that head alone.
-    fn is_within_heads(&self, node: &Node, after: &Node, heads: u64) -> bool {
+    /// Returns whether a node computes each head only from the same head.
+    fn is_per_head(&self, node: &Node, after: &Node, heads: u64) -> bool {
         let value = after.outputs.first().map(String::as_str);
         if !node.domain.is_empty() || self.known.output(node).shape.as_ref().map(Vec::len) != Some(4) {
             return false;
@@ -101,7 +101,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether a tensor is the same for every head: a number, or of one head.
+/// Returns whether a tensor is the same for every head: a scalar, or with one head.
 fn is_shared(tensor: &TensorInfo) -> bool {
     match tensor.shape.as_deref() {
         Some([front @ .., _, _]) => front.iter().all(|extent| *extent == Some(1)),
@@ -121,7 +121,7 @@ impl Attention<'_> {
     /// v ── Split ─┴────────────────────┘    ┘
     /// ```
     fn split(&self) -> Option<Patch> {
-        // The last node's place comes after every value that is read.
+        // The last node comes after every value that the patch reads.
         let mut new = Replacement::of(self.mix);
         let queries = self.pieces(&mut new, "q", self.scores.input(0)?);
         let keys = self.pieces(&mut new, "k", self.scores.input(1)?);
@@ -131,7 +131,7 @@ impl Attention<'_> {
             let mut x = new.op("MatMul", &[query, key], &[]);
             let mut before = self.scores.outputs.first()?;
             for node in &self.between {
-                x = self.step(&mut new, node, (before, &x))?;
+                x = self.copy_for_head(&mut new, node, before, &x)?;
                 before = node.outputs.first()?;
             }
             mixed.push(new.op("MatMul", &[&x, value], &[]));
@@ -143,7 +143,7 @@ impl Attention<'_> {
         new.patch(&format!("split {} heads", self.heads))
     }
 
-    /// One value per head.
+    /// Splits a value into one per head.
     fn pieces(&self, new: &mut Replacement<'_>, name: &str, value: &str) -> Vec<String> {
         let parts: Vec<String> = (0..self.heads).map(|head| format!("{}/{name}{head}", new.stem())).collect();
         let sizes = new.shape(&format!("{name}_heads"), &vec![1; parts.len()]);
@@ -152,8 +152,8 @@ impl Attention<'_> {
         parts
     }
 
-    /// A node again for one head: it reads `x` where it read `before`.
-    fn step(&self, new: &mut Replacement<'_>, node: &Node, (before, x): (&str, &str)) -> Option<String> {
+    /// Adds a copy of a node for one head, which reads `x` in place of `before`, and returns its output.
+    fn copy_for_head(&self, new: &mut Replacement<'_>, node: &Node, before: &str, x: &str) -> Option<String> {
         let attributes: Vec<(&str, Attribute)> =
             node.attributes.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         if is_op(node, "Reshape") {
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Attention of six heads over three keys' heads, with a mask.
+    /// Attention of six query heads over three key heads, with a mask.
     fn attention(mask: [Dim; 4]) -> Graph {
         let mut b = Builder::new("g", &[("", 21)]);
         let shape = |extents: [u64; 4]| extents.map(Dim::Fixed);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_by_head_is_left_alone() {
+    fn attention_that_differs_by_head_is_not_split() {
         assert!(patches(&attention([1, 6, 5, 7].map(Dim::Fixed))).is_empty());
         let open = [Dim::Fixed(1), Dim::Symbol("heads".into()), Dim::Fixed(5), Dim::Fixed(7)];
         assert!(patches(&attention(open)).is_empty());
@@ -222,6 +222,6 @@ mod tests {
         let mut output = seen.outputs[0].clone();
         "/weigh/Softmax/out".clone_into(&mut output.name);
         seen.outputs.push(output);
-        assert!(patches(&seen).is_empty(), "the weights are wanted outside");
+        assert!(patches(&seen).is_empty(), "the weights are a graph output");
     }
 }
