@@ -1,7 +1,7 @@
-//! The other way: a decoder's settings as `config.json` states them, and what its weights are called there.
+//! Export of a decoder: its settings as `config.json` states them, and the names of its weights in that format.
 //!
-//! What is written is read again by the family's own reader. Settings that do not come back the same are refused, so that
-//! no folder says something else than the checkpoint it was made from.
+//! The result is read again by the family's own reader. Settings that change on the way are refused, so a folder always
+//! matches the checkpoint that it was made from.
 
 use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, RopeScaling};
 use serde_json::{Map, Value, json};

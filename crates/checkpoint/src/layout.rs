@@ -82,7 +82,7 @@ impl Layout {
         if canonical.contains(".k_") { layer.attention.kv_heads } else { layer.attention.heads }
     }
 
-    /// A stored weight in the canonical form. `part` says which part of it is meant.
+    /// Converts a stored weight, or its part `part`, to the canonical form.
     pub(super) fn canonical<'a>(
         &self,
         mut weight: Weight<'a>,

@@ -1,8 +1,8 @@
-//! A smaller model out of a checkpoint's: without some of the layers, or as Google's MatFormer Lab cuts Gemma 3n, which is
-//! the first inner channels of feed-forward parts besides.
+//! Smaller models from a checkpoint: without some of its layers, or as Google's MatFormer Lab slices Gemma 3n, which also
+//! keeps only the first inner channels of feed-forward parts.
 //!
-//! What a layer shares or has of its own goes with it: the columns of its per-layer embeddings, and the keys and values
-//! of the layer that it took them from. Weights stay in the file; rows and columns are passed over as they are read.
+//! The parameters of a layer move with it: the columns of its per-layer embeddings, and its reference to the layer whose
+//! keys and values it shares. Weights stay in the file; removed rows and columns are skipped on reading.
 
 use std::{ops::Range, path::Path};
 

@@ -39,7 +39,7 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
-    /// The file's names of what `canonical` is made of, where all of it is there.
+    /// Returns the file's names of the tensors that make up `canonical`, if all of them exist.
     pub(super) fn find(&self, canonical: &str) -> Option<Vec<String>> {
         let places = self.names.file_names(canonical);
         let there = |name: &String| self.by_name.contains_key(name);

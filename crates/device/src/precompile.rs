@@ -186,7 +186,7 @@ const CONVERSIONS: [&str; 3] = ["Cast", "DequantizeLinear", "QuantizeLinear"];
 
 /// The paths of the conversions between a graph's inputs or outputs and everything else.
 fn edges(graph: &Graph) -> BTreeSet<String> {
-    // Those without a name cannot be told apart.
+    // Nodes without a name cannot be distinguished.
     let is_known = |node: &&Node| CONVERSIONS.contains(&node.op.as_str()) && !node.name.is_empty();
     let conversions = || graph.nodes.iter().filter(is_known);
     let mut given: BTreeSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();

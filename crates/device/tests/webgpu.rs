@@ -44,7 +44,7 @@ use support::{
 /// The bound between a GPU's kernels and the CPU's, as relative L2.
 const GPU: f32 = 1e-4;
 
-/// WebGPU for one test at a time: sessions side by side disturb each other, which turns on the device prevent in the gateway.
+/// WebGPU for one test at a time: concurrent sessions disturb each other; the gateway lets them take turns on the device.
 fn webgpu() -> (Device, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

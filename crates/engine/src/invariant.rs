@@ -87,7 +87,7 @@ pub enum BrokenInvariant {
         submitted: u64,
         /// Ended so far.
         finished: u64,
-        /// RunningSequence and waiting.
+        /// Number of running and waiting sequences.
         present: usize,
     },
     /// The cache takes more than it may.

@@ -73,7 +73,7 @@ fn a_compiler_s_failure_is_told_in_words() {
     assert_eq!((found.rule, found.places.as_slice()), (Rule::CompilerFails, ["/b".to_owned()].as_slice()));
     assert!(found.message.ends_with("It fails on /b alone"), "{}", found.message);
     assert!(found.fix.as_ref().is_some_and(|fix| fix.text.contains("other operators")));
-    // Where the steps were taken, their outcome is told, and none of them is left to the user.
+    // After the steps, the report states their outcome and leaves none to the user.
     let evidence = Evidence {
         folder: "/kept".into(),
         words: vec!["graph prepare failed 13".to_owned()],

@@ -116,7 +116,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch, Checkpoin
         norm_epsilon: epsilon as f32,
         factored: None,
         bottleneck: None,
-        // The format has no word for scaling; llama.cpp scales embeddings unless told otherwise.
+        // The format has no key for scaling; llama.cpp scales embeddings by default.
         head: EncoderHead::Embedding { pooling: pooling(keys)?, normalize: true },
     })
 }

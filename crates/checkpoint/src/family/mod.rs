@@ -208,7 +208,7 @@ mod tests {
             json!({"architectures": ["MambaForCausalLM"]}),
             "config.json: architecture \"MambaForCausalLM\" is not supported: expected one of LlamaForCausalLM, ",
         );
-        // A class of a family that is compiled is told its family's classes alone.
+        // For an unsupported class of a supported family, the error lists only the family's classes.
         let tokens = json!({"architectures": ["BertForTokenClassification"], "model_type": "bert"});
         refused(tokens, "\"BertForTokenClassification\" is not supported: expected one of Bert");
         refused(json!({"architectures": []}), "\"none stated\"");

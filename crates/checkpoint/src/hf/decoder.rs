@@ -163,7 +163,7 @@ pub(crate) struct RopeKeys {
 pub(crate) const ROPE_TWICE: &str =
     "rope_scaling and rope_parameters that say the same, or one of them alone";
 
-/// Tells `null` (`Some(None)`) from an absent key (`None`).
+/// Distinguishes `null` (`Some(None)`) from an absent key (`None`).
 pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
@@ -240,7 +240,7 @@ impl DecoderKeys {
         let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
         let rope = self.rope_of(config, new.or(old), head_size, defaults)?;
         match (new, old) {
-            // `transformers` takes the older key then; whoever wrote the newer one did not mean that.
+            // `transformers` then reads the older key, which the author of the newer one did not intend.
             (Some(new), Some(old)) if self.rope_of(config, Some(old), head_size, defaults)? != rope => {
                 let found = format!("{:?} and {:?} that differ", old.kind(), new.kind());
                 Err(malformed(config.path(), ROPE_TWICE, found))

@@ -1,6 +1,6 @@
 //! A checkpoint's folder: reads small files and remembers which ones it read.
 //!
-//! What the files mean is known elsewhere; only the licence line of a model card is read here.
+//! Other modules interpret the files; only the licence line of a model card is read here.
 
 use std::{
     fs::File,

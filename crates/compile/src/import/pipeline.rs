@@ -23,7 +23,7 @@ pub(super) struct Stage {
     pub(super) file: String,
     /// The phase in which it runs.
     runs: RunPhase,
-    /// TensorNames of its outputs in later stages, by their names in its graph.
+    /// Names of its outputs in later stages, by their names in its graph.
     renamed: BTreeMap<String, String>,
 }
 

@@ -72,10 +72,9 @@ impl Facts {
         self.libraries.get(&Ep::VitisAi).cloned().ok_or_else(|| {
             let refusal = Refusal {
                 cause: Cause::NotInstalled,
-                reason: format!("AMD's own library is needed, and {} names none", VITISAI_LIBRARY),
+                reason: format!("AMD's own library is needed, and {VITISAI_LIBRARY} names none"),
                 fix: Some(format!(
-                    "install AMD's Ryzen AI software and set {} to its VitisAI provider library",
-                    VITISAI_LIBRARY
+                    "install AMD's Ryzen AI software and set {VITISAI_LIBRARY} to its VitisAI provider library"
                 )),
             };
             self.unseen(refusal, what)
