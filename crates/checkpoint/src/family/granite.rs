@@ -138,7 +138,7 @@ fn hf4(config: &Config) -> Result<Decoder, CheckpointError> {
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
     let factor = |key: &str| Ok::<_, CheckpointError>(keys.float(key)?.unwrap_or(1.0));
     let decoder = Decoder::from(keys.decoder(tensors)?).with_interleaved_rope();
-    let scale = decoder.arch.layers.first().map_or(1.0, |layer| f64::from(layer.attention.scale()));
+    let scale = decoder.arch.layers.first().map_or(1.0, |layer| layer.attention.scale());
     let multipliers = Multipliers {
         embedding: factor("embedding_scale")?,
         residual: factor("residual_scale")?,
