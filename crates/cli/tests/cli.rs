@@ -54,9 +54,9 @@ fn exit_codes_are_those_of_the_help() {
     check(&["runtime", "install", "toaster"], 2, "", "toaster");
     // Nothing is fetched for what cannot be made.
     let compile = ["compile", "smollm2:135m", "--target"];
-    check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "there is nothing to do ahead of time");
+    check(&[&compile[..], &["openvino:npu"]].concat(), 2, "", "not ahead of time");
     let single = [&compile[..], &["qnn:x-elite", "--scheme", "f32"]].concat();
-    check(&single, 2, "", "scheme: --target makes graphs for NPUs");
+    check(&single, 2, "", "scheme: --target builds graphs for NPUs");
     check(
         &["compile", "smollm2:135m", "--scheme", "f32", "--context", "64"],
         2,
@@ -134,7 +134,7 @@ fn plan_needs_nothing_but_settings() {
     check(&["plan", "smollm2:136m"], 3, "", "did you mean smollm2:135m");
     let folder = models();
     let onnx = folder.path().join("whole.onnx").display().to_string();
-    check(&["plan", &onnx], 2, "", "`narthex check` looks at ONNX files");
+    check(&["plan", &onnx], 2, "", "for ONNX files use `narthex check`");
     std::fs::remove_file(folder.path().join("whole.onnx")).unwrap();
 }
 
@@ -241,13 +241,16 @@ fn the_doctor_names_what_must_be_mended_first_and_fails() {
     // Without pip the runtime's own command cannot work.
     assert!(place("FIX   pip: ") < place("install Python 3 with pip"), "{text}");
     assert!(place("install Python 3 with pip") < place("→ narthex runtime install cpu"), "{text}");
-    assert!(text.contains("holds no model yet"), "{text}");
+    assert!(text.contains("has no models yet"), "{text}");
     // Where no store can be, no model is to be pulled into it.
     let file = home.path().join("file");
     std::fs::write(&file, "").unwrap();
     let (code, text) = doctor(&file.join("store"));
-    assert!(code == Some(1) && !text.contains("holds no model yet"), "{text}");
-    assert!(text.contains("FIX   store: ") && text.contains("→ set NARTHEX_HOME to a folder"), "{text}");
+    assert!(code == Some(1) && !text.contains("has no models yet"), "{text}");
+    assert!(
+        text.contains("FIX   store: ") && text.contains("→ set NARTHEX_HOME to a writable folder"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn a_checkpoint_is_exported_for_amd_s_tools_and_compiled_again() {
     let (model, out) = (home.path().join("tiny"), home.path().join("tiny-quark"));
     std::fs::create_dir(&model).unwrap();
     for file in ["llama/config.json", "llama/model.safetensors", "tokenizer.json"] {
-        let from = exports("../families").join(file);
+        let from = exports("../../../../checkpoint/tests/goldens/families").join(file);
         std::fs::copy(&from, model.join(from.file_name().unwrap())).unwrap();
     }
     let (model, out) = (model.to_str().unwrap(), out.to_str().unwrap());
@@ -87,7 +87,7 @@ fn a_checkpoint_is_exported_for_amd_s_tools_and_compiled_again() {
     check(&quark, 5, "", "--group 32");
     check(&[&quark[..], &["--group", "48"]].concat(), 2, "", "[128, 64, 32]");
     check(&["export", &format!("{model}@w4"), out, "--format", "quark"], 2, "", "without @w4");
-    check(&["export", model, out, "--group", "32"], 2, "", "--group goes with --format quark");
+    check(&["export", model, out, "--group", "32"], 2, "", "--group is for --format quark");
     check(&[&quark[..], &["--group", "32"]].concat(), 0, "tiny-quark", "exported");
     check(&["compile", out, "--scheme", "w4"], 0, "tiny-quark", "");
     check(&["list"], 0, "tiny-quark", "");
@@ -127,7 +127,7 @@ fn a_name_stays_with_what_it_was_given_to() {
     let (chat, vectors) = (chat.to_str().unwrap(), vectors.to_str().unwrap());
     let other = ["import", vectors, "--name", "tiny", "--file", "onnx/model.onnx"];
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");
-    check(&other, 2, "tiny is called after another model already, which was made from local ");
+    check(&other, 2, "the name tiny is taken by a model from local ");
     check(&other, 2, "`narthex rm tiny`");
     // The same folder may come again.
     check(&["import", chat, "--name", "tiny"], 0, "imported tiny");

@@ -124,9 +124,9 @@ fn masks_are_filled_and_tokens_added() {
     refused(json!({"unknown": 1}), "unknown", "not supported");
     refused(json!({"top_k": 101}), "top_k", "expected 1 to 100, found 101");
     refused(json!({"text": "the cat"}), "text", "expected [MASK] at least once");
-    refused(json!({"generate": 3}), "text", "expected [MASK] once, or not at all");
-    refused(json!({"generate": 3, "top_k": 2}), "top_k", "beside generate");
-    refused(json!({"rounds": 2}), "rounds", "expected generate");
+    refused(json!({"generate": 3}), "text", "expected [MASK] at most once");
+    refused(json!({"generate": 3, "top_k": 2}), "top_k", "cannot be combined with generate");
+    refused(json!({"rounds": 2}), "rounds", "requires generate");
     refused(json!({"generate": 1000}), "generate", "expected 1 to 64, found 1000");
     refused(json!({"model": ranker}), "model", "is a reranker, not a masked language model");
 }

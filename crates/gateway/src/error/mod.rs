@@ -92,7 +92,7 @@ pub enum Error {
         limit: usize,
     },
     /// No model has this name.
-    #[error("unknown model {name:?}{}", near_names(near))]
+    #[error("no model is called {name:?}{}", near_names(near))]
     UnknownModel {
         /// Requested name.
         name: String,
