@@ -28,7 +28,8 @@ use sha2::{Digest, Sha256};
 const GROUP: usize = 32;
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)
+    let crate_of = if name.starts_with("families/") { "../checkpoint" } else { "." };
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(crate_of).join("tests/goldens").join(name)
 }
 
 /// A copy of a folder with the tokenizer that all tiny models share.
