@@ -25,6 +25,7 @@ const FILES: &[(&str, &str)] = &[
     ("e5.toml", include_str!("../entries/e5.toml")),
     ("gemma.toml", include_str!("../entries/gemma.toml")),
     ("gpt2.toml", include_str!("../entries/gpt2.toml")),
+    ("granite.toml", include_str!("../entries/granite.toml")),
     ("llama.toml", include_str!("../entries/llama.toml")),
     ("minilm.toml", include_str!("../entries/minilm.toml")),
     ("mistral.toml", include_str!("../entries/mistral.toml")),
