@@ -32,7 +32,7 @@ impl<'a> Logits<'a> {
     /// The same rows with their scans, one for each.
     ///
     /// # Panics
-    /// If there are as many scans as rows or none.
+    /// If the number of scans is neither zero nor the number of rows.
     pub fn with_scans(self, scans: &'a [RowScan]) -> Self {
         assert!(scans.is_empty() || scans.len() == self.rows(), "{} scans of {}", scans.len(), self.rows());
         Self { scans, ..self }
