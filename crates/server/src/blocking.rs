@@ -18,13 +18,19 @@ impl Drop for CancelOnDrop {
 pub(crate) async fn run_blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(call).await {
-        Ok(outcome) => outcome.map_err(ApiError::from),
-        Err(_) => Err(ApiError::plain(
+    run_parse(move || call().map_err(ApiError::from)).await
+}
+
+/// As [`run_blocking`], for work on a request that fails with an error of the API.
+pub(crate) async fn run_parse<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(call).await.unwrap_or_else(|_| {
+        Err(ApiError::plain(
             StatusCode::INTERNAL_SERVER_ERROR,
             "the code that handles this request panicked; please report this as a bug",
-        )),
-    }
+        ))
+    })
 }
 
 /// As [`run_blocking`], for a call that is cancelled when the client disconnects.

@@ -1,4 +1,4 @@
-//! JSON request bodies, read with errors that name the field. Shared by every protocol.
+//! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
 
 use axum::{
     body::Bytes,
@@ -6,14 +6,19 @@ use axum::{
     http::StatusCode,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
-use crate::{connection::ConnectionState, error::ApiError};
+use crate::{blocking::run_parse, connection::ConnectionState, error::ApiError, outline::outline};
 
-/// A JSON body of any content type.
-pub(crate) struct Body(pub(crate) Value);
+/// A request that an endpoint reads from a JSON body.
+pub(crate) trait FromBody: Sized + Send + 'static {
+    /// Reads and checks a body. Runs on a thread for blocking work.
+    fn read(body: &[u8]) -> Result<Self, ApiError>;
+}
 
-impl<S: Send + Sync> FromRequest<S> for Body {
+/// The request in a body of any content type.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -28,20 +33,26 @@ impl<S: Send + Sync> FromRequest<S> for Body {
             }
         })?;
         ConnectionState::request_received(&extensions);
-        parse(&bytes).map(Body)
+        run_parse(move || T::read(&bytes)).await.map(Body)
     }
 }
 
-/// Parses a body's JSON. An error names the position.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
+/// Reads a body with these fields. Refuses every other field that asks for something: ignoring it would answer another
+/// request than the client's.
+pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], known: &[&[&str]]) -> Result<T, ApiError> {
+    let outline = outline(body, known)?;
+    let read = read_fields(body)?;
+    match outline.unknown {
+        Some(name) => Err(ApiError::unsupported(&name)),
+        None => Ok(read),
+    }
 }
 
-/// Reads a typed value from a body. An error names the field. Structs that share one JSON object are read one by one,
-/// because serde loses the path of flattened fields.
-pub(crate) fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
+/// Reads some fields of a body that [`read_body`] has read. An error names the field. Structs that share one JSON object are
+/// read one by one, because serde loses the path of flattened fields.
+pub(crate) fn read_fields<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
         match missing_field(&inner.to_string()) {
@@ -55,22 +66,6 @@ pub(crate) fn read<T: DeserializeOwned>(value: &Value) -> Result<T, ApiError> {
     })
 }
 
-/// Refuses every field outside these lists, unless it asks for nothing: ignoring it would answer another request than the
-/// client's.
-pub(crate) fn refuse_unknown(body: &Value, known: &[&[&str]]) -> Result<(), ApiError> {
-    let asks = |value: &Value| match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(items) => !items.is_empty(),
-        _ => true,
-    };
-    let is_known = |name: &str| known.iter().any(|fields| fields.contains(&name));
-    let fields = body.as_object().into_iter().flatten();
-    match fields.into_iter().find(|(name, value)| !is_known(name) && asks(value)) {
-        Some((name, _)) => Err(ApiError::unsupported(name)),
-        None => Ok(()),
-    }
-}
-
 fn missing_field(message: &str) -> Option<String> {
     let rest = message.strip_prefix("missing field `")?;
     Some(rest.split('`').next()?.to_owned())
@@ -79,7 +74,6 @@ fn missing_field(message: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
-    use serde_json::json;
 
     use super::*;
 
@@ -93,8 +87,9 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
+        let read = |body: &str| read_body::<Sample>(body.as_bytes(), &[&["model", "n"]]);
         let check = |body: &str, param: Option<&str>, text: &str| {
-            let error = parse(body.as_bytes()).and_then(|body| read::<Sample>(&body)).unwrap_err().body();
+            let error = read(body).unwrap_err().body();
             assert_eq!(error["error"]["param"].as_str(), param, "{error}");
             assert!(error["error"]["message"].as_str().unwrap().contains(text), "{error}");
         };
@@ -104,21 +99,8 @@ mod tests {
         check(r#"{"model": "m""#, None, "line 1");
         check(r#"{"model": "m"} x"#, None, "trailing");
         check("[]", None, "expected");
-        read::<Sample>(&json!({"model": "m", "unknown": 1})).unwrap();
-    }
-
-    #[test]
-    fn unknown_fields_that_ask_for_something_are_refused() {
-        let check = |body: Value, expect: Option<&str>| {
-            let found = refuse_unknown(&body, &[&["seed"], &["model"], &["user", "metadata"]])
-                .err()
-                .map(|error| error.body());
-            assert_eq!(found.as_ref().and_then(|body| body["error"]["param"].as_str()), expect, "{body}");
-        };
-        check(json!({"model": "m", "seed": 1, "user": "u", "metadata": {"a": "b"}}), None);
-        check(json!({"tools": [], "suffix": null, "store": false}), None);
-        check(json!({"tools": [1]}), Some("tools"));
-        check(json!({"ignore_eos": true}), Some("ignore_eos"));
-        check(json!({"reasoning_effort": "low"}), Some("reasoning_effort"));
+        check(r#"{"model": "m", "x": 1}"#, Some("x"), "not supported");
+        check(r#"{"model": "m", "model": "n"}"#, None, "duplicate field");
+        read(r#"{"model": "m", "x": null}"#).unwrap();
     }
 }

@@ -3,9 +3,12 @@
 use serde_json::Value;
 
 use crate::{
-    body::parse,
+    body::FromBody,
     error::ApiError,
-    openai::{answer, chat, completions, embeddings, fill, rerank},
+    openai::{
+        answer::ParsedAnswer, chat::ParsedChat, completions::ParsedCompletion, embeddings::ParsedEmbeddings,
+        fill::ParsedFill, rerank::ParsedRerank,
+    },
 };
 
 /// Endpoint that reads a body.
@@ -37,16 +40,13 @@ impl Endpoint {
 /// The JSON body of the error response.
 pub fn read_body(endpoint: Endpoint, body: &[u8]) -> Result<(), Value> {
     let read = || -> Result<(), ApiError> {
-        let body = parse(body)?;
         match endpoint {
-            Endpoint::Chat => chat::ParsedChat::read(&body).map(drop),
-            Endpoint::Completions => completions::ParsedCompletion::read(&body).map(drop),
-            Endpoint::Embeddings => {
-                embeddings::EmbeddingsBody::read(&body).map(|body| drop(body.to_request()))
-            }
-            Endpoint::Rerank => rerank::RerankBody::read(&body).map(|body| drop(body.to_request())),
-            Endpoint::Answer => answer::AnswerBody::read(&body).map(|body| drop(body.to_request())),
-            Endpoint::Fill => fill::FillBody::read(&body)?.to_request().map(drop),
+            Endpoint::Chat => ParsedChat::read(body).map(drop),
+            Endpoint::Completions => ParsedCompletion::read(body).map(drop),
+            Endpoint::Embeddings => ParsedEmbeddings::read(body).map(drop),
+            Endpoint::Rerank => ParsedRerank::read(body).map(drop),
+            Endpoint::Answer => ParsedAnswer::read(body).map(drop),
+            Endpoint::Fill => ParsedFill::read(body).map(drop),
         }
     };
     read().map_err(|error| error.body())

@@ -17,6 +17,7 @@ mod health;
 mod metrics;
 mod model_name;
 mod openai;
+mod outline;
 mod reply;
 mod routes;
 mod serve;

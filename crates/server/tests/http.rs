@@ -26,7 +26,7 @@ fn malformed_requests_are_answered_in_openai_s_shape() {
         check("POST", path, b"{\"model\": ", 400, "line 1");
         check("POST", path, b"\xFF\xFE{}", 400, "not JSON");
         check("POST", path, b"[1, 2]", 400, "expected");
-        check("POST", path, "[".repeat(100_000).as_bytes(), 400, "recursion");
+        check("POST", path, format!("{{\"x\": {}", "[".repeat(100_000)).as_bytes(), 400, "recursion");
         check("POST", path, b"{}", 400, "model");
         check("GET", path, b"", 405, "GET is not allowed");
         check("DELETE", path, b"", 405, path);
@@ -129,6 +129,7 @@ fn wrong_fields_are_named() {
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"tools": [{"type": "function"}]}), "tools"),
         (json!({"tool_choice": "auto"}), "tool_choice"),
+        (json!({"stop": vec!["a"; 1 << 16]}), "stop"),
         (json!({"response_format": {"type": "json_object"}}), "response_format"),
         (json!({"modalities": ["audio"]}), "modalities"),
         (json!({"reasoning_effort": "low"}), "reasoning_effort"),
@@ -153,7 +154,9 @@ fn wrong_fields_are_named() {
         (json!({"prompt": []}), "prompt"),
         (json!({"prompt": [[]]}), "prompt"),
         (json!({"prompt": [70_000]}), "prompt"),
-        (json!({"prompt": [-1]}), "prompt"),
+        (json!({"prompt": [-1]}), "prompt[0]"),
+        (json!({"prompt": vec!["a"; 65]}), "prompt"),
+        (json!({"prompt": vec![[0]; 65]}), "prompt"),
         (json!({"prompt": ["a", "b"], "stream": true}), "prompt"),
     ];
     for (fields, param) in bad {

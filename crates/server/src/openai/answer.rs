@@ -7,7 +7,11 @@ use serde_json::{Value, json};
 
 use super::{read_body, usage_of_prompt};
 use crate::{
-    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    app::App,
+    blocking::run_cancellable,
+    body::{Body, FromBody},
+    device_headers::with_device_headers,
+    error::ApiError,
     model_name::refuse_path,
 };
 
@@ -15,7 +19,7 @@ use crate::{
 const FIELDS: &[&str] = &["model", "question", "context", "top_k", "max_answer_tokens"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct AnswerBody {
+struct AnswerBody {
     model: String,
     question: String,
     context: String,
@@ -23,32 +27,31 @@ pub(crate) struct AnswerBody {
     max_answer_tokens: Option<usize>,
 }
 
-impl AnswerBody {
-    /// Reads a body and checks the model name.
-    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_body(body, &[FIELDS])?;
-        refuse_path(&request.model)?;
-        Ok(request)
-    }
+/// A body that was read and checked.
+pub(crate) struct ParsedAnswer {
+    model: String,
+    request: AnswerRequest,
+}
 
-    /// Returns the gateway's request.
-    pub(crate) fn to_request(&self) -> AnswerRequest {
-        let mut request = AnswerRequest::new(&self.question, &self.context);
-        request.top_k = self.top_k.unwrap_or(request.top_k);
-        request.longest = self.max_answer_tokens.unwrap_or(request.longest);
-        request
+impl FromBody for ParsedAnswer {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body: AnswerBody = read_body(body, &[FIELDS])?;
+        refuse_path(&body.model)?;
+        let mut request = AnswerRequest::new(body.question, body.context);
+        request.top_k = body.top_k.unwrap_or(request.top_k);
+        request.longest = body.max_answer_tokens.unwrap_or(request.longest);
+        Ok(Self { model: body.model, request })
     }
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = AnswerBody::read(&body)?;
-    let answer = request.to_request();
-    let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let found = run_cancellable(move |cancel| gateway.answer(&model, &answer, cancel)).await?;
+pub(crate) async fn create(State(app): State<App>, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
+    let Body(ParsedAnswer { model, request }) = body;
+    let (gateway, name) = (app.gateway.clone(), model.clone());
+    let found = run_cancellable(move |cancel| gateway.answer(&name, &request, cancel)).await?;
     let body = json!({
         "object": "answer",
-        "model": request.model,
+        "model": model,
         "answer": found.best().map(|answer| &answer.text),
         "no_answer_score": found.no_answer,
         "answers": found.answers.iter().map(span).collect::<Vec<_>>(),

@@ -1,8 +1,13 @@
 //! `POST /v1/chat/completions`.
 
+use std::fmt;
+
 use axum::{Json, extract::State, response::Response};
 use narthex_gateway::request::{ChatRequest, GenerationEvent, Message, Role, Summary, TokenInfo};
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -14,7 +19,7 @@ use super::{
 };
 use crate::{
     app::App,
-    body::{self, Body},
+    body::{self, Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
     events,
@@ -48,14 +53,35 @@ struct WireMessage {
     tool_calls: Option<Vec<Value>>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string or a list of parts such as {\"type\": \"text\", \"text\": …}"
-)]
+#[derive(Debug)]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(ContentVisitor)
+    }
+}
+
+/// Reads a text without a copy, as serde's untagged enums would make.
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = Content;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a string or a list of parts such as {"type": "text", "text": …}"#)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+        Ok(Content::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,10 +106,6 @@ impl ChatBody {
         Ok(())
     }
 
-    fn messages(&self) -> Result<Vec<Message>, ApiError> {
-        self.messages.iter().enumerate().map(|(index, message)| message.to_message(index)).collect()
-    }
-
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => Ok(Some(top.unwrap_or(0))),
@@ -97,8 +119,8 @@ impl ChatBody {
 
 impl Part {
     /// Returns the text; `path` names the part in errors.
-    fn text(&self, path: &str) -> Result<&str, ApiError> {
-        match (self.r#type.as_str(), &self.text) {
+    fn into_text(self, path: &str) -> Result<String, ApiError> {
+        match (self.r#type.as_str(), self.text) {
             ("text", Some(text)) => Ok(text),
             ("text", None) => Err(ApiError::bad_request(path, format!("{path}: text is missing"))),
             (other, _) => {
@@ -112,20 +134,20 @@ impl Part {
 }
 
 impl WireMessage {
-    fn to_message(&self, index: usize) -> Result<Message, ApiError> {
+    fn into_message(self, index: usize) -> Result<Message, ApiError> {
         if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) {
             return Err(ApiError::unsupported(&format!("messages[{index}].tool_calls")));
         }
-        let content = match &self.content {
+        let content = match self.content {
             None => String::new(),
-            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts
-                .iter()
+                .into_iter()
                 .enumerate()
-                .map(|(part, content)| content.text(&format!("messages[{index}].content[{part}]")))
+                .map(|(part, content)| content.into_text(&format!("messages[{index}].content[{part}]")))
                 .collect::<Result<_, _>>()?,
         };
-        let (name, tool_call_id) = (self.name.clone(), self.tool_call_id.clone());
+        let (name, tool_call_id) = (self.name, self.tool_call_id);
         Ok(Message { name, tool_call_id, ..Message::new(self.role, content) })
     }
 }
@@ -138,16 +160,18 @@ pub(crate) struct ParsedChat {
     with_logprobs: bool,
 }
 
-impl ParsedChat {
-    /// Reads a body.
-    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+impl FromBody for ParsedChat {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
         let chat: ChatBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
-        let sampling: Sampling = body::read(body)?;
+        let sampling: Sampling = body::read_fields(body)?;
         refuse_path(&chat.model)?;
         chat.check()?;
         let options = sampling.options(chat.top_logprobs()?)?;
+        let messages = chat.messages.into_iter().enumerate();
+        let messages =
+            messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         Ok(Self {
-            request: ChatRequest { messages: chat.messages()?, options },
+            request: ChatRequest { messages, options },
             streaming: sampling.streaming(),
             with_logprobs: chat.logprobs.unwrap_or(false),
             model: chat.model,
@@ -156,8 +180,8 @@ impl ParsedChat {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let ParsedChat { model, request, streaming, with_logprobs } = ParsedChat::read(&body)?;
+pub(crate) async fn create(State(app): State<App>, body: Body<ParsedChat>) -> Result<Response, ApiError> {
+    let Body(ParsedChat { model, request, streaming, with_logprobs }) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
     let gateway = app.gateway.clone();

@@ -10,13 +10,14 @@ use serde_json::{Map, Value, json};
 use super::{
     CompletionHeader, finish_reason,
     options::{Sampling, StreamOptions},
+    prompts::Prompts,
     read_body,
     stream::{ChunkEncoder, Chunks},
     usage,
 };
 use crate::{
     app::App,
-    body::{self, Body},
+    body::{self, Body, FromBody},
     device_headers::with_device_headers,
     error::ApiError,
     events::{self, Events},
@@ -43,33 +44,10 @@ const FIELDS: &[&str] = &["model", "prompt", "logprobs", "echo", "best_of"];
 #[derive(Debug, Deserialize)]
 struct CompletionBody {
     model: String,
-    prompt: Prompts,
+    prompt: Prompts<MAX_PROMPTS>,
     logprobs: Option<usize>,
     echo: Option<bool>,
     best_of: Option<usize>,
-}
-
-/// Forms of `prompt`.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a text, a list of tokens, or a list of either")]
-enum Prompts {
-    Text(String),
-    Tokens(Vec<u32>),
-    Texts(Vec<String>),
-    TokenLists(Vec<Vec<u32>>),
-}
-
-impl Prompts {
-    fn list(self) -> Vec<Prompt> {
-        match self {
-            Self::Text(text) => vec![Prompt::Text(text)],
-            // An empty list reads as tokens, but holds no prompt.
-            Self::Tokens(tokens) if tokens.is_empty() => Vec::new(),
-            Self::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
-            Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-            Self::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
-        }
-    }
 }
 
 /// A body that was read and checked.
@@ -82,11 +60,10 @@ pub(crate) struct ParsedCompletion {
     with_logprobs: bool,
 }
 
-impl ParsedCompletion {
-    /// Reads a body.
-    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
+impl FromBody for ParsedCompletion {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
         let request: CompletionBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
-        let sampling: Sampling = body::read(body)?;
+        let sampling: Sampling = body::read_fields(body)?;
         refuse_path(&request.model)?;
         if request.logprobs.is_some_and(|top| top > MAX_LOGPROBS) {
             return Err(ApiError::bad_request(
@@ -101,7 +78,7 @@ impl ParsedCompletion {
         }
         let streaming = sampling.streaming();
         let echo = if request.echo.unwrap_or(false) { Echo::PromptAndCompletion } else { Echo::Completion };
-        let prompts = request.prompt.list();
+        let prompts = request.prompt.0;
         if prompts.is_empty() || prompts.len() > MAX_PROMPTS || (streaming.is_some() && prompts.len() > 1) {
             let most = if streaming.is_some() { 1 } else { MAX_PROMPTS };
             let how = if streaming.is_some() { " in a stream" } else { "" };
@@ -114,9 +91,11 @@ impl ParsedCompletion {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs } =
-        ParsedCompletion::read(&body)?;
+pub(crate) async fn create(
+    State(app): State<App>,
+    body: Body<ParsedCompletion>,
+) -> Result<Response, ApiError> {
+    let Body(ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs }) = body;
     let n = options.n;
     let header = CompletionHeader::new("cmpl", model.clone());
     let mut pending = Vec::with_capacity(prompts.len());

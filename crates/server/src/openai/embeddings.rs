@@ -2,37 +2,34 @@
 
 use axum::{Json, extract::State, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use narthex_gateway::request::{EmbedRequest, Overlong, Prompt};
+use narthex_gateway::request::{EmbedRequest, Overlong};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{read_body, usage_of_prompt};
+use super::{prompts::Prompts, read_body, usage_of_prompt};
 use crate::{
-    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    app::App,
+    blocking::run_cancellable,
+    body::{Body, FromBody},
+    device_headers::with_device_headers,
+    error::ApiError,
     model_name::refuse_path,
 };
+
+/// Maximum number of inputs in one request.
+const MAX_INPUTS: usize = 2048;
 
 /// Fields of a body.
 const FIELDS: &[&str] = &["model", "input", "encoding_format", "dimensions", "truncate", "prompt_name"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct EmbeddingsBody {
+struct EmbeddingsBody {
     model: String,
-    input: Input,
+    input: Prompts<MAX_INPUTS>,
     encoding_format: Option<Format>,
     dimensions: Option<usize>,
     truncate: Option<Truncate>,
     prompt_name: Option<String>,
-}
-
-/// Forms of `input`.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a text, a list of tokens, or a list of either")]
-enum Input {
-    Text(String),
-    Tokens(Vec<u32>),
-    Texts(Vec<String>),
-    TokenLists(Vec<Vec<u32>>),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -59,37 +56,35 @@ enum End {
     None,
 }
 
-impl EmbeddingsBody {
-    /// Reads a body and checks the model name.
-    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_body(body, &[FIELDS])?;
-        refuse_path(&request.model)?;
-        Ok(request)
-    }
+/// A body that was read and checked.
+pub(crate) struct ParsedEmbeddings {
+    model: String,
+    request: EmbedRequest,
+    format: Format,
+}
 
-    /// Returns the gateway's request.
-    pub(crate) fn to_request(&self) -> EmbedRequest {
-        let inputs = match &self.input {
-            Input::Text(text) => vec![Prompt::Text(text.clone())],
-            Input::Tokens(tokens) => vec![Prompt::Tokens(tokens.clone())],
-            Input::Texts(texts) => texts.iter().cloned().map(Prompt::Text).collect(),
-            Input::TokenLists(lists) => lists.iter().cloned().map(Prompt::Tokens).collect(),
-        };
-        let overlong = match self.truncate {
+impl FromBody for ParsedEmbeddings {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body: EmbeddingsBody = read_body(body, &[FIELDS])?;
+        refuse_path(&body.model)?;
+        let overlong = match body.truncate {
             Some(Truncate::Flag(true) | Truncate::End(End::End)) => Overlong::Truncate,
             Some(Truncate::Flag(false) | Truncate::End(End::None)) | None => Overlong::Refuse,
         };
-        EmbedRequest { inputs, overlong, dimensions: self.dimensions, prompt: self.prompt_name.clone() }
+        let (inputs, dimensions, prompt) = (body.input.0, body.dimensions, body.prompt_name);
+        let request = EmbedRequest { inputs, overlong, dimensions, prompt };
+        Ok(Self { model: body.model, request, format: body.encoding_format.unwrap_or_default() })
     }
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = EmbeddingsBody::read(&body)?;
-    let embed = request.to_request();
-    let format = request.encoding_format.unwrap_or_default();
-    let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let answer = run_cancellable(move |cancel| gateway.embed(&model, &embed, cancel)).await?;
+pub(crate) async fn create(
+    State(app): State<App>,
+    body: Body<ParsedEmbeddings>,
+) -> Result<Response, ApiError> {
+    let Body(ParsedEmbeddings { model, request, format }) = body;
+    let (gateway, name) = (app.gateway.clone(), model.clone());
+    let answer = run_cancellable(move |cancel| gateway.embed(&name, &request, cancel)).await?;
     let data: Vec<Value> = answer
         .vectors
         .iter()
@@ -99,7 +94,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
     let body = json!({
         "object": "list",
         "data": data,
-        "model": request.model,
+        "model": model,
         "usage": usage_of_prompt(answer.prompt_tokens),
     });
     Ok(with_device_headers(&answer.ran_on, Json(body)))
@@ -123,15 +118,5 @@ mod tests {
     fn base64_is_little_endian_f32() {
         assert_eq!(encode(&[1.0], Format::Base64), "AACAPw==");
         assert_eq!(encode(&[1.5], Format::Float), json!([1.5]));
-    }
-
-    #[test]
-    fn inputs_have_four_forms() {
-        let input = |text: &str| serde_json::from_str::<Input>(text);
-        assert!(matches!(input(r#""a""#), Ok(Input::Text(_))));
-        assert!(matches!(input("[1, 2]"), Ok(Input::Tokens(_))));
-        assert!(matches!(input(r#"["a", "b"]"#), Ok(Input::Texts(_))));
-        assert!(matches!(input("[[1], [2]]"), Ok(Input::TokenLists(_))));
-        assert!(input("[-1]").is_err() && input("{}").is_err());
     }
 }

@@ -7,7 +7,11 @@ use serde_json::{Value, json};
 
 use super::{read_body, usage_of_prompt};
 use crate::{
-    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    app::App,
+    blocking::run_cancellable,
+    body::{Body, FromBody},
+    device_headers::with_device_headers,
+    error::ApiError,
     model_name::refuse_path,
 };
 
@@ -15,7 +19,7 @@ use crate::{
 const FIELDS: &[&str] = &["model", "text", "top_k", "generate", "rounds"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct FillBody {
+struct FillBody {
     model: String,
     text: String,
     top_k: Option<usize>,
@@ -24,7 +28,7 @@ pub(crate) struct FillBody {
 }
 
 /// A request for the gateway.
-pub(crate) enum Fill {
+enum Fill {
     /// Predicted tokens for each mask.
     Masks(MaskRequest),
     /// A continuation.
@@ -32,35 +36,40 @@ pub(crate) enum Fill {
 }
 
 impl FillBody {
-    /// Reads a body and checks the model name.
-    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_body(body, &[FIELDS])?;
-        refuse_path(&request.model)?;
-        Ok(request)
-    }
-
-    /// Returns the gateway's request.
-    pub(crate) fn to_request(&self) -> Result<Fill, ApiError> {
+    fn into_request(self) -> Result<Fill, ApiError> {
         let invalid =
             |param: &'static str, why: &str| Err(ApiError::bad_request(param, format!("{param}: {why}")));
         match self.generate {
             Some(_) if self.top_k.is_some() => invalid("top_k", "cannot be combined with generate"),
             Some(tokens) => {
-                let request = RefineRequest::new(&self.text, tokens);
+                let request = RefineRequest::new(self.text, tokens);
                 Ok(Fill::Refine(RefineRequest { rounds: self.rounds.unwrap_or(request.rounds), ..request }))
             }
             None if self.rounds.is_some() => invalid("rounds", "requires generate"),
-            None => Ok(Fill::Masks(MaskRequest { text: self.text.clone(), top_k: self.top_k.unwrap_or(5) })),
+            None => Ok(Fill::Masks(MaskRequest { text: self.text, top_k: self.top_k.unwrap_or(5) })),
         }
     }
 }
 
+/// A body that was read and checked.
+pub(crate) struct ParsedFill {
+    model: String,
+    request: Fill,
+}
+
+impl FromBody for ParsedFill {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body: FillBody = read_body(body, &[FIELDS])?;
+        refuse_path(&body.model)?;
+        Ok(Self { model: body.model.clone(), request: body.into_request()? })
+    }
+}
+
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = FillBody::read(&body)?;
-    let fill = request.to_request()?;
-    let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let (ran_on, mut body) = run_cancellable(move |cancel| match fill {
+pub(crate) async fn create(State(app): State<App>, body: Body<ParsedFill>) -> Result<Response, ApiError> {
+    let Body(ParsedFill { model: name, request }) = body;
+    let (gateway, model) = (app.gateway.clone(), name.clone());
+    let (ran_on, mut body) = run_cancellable(move |cancel| match request {
         Fill::Masks(request) => {
             let found = gateway.fill(&model, &request, cancel)?;
             let masks: Vec<Vec<Value>> =
@@ -80,7 +89,7 @@ pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<R
     })
     .await?;
     body["object"] = "fill".into();
-    body["model"] = request.model.into();
+    body["model"] = name.into();
     Ok(with_device_headers(&ran_on, Json(body)))
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod embeddings;
 pub(crate) mod fill;
 pub(crate) mod models;
 pub(crate) mod options;
+pub(crate) mod prompts;
 pub(crate) mod rerank;
 pub(crate) mod stream;
 
@@ -28,11 +29,9 @@ use crate::{body, error::ApiError};
 const CALLER_FIELDS: &[&str] =
     &["user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
 
-/// Reads a body with these fields. Other fields are refused if they ask for something.
-pub(crate) fn read_body<T: DeserializeOwned>(body: &Value, fields: &[&[&str]]) -> Result<T, ApiError> {
-    let read = body::read(body)?;
-    body::refuse_unknown(body, &[fields, &[CALLER_FIELDS]].concat())?;
-    Ok(read)
+/// Reads a body with these fields and the caller's. Other fields are refused if they ask for something.
+pub(crate) fn read_body<T: DeserializeOwned>(body: &[u8], fields: &[&[&str]]) -> Result<T, ApiError> {
+    body::read_body(body, &[fields, &[CALLER_FIELDS]].concat())
 }
 
 /// Fields at the start of a completion object.

@@ -1,13 +1,20 @@
 //! `POST /v1/rerank`, in the form that Cohere's and Jina's APIs share.
 
 use axum::{Json, extract::State, response::Response};
-use narthex_gateway::request::{Overlong, RerankRequest};
+use narthex_gateway::{
+    Cancel,
+    request::{Overlong, Ranked, RerankRequest},
+};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{new_id, read_body, usage_of_prompt};
 use crate::{
-    app::App, blocking::run_cancellable, body::Body, device_headers::with_device_headers, error::ApiError,
+    app::App,
+    blocking::run_cancellable,
+    body::{Body, FromBody},
+    device_headers::with_device_headers,
+    error::ApiError,
     model_name::refuse_path,
 };
 
@@ -15,7 +22,7 @@ use crate::{
 const FIELDS: &[&str] = &["model", "query", "documents", "top_n", "return_documents", "truncate"];
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct RerankBody {
+struct RerankBody {
     model: String,
     query: String,
     documents: Vec<Document>,
@@ -27,7 +34,7 @@ pub(crate) struct RerankBody {
 }
 
 /// A document: a text, or an object with one.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, or an object with the field text")]
 enum Document {
     Text(String),
@@ -35,48 +42,50 @@ enum Document {
 }
 
 impl Document {
-    fn text(&self) -> &str {
+    fn into_text(self) -> String {
         match self {
             Self::Text(text) | Self::Object { text } => text,
         }
     }
 }
 
-impl RerankBody {
-    /// Reads a body and checks the model name.
-    pub(crate) fn read(body: &Value) -> Result<Self, ApiError> {
-        let request: Self = read_body(body, &[FIELDS])?;
-        refuse_path(&request.model)?;
-        Ok(request)
-    }
+/// A body that was read and checked.
+pub(crate) struct ParsedRerank {
+    model: String,
+    request: RerankRequest,
+    return_documents: bool,
+}
 
-    /// Returns the gateway's request.
-    pub(crate) fn to_request(&self) -> RerankRequest {
-        RerankRequest {
-            query: self.query.clone(),
-            documents: self.documents.iter().map(|document| document.text().to_owned()).collect(),
-            top_n: self.top_n,
-            overlong: if self.truncate { Overlong::Truncate } else { Overlong::Refuse },
-        }
+impl FromBody for ParsedRerank {
+    fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body: RerankBody = read_body(body, &[FIELDS])?;
+        refuse_path(&body.model)?;
+        let request = RerankRequest {
+            query: body.query,
+            documents: body.documents.into_iter().map(Document::into_text).collect(),
+            top_n: body.top_n,
+            overlong: if body.truncate { Overlong::Truncate } else { Overlong::Refuse },
+        };
+        Ok(Self { model: body.model, request, return_documents: body.return_documents })
     }
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, Body(body): Body) -> Result<Response, ApiError> {
-    let request = RerankBody::read(&body)?;
-    let rerank = request.to_request();
-    let (gateway, model) = (app.gateway.clone(), request.model.clone());
-    let answer = run_cancellable(move |cancel| gateway.rerank(&model, &rerank, cancel)).await?;
-    let result = |ranked: &narthex_gateway::request::Ranked| {
+pub(crate) async fn create(State(app): State<App>, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
+    let Body(ParsedRerank { model, request, return_documents }) = body;
+    let (gateway, name) = (app.gateway.clone(), model.clone());
+    let call = move |cancel: &Cancel| Ok((gateway.rerank(&name, &request, cancel)?, request.documents));
+    let (answer, documents) = run_cancellable(call).await?;
+    let result = |ranked: &Ranked| {
         let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
-        if request.return_documents {
-            result["document"] = json!({"text": request.documents[ranked.index].text()});
+        if return_documents {
+            result["document"] = json!({"text": documents[ranked.index]});
         }
         result
     };
     let body = json!({
         "id": new_id("rerank"),
-        "model": request.model,
+        "model": model,
         "results": answer.results.iter().map(result).collect::<Vec<_>>(),
         "usage": usage_of_prompt(answer.prompt_tokens),
     });
