@@ -195,6 +195,44 @@ pub enum Error {
         /// Path in the variable.
         path: PathBuf,
     },
+    /// A string cannot name an API key.
+    #[error("{found:?} is not the name of a key: expected 1 to 64 letters, digits, '.', '_' and '-'")]
+    BadKeyName {
+        /// The string.
+        found: String,
+    },
+    /// There is an API key of this name.
+    #[error("there is a key called {name} already")]
+    KeyExists {
+        /// The name.
+        name: String,
+    },
+    /// There is no API key of this name.
+    #[error("there is no key called {name}")]
+    NoKey {
+        /// The name.
+        name: String,
+    },
+    /// The file of API keys is malformed.
+    #[error("{} is not a key file: {reason}", path.display())]
+    BadKeyFile {
+        /// The file.
+        path: PathBuf,
+        /// Reason.
+        reason: String,
+    },
+    /// A secret that the user chose is too short, too long, or cannot be sent.
+    #[error("{origin} holds no usable key: expected 16 to 512 visible ASCII characters without spaces")]
+    WeakSecret {
+        /// Variable or file with the secret.
+        origin: String,
+    },
+    /// The system gives no random numbers.
+    #[error("the system gives no random numbers: {reason}")]
+    NoRandomness {
+        /// The system's reason.
+        reason: String,
+    },
     /// The cancel flag was set.
     #[error("interrupted")]
     Cancelled,
@@ -241,12 +279,17 @@ impl Error {
             Self::BadName(_)
             | Self::BadHubReference { .. }
             | Self::NotACheckpoint { .. }
-            | Self::UnknownWheel { .. } => ErrorKind::BadRequest,
+            | Self::UnknownWheel { .. }
+            | Self::BadKeyName { .. }
+            | Self::KeyExists { .. }
+            | Self::BadKeyFile { .. }
+            | Self::WeakSecret { .. } => ErrorKind::BadRequest,
             Self::UnknownModel { .. }
             | Self::LocalMissing { .. }
             | Self::NoPackage { .. }
             | Self::RuntimeNotInstalled { .. }
-            | Self::DylibMissing { .. } => ErrorKind::NotFound,
+            | Self::DylibMissing { .. }
+            | Self::NoKey { .. } => ErrorKind::NotFound,
             Self::NoPip { .. }
             | Self::PipFailed { .. }
             | Self::PipLeftNoWheel { .. }
@@ -257,7 +300,9 @@ impl Error {
             Self::Hub(error) => error.kind(),
             Self::UnsupportedPlatform { .. } | Self::NoRuntime { .. } => ErrorKind::Unsupported,
             Self::Cancelled => ErrorKind::Cancelled,
-            Self::BadEntry { .. } | Self::NoManifest { .. } => ErrorKind::Internal,
+            Self::BadEntry { .. } | Self::NoManifest { .. } | Self::NoRandomness { .. } => {
+                ErrorKind::Internal
+            }
         }
     }
 
@@ -290,6 +335,12 @@ impl Error {
             Self::DylibMissing { .. } => {
                 "set it to ONNX Runtime's library (libonnxruntime.so, onnxruntime.dll), or unset it".to_owned()
             }
+            Self::KeyExists { name } => format!("choose another name, or remove that key with `narthex key rm {name}`"),
+            Self::NoKey { .. } => "`narthex key list` shows every key".to_owned(),
+            Self::BadKeyFile { .. } => {
+                "correct the file, or remove it and create new keys with `narthex key add`".to_owned()
+            }
+            Self::WeakSecret { .. } => "`openssl rand -hex 24` makes a good one".to_owned(),
             _ => return None,
         };
         Some(text)

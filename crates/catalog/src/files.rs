@@ -70,6 +70,16 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io("write", path))
 }
 
+/// As [`write_durably`], for a new file that its owner alone may read.
+pub(crate) fn write_privately(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path).map_err(Error::io("create", path))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io("write", path))
+}
+
 /// Flushes a folder's list of names to the disk, where the platform can.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), Error> {
     if cfg!(unix) {

@@ -11,6 +11,7 @@ mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod index;
+pub mod keys;
 mod platform;
 pub mod resolve;
 pub mod runtimes;

@@ -8,6 +8,7 @@
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
 //!   blobs/<sha256>               fetched wheels, checked, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
+//!   keys.json                    API keys: hashes and limits
 //!   locks/<key>.lock             locks between processes; never deleted
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! folder is first renamed to `<folder>.old` and then removed. If a process dies in between, [`Store::open`] restores or
 //! removes it. It also removes staging folders of dead processes.
 
+mod keys;
 mod lock;
 mod machine;
 mod packages;

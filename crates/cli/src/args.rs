@@ -5,6 +5,7 @@ mod compile;
 mod encoders;
 mod exports;
 mod generate;
+mod keys;
 
 use std::path::PathBuf;
 
@@ -15,7 +16,9 @@ pub(crate) use compile::{CheckArgs, CompileArgs, TryOutArgs};
 pub(crate) use encoders::{AnswerArgs, EmbedArgs, FillArgs, RerankArgs};
 pub(crate) use exports::{ExportArgs, ImportArgs};
 pub(crate) use generate::{ChatArgs, CompleteArgs, GenerateArgs};
-use narthex_gateway::Config;
+pub(crate) use keys::{KeyArgs, KeyCommand};
+use narthex_gateway::{AutoPull, Config};
+use narthex_server::{AllowedHost, AllowedOrigin};
 use narthex_spec::{DeviceOrder, DevicePlacements, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
 
 /// Exit codes, for `--help` and the README.
@@ -93,6 +96,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Install, list or remove runtime libraries
     Runtime(RuntimeArgs),
+    /// Create, list or remove API keys of `serve`
+    Key(KeyArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -153,9 +158,23 @@ pub(crate) struct ServeArgs {
     #[arg(short, long)]
     pub(crate) model: Vec<String>,
 
-    /// Origin whose web pages may send requests
-    #[arg(long, value_name = "ORIGIN")]
-    pub(crate) cors_origin: Option<String>,
+    /// Origins whose web pages may send requests, as in https://app.example; * for all [default: pages of this machine, and
+    /// none if other machines can connect]
+    #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
+    pub(crate) cors_origin: Vec<AllowedOrigin>,
+
+    /// Names under which requests may reach the server besides localhost, as in box.lan or *.internal; * for all
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
+    pub(crate) allowed_host: Vec<AllowedHost>,
+
+    /// Serve without API keys, also other machines
+    #[arg(long)]
+    pub(crate) insecure_no_auth: bool,
+
+    /// Downloads and compiles that requests without an admin's key may start: never, catalogue (its small models) or always
+    /// [default: catalogue, and never if other machines can connect]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) auto_pull: Option<AutoPull>,
 
     /// Concurrent sequences per model
     #[arg(long, default_value_t = Config::standard().slots, value_parser = at_least_one)]
@@ -297,6 +316,19 @@ mod tests {
         assert_eq!((threads("0"), threads("8"), at_least_one("1")), (Ok(0), Ok(8), Ok(1)));
         assert!(threads("5000").unwrap_err().contains("on this machine, found \"5000\""));
         assert!(at_least_one("0").is_err() && at_least_one("-1").is_err());
+    }
+
+    #[test]
+    fn origins_and_hosts_that_match_nothing_are_refused() {
+        let parse = |args: &[&str]| Args::try_parse_from([&["narthex", "serve"], args].concat());
+        for [option, value] in [["--cors-origin", "app.example"], ["--allowed-host", "http://box.lan"]] {
+            let error = parse(&[option, value]).unwrap_err().to_string();
+            assert!(error.contains("expected a ") && error.contains(value), "{error}");
+        }
+        let several =
+            ["--cors-origin", "https://a.example,http://b.example:81", "--cors-origin", "https://c.example"];
+        let Command::Serve(serve) = parse(&several).unwrap().command else { panic!("not serve") };
+        assert_eq!(serve.cors_origin.len(), 3);
     }
 
     #[test]

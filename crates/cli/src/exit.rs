@@ -50,7 +50,7 @@ fn code(kind: ErrorKind) -> u8 {
         ErrorKind::BadRequest => 2,
         ErrorKind::NotFound => 3,
         ErrorKind::Fetch => 4,
-        ErrorKind::Overloaded | ErrorKind::Loading | ErrorKind::Unavailable => 5,
+        ErrorKind::Overloaded | ErrorKind::Loading | ErrorKind::Unavailable | ErrorKind::Forbidden => 5,
         ErrorKind::Storage => 6,
         ErrorKind::Cancelled => 130,
     }
@@ -70,6 +70,8 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let gateway = error.downcast_ref::<Error>();
     let serve = error.downcast_ref::<ServeError>();
     let kind = gateway.map(Error::kind).unwrap_or(match serve {
+        Some(ServeError::NoKey { .. }) => ErrorKind::BadRequest,
+        Some(ServeError::Keys(error)) => error.kind(),
         Some(_) => ErrorKind::Unavailable,
         None => ErrorKind::Internal,
     });

@@ -5,6 +5,7 @@
 mod args;
 mod bars;
 mod cmd;
+mod environment_keys;
 mod exit;
 mod interrupt;
 mod output;

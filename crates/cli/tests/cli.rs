@@ -139,6 +139,52 @@ fn plan_needs_nothing_but_settings() {
 }
 
 #[test]
+fn keys_are_created_listed_and_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let output = narthex(home.path(), &[&["key"], args].concat());
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (output.status.code(), out, err)
+    };
+    let (_, _, note) = run(&["list"]);
+    assert!(note.contains("narthex key add"), "{note}");
+    let add = ["add", "app", "--model", "smollm2-135m", "--requests-per-minute", "60", "--concurrency", "4"];
+    let (code, secret, note) = run(&add);
+    assert!(code == Some(0) && secret.starts_with("nx-") && note.contains("only now"), "{note}");
+    assert_eq!(run(&add).0, Some(2), "a name is taken once");
+    assert_eq!(run(&["add", "boss", "--admin"]).0, Some(0));
+    let (_, list, _) = run(&["list", "--json"]);
+    let keys: serde_json::Value = serde_json::from_str(&list).unwrap();
+    assert!(!list.contains(secret.trim()), "{list}");
+    // An alias is stored as the model's name.
+    assert_eq!(keys[0]["limits"]["models"], serde_json::json!(["smollm2:135m"]));
+    assert_eq!((&keys[0]["limits"]["concurrency"], &keys[1]["limits"]["role"]), (&4.into(), &"admin".into()));
+    assert!(run(&["list"]).1.contains("boss"));
+    assert_eq!((run(&["rm", "app"]).0, run(&["rm", "app"]).0), (Some(0), Some(3)));
+    assert_eq!(run(&["add", "no name"]).0, Some(2));
+    assert_eq!(run(&["add", "x", "--tokens-per-minute", "0"]).0, Some(2));
+}
+
+#[test]
+fn serving_other_machines_needs_a_key() {
+    let open = ["serve", "--host", "0.0.0.0", "--port", "0", "-m", "no-such-model"];
+    check(&open, 2, "", "and there is no API key");
+    check(&open, 2, "", "hint: create a key with `narthex key add NAME`");
+    // With a key or without authentication the refusal is the next one.
+    check(&[&open[..], &["--insecure-no-auth"]].concat(), 3, "", "no model is called \"no-such-model\"");
+    let home = tempfile::tempdir().unwrap();
+    let run = |key: &str| {
+        let output = command(home.path(), &open).env("NARTHEX_API_KEY", key).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run("a-key-of-the-container").0, Some(3));
+    let (code, error) = run("weak-key");
+    assert!(code == Some(2) && error.contains("NARTHEX_API_KEY") && !error.contains("weak-key"), "{error}");
+    check(&["serve", "--cors-origin", "https://app.example/"], 2, "", "without a path");
+    check(&["serve", "--allowed-host", "http://box.lan"], 2, "", "expected a host");
+}
+
+#[test]
 fn the_catalogue_is_a_ranking() {
     let home = tempfile::tempdir().unwrap();
     let output = narthex(home.path(), &["list", "--available", "--kind", "chat", "--json"]);

@@ -17,6 +17,7 @@ mod inspect;
 mod library;
 mod load;
 mod report;
+mod rights;
 mod serve;
 mod server_record;
 
@@ -34,7 +35,7 @@ pub use library::{
     import::ImportRequest,
     runtimes::RuntimeListing,
 };
-pub use narthex_catalog::source::wheel::WheelOrigin;
+pub use narthex_catalog::{keys, source::wheel::WheelOrigin};
 pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;
 pub use report::{
@@ -42,5 +43,6 @@ pub use report::{
     models,
     placement::{PhaseShares, PlacementLine, PlacementReport, RanOn},
 };
+pub use rights::{AutoPull, Rights};
 pub use serve::{generation::Generation, request};
 pub use server_record::RunningServer;

@@ -2,13 +2,49 @@
 
 use std::sync::Arc;
 
-use narthex_gateway::Gateway;
+use axum::{
+    extract::FromRequestParts,
+    http::{StatusCode, request::Parts},
+};
+use narthex_gateway::{Gateway, request::Summary};
 
-use crate::metrics::Metrics;
+use crate::{error::ApiError, keys::Caller, metrics::Metrics};
 
-/// The gateway and the counters of a server.
+/// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) gateway: Gateway,
+    pub(crate) meter: Meter,
+}
+
+/// Counts of the work for one caller: metrics of the server, and tokens that the caller's key is charged.
+#[derive(Clone)]
+pub(crate) struct Meter {
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) caller: Caller,
+}
+
+impl Meter {
+    /// Counts a finished generation.
+    pub(crate) fn generation(&self, summary: &Summary) {
+        self.metrics.generation(summary);
+        self.caller.charge(summary.prompt_tokens + summary.completion_tokens);
+    }
+
+    /// Counts tokens of a request that generates nothing, or that its client left.
+    pub(crate) fn tokens(&self, tokens: usize) {
+        self.caller.charge(tokens);
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for App {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        let unchecked = || {
+            let message = "the request passed no access control; please report this as a bug";
+            ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, message)
+        };
+        parts.extensions.get().cloned().ok_or_else(unchecked)
+    }
 }

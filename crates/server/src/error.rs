@@ -1,9 +1,14 @@
 //! Errors of requests: the mapping of error kinds to HTTP statuses, and the JSON of an error in OpenAI's form,
 //! `{"error": {"message", "type", "param", "code"}}`.
 
+use std::time::Duration;
+
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{
+        HeaderValue, StatusCode,
+        header::{RETRY_AFTER, WWW_AUTHENTICATE},
+    },
     response::{IntoResponse, Response},
 };
 use narthex_gateway::{Error, ErrorKind};
@@ -24,6 +29,7 @@ fn status(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
         ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
         ErrorKind::Loading
         | ErrorKind::Unavailable
@@ -72,6 +78,33 @@ impl ApiError {
         }
     }
 
+    /// A request without the key that is needed.
+    pub(crate) fn unauthorized(message: &str) -> Self {
+        Self::plain(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
+    }
+
+    /// A request beyond the limits of its key.
+    pub(crate) fn rate_limited(message: String, wait: Duration) -> Self {
+        let retry_after = Some((wait.as_secs_f64().ceil() as u64).max(1));
+        let error = Self::plain(StatusCode::TOO_MANY_REQUESTS, message);
+        Self { retry_after, ..error.with_code("rate_limit_exceeded") }
+    }
+
+    /// Returns the error with a code for programs.
+    pub(crate) fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    #[cfg(test)]
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        self.retry_after
+    }
+
     /// Returns the JSON body.
     pub(crate) fn body(&self) -> serde_json::Value {
         let kind = match self.status {
@@ -93,6 +126,7 @@ impl From<Error> for ApiError {
         let code = match &error {
             Error::UnknownModel { .. } | Error::NotInstalled { .. } => Some("model_not_found"),
             Error::ContextLength { .. } | Error::InputTooLong { .. } => Some("context_length_exceeded"),
+            Error::ModelNotAllowed { .. } => Some("model_not_allowed"),
             _ => None,
         };
         Self {
@@ -108,6 +142,9 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        if response.status() == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -11,7 +11,7 @@ use narthex_gateway::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::{blocking::run_blocking, error::ApiError};
+use crate::{app::Meter, blocking::run_blocking, error::ApiError};
 
 /// The engine's end of the channel.
 struct ChannelSink(UnboundedSender<GenerationEvent>);
@@ -36,16 +36,36 @@ impl Drop for CancelOnDisconnect {
     }
 }
 
-/// Events of a running request. Dropping them cancels the request.
+/// Events of a running request, whose tokens are counted at its end. Dropping them cancels the request.
 pub(crate) struct Events {
     receiver: UnboundedReceiver<GenerationEvent>,
     generation: CancelOnDisconnect,
+    meter: Meter,
+    /// Tokens of the prompt and events with text until now; 0 once the request was counted.
+    uncounted: usize,
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        // An answer that its client left is charged as far as it came.
+        self.meter.tokens(self.uncounted);
+    }
 }
 
 impl Events {
     /// Returns the next event; `None` if the engine ended without one.
     pub(crate) async fn next(&mut self) -> Option<GenerationEvent> {
-        self.receiver.recv().await
+        let event = self.receiver.recv().await;
+        match &event {
+            Some(GenerationEvent::Started { prompt_tokens }) => self.uncounted += prompt_tokens,
+            Some(GenerationEvent::Text { .. }) => self.uncounted += 1,
+            Some(GenerationEvent::Done(summary)) => {
+                self.uncounted = 0;
+                self.meter.generation(summary);
+            }
+            Some(GenerationEvent::Finished { .. } | GenerationEvent::Failed { .. }) | None => {}
+        }
+        event
     }
 
     /// Device that the request runs on.
@@ -56,10 +76,11 @@ impl Events {
 
 /// Starts a request. The call runs on a thread for blocking work, because it may wait for its model to load.
 pub(crate) async fn start(
+    meter: Meter,
     call: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let (sender, receiver) = unbounded_channel();
     let sink = Box::new(ChannelSink(sender));
     let generation = run_blocking(move || call(sink).map(CancelOnDisconnect)).await?;
-    Ok(Events { receiver, generation })
+    Ok(Events { receiver, generation, meter, uncounted: 0 })
 }

@@ -3,6 +3,7 @@
 //! Handlers parse a request, call the gateway and render the answer. Start at [`routes`] for the route table. Each protocol
 //! has a folder, such as [`openai`]; reading bodies, starting requests, streaming and errors are shared.
 
+mod access;
 mod app;
 mod blocking;
 mod body;
@@ -12,8 +13,8 @@ mod error;
 mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod guard;
 mod health;
+mod keys;
 mod metrics;
 mod model_name;
 mod openai;
@@ -23,4 +24,5 @@ mod routes;
 mod serve;
 mod sse;
 
+pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
 pub use serve::{ServeError, ServeOptions, run_blocking, run_until};

@@ -10,16 +10,15 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use narthex_gateway::Gateway;
 use serde_json::Value;
 
 use crate::{
+    access::{self, Access},
     app::App,
     blocking::run_blocking,
     connection,
     error::ApiError,
-    guard::{self, Guard},
-    health,
+    health, keys,
     metrics::Metrics,
     openai::{answer, chat, completions, embeddings, fill, models, rerank},
 };
@@ -27,10 +26,9 @@ use crate::{
 /// Maximum size of a request body.
 const MAX_BODY_BYTES: usize = 32 << 20;
 
-/// Returns the router with every route.
-pub(crate) fn router(gateway: Gateway, guard: Guard) -> Router {
-    let app = App { gateway, metrics: Metrics::new() };
-    let guard = Arc::new(guard);
+/// Returns the router with every route, behind access control.
+pub(crate) fn router(access: Access) -> Router {
+    let metrics = access.metrics();
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
@@ -41,24 +39,29 @@ pub(crate) fn router(gateway: Gateway, guard: Guard) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/health", get(health))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics_text))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(middleware::from_fn_with_state(app.clone(), count))
-        .layer(middleware::from_fn_with_state(guard, guard::check))
+        .layer(middleware::from_fn_with_state(metrics, count))
+        .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
         .layer(middleware::from_fn(connection::track))
-        .with_state(app)
 }
 
-async fn health(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+async fn health(app: App) -> Result<Json<Value>, ApiError> {
+    if !app.meter.caller.is_known() {
+        return Ok(Json(health::alive()));
+    }
     // Device detection reads files.
     run_blocking(move || Ok(Json(health::report(&app.gateway.status(), &app.gateway.npus())))).await
 }
 
-async fn metrics(State(app): State<App>) -> Response {
-    let text = app.metrics.render(&app.gateway.status());
-    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
+    if !app.meter.caller.is_admin() {
+        return Err(keys::admins_only("/metrics"));
+    }
+    let text = app.meter.metrics.render(&app.gateway.status());
+    Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }
 
 async fn unknown_path(request: Request) -> ApiError {
@@ -72,9 +75,14 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError::plain(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
-async fn count(State(app): State<App>, route: Option<MatchedPath>, request: Request, next: Next) -> Response {
+async fn count(
+    State(metrics): State<Arc<Metrics>>,
+    route: Option<MatchedPath>,
+    request: Request,
+    next: Next,
+) -> Response {
     let route = route.map_or_else(|| "unknown".to_owned(), |path| path.as_str().to_owned());
     let response = next.run(request).await;
-    app.metrics.request(&route, response.status().as_u16());
+    metrics.request(&route, response.status().as_u16());
     response
 }

@@ -6,8 +6,8 @@ use narthex_gateway::{Drain, Gateway};
 use tokio::{net::TcpListener, signal, sync::watch};
 
 use crate::{
+    access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
     connection::{ConnectionState, Connections},
-    guard::Guard,
     routes,
 };
 
@@ -15,14 +15,43 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Address of a server and access to it.
+///
+/// ```
+/// use narthex_server::{AccessOptions, ServeOptions};
+///
+/// let access = AccessOptions { cors_origins: vec!["https://app.example".parse()?], ..AccessOptions::default() };
+/// let options = ServeOptions { access, ..ServeOptions::local(8000) };
+/// assert_eq!(options.host, "127.0.0.1");
+/// # Ok::<(), narthex_server::BadOrigin>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
     /// Address or host name to listen on.
     pub host: String,
     /// Port; 0 takes a free one.
     pub port: u16,
-    /// Origin whose web pages may send requests, beside local ones.
-    pub cors_origin: Option<String>,
+    /// Access to the server.
+    pub access: AccessOptions,
+}
+
+impl ServeOptions {
+    /// Options of a server for programs of this machine.
+    pub fn local(port: u16) -> Self {
+        Self { host: "127.0.0.1".to_owned(), port, access: AccessOptions::default() }
+    }
+
+    /// Checks that a server with these options may start, before anything is loaded.
+    ///
+    /// # Errors
+    /// [`ServeError::NoKey`] for a host that other machines can reach if there is no key; [`ServeError::Keys`] for a
+    /// malformed key file.
+    pub fn check(&self, gateway: &Gateway) -> Result<(), ServeError> {
+        let has_key = !gateway.keys()?.is_empty() || !self.access.keys.is_empty();
+        if has_key || is_loopback(&self.host) || self.access.authentication == Authentication::Off {
+            return Ok(());
+        }
+        Err(ServeError::NoKey { host: self.host.clone() })
+    }
 }
 
 /// Why a server could not run.
@@ -38,6 +67,15 @@ pub enum ServeError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The server would listen for other machines without a key.
+    #[error("listening on {host} lets other machines send requests, and there is no API key")]
+    NoKey {
+        /// The host.
+        host: String,
+    },
+    /// The API keys cannot be read.
+    #[error(transparent)]
+    Keys(#[from] narthex_gateway::Error),
     /// The runtime or the listener failed.
     #[error("the server failed: {0}")]
     Io(#[from] io::Error),
@@ -53,6 +91,11 @@ impl ServeError {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("ports below 1024 need more privileges; select another with --port".to_owned())
             }
+            Self::NoKey { .. } => Some(
+                "create a key with `narthex key add NAME`, or listen on 127.0.0.1; --insecure-no-auth serves without keys"
+                    .to_owned(),
+            ),
+            Self::Keys(error) => error.hint(),
             _ => None,
         }
     }
@@ -88,16 +131,16 @@ async fn serve(
     ready: impl FnOnce(SocketAddr),
     mut signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
-    let ServeOptions { host, port, cors_origin } = options;
-    let guard = Guard { host: host.clone(), cors_origin };
-    let listener = TcpListener::bind((host.as_str(), port)).await.map_err(|source| ServeError::Bind {
-        host,
-        port,
-        source,
-    })?;
+    options.check(&gateway)?;
+    let ServeOptions { host, port, access } = options;
+    let bind = TcpListener::bind((host.as_str(), port)).await;
+    let listener = bind.map_err(|source| ServeError::Bind { host: host.clone(), port, source })?;
     let address = listener.local_addr()?;
+    let is_local = is_loopback(&host) && address.ip().to_canonical().is_loopback();
+    let exposure = if is_local { Exposure::Local } else { Exposure::Open { host } };
+    let access = Access::new(gateway.clone(), access, &exposure)?;
     let (stop, mut stopped) = watch::channel(false);
-    let app = routes::router(gateway.clone(), guard).into_make_service_with_connect_info::<ConnectionState>();
+    let app = routes::router(access).into_make_service_with_connect_info::<ConnectionState>();
     ready(address);
     let server = axum::serve(Connections { listener, stopped: stopped.clone() }, app)
         .with_graceful_shutdown(async move {

@@ -36,9 +36,6 @@ impl Drop for OpenStream {
 
 impl OpenStream {
     fn push(&mut self, event: GenerationEvent) {
-        if let GenerationEvent::Done(summary) = &event {
-            self.metrics.generation(summary);
-        }
         self.ended = matches!(event, GenerationEvent::Done(_) | GenerationEvent::Failed { .. });
         self.encoded.extend(self.encoder.encode(event));
     }

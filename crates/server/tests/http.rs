@@ -5,7 +5,7 @@
 mod support;
 
 use narthex_gateway::Config;
-use narthex_server::ServeOptions;
+use narthex_server::{AccessOptions, Authentication, ServeError, ServeOptions, run_until};
 use narthex_testkit::checkpoint::{BERT_MAX_LENGTH, LLAMA_CONTEXT};
 use serde_json::{Value, json};
 use support::{Live, Tiny, chat, local, with};
@@ -69,9 +69,18 @@ fn pages_of_other_origins_may_not_call() {
     for host in ["localhost", "localhost:1", "127.0.0.1", "[::1]:8000", "LocalHost"] {
         assert_eq!(status(&[("Host", host)]), 200, "{host}");
     }
-    for host in ["evil.example", "127.0.0.1.evil.example", "192.168.0.1:8000", "", "\u{e9}vil.example"] {
+    for host in ["evil.example", "127.0.0.1.evil.example", "192.168.0.1:8000"] {
         assert!(refused(&[("Host", host)])["message"].as_str().unwrap().contains("Host"), "{host}");
     }
+    for hosts in [&[""][..], &["\u{e9}vil.example"], &["localhost", "localhost"], &["localhost:x"]] {
+        let headers: Vec<_> = hosts.iter().map(|&host| ("Host", host)).collect();
+        let error = live.request("GET", "/v1/models", &headers, b"").error(400);
+        assert!(error["message"].as_str().unwrap().contains("Host"), "{hosts:?}: {error}");
+    }
+    live.raw(b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n").error(400);
+    let other_target =
+        b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    live.raw(other_target).error(403);
     for origin in ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:5173"] {
         let answer = live.request("GET", "/health", &[("Origin", origin)], b"");
         assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some(origin)));
@@ -88,9 +97,44 @@ fn pages_of_other_origins_may_not_call() {
 }
 
 #[test]
+fn http_2_names_its_host_in_the_authority() {
+    let live = Live::start(Tiny::new().config());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let status = |host: &str| {
+        let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge();
+        let client = client.resolve(host, live.address).build().unwrap();
+        let url = format!("http://{host}:{}/v1/models", live.address.port());
+        runtime.block_on(async { client.get(url).send().await.unwrap().status().as_u16() })
+    };
+    assert_eq!((status("localhost"), status("evil.example")), (200, 403));
+}
+
+#[test]
+fn other_machines_need_a_key() {
+    let open = || ServeOptions { host: "0.0.0.0".to_owned(), ..local() };
+    let gateway = narthex_gateway::Gateway::open(Tiny::new().config()).unwrap();
+    let refused = run_until(gateway, open(), |_| panic!("it serves"), async || ());
+    let error = refused.unwrap_err();
+    assert!(matches!(error, ServeError::NoKey { .. }), "{error}");
+    assert!(error.hint().unwrap().contains("narthex key add"));
+    // The list of hosts stays.
+    let authentication = Authentication::Off;
+    let options =
+        ServeOptions { access: AccessOptions { authentication, ..AccessOptions::default() }, ..open() };
+    let live = Live::with_options(Tiny::new().config(), options);
+    let get = |headers: &[(&str, &str)]| live.request("GET", "/health", headers, b"").status;
+    assert_eq!((get(&[("Host", "192.168.1.2:8000")]), get(&[("Host", "evil.example")])), (200, 403));
+    // A page on the visitor's own machine is no page of this one.
+    assert_eq!(get(&[("Host", "192.168.1.2"), ("Origin", "http://localhost:3000")]), 403);
+}
+
+#[test]
 fn an_allowed_origin_may_ask_first() {
     let origin = "https://app.example";
-    let options = ServeOptions { cors_origin: Some(origin.to_owned()), ..local() };
+    let cors_origins =
+        ["https://app.example", "https://b.example"].map(|origin| origin.parse().unwrap()).into();
+    let options =
+        ServeOptions { access: AccessOptions { cors_origins, ..AccessOptions::default() }, ..local() };
     let live = Live::with_options(Tiny::new().config(), options);
     let wanted = ("Access-Control-Request-Headers", "content-type,x-stainless-lang");
     let asked = live.request("OPTIONS", CHAT, &[("Origin", origin), wanted], b"");

@@ -11,6 +11,7 @@ mod embed;
 mod exports;
 mod fill;
 mod generation;
+mod key;
 mod models;
 mod plan;
 mod ps;
@@ -66,6 +67,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Doctor(doctor) => doctor::run(&plain(home)?.0, &doctor),
         Command::Bench(bench) => bench::run(&open(config(home, Some(&bench.load)))?.0, &bench),
         Command::Runtime(runtime) => runtime::run(&plain(home)?.0, runtime.command),
+        Command::Key(key) => key::run(&plain(home)?.0, key.command),
         Command::Completions { shell } => completions::run(shell),
     }
 }

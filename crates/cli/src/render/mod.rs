@@ -1,6 +1,7 @@
 //! Values as text for people.
 
 mod bench;
+mod keys;
 mod models;
 mod package;
 mod plan;
@@ -11,6 +12,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 pub(crate) use self::{
     bench::{bench, comparison},
+    keys::keys,
     models::{catalogue, installed, rank},
     package::{changes, contexts, manifest},
     plan::plan,

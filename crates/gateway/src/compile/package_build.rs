@@ -37,8 +37,10 @@ use crate::{
 /// Downloads that a load may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullLimit {
-    /// Any download, for a command by a person.
+    /// Any download, for a command by a person or a caller with this right.
     None,
+    /// No download and no compile.
+    Installed,
     /// Catalogue entries up to this many bytes, for a request.
     Bytes(u64),
 }
@@ -73,17 +75,20 @@ pub(crate) struct PackageBuild<'a> {
 
 /// Refuses a model that is neither installed nor small enough for a download.
 pub(crate) fn check_obtainable(library: &Library, key: &PackageKey, limit: PullLimit) -> Result<(), Error> {
-    let PullLimit::Bytes(limit) = limit else { return Ok(()) };
     let bytes = || library.catalog.get(&key.name).and_then(|entry| entry.pinned_bytes());
-    let is_installed = library.store.package(&key.name, key.scheme).is_some();
-    if is_installed || bytes().is_some_and(|bytes| bytes <= limit) {
+    let may_pull = match limit {
+        PullLimit::None => true,
+        PullLimit::Installed => false,
+        PullLimit::Bytes(limit) => bytes().is_some_and(|bytes| bytes <= limit),
+    };
+    if may_pull || library.store.package(&key.name, key.scheme).is_some() {
         return Ok(());
     }
     Err(Error::NotInstalled { name: key.name.clone() })
 }
 
 /// Returns the folder of a package to load, which is built from `source` if it is missing. A package without
-/// the required graphs is built again if its checkpoint is in the catalogue.
+/// the required graphs is built again if its checkpoint is in the catalogue and the caller may start that.
 pub(crate) fn package_for_load(
     library: &Library,
     key: &PackageKey,
@@ -95,7 +100,8 @@ pub(crate) fn package_for_load(
     if let Some(folder) = library.store.package(&key.name, key.scheme) {
         let is_enough =
             graphs == RequiredGraphs::Any || package::read_manifest(&folder, key)?.recipe.fixed.is_some();
-        if is_enough || library.catalog.get(&key.name).is_none() {
+        let may_build = source.limit != PullLimit::Installed && library.catalog.get(&key.name).is_some();
+        if is_enough || !may_build {
             return Ok(folder);
         }
         progress.event(Progress::Note(format!("Compiling {} again with graphs for the NPU.", key.name)));

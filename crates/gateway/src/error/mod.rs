@@ -22,6 +22,8 @@ pub enum ErrorKind {
     NotFound,
     /// The queue is full.
     Overloaded,
+    /// The caller may not do this.
+    Forbidden,
     /// The model is still loading.
     Loading,
     /// The model cannot be loaded, or its device failed.
@@ -205,6 +207,12 @@ pub enum Error {
         /// Reason.
         reason: String,
     },
+    /// The caller may not use this model.
+    #[error("this key may not use the model {name}")]
+    ModelNotAllowed {
+        /// The model.
+        name: ModelName,
+    },
     /// Error of the catalogue, the store or a download.
     #[error(transparent)]
     Catalog(#[from] narthex_catalog::Error),
@@ -288,6 +296,7 @@ impl Error {
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
             Self::Overloaded { .. } => ErrorKind::Overloaded,
+            Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
             Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
             Self::LoadFailed { .. }
@@ -312,7 +321,10 @@ impl Error {
             Self::Invalid { param, .. } | Self::ContextLength { param, .. } => Some(param),
             Self::Prompt(_) => Some("messages"),
             Self::InputTooLong { .. } => Some("input"),
-            Self::UnknownModel { .. } | Self::WrongKind { .. } | Self::NotInstalled { .. } => Some("model"),
+            Self::UnknownModel { .. }
+            | Self::WrongKind { .. }
+            | Self::NotInstalled { .. }
+            | Self::ModelNotAllowed { .. } => Some("model"),
             _ => None,
         }
     }
@@ -334,6 +346,7 @@ impl Error {
             Self::ContextLength { context, of_model, .. } if context < of_model => Some(format!(
                 "the model's context has {of_model} tokens, but the KV budget holds fewer; start the server with a larger --kv-budget"
             )),
+            Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
             Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
             Self::NameTaken { name, .. } => Some(format!(
                 "choose another name with --name, or remove that model with `narthex rm {name}`"

@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use narthex_catalog::{runtimes::RuntimeInfo, source::wheel::WheelOrigin};
+use narthex_catalog::{
+    keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
+    runtimes::RuntimeInfo,
+    source::wheel::WheelOrigin,
+};
 use narthex_spec::{ProgressSink, manifest::Manifest};
 
 use super::Gateway;
@@ -18,18 +22,30 @@ use crate::{
         schemes_from,
     },
     report::models::{InstalledPackage, ModelListing},
+    rights::AutoPull,
 };
 
 /// The store and the catalogue.
 impl Gateway {
     /// Lists every installed model and every catalogue entry.
     pub fn models(&self) -> Result<Vec<ModelListing>, Error> {
-        self.library.models()
+        let mut models = self.library.models()?;
+        models.retain(|model| self.rights.allows(&model.name));
+        for model in &mut models {
+            model.auto_pull = match self.rights.auto_pull {
+                AutoPull::Never => false,
+                AutoPull::Catalogue => model.auto_pull,
+                AutoPull::Always => true,
+            };
+        }
+        Ok(models)
     }
 
     /// Returns one model that is installed or in the catalogue.
     pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
-        self.library.model(model)
+        let listing = self.library.model(model)?;
+        self.rights.check(&listing.name)?;
+        Ok(listing)
     }
 
     /// Reads the manifest of an installed package.
@@ -135,5 +151,31 @@ impl Gateway {
     /// Removes a runtime.
     pub fn remove_runtime(&self, kind: &str) -> Result<(), Error> {
         runtimes::remove(&self.library.store, kind)
+    }
+}
+
+/// API keys. The server that uses them checks the file for changes.
+impl Gateway {
+    /// Lists the keys of the store.
+    pub fn keys(&self) -> Result<Vec<ApiKey>, Error> {
+        Ok(self.library.store.keys()?)
+    }
+
+    /// Returns the state of the key file; `None` if there is none.
+    pub fn key_file_stamp(&self) -> Option<KeyFileStamp> {
+        self.library.store.key_file_stamp()
+    }
+
+    /// Adds a key and returns its secret, which is stored nowhere. Models may be named by their aliases.
+    pub fn add_key(&self, name: &str, mut limits: KeyLimits, cancel: &Cancel) -> Result<Secret, Error> {
+        let catalog = &self.library.catalog;
+        let canonical = |name| catalog.get(&name).map_or(name, |entry| entry.name.clone());
+        limits.models = limits.models.into_iter().map(canonical).collect();
+        Ok(self.library.store.add_key(name, limits, cancel.flag())?)
+    }
+
+    /// Removes a key.
+    pub fn remove_key(&self, name: &str, cancel: &Cancel) -> Result<(), Error> {
+        Ok(self.library.store.remove_key(name, cancel.flag())?)
     }
 }

@@ -5,7 +5,7 @@ mod library;
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
 use narthex_engine::worker::Drain;
-use narthex_spec::{ProgressSink, progress::Quiet};
+use narthex_spec::{Ep, ProgressSink, progress::Quiet};
 use parking_lot::Mutex;
 
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
+    rights::{AutoPull, Rights},
     serve::{
         answer, chat, date, embed, fill,
         generation::Generation,
@@ -60,6 +61,7 @@ pub struct Gateway {
     library: Arc<Library>,
     models: Arc<ResidentModels>,
     server_record: Arc<Mutex<Option<ServerRecord>>>,
+    rights: Arc<Rights>,
     /// Set by [`Self::shutdown`].
     closing: Cancel,
 }
@@ -96,8 +98,15 @@ impl Gateway {
             library: Arc::new(library),
             models: Arc::new(models),
             server_record: Arc::new(Mutex::new(None)),
+            rights: Arc::default(),
             closing: Cancel::new(),
         })
+    }
+
+    /// Returns a gateway over the same models for a caller with these rights. They hold for requests to models, and for the
+    /// lists of models and their status; all other methods are for the operator.
+    pub fn with_rights(&self, rights: Arc<Rights>) -> Self {
+        Self { rights, ..self.clone() }
     }
 
     /// Returns the settings.
@@ -174,7 +183,9 @@ impl Gateway {
 
     /// Returns the status of every model that was requested since the gateway was opened.
     pub fn status(&self) -> Vec<ModelStatus> {
-        self.models.status()
+        let mut status = self.models.status();
+        status.retain(|model| self.rights.allows(&model.name));
+        status
     }
 
     /// Refuses new requests. Running generations finish or end, depending on `drain`.
@@ -191,6 +202,7 @@ impl Gateway {
             return Err(Error::ShuttingDown);
         }
         let key = self.library.key(model)?;
+        self.rights.check(&key.name)?;
         let deadline = Instant::now() + self.library.config.load_wait;
         if !self.models.contains(&key) {
             // A name without a loadable model is an error of the request and leaves no state.
@@ -198,16 +210,19 @@ impl Gateway {
         }
         match self.models.claim(&key)? {
             Claim::Ready(loaded) => return Ok(loaded),
-            Claim::Load => self.load_in_background(&key),
+            Claim::Load => self.load_in_background(&key, model),
             Claim::Wait => {}
         }
         self.models.wait(&key, deadline)
     }
 
-    fn load_in_background(&self, key: &PackageKey) {
+    fn load_in_background(&self, key: &PackageKey, model: &str) {
         let (gateway, load_key) = (self.clone(), key.clone());
+        // A package's name does not lead back to a repository. Requests name no paths, whatever the current folder holds.
+        let model =
+            if model.starts_with("hf:") { split_scheme(model).0 } else { key.name.as_str() }.to_owned();
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-            let source = ModelSource { model: load_key.name.as_str(), limit: gateway.request_limit() };
+            let source = ModelSource { model: &model, limit: gateway.request_limit() };
             // Requests read the outcome from the resident models.
             let _ = gateway.load_claimed(&load_key, source, &Quiet, &gateway.closing);
         });
@@ -219,7 +234,11 @@ impl Gateway {
 
     /// Returns the limit for downloads by requests.
     fn request_limit(&self) -> PullLimit {
-        PullLimit::Bytes(self.library.config.auto_pull_limit)
+        match self.rights.auto_pull {
+            AutoPull::Never => PullLimit::Installed,
+            AutoPull::Catalogue => PullLimit::Bytes(self.library.config.auto_pull_limit),
+            AutoPull::Always => PullLimit::None,
+        }
     }
 
     /// Loads a model after [`Claim::Load`], and ends the claim. Builds a missing package from `source`.
@@ -259,6 +278,9 @@ impl Gateway {
     ) -> Result<LoadedModel, Error> {
         let library = &*self.library;
         let choice = RuntimeChoice::of(library);
+        if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
+            return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu }.into());
+        }
         eligibility::check_required_npu(&library.config, key, &choice.facts)?;
         let needs_static = eligibility::needs_static_graphs(&library.config, key.scheme, &choice.facts);
         let graphs = if needs_static { RequiredGraphs::Static } else { RequiredGraphs::Any };

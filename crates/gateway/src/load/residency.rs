@@ -59,7 +59,12 @@ fn is_transient(kind: ErrorKind) -> bool {
     use ErrorKind as Kind;
     match kind {
         Kind::Overloaded | Kind::Loading | Kind::Fetch | Kind::Cancelled => true,
-        Kind::BadRequest | Kind::NotFound | Kind::Unavailable | Kind::Storage | Kind::Internal => false,
+        Kind::BadRequest
+        | Kind::NotFound
+        | Kind::Forbidden
+        | Kind::Unavailable
+        | Kind::Storage
+        | Kind::Internal => false,
     }
 }
 

@@ -1,6 +1,6 @@
 //! `POST /v1/answer`: extractive question answering.
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, response::Response};
 use narthex_gateway::request::{Answer, AnswerRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -45,10 +45,11 @@ impl FromBody for ParsedAnswer {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
     let Body(ParsedAnswer { model, request }) = body;
     let (gateway, name) = (app.gateway.clone(), model.clone());
     let found = run_cancellable(move |cancel| gateway.answer(&name, &request, cancel)).await?;
+    app.meter.tokens(found.prompt_tokens);
     let body = json!({
         "object": "answer",
         "model": model,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, response::Response};
 use narthex_gateway::request::{ChatRequest, GenerationEvent, Message, Role, Summary, TokenInfo};
 use serde::{
     Deserialize, Deserializer,
@@ -180,19 +180,18 @@ impl FromBody for ParsedChat {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, body: Body<ParsedChat>) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
     let Body(ParsedChat { model, request, streaming, with_logprobs }) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
     let gateway = app.gateway.clone();
-    let events = events::start(move |sink| gateway.chat(&model, request, sink)).await?;
+    let events = events::start(app.meter.clone(), move |sink| gateway.chat(&model, request, sink)).await?;
     if let Some(options) = streaming {
         let chunks = ChatChunks { header, options, n };
-        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.metrics));
+        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics));
     }
     let ran_on = events.ran_on();
     let reply = collect(events, n).await?;
-    app.metrics.generation(&reply.summary);
     let choices: Vec<Value> = reply
         .choices
         .iter()

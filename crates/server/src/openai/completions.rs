@@ -1,6 +1,6 @@
 //! `POST /v1/completions`.
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, response::Response};
 use narthex_gateway::request::{
     CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo,
 };
@@ -91,10 +91,7 @@ impl FromBody for ParsedCompletion {
 }
 
 /// Handles a request.
-pub(crate) async fn create(
-    State(app): State<App>,
-    body: Body<ParsedCompletion>,
-) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
     let Body(ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs }) = body;
     let n = options.n;
     let header = CompletionHeader::new("cmpl", model.clone());
@@ -102,13 +99,15 @@ pub(crate) async fn create(
     for prompt in prompts {
         let (gateway, model, options) = (app.gateway.clone(), model.clone(), options.clone());
         let completion = CompletionRequest { prompt, echo, options };
-        pending.push(events::start(move |sink| gateway.complete(&model, completion, sink)).await?);
+        pending.push(
+            events::start(app.meter.clone(), move |sink| gateway.complete(&model, completion, sink)).await?,
+        );
     }
     if let Some(options) = streaming
         && let Some(events) = pending.pop()
     {
         let chunks = TextChunks { header, options, offsets: vec![0; n] };
-        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.metrics));
+        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics));
     }
     let Some(ran_on) = pending.first().map(Events::ran_on) else {
         return Err(ApiError::bad_request("prompt", "prompt: expected at least one, found none"));
@@ -117,7 +116,6 @@ pub(crate) async fn create(
     let mut total: Option<Summary> = None;
     for events in pending {
         let reply = collect(events, n).await?;
-        app.metrics.generation(&reply.summary);
         choices.extend(reply.choices);
         total = Some(sum(total, reply.summary));
     }

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`.
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use narthex_gateway::request::{EmbedRequest, Overlong};
 use serde::Deserialize;
@@ -78,13 +78,11 @@ impl FromBody for ParsedEmbeddings {
 }
 
 /// Handles a request.
-pub(crate) async fn create(
-    State(app): State<App>,
-    body: Body<ParsedEmbeddings>,
-) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
     let Body(ParsedEmbeddings { model, request, format }) = body;
     let (gateway, name) = (app.gateway.clone(), model.clone());
     let answer = run_cancellable(move |cancel| gateway.embed(&name, &request, cancel)).await?;
+    app.meter.tokens(answer.prompt_tokens);
     let data: Vec<Value> = answer
         .vectors
         .iter()

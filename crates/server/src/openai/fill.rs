@@ -1,6 +1,6 @@
 //! `POST /v1/fill`: masked tokens, predicted by a masked language model, or a continuation of the text.
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, response::Response};
 use narthex_gateway::request::{Filling, MaskRequest, RefineRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -66,18 +66,20 @@ impl FromBody for ParsedFill {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, body: Body<ParsedFill>) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
     let Body(ParsedFill { model: name, request }) = body;
     let (gateway, model) = (app.gateway.clone(), name.clone());
     let (ran_on, mut body) = run_cancellable(move |cancel| match request {
         Fill::Masks(request) => {
             let found = gateway.fill(&model, &request, cancel)?;
+            app.meter.tokens(found.prompt_tokens);
             let masks: Vec<Vec<Value>> =
                 found.masks.iter().map(|mask| mask.iter().map(token).collect()).collect();
             Ok((found.ran_on, json!({"masks": masks, "usage": usage_of_prompt(found.prompt_tokens)})))
         }
         Fill::Refine(request) => {
             let found = gateway.refine(&model, &request, cancel)?;
+            app.meter.tokens(found.prompt_tokens);
             let body = json!({
                 "text": found.text,
                 "generated": found.generated,

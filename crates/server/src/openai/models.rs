@@ -4,7 +4,7 @@ use std::time::UNIX_EPOCH;
 
 use axum::{
     Json,
-    extract::{Path, State, rejection::PathRejection},
+    extract::{Path, rejection::PathRejection},
     http::StatusCode,
 };
 use narthex_gateway::models::ModelListing;
@@ -26,7 +26,7 @@ fn object(model: &ModelListing) -> Value {
 }
 
 /// Lists the usable models: those installed, and those that are fetched on first use.
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn list(app: App) -> Result<Json<Value>, ApiError> {
     let models = run_blocking(move || app.gateway.models()).await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
     Ok(Json(json!({"object": "list", "data": usable.map(object).collect::<Vec<_>>()})))
@@ -34,7 +34,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError
 
 /// Returns one model, by any name that a request may use.
 pub(crate) async fn retrieve(
-    State(app): State<App>,
+    app: App,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;

@@ -1,6 +1,6 @@
 //! `POST /v1/rerank`, in the form that Cohere's and Jina's APIs share.
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, response::Response};
 use narthex_gateway::{
     Cancel,
     request::{Overlong, Ranked, RerankRequest},
@@ -71,11 +71,12 @@ impl FromBody for ParsedRerank {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(app): State<App>, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
+pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
     let Body(ParsedRerank { model, request, return_documents }) = body;
     let (gateway, name) = (app.gateway.clone(), model.clone());
     let call = move |cancel: &Cancel| Ok((gateway.rerank(&name, &request, cancel)?, request.documents));
     let (answer, documents) = run_cancellable(call).await?;
+    app.meter.tokens(answer.prompt_tokens);
     let result = |ranked: &Ranked| {
         let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
         if return_documents {

@@ -30,7 +30,7 @@ pub(crate) struct Live {
 
 /// Options of a server for this machine on a free port.
 pub(crate) fn local() -> ServeOptions {
-    ServeOptions { host: "127.0.0.1".to_owned(), port: 0, cors_origin: None }
+    ServeOptions::local(0)
 }
 
 impl Live {

@@ -1,0 +1,32 @@
+//! `narthex key`: the API keys of `serve`.
+
+use narthex_gateway::Gateway;
+
+use crate::{args::KeyCommand, interrupt, output, render};
+
+/// Creates, lists or removes keys.
+pub(crate) fn run(gateway: &Gateway, command: KeyCommand) -> anyhow::Result<()> {
+    match command {
+        KeyCommand::Add(add) => {
+            let secret = gateway.add_key(&add.name, add.limits(), interrupt::cancel())?;
+            output::note("The key is shown only now; clients send it as Authorization: Bearer KEY.");
+            output::line(secret.expose())
+        }
+        KeyCommand::List(args) => {
+            let keys = gateway.keys()?;
+            if args.json {
+                return output::json(&keys);
+            }
+            if keys.is_empty() {
+                output::note("There is no key; `narthex key add NAME` creates one.");
+                return Ok(());
+            }
+            output::line(render::keys(&keys))
+        }
+        KeyCommand::Rm { name } => {
+            gateway.remove_key(&name, interrupt::cancel())?;
+            output::note(format!("removed the key {name}"));
+            Ok(())
+        }
+    }
+}

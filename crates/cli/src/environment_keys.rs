@@ -1,0 +1,98 @@
+//! API keys from the environment, for containers.
+
+use std::{fs::File, io::Read};
+
+use anyhow::Context;
+use narthex_gateway::{
+    Error,
+    keys::{ApiKey, KeyRole},
+};
+
+/// Variable with one key.
+const KEY: &str = "NARTHEX_API_KEY";
+
+/// Variable with several keys, separated by commas or spaces.
+const KEYS: &str = "NARTHEX_API_KEYS";
+
+/// Variable with the path of a file that has a key on each line.
+const KEY_FILE: &str = "NARTHEX_API_KEY_FILE";
+
+/// Variable with the key of an admin.
+const ADMIN_KEY: &str = "NARTHEX_ADMIN_KEY";
+
+/// Maximum size of a file of keys in bytes.
+const FILE_LIMIT: u64 = 64 << 10;
+
+/// Returns the keys that the environment names. An error names the variable, never its value.
+pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<ApiKey>> {
+    let variable = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+    let mut keys = Vec::new();
+    let mut add = |origin: &str, secret: &str, role: KeyRole| -> anyhow::Result<()> {
+        keys.push(ApiKey::from_secret(origin, secret, role).map_err(Error::from)?);
+        Ok(())
+    };
+    if let Some(secret) = variable(KEY) {
+        add(KEY, secret.trim(), KeyRole::User)?;
+    }
+    if let Some(secrets) = variable(KEYS) {
+        let separators = |c: char| c == ',' || c.is_whitespace();
+        for secret in secrets.split(separators).filter(|secret| !secret.is_empty()) {
+            add(KEYS, secret, KeyRole::User)?;
+        }
+    }
+    if let Some(path) = variable(KEY_FILE) {
+        let text = read_file(&path).with_context(|| format!("cannot read {path}, which {KEY_FILE} names"))?;
+        for secret in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            add(KEY_FILE, secret, KeyRole::User)?;
+        }
+    }
+    if let Some(secret) = variable(ADMIN_KEY) {
+        add(ADMIN_KEY, secret.trim(), KeyRole::Admin)?;
+    }
+    Ok(keys)
+}
+
+fn read_file(path: &str) -> anyhow::Result<String> {
+    anyhow::ensure!(std::fs::metadata(path)?.is_file(), "expected a regular file");
+    let mut text = String::new();
+    File::open(path)?.take(FILE_LIMIT + 1).read_to_string(&mut text)?;
+    anyhow::ensure!(text.len() as u64 <= FILE_LIMIT, "expected at most {FILE_LIMIT} bytes");
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRETS: [&str; 4] =
+        ["first-secret-0001", "second-secret-002", "third-secret-0003", "fourth-secret-004"];
+
+    #[test]
+    fn keys_come_from_variables_and_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        let [a, b, c, d] = SECRETS;
+        std::fs::write(&file, format!("{c}\n\n{d}\n")).unwrap();
+        let get = |name: &str| match name {
+            KEY => Some(format!(" {a}\n")),
+            KEYS => Some(format!("{b}, {c}")),
+            KEY_FILE => Some(file.display().to_string()),
+            ADMIN_KEY => Some(d.to_owned()),
+            _ => None,
+        };
+        let keys = read(&get).unwrap();
+        let origins: Vec<&str> = keys.iter().map(|key| key.name.as_str()).collect();
+        assert_eq!(origins, [KEY, KEYS, KEYS, KEY_FILE, KEY_FILE, ADMIN_KEY]);
+        let admins = keys.iter().filter(|key| key.limits.role == KeyRole::Admin).count();
+        assert_eq!((admins, keys[1].hash == keys[0].hash, keys[3].hash == keys[2].hash), (1, false, true));
+        assert!(read(&|_| None).unwrap().is_empty() && read(&|_| Some(String::new())).unwrap().is_empty());
+    }
+
+    #[test]
+    fn errors_name_the_variable_and_not_the_secret() {
+        let error = read(&|name| (name == KEYS).then(|| "short".to_owned())).unwrap_err().to_string();
+        assert!(error.contains(KEYS) && !error.contains("short"), "{error}");
+        let error = read(&|name| (name == KEY_FILE).then(|| "/no/such".to_owned())).unwrap_err().to_string();
+        assert!(error.contains("/no/such") && error.contains(KEY_FILE), "{error}");
+    }
+}

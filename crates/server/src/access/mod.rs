@@ -1,0 +1,149 @@
+//! Access control: the callers that may send requests, in one middleware. Start at [`check`].
+//!
+//! A server on a loopback address is for programs of this machine. A web page can send requests there too, but the browser
+//! marks them: `Origin` names the page, and after DNS rebinding `Host` names the page's domain. Both must be allowed.
+
+mod host;
+mod origin;
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    extract::{Request, State},
+    http::Method,
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use narthex_gateway::{AutoPull, Error, Gateway, keys::ApiKey};
+
+pub(crate) use self::host::is_loopback;
+use self::{host::HostList, origin::OriginList};
+pub use self::{
+    host::{AllowedHost, BadHost},
+    origin::{AllowedOrigin, BadOrigin},
+};
+use crate::{
+    app::{App, Meter},
+    error::ApiError,
+    keys::{self, Caller, KeyPolicy, KeyRing},
+    metrics::Metrics,
+};
+
+/// Path of the report that a caller without a key may read in part.
+const HEALTH: &str = "/health";
+
+/// Start of the paths that count against the limits of a key.
+const LIMITED: &str = "/v1/";
+
+/// Access to a server.
+#[derive(Debug, Clone, Default)]
+pub struct AccessOptions {
+    /// Hosts that requests may name besides this machine's own.
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// Origins whose web pages may send requests.
+    pub cors_origins: Vec<AllowedOrigin>,
+    /// Requests that need a key.
+    pub authentication: Authentication,
+    /// Keys besides those of the store.
+    pub keys: Vec<ApiKey>,
+    /// Downloads and compiles that callers other than admins may start; `None` for those of the catalogue on a server for
+    /// this machine, and none on a server for other machines.
+    pub auto_pull: Option<AutoPull>,
+}
+
+/// Requests that need a key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Authentication {
+    /// All on a server for other machines; on a server for this machine all once there is a key.
+    #[default]
+    Standard,
+    /// None. Requests with a key have its rights.
+    Off,
+}
+
+/// Machines that can connect to a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Exposure {
+    /// This one alone.
+    Local,
+    /// Others too, at this host.
+    Open {
+        /// Host of the options.
+        host: String,
+    },
+}
+
+/// The access rules of a server.
+pub(crate) struct Access {
+    metrics: Arc<Metrics>,
+    hosts: HostList,
+    origins: OriginList,
+    keys: KeyRing,
+}
+
+impl Access {
+    /// Reads the keys of the gateway's store.
+    pub(crate) fn new(gateway: Gateway, options: AccessOptions, exposure: &Exposure) -> Result<Self, Error> {
+        let is_local = *exposure == Exposure::Local;
+        let policy = match options.authentication {
+            Authentication::Off => KeyPolicy::Never,
+            Authentication::Standard if is_local => KeyPolicy::IfAny,
+            Authentication::Standard => KeyPolicy::Always,
+        };
+        let default = if is_local { AutoPull::Catalogue } else { AutoPull::Never };
+        let auto_pull = options.auto_pull.unwrap_or(default);
+        Ok(Self {
+            metrics: Metrics::new(),
+            hosts: match exposure {
+                Exposure::Local => HostList::local(options.allowed_hosts),
+                Exposure::Open { host } => HostList::open(options.allowed_hosts, host),
+            },
+            origins: OriginList { allowed: options.cors_origins, with_loopback: is_local },
+            keys: KeyRing::open(gateway, options.keys, policy, auto_pull)?,
+        })
+    }
+
+    /// Returns the counters of the server.
+    pub(crate) fn metrics(&self) -> Arc<Metrics> {
+        self.metrics.clone()
+    }
+
+    /// Passes a request on with the rights of its caller, within the limits of the caller's key.
+    async fn admit(&self, mut request: Request, next: Next) -> Result<Response, ApiError> {
+        let caller = self.keys.caller(request.headers())?;
+        let path = request.uri().path();
+        if !caller.is_known() && path != HEALTH {
+            return Err(keys::key_missing());
+        }
+        let key = match &caller {
+            Caller::Key(key) if path.starts_with(LIMITED) => Some(key.clone()),
+            _ => None,
+        };
+        let gateway = self.keys.gateway(&caller);
+        request.extensions_mut().insert(App { gateway, meter: Meter { metrics: self.metrics(), caller } });
+        let Some(key) = key else { return Ok(next.run(request).await) };
+        let mut response = match key.start(Instant::now()) {
+            Ok(permit) => keys::hold(permit, next.run(request).await),
+            Err(error) => error.into_response(),
+        };
+        key.write_headers(Instant::now(), response.headers_mut());
+        Ok(response)
+    }
+}
+
+/// Refuses callers that may not send requests, answers preflight requests, and adds CORS headers for allowed origins.
+pub(crate) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let origin = match access.hosts.check(&request).and_then(|()| access.origins.check(&request)) {
+        Ok(origin) => origin,
+        Err(error) => return error.into_response(),
+    };
+    match origin {
+        None => access.admit(request, next).await.into_response(),
+        Some(origin) if request.method() == Method::OPTIONS => origin::preflight(origin, request.headers()),
+        Some(origin) => {
+            let mut response = access.admit(request, next).await.into_response();
+            origin::expose(origin, &mut response);
+            response
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Origins whose web pages may send requests (CORS).
+//!
+//! On a server for this machine alone, pages from a loopback address of any port may: their server is a program of
+//! this machine and can reach the server without a browser. An open server allows no origin by default, since a loopback
+//! origin names the visitor's machine there.
+
+use std::str::FromStr;
+
+use axum::{
+    extract::Request,
+    http::{
+        HeaderMap, HeaderValue, StatusCode,
+        header::{
+            ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+            ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ORIGIN, VARY,
+        },
+    },
+    response::{IntoResponse, Response},
+};
+
+use super::host::is_loopback;
+use crate::error::ApiError;
+
+/// An origin whose web pages may send requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AllowedOrigin {
+    /// Every origin.
+    Any,
+    /// One origin as browsers write it: `https://app.example`.
+    Exactly(String),
+}
+
+/// Text that no `Origin` header equals.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected a scheme, a host and perhaps a port without a path or a final slash, as in https://app.example or \
+     http://localhost:3000, or * for every origin; found {found:?}"
+)]
+pub struct BadOrigin {
+    /// The text.
+    pub found: String,
+}
+
+impl FromStr for AllowedOrigin {
+    type Err = BadOrigin;
+
+    /// Reads an origin. Browsers write scheme and host in lower case and leave out the scheme's own port.
+    fn from_str(text: &str) -> Result<Self, BadOrigin> {
+        if text == "*" {
+            return Ok(Self::Any);
+        }
+        let text = text.to_ascii_lowercase();
+        let bad = || BadOrigin { found: text.chars().take(200).collect() };
+        let (scheme, authority) = text.split_once("://").ok_or_else(bad)?;
+        let in_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+        if !scheme.starts_with(|c: char| c.is_ascii_alphabetic()) || !scheme.chars().all(in_scheme) {
+            return Err(bad());
+        }
+        let (host, port) = split_port(authority).ok_or_else(bad)?;
+        let own_port = match scheme {
+            "http" => Some(80),
+            "https" => Some(443),
+            _ => None,
+        };
+        let port = port.filter(|port| Some(*port) != own_port).map(|port| format!(":{port}"));
+        Ok(Self::Exactly(format!("{scheme}://{host}{}", port.unwrap_or_default())))
+    }
+}
+
+/// Returns the host and port of a well-formed authority. The host keeps its brackets.
+fn split_port(authority: &str) -> Option<(&str, Option<u16>)> {
+    let end = authority.find(']').map_or(0, |at| at + 1);
+    let (host, port) = match authority.get(end..)?.find(':') {
+        Some(at) => {
+            let (host, port) = authority.split_at(end + at);
+            (host, Some(port.strip_prefix(':')?.parse().ok()?))
+        }
+        None => (authority, None),
+    };
+    let is_host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => {
+            !host.is_empty()
+                && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        }
+    };
+    is_host.then_some((host, port))
+}
+
+/// The origins whose pages may send requests.
+#[derive(Debug, Clone)]
+pub(crate) struct OriginList {
+    pub(crate) allowed: Vec<AllowedOrigin>,
+    /// True if pages from loopback addresses may send requests.
+    pub(crate) with_loopback: bool,
+}
+
+impl OriginList {
+    fn allows(&self, origin: &HeaderValue) -> bool {
+        let Ok(origin) = origin.to_str() else { return false };
+        let is_local = || {
+            let host = origin.split_once("://").and_then(|(_, authority)| split_port(authority));
+            host.is_some_and(|(host, _)| is_loopback(host.trim_matches(['[', ']'])))
+        };
+        self.allowed.iter().any(|allowed| match allowed {
+            AllowedOrigin::Any => true,
+            AllowedOrigin::Exactly(known) => known == origin,
+        }) || (self.with_loopback && is_local())
+    }
+
+    /// Returns the origin of a request from a web page. Refuses pages of other origins.
+    pub(crate) fn check(&self, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
+        match request.headers().get(ORIGIN) {
+            Some(origin) if !self.allows(origin) => {
+                let message =
+                    "this origin may not send requests; allow it with --cors-origin when starting the server";
+                Err(ApiError::plain(StatusCode::FORBIDDEN, message))
+            }
+            origin => Ok(origin.cloned()),
+        }
+    }
+}
+
+/// Answers a preflight request. Any request header is allowed: the origin is what protects this machine.
+pub(crate) fn preflight(origin: HeaderValue, headers: &HeaderMap) -> Response {
+    let usual = HeaderValue::from_static("Authorization, Content-Type");
+    let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(usual);
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    allow(origin, &mut response);
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
+    response
+}
+
+/// Lets the pages of an origin read a response.
+pub(crate) fn expose(origin: HeaderValue, response: &mut Response) {
+    allow(origin, response);
+    response.headers_mut().insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+}
+
+fn allow(origin: HeaderValue, response: &mut Response) {
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(VARY, HeaderValue::from_static("Origin"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_read_as_browsers_write_them() {
+        let check = |text: &str, expect: &str| {
+            assert_eq!(text.parse(), Ok(AllowedOrigin::Exactly(expect.to_owned())), "{text}");
+        };
+        check("https://App.example", "https://app.example");
+        check("https://app.example:443", "https://app.example");
+        check("http://localhost:3000", "http://localhost:3000");
+        check("http://[::1]:5173", "http://[::1]:5173");
+        check("chrome-extension://abc", "chrome-extension://abc");
+        assert_eq!("*".parse(), Ok(AllowedOrigin::Any));
+        for bad in [
+            "",
+            "null",
+            "app.example",
+            "https://app.example/",
+            "https://app.example/path",
+            "https://",
+            "https://*.example",
+            "://app.example",
+            "https://u@app.example",
+            "https://app.example:port",
+            "https://app.example:70000",
+            "https://app.example?x",
+        ] {
+            assert!(bad.parse::<AllowedOrigin>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn foreign_origins_are_refused() {
+        let list = |allowed: &str, with_loopback| OriginList {
+            allowed: allowed.split_whitespace().map(|text| text.parse().unwrap()).collect(),
+            with_loopback,
+        };
+        let check = |list: &OriginList, origin: &'static str, expect: bool| {
+            assert_eq!(list.allows(&HeaderValue::from_static(origin)), expect, "{origin}");
+        };
+        let local = list("https://app.example https://b.example", true);
+        for origin in ["http://localhost:3000", "http://[::1]:1", "https://app.example", "https://b.example"]
+        {
+            check(&local, origin, true);
+        }
+        for origin in ["https://evil.example", "null", "http://localhost.evil.example", "http://localhost/x"]
+        {
+            check(&local, origin, false);
+        }
+        let open = list("https://app.example", false);
+        check(&open, "https://app.example", true);
+        check(&open, "http://localhost:3000", false);
+        check(&list("*", false), "https://evil.example", true);
+    }
+}

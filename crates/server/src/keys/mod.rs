@@ -1,0 +1,195 @@
+//! API keys of a server: who sends a request, and what a key's limits leave. Start at [`KeyRing::caller`].
+//!
+//! Keys come from the store's key file, which is read again when it changes, and from the options of the server. Secrets are
+//! compared by their hashes, each in constant time, and all of them.
+
+mod permit;
+mod rate;
+
+use std::{sync::Arc, time::Instant};
+
+use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
+use narthex_gateway::{
+    AutoPull, Error, Gateway, Rights,
+    keys::{ApiKey, KeyFileStamp, KeyHash, KeyRole},
+};
+use parking_lot::Mutex;
+
+pub(crate) use self::{permit::hold, rate::KeyState};
+use crate::error::ApiError;
+
+/// The sender of a request.
+#[derive(Clone)]
+pub(crate) enum Caller {
+    /// Any program that can connect, where no key is needed.
+    Keyless,
+    /// The holder of a key.
+    Key(Arc<KeyState>),
+    /// A caller without the key that is needed.
+    Stranger,
+}
+
+impl Caller {
+    /// Returns whether the caller may read the metrics of the server.
+    pub(crate) fn is_admin(&self) -> bool {
+        match self {
+            Self::Keyless => true,
+            Self::Key(key) => key.role() == KeyRole::Admin,
+            Self::Stranger => false,
+        }
+    }
+
+    /// Returns whether the caller may read the state of models.
+    pub(crate) fn is_known(&self) -> bool {
+        !matches!(self, Self::Stranger)
+    }
+
+    /// Charges tokens to the caller's key.
+    pub(crate) fn charge(&self, tokens: usize) {
+        if let Self::Key(key) = self {
+            key.charge(tokens, Instant::now());
+        }
+    }
+}
+
+/// Requests that need a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyPolicy {
+    /// All of them.
+    Always,
+    /// All of them once there is a key.
+    IfAny,
+    /// None. Requests with a key have its rights.
+    Never,
+}
+
+/// The keys of a server.
+pub(crate) struct KeyRing {
+    gateway: Gateway,
+    policy: KeyPolicy,
+    /// Downloads and compiles that callers other than admins may start.
+    auto_pull: AutoPull,
+    fixed: Vec<Arc<KeyState>>,
+    file: Mutex<FileKeys>,
+}
+
+/// The keys of the key file, as it was read last.
+struct FileKeys {
+    stamp: Option<KeyFileStamp>,
+    keys: Vec<Arc<KeyState>>,
+}
+
+impl KeyRing {
+    /// Reads the key file.
+    pub(crate) fn open(
+        gateway: Gateway,
+        fixed: Vec<ApiKey>,
+        policy: KeyPolicy,
+        auto_pull: AutoPull,
+    ) -> Result<Self, Error> {
+        let stamp = gateway.key_file_stamp();
+        let state = |key: ApiKey| {
+            let rights = rights(&key, auto_pull);
+            Arc::new(KeyState::new(key, rights, Instant::now()))
+        };
+        let keys = gateway.keys()?.into_iter().map(state).collect();
+        let fixed = fixed.into_iter().map(state).collect();
+        Ok(Self { gateway, policy, auto_pull, fixed, file: Mutex::new(FileKeys { stamp, keys }) })
+    }
+
+    /// Returns the sender of a request.
+    ///
+    /// # Errors
+    /// 401 for a secret that belongs to no key where one is needed.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        let keys = self.current();
+        let mut presented = secrets(headers).map(KeyHash::of).peekable();
+        let has_secret = presented.peek().is_some();
+        for hash in presented {
+            let mut found = None;
+            for key in &keys {
+                // Every key is compared, so that the time tells nothing about the place of a match.
+                if key.hash() == hash {
+                    found = Some(key.clone());
+                }
+            }
+            if let Some(key) = found {
+                return Ok(Caller::Key(key));
+            }
+        }
+        match self.policy {
+            KeyPolicy::Never => Ok(Caller::Keyless),
+            KeyPolicy::IfAny if keys.is_empty() => Ok(Caller::Keyless),
+            KeyPolicy::Always | KeyPolicy::IfAny if has_secret => {
+                Err(ApiError::unauthorized("the API key is not known; `narthex key add NAME` creates one"))
+            }
+            KeyPolicy::Always | KeyPolicy::IfAny => Ok(Caller::Stranger),
+        }
+    }
+
+    /// Returns the gateway with the rights of a caller.
+    pub(crate) fn gateway(&self, caller: &Caller) -> Gateway {
+        let rights = match caller {
+            Caller::Key(key) => key.rights(),
+            Caller::Keyless => Arc::new(Rights { auto_pull: self.auto_pull, ..Rights::default() }),
+            Caller::Stranger => Arc::new(Rights { auto_pull: AutoPull::Never, ..Rights::default() }),
+        };
+        self.gateway.with_rights(rights)
+    }
+
+    /// Returns every key. Reads the key file again if it has changed; keys that stay keep their counts. A file that cannot be
+    /// read changes nothing.
+    fn current(&self) -> Vec<Arc<KeyState>> {
+        let mut file = self.file.lock();
+        let stamp = self.gateway.key_file_stamp();
+        if stamp != file.stamp {
+            match self.gateway.keys() {
+                Ok(keys) => file.keys = self.with_counts(keys, &file.keys),
+                Err(error) => tracing::error!("the API keys stay as they were: {error}"),
+            }
+            file.stamp = stamp;
+        }
+        self.fixed.iter().chain(&file.keys).cloned().collect()
+    }
+
+    fn with_counts(&self, keys: Vec<ApiKey>, before: &[Arc<KeyState>]) -> Vec<Arc<KeyState>> {
+        let now = Instant::now();
+        let state = |key: ApiKey| match before.iter().find(|known| known.is_of(&key)) {
+            Some(known) => known.clone(),
+            None => {
+                let rights = rights(&key, self.auto_pull);
+                Arc::new(KeyState::new(key, rights, now))
+            }
+        };
+        keys.into_iter().map(state).collect()
+    }
+}
+
+fn rights(key: &ApiKey, auto_pull: AutoPull) -> Rights {
+    let auto_pull = match key.limits.role {
+        KeyRole::User => auto_pull,
+        KeyRole::Admin => AutoPull::Always,
+    };
+    Rights { models: key.limits.models.clone(), auto_pull }
+}
+
+/// Returns the secrets that a request presents, in the headers of OpenAI, Anthropic and Azure.
+fn secrets(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
+        let (scheme, secret) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
+    });
+    [bearer, text("x-api-key"), text("api-key")].into_iter().flatten()
+}
+
+/// The error of a caller without the key that is needed.
+pub(crate) fn key_missing() -> ApiError {
+    ApiError::unauthorized("this server needs an API key; send it as Authorization: Bearer KEY")
+}
+
+/// The error of a caller without admin rights.
+pub(crate) fn admins_only(path: &str) -> ApiError {
+    let message = format!("{path} needs the key of an admin; `narthex key add NAME --admin` creates one");
+    ApiError::plain(StatusCode::FORBIDDEN, message).with_code("admin_only")
+}

@@ -1,0 +1,271 @@
+//! Limits of a key: requests and tokens per minute as token buckets, and concurrent requests.
+//!
+//! A bucket holds a minute's budget and refills evenly. Tokens are charged when an answer ends, so a long answer can empty its
+//! bucket below zero; the next request then waits until it is positive again.
+
+use std::{
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use narthex_gateway::{
+    Rights,
+    keys::{ApiKey, KeyHash, KeyRole},
+};
+use parking_lot::Mutex;
+
+use crate::error::ApiError;
+
+/// Time in which an empty bucket fills.
+const MINUTE: f64 = 60.0;
+
+/// A budget per minute.
+#[derive(Debug, Clone)]
+struct Bucket {
+    capacity: f64,
+    level: f64,
+    /// Time of the level.
+    at: Instant,
+}
+
+impl Bucket {
+    fn full(capacity: NonZeroU32, now: Instant) -> Self {
+        let capacity = f64::from(capacity.get());
+        Self { capacity, level: capacity, at: now }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.level = (self.level + elapsed * self.capacity / MINUTE).min(self.capacity);
+        self.at = self.at.max(now);
+    }
+
+    /// Returns the wait until the bucket holds `level`, or `None` if it does.
+    fn wait_for(&self, level: f64) -> Option<Duration> {
+        let missing = level.min(self.capacity) - self.level;
+        (missing > 0.0).then(|| Duration::from_secs_f64(missing * MINUTE / self.capacity))
+    }
+
+    fn remaining(&self) -> u64 {
+        self.level.max(0.0) as u64
+    }
+
+    /// Returns the time until the bucket is full, in whole seconds as clients read it: `12s`.
+    fn reset(&self) -> String {
+        let wait = self.wait_for(self.capacity).unwrap_or_default();
+        format!("{}s", wait.as_secs_f64().ceil())
+    }
+}
+
+/// A key and its counts.
+pub(crate) struct KeyState {
+    key: ApiKey,
+    rights: Arc<Rights>,
+    counts: Mutex<KeyCounts>,
+}
+
+struct KeyCounts {
+    requests: Option<Bucket>,
+    tokens: Option<Bucket>,
+    running: u32,
+}
+
+/// A running request of a key. It ends when the permit is dropped.
+pub(crate) struct Permit(Arc<KeyState>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut counts = self.0.counts.lock();
+        counts.running = counts.running.saturating_sub(1);
+    }
+}
+
+impl KeyState {
+    /// A key that has sent no request yet.
+    pub(crate) fn new(key: ApiKey, rights: Rights, now: Instant) -> Self {
+        let bucket = |limit: Option<NonZeroU32>| limit.map(|limit| Bucket::full(limit, now));
+        let (requests, tokens) =
+            (bucket(key.limits.requests_per_minute), bucket(key.limits.tokens_per_minute));
+        let counts = Mutex::new(KeyCounts { requests, tokens, running: 0 });
+        Self { key, rights: Arc::new(rights), counts }
+    }
+
+    pub(crate) fn role(&self) -> KeyRole {
+        self.key.limits.role
+    }
+
+    pub(crate) fn hash(&self) -> KeyHash {
+        self.key.hash
+    }
+
+    pub(crate) fn rights(&self) -> Arc<Rights> {
+        self.rights.clone()
+    }
+
+    /// Returns whether this is the state of a key with these limits.
+    pub(crate) fn is_of(&self, key: &ApiKey) -> bool {
+        self.key == *key
+    }
+
+    /// Counts a request.
+    ///
+    /// # Errors
+    /// 429 with the wait if a limit is reached. Such a request counts for nothing.
+    pub(crate) fn start(self: &Arc<Self>, now: Instant) -> Result<Permit, ApiError> {
+        let mut counts = self.counts.lock();
+        let KeyCounts { requests, tokens, running } = &mut *counts;
+        let limits = &self.key.limits;
+        let refused = |limit: NonZeroU32, what: &str, wait: Duration| {
+            let message = format!("this key may have {limit} {what}; wait and send the request again");
+            Err(ApiError::rate_limited(message, wait))
+        };
+        if let Some(limit) = limits.concurrency.filter(|limit| *running >= limit.get()) {
+            return refused(limit, "concurrent requests", Duration::from_secs(1));
+        }
+        for bucket in [&mut *requests, tokens].into_iter().flatten() {
+            bucket.refill(now);
+        }
+        if let (Some(limit), Some(wait)) =
+            (limits.tokens_per_minute, tokens.as_ref().and_then(|bucket| bucket.wait_for(1.0)))
+        {
+            return refused(limit, "tokens per minute", wait);
+        }
+        if let (Some(limit), Some(bucket)) = (limits.requests_per_minute, requests) {
+            if let Some(wait) = bucket.wait_for(1.0) {
+                return refused(limit, "requests per minute", wait);
+            }
+            bucket.level -= 1.0;
+        }
+        *running += 1;
+        Ok(Permit(self.clone()))
+    }
+
+    /// Charges the tokens of an answer.
+    pub(crate) fn charge(&self, tokens: usize, now: Instant) {
+        if let Some(bucket) = &mut self.counts.lock().tokens {
+            bucket.refill(now);
+            bucket.level -= tokens as f64;
+        }
+    }
+
+    /// Adds OpenAI's `x-ratelimit` headers for the limits of the key.
+    pub(crate) fn write_headers(&self, now: Instant, headers: &mut HeaderMap) {
+        let mut counts = self.counts.lock();
+        let KeyCounts { requests, tokens, .. } = &mut *counts;
+        let limits = &self.key.limits;
+        let mut write = |limit: Option<NonZeroU32>, bucket: &mut Option<Bucket>, names: [HeaderName; 3]| {
+            let (Some(limit), Some(bucket)) = (limit, bucket) else { return };
+            bucket.refill(now);
+            let values = [limit.to_string(), bucket.remaining().to_string(), bucket.reset()];
+            for (name, value) in names.into_iter().zip(values) {
+                if let Ok(value) = HeaderValue::from_str(&value) {
+                    headers.insert(name, value);
+                }
+            }
+        };
+        let names = |names: [&'static str; 3]| names.map(HeaderName::from_static);
+        write(
+            limits.requests_per_minute,
+            requests,
+            names([
+                "x-ratelimit-limit-requests",
+                "x-ratelimit-remaining-requests",
+                "x-ratelimit-reset-requests",
+            ]),
+        );
+        write(
+            limits.tokens_per_minute,
+            tokens,
+            names(["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::keys::KeyLimits;
+
+    use super::*;
+
+    fn state(limits: KeyLimits, now: Instant) -> Arc<KeyState> {
+        let key = ApiKey {
+            limits,
+            ..ApiKey::from_secret("k", "a secret of a key".replace(' ', "-").as_str(), KeyRole::User).unwrap()
+        };
+        Arc::new(KeyState::new(key, Rights::default(), now))
+    }
+
+    /// The wait in seconds that a refused request is given.
+    fn wait(outcome: Result<Permit, ApiError>) -> u64 {
+        outcome.err().unwrap().retry_after().unwrap()
+    }
+
+    #[test]
+    fn requests_refill_evenly() {
+        let start = Instant::now();
+        let key = state(KeyLimits { requests_per_minute: NonZeroU32::new(2), ..KeyLimits::default() }, start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        drop((key.start(start).unwrap(), key.start(start).unwrap()));
+        assert_eq!(wait(key.start(start)), 30);
+        assert_eq!(wait(key.start(at(10))), 20);
+        key.start(at(30)).unwrap();
+        assert_eq!(wait(key.start(at(31))), 29);
+        // A minute holds no more than its budget, however long nothing came.
+        drop((key.start(at(1000)).unwrap(), key.start(at(1000)).unwrap()));
+        assert_eq!(wait(key.start(at(1000))), 30);
+    }
+
+    #[test]
+    fn tokens_are_charged_when_an_answer_ends() {
+        let start = Instant::now();
+        let key = state(KeyLimits { tokens_per_minute: NonZeroU32::new(60), ..KeyLimits::default() }, start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        key.start(start).unwrap();
+        key.charge(90, start);
+        assert_eq!(wait(key.start(start)), 31);
+        assert_eq!(wait(key.start(at(30))), 1);
+        key.start(at(31)).unwrap();
+    }
+
+    #[test]
+    fn concurrency_ends_with_the_permit() {
+        let now = Instant::now();
+        let limits = KeyLimits {
+            concurrency: NonZeroU32::new(1),
+            requests_per_minute: NonZeroU32::new(2),
+            ..KeyLimits::default()
+        };
+        let key = state(limits, now);
+        let running = key.start(now).unwrap();
+        assert_eq!(wait(key.start(now)), 1);
+        drop(running);
+        // The refused request did not count.
+        key.start(now).unwrap();
+    }
+
+    #[test]
+    fn headers_state_what_is_left() {
+        let now = Instant::now();
+        let limits = KeyLimits {
+            requests_per_minute: NonZeroU32::new(10),
+            tokens_per_minute: NonZeroU32::new(60),
+            ..KeyLimits::default()
+        };
+        let key = state(limits, now);
+        key.start(now).unwrap();
+        key.charge(100, now);
+        let mut headers = HeaderMap::new();
+        key.write_headers(now, &mut headers);
+        let text = |name: &str| headers.get(name).unwrap().to_str().unwrap();
+        assert_eq!(text("x-ratelimit-limit-requests"), "10");
+        assert_eq!(text("x-ratelimit-remaining-requests"), "9");
+        assert_eq!(text("x-ratelimit-reset-requests"), "6s");
+        assert_eq!(text("x-ratelimit-remaining-tokens"), "0");
+        assert_eq!(text("x-ratelimit-reset-tokens"), "100s");
+        let mut none = HeaderMap::new();
+        state(KeyLimits::default(), now).write_headers(now, &mut none);
+        assert!(none.is_empty());
+    }
+}
