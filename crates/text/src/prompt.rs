@@ -1,5 +1,5 @@
-//! Conversations as tokens. Special tokens of the template are control tokens, those in messages are text, and BOS occurs
-//! once.
+//! Conversations as tokens. Special tokens are control tokens where the template wrote them and text everywhere else, and
+//! BOS occurs once.
 
 use std::collections::VecDeque;
 
@@ -21,16 +21,15 @@ pub enum PromptError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Renders a conversation as text in which special tokens in messages are shielded.
+/// Renders a conversation as text in which special tokens that the template did not write are shielded.
 pub fn text(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     messages: &[Message],
     options: &RenderOptions,
 ) -> Result<String, PromptError> {
-    let shielded: Vec<Message> =
-        messages.iter().map(|message| message.map_text(|text| tokenizer.shield(text))).collect();
-    Ok(template.render(&shielded, &options.map_text(|text| tokenizer.shield(text)))?)
+    let rendered = template.render(messages, options)?;
+    Ok(tokenizer.shield_outside(rendered.text(), rendered.written()))
 }
 
 /// Returns the tokens of a conversation.

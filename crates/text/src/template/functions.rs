@@ -5,11 +5,7 @@ use minijinja::{
     value::{Rest, ValueOrKwargs},
 };
 
-use super::{
-    FUEL,
-    limits::{self, Read},
-    python, syntax,
-};
+use super::{FUEL, limits, origin::Read, python, syntax};
 
 /// Returns an environment without templates.
 pub(super) fn environment() -> Result<Environment<'static>, Error> {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{ChatTemplate, Message, RenderOptions, Role, TemplateError};
+use super::{ChatTemplate, Message, RenderOptions, Rendered, Role, TemplateError};
 
 fn render(source: &str) -> Result<String, TemplateError> {
     let message = Message::new(Role::User, "x".to_owned());
-    ChatTemplate::new(source, BTreeMap::new())?.render(&[message], &RenderOptions::answer((2026, 3, 7)))
+    let template = ChatTemplate::new(source, BTreeMap::new())?;
+    template.render(&[message], &RenderOptions::answer((2026, 3, 7))).map(Rendered::into_text)
 }
 
 fn fails(source: &str) {

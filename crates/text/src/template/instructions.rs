@@ -3,7 +3,7 @@
 //! minijinja limits steps and recursion, but operators have no hook: forty rounds of `{% set ns.x = ns.x + ns.x %}` take
 //! a few hundred steps and ask for terabytes, and `'x' * 99999999` is computed while the template is compiled. Therefore
 //! literals are shielded from constant folding, and operators, literals of containers and raw text get calls to the
-//! functions of [`super::limits`] around them.
+//! functions of [`super::limits`] around them. The template's strings are marked ([`origin`]).
 
 use minijinja::{
     Error, ErrorKind, Value,
@@ -11,7 +11,13 @@ use minijinja::{
     syntax::SyntaxConfig,
 };
 
-use super::limits::{CHECK_ELEMENT, CHECK_RESULT, READ_ALL, READ_FACTORS, READ_FIRST_LEVEL, READ_TEXT};
+use super::{
+    limits::{
+        CHECK_ELEMENT, CHECK_RESULT, READ_COMPARED, READ_ELEMENT, READ_FACTORS, READ_FIRST_LEVEL, READ_NAMED,
+        READ_PAIRS, READ_TEXT,
+    },
+    origin,
+};
 
 /// Maximum number of bytes of a template's source.
 const MAX_SOURCE: usize = 256 << 10;
@@ -125,13 +131,17 @@ fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>
     let own = instruction.clone();
     let around = |[call, unpack]: [I<'a>; 2], own| vec![call, unpack, own, result()];
     Ok(match instruction {
-        I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), I::Emit],
+        I::EmitRaw(text) => vec![I::LoadConst(Value::from(origin::mark(text))), I::Emit],
+        I::LoadConst(constant) => match constant.as_str() {
+            Some(text) => vec![I::LoadConst(Value::from(origin::mark(text)))],
+            None => vec![own],
+        },
         I::ApplyFilter(LITERAL, ..) => Vec::new(),
         I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::In | I::CompareAndPreserve(_) => {
-            let [call, unpack] = read(READ_ALL, 2);
+            let [call, unpack] = read(READ_COMPARED, 2);
             vec![call, unpack, own]
         }
-        I::GetItem => [read(READ_FIRST_LEVEL, 2).to_vec(), vec![own]].concat(),
+        I::GetItem => [read(READ_ELEMENT, 2).to_vec(), vec![own]].concat(),
         I::PushLoop(_) | I::FastRecurse => [read(READ_FIRST_LEVEL, 1).to_vec(), vec![own]].concat(),
         // A loop that is called counts the characters of a string.
         I::CallFunction(_, Some(count @ 1..)) => {
@@ -140,14 +150,17 @@ fn with_checks<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>
         I::Slice => around(read(READ_FIRST_LEVEL, 4), own),
         I::Mul => around(read(READ_FACTORS, 2), own),
         I::StringConcat => around(read(READ_TEXT, 2), own),
-        I::BuildMap(pairs @ 1..) if *pairs <= MAX_TAG => around(read(READ_ALL, 2 * pairs), own),
+        I::BuildMap(pairs @ 1..) if *pairs <= MAX_TAG => around(read(READ_PAIRS, 2 * pairs), own),
+        I::BuildKwargs(pairs @ 1..) if *pairs <= MAX_TAG => {
+            [read(READ_NAMED, 2 * pairs).to_vec(), vec![own]].concat()
+        }
         I::Add | I::BuildMap(0) | I::BuildList(_) | I::BuildTuple(_) => vec![own, result()],
         I::SetAttr(_) => vec![I::Swap, I::CallFunction(CHECK_ELEMENT, Some(1)), I::Swap, own],
         I::Include(_) | I::LoadBlocks => return Err(refused("a chat template cannot load other templates")),
         I::PushAutoEscape => return Err(refused("a chat template cannot escape its output")),
         I::CallMethod("changed", _) => return Err(refused("loop.changed is not supported")),
         I::CallFunction(_, None) => return Err(refused("function arguments with `*` are not supported")),
-        I::BuildMap(_) => return Err(refused("a dictionary literal is too long")),
+        I::BuildMap(1..) | I::BuildKwargs(1..) => return Err(refused("a dictionary literal is too long")),
         _ => vec![own],
     })
 }

@@ -7,11 +7,19 @@
 
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, Value,
-    value::{DynObject, Rest, ValueKind, ValueOrKwargs},
+    value::{Rest, ValueKind, ValueOrKwargs},
 };
 
-/// Reads operands with everything in them.
-pub(super) const READ_ALL: &str = "(read all)";
+use super::origin::{self, Read, is_namespace};
+
+/// Reads operands that are compared, with everything in them.
+pub(super) const READ_COMPARED: &str = "(read compared)";
+/// Reads the keys and values of a dictionary.
+pub(super) const READ_PAIRS: &str = "(read pairs)";
+/// Reads a container and the key of its element.
+pub(super) const READ_ELEMENT: &str = "(read element)";
+/// Reads the names and values of arguments.
+pub(super) const READ_NAMED: &str = "(read named)";
 /// Reads operands of which only the first level is looked at.
 pub(super) const READ_FIRST_LEVEL: &str = "(read first level)";
 /// Reads operands that are written as text.
@@ -47,17 +55,6 @@ const CHARACTER: usize = 24;
 /// Maximum number of bytes that one byte of a string takes where its container is written as text.
 const ESCAPED: usize = 6;
 
-/// The way in which a function reads its arguments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Read {
-    /// Strings, and the first level of containers; the result is one of the arguments or small.
-    FirstLevel,
-    /// Strings as strings.
-    Text,
-    /// Strings character by character.
-    Characters,
-}
-
 /// The account of one rendering.
 #[derive(Debug, Default)]
 struct Usage {
@@ -76,21 +73,41 @@ fn within(found: usize, limit: usize, what: &str) -> Result<(), Error> {
 /// Counts the operands of an operator as read.
 type ReadOperands = fn(&mut Usage, &[Value]) -> Result<(), Error>;
 
+/// Returns an operand, of an index, as the operator sees it.
+type Seen = fn(usize, Value) -> Value;
+
 /// Adds the checks to an environment.
 pub(super) fn install(env: &mut Environment<'_>) {
-    let reads: [(&str, ReadOperands); 4] = [
-        (READ_ALL, |usage, values| values.iter().try_for_each(|value| usage.read_all(value).map(drop))),
-        (READ_FIRST_LEVEL, |usage, values| values.iter().try_for_each(|value| usage.read_first_level(value))),
-        (READ_TEXT, |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop))),
-        (READ_FACTORS, |usage, values| usage.read_factors(values)),
+    let all: ReadOperands =
+        |usage, values| values.iter().try_for_each(|value| usage.read_all(value).map(drop));
+    let first_level: ReadOperands =
+        |usage, values| values.iter().try_for_each(|value| usage.read_first_level(value));
+    let text: ReadOperands =
+        |usage, values| values.iter().try_for_each(|value| usage.read_text(value).map(drop));
+    let factors: ReadOperands = |usage, values| usage.read_factors(values);
+    let as_is: Seen = |_, value| value;
+    // Marks are for what is written; what is compared or looked up has none.
+    let unmarked: Seen = |_, value| origin::unmarked(value);
+    let unmarked_key: Seen =
+        |index, value| if index.is_multiple_of(2) { origin::unmarked(value) } else { value };
+    let unmarked_last: Seen = |index, value| if index > 0 { origin::unmarked(value) } else { value };
+    let spelled: Seen = |_, value| origin::spelled(value);
+    let reads = [
+        (READ_COMPARED, all, unmarked),
+        (READ_PAIRS, all, unmarked_key),
+        (READ_ELEMENT, first_level, unmarked_last),
+        (READ_NAMED, first_level, unmarked_key),
+        (READ_FIRST_LEVEL, first_level, as_is),
+        (READ_TEXT, text, spelled),
+        (READ_FACTORS, factors, as_is),
     ];
-    for (name, read) in reads {
+    for (name, read, seen) in reads {
         env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            let mut args = args.into_values();
+            let args = args.into_values();
             read(usage(state), &args)?;
             // `UnpackList` leaves the first item on top of the stack.
-            args.reverse();
-            Ok::<_, Error>(Value::from(args))
+            let seen = args.into_iter().enumerate().map(|(index, value)| seen(index, value)).rev();
+            Ok::<_, Error>(Value::from(seen.collect::<Vec<_>>()))
         });
     }
     env.add_function(CHECK_RESULT, |state: &mut State<'_, '_>, value: Value| usage(state).result(value));
@@ -113,20 +130,40 @@ pub(super) fn measured(
 ) -> impl Fn(&mut State<'_, '_>, Rest<ValueOrKwargs>) -> Result<Value, Error> + Send + Sync + 'static {
     move |state, args| {
         let args = args.into_values();
-        call(state, name, read, &args, |state| function.call(state, &args))
+        usage(state).arguments(name, read, &args)?;
+        call(state, name, read, &args, |state, args| function.call(state, args))
     }
 }
 
-/// Calls a function or method of a name, and measures its arguments and its result.
-pub(super) fn call<'a, 'b>(
+/// Calls a method of a name, and measures its subject, its arguments and its result.
+pub(super) fn call_method<'a, 'b>(
     state: &mut State<'a, 'b>,
     name: &str,
     read: Read,
     args: &[Value],
-    run: impl FnOnce(&mut State<'a, 'b>) -> Result<Value, Error>,
+    run: impl FnOnce(&mut State<'a, 'b>, &[Value]) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
-    usage(state).arguments(name, read, args)?;
-    let value = run(state)?;
+    match name {
+        // The filter has the separator behind the items.
+        "join" => {
+            let items_first: Vec<Value> = args.iter().rev().cloned().collect();
+            usage(state).arguments(name, read, &items_first)?;
+        }
+        _ => usage(state).arguments(name, read, args)?,
+    }
+    call(state, name, read, args, run)
+}
+
+/// Calls a function whose arguments were measured, and measures its result.
+fn call<'a, 'b>(
+    state: &mut State<'a, 'b>,
+    name: &str,
+    read: Read,
+    args: &[Value],
+    run: impl FnOnce(&mut State<'a, 'b>, &[Value]) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    let value = run(state, &origin::arguments(name, read, args))?;
+    let value = origin::made(name, read, args, value);
     if read == Read::FirstLevel && value.kind() != ValueKind::Iterable {
         return Ok(value);
     }
@@ -137,7 +174,7 @@ pub(super) fn call<'a, 'b>(
 fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let bytes = usage(state).read_text(value)?;
     usage(state).produce(bytes)?;
-    minijinja::escape_formatter(out, state, value)
+    minijinja::escape_formatter(out, state, &origin::spelled(value.clone()))
 }
 
 impl Usage {
@@ -252,11 +289,6 @@ fn elements(value: &Value) -> Result<impl Iterator<Item = Value>, Error> {
     let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
     let items = if is_container { Some(value.try_iter()?) } else { None };
     Ok(items.into_iter().flatten())
-}
-
-/// Returns whether a value is a namespace, the one container that changes.
-fn is_namespace(value: &Value) -> bool {
-    value.as_object().map(DynObject::type_name).is_some_and(|name| name.ends_with("::Namespace"))
 }
 
 fn stored() -> Error {

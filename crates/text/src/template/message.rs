@@ -2,8 +2,11 @@
 
 use std::borrow::Cow;
 
+use minijinja::ErrorKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use super::origin;
 
 /// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,23 +68,16 @@ impl Message {
         Self { role, content, name: None, tool_call_id: None, tool_calls: Vec::new() }
     }
 
-    /// Returns the message with `change` applied to each of its strings.
-    pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
-        let own = |text: &'a Option<String>| text.as_deref().map(|text| change(text).into_owned());
-        let call = |call: &'a ToolCall| ToolCall {
-            id: own(&call.id),
-            function: FunctionCall {
-                name: change(&call.function.name).into_owned(),
-                arguments: map_json(&call.function.arguments, &change),
-            },
-        };
-        Self {
-            role: self.role,
-            content: change(&self.content).into_owned(),
-            name: own(&self.name),
-            tool_call_id: own(&self.tool_call_id),
-            tool_calls: self.tool_calls.iter().map(call).collect(),
+    /// Returns the message as a template reads it: its texts as those of the conversation, its role as one of the
+    /// template's, since control tokens such as `<|user|>` are written with it.
+    pub(super) fn template_value(&self) -> Result<Value, minijinja::Error> {
+        let failed =
+            |error: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string());
+        let mut value = map_json(&serde_json::to_value(self).map_err(failed)?, &origin::escape);
+        if let Some(role) = value["role"].as_str().map(origin::mark) {
+            value["role"] = Value::String(role);
         }
+        Ok(value)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Chat templates: Jinja as in Hugging Face's `apply_chat_template`, with bounded work.
 //!
 //! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
-//! values ([`limits`], which [`instructions`] and [`functions`] apply). It reads no clock: the date is an argument.
+//! values ([`limits`], which [`instructions`] and [`functions`] apply). It reads no clock: the date is an argument. The result
+//! states which of its characters the template wrote ([`Rendered`]).
 
 mod functions;
 #[cfg(test)]
@@ -11,9 +12,10 @@ mod hostile;
 mod instructions;
 mod limits;
 mod message;
+mod origin;
 mod python;
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc, thread};
+use std::{collections::BTreeMap, sync::Arc, thread};
 
 use minijinja::{
     AutoEscape, Environment, ErrorKind, Value, context,
@@ -23,6 +25,7 @@ use minijinja::{
 };
 
 pub use message::{FunctionCall, Message, Role, ToolCall};
+pub use origin::Rendered;
 
 use crate::barrier::contain;
 
@@ -83,12 +86,6 @@ impl RenderOptions {
     pub fn answer(date: (i64, u8, u8)) -> Self {
         Self { generation_prompt: GenerationPrompt::Add, date, tools: Vec::new() }
     }
-
-    /// Returns the options with `change` applied to each string of the tools.
-    pub fn map_text<'a>(&'a self, change: impl Fn(&'a str) -> Cow<'a, str>) -> Self {
-        let tools = self.tools.iter().map(|tool| message::map_json(tool, &change)).collect();
-        Self { tools, ..*self }
-    }
 }
 
 /// A compiled chat template. Cloning is cheap.
@@ -117,7 +114,8 @@ impl ChatTemplate {
             let thread = thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
             thread.join().map_err(|_| panicked())?.map_err(malformed)
         })?;
-        let special_tokens = Value::from(Serde(&special_tokens));
+        let special_tokens = special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text)));
+        let special_tokens = Value::from_pairs(special_tokens);
         Ok(Self { env: Arc::new(env), special_tokens, knows_developer })
     }
 
@@ -125,7 +123,7 @@ impl ChatTemplate {
     ///
     /// If the template refuses a system message, its text moves to the head of the first user message. If it refuses
     /// consecutive messages of one role, they are joined. Any other refusal is an error with the template's message.
-    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
         let messages =
             if self.knows_developer { messages.to_vec() } else { message::without_developer(messages) };
         let first = match self.render_as_is(&messages, options) {
@@ -146,7 +144,7 @@ impl ChatTemplate {
         Err(first)
     }
 
-    fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
+    fn render_as_is(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, TemplateError> {
         contain(|| self.evaluate(messages, options)).map_err(|_| panicked())?.map_err(|error| {
             match python::refusal(&error) {
                 Some(message) => TemplateError::Refused { message },
@@ -155,23 +153,26 @@ impl ChatTemplate {
         })
     }
 
-    fn evaluate(&self, messages: &[Message], options: &RenderOptions) -> Result<String, minijinja::Error> {
+    fn evaluate(&self, messages: &[Message], options: &RenderOptions) -> Result<Rendered, minijinja::Error> {
         let mut env = (*self.env).clone();
         let date = options.date;
         env.add_function("strftime_now", move |format: String| python::strftime(&format, date));
         let (instructions, blocks) = checked(&env)?;
+        let messages = messages.iter().map(Message::template_value).collect::<Result<Vec<_>, _>>()?;
+        let tools: Vec<_> =
+            options.tools.iter().map(|tool| message::map_json(tool, &origin::escape)).collect();
         let values = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt => options.generation_prompt == GenerationPrompt::Add,
             // Templates test these for `none`, which an undefined variable is not.
-            tools => (!options.tools.is_empty()).then(|| Value::from(Serde(&options.tools))),
+            tools => (!tools.is_empty()).then(|| Value::from(Serde(tools))),
             documents => Value::from(()),
             ..self.special_tokens.clone(),
         };
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
         machinery::eval(&env, &instructions, values, &blocks, &mut output, AutoEscape::None)?;
-        Ok(text)
+        Ok(Rendered::new(&text))
     }
 }
 
@@ -234,7 +235,7 @@ mod tests {
         let specials = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
         let messages: Vec<Message> =
             messages.iter().map(|(role, text)| Message::new(*role, (*text).to_owned())).collect();
-        ChatTemplate::new(source, specials)?.render(&messages, &OPTIONS)
+        ChatTemplate::new(source, specials)?.render(&messages, &OPTIONS).map(Rendered::into_text)
     }
 
     fn check(source: &str, messages: &[(Role, &str)], expected: &str) {
@@ -302,7 +303,8 @@ mod tests {
                     for round in 0..8 {
                         let text = format!("{asker} {round}");
                         let says = |text: &str| {
-                            template.render(&[Message::new(Role::User, text.to_owned())], &OPTIONS)
+                            let message = Message::new(Role::User, text.to_owned());
+                            template.render(&[message], &OPTIONS).map(Rendered::into_text)
                         };
                         assert_eq!(says(&text).unwrap(), format!("1{text}"));
                         assert!(matches!(says("much"), Err(TemplateError::Failed { .. })));

@@ -10,17 +10,17 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
 use super::{
-    REFUSAL,
-    limits::{self, Read},
+    REFUSAL, limits,
+    message::map_json,
+    origin::{self, Read, Rendered},
 };
-use crate::tokenizer::SHIELD;
 
 /// Prefix of errors that a template raises itself.
 const RAISED: &str = "raised: ";
 
 /// `raise_exception(message)`.
 pub(super) fn raise(message: String) -> Result<Value, Error> {
-    Err(Error::new(REFUSAL, format!("{RAISED}{message}")))
+    Err(Error::new(REFUSAL, format!("{RAISED}{}", Rendered::new(&message).text())))
 }
 
 /// Returns the message of an error that a template raised itself.
@@ -37,10 +37,12 @@ fn is_space(c: char) -> bool {
 /// `text | trim` and `text | trim(characters)`.
 pub(super) fn trim(text: Value, characters: Option<String>) -> String {
     let text = text.as_str().map_or_else(|| text.to_string(), str::to_owned);
-    match characters {
-        Some(set) => text.trim_matches(|c| set.contains(c)).to_owned(),
-        None => text.trim_matches(is_space).to_owned(),
-    }
+    text.trim_matches(trimmed(characters.as_deref())).to_owned()
+}
+
+/// Returns whether a character, marked or not, is in a set, by default of white space.
+fn trimmed(set: Option<&str>) -> impl Fn(char) -> bool {
+    move |c| set.map_or_else(|| is_space(origin::plain_char(c)), |set| set.contains(origin::plain_char(c)))
 }
 
 /// Calls one of Python's methods on strings, lists and dictionaries.
@@ -55,20 +57,20 @@ pub(super) fn method(
         "split" | "splitlines" => Read::Characters,
         _ => Read::Text,
     };
-    let mut measured = vec![value.clone()];
-    measured.extend_from_slice(args);
-    if name == "join" {
-        // The filter has the separator behind the items.
-        measured.reverse();
-    }
-    limits::call(state, name, read, &measured, |state| match (value.as_str(), name, args) {
-        (Some(text), "strip", []) => Ok(text.trim_matches(is_space).into()),
-        (Some(text), "lstrip", []) => Ok(text.trim_start_matches(is_space).into()),
-        (Some(text), "rstrip", []) => Ok(text.trim_end_matches(is_space).into()),
-        (Some(text), "split", []) => {
-            Ok(text.split(is_space).filter(|word| !word.is_empty()).map(Value::from).collect())
+    let all = [&[value.clone()], args].concat();
+    limits::call_method(state, name, read, &all, |state, all| {
+        let Some((value, args)) = all.split_first() else { return Ok(Value::UNDEFINED) };
+        let set = args.first().and_then(Value::as_str);
+        let strips = set.is_some() == (args.len() == 1) && args.len() <= 1;
+        match (value.as_str(), name) {
+            (Some(text), "strip") if strips => Ok(text.trim_matches(trimmed(set)).into()),
+            (Some(text), "lstrip") if strips => Ok(text.trim_start_matches(trimmed(set)).into()),
+            (Some(text), "rstrip") if strips => Ok(text.trim_end_matches(trimmed(set)).into()),
+            (Some(text), "split") if args.is_empty() => {
+                Ok(text.split(is_space).filter(|word| !word.is_empty()).map(Value::from).collect())
+            }
+            _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
         }
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
     })
 }
 
@@ -84,9 +86,9 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 
 /// `text | fromjson`.
 pub(super) fn from_json(text: String) -> Result<Value, Error> {
-    let value: serde_json::Value = serde_json::from_str(&text)
+    let value: serde_json::Value = serde_json::from_str(Rendered::new(&text).text())
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("fromjson: {error}")))?;
-    Ok(Value::from(Serde(value)))
+    Ok(Value::from(Serde(map_json(&value, &origin::escape))))
 }
 
 /// `value | tojson(indent, ensure_ascii, separators, sort_keys)` as Python's `json.dumps` writes it.
@@ -178,8 +180,8 @@ impl Formatter for Python {
         for c in text.chars() {
             let mut units = [0; 2];
             match c {
-                // The shield has to reach the tokenizer.
-                '\0'..='\x7e' | SHIELD => write!(writer, "{c}")?,
+                // A spelled character is read where the rendering ends.
+                '\0'..='\x7e' | origin::ESCAPE..='\u{fdef}' => write!(writer, "{c}")?,
                 _ => {
                     c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?
                 }
@@ -246,6 +248,7 @@ const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursd
 
 /// `strftime_now(format)` for a date, at midnight.
 pub(super) fn strftime(format: &str, date: (i64, u8, u8)) -> Result<String, Error> {
+    let format = origin::plain(format);
     let (year, month, day) = date;
     let month_name = MONTHS[usize::from(month.clamp(1, 12)) - 1];
     let weekday = WEEKDAYS[weekday(year, month, day)];
@@ -331,6 +334,6 @@ mod tests {
             "\"<\\u00e9\\ud83d\\ude42\\u007f\\n\"",
         );
         let ascii = vec![("ensure_ascii", Value::from(true))];
-        check("\"\u{fdd0}\u{fdd1}\"", ascii, "\"\u{fdd0}\\ufdd1\"");
+        check("\"\u{fdd0}\u{fdcf}\"", ascii, "\"\u{fdd0}\\ufdcf\"");
     }
 }

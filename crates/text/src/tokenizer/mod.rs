@@ -1,7 +1,12 @@
 //! A model's tokenizer: text to tokens and tokens to bytes, with the `tokenizers` crate.
 //!
-//! Special tokens in a user's text must stay text. [`Tokenizer::shield`] breaks their spelling with a noncharacter. The
-//! normaliser removes it after special tokens have been matched, so the merges are those of the unbroken text.
+//! Special tokens in a user's text must stay text. [`Tokenizer::shield`] breaks their spelling with a noncharacter, and
+//! [`Tokenizer::shield_outside`] does so everywhere but where a template wrote them. The normaliser removes it after special
+//! tokens have been matched, so the merges are those of the unbroken text.
+//!
+//! Special tokens are those that `tokenizer.json` flags as special. Other added tokens, such as `<think>` or `<tool_call>`,
+//! are part of what people and models write about and are recognised in every text, except where a prompt's template itself
+//! writes them: there a message cannot end or begin a block of the template.
 
 mod bytes;
 mod charsmap;
@@ -13,10 +18,11 @@ mod reach;
 mod sentencepiece;
 mod special;
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use narthex_spec::TokenId;
 use serde_json::{Value, json};
+use tokenizers::AddedToken;
 
 pub use gguf::GgufVocab;
 pub use pair::Pair;
@@ -27,7 +33,7 @@ pub(crate) use bytes::Leading;
 
 use bytes::Pieces;
 use reach::Reach;
-use special::SpecialTable;
+use special::{SpecialTable, break_outside};
 
 use crate::barrier::contain;
 
@@ -96,6 +102,8 @@ struct Inner {
     tokenizer: tokenizers::Tokenizer,
     json: Vec<u8>,
     specials: SpecialTable,
+    /// Added tokens that are not special.
+    markup: SpecialTable,
     pieces: Pieces,
     vocab_size: usize,
     reach: Option<Reach>,
@@ -129,11 +137,14 @@ impl Tokenizer {
             .map_err(malformed)?;
         outline.check_added(|text| tokenizer.token_to_id(text))?;
         let added = tokenizer.get_added_tokens_decoder();
-        let special = added.iter().filter(|(_, token)| token.special);
+        let table = |wanted: fn(&AddedToken) -> bool| {
+            let tokens = added.iter().filter(|(_, token)| wanted(token));
+            SpecialTable::new(tokens.map(|(id, token)| SpecialToken { id: *id, text: token.content.clone() }))
+        };
         let inner = Inner {
-            specials: SpecialTable::new(
-                special.map(|(id, token)| SpecialToken { id: *id, text: token.content.clone() }),
-            ),
+            specials: table(|token| token.special),
+            // White space of a template is not markup. A token that is matched after normalising cannot be broken.
+            markup: table(|token| !token.special && !token.normalized && !token.content.trim().is_empty()),
             pieces: Pieces::new(&tokenizer, &json["decoder"], outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
             reach,
@@ -200,6 +211,13 @@ impl Tokenizer {
         if specials.touches(text) { Cow::Owned(specials.break_up(text, SHIELD)) } else { Cow::Borrowed(text) }
     }
 
+    /// Returns the text with the spelling of every special token broken, except within the ranges `written`, which are in
+    /// order and apart. Other added tokens that occur within these ranges are broken outside of them, too.
+    pub fn shield_outside(&self, text: &str, written: &[Range<usize>]) -> String {
+        let markup = self.inner.markup.found_in(text, written);
+        break_outside([&self.inner.specials, &markup], text, written, SHIELD)
+    }
+
     /// Returns the exact bytes of a token inside a text: for a special token those of its spelling, for an unknown id none.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         self.inner.pieces.bytes(token).to_vec()
@@ -258,8 +276,11 @@ pub(crate) enum Place {
 /// that are matched after normalising would be found in shielded text, and dropout makes tokens random.
 fn add_shield(json: &mut Value) {
     let pattern = json!({"String": SHIELD.to_string()});
-    // The pieces of a unigram model include special tokens, so its text has to stay broken.
+    let is_normalized = !json["normalizer"].is_null();
+    // The pieces of a unigram model include special tokens, so its text has to stay broken, also where a normaliser makes
+    // their spelling of other characters.
     if json["model"]["type"] == "Unigram" {
+        break_normalized(json);
         let split = json!({"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": false});
         json["pre_tokenizer"] = match json["pre_tokenizer"].take() {
             Value::Null => split,
@@ -273,12 +294,29 @@ fn add_shield(json: &mut Value) {
         };
     }
     for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
-        if token["special"] == true {
+        if token["special"] == true || !is_normalized {
             token["normalized"] = Value::Bool(false);
         }
     }
     if let Some(dropout) = json.get_mut("model").and_then(|model| model.get_mut("dropout")) {
         *dropout = Value::Null;
+    }
+}
+
+/// Adds steps to the end of the normaliser that break the spelling of special tokens.
+fn break_normalized(json: &mut Value) {
+    let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+    let special = added.iter().filter(|token| token["special"] == true);
+    let texts = special.filter_map(|token| token["content"].as_str());
+    let breaking = |text: &str| {
+        let border = text.chars().next().map_or(0, char::len_utf8);
+        let (first, rest) = text.split_at(border);
+        json!({"type": "Replace", "pattern": {"String": text}, "content": format!("{first}{SHIELD}{rest}")})
+    };
+    let mut steps: Vec<Value> = texts.filter(|text| text.chars().nth(1).is_some()).map(breaking).collect();
+    if !json["normalizer"].is_null() && !steps.is_empty() {
+        steps.insert(0, json["normalizer"].take());
+        json["normalizer"] = json!({"type": "Sequence", "normalizers": steps});
     }
 }
 

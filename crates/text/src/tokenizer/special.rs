@@ -1,6 +1,9 @@
 //! Special tokens, and how their spelling is broken in a user's text.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    ops::Range,
+};
 
 use narthex_spec::TokenId;
 
@@ -68,6 +71,25 @@ impl SpecialTable {
         broken
     }
 
+    /// Returns the tokens whose spelling lies in one of the ranges of `text`.
+    pub(super) fn found_in(&self, text: &str, ranges: &[Range<usize>]) -> Self {
+        let mut found = BTreeSet::new();
+        for part in ranges.iter().filter_map(|range| text.get(range.clone())) {
+            for (at, _) in part.char_indices() {
+                found.extend(self.spellings_at(part, at));
+            }
+        }
+        Self::new(self.tokens.iter().filter(|token| found.contains(&token.text)).cloned())
+    }
+
+    fn spellings_at<'a>(&'a self, text: &'a str, at: usize) -> impl Iterator<Item = &'a String> {
+        let rest = text.get(at..).unwrap_or_default();
+        self.spellings_from(text, at)
+            .into_iter()
+            .flatten()
+            .filter(move |spelling| rest.starts_with(spelling.as_str()))
+    }
+
     fn breaks_at(&self, text: &str, at: usize, half: Option<usize>) -> bool {
         let Some(spellings) = self.spellings_from(text, at) else { return false };
         let Some(rest) = text.get(at..) else { return false };
@@ -91,6 +113,42 @@ impl SpecialTable {
             spellings.iter().any(|spelling| spelling.starts_with(tail))
         })
     }
+}
+
+/// Inserts `mark` into every spelling in `text` that does not lie in one of the ranges `kept`, which are in order and
+/// apart. Each mark stands beside a character outside of them, so that no spelling inside is broken.
+pub(super) fn break_outside(
+    tables: [&SpecialTable; 2],
+    text: &str,
+    kept: &[Range<usize>],
+    mark: char,
+) -> String {
+    let mut breaks = Vec::new();
+    let mut later = kept;
+    for (at, char) in text.char_indices() {
+        while later.first().is_some_and(|range| range.end <= at) {
+            later = &later[1..];
+        }
+        let around = later.first().filter(|range| range.start <= at);
+        for spelling in tables.iter().flat_map(|table| table.spellings_at(text, at)) {
+            match around {
+                None => breaks.push(at + char.len_utf8()),
+                Some(range) if range.end < at + spelling.len() => breaks.push(range.end),
+                Some(_) => {}
+            }
+        }
+    }
+    breaks.sort_unstable();
+    breaks.dedup();
+    let mut broken = String::with_capacity(text.len() + breaks.len() * mark.len_utf8());
+    let mut copied = 0;
+    for at in breaks {
+        broken.push_str(text.get(copied..at).unwrap_or_default());
+        broken.push(mark);
+        copied = at;
+    }
+    broken.push_str(text.get(copied..).unwrap_or_default());
+    broken
 }
 
 #[cfg(test)]
@@ -120,5 +178,32 @@ mod tests {
         check("end <  ", "end <|  ");
         check("[SE[S", "[SE[|S");
         check("", "");
+    }
+
+    #[test]
+    fn spellings_are_whole_only_where_they_are_kept() {
+        let token = |(id, text): (u32, &str)| SpecialToken { id, text: text.to_owned() };
+        let table =
+            |spellings: &[&'static str]| SpecialTable::new((0..).zip(spellings.iter().copied()).map(token));
+        let (specials, more) = (table(&["<s>", "<s>>", "<<s", "é!é"]), table(&["<t>"]));
+        // Text in « » is kept.
+        let check = |text: &str, expect: &str| {
+            let (mut plain, mut ranges) = (String::new(), Vec::new());
+            for part in text.split_inclusive('»') {
+                let (before, kept) = part.split_once('«').unwrap_or((part, ""));
+                plain.push_str(before);
+                let start = plain.len();
+                plain.push_str(kept.trim_end_matches('»'));
+                ranges.extend((start < plain.len()).then(|| start..plain.len()));
+            }
+            assert_eq!(break_outside([&specials, &more], &plain, &ranges, '|'), expect, "{text}");
+        };
+        check("<s> <t>", "<|s> <|t>");
+        check("«<s> <t>»", "<s> <t>");
+        check("«<s»> «<t»>", "<s|> <t|>");
+        check("<«s>» x <«t>»", "<|s> x <|t>");
+        check("«<s>»> <«<s>»", "<s>|> <|<s>");
+        check("é«!»é «é»!«é»", "é|!é é|!é");
+        check("«»", "");
     }
 }

@@ -1,0 +1,229 @@
+//! The origin of each character of a prompt: the template or the conversation.
+//!
+//! A template joins, cuts, replaces and re-cases what it is given, and a control token must still be one only if the
+//! template wrote all of it. The origin is therefore kept in the characters. Those of the template's own strings are shifted
+//! to the private planes 15 and 16 ([`mark`]), where they keep their number and order; characters of a conversation that lie
+//! there already are spelled with noncharacters ([`escape`]). Functions that compare strings or look into them see the
+//! template's characters unshifted ([`unmarked`]), and a string that a function makes anew belongs to the conversation.
+
+use std::{borrow::Cow, ops::Range};
+
+use minijinja::{
+    Value,
+    value::{DynObject, Kwargs, Tuple, ValueKind},
+};
+
+/// Distance between a character and its mark. Only planes 0 and 1 have marks.
+const SHIFT: u32 = 0xF_0000;
+
+/// Begins the spelling of a character, which `DIGITS` hexadecimal digits follow.
+pub(super) const ESCAPE: char = '\u{FDD0}';
+
+/// The digit 0; the other fifteen follow it.
+const ZERO: u32 = 0xFDE0;
+
+/// Number of digits of a spelled character.
+const DIGITS: usize = 6;
+
+/// The way in which a function reads its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// Strings, and the first level of containers; the result is one of the arguments or small.
+    FirstLevel,
+    /// Strings as strings.
+    Text,
+    /// Strings character by character.
+    Characters,
+}
+
+/// A prompt, and who wrote which part of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rendered {
+    text: String,
+    written: Vec<Range<usize>>,
+}
+
+impl Rendered {
+    /// Reads a rendered text with marks and spelled characters.
+    pub(super) fn new(marked: &str) -> Self {
+        let mut rendered = Self { text: String::with_capacity(marked.len()), written: Vec::new() };
+        let mut chars = marked.chars();
+        while let Some(char) = chars.next() {
+            if let Some(own) = unshifted(char) {
+                let start = rendered.text.len();
+                rendered.text.push(own);
+                let end = rendered.text.len();
+                match rendered.written.last_mut() {
+                    Some(last) if last.end == start => last.end = end,
+                    _ => rendered.written.push(start..end),
+                }
+            } else if char == ESCAPE {
+                let digits = chars.as_str();
+                let spelled = digits.chars().take(DIGITS).map(digit).collect::<Option<Vec<u32>>>();
+                let code = spelled.filter(|digits| digits.len() == DIGITS);
+                let code = code.map(|digits| digits.iter().fold(0, |code, digit| code << 4 | digit));
+                // A template may cut a spelling in two.
+                let Some(own) = code.and_then(char::from_u32) else {
+                    rendered.text.push(char::REPLACEMENT_CHARACTER);
+                    continue;
+                };
+                rendered.text.push(own);
+                chars.nth(DIGITS - 1);
+            } else if digit(char).is_none() {
+                rendered.text.push(char);
+            }
+        }
+        rendered
+    }
+
+    /// Returns the text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns the text without its origins.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    /// Returns the byte ranges that the template wrote, in order and apart from each other.
+    pub fn written(&self) -> &[Range<usize>] {
+        &self.written
+    }
+}
+
+fn digit(char: char) -> Option<u32> {
+    u32::from(char).checked_sub(ZERO).filter(|&digit| digit < 16)
+}
+
+fn unshifted(char: char) -> Option<char> {
+    u32::from(char).checked_sub(SHIFT).and_then(char::from_u32)
+}
+
+/// Returns the character without its mark.
+pub(super) fn plain_char(char: char) -> char {
+    unshifted(char).unwrap_or(char)
+}
+
+/// Returns a string of the template with its characters marked.
+pub(super) fn mark(text: &str) -> String {
+    let mut marked = String::with_capacity(text.len() * 4);
+    for char in text.chars() {
+        match u32::from(char) {
+            code @ ..0x2_0000 => marked.push(char::from_u32(code + SHIFT).unwrap_or(char)),
+            ..SHIFT => marked.push(char),
+            _ => push_spelled(char, &mut marked),
+        }
+    }
+    marked
+}
+
+/// Returns a string of the conversation without characters that mean something here.
+pub(super) fn escape(text: &str) -> Cow<'_, str> {
+    let is_reserved = |char: char| matches!(u32::from(char), 0xFDD0..=0xFDEF | SHIFT..);
+    if !text.contains(is_reserved) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 64);
+    for char in text.chars() {
+        if is_reserved(char) { push_spelled(char, &mut escaped) } else { escaped.push(char) }
+    }
+    Cow::Owned(escaped)
+}
+
+fn push_spelled(char: char, text: &mut String) {
+    text.push(ESCAPE);
+    let digits = (0..DIGITS).rev().map(|place| u32::from(char) >> (4 * place) & 15);
+    text.extend(digits.filter_map(|digit| char::from_u32(ZERO + digit)));
+}
+
+/// Returns a string without marks. Spelled characters stay so.
+pub(super) fn plain(text: &str) -> Cow<'_, str> {
+    if text.contains(|char| unshifted(char).is_some()) {
+        Cow::Owned(text.chars().map(plain_char).collect())
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+/// Returns a value without marks in its strings, keys and elements.
+pub(super) fn unmarked(value: Value) -> Value {
+    changed(&value).unwrap_or(value)
+}
+
+/// Returns a container as it is written: without marks in its elements. A string keeps them.
+pub(super) fn spelled(value: Value) -> Value {
+    if value.as_str().is_some() { value } else { unmarked(value) }
+}
+
+/// Returns the value without marks, or none if it has no marks. It nests no deeper than [`super::limits`] allows.
+fn changed(value: &Value) -> Option<Value> {
+    if let Some(text) = value.as_str() {
+        return match plain(text) {
+            Cow::Owned(text) => Some(Value::from(text)),
+            Cow::Borrowed(_) => None,
+        };
+    }
+    let is_map = value.kind() == ValueKind::Map;
+    if !(is_map || value.kind() == ValueKind::Seq) || is_namespace(value) {
+        return None;
+    }
+    let mut any = false;
+    let mut plain = |item: Value| {
+        let changed = changed(&item);
+        any |= changed.is_some();
+        changed.unwrap_or(item)
+    };
+    let items = value.try_iter().ok()?;
+    let rebuilt = if is_map {
+        let pairs: Vec<(Value, Value)> = items
+            .map(|key| {
+                let element = plain(value.get_item(&key).unwrap_or_default());
+                (plain(key), element)
+            })
+            .collect();
+        if value.is_kwargs() {
+            let named = pairs.into_iter().map(|(key, element)| (key.to_string(), element));
+            Value::from(named.collect::<Kwargs>())
+        } else {
+            Value::from_pairs(pairs)
+        }
+    } else {
+        let items: Vec<Value> = items.map(plain).collect();
+        if value.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) }
+    };
+    any.then_some(rebuilt)
+}
+
+/// Returns the arguments as a function sees them: marked only where it passes them on as they are.
+pub(super) fn arguments(name: &str, read: Read, args: &[Value]) -> Vec<Value> {
+    let seen = |(index, value): (usize, &Value)| {
+        if passes_on(name, read, index, value) { value.clone() } else { unmarked(value.clone()) }
+    };
+    args.iter().enumerate().map(seen).collect()
+}
+
+/// Returns what a function made. Marks in a string that it did not pass on are forged, as from `'%c' | format(n)`.
+pub(super) fn made(name: &str, read: Read, args: &[Value], value: Value) -> Value {
+    let passed_on = args.first().is_none_or(|subject| passes_on(name, read, 0, subject));
+    if passed_on || value.as_str().is_none() { value } else { unmarked(value) }
+}
+
+/// Returns whether a function passes an argument on instead of looking into it. The elements of a container count as passed
+/// on, except where it is written as text.
+fn passes_on(name: &str, read: Read, index: usize, value: &Value) -> bool {
+    let is_string = value.as_str().is_some();
+    match name {
+        "d" | "default" | "dict" | "namespace" => true,
+        "join" => index <= 1 && !value.is_kwargs(),
+        "trim" | "string" | "strip" | "lstrip" | "rstrip" => index == 0 && is_string,
+        "first" | "last" | "list" | "safe" => index == 0,
+        "get" => index != 1,
+        _ => index == 0 && !is_string && read != Read::Text,
+    }
+}
+
+/// Returns whether a value is a namespace, the one container that changes.
+pub(super) fn is_namespace(value: &Value) -> bool {
+    value.as_object().map(DynObject::type_name).is_some_and(|name| name.ends_with("::Namespace"))
+}
