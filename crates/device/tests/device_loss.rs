@@ -50,6 +50,7 @@ fn answers(executor: impl Into<SupervisedExecutor>) -> Vec<(Finish, Vec<TokenId>
             max_tokens: 9,
             stop: vec![],
             sampling: Sampling::greedy(),
+            constraint: None,
             logprobs: None,
             sink: Box::new(sink.clone()),
         };

@@ -134,6 +134,7 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
         max_tokens: 1 + n as usize % 13,
         stop: Vec::new(),
         sampling: Sampling { temperature: 1.0, seed: u64::from(n), ..Sampling::greedy() },
+        constraint: None,
         logprobs: None,
         sink: Box::new(sink.clone()),
     };

@@ -5,6 +5,7 @@
 //! at [`worker`] for the thread.
 
 pub mod config;
+pub mod constraint;
 pub mod encoder;
 pub mod engine_loop;
 pub mod executor;

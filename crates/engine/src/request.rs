@@ -10,7 +10,7 @@ use std::{
 
 use narthex_spec::TokenId;
 
-use crate::executor::StepError;
+use crate::{constraint::Constraint, executor::StepError};
 
 /// One sequence to generate.
 pub struct Request {
@@ -23,6 +23,8 @@ pub struct Request {
     pub stop: Vec<TokenId>,
     /// Sampling settings.
     pub sampling: Sampling,
+    /// Restriction of the generated tokens.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// Log-probabilities to report for generated tokens and, with [`LogProbs::prompt`], for the prompt.
     pub logprobs: Option<LogProbs>,
     /// Receiver of tokens; never called if the request is refused.
@@ -38,7 +40,7 @@ pub struct LogProbs {
     pub prompt: bool,
 }
 
-/// Sampling settings, applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
+/// Sampling settings, applied in this order: constraint, bias, penalties, temperature, top-k, top-p, min-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -102,7 +104,7 @@ pub struct TokenEvent<'a> {
 /// Reason for the end of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
-    /// A stop token.
+    /// A stop token, or the constraint is complete.
     Stop,
     /// `max_tokens`, or the context or the KV budget is full.
     Length,
@@ -110,6 +112,11 @@ pub enum Finish {
     Cancelled,
     /// A step failed, its logits were not finite, or the sink panicked.
     Failed(StepError),
+    /// The constraint failed.
+    Unsatisfied {
+        /// Reason of the constraint.
+        reason: String,
+    },
     /// The engine was shut down.
     ShutDown,
 }

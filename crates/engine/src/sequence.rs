@@ -9,7 +9,8 @@ use std::{
 use narthex_spec::{SlotId, TokenId};
 
 use crate::{
-    executor::{Logits, ScannedRow, StepError, Wanted},
+    constraint::{ActiveConstraint, Progress},
+    executor::{Logits, RowScan, ScannedRow, StepError, Wanted},
     kv::PromptEnd,
     request::{Finish, LogProbs, Request, SequenceHandle, TokenEvent, TokenSink, Usage},
     sample::{Sampler, Scratch, log_probs},
@@ -35,6 +36,7 @@ pub(crate) struct Sequence {
     room: usize,
     stop: Vec<TokenId>,
     sampler: Sampler,
+    constraint: Option<ActiveConstraint>,
     logprobs: Option<LogProbs>,
     /// The distribution after the prompt.
     pub(crate) prompt_end: Option<PromptEnd>,
@@ -67,6 +69,7 @@ impl Sequence {
             room,
             stop: request.stop,
             sampler: Sampler::new(request.sampling, &tokens, room - prompt),
+            constraint: request.constraint.map(ActiveConstraint::new),
             tokens,
             logprobs: request.logprobs,
             prompt_end: None,
@@ -190,29 +193,79 @@ impl Sequence {
         end
     }
 
-    /// Samples and reports the next token, unless there is no room for one.
+    /// Chooses and reports the next token, unless there is no room for one: a forced one, or else a sampled one.
     fn advance(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
         if self.tokens.len() >= self.room {
             return Some(Finish::Length);
         }
-        let Some(token) = self.sampler.sample(row, scratch) else { return Some(not_finite()) };
-        if self.stop.contains(&token) {
+        // Later ones were taken with the token before them, unless each needs its row of logits.
+        if (self.answered() == 0 || self.logprobs.is_some()) && self.find_forced(scratch) {
+            return self.take_forced(row, scratch);
+        }
+        let allowed = match self.constraint.as_mut().map_or(Ok(None), ActiveConstraint::allowed) {
+            Ok(allowed) => allowed,
+            Err(reason) => return Some(Finish::Unsatisfied { reason }),
+        };
+        let Some(token) = self.sampler.sample(row, allowed, scratch) else {
+            return Some(if allowed.is_some() { no_token(row) } else { not_finite() });
+        };
+        let end = self.take_with_logprob(token, row, scratch);
+        if end.is_some() || self.logprobs.is_some() || !self.find_forced(scratch) {
+            return end;
+        }
+        self.take_forced(row, scratch)
+    }
+
+    /// Returns true if the constraint forces the next tokens, and leaves them in `scratch`.
+    fn find_forced(&mut self, scratch: &mut Scratch) -> bool {
+        let Some(constraint) = &mut self.constraint else { return false };
+        constraint.forced(&mut scratch.forced);
+        !scratch.forced.is_empty()
+    }
+
+    /// Takes all forced tokens, so that they run in one step, or the first one if each needs its row of logits.
+    fn take_forced(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<Finish> {
+        let count = if self.logprobs.is_some() { 1 } else { scratch.forced.len() };
+        (0..count).find_map(|index| {
+            let token = scratch.forced[index];
+            self.sampler.count(token);
+            self.take_with_logprob(token, row, scratch)
+        })
+    }
+
+    fn take_with_logprob(
+        &mut self,
+        token: TokenId,
+        row: ScannedRow<'_>,
+        scratch: &mut Scratch,
+    ) -> Option<Finish> {
+        let Some(wanted) = self.logprobs else {
+            return self.take(TokenEvent { token, logprob: None, top: &[] });
+        };
+        let (logprob, top) = log_probs(row, token, wanted.top, scratch);
+        self.take(TokenEvent { token, logprob: Some(logprob), top })
+    }
+
+    /// Adds a token to the answer and reports it. Returns the end of the sequence, if reached.
+    fn take(&mut self, event: TokenEvent<'_>) -> Option<Finish> {
+        if self.stop.contains(&event.token) {
             self.stopped = 1;
             return Some(Finish::Stop);
         }
-        self.tokens.push(token);
-        let flow = match self.logprobs {
-            Some(wanted) => {
-                let (logprob, top) = log_probs(row, token, wanted.top, scratch);
-                self.notify(|sink| sink.token(TokenEvent { token, logprob: Some(logprob), top }))
-            }
-            None => self.notify(|sink| sink.token(TokenEvent { token, logprob: None, top: &[] })),
-        };
-        match flow {
+        self.tokens.push(event.token);
+        let progress =
+            self.constraint.as_mut().map_or(Progress::Open, |constraint| constraint.accept(event.token));
+        match self.notify(|sink| sink.token(event)) {
             ControlFlow::Break(()) => Some(Finish::Cancelled),
+            ControlFlow::Continue(()) if progress == Progress::Complete => Some(Finish::Stop),
             ControlFlow::Continue(()) if self.tokens.len() >= self.room => Some(Finish::Length),
             ControlFlow::Continue(()) => None,
         }
+    }
+
+    /// Returns the constraint if its allowed tokens must be computed before the next token is chosen.
+    pub(crate) fn stale_constraint(&mut self) -> Option<&mut ActiveConstraint> {
+        self.constraint.as_mut().filter(|constraint| constraint.is_stale())
     }
 
     /// Calls the sink. After a panic it receives only the end.
@@ -258,6 +311,16 @@ fn not_finite() -> Finish {
     Finish::Failed(StepError::Device { message: "the logits are not finite".to_owned() })
 }
 
+/// Returns the end of a sequence whose settings forbid every token that its constraint allows.
+fn no_token(row: ScannedRow<'_>) -> Finish {
+    match row.scan {
+        RowScan::NonFinite(_) => not_finite(),
+        RowScan::Finite(_) => {
+            Finish::Unsatisfied { reason: "it allows none of the model's tokens".to_owned() }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -288,6 +351,7 @@ mod tests {
             max_tokens,
             stop: vec![],
             sampling: Sampling::greedy(),
+            constraint: None,
             logprobs: None,
             sink: Box::new(Ends(sender)),
         };

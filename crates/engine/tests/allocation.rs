@@ -53,6 +53,7 @@ fn request(number: usize, sampling: Sampling, logprobs: Option<LogProbs>) -> Req
         max_tokens: 1500,
         stop: vec![999],
         sampling: Sampling { logit_bias: vec![(999, f32::NEG_INFINITY)], ..sampling },
+        constraint: None,
         logprobs,
         sink: Box::new(Silent),
     }

@@ -5,6 +5,7 @@
 
 use narthex_engine::{
     config::EngineConfig,
+    constraint::{Allowed, Constraint, Progress},
     engine_loop::{EngineLoop, Work},
     executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
     request::{Finish, LogProbs, Request, Sampling, SubmitError, Usage},
@@ -26,6 +27,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: &Recorder) -> Request {
         max_tokens,
         stop: vec![],
         sampling: Sampling::greedy(),
+        constraint: None,
         logprobs: None,
         sink: Box::new(sink.clone()),
     }
@@ -407,4 +409,111 @@ fn bad_requests_are_refused() {
     check(&[50], SubmitError::BadToken { token: 50, vocab: 50 });
     check(&[1; 128], SubmitError::PromptTooLong { prompt: 128, context: 128 });
     assert!(sink.heard().ends.is_empty());
+}
+
+/// Allows the tokens of a list in their order, of which some are forced.
+struct Script {
+    tokens: Vec<u32>,
+    forced: std::ops::Range<usize>,
+    at: usize,
+    allowed: [u32; 2],
+    outcome: ScriptEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ScriptEnd {
+    Complete,
+    Failure,
+    Panic,
+}
+
+impl Constraint for Script {
+    fn prepare(&mut self) {
+        assert!(self.at < self.tokens.len() || self.outcome != ScriptEnd::Panic, "the script panics");
+        self.allowed = [0; 2];
+        if let Some(&token) = self.tokens.get(self.at) {
+            self.allowed[token as usize / 32] |= 1 << (token % 32);
+        }
+    }
+
+    fn allowed(&self) -> Allowed<'_> {
+        match self.at == self.tokens.len() && self.outcome == ScriptEnd::Failure {
+            true => Allowed::Failed("the script failed"),
+            false => Allowed::Only(&self.allowed),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> Progress {
+        assert_eq!(self.tokens[self.at], token);
+        self.at += 1;
+        let complete = self.at == self.tokens.len() && self.outcome == ScriptEnd::Complete;
+        if complete { Progress::Complete } else { Progress::Open }
+    }
+
+    fn forced(&mut self, tokens: &mut Vec<u32>) {
+        if self.forced.contains(&self.at) {
+            tokens.extend(&self.tokens[self.at..self.forced.end]);
+        }
+    }
+}
+
+const SCRIPT: [u32; 8] = [4, 40, 33, 2, 49, 0, 7, 7];
+
+/// Runs a script; what was heard, and the number of steps.
+fn scripted(
+    change: impl FnOnce(&mut Request),
+    forced: std::ops::Range<usize>,
+    end: ScriptEnd,
+) -> (Heard, u64) {
+    let mut bench = Bench::new(limits(2, 1 << 20));
+    let sink = Recorder::new();
+    let script = Script { tokens: SCRIPT.to_vec(), forced, at: 0, allowed: [0; 2], outcome: end };
+    let mut request = Request { constraint: Some(Box::new(script)), ..request(&[1, 2, 3], 20, &sink) };
+    change(&mut request);
+    bench.core.submit(request).unwrap();
+    bench.drain();
+    (sink.heard(), bench.core.stats().steps)
+}
+
+#[test]
+fn a_constraint_decides_tokens_and_the_end() {
+    let check =
+        |change: fn(&mut Request), forced: std::ops::Range<usize>, tokens: &[u32], finish: Finish, steps| {
+            let (heard, found) = scripted(change, forced.clone(), ScriptEnd::Complete);
+            assert_eq!((&heard.tokens[..], &heard.ends[0].0, found), (tokens, &finish, steps), "{forced:?}");
+        };
+    check(|_| (), 0..0, &SCRIPT, Finish::Stop, 8);
+    check(|r| r.sampling.temperature = 3.0, 0..0, &SCRIPT, Finish::Stop, 8);
+    // Forced tokens run together with the one before them.
+    check(|_| (), 1..5, &SCRIPT, Finish::Stop, 4);
+    check(|_| (), 0..3, &SCRIPT, Finish::Stop, 6);
+    check(|_| (), 2..8, &SCRIPT, Finish::Stop, 2);
+    check(|r| r.max_tokens = 4, 1..7, &SCRIPT[..4], Finish::Length, 1);
+    check(|r| r.max_tokens = 8, 1..8, &SCRIPT, Finish::Stop, 1);
+    check(|r| r.stop = vec![2], 1..7, &SCRIPT[..3], Finish::Stop, 1);
+    // Each log-probability is that of its own row, so forced tokens run one by one.
+    check(|r| r.logprobs = Some(LogProbs { top: 1, prompt: false }), 1..8, &SCRIPT, Finish::Stop, 8);
+}
+
+#[test]
+fn log_probs_of_forced_tokens_are_those_of_the_model() {
+    let wanted = Some(LogProbs { top: 0, prompt: false });
+    let (forced, _) = scripted(|r| r.logprobs = wanted, 0..8, ScriptEnd::Complete);
+    let (chosen, _) = scripted(|r| r.logprobs = wanted, 0..0, ScriptEnd::Complete);
+    assert_eq!((forced.logprobs.len(), &forced.logprobs), (8, &chosen.logprobs));
+    assert!(forced.logprobs.iter().all(|logprob| logprob.unwrap() < 0.0));
+}
+
+#[test]
+fn a_constraint_that_fails_ends_its_sequence_alone() {
+    let unsatisfied = |reason: &str| Finish::Unsatisfied { reason: reason.to_owned() };
+    let check = |end, finish| {
+        let (heard, _) = scripted(|_| (), 0..0, end);
+        assert_eq!((&heard.tokens[..], &heard.ends[0].0), (&SCRIPT[..], &finish));
+    };
+    check(ScriptEnd::Failure, unsatisfied("the script failed"));
+    check(ScriptEnd::Panic, unsatisfied("its code panicked; please report this"));
+    let (heard, _) =
+        scripted(|r| r.sampling.logit_bias = vec![(33, f32::NEG_INFINITY)], 0..0, ScriptEnd::Complete);
+    assert_eq!(heard.ends[0].0, unsatisfied("it allows none of the model's tokens"));
 }

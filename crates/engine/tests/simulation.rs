@@ -5,6 +5,7 @@
 
 use narthex_engine::{
     config::EngineConfig,
+    constraint::{Allowed, Constraint, Progress},
     engine_loop::{EngineLoop, Work},
     executor::{KvLimits, Limits, StepError},
     request::{Finish, LogProbs, Request, Sampling, SequenceHandle},
@@ -45,6 +46,67 @@ struct Ask {
     max_tokens: usize,
     stop: Vec<u32>,
     seed: u64,
+    is_constrained: bool,
+}
+
+/// Allows every third token, forces two tokens after some, and is complete after a 7 in the tail of an answer.
+#[derive(Debug, Default)]
+struct Thirds {
+    accepted: Vec<u32>,
+    forced: Vec<u32>,
+    allowed: [u32; 1],
+}
+
+impl Constraint for Thirds {
+    fn prepare(&mut self) {
+        let last = self.accepted.last().copied().unwrap_or(0);
+        self.allowed = [match self.forced.first() {
+            Some(forced) => 1 << forced,
+            None => (0..30).filter(|token| (token + last) % 3 == 0).map(|token| 1 << token).sum(),
+        }];
+    }
+
+    fn allowed(&self) -> Allowed<'_> {
+        Allowed::Only(&self.allowed)
+    }
+
+    fn accept(&mut self, token: u32) -> Progress {
+        assert!(self.is_allowed(token), "{token} after {:?}", self.accepted);
+        if self.forced.is_empty() {
+            if token % 5 == 0 {
+                self.forced = vec![(token + 11) % 30, (token + 17) % 30];
+            }
+        } else {
+            self.forced.remove(0);
+        }
+        self.accepted.push(token);
+        if self.accepted.len() > 6 && token % 7 == 0 { Progress::Complete } else { Progress::Open }
+    }
+
+    fn forced(&mut self, tokens: &mut Vec<u32>) {
+        tokens.extend(&self.forced);
+    }
+}
+
+impl Thirds {
+    fn is_allowed(&self, token: u32) -> bool {
+        let last = self.accepted.last().copied().unwrap_or(0);
+        self.forced.first().map_or((token + last) % 3 == 0, |&forced| forced == token)
+    }
+
+    /// Checks an answer, which may be cut anywhere; the number of tokens that were forced in it.
+    fn check(answer: &[u32]) -> usize {
+        let mut rule = Self::default();
+        let forced = |rule: &Self| usize::from(!rule.forced.is_empty());
+        answer
+            .iter()
+            .map(|&token| {
+                let was_forced = forced(&rule);
+                rule.accept(token);
+                was_forced
+            })
+            .sum()
+    }
 }
 
 impl Ask {
@@ -54,6 +116,7 @@ impl Ask {
             max_tokens: self.max_tokens,
             stop: self.stop.clone(),
             sampling: Sampling { temperature: 1.0, seed: self.seed, ..Sampling::greedy() },
+            constraint: self.is_constrained.then(|| Box::new(Thirds::default()) as Box<dyn Constraint>),
             logprobs,
             sink: Box::new(sink),
         }
@@ -123,6 +186,7 @@ impl World {
             max_tokens: below(rng, 40).saturating_sub(8),
             stop: vec![below(rng, 30) as u32],
             seed: rng.next_u64(),
+            is_constrained: below(rng, 3) == 0,
         };
         let echo = below(rng, 5) == 0;
         let logprobs = echo.then_some(LogProbs { top: 2, prompt: true });
@@ -161,7 +225,7 @@ fn mishap(rng: &mut SplitMix64) -> Mishap {
 
 /// How many requests were answered to their end, after comparing every one with what it gets alone.
 fn compare_with_alone(world: &World) -> usize {
-    let mut complete = 0;
+    let (mut complete, mut forced) = (0, 0);
     for (number, submitted) in world.submitted.iter().enumerate() {
         let heard = submitted.sink.heard();
         assert_eq!(heard.ends.len(), 1, "sequence {number}");
@@ -169,6 +233,9 @@ fn compare_with_alone(world: &World) -> usize {
         assert!(tokens.starts_with(&heard.tokens), "sequence {number}: {:?} of {tokens:?}", heard.tokens);
         let echoed: Vec<u32> = heard.prompt.iter().map(|(token, _)| *token).collect();
         assert!(submitted.ask.prompt.starts_with(&echoed), "sequence {number}: {echoed:?}");
+        if submitted.ask.is_constrained {
+            forced += Thirds::check(&heard.tokens);
+        }
         let whole = matches!(heard.ends[0].0, Finish::Stop | Finish::Length);
         if whole {
             assert_eq!((&heard.ends[0].0, &heard.tokens), (&finish, &tokens), "sequence {number}");
@@ -176,6 +243,7 @@ fn compare_with_alone(world: &World) -> usize {
         }
         complete += usize::from(whole);
     }
+    assert!(forced > 50, "{forced} tokens were forced");
     complete
 }
 

@@ -37,6 +37,7 @@ fn request(prompt: &[u32], max_tokens: usize, sink: impl TokenSink + 'static) ->
         max_tokens,
         stop: vec![],
         sampling: Sampling::greedy(),
+        constraint: None,
         logprobs: None,
         sink: Box::new(sink),
     }

@@ -1,8 +1,10 @@
 //! Strings to tokens and back: tokenizers, chat templates, stop strings. No I/O, no clock.
 //!
 //! Start at [`tokenizer::Tokenizer`]. [`template`] renders a conversation as text, and [`prompt`] turns it into tokens.
+//! [`grammar`] restricts generated tokens.
 
 pub mod detokenize;
+pub mod grammar;
 pub mod prompt;
 pub mod stop;
 pub mod template;

@@ -1,9 +1,13 @@
 //! Execution of a planned step: a commit to all of its sequences, or recovery from a failure.
 
+use std::thread;
+
 use super::EngineLoop;
 use crate::{
+    constraint::ActiveConstraint,
     executor::{Executor, StepError},
     request::Finish,
+    sequence::Sequence,
 };
 
 /// Maximum number of consecutive device losses after which sequences run again.
@@ -15,7 +19,8 @@ impl EngineLoop {
     /// # Errors
     /// Those of the executor, which leave every sequence unchanged.
     pub(super) fn execute(&mut self) -> Result<(), StepError> {
-        let logits = self.device.step(&self.plan)?;
+        self.run_plan()?;
+        let logits = self.device.logits();
         self.losses = 0;
         let mut ended = Vec::new();
         let mut row = 0;
@@ -35,6 +40,21 @@ impl EngineLoop {
             self.end(index, finish);
         }
         Ok(())
+    }
+
+    /// Runs the plan on the device. Constraints compute their allowed tokens on another thread meanwhile.
+    fn run_plan(&mut self) -> Result<(), StepError> {
+        let Self { device, running, plan, .. } = self;
+        let mut stale = running.iter_mut().filter_map(Sequence::stale_constraint).peekable();
+        if stale.peek().is_none() {
+            return device.execute(plan);
+        }
+        thread::scope(|scope| {
+            let prepare = move || stale.for_each(ActiveConstraint::prepare);
+            // Without a thread, each is prepared before its token is chosen.
+            let _ = thread::Builder::new().name("constraint".to_owned()).spawn_scoped(scope, prepare);
+            device.execute(plan)
+        })
     }
 
     /// Recovers from a failed step. After an out-of-memory error, memory is freed and the same sequences run again. After

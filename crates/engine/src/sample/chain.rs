@@ -1,7 +1,5 @@
-//! The sampling chain from logits to a token, in the order that [`Sampling`] documents.
-//!
-//! Whatever forbids tokens, as a grammar's mask will, belongs at the beginning of [`Sampler::change`]: a logit of
-//! negative infinity is never drawn.
+//! The sampling chain from logits to a token, in the order that [`Sampling`] documents. A forbidden token has a logit of
+//! negative infinity, which is never drawn.
 
 use std::collections::HashMap;
 
@@ -35,6 +33,8 @@ pub struct Scratch {
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
     top: Vec<TokenLogProb>,
+    /// Tokens that a constraint forces.
+    pub(crate) forced: Vec<TokenId>,
 }
 
 impl Scratch {
@@ -44,6 +44,7 @@ impl Scratch {
             logits: Vec::with_capacity(vocab),
             candidates: Vec::with_capacity(vocab),
             top: Vec::with_capacity(TOP + 1),
+            forced: Vec::new(),
         }
     }
 }
@@ -76,23 +77,37 @@ impl Sampler {
         Self { rng: SplitMix64::new(sampling.seed), sampling, seen, counts }
     }
 
-    /// Returns the next token; `None` if a logit is not finite or the settings leave no token to choose.
-    pub fn sample(&mut self, row: ScannedRow<'_>, scratch: &mut Scratch) -> Option<TokenId> {
+    /// Returns the next token; `None` if a logit is not finite or the settings leave no token to choose. `allowed` has a
+    /// bit for each token that may be chosen, as in [`Allowed::Only`](crate::constraint::Allowed::Only).
+    pub fn sample(
+        &mut self,
+        row: ScannedRow<'_>,
+        allowed: Option<&[u32]>,
+        scratch: &mut Scratch,
+    ) -> Option<TokenId> {
         let RowScan::Finite(peak) = row.scan else { return None };
         let Scratch { logits: changed, candidates, .. } = scratch;
-        let token = if self.changes_logits() {
+        let token = if self.changes_logits() || allowed.is_some() {
             changed.clear();
             changed.extend_from_slice(row.logits);
+            if let Some(allowed) = allowed {
+                forbid_others(changed, allowed);
+            }
             self.change(changed);
             let peak = argmax(changed)?;
             self.choose(changed, peak, candidates)
         } else {
             self.choose(row.logits, peak, candidates)
         };
+        self.count(token);
+        Some(token)
+    }
+
+    /// Counts a token of the answer for the penalties.
+    pub fn count(&mut self, token: TokenId) {
         if self.counts {
             *self.seen.entry(token).or_default() += 1;
         }
-        Some(token)
     }
 
     fn changes_logits(&self) -> bool {
@@ -146,6 +161,21 @@ impl Sampler {
         }
         // Rounding may leave a trace of the draw when the last token has been passed.
         peak.token
+    }
+}
+
+/// Forbids every token whose bit is not set.
+fn forbid_others(logits: &mut [f32], allowed: &[u32]) {
+    let words = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(32).zip(words) {
+        if word == u32::MAX {
+            continue;
+        }
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if word >> bit & 1 == 0 {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
     }
 }
 
@@ -229,7 +259,7 @@ mod tests {
         let mut scratch = Scratch::new(logits.len());
         let mut counts = vec![0; logits.len()];
         for _ in 0..20_000 {
-            counts[sampler.sample(ScannedRow::new(logits), &mut scratch).unwrap() as usize] += 1;
+            counts[sampler.sample(ScannedRow::new(logits), None, &mut scratch).unwrap() as usize] += 1;
         }
         counts
     }
@@ -300,7 +330,7 @@ mod tests {
                 ..Sampling::greedy()
             };
             let expected = plainly(&s, &logits, SplitMix64::new(seed).next_f64());
-            let found = Sampler::new(s.clone(), &[], 1).sample(ScannedRow::new(&logits), &mut scratch);
+            let found = Sampler::new(s.clone(), &[], 1).sample(ScannedRow::new(&logits), None, &mut scratch);
             assert_eq!(found, Some(expected), "{s:?}");
         }
     }
@@ -330,7 +360,7 @@ mod tests {
             change(&mut s);
             let mut sampler = Sampler::new(s, prompt, 8);
             (0..times)
-                .map(|_| sampler.sample(ScannedRow::new(logits), &mut scratch).unwrap())
+                .map(|_| sampler.sample(ScannedRow::new(logits), None, &mut scratch).unwrap())
                 .collect::<Vec<_>>()
         };
         assert_eq!(next(|s| s.logit_bias = vec![(2, 5.0)], &[], &[1.0, 0.0, 0.0], 1), [2]);
@@ -344,7 +374,7 @@ mod tests {
     fn infinite_logits_are_refused() {
         let mut sampler = Sampler::new(Sampling::greedy(), &[], 0);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert_eq!(sampler.sample(ScannedRow::new(&[0.0, bad]), &mut Scratch::new(2)), None);
+            assert_eq!(sampler.sample(ScannedRow::new(&[0.0, bad]), None, &mut Scratch::new(2)), None);
         }
     }
 
@@ -355,7 +385,7 @@ mod tests {
                 let mut s = Sampling { temperature, ..Sampling::greedy() };
                 change(&mut s);
                 let found =
-                    Sampler::new(s, &[0], 1).sample(ScannedRow::new(&[1.0, 0.5]), &mut Scratch::new(2));
+                    Sampler::new(s, &[0], 1).sample(ScannedRow::new(&[1.0, 0.5]), None, &mut Scratch::new(2));
                 assert_eq!(found, expect, "at temperature {temperature}");
             }
         };
@@ -367,6 +397,33 @@ mod tests {
         check(|s| s.logit_bias = vec![(7, 1.0), (1, 100.0)], Some(1));
         assert_eq!(argmax(&[forbidden, forbidden]), None);
         assert_eq!(argmax(&[]), None);
+    }
+
+    #[test]
+    fn only_allowed_tokens_are_chosen() {
+        let logits: Vec<f32> = (0..70).map(|token| token as f32 / 10.0).collect();
+        let choices = |s: &Sampling, allowed: &[u32]| {
+            let mut sampler = Sampler::new(s.clone(), &[], 200);
+            let mut scratch = Scratch::new(logits.len());
+            let chosen =
+                (0..200).map(|_| sampler.sample(ScannedRow::new(&logits), Some(allowed), &mut scratch));
+            chosen.collect::<Option<std::collections::BTreeSet<TokenId>>>()
+        };
+        let check = |s: &Sampling, allowed: &[u32], expect: Option<&[TokenId]>| {
+            assert_eq!(choices(s, allowed), expect.map(|tokens| tokens.iter().copied().collect()), "{s:?}");
+        };
+        let greedy = Sampling::greedy();
+        let warm = Sampling { temperature: 2.0, seed: 3, ..Sampling::greedy() };
+        check(&greedy, &[1 << 3, u32::MAX, 1 << 5], Some(&[69]));
+        check(&greedy, &[1 << 3 | 1 << 9], Some(&[9]));
+        check(&warm, &[1 << 3, 1 << 31], Some(&[3, 63]));
+        check(&Sampling { top_k: 1, ..warm.clone() }, &[1 << 3, 1 << 31], Some(&[63]));
+        check(&Sampling { top_p: 0.999, min_p: 0.001, ..warm.clone() }, &[3, 0, 1], Some(&[0, 1, 64]));
+        check(&greedy, &[0, 0, 0], None);
+        check(&warm, &[], None);
+        // A bias changes an allowed token only.
+        let biased = Sampling { logit_bias: vec![(60, 50.0), (2, 9.0)], ..Sampling::greedy() };
+        check(&biased, &[1 << 2 | 1 << 4], Some(&[2]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A model in memory: its package, its chat template, and the engine or encoder queue that runs it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use narthex_engine::{
     executor::Executor,
@@ -8,7 +8,10 @@ use narthex_engine::{
     worker::{Drain, Engine, EngineConfig},
 };
 use narthex_spec::ModelName;
-use narthex_text::template::ChatTemplate;
+use narthex_text::{
+    grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher},
+    template::ChatTemplate,
+};
 
 use crate::{
     config::Config,
@@ -29,6 +32,8 @@ pub(crate) struct LoadedModel {
     /// Maximum number of sequences that run or wait.
     pub(crate) capacity: usize,
     worker: Worker,
+    /// Made for the first grammar.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     placement: PlacementReport,
     passed_over: Vec<PassedOver>,
     monitors: Vec<NumericsMonitor>,
@@ -54,6 +59,7 @@ impl LoadedModel {
             template,
             capacity: config.slots.max(1).saturating_add(config.max_queue),
             worker: Worker::start(model, config)?,
+            grammars: OnceLock::new(),
             placement: report,
             passed_over,
             monitors,
@@ -86,6 +92,20 @@ impl LoadedModel {
 
     fn wrong_kind(&self, wanted: ModelKind) -> Error {
         Error::WrongKind { name: self.name().clone(), is: self.kind().describe(), wanted: wanted.describe() }
+    }
+
+    /// Compiles a grammar for this model's vocabulary.
+    pub(crate) fn compile_grammar(&self, grammar: &Grammar) -> Result<GrammarMatcher, Error> {
+        let param = match grammar {
+            Grammar::JsonSchema(_) => "response_format",
+            Grammar::Lark(_) => "grammar",
+            Grammar::Regex(_) => "regex",
+        };
+        let compiler = self.grammars.get_or_init(|| {
+            GrammarCompiler::new(&self.package.tokenizer, &self.package.manifest.tokenizer.stop)
+        });
+        let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(grammar));
+        compiled.map_err(|error| Error::invalid(param, error.to_string()))
     }
 
     pub(crate) fn placement(&self) -> &PlacementReport {

@@ -23,6 +23,7 @@ use crate::{
     load::loaded_model::LoadedModel,
     report::placement::RanOn,
     serve::{
+        constraint::GrammarConstraint,
         options,
         request::{
             FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Summary, Times, TokenAlternative,
@@ -73,6 +74,7 @@ pub(super) fn start(
     let room = limits.longest().saturating_sub(tokens.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
     let sampling = options::sampling(options, limits)?;
+    let grammar = options.grammar.as_ref().map(|grammar| model.compile_grammar(grammar)).transpose()?;
     let prompt_tokens = tokens.len();
     let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, model.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
@@ -87,6 +89,7 @@ pub(super) fn start(
             max_tokens,
             stop: model.package.manifest.tokenizer.stop.clone(),
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
+            constraint: grammar.clone().map(|grammar| Box::new(GrammarConstraint::new(grammar)) as _),
             logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
             sink: Box::new(ChoiceSink { state: state.clone(), text }),
         };
@@ -174,6 +177,12 @@ impl GenerationState {
             self.send(GenerationEvent::Done(summary));
             self.closed = true;
         }
+    }
+
+    /// Ends the generation with an error.
+    fn fail(&mut self, message: String) {
+        self.send(GenerationEvent::Failed { message });
+        self.closed = true;
     }
 
     fn summary(&self) -> Summary {
@@ -293,10 +302,9 @@ impl TokenSink for ChoiceSink {
         let Self { state, text } = self;
         let mut state = state.lock();
         let reason = match finish {
-            Finish::Failed(error) => {
-                state.send(GenerationEvent::Failed { message: error.to_string() });
-                state.closed = true;
-                return;
+            Finish::Failed(error) => return state.fail(error.to_string()),
+            Finish::Unsatisfied { reason } => {
+                return state.fail(format!("the answer cannot go on within its grammar: {reason}"));
             }
             Finish::Stop => FinishReason::Stop,
             Finish::Length => FinishReason::Length,

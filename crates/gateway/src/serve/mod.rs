@@ -2,6 +2,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod chat;
+mod constraint;
 pub(crate) mod date;
 pub(crate) mod embed;
 pub(crate) mod fill;

@@ -50,6 +50,7 @@ fn submit(engine: &Engine, prompt: &[TokenId], max_tokens: usize) -> mpsc::Recei
         max_tokens,
         stop: Vec::new(),
         sampling: Sampling::greedy(),
+        constraint: None,
         logprobs: None,
         sink: Box::new(Whole { tokens: Vec::new(), done }),
     };

@@ -89,6 +89,7 @@ impl Sampling {
             },
             n: self.n.unwrap_or(1),
             logprobs,
+            grammar: None,
         })
     }
 

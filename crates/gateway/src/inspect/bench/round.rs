@@ -87,6 +87,7 @@ pub(super) fn run(engine: &Engine, request: RoundRequest) -> Result<Round, Error
         max_tokens: request.tokens,
         stop: request.suppressed,
         sampling: Sampling { logit_bias, ..Sampling::greedy() },
+        constraint: None,
         logprobs: None,
         sink: Box::new(TimingSink { events }),
     };

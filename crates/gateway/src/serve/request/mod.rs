@@ -4,7 +4,10 @@ mod encoder;
 
 use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
-pub use narthex_text::template::{Message, Role};
+pub use narthex_text::{
+    grammar::Grammar,
+    template::{Message, Role},
+};
 
 pub use encoder::{
     Answer, AnswerRequest, Answers, EmbedRequest, Embeddings, Filling, Fillings, MaskRequest, Overlong,
@@ -91,6 +94,8 @@ pub struct GenerateOptions {
     pub n: usize,
     /// Number of alternatives with log-probabilities for each token; `None` for no log-probabilities.
     pub logprobs: Option<usize>,
+    /// Grammar that the text must follow; `None` for any text.
+    pub grammar: Option<Grammar>,
 }
 
 impl GenerateOptions {
@@ -110,6 +115,7 @@ impl GenerateOptions {
             stop: Vec::new(),
             n: 1,
             logprobs: None,
+            grammar: None,
         }
     }
 }

@@ -1,0 +1,291 @@
+//! Grammars of generated text: which tokens keep an answer inside a JSON schema, a Lark grammar or a regular expression.
+//!
+//! [`GrammarCompiler`] belongs to a tokenizer, [`GrammarMatcher`] to one answer. Both use the `llguidance` crate; `vocabulary`
+//! describes the tokenizer to it. A grammar comes from outside: its size, the work of compiling it and the work of each
+//! step are bounded.
+
+mod vocabulary;
+
+use std::{sync::Arc, thread};
+
+use llguidance::{
+    JsonCompileOptions, Matcher, ParserFactory,
+    api::{ParserLimits, TopLevelGrammar},
+    earley::SlicedBiasComputer,
+    toktrie::{InferenceCapabilities, TokEnv},
+};
+use narthex_spec::TokenId;
+use serde_json::{Value, json};
+
+use crate::{
+    barrier::{Panicked, contain},
+    tokenizer::Tokenizer,
+};
+
+/// Maximum bytes of a grammar or of a schema's JSON.
+const MAX_BYTES: usize = 128 << 10;
+
+/// Maximum depth of brackets in a grammar's source, which is parsed by recursion.
+const MAX_DEPTH: usize = 200;
+
+/// Bytes of stack for compiling a grammar, which recurses along its rules. Only pages that are used take memory.
+const COMPILE_STACK: usize = 256 << 20;
+
+/// Maximum number of states of a grammar's lexer; a state takes 1 to 2 KiB.
+const MAX_LEXER_STATES: usize = 50_000;
+
+/// A grammar that was refused, or whose matching failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// The source is too large.
+    #[error("the grammar has {found} bytes, but at most {MAX_BYTES} are allowed")]
+    TooLarge {
+        /// Size of its source.
+        found: usize,
+    },
+    /// The source nests too deep.
+    #[error("the grammar nests {found} brackets, but at most {MAX_DEPTH} are allowed")]
+    TooDeep {
+        /// Depth of its brackets.
+        found: usize,
+    },
+    /// The schema has keywords that cannot be enforced.
+    #[error("the schema has keywords that cannot be enforced: {keywords}; remove them")]
+    UnsupportedKeywords {
+        /// Names of the keywords.
+        keywords: String,
+    },
+    /// The source is malformed, too complex or not satisfiable.
+    #[error("the grammar is not usable: {reason}")]
+    Unusable {
+        /// Reason of the compiler.
+        reason: String,
+    },
+    /// The vocabulary cannot be used.
+    #[error("this model's tokenizer cannot follow a grammar: {reason}")]
+    Vocabulary {
+        /// Reason of the compiler.
+        reason: String,
+    },
+}
+
+/// A set of texts.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// JSON texts that are valid under a JSON schema.
+    JsonSchema(Value),
+    /// Texts of a grammar in llguidance's variant of Lark.
+    Lark(String),
+    /// Texts that match a regular expression as a whole.
+    Regex(String),
+}
+
+impl Grammar {
+    /// Returns the grammar of every JSON object.
+    pub fn json_object() -> Self {
+        Self::JsonSchema(json!({"type": "object"}))
+    }
+
+    /// Checks the size of the source and returns it in the compiler's form.
+    fn source(&self) -> Result<TopLevelGrammar, GrammarError> {
+        match self {
+            Self::JsonSchema(schema) => {
+                check_size(schema.to_string().len())?;
+                Ok(TopLevelGrammar::from_json_schema(with_spacing(schema)?))
+            }
+            Self::Lark(source) => {
+                check_text(source)?;
+                Ok(TopLevelGrammar::from_lark(source.clone()))
+            }
+            Self::Regex(source) => {
+                check_text(source)?;
+                Ok(TopLevelGrammar::from_regex(source))
+            }
+        }
+    }
+}
+
+/// Returns the schema with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
+/// space. Small models would otherwise fill their answer with it, and fixed punctuation is forced without the model.
+fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Object(_) => schema.clone(),
+        other => {
+            let reason = format!("expected a schema that is an object, found {}", kind(other));
+            return Err(GrammarError::Unusable { reason });
+        }
+    };
+    let spacing = JsonCompileOptions {
+        item_separator: ", ".to_owned(),
+        key_separator: ": ".to_owned(),
+        whitespace_flexible: false,
+        ..JsonCompileOptions::default()
+    };
+    spacing.apply_to(&mut schema);
+    Ok(schema)
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn check_size(found: usize) -> Result<(), GrammarError> {
+    if found > MAX_BYTES { Err(GrammarError::TooLarge { found }) } else { Ok(()) }
+}
+
+fn check_text(source: &str) -> Result<(), GrammarError> {
+    check_size(source.len())?;
+    let (mut depth, mut deepest) = (0usize, 0);
+    for byte in source.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    if deepest > MAX_DEPTH { Err(GrammarError::TooDeep { found: deepest }) } else { Ok(()) }
+}
+
+/// Compiles grammars for one tokenizer. Making it takes tens to hundreds of milliseconds.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+}
+
+impl GrammarCompiler {
+    /// Reads the vocabulary. `stop` are the tokens that end an answer.
+    ///
+    /// # Errors
+    /// If the vocabulary cannot be used.
+    pub fn new(tokenizer: &Tokenizer, stop: &[TokenId]) -> Result<Self, GrammarError> {
+        let unusable = |reason: String| GrammarError::Vocabulary { reason };
+        let make = || {
+            let environment: TokEnv = Arc::new(vocabulary::Vocabulary::new(tokenizer, stop));
+            let capabilities = InferenceCapabilities { ff_tokens: true, ..InferenceCapabilities::default() };
+            ParserFactory::new(&environment, capabilities, &SlicedBiasComputer::general_slices())
+        };
+        let factory =
+            contain(make).map_err(|_| unusable("its tokens are too long or too many".to_owned()))?;
+        let mut factory = factory.map_err(|error| unusable(error.to_string()))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            max_lexer_states: MAX_LEXER_STATES,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Ok(Self { factory })
+    }
+
+    /// Compiles a grammar.
+    ///
+    /// # Errors
+    /// If it is too large, malformed, not supported, or if no text of the vocabulary begins it.
+    pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
+        let source = grammar.source()?;
+        let unusable = |reason: &str| GrammarError::Unusable { reason: reason.to_owned() };
+        let compile = || {
+            let mut matcher = GrammarMatcher::new(Matcher::new(self.factory.create_parser(source)));
+            matcher.prepare();
+            matcher
+        };
+        let compiled = thread::scope(|scope| {
+            let thread =
+                thread::Builder::new().stack_size(COMPILE_STACK).spawn_scoped(scope, || contain(compile));
+            let thread = thread.map_err(|error| unusable(&format!("cannot start a thread: {error}")))?;
+            thread.join().unwrap_or(Err(Panicked)).map_err(|_| unusable("its compiler panicked"))
+        })?;
+        match compiled.failure() {
+            Some(reason) => Err(refusal(reason)),
+            None => Ok(compiled),
+        }
+    }
+}
+
+/// Returns the error for the compiler's words.
+fn refusal(reason: &str) -> GrammarError {
+    let reason = reason.lines().next().unwrap_or_default();
+    match reason.split_once("Unimplemented keys: ") {
+        Some((_, keywords)) => {
+            GrammarError::UnsupportedKeywords { keywords: keywords.trim_matches(['[', ']']).to_owned() }
+        }
+        None => GrammarError::Unusable { reason: reason.to_owned() },
+    }
+}
+
+/// The place of one answer in its grammar.
+#[derive(Clone)]
+pub struct GrammarMatcher {
+    matcher: Matcher,
+    /// A bit for each token that may come next.
+    allowed: Vec<u32>,
+    failure: Option<String>,
+}
+
+impl GrammarMatcher {
+    fn new(matcher: Matcher) -> Self {
+        Self { matcher, allowed: Vec::new(), failure: None }
+    }
+
+    /// Computes the tokens that may come next.
+    pub fn prepare(&mut self) {
+        match self.matcher.compute_mask_or_eos() {
+            Ok(mask) => {
+                self.allowed.clear();
+                self.allowed.extend_from_slice(&mask.as_slice()[..mask.len().div_ceil(32)]);
+                // The set has room for one more token than the vocabulary.
+                if let Some(last) = self.allowed.last_mut()
+                    && !mask.len().is_multiple_of(32)
+                {
+                    *last &= (1 << (mask.len() % 32)) - 1;
+                }
+                if self.allowed.iter().all(|&word| word == 0) {
+                    self.failure = Some("no token may come next".to_owned());
+                }
+            }
+            Err(error) => self.fail(&error.to_string()),
+        }
+    }
+
+    /// Returns the tokens that could come next at the last call of [`Self::prepare`]: token `t` is bit `t % 32` of word
+    /// `t / 32`. The stop tokens are among them where the text may end.
+    pub fn allowed(&self) -> &[u32] {
+        &self.allowed
+    }
+
+    /// Takes the next token.
+    pub fn accept(&mut self, token: TokenId) {
+        if let Err(error) = self.matcher.consume_token(token) {
+            self.fail(&error.to_string());
+        }
+    }
+
+    /// Appends the tokens that must come next.
+    pub fn forced(&mut self, tokens: &mut Vec<TokenId>) {
+        if !self.matcher.is_stopped() {
+            tokens.extend(self.matcher.compute_ff_tokens());
+        }
+    }
+
+    /// Returns true if no token can follow.
+    pub fn is_complete(&self) -> bool {
+        self.matcher.is_stopped() && !self.matcher.is_error()
+    }
+
+    /// Returns the reason why matching cannot go on.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    fn fail(&mut self, reason: &str) {
+        let reason = reason.lines().next().unwrap_or_default();
+        self.failure = Some(reason.trim_end_matches("<non-verbose/>").trim_end().to_owned());
+    }
+}
