@@ -35,6 +35,7 @@ pub use library::{
     import::ImportRequest,
     runtimes::RuntimeListing,
 };
+pub use load::residency::{LoadPlace, PendingLoad};
 pub use narthex_catalog::{keys, source::wheel::WheelOrigin};
 pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;

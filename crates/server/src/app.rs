@@ -8,13 +8,30 @@ use axum::{
 };
 use narthex_gateway::{Gateway, request::Summary};
 
-use crate::{error::ApiError, keys::Caller, metrics::Metrics};
+use crate::{
+    blocking::Jobs, budget::BodyBudget, error::ApiError, keys::Caller, metrics::Metrics, npus::NpuList,
+};
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) gateway: Gateway,
     pub(crate) meter: Meter,
+    pub(crate) shared: Shared,
+}
+
+/// State that all requests of a server share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) jobs: Jobs,
+    pub(crate) bodies: BodyBudget,
+    pub(crate) npus: NpuList,
+}
+
+impl Shared {
+    pub(crate) fn new(gateway: &Gateway) -> Self {
+        Self { jobs: Jobs::new(), bodies: BodyBudget::new(), npus: NpuList::new(gateway) }
+    }
 }
 
 /// Counts of the work for one caller: metrics of the server, and tokens that the caller's key is charged.

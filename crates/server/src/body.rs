@@ -1,13 +1,30 @@
 //! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
+//!
+//! A body reserves its memory before it is read, and keeps it until its request was handed to the gateway.
+
+use std::{io::Read, time::Duration};
 
 use axum::{
-    body::Bytes,
-    extract::{FromRequest, Request},
-    http::StatusCode,
+    body::{Body as HttpBody, HttpBody as _},
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{HeaderMap, StatusCode, header::CONTENT_ENCODING},
 };
+use flate2::read::MultiGzDecoder;
+use futures::StreamExt;
 use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout_at};
 
-use crate::{blocking::run_parse, connection::ConnectionState, error::ApiError, outline::outline};
+use crate::{
+    app::{App, Shared},
+    budget::{BodyBudget, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
+    connection::ConnectionState,
+    error::ApiError,
+    limits::Limits,
+    outline::outline,
+};
+
+/// Maximum time for a whole body, as a multiple of the maximum time between two of its parts.
+const WHOLE_BODY: u32 = 6;
 
 /// A request that an endpoint reads from a JSON body.
 pub(crate) trait FromBody: Sized + Send + 'static {
@@ -15,26 +32,150 @@ pub(crate) trait FromBody: Sized + Send + 'static {
     fn read(body: &[u8]) -> Result<Self, ApiError>;
 }
 
-/// The request in a body of any content type.
-pub(crate) struct Body<T>(pub(crate) T);
+/// The request in a body of any content type, and the memory that is reserved for it.
+pub(crate) struct Body<T>(pub(crate) T, pub(crate) Reservation);
 
 impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let extensions = request.extensions().clone();
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
-            let status = rejection.status();
-            match status {
-                StatusCode::PAYLOAD_TOO_LARGE => {
-                    ApiError::plain(status, "the body is larger than 32 MiB; send a smaller request")
-                }
-                _ => ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()),
-            }
-        })?;
-        ConnectionState::request_received(&extensions);
-        run_parse(move || T::read(&bytes)).await.map(Body)
+        let (mut parts, body) = request.into_parts();
+        let Shared { jobs, bodies, .. } = App::from_request_parts(&mut parts, state).await?.shared;
+        let connection = ConnectionState::of(&parts.extensions).cloned();
+        let encoding = Encoding::of(&parts.headers);
+        let limit =
+            connection.as_ref().map_or(Limits::standard().body, |connection| connection.limits().body);
+        let reader = BodyReader { budget: &bodies, connection: connection.as_ref(), limit };
+        let body = match encoding {
+            Ok(encoding) => reader.read(body, encoding).await,
+            Err(error) => Err(error),
+        };
+        if let Some(connection) = connection {
+            if body.is_ok() { connection.request_received() } else { connection.body_refused() }
+        }
+        let ReceivedBody { bytes, encoding, reservation } = body?;
+        let read = move || {
+            let bytes = encoding.decode(bytes)?;
+            reservation.shrink(bytes.len());
+            T::read(&bytes).map(|request| Self(request, reservation))
+        };
+        jobs.run(read).await
     }
+}
+
+/// Compression of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Identity,
+    Gzip,
+}
+
+impl Encoding {
+    fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+        let Some(encoding) = headers.get(CONTENT_ENCODING) else { return Ok(Self::Identity) };
+        match encoding.to_str().unwrap_or("").trim().to_ascii_lowercase().as_str() {
+            "" | "identity" => Ok(Self::Identity),
+            "gzip" | "x-gzip" => Ok(Self::Gzip),
+            other => Err(ApiError::plain(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                format!("the body has the encoding {other:?}; send it plain or with gzip"),
+            )),
+        }
+    }
+
+    fn decode(self, bytes: Vec<u8>) -> Result<Vec<u8>, ApiError> {
+        if self == Self::Identity {
+            return Ok(bytes);
+        }
+        let mut plain = Vec::new();
+        let decoder = MultiGzDecoder::new(bytes.as_slice());
+        decoder.take(MAX_BODY_BYTES as u64 + 1).read_to_end(&mut plain).map_err(|error| {
+            ApiError::plain(StatusCode::BAD_REQUEST, format!("the body is not gzip: {error}"))
+        })?;
+        if plain.len() > MAX_BODY_BYTES { Err(too_large()) } else { Ok(plain) }
+    }
+}
+
+/// The bytes of a body as they arrived.
+struct ReceivedBody {
+    bytes: Vec<u8>,
+    encoding: Encoding,
+    reservation: Reservation,
+}
+
+/// Reads bodies within their limits.
+struct BodyReader<'a> {
+    budget: &'a BodyBudget,
+    connection: Option<&'a ConnectionState>,
+    /// Maximum time between two parts.
+    limit: Duration,
+}
+
+impl BodyReader<'_> {
+    /// Reads a body. Its `Content-Length` is checked first; without one, its bytes are counted as they come.
+    async fn read(&self, body: HttpBody, encoding: Encoding) -> Result<ReceivedBody, ApiError> {
+        let length = body.size_hint().exact();
+        if length.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
+            return Err(too_large());
+        }
+        // The length of compressed bytes says nothing about that of the plain ones.
+        let mut room = match (encoding, length) {
+            (Encoding::Gzip, _) => MAX_BODY_BYTES,
+            (Encoding::Identity, Some(length)) => length as usize,
+            (Encoding::Identity, None) => SMALL_BODY_BYTES,
+        };
+        let mut reservation = self.budget.reserve(room).await?;
+        let (mut bytes, mut parts) = (Vec::new(), body.into_data_stream());
+        let limit = self.limit;
+        let end = Instant::now() + limit * WHOLE_BODY;
+        loop {
+            let part = timeout_at(end.min(Instant::now() + limit), parts.next());
+            let part = tokio::select! {
+                part = part => part.map_err(|_| too_slow(limit))?,
+                () = self.stopped() => return Err(stopped()),
+            };
+            let Some(part) = part else { break };
+            let part = part.map_err(|error| {
+                ApiError::plain(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+            })?;
+            if bytes.len() + part.len() > MAX_BODY_BYTES {
+                return Err(too_large());
+            }
+            if bytes.len() + part.len() > room {
+                room = MAX_BODY_BYTES;
+                reservation = self.budget.reserve(room).await?;
+            }
+            if bytes.is_empty() {
+                bytes.reserve_exact(length.unwrap_or(0) as usize);
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok(ReceivedBody { bytes, encoding, reservation })
+    }
+
+    /// Returns at the server's shutdown.
+    async fn stopped(&self) {
+        match self.connection {
+            Some(connection) => connection.stopped().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn too_large() -> ApiError {
+    ApiError::plain(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 32 MiB; send a smaller request")
+}
+
+fn too_slow(limit: Duration) -> ApiError {
+    let whole = limit * WHOLE_BODY;
+    let message = format!(
+        "the body is too slow: {limit:?} may pass between two of its parts and {whole:?} in all; send it again"
+    );
+    ApiError::plain(StatusCode::REQUEST_TIMEOUT, message)
+}
+
+fn stopped() -> ApiError {
+    ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
 }
 
 /// Reads a body with these fields. Refuses every other field that asks for something: ignoring it would answer another
@@ -73,6 +214,9 @@ fn missing_field(message: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
     use serde::Deserialize;
 
     use super::*;
@@ -102,5 +246,53 @@ mod tests {
         check(r#"{"model": "m", "x": 1}"#, Some("x"), "not supported");
         check(r#"{"model": "m", "model": "n"}"#, None, "duplicate field");
         read(r#"{"model": "m", "x": null}"#).unwrap();
+    }
+
+    async fn receive(
+        parts: impl futures::Stream<Item = &'static [u8]> + Send + 'static,
+        limit: Duration,
+    ) -> Result<ReceivedBody, ApiError> {
+        let reader = BodyReader { budget: &BodyBudget::new(), connection: None, limit };
+        let parts = parts.map(Ok::<_, std::io::Error>);
+        reader.read(HttpBody::from_stream(parts), Encoding::Identity).await
+    }
+
+    fn message<T>(outcome: Result<T, ApiError>) -> String {
+        outcome.err().unwrap().body()["error"]["message"].as_str().unwrap().to_owned()
+    }
+
+    #[tokio::test]
+    async fn a_body_without_a_length_is_counted_as_it_comes() {
+        let mebibyte: &[u8] = vec![b' '; 1 << 20].leak();
+        let parts = |parts: usize| futures::stream::iter(vec![mebibyte; parts]);
+        let body = receive(parts(32), Duration::from_secs(60)).await.unwrap();
+        assert_eq!(body.bytes.len(), MAX_BODY_BYTES);
+        let endless = futures::stream::repeat(mebibyte);
+        assert!(message(receive(endless, Duration::from_secs(60)).await).contains("32 MiB"));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_given_up() {
+        let begun = futures::stream::iter([b"{".as_slice()]).chain(futures::stream::pending());
+        assert!(message(receive(begun, Duration::from_millis(1)).await).contains("too slow"));
+    }
+
+    #[test]
+    fn gzip_is_inflated_to_a_limit() {
+        let zip = |bytes: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap()
+        };
+        assert_eq!(Encoding::Gzip.decode(zip(b"{}")).unwrap(), b"{}");
+        let check = |bytes: Vec<u8>, text: &str| {
+            let message = message(Encoding::Gzip.decode(bytes));
+            assert!(message.contains(text), "{message}");
+        };
+        check(zip(&vec![0; MAX_BODY_BYTES + 1]), "32 MiB");
+        check(b"{}".to_vec(), "not gzip");
+        let mut broken = zip(b"{}");
+        broken.truncate(broken.len() - 1);
+        check(broken, "not gzip");
     }
 }

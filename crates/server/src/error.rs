@@ -1,7 +1,7 @@
 //! Errors of requests: the mapping of error kinds to HTTP statuses, and the JSON of an error in OpenAI's form,
 //! `{"error": {"message", "type", "param", "code"}}`.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use axum::{
     Json,
@@ -13,6 +13,9 @@ use axum::{
 };
 use narthex_gateway::{Error, ErrorKind};
 use serde_json::json;
+
+/// Maximum bytes of a text in an error.
+const MAX_TEXT: usize = 1000;
 
 /// An error response.
 #[derive(Debug)]
@@ -105,6 +108,12 @@ impl ApiError {
         self.retry_after
     }
 
+    /// A request that finds no room, and may find it later.
+    pub(crate) fn overloaded(message: &str, retry_after: Duration) -> Self {
+        let retry_after = Some(retry_after.as_secs().max(1));
+        Self { retry_after, ..Self::plain(StatusCode::TOO_MANY_REQUESTS, message) }
+    }
+
     /// Returns the JSON body.
     pub(crate) fn body(&self) -> serde_json::Value {
         let kind = match self.status {
@@ -113,8 +122,17 @@ impl ApiError {
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        let (message, param) = (cut(&self.message), self.param.as_deref().map(cut));
+        json!({"error": {"message": message, "type": kind, "param": param, "code": self.code}})
     }
+}
+
+/// Returns a text for an error, cut to its limit: an error may quote what a client has sent.
+pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_TEXT {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(MAX_TEXT)]))
 }
 
 impl From<Error> for ApiError {
@@ -149,5 +167,18 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut() {
+        let long = "é".repeat(40_000);
+        let body = ApiError::bad_request(long.clone(), long).body().to_string();
+        assert!(body.len() < 2 * MAX_TEXT + 100, "{}", body.len());
+        assert_eq!(cut("é"), "é");
     }
 }

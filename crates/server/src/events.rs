@@ -6,12 +6,17 @@
 use std::ops::ControlFlow;
 
 use narthex_gateway::{
-    Error, Generation, RanOn,
+    Cancel, Error, Gateway, Generation, RanOn,
     request::{GenerationEvent, GenerationSink},
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::{app::Meter, blocking::run_blocking, error::ApiError};
+use crate::{
+    app::{App, Meter},
+    blocking::run_cancellable,
+    budget::Reservation,
+    error::ApiError,
+};
 
 /// The engine's end of the channel.
 struct ChannelSink(UnboundedSender<GenerationEvent>);
@@ -74,13 +79,16 @@ impl Events {
     }
 }
 
-/// Starts a request. The call runs on a thread for blocking work, because it may wait for its model to load.
+/// Starts a request once its model is in memory. The memory of its body is reserved until the call returns.
 pub(crate) async fn start(
-    meter: Meter,
-    call: impl FnOnce(Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
+    app: &App,
+    model: &str,
+    body: Reservation,
+    call: impl FnOnce(&Gateway, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
     let (sender, receiver) = unbounded_channel();
     let sink = Box::new(ChannelSink(sender));
-    let generation = run_blocking(move || call(sink).map(CancelOnDisconnect)).await?;
-    Ok(Events { receiver, generation, meter, uncounted: 0 })
+    let call = move |gateway: &Gateway, _: &Cancel| call(gateway, sink).map(CancelOnDisconnect);
+    let generation = run_cancellable(app, model, body, call).await?;
+    Ok(Events { receiver, generation, meter: app.meter.clone(), uncounted: 0 })
 }

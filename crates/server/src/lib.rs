@@ -3,10 +3,12 @@
 //! Handlers parse a request, call the gateway and render the answer. Start at [`routes`] for the route table. Each protocol
 //! has a folder, such as [`openai`]; reading bodies, starting requests, streaming and errors are shared.
 
+mod accept;
 mod access;
 mod app;
 mod blocking;
 mod body;
+mod budget;
 mod connection;
 mod device_headers;
 mod error;
@@ -14,9 +16,13 @@ mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod health;
+mod held_body;
 mod keys;
+mod limits;
+mod loading;
 mod metrics;
 mod model_name;
+mod npus;
 mod openai;
 mod outline;
 mod reply;
@@ -25,4 +31,5 @@ mod serve;
 mod sse;
 
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
+pub use limits::Limits;
 pub use serve::{ServeError, ServeOptions, run_blocking, run_until};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, MatchedPath, Request, State},
-    http::{StatusCode, header::CONTENT_TYPE},
+    extract::{MatchedPath, Request, State},
+    http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -15,16 +15,17 @@ use serde_json::Value;
 use crate::{
     access::{self, Access},
     app::App,
-    blocking::run_blocking,
-    connection,
     error::ApiError,
     health, keys,
     metrics::Metrics,
-    openai::{answer, chat, completions, embeddings, fill, models, rerank},
+    openai::{self, answer, chat, completions, embeddings, fill, models, rerank},
 };
 
-/// Maximum size of a request body.
-const MAX_BODY_BYTES: usize = 32 << 20;
+/// Id of a request, for the logs of clients and proxies.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Maximum length of an id that a client chose.
+const MAX_ID: usize = 128;
 
 /// Returns the router with every route, behind access control.
 pub(crate) fn router(access: Access) -> Router {
@@ -42,18 +43,17 @@ pub(crate) fn router(access: Access) -> Router {
         .route("/metrics", get(metrics_text))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(metrics, count))
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
-        .layer(middleware::from_fn(connection::track))
+        .layer(middleware::from_fn(identify))
 }
 
-async fn health(app: App) -> Result<Json<Value>, ApiError> {
+async fn health(app: App) -> Json<Value> {
     if !app.meter.caller.is_known() {
-        return Ok(Json(health::alive()));
+        return Json(health::alive());
     }
-    // Device detection reads files.
-    run_blocking(move || Ok(Json(health::report(&app.gateway.status(), &app.gateway.npus())))).await
+    let npus = app.shared.npus.current(&app.gateway).await;
+    Json(health::report(&app.gateway.status(), &npus))
 }
 
 async fn metrics_text(app: App) -> Result<impl IntoResponse, ApiError> {
@@ -84,5 +84,18 @@ async fn count(
     let route = route.map_or_else(|| "unknown".to_owned(), |path| path.as_str().to_owned());
     let response = next.run(request).await;
     metrics.request(&route, response.status().as_u16());
+    response
+}
+
+/// Adds the id that the client chose to the answer, or a new one.
+async fn identify(request: Request, next: Next) -> Response {
+    let is_printable =
+        |id: &&HeaderValue| id.len() <= MAX_ID && id.as_bytes().iter().all(u8::is_ascii_graphic);
+    let chosen = request.headers().get(REQUEST_ID).filter(|id| !id.is_empty()).filter(is_printable).cloned();
+    let mut response = next.run(request).await;
+    let id = chosen.or_else(|| HeaderValue::try_from(openai::new_id("req")).ok());
+    if let Some(id) = id {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
     response
 }

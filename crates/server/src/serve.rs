@@ -1,13 +1,14 @@
 //! The life of a server: bind, serve, finish running answers.
 
-use std::{future::IntoFuture, io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use narthex_gateway::{Drain, Gateway};
 use tokio::{net::TcpListener, signal, sync::watch};
 
 use crate::{
+    accept::{Connections, Listener},
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
-    connection::{ConnectionState, Connections},
+    limits::Limits,
     routes,
 };
 
@@ -32,12 +33,19 @@ pub struct ServeOptions {
     pub port: u16,
     /// Access to the server.
     pub access: AccessOptions,
+    /// Limits on clients.
+    pub limits: Limits,
 }
 
 impl ServeOptions {
     /// Options of a server for programs of this machine.
     pub fn local(port: u16) -> Self {
-        Self { host: "127.0.0.1".to_owned(), port, access: AccessOptions::default() }
+        Self {
+            host: "127.0.0.1".to_owned(),
+            port,
+            access: AccessOptions::default(),
+            limits: Limits::standard(),
+        }
     }
 
     /// Checks that a server with these options may start, before anything is loaded.
@@ -132,34 +140,27 @@ async fn serve(
     mut signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
     options.check(&gateway)?;
-    let ServeOptions { host, port, access } = options;
-    let bind = TcpListener::bind((host.as_str(), port)).await;
-    let listener = bind.map_err(|source| ServeError::Bind { host: host.clone(), port, source })?;
-    let address = listener.local_addr()?;
+    let ServeOptions { host, port, access, limits } = options;
+    let listener = TcpListener::bind((host.as_str(), port)).await.map(Listener::Tcp);
+    let listener = listener.map_err(|source| ServeError::Bind { host: host.clone(), port, source })?;
+    let address = listener.address()?;
     let is_local = is_loopback(&host) && address.ip().to_canonical().is_loopback();
     let exposure = if is_local { Exposure::Local } else { Exposure::Open { host } };
     let access = Access::new(gateway.clone(), access, &exposure)?;
-    let (stop, mut stopped) = watch::channel(false);
-    let app = routes::router(access).into_make_service_with_connect_info::<ConnectionState>();
+    let (stop, stopped) = watch::channel(false);
+    let connections = Connections::new(routes::router(access), limits, stopped);
     ready(address);
-    let server = axum::serve(Connections { listener, stopped: stopped.clone() }, app)
-        .with_graceful_shutdown(async move {
-            // The sender lives until the signal, so this completes only then.
-            let _ = stopped.wait_for(|stop| *stop).await;
-        })
-        .into_future();
-    tokio::pin!(server);
     tokio::select! {
-        outcome = &mut server => outcome?,
-        () = signal() => {
-            tracing::info!("finishing running answers; a second signal stops at once");
-            let _ = stop.send(true);
-            tokio::select! {
-                outcome = &mut server => outcome?,
-                () = signal() => tracing::warn!("stopping at once"),
-                () = tokio::time::sleep(GRACE) => tracing::warn!("answers did not finish within {GRACE:?}; stopping"),
-            }
-        }
+        () = connections.serve(&listener) => {}
+        () = signal() => {}
+    }
+    drop(listener);
+    tracing::info!("finishing running answers; a second signal stops at once");
+    let _ = stop.send(true);
+    tokio::select! {
+        () = connections.ended() => {}
+        () = signal() => tracing::warn!("stopping at once"),
+        () = tokio::time::sleep(GRACE) => tracing::warn!("answers did not finish within {GRACE:?}; stopping"),
     }
     gateway.shutdown(Drain::Now);
     Ok(())

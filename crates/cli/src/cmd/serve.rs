@@ -1,7 +1,7 @@
 //! `narthex serve`.
 
 use narthex_gateway::Gateway;
-use narthex_server::{AccessOptions, Authentication, ServeOptions};
+use narthex_server::{AccessOptions, Authentication, Limits, ServeOptions};
 
 use crate::{args::ServeArgs, bars::Bars, environment_keys, interrupt, output};
 
@@ -15,7 +15,7 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         keys: environment_keys::read(&|name| std::env::var(name).ok())?,
         auto_pull: args.auto_pull,
     };
-    let options = ServeOptions { host: args.host, port: args.port, access };
+    let options = ServeOptions { host: args.host, port: args.port, access, limits: Limits::standard() };
     options.check(gateway)?;
     for model in &args.model {
         gateway.load(model, &Bars::new(), interrupt::cancel())?;

@@ -22,7 +22,7 @@ use crate::{
         device_selection, eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{Claim, ResidentModels},
+        residency::{Claim, PendingLoad, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
@@ -93,7 +93,9 @@ impl Gateway {
     /// ```
     pub fn open(config: Config) -> Result<Self, Error> {
         let library = Library::open(config)?;
-        let models = ResidentModels::new(library.config.retry_failed_after);
+        // As many as the loaded model admits.
+        let max_waiting = library.config.slots.max(1).saturating_add(library.config.max_queue);
+        let models = ResidentModels::new(library.config.retry_failed_after, max_waiting);
         Ok(Self {
             library: Arc::new(library),
             models: Arc::new(models),
@@ -196,24 +198,46 @@ impl Gateway {
         }
     }
 
+    /// Starts the load of a model that a request needs. Returns the load if the model is not in memory yet, so that an
+    /// asynchronous caller can wait for it without a thread.
+    pub fn start_load(&self, model: &str) -> Result<Option<PendingLoad>, Error> {
+        let key = self.request_key(model)?;
+        let claimed = self.claim(&key, model)?;
+        Ok(claimed.is_none().then(|| PendingLoad::new(self.models.clone(), key)))
+    }
+
     /// Returns the model in memory, and loads it first within the configured wait.
     pub(crate) fn ready(&self, model: &str) -> Result<Arc<LoadedModel>, Error> {
+        let key = self.request_key(model)?;
+        let deadline = Instant::now() + self.library.config.load_wait;
+        match self.claim(&key, model)? {
+            Some(loaded) => Ok(loaded),
+            None => self.models.wait(&key, deadline),
+        }
+    }
+
+    /// Returns the key of a model that a request names and may use.
+    fn request_key(&self, model: &str) -> Result<PackageKey, Error> {
         if self.closing.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
         let key = self.library.key(model)?;
         self.rights.check(&key.name)?;
-        let deadline = Instant::now() + self.library.config.load_wait;
         if !self.models.contains(&key) {
             // A name without a loadable model is an error of the request and leaves no state.
             package_build::check_obtainable(&self.library, &key, self.request_limit())?;
         }
-        match self.models.claim(&key)? {
-            Claim::Ready(loaded) => return Ok(loaded),
-            Claim::Load => self.load_in_background(&key, model),
+        Ok(key)
+    }
+
+    /// Returns the model in memory, or makes sure that a thread loads it.
+    fn claim(&self, key: &PackageKey, model: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
+        match self.models.claim(key)? {
+            Claim::Ready(loaded) => return Ok(Some(loaded)),
+            Claim::Load => self.load_in_background(key, model),
             Claim::Wait => {}
         }
-        self.models.wait(&key, deadline)
+        Ok(None)
     }
 
     fn load_in_background(&self, key: &PackageKey, model: &str) {

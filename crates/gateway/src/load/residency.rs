@@ -5,7 +5,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -23,10 +26,13 @@ use crate::{
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
 enum Residence {
-    Loading,
+    Loading(LoadWaiters),
     Ready(Arc<LoadedModel>),
     Failed { at: Instant, failure: LoadFailure },
 }
+
+/// Functions to call at the end of a load, by number.
+type LoadWaiters = BTreeMap<u64, Box<dyn FnOnce() + Send>>;
 
 /// Report of a failed load.
 struct LoadFailure {
@@ -74,6 +80,9 @@ pub(crate) struct ResidentModels {
     changed: Condvar,
     /// Time during which requests receive a failed load's error before one of them loads again.
     retry_failed_after: Duration,
+    /// Maximum number of requests that wait for the load of a model.
+    max_waiting: usize,
+    next_waiter: AtomicU64,
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -88,11 +97,13 @@ pub(crate) enum Claim {
 }
 
 impl ResidentModels {
-    pub(crate) fn new(retry_failed_after: Duration) -> Self {
+    pub(crate) fn new(retry_failed_after: Duration, max_waiting: usize) -> Self {
         Self {
             models: Mutex::new(BTreeMap::new()),
             changed: Condvar::new(),
             retry_failed_after,
+            max_waiting,
+            next_waiter: AtomicU64::new(0),
             on_change: Mutex::new(None),
         }
     }
@@ -119,13 +130,13 @@ impl ResidentModels {
         let mut models = self.models.lock();
         match models.get(key) {
             Some(Residence::Ready(model)) if !model.is_broken() => return Ok(Claim::Ready(model.clone())),
-            Some(Residence::Loading) => return Ok(Claim::Wait),
+            Some(Residence::Loading(_)) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < self.retry_failed_after => {
                 return Err(failure.error(&key.name));
             }
             Some(Residence::Failed { .. } | Residence::Ready(_)) | None => {}
         }
-        models.insert(key.clone(), Residence::Loading);
+        models.insert(key.clone(), Residence::Loading(LoadWaiters::default()));
         drop(models);
         self.notify();
         Ok(Claim::Load)
@@ -140,7 +151,8 @@ impl ResidentModels {
                 Residence::Failed { at: Instant::now(), failure }
             }
         };
-        self.models.lock().insert(key.clone(), residence);
+        let before = self.models.lock().insert(key.clone(), residence);
+        before.into_iter().for_each(Residence::wake);
         self.notify();
     }
 
@@ -151,11 +163,11 @@ impl ResidentModels {
             match models.get(key) {
                 Some(Residence::Ready(model)) => return Ok(model.clone()),
                 Some(Residence::Failed { failure, .. }) => return Err(failure.error(&key.name)),
-                Some(Residence::Loading) => {}
+                Some(Residence::Loading(_)) => {}
                 None => return Err(Error::ShuttingDown),
             }
             if Instant::now() >= deadline {
-                return Err(Error::Loading { name: key.name.clone(), retry_after: LOADING_RETRY });
+                return Err(still_loading(key));
             }
             self.changed.wait_until(&mut models, deadline);
         }
@@ -166,7 +178,7 @@ impl ResidentModels {
         let evicted = {
             let mut models = self.models.lock();
             match models.get(key) {
-                Some(Residence::Loading) | None => None,
+                Some(Residence::Loading(_)) | None => None,
                 Some(_) => models.remove(key),
             }
         };
@@ -183,7 +195,10 @@ impl ResidentModels {
             .into_values()
             .filter_map(|residence| match residence {
                 Residence::Ready(model) => Some(model),
-                Residence::Loading | Residence::Failed { .. } => None,
+                other => {
+                    other.wake();
+                    None
+                }
             })
             .collect()
     }
@@ -195,7 +210,7 @@ impl ResidentModels {
             .iter()
             .map(|(key, residence)| match residence {
                 Residence::Ready(model) => model.status(),
-                Residence::Loading => status_without_model(key, ModelState::Loading),
+                Residence::Loading(_) => status_without_model(key, ModelState::Loading),
                 Residence::Failed { failure: LoadFailure { reason, hint, passed_over, .. }, .. } => {
                     let state = ModelState::Failed { reason: reason.clone(), hint: hint.clone() };
                     ModelStatus { passed_over: passed_over.clone(), ..status_without_model(key, state) }
@@ -203,6 +218,82 @@ impl ResidentModels {
             })
             .collect()
     }
+}
+
+impl Residence {
+    /// Calls the functions that wait for the end of a load.
+    fn wake(self) {
+        if let Self::Loading(waiters) = self {
+            waiters.into_values().for_each(|wake| wake());
+        }
+    }
+}
+
+/// The load of a model that a request needs.
+pub struct PendingLoad {
+    models: Arc<ResidentModels>,
+    key: PackageKey,
+}
+
+impl PendingLoad {
+    pub(crate) fn new(models: Arc<ResidentModels>, key: PackageKey) -> Self {
+        Self { models, key }
+    }
+
+    /// Calls `wake` once when the load has ended, unless the returned place is dropped before. Fails if too many requests
+    /// wait for the model.
+    pub fn on_end(&self, wake: impl FnOnce() + Send + 'static) -> Result<LoadPlace, Error> {
+        let Self { models, key } = self;
+        let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
+        let place = LoadPlace { models: models.clone(), key: key.clone(), number };
+        let mut residences = models.models.lock();
+        let Some(Residence::Loading(waiters)) = residences.get_mut(key) else {
+            drop(residences);
+            wake();
+            return Ok(place);
+        };
+        let queued = waiters.len();
+        if queued >= models.max_waiting {
+            drop(residences);
+            return Err(Error::Overloaded { queued, retry_after: LOADING_RETRY });
+        }
+        waiters.insert(number, Box::new(wake));
+        drop(residences);
+        Ok(place)
+    }
+
+    /// Fails if the model is still loading, or if its load failed.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.models.models.lock().get(&self.key) {
+            Some(Residence::Ready(_)) => Ok(()),
+            Some(Residence::Loading(_)) => Err(still_loading(&self.key)),
+            Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
+            None => Err(Error::ShuttingDown),
+        }
+    }
+}
+
+/// A place among the requests that wait for a load. Dropping it makes room for another.
+pub struct LoadPlace {
+    models: Arc<ResidentModels>,
+    key: PackageKey,
+    number: u64,
+}
+
+impl Drop for LoadPlace {
+    fn drop(&mut self) {
+        let mut residences = self.models.models.lock();
+        let wake = match residences.get_mut(&self.key) {
+            Some(Residence::Loading(waiters)) => waiters.remove(&self.number),
+            _ => None,
+        };
+        drop(residences);
+        drop(wake);
+    }
+}
+
+fn still_loading(key: &PackageKey) -> Error {
+    Error::Loading { name: key.name.clone(), retry_after: LOADING_RETRY }
 }
 
 fn status_without_model(key: &PackageKey, state: ModelState) -> ModelStatus {
@@ -215,5 +306,37 @@ fn status_without_model(key: &PackageKey, state: ModelState) -> ModelStatus {
         passed_over: Vec::new(),
         engine: None,
         max_length: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::Scheme;
+
+    use super::*;
+
+    #[test]
+    fn a_limited_number_of_requests_waits_for_a_load() {
+        let models = Arc::new(ResidentModels::new(Duration::ZERO, 2));
+        let key = PackageKey { name: "tiny".parse().unwrap(), scheme: Scheme::W8 };
+        assert!(matches!(models.claim(&key), Ok(Claim::Load)));
+        let load = PendingLoad::new(models.clone(), key.clone());
+        let woken = Arc::new(AtomicU64::new(0));
+        let wait = || {
+            let woken = woken.clone();
+            load.on_end(move || {
+                woken.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let (first, second) = (wait().unwrap(), wait().unwrap());
+        assert!(matches!(wait(), Err(Error::Overloaded { queued: 2, .. })));
+        drop(first);
+        let third = wait().unwrap();
+        assert!(matches!(load.check(), Err(Error::Loading { .. })));
+        models.finish(&key, Err(&Error::Cancelled));
+        assert_eq!(woken.load(Ordering::Relaxed), 2);
+        assert!(matches!(load.check(), Err(Error::LoadFailed { .. })));
+        drop((second, third, wait().unwrap()));
+        assert_eq!(woken.load(Ordering::Relaxed), 3);
     }
 }

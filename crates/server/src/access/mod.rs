@@ -23,8 +23,9 @@ pub use self::{
     origin::{AllowedOrigin, BadOrigin},
 };
 use crate::{
-    app::{App, Meter},
+    app::{App, Meter, Shared},
     error::ApiError,
+    held_body::hold,
     keys::{self, Caller, KeyPolicy, KeyRing},
     metrics::Metrics,
 };
@@ -76,6 +77,7 @@ pub(crate) enum Exposure {
 /// The access rules of a server.
 pub(crate) struct Access {
     metrics: Arc<Metrics>,
+    shared: Shared,
     hosts: HostList,
     origins: OriginList,
     keys: KeyRing,
@@ -94,6 +96,7 @@ impl Access {
         let auto_pull = options.auto_pull.unwrap_or(default);
         Ok(Self {
             metrics: Metrics::new(),
+            shared: Shared::new(&gateway),
             hosts: match exposure {
                 Exposure::Local => HostList::local(options.allowed_hosts),
                 Exposure::Open { host } => HostList::open(options.allowed_hosts, host),
@@ -120,10 +123,11 @@ impl Access {
             _ => None,
         };
         let gateway = self.keys.gateway(&caller);
-        request.extensions_mut().insert(App { gateway, meter: Meter { metrics: self.metrics(), caller } });
+        let meter = Meter { metrics: self.metrics(), caller };
+        request.extensions_mut().insert(App { gateway, meter, shared: self.shared.clone() });
         let Some(key) = key else { return Ok(next.run(request).await) };
         let mut response = match key.start(Instant::now()) {
-            Ok(permit) => keys::hold(permit, next.run(request).await),
+            Ok(permit) => hold(permit, next.run(request).await),
             Err(error) => error.into_response(),
         };
         key.write_headers(Instant::now(), response.headers_mut());

@@ -3,7 +3,6 @@
 //! Keys come from the store's key file, which is read again when it changes, and from the options of the server. Secrets are
 //! compared by their hashes, each in constant time, and all of them.
 
-mod permit;
 mod rate;
 
 use std::{sync::Arc, time::Instant};
@@ -15,7 +14,7 @@ use narthex_gateway::{
 };
 use parking_lot::Mutex;
 
-pub(crate) use self::{permit::hold, rate::KeyState};
+pub(crate) use self::rate::KeyState;
 use crate::error::ApiError;
 
 /// The sender of a request.

@@ -1,7 +1,10 @@
 //! `POST /v1/answer`: extractive question answering.
 
 use axum::{Json, response::Response};
-use narthex_gateway::request::{Answer, AnswerRequest};
+use narthex_gateway::{
+    Cancel, Gateway,
+    request::{Answer, AnswerRequest},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -46,9 +49,10 @@ impl FromBody for ParsedAnswer {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedAnswer>) -> Result<Response, ApiError> {
-    let Body(ParsedAnswer { model, request }) = body;
-    let (gateway, name) = (app.gateway.clone(), model.clone());
-    let found = run_cancellable(move |cancel| gateway.answer(&name, &request, cancel)).await?;
+    let Body(ParsedAnswer { model, request }, held) = body;
+    let name = model.clone();
+    let call = move |gateway: &Gateway, cancel: &Cancel| gateway.answer(&name, &request, cancel);
+    let found = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(found.prompt_tokens);
     let body = json!({
         "object": "answer",

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use axum::{Json, response::Response};
-use narthex_gateway::request::{ChatRequest, GenerationEvent, Message, Role, Summary, TokenInfo};
+use narthex_gateway::{
+    Gateway,
+    request::{ChatRequest, GenerationEvent, Message, Role, Summary, TokenInfo},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
@@ -181,11 +184,12 @@ impl FromBody for ParsedChat {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
-    let Body(ParsedChat { model, request, streaming, with_logprobs }) = body;
+    let Body(ParsedChat { model, request, streaming, with_logprobs }, held) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
-    let gateway = app.gateway.clone();
-    let events = events::start(app.meter.clone(), move |sink| gateway.chat(&model, request, sink)).await?;
+    let name = model.clone();
+    let call = move |gateway: &Gateway, sink| gateway.chat(&name, request, sink);
+    let events = events::start(&app, &model, held, call).await?;
     if let Some(options) = streaming {
         let chunks = ChatChunks { header, options, n };
         return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics));

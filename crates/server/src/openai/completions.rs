@@ -1,8 +1,9 @@
 //! `POST /v1/completions`.
 
 use axum::{Json, response::Response};
-use narthex_gateway::request::{
-    CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo,
+use narthex_gateway::{
+    Gateway,
+    request::{CompletionRequest, Echo, GenerateOptions, GenerationEvent, Prompt, Summary, TokenInfo},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -92,16 +93,15 @@ impl FromBody for ParsedCompletion {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedCompletion>) -> Result<Response, ApiError> {
-    let Body(ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs }) = body;
+    let Body(ParsedCompletion { model, prompts, echo, options, streaming, with_logprobs }, held) = body;
     let n = options.n;
     let header = CompletionHeader::new("cmpl", model.clone());
     let mut pending = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        let (gateway, model, options) = (app.gateway.clone(), model.clone(), options.clone());
+        let (name, options) = (model.clone(), options.clone());
         let completion = CompletionRequest { prompt, echo, options };
-        pending.push(
-            events::start(app.meter.clone(), move |sink| gateway.complete(&model, completion, sink)).await?,
-        );
+        let call = move |gateway: &Gateway, sink| gateway.complete(&name, completion, sink);
+        pending.push(events::start(&app, &model, held.clone(), call).await?);
     }
     if let Some(options) = streaming
         && let Some(events) = pending.pop()

@@ -2,7 +2,10 @@
 
 use axum::{Json, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use narthex_gateway::request::{EmbedRequest, Overlong};
+use narthex_gateway::{
+    Cancel, Gateway,
+    request::{EmbedRequest, Overlong},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,9 +82,10 @@ impl FromBody for ParsedEmbeddings {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedEmbeddings>) -> Result<Response, ApiError> {
-    let Body(ParsedEmbeddings { model, request, format }) = body;
-    let (gateway, name) = (app.gateway.clone(), model.clone());
-    let answer = run_cancellable(move |cancel| gateway.embed(&name, &request, cancel)).await?;
+    let Body(ParsedEmbeddings { model, request, format }, held) = body;
+    let name = model.clone();
+    let call = move |gateway: &Gateway, cancel: &Cancel| gateway.embed(&name, &request, cancel);
+    let answer = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
     let data: Vec<Value> = answer
         .vectors

@@ -1,7 +1,10 @@
 //! `POST /v1/fill`: masked tokens, predicted by a masked language model, or a continuation of the text.
 
 use axum::{Json, response::Response};
-use narthex_gateway::request::{Filling, MaskRequest, RefineRequest};
+use narthex_gateway::{
+    Cancel, Gateway,
+    request::{Filling, MaskRequest, RefineRequest},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -67,19 +70,19 @@ impl FromBody for ParsedFill {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response, ApiError> {
-    let Body(ParsedFill { model: name, request }) = body;
-    let (gateway, model) = (app.gateway.clone(), name.clone());
-    let (ran_on, mut body) = run_cancellable(move |cancel| match request {
+    let Body(ParsedFill { model: name, request }, held) = body;
+    let (model, meter) = (name.clone(), app.meter.clone());
+    let call = move |gateway: &Gateway, cancel: &Cancel| match request {
         Fill::Masks(request) => {
             let found = gateway.fill(&model, &request, cancel)?;
-            app.meter.tokens(found.prompt_tokens);
+            meter.tokens(found.prompt_tokens);
             let masks: Vec<Vec<Value>> =
                 found.masks.iter().map(|mask| mask.iter().map(token).collect()).collect();
             Ok((found.ran_on, json!({"masks": masks, "usage": usage_of_prompt(found.prompt_tokens)})))
         }
         Fill::Refine(request) => {
             let found = gateway.refine(&model, &request, cancel)?;
-            app.meter.tokens(found.prompt_tokens);
+            meter.tokens(found.prompt_tokens);
             let body = json!({
                 "text": found.text,
                 "generated": found.generated,
@@ -88,8 +91,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedFill>) -> Result<Response,
             });
             Ok((found.ran_on, body))
         }
-    })
-    .await?;
+    };
+    let (ran_on, mut body) = run_cancellable(&app, &name, held, call).await?;
     body["object"] = "fill".into();
     body["model"] = name.into();
     Ok(with_device_headers(&ran_on, Json(body)))

@@ -10,7 +10,7 @@ use axum::{
 use narthex_gateway::models::ModelListing;
 use serde_json::{Value, json};
 
-use crate::{app::App, blocking::run_blocking, error::ApiError, model_name::refuse_path};
+use crate::{app::App, error::ApiError, model_name::refuse_path};
 
 fn object(model: &ModelListing) -> Value {
     let newest = model.installed.iter().max_by_key(|package| package.created);
@@ -27,7 +27,7 @@ fn object(model: &ModelListing) -> Value {
 
 /// Lists the usable models: those installed, and those that are fetched on first use.
 pub(crate) async fn list(app: App) -> Result<Json<Value>, ApiError> {
-    let models = run_blocking(move || app.gateway.models()).await?;
+    let models = app.shared.jobs.run(move || app.gateway.models()).await?;
     let usable = models.iter().filter(|model| !model.installed.is_empty() || model.auto_pull);
     Ok(Json(json!({"object": "list", "data": usable.map(object).collect::<Vec<_>>()})))
 }
@@ -39,5 +39,5 @@ pub(crate) async fn retrieve(
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::plain(StatusCode::BAD_REQUEST, rejection.body_text()))?;
     refuse_path(&id)?;
-    Ok(Json(object(&run_blocking(move || app.gateway.model(&id)).await?)))
+    Ok(Json(object(&app.shared.jobs.run(move || app.gateway.model(&id)).await?)))
 }

@@ -2,7 +2,7 @@
 
 use axum::{Json, response::Response};
 use narthex_gateway::{
-    Cancel,
+    Cancel, Gateway,
     request::{Overlong, Ranked, RerankRequest},
 };
 use serde::Deserialize;
@@ -72,10 +72,12 @@ impl FromBody for ParsedRerank {
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedRerank>) -> Result<Response, ApiError> {
-    let Body(ParsedRerank { model, request, return_documents }) = body;
-    let (gateway, name) = (app.gateway.clone(), model.clone());
-    let call = move |cancel: &Cancel| Ok((gateway.rerank(&name, &request, cancel)?, request.documents));
-    let (answer, documents) = run_cancellable(call).await?;
+    let Body(ParsedRerank { model, request, return_documents }, held) = body;
+    let name = model.clone();
+    let call = move |gateway: &Gateway, cancel: &Cancel| {
+        Ok((gateway.rerank(&name, &request, cancel)?, request.documents))
+    };
+    let (answer, documents) = run_cancellable(&app, &model, held, call).await?;
     app.meter.tokens(answer.prompt_tokens);
     let result = |ranked: &Ranked| {
         let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});

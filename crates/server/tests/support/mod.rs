@@ -165,7 +165,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn parse(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
         let head = std::str::from_utf8(&bytes[..end]).unwrap();
         let mut lines = head.lines();

@@ -1,24 +1,19 @@
-//! Response bodies that hold a key's permit until they end or their client goes.
+//! Response bodies that hold a value until they end or their client goes.
 
 use std::{
     pin::Pin,
     task::{Context, Poll},
 };
 
-use axum::{
-    body::{Body, Bytes, HttpBody},
-    response::Response,
-};
-use http_body::{Frame, SizeHint};
+use axum::{body::Body, response::Response};
+use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 
-use super::rate::Permit;
-
-struct PermitBody {
+struct HeldBody<T> {
     body: Body,
-    _permit: Permit,
+    _held: T,
 }
 
-impl HttpBody for PermitBody {
+impl<T: Unpin> HttpBody for HeldBody<T> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -38,7 +33,7 @@ impl HttpBody for PermitBody {
     }
 }
 
-/// Returns the response with a body that holds the permit.
-pub(crate) fn hold(permit: Permit, response: Response) -> Response {
-    response.map(|body| Body::new(PermitBody { body, _permit: permit }))
+/// Returns the response with a body that holds a value.
+pub(crate) fn hold<T: Send + Unpin + 'static>(held: T, response: Response) -> Response {
+    response.map(|body| Body::new(HeldBody { body, _held: held }))
 }

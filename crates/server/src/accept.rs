@@ -1,0 +1,180 @@
+//! The sockets that a server listens on, and the connections that it accepts there.
+//!
+//! Connections are limited in number. When a client comes and all places are taken, the connection that would end first makes
+//! room, unless every connection has an active request.
+
+use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
+
+use axum::Router;
+use parking_lot::Mutex;
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Duration, sleep, timeout},
+};
+
+use crate::{
+    connection::{self, ClientStream, ConnectionState},
+    limits::Limits,
+};
+
+/// Delay after an error of the system, such as a lack of descriptors or memory.
+const AFTER_ERROR: Duration = Duration::from_millis(200);
+
+/// Time for a connection to end that makes room for another.
+const ROOM: Duration = Duration::from_secs(1);
+
+/// Answer to a client that finds every place taken by an active request.
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
+    Content-Type: application/json\r\nContent-Length: 130\r\n\r\n\
+    {\"error\":{\"message\":\"every connection of this server is in use; try again\",\"type\":\"service_unavailable\",\
+    \"param\":null,\"code\":null}}";
+
+/// A socket that accepts clients. Another kind of socket or TLS is a variant here and in [`Incoming`].
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+}
+
+/// A client that was accepted.
+pub(crate) enum Incoming {
+    Tcp(TcpStream),
+}
+
+impl Listener {
+    /// Accepts the next client.
+    async fn accept(&self) -> io::Result<Incoming> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // Tokens are small, and none of them should wait for the next.
+                stream.set_nodelay(true)?;
+                Ok(Incoming::Tcp(stream))
+            }
+        }
+    }
+
+    /// Returns the address, if the socket has one.
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr(),
+        }
+    }
+}
+
+/// The connections of a server.
+pub(crate) struct Connections {
+    router: Router,
+    limits: Limits,
+    /// Becomes true at shutdown.
+    stopped: watch::Receiver<bool>,
+    places: Arc<Semaphore>,
+    open: Arc<Mutex<OpenConnections>>,
+}
+
+/// The open connections by number.
+#[derive(Default)]
+struct OpenConnections {
+    next: u64,
+    states: BTreeMap<u64, ConnectionState>,
+}
+
+/// The place of a connection. Dropping it makes room for another.
+struct Place {
+    number: u64,
+    open: Arc<Mutex<OpenConnections>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.lock().states.remove(&self.number);
+    }
+}
+
+impl Connections {
+    pub(crate) fn new(router: Router, limits: Limits, stopped: watch::Receiver<bool>) -> Self {
+        let places = Arc::new(Semaphore::new(limits.connections));
+        Self { router, limits, stopped, places, open: Arc::default() }
+    }
+
+    /// Serves the clients of a listener until it is dropped.
+    pub(crate) async fn serve(&self, listener: &Listener) {
+        loop {
+            match listener.accept().await {
+                Ok(Incoming::Tcp(stream)) => self.serve_client(stream).await,
+                Err(error) if is_of_client(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    self.evict();
+                    sleep(AFTER_ERROR).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of every connection.
+    pub(crate) async fn ended(&self) {
+        // The number of places is far below the maximum of permits, and the semaphore is never closed.
+        let places = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
+        let _ = self.places.acquire_many(places).await;
+    }
+
+    async fn serve_client(&self, mut stream: impl ClientStream) {
+        let Some(permit) = self.permit().await else {
+            // The few bytes fit into the empty buffer of a new connection.
+            let _ = timeout(ROOM, stream.write_all(BUSY)).await;
+            return;
+        };
+        let state = ConnectionState::new(self.limits.clone(), self.stopped.clone());
+        let mut open = self.open.lock();
+        let number = open.next;
+        open.next += 1;
+        open.states.insert(number, state.clone());
+        drop(open);
+        let place = Place { number, open: self.open.clone(), _permit: permit };
+        let router = self.router.clone();
+        tokio::spawn(async move {
+            connection::serve(stream, state, router).await;
+            drop(place);
+        });
+    }
+
+    /// Returns the right to a place; `None` if every connection has an active request.
+    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.places.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        if !self.evict() {
+            return None;
+        }
+        timeout(ROOM, self.places.clone().acquire_owned()).await.ok()?.ok()
+    }
+
+    /// Ends the connection that would end first. Returns false if every connection has an active request.
+    fn evict(&self) -> bool {
+        let open = self.open.lock();
+        let ends = open.states.values().filter_map(|state| Some((state.deadline()?, state)));
+        let first = ends.min_by_key(|(deadline, _)| *deadline);
+        first.inspect(|(_, state)| state.evict()).is_some()
+    }
+}
+
+/// Returns true for errors of one client, which broke off before it was accepted.
+fn is_of_client(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(error.kind(), Kind::ConnectionRefused | Kind::ConnectionAborted | Kind::ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busy_answer_states_its_length() {
+        let text = std::str::from_utf8(BUSY).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{}", body.len());
+        serde_json::from_str::<serde_json::Value>(body).unwrap();
+    }
+}

@@ -1,0 +1,83 @@
+//! Connections: HTTP over a client's byte stream, with a limit on every wait, and an end that loses no running answer.
+//!
+//! A connection ends when its deadline has passed, which exists only while no request is active. A request that has begun is
+//! limited where it waits: the reader of its body ([`crate::body`]) and the writes of its answer ([`stream`]).
+
+mod state;
+mod stream;
+
+use std::{convert::Infallible, pin::pin};
+
+use axum::{Router, http::Request, response::Response};
+use hyper::{
+    body::{Body, Incoming},
+    service::{Service, service_fn},
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
+use tokio::time::Duration;
+
+pub(crate) use state::ConnectionState;
+pub(crate) use stream::ClientStream;
+
+use crate::held_body::hold;
+use stream::Connection;
+
+/// Maximum size of a request's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// Maximum number of concurrent requests of an HTTP/2 connection.
+const MAX_STREAMS: u32 = 64;
+
+/// Interval of the pings that find out dead HTTP/2 clients, and the time for their answers.
+const PING: Duration = Duration::from_secs(20);
+
+/// Serves a connection to its end.
+pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, router: Router) {
+    let router = TowerToHyperService::new(router);
+    let shared = state.clone();
+    let service = service_fn(move |request| answer(shared.clone(), router.clone(), request));
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEAD_BYTES as u32);
+    let io = TokioIo::new(Connection::new(stream, state.clone()));
+    let mut connection = pin!(builder.serve_connection(io, service));
+    let mut is_stopping = false;
+    loop {
+        tokio::select! {
+            outcome = connection.as_mut() => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "a connection failed");
+                }
+                return;
+            }
+            () = state.expired() => return,
+            () = state.stopped(), if !is_stopping => {
+                is_stopping = true;
+                connection.as_mut().graceful_shutdown();
+                state.stop();
+            }
+        }
+    }
+}
+
+async fn answer(
+    state: ConnectionState,
+    router: TowerToHyperService<Router>,
+    mut request: Request<Incoming>,
+) -> Result<Response, Infallible> {
+    let active = state.begin(request.version(), !request.body().is_end_stream());
+    request.extensions_mut().insert(state);
+    let response = router.call(request).await?;
+    active.answer();
+    Ok(hold(active, response))
+}

@@ -1,0 +1,51 @@
+//! Limits on what clients may hold: time, connections and memory.
+
+use std::time::Duration;
+
+/// Descriptors that connections leave to models, packages and downloads.
+#[cfg(unix)]
+const RESERVED_DESCRIPTORS: usize = 64;
+
+/// Maximum number of connections where the system does not limit them.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// Limits on the clients of a server.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Maximum time for the head of a request, from its first byte or from the start of the connection.
+    pub head: Duration,
+    /// Maximum time between two parts of a body.
+    pub body: Duration,
+    /// Maximum time between an answer and the next request of a connection.
+    pub idle: Duration,
+    /// Maximum time that a client may read nothing of its answer.
+    pub write: Duration,
+    /// Maximum number of connections.
+    pub connections: usize,
+}
+
+impl Limits {
+    /// Returns the limits of `narthex serve`. Connections leave file descriptors in reserve.
+    pub fn standard() -> Self {
+        Self {
+            head: Duration::from_secs(10),
+            body: Duration::from_secs(10),
+            idle: Duration::from_secs(60),
+            write: Duration::from_secs(30),
+            connections: connections(),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn connections() -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let descriptors = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);
+    let reserved = RESERVED_DESCRIPTORS.max(descriptors / 4);
+    descriptors.saturating_sub(reserved).clamp(1, MAX_CONNECTIONS)
+}
+
+#[cfg(not(unix))]
+fn connections() -> usize {
+    MAX_CONNECTIONS
+}

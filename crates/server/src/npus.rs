@@ -1,0 +1,40 @@
+//! The NPUs of this machine for the health report. Their detection reads files, so that a report never waits long for it.
+
+use std::{sync::Arc, time::Duration};
+
+use narthex_gateway::{Gateway, devices::DeviceStatus};
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::timeout};
+
+/// Maximum time that a report waits for a new detection. After it, the report has the NPUs of the last one.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// The last detection. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct NpuList {
+    last: Arc<Mutex<Vec<DeviceStatus>>>,
+    /// One permit, so that one detection runs at a time.
+    detection: Arc<Semaphore>,
+}
+
+impl NpuList {
+    /// Detects the NPUs.
+    pub(crate) fn new(gateway: &Gateway) -> Self {
+        let last = Arc::new(Mutex::new(gateway.npus()));
+        Self { last, detection: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Returns the NPUs, detected anew if that is quick.
+    pub(crate) async fn current(&self, gateway: &Gateway) -> Vec<DeviceStatus> {
+        if let Ok(permit) = self.detection.clone().try_acquire_owned() {
+            let (gateway, last) = (gateway.clone(), self.last.clone());
+            let detection = tokio::task::spawn_blocking(move || {
+                let npus = gateway.npus();
+                *last.lock() = npus;
+                drop(permit);
+            });
+            let _ = timeout(WAIT, detection).await;
+        }
+        self.last.lock().clone()
+    }
+}

@@ -1,0 +1,182 @@
+//! Clients that hold on to what they have: slow, silent, half-closed or hostile ones. No model runs here, except where an
+//! answer must take time.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpStream},
+    time::{Duration, Instant},
+};
+
+use flate2::{Compression, write::GzEncoder};
+use narthex_server::{Limits, ServeOptions};
+use serde_json::json;
+use support::{Answer, Live, Tiny, chat, local, with};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Short for a client that does nothing, and far shorter than the limits that a test does not name.
+const SHORT: Duration = Duration::from_millis(200);
+
+fn live(limits: Limits) -> Live {
+    Live::with_options(Tiny::new().config(), ServeOptions { limits, ..local() })
+}
+
+/// Reads to the end of a connection, which may be reset.
+fn rest(connection: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match connection.read_to_end(&mut bytes) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("it is open: {error}"),
+        _ => bytes,
+    }
+}
+
+#[test]
+fn silent_connections_make_room_for_others() {
+    let live = live(Limits { connections: 4, ..Limits::standard() });
+    let silent: Vec<TcpStream> = (0..20).map(|_| live.begin("")).collect();
+    let begun: Vec<TcpStream> = (0..20).map(|_| live.begin("GET /health HTTP/1.1\r\n")).collect();
+    for _ in 0..8 {
+        assert_eq!(live.get("/health").status, 200);
+    }
+    drop((silent, begun));
+}
+
+#[test]
+fn a_request_comes_in_time_or_not_at_all() {
+    let head = live(Limits { head: SHORT, ..Limits::standard() });
+    for begun in ["", "GET /health HTTP/1.1\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        rest(&mut head.begin(begun));
+    }
+    let idle = live(Limits { idle: SHORT, ..Limits::standard() });
+    let answer = rest(&mut idle.begin("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+    assert!(answer.starts_with(b"HTTP/1.1 200 OK"));
+    let body = live(Limits { body: SHORT, ..Limits::standard() });
+    let begun = format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{");
+    let error = Answer::parse(&rest(&mut body.begin(&begun))).error(408);
+    assert!(error["message"].as_str().unwrap().contains("too slow"), "{error}");
+}
+
+#[test]
+fn a_body_is_refused_by_its_length_before_it_is_read() {
+    let live = live(Limits::standard());
+    let head = "HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 33554433\r\n\r\n";
+    let mut client = live.begin(&format!("POST {CHAT} {head}"));
+    client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut first = [0; 12];
+    client.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"HTTP/1.1 413");
+}
+
+#[test]
+fn bodies_come_in_chunks_and_compressed() {
+    let live = live(Limits::standard());
+    let chunked = "HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n\
+        1\r\n{\r\n1\r\n}\r\n0\r\n\r\n";
+    let error = live.raw(format!("POST {CHAT} {chunked}").as_bytes()).error(400);
+    assert_eq!(error["param"], "model");
+    let mut zipped = GzEncoder::new(Vec::new(), Compression::fast());
+    zipped.write_all(b"{}").unwrap();
+    let zipped = zipped.finish().unwrap();
+    let send = |encoding: &str| live.request("POST", CHAT, &[("Content-Encoding", encoding)], &zipped);
+    assert_eq!(send("gzip").error(400)["param"], "model");
+    assert!(send("br").error(415)["message"].as_str().unwrap().contains("\"br\""));
+}
+
+#[test]
+fn hostile_bodies_are_refused_early_and_at_little_cost() {
+    let live = live(Limits::standard());
+    let lists = format!(r#"{{"model": "m", "prompt": [{}[0]]}}"#, "[0],".repeat(1 << 20));
+    let error = live.request("POST", "/v1/completions", &[], lists.as_bytes()).error(400);
+    assert_eq!(error["param"], "prompt");
+    assert!(error["message"].as_str().unwrap().contains("at most"), "{error}");
+    let long = "x".repeat(100_000);
+    for body in [json!({"model": long}), json!({"model": "m", "messages": [], long.as_str(): 1})] {
+        let answer = live.post(CHAT, &body);
+        assert!(answer.body.len() < 2500, "{}", answer.body.len());
+    }
+    assert!(live.get(&format!("/{}", &long[..20_000])).body.len() < 2500);
+}
+
+#[test]
+fn requests_have_ids() {
+    let live = live(Limits::standard());
+    let id = |chosen: &[(&str, &str)]| {
+        let answer = live.request("GET", "/health", chosen, b"");
+        answer.header("x-request-id").unwrap().to_owned()
+    };
+    assert_eq!(id(&[("X-Request-Id", "a-1")]), "a-1");
+    assert_ne!(id(&[]), id(&[]));
+    assert!(id(&[("X-Request-Id", &"a".repeat(1000))]).starts_with("req-"));
+}
+
+#[test]
+fn a_client_that_sends_no_more_gets_its_answer() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let body = chat(&model, 600);
+    let expect = live.post(CHAT, &body).json()["choices"].clone();
+    for version in ["1.0", "1.1"] {
+        for streaming in [false, true] {
+            let body = with(body.clone(), json!({"stream": streaming})).to_string();
+            let head = format!("POST {CHAT} HTTP/{version}\r\nHost: localhost\r\n");
+            let mut client = live.begin(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()));
+            client.shutdown(Shutdown::Write).unwrap();
+            let answer = rest(&mut client);
+            let text = String::from_utf8_lossy(&answer);
+            assert!(text.starts_with(&format!("HTTP/{version} 200 OK\r\n")), "{text}");
+            if streaming {
+                assert!(text.contains("data: [DONE]"), "{text}");
+            } else {
+                assert_eq!(Answer::parse(&answer).json()["choices"], expect);
+            }
+        }
+    }
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+#[test]
+fn a_shutdown_ends_half_sent_requests_of_http_2() {
+    const SETTINGS: u8 = 4;
+    const HEADERS: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    let live = live(Limits::standard());
+    // POST, http and the two literal fields of a request, as HPACK (RFC 7541) writes them.
+    let field = |index: u8, value: &str| [&[index, value.len() as u8], value.as_bytes()].concat();
+    let head = [vec![0x83, 0x86], field(0x04, CHAT), field(0x01, "localhost")].concat();
+    let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(SETTINGS, 0, 0, &[])].concat();
+    let headers = frame(HEADERS, END_HEADERS, 1, &head);
+    let connections = [&headers[..headers.len() / 2], &headers[..]].map(|begun| {
+        let mut connection = live.begin("");
+        connection.write_all(&[&preface, begun].concat()).unwrap();
+        // The server's settings show that it has read the preface.
+        assert!(connection.read(&mut [0; 9]).unwrap() > 0);
+        connection
+    });
+    live.signal();
+    let start = Instant::now();
+    live.join();
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    drop(connections);
+}
+
+#[test]
+fn a_server_with_every_place_in_use_says_so() {
+    let live = live(Limits { connections: 1, ..Limits::standard() });
+    let head = "HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n";
+    let mut active = live.begin(&format!("POST {CHAT} {head}"));
+    // The server asks for the body once the request is active.
+    assert!(active.read(&mut [0; 64]).unwrap() > 0);
+    let answer = Answer::parse(&rest(&mut live.begin("")));
+    answer.error(503);
+    assert_eq!(answer.header("retry-after"), Some("1"));
+}
