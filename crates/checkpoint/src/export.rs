@@ -7,7 +7,7 @@ use narthex_spec::arch::{Activation, Architecture, DecoderArch, Family, Rope, Ro
 use serde_json::{Map, Value, json};
 
 use crate::{
-    CheckpointError,
+    CheckpointError, Result,
     family::{HfReader, hf_family},
     hf::{CONFIG, config::Config},
     layout::{Layout, NormGains},
@@ -37,7 +37,7 @@ pub struct FileTensor {
 impl HfExport {
     /// Fails with [`CheckpointError::Unsupported`] for families that are not written, and for settings that the family's
     /// `config.json` has no keys for.
-    pub fn new(arch: &DecoderArch) -> Result<Self, CheckpointError> {
+    pub fn new(arch: &DecoderArch) -> Result<Self> {
         let keys = keys(arch)?;
         let config = Config::new(CONFIG.into(), Value::Object(keys.clone()))?;
         let family = hf_family(&config)?;
@@ -129,7 +129,7 @@ fn class(family: Family) -> Option<(&'static str, &'static str)> {
     })
 }
 
-fn keys(arch: &DecoderArch) -> Result<Map<String, Value>, CheckpointError> {
+fn keys(arch: &DecoderArch) -> Result<Map<String, Value>> {
     let other = || other_family(arch.family);
     let (class, model_type) = class(arch.family).ok_or_else(other)?;
     let (layer, rope) = arch.layers.first().zip(arch.rope.as_ref()).ok_or_else(other)?;

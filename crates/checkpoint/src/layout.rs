@@ -7,7 +7,7 @@ use std::{borrow::Cow, ops::Range};
 
 use narthex_spec::arch::{DecoderArch, DecoderLayer};
 
-use super::{CheckpointError, Encoding, Weight, names::TensorPart};
+use super::{CheckpointError, Encoding, Result, Weight, names::TensorPart};
 
 /// Layout of weights in a file; the canonical layout by default.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -87,7 +87,7 @@ impl Layout {
         &self,
         mut weight: Weight<'a>,
         part: Option<TensorPart>,
-    ) -> Result<Weight<'a>, CheckpointError> {
+    ) -> Result<Weight<'a>> {
         if self.orientation == Orientation::Columns && weight.name.ends_with("_proj.weight") {
             weight = transposed(weight)?;
         }
@@ -162,7 +162,7 @@ impl Layout {
     }
 
     /// A weight of q or k with the elements of each head in the canonical order.
-    fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>, CheckpointError> {
+    fn in_halves<'a>(&self, weight: Weight<'a>, size: usize) -> Result<Weight<'a>> {
         if self.dims == 0 || (self.pairs == RopePairs::Halves && self.dims == size) {
             return Ok(weight);
         }
@@ -191,7 +191,7 @@ fn is_rotated(name: &str) -> bool {
 }
 
 /// The same weight with other values.
-fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>, CheckpointError> {
+fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>> {
     Weight::new(weight.name, weight.shape, Encoding::F32, bytemuck::cast_slice(values).to_vec())
 }
 
@@ -210,7 +210,7 @@ fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> 
 }
 
 /// One part of a weight whose rows, or whose elements where it is a bias, are parts of these sizes.
-fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'a>, CheckpointError> {
+fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'a>> {
     let Weight { name, mut shape, encoding, bytes, .. } = weight;
     let all: usize = sizes.iter().sum();
     if shape.first() != Some(&all) || shape.len() > 2 {
@@ -227,7 +227,7 @@ fn cut<'a>(weight: Weight<'a>, sizes: &[usize], index: usize) -> Result<Weight<'
 }
 
 /// One matrix of a stack `[matrices, rows, cols]`.
-fn matrix<'a>(weight: Weight<'a>, number: usize) -> Result<Weight<'a>, CheckpointError> {
+fn matrix<'a>(weight: Weight<'a>, number: usize) -> Result<Weight<'a>> {
     let Weight { name, shape, encoding, bytes, .. } = weight;
     match shape[..] {
         [matrices, rows, cols] if number < matrices => {
@@ -249,7 +249,7 @@ fn sliced(bytes: Cow<'_, [u8]>, range: Range<usize>) -> Cow<'_, [u8]> {
 }
 
 /// `[in, out]` as `[out, in]`.
-fn transposed(weight: Weight<'_>) -> Result<Weight<'_>, CheckpointError> {
+fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
     let (&[rows, cols], 1) = (&weight.shape[..], weight.encoding.block_elements()) else {
         let expected = weight.shape.iter().rev().copied().take(2).collect();
         return Err(CheckpointError::WrongShape { name: weight.name, expected, found: weight.shape });

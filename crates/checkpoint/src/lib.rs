@@ -35,6 +35,9 @@ use std::{borrow::Cow, path::PathBuf};
 
 use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
 
+/// Result of reading or writing a checkpoint.
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
 /// Encoding of a weight's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
@@ -96,7 +99,7 @@ pub struct Columns {
 /// A checkpoint's weights by canonical name.
 pub trait WeightSource: Send + Sync {
     /// The weight called `name`, its shape as stored.
-    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError>;
+    fn weight(&self, name: &str) -> Result<Weight<'_>>;
 
     /// Returns whether the weight called `name` exists.
     fn has(&self, name: &str) -> bool;
@@ -112,7 +115,7 @@ pub trait WeightSource: Send + Sync {
     }
 
     /// Fails with [`CheckpointError::NotFinite`] where one of these values of the weight called `name` is not.
-    fn check_finite(&self, name: &str, values: &[f32]) -> Result<(), CheckpointError> {
+    fn check_finite(&self, name: &str, values: &[f32]) -> Result<()> {
         let Some(&found) = values.iter().find(|value| !value.is_finite()) else { return Ok(()) };
         let error = CheckpointError::NotFinite { name: self.called(name), found };
         Err(match self.file(name) {

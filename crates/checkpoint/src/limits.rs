@@ -11,7 +11,7 @@ use narthex_spec::arch::{
     Residual, RopeScaling, Rotation,
 };
 
-use super::CheckpointError;
+use super::{CheckpointError, Result};
 
 /// Layers.
 pub const LAYERS: RangeInclusive<usize> = 1..=1024;
@@ -42,12 +42,7 @@ pub(crate) fn unsupported(
 }
 
 /// `value` where it lies in `range`.
-pub fn bounded(
-    path: &Path,
-    what: &str,
-    value: usize,
-    range: &RangeInclusive<usize>,
-) -> Result<usize, CheckpointError> {
+pub fn bounded(path: &Path, what: &str, value: usize, range: &RangeInclusive<usize>) -> Result<usize> {
     if range.contains(&value) {
         return Ok(value);
     }
@@ -55,7 +50,7 @@ pub fn bounded(
 }
 
 /// The bytes of a small file, at most [`MAX_TEXT_BYTES`] of them.
-pub fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+pub fn read_small(path: &Path) -> Result<Vec<u8>> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     let mut bytes = Vec::new();
@@ -67,19 +62,19 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
 }
 
 /// Maps the whole of `path` read-only.
-pub fn map(path: &Path) -> Result<Mmap, CheckpointError> {
+pub fn map(path: &Path) -> Result<Mmap> {
     narthex_mmap::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
 }
 
 /// Fails unless the numbers of `architecture` fit each other.
-pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<(), CheckpointError> {
+pub(crate) fn check_architecture(path: &Path, architecture: &Architecture) -> Result<()> {
     match architecture {
         Architecture::Decoder(decoder) => check_decoder(path, decoder),
         Architecture::Encoder(encoder) => check_encoder(path, encoder),
     }
 }
 
-fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     bounded(path, "a vocabulary", decoder.vocab, &VOCAB)?;
     bounded(path, "a hidden size", decoder.hidden, &WIDTH)?;
     bounded(path, "a context length", decoder.context, &CONTEXT)?;
@@ -104,12 +99,7 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointErr
 }
 
 /// A layer shares keys and values with an earlier one that has its own of the same shape.
-fn check_shared(
-    path: &Path,
-    decoder: &DecoderArch,
-    index: usize,
-    source: usize,
-) -> Result<(), CheckpointError> {
+fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize) -> Result<()> {
     let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
     let earlier = decoder.layers.get(source).filter(|_| source < index);
     let fits = earlier.zip(decoder.layers.get(index)).is_some_and(|(source, layer)| {
@@ -128,7 +118,7 @@ fn check_shared(
 /// Streams.
 const STREAMS: RangeInclusive<usize> = 2..=64;
 
-fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointError> {
+fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<()> {
     if let Some(altup) = &decoder.altup {
         bounded(path, "a number of streams", altup.streams, &STREAMS)?;
         bounded(path, "an active stream", altup.active, &(0..=altup.streams - 1))?;
@@ -153,14 +143,14 @@ fn check_streams(path: &Path, decoder: &DecoderArch) -> Result<(), CheckpointErr
     }
 }
 
-fn check_positive(path: &Path, what: &str, value: Option<f32>) -> Result<(), CheckpointError> {
+fn check_positive(path: &Path, what: &str, value: Option<f32>) -> Result<()> {
     match value.filter(|value| !(value.is_finite() && *value > 0.0)) {
         Some(value) => Err(malformed(path, format!("{what} above zero"), value)),
         None => Ok(()),
     }
 }
 
-fn check_attention(path: &Path, attention: &Attention) -> Result<(), CheckpointError> {
+fn check_attention(path: &Path, attention: &Attention) -> Result<()> {
     bounded(path, "a number of heads", attention.heads, &HEADS)?;
     bounded(path, "a number of key/value heads", attention.kv_heads, &HEADS)?;
     bounded(path, "a head size", attention.head_size, &WIDTH)?;
@@ -174,7 +164,7 @@ fn check_attention(path: &Path, attention: &Attention) -> Result<(), CheckpointE
     Ok(())
 }
 
-fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Result<(), CheckpointError> {
+fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Result<()> {
     let Some(rope) = decoder.rope_of(attention.rotation) else {
         return Err(malformed(path, "rotary positions of every rotated layer", "none"));
     };
@@ -214,14 +204,14 @@ fn check_rope(path: &Path, decoder: &DecoderArch, attention: &Attention) -> Resu
 }
 
 /// One divisor above zero for each pair.
-fn check_factors(path: &Path, factors: &[f32], dims: usize) -> Result<(), CheckpointError> {
+fn check_factors(path: &Path, factors: &[f32], dims: usize) -> Result<()> {
     if factors.len() != dims / 2 {
         return Err(malformed(path, format!("{} rope factors", dims / 2), factors.len()));
     }
     factors.iter().try_for_each(|&factor| check_positive(path, "a rope factor", Some(factor)))
 }
 
-fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<(), CheckpointError> {
+fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<()> {
     bounded(path, "a vocabulary", encoder.vocab, &VOCAB)?;
     bounded(path, "a hidden size", encoder.hidden, &WIDTH)?;
     bounded(path, "a number of positions", encoder.positions, &CONTEXT)?;
@@ -248,7 +238,7 @@ fn check_encoder(path: &Path, encoder: &EncoderArch) -> Result<(), CheckpointErr
     Ok(())
 }
 
-fn check_epsilon(path: &Path, epsilon: f32) -> Result<(), CheckpointError> {
+fn check_epsilon(path: &Path, epsilon: f32) -> Result<()> {
     // Zero is allowed: some tools write it, and a norm of real rows never divides by it.
     if (0.0..1.0).contains(&epsilon) {
         return Ok(());

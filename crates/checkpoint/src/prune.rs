@@ -5,7 +5,7 @@ use std::{ops::Range, path::Path};
 
 use narthex_spec::{TokenId, arch::DecoderArch};
 
-use super::{CheckpointError, Weight, WeightSource};
+use super::{Result, Weight, WeightSource};
 
 /// The head's weight, once it is its own.
 const HEAD: &str = "head.weight";
@@ -29,7 +29,7 @@ impl Pruned {
 }
 
 impl WeightSource for Pruned {
-    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+    fn weight(&self, name: &str) -> Result<Weight<'_>> {
         if name != HEAD {
             return self.whole.weight(name);
         }

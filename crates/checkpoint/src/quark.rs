@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::{
-    CheckpointError, Encoding, Weight,
+    CheckpointError, Encoding, Result, Weight,
     limits::{malformed, unsupported},
     stored::{PackedTensor, StoredTensor, TensorEncoding},
 };
@@ -35,10 +35,7 @@ pub(super) fn is_read(config: &Value) -> bool {
 }
 
 /// Makes one tensor `[out, in]` of a packed weight and its scales and zero points, for every packed weight of a folder.
-pub(super) fn gather(
-    folder: &Path,
-    tensors: &mut HashMap<String, StoredTensor>,
-) -> Result<(), CheckpointError> {
+pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, StoredTensor>) -> Result<()> {
     let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
     let packed = |(name, located): (&String, &StoredTensor)| {
         let told = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
@@ -95,7 +92,7 @@ pub(super) fn weight<'a>(
     packed: &PackedTensor,
     elements: Elements,
     bytes: impl Fn(&StoredTensor) -> &'a [u8],
-) -> Result<Weight<'static>, CheckpointError> {
+) -> Result<Weight<'static>> {
     let shape = located.shape.clone();
     let &[rows, cols] = &shape[..] else {
         return Err(CheckpointError::WrongShape {

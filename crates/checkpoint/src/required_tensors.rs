@@ -9,11 +9,11 @@ use narthex_spec::arch::{
     KvSource, NormKind, PerLayer, QkNorm, Residual,
 };
 
-use super::{CheckpointError, limits::unsupported, tensors::Tensors};
+use super::{Result, limits::unsupported, tensors::Tensors};
 
 /// Fails unless every weight of `architecture` is there with the right shape and a known encoding, and no weight of
 /// a layer is left over.
-pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<(), CheckpointError> {
+pub(super) fn check(tensors: &Tensors, architecture: &Architecture) -> Result<()> {
     let mut needed = required_shapes(architecture);
     if let Architecture::Encoder(encoder) = architecture
         && encoder.types > 0
@@ -71,7 +71,7 @@ fn idle_weights(decoder: &DecoderArch) -> impl Iterator<Item = String> {
 }
 
 /// The stored shape of the segment embedding: a single segment may be stored as a vector.
-fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>, CheckpointError> {
+fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>> {
     let whole = vec![encoder.types, encoder.hidden];
     match tensors.shape("embed.type.weight")? {
         [hidden] if (encoder.types, *hidden) == (1, encoder.hidden) => Ok(vec![*hidden]),

@@ -16,7 +16,7 @@ use safetensors::{
 use serde::Deserialize;
 
 use super::{
-    CheckpointError, Encoding,
+    CheckpointError, Encoding, Result,
     limits::map,
     limits::{malformed, read_small, unsupported},
     stored::{StoredTensor, TensorEncoding},
@@ -49,7 +49,7 @@ struct Index {
 
 /// Opens the safetensors of `folder`; an index goes before a single file, as a folder that has both keeps the
 /// weights in its shards.
-pub(super) fn open(folder: &Path) -> Result<Shards, CheckpointError> {
+pub(super) fn open(folder: &Path) -> Result<Shards> {
     let index_path = folder.join(INDEX);
     let mut shards = Shards { maps: Vec::new(), by_name: HashMap::new(), files: Vec::new() };
     if !index_path.is_file() {
@@ -79,7 +79,7 @@ pub(super) fn open(folder: &Path) -> Result<Shards, CheckpointError> {
 }
 
 impl Shards {
-    fn read(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
+    fn read(&mut self, path: PathBuf) -> Result<()> {
         let bytes = map(&path)?;
         let tensors = locate(&path, &bytes, self.maps.len())?;
         for (name, located) in tensors {
@@ -94,7 +94,7 @@ impl Shards {
 }
 
 /// Where each tensor of a mapped file lies.
-fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredTensor)>, CheckpointError> {
+fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredTensor)>> {
     let header = header(path, bytes)?;
     let metadata: Metadata = match serde_json::from_slice(header) {
         Ok(metadata) => metadata,
@@ -136,7 +136,7 @@ pub(super) fn wanted(beginning: &[u8]) -> Option<u64> {
 }
 
 /// The JSON text at a file's beginning, after its length.
-fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8], CheckpointError> {
+fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let length = bytes.first_chunk().copied().map(u64::from_le_bytes);
     let header = length.filter(|&length| length <= MAX_HEADER_BYTES).and_then(|length| {
         let end = end_of(size_of::<u64>(), usize::try_from(length).ok()?, bytes.len())?;
@@ -159,7 +159,7 @@ fn kind(dtype: Dtype) -> TensorEncoding {
 }
 
 /// Fails with the next step for folders whose weights are in another format.
-pub(super) fn refuse_other_formats(names: &[String]) -> Result<(), CheckpointError> {
+pub(super) fn refuse_other_formats(names: &[String]) -> Result<()> {
     let other = names.iter().find(|name| {
         [".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt"].iter().any(|ending| name.ends_with(ending))
     });
@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    fn located(bytes: &[u8]) -> Result<Vec<(String, StoredTensor)>, CheckpointError> {
+    fn located(bytes: &[u8]) -> Result<Vec<(String, StoredTensor)>> {
         locate(Path::new("model.safetensors"), bytes, 0)
     }
 

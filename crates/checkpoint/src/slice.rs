@@ -12,7 +12,7 @@ use narthex_spec::{
     matformer::MatFormer,
 };
 
-use super::{Checkpoint, CheckpointError, Weight, WeightSource};
+use super::{Checkpoint, Result, Weight, WeightSource};
 
 /// Why a smaller model cannot be made out of a checkpoint.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -182,7 +182,7 @@ struct Sliced {
 }
 
 impl WeightSource for Sliced {
-    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+    fn weight(&self, name: &str) -> Result<Weight<'_>> {
         let (original, layer) = self.slice.original(name).unwrap_or_else(|| (name.to_owned(), None));
         let mut weight = self.whole.weight(&original)?;
         name.clone_into(&mut weight.name);

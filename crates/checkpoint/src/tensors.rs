@@ -10,7 +10,7 @@ use std::{
 use narthex_mmap::Mmap;
 
 use super::{
-    CheckpointError, Encoding, Weight, WeightSource,
+    CheckpointError, Encoding, Result, Weight, WeightSource,
     layout::Layout,
     limits::unsupported,
     names::{NameTable, TensorPart},
@@ -54,7 +54,7 @@ impl Tensors {
     }
 
     /// The shape of `canonical` as stored.
-    pub(super) fn shape(&self, canonical: &str) -> Result<&[usize], CheckpointError> {
+    pub(super) fn shape(&self, canonical: &str) -> Result<&[usize]> {
         let names = self.find(canonical);
         let located = names.as_ref().and_then(|names| self.by_name.get(names.first()?));
         located.map(|located| located.shape.as_slice()).ok_or_else(|| self.missing(canonical))
@@ -72,11 +72,11 @@ impl Tensors {
     }
 
     /// The tensor that the file calls `file_name`, in the file's order.
-    pub(super) fn stored(&self, file_name: &str, name: &str) -> Result<Weight<'_>, CheckpointError> {
+    pub(super) fn stored(&self, file_name: &str, name: &str) -> Result<Weight<'_>> {
         self.tensor(file_name, name, Elements::Read)
     }
 
-    fn tensor(&self, file_name: &str, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+    fn tensor(&self, file_name: &str, name: &str, elements: Elements) -> Result<Weight<'_>> {
         let Some(located) = self.by_name.get(file_name) else { return Err(self.missing(name)) };
         let bytes = |located: &StoredTensor| {
             self.maps.get(located.file).and_then(|map| map.get(located.bytes.clone())).unwrap_or(&[])
@@ -95,7 +95,7 @@ impl Tensors {
 }
 
 impl WeightSource for Tensors {
-    fn weight(&self, name: &str) -> Result<Weight<'_>, CheckpointError> {
+    fn weight(&self, name: &str) -> Result<Weight<'_>> {
         self.of_file(name, Elements::Read)
     }
 
@@ -123,7 +123,7 @@ impl WeightSource for Tensors {
 
 impl Tensors {
     /// Fails unless the weight `name` is there, in a known encoding and of the shape `expected`. No elements are read.
-    pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
+    pub(super) fn check(&self, name: &str, expected: &[usize]) -> Result<()> {
         let part = self.names.part(name);
         for located in self.find(name).iter().flatten().filter_map(|file_name| self.by_name.get(file_name)) {
             let expected = self.layout.stored_shape(name, part, expected, &located.shape);
@@ -136,12 +136,12 @@ impl Tensors {
         self.of_file(name, Elements::Unread).map(drop)
     }
 
-    fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+    fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>> {
         let told = |error: CheckpointError| error.of_tensor(self.called(name)).in_file(self.file_of(name));
         self.read(name, elements).map_err(told)
     }
 
-    fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>, CheckpointError> {
+    fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>> {
         let Some(names) = self.find(name) else { return Err(self.missing(name)) };
         let weight = match &names[..] {
             [file_name] => self.tensor(file_name, name, elements)?,
@@ -152,10 +152,7 @@ impl Tensors {
 }
 
 /// Vectors of one length as the rows of a matrix.
-fn stacked<'a>(
-    name: &str,
-    vectors: impl Iterator<Item = Result<Weight<'a>, CheckpointError>>,
-) -> Result<Weight<'a>, CheckpointError> {
+fn stacked<'a>(name: &str, vectors: impl Iterator<Item = Result<Weight<'a>>>) -> Result<Weight<'a>> {
     let (mut values, mut shape) = (Vec::new(), vec![0, 0]);
     for vector in vectors {
         let vector = vector?;

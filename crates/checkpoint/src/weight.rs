@@ -6,7 +6,7 @@ use std::{borrow::Cow, ops::Range};
 
 use rayon::prelude::*;
 
-use super::{CheckpointError, Columns, Encoding, Weight};
+use super::{CheckpointError, Columns, Encoding, Result, Weight};
 
 impl<'a> Weight<'a> {
     /// A weight in file order: `bytes` holds `shape` row-major in `encoding`.
@@ -18,7 +18,7 @@ impl<'a> Weight<'a> {
         shape: Vec<usize>,
         encoding: Encoding,
         bytes: impl Into<Cow<'a, [u8]>>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
         let (name, bytes) = (name.into(), bytes.into());
         let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let whole = shape.last().is_some_and(|cols| cols.is_multiple_of(encoding.block_elements()));
@@ -40,7 +40,7 @@ impl<'a> Weight<'a> {
     ///
     /// Fails with [`CheckpointError::WrongShape`] where `rows` has another length than [`Weight::rows_len`] or names
     /// a row that is not there.
-    pub fn with_rows(mut self, rows: Vec<u32>) -> Result<Self, CheckpointError> {
+    pub fn with_rows(mut self, rows: Vec<u32>) -> Result<Self> {
         let count = self.rows_len();
         if rows.len() != count || rows.iter().any(|&row| row as usize >= count) {
             return Err(CheckpointError::WrongShape {
@@ -56,7 +56,7 @@ impl<'a> Weight<'a> {
     /// Some rows of a matrix, in this order.
     ///
     /// Fails with [`CheckpointError::WrongShape`] where they are not rows of a matrix.
-    pub(super) fn with_row_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self, CheckpointError> {
+    pub(super) fn with_row_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self> {
         let count: usize = ranges.iter().map(Range::len).sum();
         let inside = ranges.iter().all(|range| range.end <= self.rows_len());
         match self.shape.first_mut() {
@@ -74,7 +74,7 @@ impl<'a> Weight<'a> {
     /// Some columns of a matrix, in this order.
     ///
     /// Fails with [`CheckpointError::WrongShape`] where they are not columns, or not whole blocks of them.
-    pub(super) fn with_column_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self, CheckpointError> {
+    pub(super) fn with_column_ranges(mut self, ranges: &[Range<usize>]) -> Result<Self> {
         let (stored, block) = (self.cols(), self.encoding.block_elements());
         let count: usize = ranges.iter().map(Range::len).sum();
         let whole = |at: usize| at <= stored && at.is_multiple_of(block);
@@ -147,7 +147,7 @@ impl<'a> Weight<'a> {
     }
 
     /// Fails with [`CheckpointError::WrongShape`] unless the shape is `expected`.
-    pub fn expect_shape(&self, expected: &[usize]) -> Result<(), CheckpointError> {
+    pub fn expect_shape(&self, expected: &[usize]) -> Result<()> {
         if self.shape == expected {
             return Ok(());
         }
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(some.to_f32(), [20.0, 22.0, 23.0, 0.0, 2.0, 3.0]);
         let turned = weight.clone().with_rows(vec![1, 2, 0]).unwrap().with_row_ranges(&one(1..3)).unwrap();
         assert_eq!(turned.to_f32()[..5], [20.0, 21.0, 22.0, 23.0, 0.0]);
-        let wrong = |found: Result<Weight<'_>, CheckpointError>| found.unwrap_err().to_string();
+        let wrong = |found: Result<Weight<'_>>| found.unwrap_err().to_string();
         assert!(wrong(weight.clone().with_row_ranges(&one(0..4))).ends_with("expected [4, 4], found [3, 4]"));
         assert!(wrong(weight.with_column_ranges(&one(2..5))).contains("found [3, 4]"));
         // Blocks of 32 are read whole.

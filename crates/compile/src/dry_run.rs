@@ -18,7 +18,7 @@ use narthex_spec::{
 
 use crate::{
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
-    error::CompileError,
+    error::Result,
     lower::{self, parts},
     package::DATA_FILE,
     quant::{Plan, Scaling},
@@ -38,8 +38,8 @@ impl DryRun {
     /// Compiles an architecture without weights.
     ///
     /// # Errors
-    /// [`CompileError::Unsupported`] if the architecture cannot have the shapes that the recipe asks for.
-    pub fn new(name: &str, architecture: &Architecture, recipe: &Recipe) -> Result<Self, CompileError> {
+    /// [`CompileError::Unsupported`](crate::CompileError::Unsupported) if the architecture cannot have the shapes that the recipe asks for.
+    pub fn new(name: &str, architecture: &Architecture, recipe: &Recipe) -> Result<Self> {
         let plan = Plan::new(architecture, recipe);
         let (stage, cancel) = (Stage::start(&Quiet, "dry run", Unit::Nothing, None), AtomicBool::new(false));
         let mut emitter = Emitter {
@@ -64,7 +64,7 @@ impl DryRun {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_static_shapes(architecture: &Architecture, scheme: Scheme) -> Result<Self, CompileError> {
+    pub fn with_static_shapes(architecture: &Architecture, scheme: Scheme) -> Result<Self> {
         let shapes = FixedShapes::new(FixedShapes::USUAL_CONTEXT);
         let recipe = Recipe { fixed: Some(shapes), ..Recipe::new(scheme) };
         let fixed = parts::shapes(architecture, &recipe, architecture.longest());

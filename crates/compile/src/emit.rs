@@ -19,7 +19,7 @@ use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
 
 pub(crate) use self::stream::{WeightSink, pieces};
 use crate::{
-    error::CompileError,
+    error::{CompileError, Result},
     quant::{Plan, Scaling, Storage},
 };
 
@@ -93,14 +93,14 @@ impl<'a> Emitter<'a> {
     }
 
     /// Returns the graph under construction, checked; the next one is empty.
-    pub(crate) fn finish_graph(&mut self) -> Result<Graph, CompileError> {
+    pub(crate) fn finish_graph(&mut self) -> Result<Graph> {
         let graph = std::mem::replace(&mut self.graph, new_graph("")).finish();
         graph.check()?;
         Ok(graph)
     }
 
     /// Completes the weights file and returns its length in bytes.
-    pub(crate) fn close(self) -> Result<u64, CompileError> {
+    pub(crate) fn close(self) -> Result<u64> {
         let (path, length) = (self.data_file.into(), self.data.length());
         match self.data.finish().map_err(|source| CompileError::Write { path, source })? {
             WeightSink::File(file) => file.sync()?,
@@ -110,14 +110,14 @@ impl<'a> Emitter<'a> {
     }
 
     /// A weight, checked for its shape.
-    pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'a>, CompileError> {
+    pub(crate) fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight<'a>> {
         let weight = self.weights.weight(name)?;
         weight.expect_shape(shape)?;
         Ok(weight)
     }
 
     /// Every element of a small weight.
-    pub(crate) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CompileError> {
+    pub(crate) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let values = self.weight(name, shape)?.to_f32();
         self.weights.check_finite(name, &values)?;
         Ok(values)
@@ -128,8 +128,8 @@ impl<'a> Emitter<'a> {
         &mut self,
         name: &str,
         shape: &[usize],
-        values: impl FnOnce(&Self) -> Result<Vec<f32>, CompileError>,
-    ) -> Result<Tensor, CompileError> {
+        values: impl FnOnce(&Self) -> Result<Vec<f32>>,
+    ) -> Result<Tensor> {
         let dtype = self.compute;
         let place = self.once(name, dtype, |e| {
             let bytes = if e.is_dry_run() { Vec::new() } else { encoded(&values(e)?, dtype) };
@@ -145,8 +145,8 @@ impl<'a> Emitter<'a> {
         scope: &Scope,
         dtype: DType,
         shape: &[usize],
-        write: impl FnOnce(&mut Self) -> Result<Place, CompileError>,
-    ) -> Result<Tensor, CompileError> {
+        write: impl FnOnce(&mut Self) -> Result<Place>,
+    ) -> Result<Tensor> {
         let name = scope.to_string();
         let place = self.once(&name, dtype, write)?;
         let stored = self.external(&name, dtype, shape, place);
@@ -161,8 +161,8 @@ impl<'a> Emitter<'a> {
         &mut self,
         name: &str,
         dtype: DType,
-        write: impl FnOnce(&mut Self) -> Result<Place, CompileError>,
-    ) -> Result<Place, CompileError> {
+        write: impl FnOnce(&mut Self) -> Result<Place>,
+    ) -> Result<Place> {
         if let Some(place) = self.place_of(name, dtype) {
             return Ok(place);
         }
@@ -180,7 +180,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// `x · factor`; nothing is added for a factor of 1.
-    pub(crate) fn scale(&mut self, scope: &Scope, x: Tensor, factor: f64) -> Result<Tensor, CompileError> {
+    pub(crate) fn scale(&mut self, scope: &Scope, x: Tensor, factor: f64) -> Result<Tensor> {
         if factor == 1.0 {
             return Ok(x);
         }
@@ -194,7 +194,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// A weight vector in the activations' type, scaled by calibration.
-    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, CompileError> {
+    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Tensor> {
         self.tensor(name, &[length], |e| {
             let mut values = e.values(name, &[length])?;
             e.scaling.divide(name, &mut values);
@@ -203,7 +203,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// A vector of ones, stored under this name.
-    pub(crate) fn ones(&mut self, name: &str, length: usize) -> Result<Tensor, CompileError> {
+    pub(crate) fn ones(&mut self, name: &str, length: usize) -> Result<Tensor> {
         self.tensor(name, &[length], |_| Ok(vec![1.0; length]))
     }
 
@@ -213,7 +213,7 @@ impl<'a> Emitter<'a> {
         name: &str,
         [rows, cols]: [usize; 2],
         columns: &[usize],
-    ) -> Result<Vec<f32>, CompileError> {
+    ) -> Result<Vec<f32>> {
         let weight = self.weight(name, &[rows, cols])?;
         let mut picked = vec![0.0; columns.len() * rows];
         let mut buffer = vec![0.0; cols];

@@ -18,6 +18,9 @@ pub struct RunnerError {
     pub hint: Option<String>,
 }
 
+/// Result of a compile, an import or an export.
+pub type Result<T, E = CompileError> = std::result::Result<T, E>;
+
 /// Reason why a model could not be compiled, imported or exported.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {

@@ -17,4 +17,4 @@ pub mod quant;
 mod rotary;
 pub mod vocabulary;
 
-pub use error::CompileError;
+pub use error::{CompileError, Result};

@@ -18,7 +18,7 @@ use narthex_spec::{
 };
 use sha2::Digest;
 
-use crate::error::CompileError;
+use crate::error::{CompileError, Result};
 
 /// The main graph's file, relative to the package.
 pub(crate) const GRAPH_FILE: &str = "model.onnx";
@@ -52,7 +52,7 @@ impl PackageWriter {
     }
 
     /// Starts a file.
-    pub(crate) fn create(&self, name: &str) -> Result<HashedFile, CompileError> {
+    pub(crate) fn create(&self, name: &str) -> Result<HashedFile> {
         let path = self.folder.join(name);
         let file =
             File::create(&path).map_err(|source| CompileError::Write { path: path.clone(), source })?;
@@ -67,7 +67,7 @@ impl PackageWriter {
     }
 
     /// Writes a whole file.
-    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CompileError> {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let mut file = self.create(name)?;
         let path = file.path.clone();
         file.write_all(bytes).map_err(|source| CompileError::Write { path, source })?;
@@ -79,7 +79,7 @@ impl PackageWriter {
     /// # Errors
     /// [`CompileError::Open`] if the file cannot be read, [`CompileError::Write`] if the copy cannot be written, and
     /// [`CompileError::Cancelled`].
-    pub(crate) fn copy(&self, name: &str, from: &Path, cancel: &AtomicBool) -> Result<(), CompileError> {
+    pub(crate) fn copy(&self, name: &str, from: &Path, cancel: &AtomicBool) -> Result<()> {
         let source = File::open(from).map_err(|source| read_error(from, source))?;
         let mut file = self.create(name)?;
         let path = file.path.clone();
@@ -88,7 +88,7 @@ impl PackageWriter {
     }
 
     /// Lists the files in the manifest, and writes the manifest as the last file of the package.
-    pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<(), CompileError> {
+    pub(crate) fn finish(self, manifest: &mut Manifest) -> Result<()> {
         manifest.files = self.files.lock().unwrap_or_else(PoisonError::into_inner).clone();
         write_manifest(&self.folder, manifest)
     }
@@ -97,7 +97,7 @@ impl PackageWriter {
 /// Adds files of a package's folder to its manifest, and rewrites the manifest.
 ///
 /// `names` are relative to the folder, with `/` between their parts.
-pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<(), CompileError> {
+pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result<()> {
     for name in names {
         let path = folder.join(name);
         let failed = |source| CompileError::Write { path: path.clone(), source };
@@ -117,7 +117,7 @@ pub fn adopt(folder: &Path, manifest: &mut Manifest, names: &[String]) -> Result
     write_manifest(folder, manifest)
 }
 
-fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CompileError> {
+fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(MANIFEST_FILE);
     let failed = |source| CompileError::Write { path: path.clone(), source };
     let text = serde_json::to_vec_pretty(manifest).map_err(|error| failed(error.into()))?;
@@ -139,7 +139,7 @@ fn copy_stream(
     mut from: Stream<'_, impl Read>,
     mut to: Stream<'_, impl Write>,
     cancel: &AtomicBool,
-) -> Result<(), CompileError> {
+) -> Result<()> {
     let mut piece = Vec::new();
     loop {
         if cancel.load(Ordering::Relaxed) {
@@ -161,7 +161,7 @@ fn read_error(path: &Path, source: io::Error) -> CompileError {
 
 impl HashedFile {
     /// Writes everything to the disk and adds the file to the package.
-    pub(crate) fn sync(mut self) -> Result<(), CompileError> {
+    pub(crate) fn sync(mut self) -> Result<()> {
         let path = self.path;
         self.file
             .flush()

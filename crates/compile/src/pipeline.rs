@@ -22,7 +22,7 @@ use sha2::Digest;
 use crate::{
     calibration::{CalibrationGraph, CalibrationModel, GraphRunner, calibrate},
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
-    error::CompileError,
+    error::{CompileError, Result},
     lower::{self, Lowered, parts},
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
     pass,
@@ -57,7 +57,7 @@ pub fn compile(
     mut job: CompileJob<'_>,
     progress: &dyn ProgressSink,
     cancel: &AtomicBool,
-) -> Result<Manifest, CompileError> {
+) -> Result<Manifest> {
     let mut checkpoint = checkpoint::open(job.checkpoint)?.sliced(&job.recipe)?;
     let package = PackageWriter::new(job.out);
     let tokenizer = match &checkpoint.tokenizer {
@@ -119,7 +119,7 @@ struct Sweep<'a> {
 
 impl Sweep<'_> {
     /// Writes the weights, replacing those of an earlier sweep, and returns the graphs over them.
-    fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered, CompileError> {
+    fn lower(&self, title: String, scaling: &Scaling, recipe: &Recipe) -> Result<Lowered> {
         let architecture = &self.checkpoint.architecture;
         let total = self.plan.data_bytes(architecture, recipe);
         let stage = Stage::start(self.progress, title, Unit::Bytes, Some(total));
@@ -143,7 +143,7 @@ impl Sweep<'_> {
 
     /// Returns the scaling factors of channels, or `None` without a runner or without weights to scale. The model is
     /// compiled without factors and run on a calibration text.
-    fn calibrate(&self, tokenizer: &Tokenizer) -> Result<Option<Scaling>, CompileError> {
+    fn calibrate(&self, tokenizer: &Tokenizer) -> Result<Option<Scaling>> {
         let (Some(runner), Architecture::Decoder(arch)) = (self.job.runner, &self.checkpoint.architecture)
         else {
             return Ok(None);
@@ -184,11 +184,7 @@ fn left_out(recipe: &Recipe, architecture: &Architecture) -> String {
 }
 
 /// Applies the recipe's passes to the graphs of fixed shape, and returns a line for each change.
-fn change(
-    lowered: &mut Lowered,
-    recipe: &Recipe,
-    progress: &dyn ProgressSink,
-) -> Result<String, CompileError> {
+fn change(lowered: &mut Lowered, recipe: &Recipe, progress: &dyn ProgressSink) -> Result<String> {
     let mut changes = String::new();
     for &pass in &recipe.passes {
         let mut count = 0;
@@ -252,7 +248,7 @@ fn json(value: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec_pretty(value).unwrap_or_default()
 }
 
-fn keep(folder: Option<&Path>, name: &str, bytes: impl FnOnce() -> Vec<u8>) -> Result<(), CompileError> {
+fn keep(folder: Option<&Path>, name: &str, bytes: impl FnOnce() -> Vec<u8>) -> Result<()> {
     let Some(folder) = folder else { return Ok(()) };
     let path: PathBuf = folder.join(name);
     let failed = |source| CompileError::Write { path: path.clone(), source };

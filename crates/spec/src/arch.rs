@@ -121,13 +121,10 @@ pub struct DecoderArch {
     /// Rotary positions; `None` where they are learned.
     pub rope: Option<Rope>,
     /// Rotary positions of the layers that are rotated locally.
-    #[serde(default)]
     pub local_rope: Option<Rope>,
     /// Factor on embedded tokens.
-    #[serde(default)]
     pub embed_scale: Option<f32>,
     /// Soft cap of logits: `cap · tanh(x / cap)`.
-    #[serde(default)]
     pub logit_cap: Option<f32>,
     /// Alternating updates over several residual streams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,10 +197,8 @@ pub struct Attention {
     #[serde(default)]
     pub rotation: Rotation,
     /// Factor on scores; `None` is `1 / √head_size`.
-    #[serde(default)]
     pub scale: Option<f32>,
     /// Soft cap of scores before the mask: `cap · tanh(x / cap)`.
-    #[serde(default)]
     pub score_cap: Option<f32>,
     /// True if each head of values has an RMS norm without a gain.
     #[serde(default)]

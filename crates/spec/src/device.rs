@@ -10,7 +10,10 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use crate::{Scheme, UnknownName, Variant};
+use crate::{
+    Scheme, UnknownName, Variant,
+    name::{parse_by_name, string_form},
+};
 
 /// An ONNX Runtime execution provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -94,13 +97,7 @@ impl fmt::Display for Ep {
     }
 }
 
-impl FromStr for Ep {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        UnknownName::find("execution provider", text, &Self::ALL)
-    }
-}
+parse_by_name!(Ep, "execution provider");
 
 /// A device of OpenVINO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr)]
@@ -281,19 +278,7 @@ impl FromStr for DeviceName {
     }
 }
 
-impl TryFrom<String> for DeviceName {
-    type Error = UnknownName;
-
-    fn try_from(text: String) -> Result<Self, UnknownName> {
-        text.parse()
-    }
-}
-
-impl From<DeviceName> for String {
-    fn from(name: DeviceName) -> Self {
-        name.to_string()
-    }
-}
+string_form!(DeviceName);
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::{DeviceName, OpenVinoDevice, UnknownName};
+use crate::{DeviceName, OpenVinoDevice, UnknownName, name::named_set};
 
 /// Devices in the order in which a load tries them: at least one, each once.
 ///
@@ -110,20 +110,9 @@ pub enum NpuPolicy {
 impl NpuPolicy {
     /// Every policy.
     pub const ALL: [Self; 3] = [Self::Require, Self::Prefer, Self::Off];
-
-    /// Name on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
-impl FromStr for NpuPolicy {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        UnknownName::find("policy", text, &Self::ALL)
-    }
-}
+named_set!(NpuPolicy, "policy");
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::name::string_form;
+
 /// Id of a token in a model's vocabulary.
 pub type TokenId = u32;
 
@@ -61,20 +63,6 @@ impl FromStr for ModelName {
     }
 }
 
-impl TryFrom<String> for ModelName {
-    type Error = BadModelName;
-
-    fn try_from(text: String) -> Result<Self, BadModelName> {
-        text.parse()
-    }
-}
-
-impl From<ModelName> for String {
-    fn from(name: ModelName) -> Self {
-        name.0
-    }
-}
-
 impl fmt::Display for ModelName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -111,19 +99,8 @@ impl FromStr for Sha256 {
     }
 }
 
-impl TryFrom<String> for Sha256 {
-    type Error = BadSha256;
-
-    fn try_from(text: String) -> Result<Self, BadSha256> {
-        text.parse()
-    }
-}
-
-impl From<Sha256> for String {
-    fn from(digest: Sha256) -> Self {
-        digest.to_string()
-    }
-}
+string_form!(ModelName);
+string_form!(Sha256);
 
 impl fmt::Display for Sha256 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

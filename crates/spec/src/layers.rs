@@ -4,6 +4,8 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::name::string_form;
+
 /// Maximum number of layers; a larger number is a mistake.
 pub(crate) const MOST_LAYERS: usize = 1024;
 
@@ -113,19 +115,7 @@ impl fmt::Display for LayerList {
     }
 }
 
-impl TryFrom<String> for LayerList {
-    type Error = BadLayerList;
-
-    fn try_from(text: String) -> Result<Self, BadLayerList> {
-        text.parse()
-    }
-}
-
-impl From<LayerList> for String {
-    fn from(list: LayerList) -> Self {
-        list.to_string()
-    }
-}
+string_form!(LayerList);
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::layers::{MOST_LAYERS, numbers, runs, short, written};
+use crate::{
+    layers::{MOST_LAYERS, numbers, runs, short, written},
+    name::string_form,
+};
 
 /// A smaller model out of a MatFormer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -123,19 +126,7 @@ impl fmt::Display for MatFormer {
     }
 }
 
-impl TryFrom<String> for MatFormer {
-    type Error = BadMatFormer;
-
-    fn try_from(text: String) -> Result<Self, BadMatFormer> {
-        text.parse()
-    }
-}
-
-impl From<MatFormer> for String {
-    fn from(matformer: MatFormer) -> Self {
-        matformer.to_string()
-    }
-}
+string_form!(MatFormer);
 
 #[cfg(test)]
 mod tests {

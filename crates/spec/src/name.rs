@@ -36,6 +36,54 @@ impl UnknownName {
     }
 }
 
+/// Implements `FromStr` for a set of values with names. The noun is for errors.
+macro_rules! parse_by_name {
+    ($set:ty, $noun:literal) => {
+        impl std::str::FromStr for $set {
+            type Err = $crate::UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                $crate::UnknownName::find($noun, text, &Self::ALL)
+            }
+        }
+    };
+}
+
+/// Implements `as_str` and `FromStr` for an enum whose names strum gives. The noun is for errors.
+macro_rules! named_set {
+    ($set:ty, $noun:literal) => {
+        impl $set {
+            /// Name on the command line and in JSON.
+            pub fn as_str(self) -> &'static str {
+                self.into()
+            }
+        }
+
+        $crate::name::parse_by_name!($set, $noun);
+    };
+}
+
+/// Implements the conversions with which serde writes a type as the string of its `Display` and `FromStr`.
+macro_rules! string_form {
+    ($type:ty) => {
+        impl TryFrom<String> for $type {
+            type Error = <Self as std::str::FromStr>::Err;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+
+pub(crate) use {named_set, parse_by_name, string_form};
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,9 @@
 //! Graph rewrites that a recipe may ask for.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::UnknownName;
+use crate::name::named_set;
 
 /// A rewrite of a model's graphs that keeps what they compute, for compilers and NPUs that run the new form better.
 #[derive(
@@ -25,17 +23,6 @@ pub enum Pass {
 impl Pass {
     /// Every pass, in the order in which they are applied.
     pub const ALL: [Self; 3] = [Self::GroupedProjections, Self::SplitHeads, Self::LinearAsConv];
-
-    /// Name on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
-impl FromStr for Pass {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        UnknownName::find("pass", text, &Self::ALL)
-    }
-}
+named_set!(Pass, "pass");

@@ -6,7 +6,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceName, UnknownName};
+use crate::{DeviceName, UnknownName, name::string_form};
 
 /// Devices that a model runs on.
 ///
@@ -51,19 +51,7 @@ impl FromStr for DevicePlacement {
     }
 }
 
-impl TryFrom<String> for DevicePlacement {
-    type Error = InvalidPlacement;
-
-    fn try_from(text: String) -> Result<Self, InvalidPlacement> {
-        text.parse()
-    }
-}
-
-impl From<DevicePlacement> for String {
-    fn from(placement: DevicePlacement) -> Self {
-        placement.to_string()
-    }
-}
+string_form!(DevicePlacement);
 
 /// Devices for the two phases of a decoder.
 ///

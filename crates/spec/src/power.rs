@@ -1,11 +1,9 @@
 //! Trade-off between a device's speed and its energy use.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::UnknownName;
+use crate::name::named_set;
 
 /// Preset for a device's clocks while it works. Each provider translates it to its own settings.
 #[derive(
@@ -26,17 +24,6 @@ pub enum Power {
 impl Power {
     /// Every preset.
     pub const ALL: [Self; 3] = [Self::Burst, Self::Balanced, Self::Saver];
-
-    /// Name on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
-impl FromStr for Power {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        UnknownName::find("power preset", text, &Self::ALL)
-    }
-}
+named_set!(Power, "power preset");

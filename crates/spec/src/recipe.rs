@@ -1,11 +1,11 @@
 //! Recipes: the settings of a compile.
 
-use std::{collections::BTreeSet, str::FromStr};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::{LayerList, MatFormer, Pass, Scheme, Sha256, Target, UnknownName};
+use crate::{LayerList, MatFormer, Pass, Scheme, Sha256, Target, name::named_set};
 
 /// The text on which a compile measures activations, to scale channels before weights are quantised.
 #[derive(
@@ -24,20 +24,9 @@ pub enum Calibration {
 impl Calibration {
     /// Every calibration.
     pub const ALL: [Self; 2] = [Self::Standard, Self::None];
-
-    /// Name on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
-impl FromStr for Calibration {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        UnknownName::find("calibration", text, &Self::ALL)
-    }
-}
+named_set!(Calibration, "calibration");
 
 /// All settings of a compile; part of the identity of the package.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

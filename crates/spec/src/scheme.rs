@@ -1,11 +1,9 @@
 //! Number formats in which a package stores its weights.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::UnknownName;
+use crate::name::named_set;
 
 /// The weight scheme of a package.
 #[derive(
@@ -27,17 +25,6 @@ pub enum Scheme {
 impl Scheme {
     /// Every scheme.
     pub const ALL: [Self; 4] = [Self::W8, Self::W4, Self::F16, Self::F32];
-
-    /// Name on the command line and in JSON.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
-impl FromStr for Scheme {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        UnknownName::find("scheme", text, &Self::ALL)
-    }
-}
+named_set!(Scheme, "scheme");

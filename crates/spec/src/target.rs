@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ep, OpenVinoDevice, UnknownName};
+use crate::{Ep, OpenVinoDevice, UnknownName, name::string_form};
 
 /// An NPU, or several of one vendor, that a package is compiled for ahead of time.
 ///
@@ -157,19 +157,7 @@ impl FromStr for Target {
     }
 }
 
-impl TryFrom<String> for Target {
-    type Error = UnknownTarget;
-
-    fn try_from(text: String) -> Result<Self, UnknownTarget> {
-        text.parse()
-    }
-}
-
-impl From<Target> for String {
-    fn from(target: Target) -> Self {
-        target.to_string()
-    }
-}
+string_form!(Target);
 
 #[cfg(test)]
 mod tests {

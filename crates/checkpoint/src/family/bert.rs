@@ -4,7 +4,7 @@ use narthex_spec::arch::{Activation, EncoderArch, EncoderHead, EncoderNorm, Fami
 
 use super::{GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
-    CheckpointError, WeightSource,
+    Result, WeightSource,
     gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,
@@ -88,13 +88,13 @@ const GGUF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let keys: EncoderKeys = config.keys()?;
     let heads = Heads { score: Some(Activation::Tanh), masked: keys.activation("gelu")? };
     keys.encoder(config, head(config, sentence, &heads)?)
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch> {
     let positions = rows(tensors, "embed.position.weight")?;
     let epsilon = keys.need_float("attention.layer_norm_epsilon")?;
     if keys.flag("attention.causal")? == Some(true) {
@@ -122,7 +122,7 @@ fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<EncoderArch, Checkpoin
 }
 
 /// llama.cpp's `llama_pooling_type`; the mean where the file leaves it open.
-fn pooling(keys: &GgufKeys<'_>) -> Result<Pooling, CheckpointError> {
+fn pooling(keys: &GgufKeys<'_>) -> Result<Pooling> {
     match keys.count("pooling_type")? {
         None | Some(0 | 1) => Ok(Pooling::Mean),
         Some(2) => Ok(Pooling::Cls),
@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    fn encoder(changes: Value) -> Result<EncoderArch, CheckpointError> {
+    fn encoder(changes: Value) -> Result<EncoderArch> {
         let keys = json!({
             "architectures": ["BertModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::GgufKeys,
     hf::config::Config,
     limits::{HEADS, LAYERS, bounded, unsupported},
@@ -71,21 +71,15 @@ struct ChatGlmKeys {
     add_qkv_bias: bool,
     #[serde(default)]
     add_bias_linear: bool,
-    #[serde(default)]
     layernorm_epsilon: Option<f64>,
-    #[serde(default)]
     rope_ratio: Option<f64>,
-    #[serde(default)]
     rmsnorm: Option<bool>,
-    #[serde(default)]
     post_layer_norm: Option<bool>,
-    #[serde(default)]
     apply_residual_connection_post_layernorm: Option<bool>,
-    #[serde(default)]
     tie_word_embeddings: Option<bool>,
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: ChatGlmKeys = config.keys()?;
     let flags = [
         ("rmsnorm", keys.rmsnorm, true),
@@ -136,7 +130,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(Decoder::from(arch).with_interleaved_rope())
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::ChatGlm;
     Ok(Decoder::from(arch).with_interleaved_rope())

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::{HfFamily, HfReader};
 use crate::{
-    CheckpointError,
+    Result,
     hf::{
         config::Config,
         decoder::activation,
@@ -64,13 +64,12 @@ struct DistilBertKeys {
     hidden_dim: usize,
     n_layers: usize,
     n_heads: usize,
-    #[serde(default)]
     max_position_embeddings: Option<usize>,
     #[serde(default, rename = "activation")]
     act: Option<String>,
 }
 
-fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let keys: DistilBertKeys = config.keys()?;
     let activation = activation(keys.act.as_deref().unwrap_or("gelu"))?;
     let heads = Heads { score: Some(Activation::Relu), masked: activation };

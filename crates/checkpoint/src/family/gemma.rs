@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    CheckpointError, Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -91,30 +91,22 @@ pub(super) const LOCAL_THETA: f64 = 10_000.0;
 /// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 pub(super) struct GemmaKeys {
-    #[serde(default)]
     hidden_activation: Option<String>,
-    #[serde(default)]
     query_pre_attn_scalar: Option<f64>,
     #[serde(default, deserialize_with = "present")]
     attn_logit_softcapping: Option<Option<f32>>,
     #[serde(default, deserialize_with = "present")]
     pub(super) final_logit_softcapping: Option<Option<f32>>,
-    #[serde(default)]
     sliding_window_pattern: Option<usize>,
-    #[serde(default)]
     rope_local_base_freq: Option<f64>,
-    #[serde(default)]
     rope_parameters: Option<RopeByType>,
-    #[serde(default)]
     use_bidirectional_attention: Option<bool>,
 }
 
 /// `rope_parameters` of Gemma 3, as newer versions write it.
 #[derive(Debug, Default, Deserialize)]
 struct RopeByType {
-    #[serde(default)]
     full_attention: Option<RopeKeys>,
-    #[serde(default)]
     sliding_attention: Option<RopeKeys>,
 }
 
@@ -123,7 +115,7 @@ pub(super) fn shared(
     config: &Config,
     defaults: Defaults,
     pattern: usize,
-) -> Result<(GemmaKeys, DecoderArch), CheckpointError> {
+) -> Result<(GemmaKeys, DecoderArch)> {
     let (mut keys, own): (DecoderKeys, GemmaKeys) = (config.keys()?, config.keys()?);
     if own.use_bidirectional_attention == Some(true) {
         return Err(unsupported("use_bidirectional_attention", "false: a causal model", true));
@@ -194,7 +186,7 @@ fn counted_from_one(arch: DecoderArch) -> Decoder {
     decoder
 }
 
-fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf2(config: &Config) -> Result<Decoder> {
     let defaults = Defaults { context: 8192, ..GEMMA };
     let (own, arch) = shared(config, defaults, PATTERN[0])?;
     let caps = SoftCaps {
@@ -204,7 +196,7 @@ fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(counted_from_one(second(arch, caps)))
 }
 
-fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf3(config: &Config) -> Result<Decoder> {
     // Files of the multimodal sizes state only what differs from these.
     let published = json!({
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -228,7 +220,7 @@ pub(super) fn local_rope(
     own: &mut GemmaKeys,
     arch: &mut DecoderArch,
     theta: f64,
-) -> Result<Rope, CheckpointError> {
+) -> Result<Rope> {
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);
     let by_type = own.rope_parameters.take().unwrap_or_default();
     if let Some(keys) = by_type.full_attention {
@@ -251,12 +243,7 @@ pub(super) const GEMMA: Defaults =
 
 /// Reads what both generations share in GGUF; `largest` is the number of layers of the size whose scores are scaled by the width
 /// of all heads, for which the format has no key.
-fn gguf(
-    keys: &GgufKeys<'_>,
-    tensors: &Tensors,
-    pattern: usize,
-    largest: usize,
-) -> Result<DecoderArch, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors, pattern: usize, largest: usize) -> Result<DecoderArch> {
     let mut arch = keys.decoder(tensors)?;
     let (hidden, layers) = (arch.hidden, arch.layers.len());
     for (layer, kind) in arch.layers.iter_mut().zip(every(pattern, layers)) {
@@ -273,7 +260,7 @@ fn gguf(
     Ok(sandwiched(arch))
 }
 
-fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = gguf(keys, tensors, PATTERN[0], 46)?;
     let cap = |key: &str, usual: f32| {
         Ok::<_, CheckpointError>(Some(keys.float(key)?.map_or(usual, |cap| cap as f32)))
@@ -285,7 +272,7 @@ fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointEr
     Ok(second(arch, caps).into())
 }
 
-fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = gguf(keys, tensors, PATTERN[1], 62)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA);
     let dims = arch.rope.as_ref().map_or(0, |rope| rope.dims);

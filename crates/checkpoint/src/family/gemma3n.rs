@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, gemma};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::{GgufKeys, rows},
     hf::{
         config::Config,
@@ -150,7 +150,7 @@ impl Default for Gemma3nKeys {
     }
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let published = json!({
         "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35,
         "num_attention_heads": 8, "sliding_window": 512,
@@ -183,7 +183,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(third_n(arch).into())
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = gemma::sandwiched(keys.decoder(tensors)?);
     let count = arch.layers.len();
     let kinds = gemma::every(PATTERN, count).into_iter().map(|kind| kind == LayerType::Sliding);
@@ -240,7 +240,7 @@ fn third_n(mut arch: DecoderArch) -> DecoderArch {
 }
 
 /// The last `count` layers share keys and values with the last layer of their kind before them.
-fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result<(), CheckpointError> {
+fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result<()> {
     let all = arch.layers.len();
     let Some(first) = all.checked_sub(count).filter(|&first| first > 0) else {
         return Err(malformed(path, format!("fewer than {all} layers that share keys and values"), count));
@@ -277,7 +277,7 @@ fn quantile(share: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn arch(keys: serde_json::Value) -> Result<DecoderArch, CheckpointError> {
+    fn arch(keys: serde_json::Value) -> Result<DecoderArch> {
         Ok(hf(&Config::new("config.json".into(), keys)?)?.arch)
     }
 

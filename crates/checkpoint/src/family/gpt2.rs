@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::GgufKeys,
     hf::{config::Config, decoder::activation},
     layout::Orientation,
@@ -65,21 +65,15 @@ struct Gpt2Keys {
     n_layer: usize,
     n_head: usize,
     n_positions: usize,
-    #[serde(default)]
     n_inner: Option<usize>,
-    #[serde(default)]
     activation_function: Option<String>,
-    #[serde(default)]
     layer_norm_epsilon: Option<f64>,
-    #[serde(default)]
     scale_attn_weights: Option<bool>,
-    #[serde(default)]
     scale_attn_by_inverse_layer_idx: Option<bool>,
-    #[serde(default)]
     tie_word_embeddings: Option<bool>,
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: Gpt2Keys = config.keys()?;
     if keys.scale_attn_by_inverse_layer_idx == Some(true) {
         return Err(unsupported("scale_attn_by_inverse_layer_idx", "false", true));
@@ -122,7 +116,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(decoder)
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     for layer in &mut arch.layers {
         layer.mlp.activation = Activation::GeluTanh;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    CheckpointError, Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -75,7 +75,7 @@ fn one() -> f64 {
 
 impl Multipliers {
     /// Fails for factors that are not finite numbers above zero.
-    fn apply(self, mut decoder: Decoder) -> Result<Decoder, CheckpointError> {
+    fn apply(self, mut decoder: Decoder) -> Result<Decoder> {
         let all = [self.embedding, self.residual, self.attention, self.logits];
         if let Some(found) = all.into_iter().find(|factor| !(factor.is_finite() && *factor > 0.0)) {
             return Err(unsupported("multiplier", "a finite number above zero", found));
@@ -95,7 +95,7 @@ impl Multipliers {
     }
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: DecoderKeys = config.keys()?;
     let mut arch = keys.decoder(config, Defaults::LLAMA)?;
     for layer in &mut arch.layers {
@@ -112,12 +112,11 @@ struct HybridKeys {
     shared_intermediate_size: usize,
     #[serde(default)]
     num_local_experts: usize,
-    #[serde(default)]
     position_embedding_type: Option<String>,
     layer_types: Vec<String>,
 }
 
-fn hf4(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf4(config: &Config) -> Result<Decoder> {
     let own: HybridKeys = config.keys()?;
     if let Some(other) = own.layer_types.iter().find(|kind| !kind.ends_with("attention")) {
         return Err(unsupported("layer type", "attention in every layer, as in the dense models", other));
@@ -135,7 +134,7 @@ fn hf4(config: &Config) -> Result<Decoder, CheckpointError> {
     hf(&config)
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let factor = |key: &str| Ok::<_, CheckpointError>(keys.float(key)?.unwrap_or(1.0));
     let decoder = Decoder::from(keys.decoder(tensors)?).with_interleaved_rope();
     let scale = decoder.arch.layers.first().map_or(1.0, |layer| layer.attention.scale());

@@ -2,7 +2,7 @@
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -80,7 +80,7 @@ pub(super) const GGUF_FUSED: &[(&str, &str, TensorPart)] = &[
 /// The same where only attention is fused.
 pub(super) const GGUF_FUSED_QKV: &[(&str, &str, TensorPart)] = GGUF_FUSED.split_at(3).0;
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: DecoderKeys = config.keys()?;
     let mut arch = keys.decoder(config, Defaults::LLAMA)?;
     for layer in &mut arch.layers {
@@ -91,14 +91,14 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(arch.into())
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     refuse_variants(keys)?;
     // The converter permutes q and k.
     Ok(Decoder::from(keys.decoder(tensors)?).with_interleaved_rope())
 }
 
 /// Refuses the models that share the name `llama` but compute something else.
-fn refuse_variants(keys: &GgufKeys<'_>) -> Result<(), CheckpointError> {
+fn refuse_variants(keys: &GgufKeys<'_>) -> Result<()> {
     if let Some(experts) = keys.count("expert_count")?.filter(|&experts| experts > 0) {
         return Err(unsupported(keys.name("expert_count"), "0: a dense model", experts));
     }

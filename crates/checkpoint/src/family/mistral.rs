@@ -4,7 +4,7 @@ use narthex_spec::arch::Family;
 
 use super::{Decoder, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    Result,
     hf::{
         config::Config,
         decoder::{DecoderKeys, Defaults, LayerType},
@@ -19,7 +19,7 @@ pub(super) const HF: HfFamily = HfFamily {
     read: HfReader::Decoder(hf),
 };
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: DecoderKeys = config.keys()?;
     let mut arch =
         keys.decoder(config, Defaults { context: 4096 * 32, kv_heads: Some(8), ..Defaults::LLAMA })?;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{HfFamily, HfReader};
 use crate::{
-    CheckpointError,
+    Result,
     hf::{
         config::Config,
         encoder::{EncoderKeys, Heads, head},
@@ -89,7 +89,6 @@ struct MobileBertKeys {
     key_query_shared_bottleneck: bool,
     #[serde(default = "yes")]
     classifier_activation: bool,
-    #[serde(default)]
     normalization_type: Option<String>,
 }
 
@@ -105,7 +104,7 @@ fn yes() -> bool {
     true
 }
 
-fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let (shared, keys): (EncoderKeys, MobileBertKeys) = (config.keys()?, config.keys()?);
     if let Some(other) = keys.normalization_type.as_deref().filter(|&kind| kind != "no_norm") {
         return Err(unsupported("normalization_type", "no_norm", other));
@@ -145,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    fn encoder(changes: Value) -> Result<EncoderArch, CheckpointError> {
+    fn encoder(changes: Value) -> Result<EncoderArch> {
         let keys = json!({
             "architectures": ["MobileBertForSequenceClassification"], "vocab_size": 300, "hidden_size": 512,
             "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -27,7 +27,7 @@ use narthex_spec::arch::{DecoderArch, EncoderArch};
 use serde_json::Value;
 
 use super::{
-    CheckpointError,
+    CheckpointError, Result,
     gguf::{decoder::GgufKeys, meta::Metadata},
     hf::{config::Config, pooling::SentenceEmbedding},
     layout::{Layout, RopePairs},
@@ -96,9 +96,9 @@ pub(super) struct HfFamily {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum HfReader {
     /// Of a causal language model.
-    Decoder(fn(&Config) -> Result<Decoder, CheckpointError>),
+    Decoder(fn(&Config) -> Result<Decoder>),
     /// Of an encoder.
-    Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch, CheckpointError>),
+    Encoder(fn(&Config, &SentenceEmbedding) -> Result<EncoderArch>),
 }
 
 /// A family's GGUF files.
@@ -116,9 +116,9 @@ pub(super) struct GgufFamily {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum GgufReader {
     /// Of a causal language model.
-    Decoder(fn(&GgufKeys<'_>, &Tensors) -> Result<Decoder, CheckpointError>),
+    Decoder(fn(&GgufKeys<'_>, &Tensors) -> Result<Decoder>),
     /// Of an encoder.
-    Encoder(fn(&GgufKeys<'_>, &Tensors) -> Result<EncoderArch, CheckpointError>),
+    Encoder(fn(&GgufKeys<'_>, &Tensors) -> Result<EncoderArch>),
 }
 
 /// A decoder, and the layout of its weights.
@@ -146,7 +146,7 @@ impl Decoder {
 }
 
 /// The family that reads the model's class.
-pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily, CheckpointError> {
+pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily> {
     if let Some(other) = config.quantization().filter(|config| !quark::is_read(config)) {
         return Err(unsupported(
             "quantization_config",
@@ -177,7 +177,7 @@ pub(super) fn hf_family(config: &Config) -> Result<&'static HfFamily, Checkpoint
 }
 
 /// The family that reads the file's architecture.
-pub(super) fn gguf_family(metadata: &Metadata) -> Result<&'static GgufFamily, CheckpointError> {
+pub(super) fn gguf_family(metadata: &Metadata) -> Result<&'static GgufFamily> {
     let Some(name) = metadata.text("general.architecture")? else {
         return Err(malformed(metadata.path(), "the key general.architecture", "none"));
     };
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    fn class(changes: Value) -> Result<&'static str, CheckpointError> {
+    fn class(changes: Value) -> Result<&'static str> {
         let config = Config::new("config.json".into(), changes)?;
         Ok(hf_family(&config)?.model_type)
     }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::GgufKeys,
     hf::{config::Config, decoder::activation},
     limits::{LAYERS, bounded, malformed, unsupported},
@@ -63,21 +63,17 @@ struct OpenElmKeys {
     num_kv_heads: Vec<usize>,
     ffn_multipliers: Vec<f64>,
     ffn_dim_divisor: usize,
-    #[serde(default)]
     ffn_with_glu: Option<bool>,
-    #[serde(default)]
     activation_fn_name: Option<String>,
-    #[serde(default)]
     normalization_layer_name: Option<String>,
     #[serde(default)]
     normalize_qk_projections: bool,
     #[serde(default)]
     share_input_output_layers: bool,
-    #[serde(default)]
     rope_freq_constant: Option<f64>,
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: OpenElmKeys = config.keys()?;
     let path = config.path();
     let count = bounded(path, "num_transformer_layers", keys.num_transformer_layers, &LAYERS)?;
@@ -131,7 +127,7 @@ fn divisible(value: f64, divisor: usize) -> usize {
     if (nearest as f64) < 0.9 * value { nearest.saturating_add(step) } else { nearest }
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::OpenElm;
     arch.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::Rms);

@@ -4,7 +4,7 @@ use narthex_spec::arch::{Family, RopeScaling};
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    CheckpointError, Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -38,7 +38,7 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
     read: GgufReader::Decoder(gguf),
 };
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let keys: DecoderKeys = config.keys()?;
     let defaults = Defaults { context: 4096, rotated: Some(1.0), epsilon: 1e-5, ..Defaults::LLAMA };
     let mut arch = keys.decoder(config, defaults)?;
@@ -51,7 +51,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
 /// LongRoPE's divisors in GGUF.
 const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     if let (Some(rope), true) = (&mut arch.rope, tensors.by_name.contains_key(FACTORS[0])) {
         let factors = |name: &str| Ok::<_, CheckpointError>(tensors.stored(name, name)?.to_f32());

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -41,12 +41,11 @@ pub(super) const GGUF3: GgufFamily =
 /// Keys beside those that most decoders share.
 #[derive(Debug, Deserialize)]
 struct QwenKeys {
-    #[serde(default)]
     max_window_layers: Option<usize>,
 }
 
 /// Reads what both generations share, with a sliding window in the upper layers if the settings enable it.
-fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderArch), CheckpointError> {
+fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderArch)> {
     let (keys, own): (DecoderKeys, QwenKeys) = (config.keys()?, config.keys()?);
     let mut arch = keys.decoder(config, defaults)?;
     let asked = keys.use_sliding_window.unwrap_or(false);
@@ -59,7 +58,7 @@ fn shared(config: &Config, defaults: Defaults) -> Result<(DecoderKeys, DecoderAr
     Ok((keys, arch))
 }
 
-fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf2(config: &Config) -> Result<Decoder> {
     let defaults = Defaults { context: 32_768, kv_heads: Some(32), ..Defaults::LLAMA };
     let (_, mut arch) = shared(config, defaults)?;
     arch.family = Family::Qwen2;
@@ -67,7 +66,7 @@ fn hf2(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(arch.into())
 }
 
-fn hf3(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf3(config: &Config) -> Result<Decoder> {
     let defaults = Defaults { context: 32_768, kv_heads: Some(32), head_size: Some(128), ..Defaults::LLAMA };
     let (keys, mut arch) = shared(config, defaults)?;
     for layer in &mut arch.layers {
@@ -84,12 +83,12 @@ fn third(mut arch: DecoderArch) -> DecoderArch {
     arch
 }
 
-fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf2(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let mut arch = keys.decoder(tensors)?;
     arch.family = Family::Qwen2;
     Ok(arch.into())
 }
 
-fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf3(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     Ok(third(keys.decoder(tensors)?).into())
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::{HfFamily, HfReader, bert::HF_INNER};
 use crate::{
-    CheckpointError,
+    Result,
     hf::{
         config::Config,
         encoder::{EncoderKeys, Heads, head},
@@ -62,11 +62,10 @@ const HF_NAMES: NameTable = NameTable {
 /// The key that BERT's have no use for.
 #[derive(Debug, Deserialize)]
 struct PadKey {
-    #[serde(default)]
     pad_token_id: Option<usize>,
 }
 
-fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch, CheckpointError> {
+fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let keys: EncoderKeys = config.keys()?;
     let heads = Heads { score: Some(Activation::Tanh), masked: Activation::Gelu };
     let arch = keys.encoder(config, head(config, sentence, &heads)?)?;
@@ -86,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    fn encoder(changes: Value) -> Result<EncoderArch, CheckpointError> {
+    fn encoder(changes: Value) -> Result<EncoderArch> {
         let keys = json!({
             "architectures": ["XLMRobertaModel"], "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 514, "type_vocab_size": 1,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError,
+    Result,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -34,13 +34,11 @@ const INTERVAL: usize = 4;
 #[derive(Debug, Deserialize)]
 struct SmolLm3Keys {
     /// 0 for each layer without positions.
-    #[serde(default)]
     no_rope_layers: Option<Vec<u8>>,
-    #[serde(default)]
     no_rope_layer_interval: Option<usize>,
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let (keys, own): (DecoderKeys, SmolLm3Keys) = (config.keys()?, config.keys()?);
     let defaults =
         Defaults { context: 32_768, kv_heads: Some(4), theta: 2e6, tied: Tied::Yes, ..Defaults::LLAMA };
@@ -66,7 +64,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(without_positions(arch, &rotated).into())
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
     // The format has no key for it; llama.cpp takes every fourth layer.
     let rotated = every(INTERVAL, arch.layers.len());

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
-    CheckpointError, WeightSource,
+    Result, WeightSource,
     gguf::decoder::GgufKeys,
     hf::{
         config::Config,
@@ -45,7 +45,7 @@ struct StableLmKeys {
     use_parallel_residual: bool,
 }
 
-fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
+fn hf(config: &Config) -> Result<Decoder> {
     let (keys, own): (DecoderKeys, StableLmKeys) = (config.keys()?, config.keys()?);
     let defaults =
         Defaults { context: 4096, kv_heads: Some(32), rotated: Some(0.25), epsilon: 1e-5, ..Defaults::LLAMA };
@@ -58,7 +58,7 @@ fn hf(config: &Config) -> Result<Decoder, CheckpointError> {
     Ok(with_layer_norms(arch, residual, qk_norm).into())
 }
 
-fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder, CheckpointError> {
+fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
     // As llama.cpp, which goes by the weights and not by `use_parallel_residual`.
     let sequential = tensors.has("layers.0.mlp_norm.weight");

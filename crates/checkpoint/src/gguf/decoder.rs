@@ -9,7 +9,7 @@ use narthex_spec::arch::{
 
 use super::meta::Metadata;
 use crate::{
-    CheckpointError, WeightSource,
+    CheckpointError, Result, WeightSource,
     limits::{LAYERS, bounded, malformed, unsupported},
     tensors::Tensors,
 };
@@ -21,7 +21,7 @@ pub(crate) struct GgufKeys<'a> {
 }
 
 /// The rows of an embedding.
-pub(crate) fn rows(tensors: &Tensors, name: &str) -> Result<usize, CheckpointError> {
+pub(crate) fn rows(tensors: &Tensors, name: &str) -> Result<usize> {
     match tensors.shape(name)? {
         [rows, _] => Ok(*rows),
         other => {
@@ -40,37 +40,37 @@ impl GgufKeys<'_> {
     }
 
     /// An integer from zero on.
-    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         self.metadata.count(&self.name(key))
     }
 
     /// [`GgufKeys::count`], required.
-    pub(crate) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
+    pub(crate) fn need_count(&self, key: &str) -> Result<usize> {
         self.metadata.need_count(&self.name(key))
     }
 
     /// A float.
-    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
         self.metadata.float(&self.name(key))
     }
 
     /// [`GgufKeys::float`], required.
-    pub(crate) fn need_float(&self, key: &str) -> Result<f64, CheckpointError> {
+    pub(crate) fn need_float(&self, key: &str) -> Result<f64> {
         self.float(key)?.ok_or_else(|| self.absent(key))
     }
 
     /// A boolean.
-    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.metadata.flag(&self.name(key))
     }
 
     /// An array of integers or booleans.
-    pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
+    pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>> {
         self.metadata.ints(&self.name(key))
     }
 
     /// An array of floats.
-    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
         self.metadata.floats(&self.name(key))
     }
 
@@ -80,7 +80,7 @@ impl GgufKeys<'_> {
     }
 
     /// The number of layers.
-    pub(crate) fn layers(&self) -> Result<usize, CheckpointError> {
+    pub(crate) fn layers(&self) -> Result<usize> {
         let key = "block_count";
         bounded(self.metadata.path(), &self.name(key), self.need_count(key)?, &LAYERS)
     }
@@ -90,7 +90,7 @@ impl GgufKeys<'_> {
     }
 
     /// A decoder of Llama's structure; families change what they have otherwise.
-    pub(crate) fn decoder(&self, tensors: &Tensors) -> Result<DecoderArch, CheckpointError> {
+    pub(crate) fn decoder(&self, tensors: &Tensors) -> Result<DecoderArch> {
         let layers = self.layers()?;
         let hidden = self.need_count("embedding_length")?;
         let context = self.need_count("context_length")?;
@@ -121,7 +121,7 @@ impl GgufKeys<'_> {
     }
 
     /// The epsilon of either kind of norm.
-    fn epsilon(&self) -> Result<f64, CheckpointError> {
+    fn epsilon(&self) -> Result<f64> {
         match self.float("attention.layer_norm_epsilon")? {
             Some(epsilon) => Ok(epsilon),
             None => self.need_float("attention.layer_norm_rms_epsilon"),
@@ -134,7 +134,7 @@ impl GgufKeys<'_> {
         count: usize,
         hidden: usize,
         context: usize,
-    ) -> Result<Vec<DecoderLayer>, CheckpointError> {
+    ) -> Result<Vec<DecoderLayer>> {
         let given = |key: &str| self.metadata.per_layer(&self.name(key), count);
         let needed = |key: &str| given(key)?.ok_or_else(|| self.absent(key));
         let heads = needed("attention.head_count")?;
@@ -164,7 +164,7 @@ impl GgufKeys<'_> {
         Ok(numbers.map(|(i, numbers)| layer(i, numbers)).collect())
     }
 
-    fn head_size(&self, heads: usize, hidden: usize) -> Result<usize, CheckpointError> {
+    fn head_size(&self, heads: usize, hidden: usize) -> Result<usize> {
         match (self.count("attention.key_length")?, self.count("attention.value_length")?) {
             (Some(keys), Some(values)) if keys != values => {
                 let key = self.name("attention.value_length");
@@ -180,7 +180,7 @@ impl GgufKeys<'_> {
     }
 
     /// Scaling by a single factor and divisors per frequency (`rope_freqs.weight`), alone or together.
-    fn scaling(&self, tensors: &Tensors) -> Result<RopeScaling, CheckpointError> {
+    fn scaling(&self, tensors: &Tensors) -> Result<RopeScaling> {
         let kind = "rope.scaling.type";
         let factor = match self.metadata.text(&self.name(kind))? {
             Some("none") => None,

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CheckpointError, limits::malformed};
+use crate::{Result, limits::malformed};
 
 /// A metadata value; numbers in the widest type of their kind.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,12 +60,12 @@ impl Metadata {
         &self.path
     }
 
-    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T, CheckpointError> {
+    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T> {
         Err(malformed(&self.path, format!("{key} as {expected}"), found.kind()))
     }
 
     /// A string.
-    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, CheckpointError> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Text(text)) => Ok(Some(text)),
@@ -74,7 +74,7 @@ impl Metadata {
     }
 
     /// A boolean.
-    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Bool(flag)) => Ok(Some(*flag)),
@@ -83,7 +83,7 @@ impl Metadata {
     }
 
     /// An integer from zero on.
-    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Int(count)) => match usize::try_from(*count) {
@@ -95,7 +95,7 @@ impl Metadata {
     }
 
     /// A token id. Ids beyond `i32` stand for "none" in some files and are dropped.
-    pub(crate) fn token(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
+    pub(crate) fn token(&self, key: &str) -> Result<Option<u32>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Int(id)) => Ok(i32::try_from(*id).ok().and_then(|id| u32::try_from(id).ok())),
@@ -104,7 +104,7 @@ impl Metadata {
     }
 
     /// A float, or an integer taken as one.
-    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Float(value)) => Ok(Some(*value)),
@@ -114,7 +114,7 @@ impl Metadata {
     }
 
     /// An array of strings.
-    pub(crate) fn texts(&self, key: &str) -> Result<Option<&[String]>, CheckpointError> {
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<&[String]>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Texts(texts)) => Ok(Some(texts)),
@@ -123,7 +123,7 @@ impl Metadata {
     }
 
     /// An array of integers.
-    pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>, CheckpointError> {
+    pub(crate) fn ints(&self, key: &str) -> Result<Option<&[i64]>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Ints(ints)) => Ok(Some(ints)),
@@ -132,7 +132,7 @@ impl Metadata {
     }
 
     /// An array of floats.
-    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>, CheckpointError> {
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Floats(floats)) => Ok(Some(floats)),
@@ -141,7 +141,7 @@ impl Metadata {
     }
 
     /// [`Metadata::count`], required.
-    pub(crate) fn need_count(&self, key: &str) -> Result<usize, CheckpointError> {
+    pub(crate) fn need_count(&self, key: &str) -> Result<usize> {
         match self.count(key)? {
             Some(count) => Ok(count),
             None => Err(malformed(&self.path, format!("the key {key}"), "none")),
@@ -149,7 +149,7 @@ impl Metadata {
     }
 
     /// A count for each of `layers` layers: given once for all or as an array.
-    pub(crate) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, CheckpointError> {
+    pub(crate) fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let Some(Value::Ints(ints)) = self.values.get(key) else {
             return Ok(self.count(key)?.map(|count| vec![count; layers]));
         };
@@ -180,7 +180,7 @@ mod tests {
         Metadata { path: "m.gguf".into(), values }
     }
 
-    fn shown<T: std::fmt::Debug>(result: Result<T, CheckpointError>) -> String {
+    fn shown<T: std::fmt::Debug>(result: Result<T>) -> String {
         match result {
             Ok(value) => format!("{value:?}"),
             Err(error) => error.to_string(),

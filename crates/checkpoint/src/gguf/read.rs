@@ -10,7 +10,7 @@ use std::{
 
 use super::meta::{Metadata, Value};
 use crate::{
-    CheckpointError, Encoding,
+    Encoding, Result,
     limits::{malformed, unsupported},
     stored::{StoredTensor, TensorEncoding},
     tensors::end_of,
@@ -39,7 +39,7 @@ pub(crate) struct Contents {
 }
 
 /// Reads the header, the metadata and the tensor table of `bytes`; `path` is for messages.
-pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents, CheckpointError> {
+pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Contents> {
     let (mut contents, end) = tables(path, bytes)?;
     let alignment = alignment(&contents.metadata)?;
     let start = end.next_multiple_of(alignment);
@@ -56,7 +56,7 @@ pub(crate) fn has_whole_tables(beginning: &[u8]) -> bool {
 }
 
 /// The metadata and the tensor table, whose places are not held against the file yet; and where they end.
-fn tables(path: &Path, bytes: &[u8]) -> Result<(Contents, usize), CheckpointError> {
+fn tables(path: &Path, bytes: &[u8]) -> Result<(Contents, usize)> {
     let mut reader = Reader { path, bytes, at: 0, budget: BUDGET };
     let [tensor_count, value_count] = reader.header()?;
     let mut values = BTreeMap::new();
@@ -82,7 +82,7 @@ fn tables(path: &Path, bytes: &[u8]) -> Result<(Contents, usize), CheckpointErro
     Ok((Contents { metadata: Metadata { path: path.to_owned(), values }, tensors }, reader.at))
 }
 
-fn alignment(metadata: &Metadata) -> Result<usize, CheckpointError> {
+fn alignment(metadata: &Metadata) -> Result<usize> {
     let alignment = metadata.count("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
     if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT {
         return Ok(alignment);
@@ -101,7 +101,7 @@ struct DataSection {
 
 impl DataSection {
     /// Turns a tensor's offset into its bytes in the file, once the file is known to hold them.
-    fn locate(&self, path: &Path, name: &str, tensor: &mut StoredTensor) -> Result<(), CheckpointError> {
+    fn locate(&self, path: &Path, name: &str, tensor: &mut StoredTensor) -> Result<()> {
         let offset = tensor.bytes.start;
         if !offset.is_multiple_of(self.alignment) {
             return Err(malformed(
@@ -148,7 +148,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// The counts of tensors and metadata entries, after magic and version.
-    fn header(&mut self) -> Result<[u64; 2], CheckpointError> {
+    fn header(&mut self) -> Result<[u64; 2]> {
         let magic = self.take(4, "the magic GGUF")?;
         if magic != b"GGUF" {
             let found = magic.escape_ascii().to_string();
@@ -164,7 +164,7 @@ impl<'a> Reader<'a> {
         Ok([self.u64("a tensor count")?, self.u64("a metadata count")?])
     }
 
-    fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], CheckpointError> {
+    fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8]> {
         let taken = self.at.checked_add(length).and_then(|end| self.bytes.get(self.at..end));
         let Some(taken) = taken else {
             let found = format!("the end of the file at byte {}; fetch it again", self.bytes.len());
@@ -174,27 +174,27 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn fixed<const N: usize>(&mut self, what: &str) -> Result<[u8; N], CheckpointError> {
+    fn fixed<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
         let taken = self.take(N, what)?;
         Ok(taken.first_chunk().copied().unwrap_or([0; N]))
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32, CheckpointError> {
+    fn u32(&mut self, what: &str) -> Result<u32> {
         self.fixed(what).map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64, CheckpointError> {
+    fn u64(&mut self, what: &str) -> Result<u64> {
         self.fixed(what).map(u64::from_le_bytes)
     }
 
     /// A number that counts bytes or elements of this file.
-    fn length(&mut self, what: &str) -> Result<usize, CheckpointError> {
+    fn length(&mut self, what: &str) -> Result<usize> {
         let length = self.u64(what)?;
         usize::try_from(length).map_err(|_| malformed(self.path, what, length))
     }
 
     /// Takes `bytes` off the memory that metadata may still use.
-    fn charge(&mut self, bytes: usize) -> Result<(), CheckpointError> {
+    fn charge(&mut self, bytes: usize) -> Result<()> {
         match self.budget.checked_sub(bytes) {
             Some(left) => {
                 self.budget = left;
@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn text(&mut self, what: &str) -> Result<String, CheckpointError> {
+    fn text(&mut self, what: &str) -> Result<String> {
         let length = self.length(what)?;
         let at = self.at;
         let bytes = self.take(length, what)?;
@@ -215,7 +215,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn value(&mut self, kind: u32, depth: usize) -> Result<Value, CheckpointError> {
+    fn value(&mut self, kind: u32, depth: usize) -> Result<Value> {
         match kind {
             8 => Ok(Value::Text(self.text("a metadata string")?)),
             9 => self.array(depth),
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn flag(&mut self) -> Result<bool, CheckpointError> {
+    fn flag(&mut self) -> Result<bool> {
         match self.fixed("a boolean")? {
             [0] => Ok(false),
             [1] => Ok(true),
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn float(&mut self, kind: u32) -> Result<f64, CheckpointError> {
+    fn float(&mut self, kind: u32) -> Result<f64> {
         let what = "a metadata number";
         match kind {
             6 => self.fixed(what).map(|bytes| f32::from_le_bytes(bytes).into()),
@@ -241,7 +241,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn int(&mut self, kind: u32) -> Result<i128, CheckpointError> {
+    fn int(&mut self, kind: u32) -> Result<i128> {
         let what = "a metadata number";
         match kind {
             0 => self.fixed(what).map(|bytes| u8::from_le_bytes(bytes).into()),
@@ -256,7 +256,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn array(&mut self, depth: usize) -> Result<Value, CheckpointError> {
+    fn array(&mut self, depth: usize) -> Result<Value> {
         if depth >= MAX_DEPTH {
             return Err(malformed(self.path, format!("arrays nested at most {MAX_DEPTH} deep"), "more"));
         }
@@ -289,13 +289,13 @@ impl<'a> Reader<'a> {
     fn elements<T>(
         &mut self,
         count: usize,
-        mut element: impl FnMut(&mut Self) -> Result<T, CheckpointError>,
-    ) -> Result<Vec<T>, CheckpointError> {
+        mut element: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<Vec<T>> {
         (0..count).map(|_| element(self)).collect()
     }
 
     /// A line of the tensor table; its bytes hold the offset as yet.
-    fn tensor(&mut self) -> Result<(String, StoredTensor), CheckpointError> {
+    fn tensor(&mut self) -> Result<(String, StoredTensor)> {
         let name = self.text("a tensor name")?;
         let dims = self.u32("a number of dimensions")?;
         if !(1..=MAX_DIMS).contains(&dims) {

@@ -9,7 +9,7 @@ use narthex_text::tokenizer::GgufVocab;
 
 use super::meta::Metadata;
 use crate::{
-    CheckpointError, SpecialTokens,
+    CheckpointError, Result, SpecialTokens,
     limits::{malformed, unsupported},
     special::{ends_of, sorted},
 };
@@ -40,7 +40,7 @@ pub(crate) struct Vocabulary {
 
 /// Reads the vocabulary. For encoders `bos` and `eos` of the vocabulary are its `[CLS]` and `[SEP]`, which the
 /// tokenizer itself puts around a text, so [`SpecialTokens::bos`] stays empty.
-pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<Vocabulary, CheckpointError> {
+pub(crate) fn read(metadata: &Metadata, architecture: &Architecture) -> Result<Vocabulary> {
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
         return Err(malformed(metadata.path(), "the key tokenizer.ggml.model", "none"));
     };
@@ -82,7 +82,7 @@ const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 
 /// The tokens, no more of them than the embedding has rows.
-fn tokens(metadata: &Metadata, architecture: &Architecture) -> Result<Vec<String>, CheckpointError> {
+fn tokens(metadata: &Metadata, architecture: &Architecture) -> Result<Vec<String>> {
     let tokens = metadata.texts("tokenizer.ggml.tokens")?.unwrap_or(&[]);
     let rows = match architecture {
         Architecture::Decoder(decoder) => decoder.vocab,
@@ -103,7 +103,7 @@ fn same_length<'a, T>(
     key: &str,
     length: usize,
     values: Option<&'a [T]>,
-) -> Result<Option<&'a [T]>, CheckpointError> {
+) -> Result<Option<&'a [T]>> {
     match values {
         Some(values) if values.len() != length => {
             Err(malformed(metadata.path(), format!("{length} values of {key}, one a token"), values.len()))
@@ -135,7 +135,7 @@ struct Ids {
 }
 
 impl Ids {
-    fn read(metadata: &Metadata, model: &str, tokens: &[String]) -> Result<Self, CheckpointError> {
+    fn read(metadata: &Metadata, model: &str, tokens: &[String]) -> Result<Self> {
         let id = |role: &str, default: Option<u32>| {
             let stated = metadata.token(&format!("tokenizer.ggml.{role}_token_id"))?;
             // Some files name ids beyond their vocabulary; llama.cpp passes over them too.
@@ -168,12 +168,7 @@ impl Ids {
     }
 
     /// Every token that ends an answer.
-    fn stop(
-        &self,
-        metadata: &Metadata,
-        tokens: &[String],
-        family: Family,
-    ) -> Result<Vec<u32>, CheckpointError> {
+    fn stop(&self, metadata: &Metadata, tokens: &[String], family: Family) -> Result<Vec<u32>> {
         let mut stop: Vec<u32> = self.eos.into_iter().collect();
         for role in ["eot", "eom"] {
             let id = metadata.token(&format!("tokenizer.ggml.{role}_token_id"))?;
@@ -234,7 +229,7 @@ mod tests {
         "starcoder",
     ];
 
-    fn open(mut file: Gguf, change: impl FnOnce(&mut Gguf)) -> Result<Checkpoint, CheckpointError> {
+    fn open(mut file: Gguf, change: impl FnOnce(&mut Gguf)) -> Result<Checkpoint> {
         change(&mut file);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");

@@ -6,7 +6,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{CONFIG, folder::Folder};
-use crate::{CheckpointError, limits::malformed};
+use crate::{CheckpointError, Result, limits::malformed};
 
 /// A folder's `config.json`.
 #[derive(Debug)]
@@ -19,11 +19,8 @@ pub struct Config {
 /// The keys that say which class the model is.
 #[derive(Debug, Deserialize)]
 struct ClassKeys {
-    #[serde(default)]
     architectures: Option<Vec<String>>,
-    #[serde(default)]
     model_type: Option<String>,
-    #[serde(default)]
     quantization_config: Option<Value>,
     #[serde(flatten)]
     ids: TokenIds,
@@ -32,13 +29,10 @@ struct ClassKeys {
 /// Ids of special tokens, in `config.json` and `generation_config.json`.
 #[derive(Debug, Default, Clone, Deserialize)]
 pub struct TokenIds {
-    #[serde(default)]
     /// `bos_token_id`.
     pub bos_token_id: Option<OneOrMore>,
-    #[serde(default)]
     /// `eos_token_id`.
     pub eos_token_id: Option<OneOrMore>,
-    #[serde(default)]
     /// `pad_token_id`.
     pub pad_token_id: Option<OneOrMore>,
 }
@@ -66,7 +60,7 @@ impl OneOrMore {
 
 impl Config {
     /// Reads `config.json`.
-    pub fn read(folder: &mut Folder) -> Result<Self, CheckpointError> {
+    pub fn read(folder: &mut Folder) -> Result<Self> {
         let path = folder.file(CONFIG);
         match folder.json(CONFIG, EXPECTED)? {
             Some(keys) => Self::new(path, keys),
@@ -75,7 +69,7 @@ impl Config {
     }
 
     /// The keys of the file at `path`.
-    pub fn new(path: PathBuf, keys: Value) -> Result<Self, CheckpointError> {
+    pub fn new(path: PathBuf, keys: Value) -> Result<Self> {
         match ClassKeys::deserialize(&keys) {
             Ok(class) => Ok(Self { path, keys, class }),
             Err(error) => Err(malformed(&path, EXPECTED, error)),
@@ -88,7 +82,7 @@ impl Config {
     }
 
     /// Returns the configuration with other values for some keys.
-    pub(crate) fn with(&self, changes: Value) -> Result<Self, CheckpointError> {
+    pub(crate) fn with(&self, changes: Value) -> Result<Self> {
         let mut keys = self.keys.clone();
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
             keys.extend(changes);
@@ -117,13 +111,13 @@ impl Config {
     }
 
     /// The keys that a family reads.
-    pub fn keys<T: DeserializeOwned>(&self) -> Result<T, CheckpointError> {
+    pub fn keys<T: DeserializeOwned>(&self) -> Result<T> {
         T::deserialize(&self.keys).map_err(|error| malformed(&self.path, EXPECTED, error))
     }
 
     /// The keys of a part of the file, such as a multimodal model's text part, or of the whole file where it has no such
     /// part; `defaults` are those that published files leave out.
-    pub fn part(&self, name: &str, defaults: Value) -> Result<Self, CheckpointError> {
+    pub fn part(&self, name: &str, defaults: Value) -> Result<Self> {
         let mut keys = defaults;
         let stated = self.keys.get(name).unwrap_or(&self.keys);
         if let (Value::Object(keys), Value::Object(stated)) = (&mut keys, stated) {
@@ -136,7 +130,7 @@ impl Config {
 #[cfg(test)]
 impl Config {
     /// Keys of which some are changed.
-    pub fn changed(mut keys: Value, changes: &Value) -> Result<Self, CheckpointError> {
+    pub fn changed(mut keys: Value, changes: &Value) -> Result<Self> {
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
             keys.extend(changes.clone());
         }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::config::Config;
 use crate::{
-    CheckpointError,
+    Result,
     limits::{HEADS, LAYERS, bounded, malformed, unsupported},
 };
 
@@ -24,39 +24,23 @@ pub(crate) struct DecoderKeys {
     intermediate_size: InnerWidths,
     num_hidden_layers: usize,
     num_attention_heads: usize,
-    #[serde(default)]
     num_key_value_heads: Option<usize>,
-    #[serde(default)]
     head_dim: Option<usize>,
-    #[serde(default)]
     max_position_embeddings: Option<usize>,
-    #[serde(default)]
     pub(crate) hidden_act: Option<String>,
-    #[serde(default)]
     rms_norm_eps: Option<f64>,
-    #[serde(default)]
     layer_norm_eps: Option<f64>,
-    #[serde(default)]
     rope_theta: Option<f64>,
-    #[serde(default)]
     rope_scaling: Option<RopeKeys>,
-    #[serde(default)]
     rope_parameters: Option<RopeKeys>,
-    #[serde(default)]
     original_max_position_embeddings: Option<usize>,
-    #[serde(default)]
     partial_rotary_factor: Option<f64>,
-    #[serde(default)]
     pub(crate) attention_bias: Option<bool>,
-    #[serde(default)]
     pub(crate) mlp_bias: Option<bool>,
-    #[serde(default)]
     tie_word_embeddings: Option<bool>,
     #[serde(default, deserialize_with = "present")]
     pub(crate) sliding_window: Option<Option<usize>>,
-    #[serde(default)]
     pub(crate) use_sliding_window: Option<bool>,
-    #[serde(default)]
     pub(crate) layer_types: Option<Vec<LayerType>>,
 }
 
@@ -70,7 +54,7 @@ enum InnerWidths {
 
 impl InnerWidths {
     /// The inner width of each of `layers` layers.
-    fn of(&self, path: &Path, layers: usize) -> Result<Vec<usize>, CheckpointError> {
+    fn of(&self, path: &Path, layers: usize) -> Result<Vec<usize>> {
         match self {
             Self::All(width) => Ok(vec![*width; layers]),
             Self::Each(widths) if widths.len() == layers => Ok(widths.clone()),
@@ -134,28 +118,18 @@ impl Defaults {
 /// `rope_scaling`, or `rope_parameters` as newer versions write it.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct RopeKeys {
-    #[serde(default)]
     rope_type: Option<String>,
     /// Older name of `rope_type`; many files carry both.
     #[serde(default, rename = "type")]
     old_rope_type: Option<String>,
-    #[serde(default)]
     rope_theta: Option<f64>,
-    #[serde(default)]
     factor: Option<f64>,
-    #[serde(default)]
     low_freq_factor: Option<f64>,
-    #[serde(default)]
     high_freq_factor: Option<f64>,
-    #[serde(default)]
     original_max_position_embeddings: Option<usize>,
-    #[serde(default)]
     partial_rotary_factor: Option<f64>,
-    #[serde(default)]
     short_factor: Option<Vec<f32>>,
-    #[serde(default)]
     long_factor: Option<Vec<f32>>,
-    #[serde(default)]
     attention_factor: Option<f64>,
 }
 
@@ -172,11 +146,7 @@ pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 
 impl DecoderKeys {
     /// A decoder of Llama's structure without biases and windows; families change what they have otherwise.
-    pub(crate) fn decoder(
-        &self,
-        config: &Config,
-        defaults: Defaults,
-    ) -> Result<DecoderArch, CheckpointError> {
+    pub(crate) fn decoder(&self, config: &Config, defaults: Defaults) -> Result<DecoderArch> {
         let path = config.path();
         let layers = bounded(path, "num_hidden_layers", self.num_hidden_layers, &LAYERS)?;
         let heads = bounded(path, "num_attention_heads", self.num_attention_heads, &HEADS)?;
@@ -218,7 +188,7 @@ impl DecoderKeys {
         }
     }
 
-    fn head_size(&self, config: &Config, heads: usize, defaults: Defaults) -> Result<usize, CheckpointError> {
+    fn head_size(&self, config: &Config, heads: usize, defaults: Defaults) -> Result<usize> {
         match self.head_dim.or(defaults.head_size) {
             Some(size) => Ok(size),
             None if self.hidden_size.is_multiple_of(heads) => Ok(self.hidden_size / heads),
@@ -230,12 +200,7 @@ impl DecoderKeys {
         }
     }
 
-    fn rope<'a>(
-        &'a self,
-        config: &Config,
-        head_size: usize,
-        defaults: Defaults,
-    ) -> Result<Rope, CheckpointError> {
+    fn rope<'a>(&'a self, config: &Config, head_size: usize, defaults: Defaults) -> Result<Rope> {
         let stated = |keys: &'a Option<RopeKeys>| keys.as_ref().filter(|keys| **keys != RopeKeys::default());
         let (new, old) = (stated(&self.rope_parameters), stated(&self.rope_scaling));
         let rope = self.rope_of(config, new.or(old), head_size, defaults)?;
@@ -255,7 +220,7 @@ impl DecoderKeys {
         keys: Option<&RopeKeys>,
         head_size: usize,
         defaults: Defaults,
-    ) -> Result<Rope, CheckpointError> {
+    ) -> Result<Rope> {
         let partial = keys.and_then(|keys| keys.partial_rotary_factor).or(self.partial_rotary_factor);
         let share = match (defaults.rotated, partial) {
             (Some(usual), stated) => stated.unwrap_or(usual),
@@ -283,7 +248,7 @@ impl DecoderKeys {
 
 impl RopeKeys {
     /// The positions of heads of which `dims` elements are rotated; `theta` is the base where the keys have none.
-    pub(crate) fn rope(&self, config: &Config, dims: usize, theta: f64) -> Result<Rope, CheckpointError> {
+    pub(crate) fn rope(&self, config: &Config, dims: usize, theta: f64) -> Result<Rope> {
         Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
     }
 
@@ -298,12 +263,7 @@ impl RopeKeys {
     }
 
     /// LongRoPE's scaling for a context of so many tokens; `original` is what the file says beside the scaling.
-    fn long(
-        &self,
-        config: &Config,
-        context: usize,
-        original: Option<usize>,
-    ) -> Result<RopeScaling, CheckpointError> {
+    fn long(&self, config: &Config, context: usize, original: Option<usize>) -> Result<RopeScaling> {
         let need = |key: &str| malformed(config.path(), format!("a rope scaling with {key}"), "none");
         let original_context = original
             .or(self.original_max_position_embeddings)
@@ -319,7 +279,7 @@ impl RopeKeys {
         })
     }
 
-    fn scaling(&self, path: &Path) -> Result<RopeScaling, CheckpointError> {
+    fn scaling(&self, path: &Path) -> Result<RopeScaling> {
         let need = |key: &str, value: Option<f64>| {
             value.ok_or_else(|| malformed(path, format!("a rope scaling with {key}"), "none"))
         };
@@ -340,7 +300,7 @@ impl RopeKeys {
 }
 
 /// The activations of `transformers` by name.
-pub(crate) fn activation(name: &str) -> Result<Activation, CheckpointError> {
+pub(crate) fn activation(name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu" | "gelu_python" => Ok(Activation::Gelu),
@@ -371,7 +331,7 @@ mod tests {
         config
     }
 
-    fn decoder(changes: Value) -> Result<DecoderArch, CheckpointError> {
+    fn decoder(changes: Value) -> Result<DecoderArch> {
         let config = Config::new("config.json".into(), with(llama(), changes))?;
         match crate::family::hf_family(&config)?.read {
             HfReader::Decoder(read) => Ok(read(&config)?.arch),
@@ -379,7 +339,7 @@ mod tests {
         }
     }
 
-    fn refused<T: std::fmt::Debug>(result: Result<T, CheckpointError>, expect: &str) {
+    fn refused<T: std::fmt::Debug>(result: Result<T>, expect: &str) {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(expect), "{error} lacks {expect}");
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{config::Config, decoder::activation, pooling::SentenceEmbedding};
 use crate::{
-    CheckpointError,
+    Result,
     limits::{LAYERS, bounded, unsupported},
 };
 
@@ -18,23 +18,17 @@ pub(crate) struct EncoderKeys {
     intermediate_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
-    #[serde(default)]
     max_position_embeddings: Option<usize>,
-    #[serde(default)]
     type_vocab_size: Option<usize>,
-    #[serde(default)]
     hidden_act: Option<String>,
-    #[serde(default)]
     layer_norm_eps: Option<f64>,
-    #[serde(default)]
     position_embedding_type: Option<String>,
-    #[serde(default)]
     is_decoder: Option<bool>,
 }
 
 impl EncoderKeys {
     /// The encoder that the keys describe, as far as it is BERT's.
-    pub(crate) fn encoder(&self, config: &Config, head: EncoderHead) -> Result<EncoderArch, CheckpointError> {
+    pub(crate) fn encoder(&self, config: &Config, head: EncoderHead) -> Result<EncoderArch> {
         if let Some(other) = self.position_embedding_type.as_deref().filter(|&kind| kind != "absolute") {
             return Err(unsupported("position_embedding_type", "absolute", other));
         }
@@ -63,7 +57,7 @@ impl EncoderKeys {
     }
 
     /// The stated activation, or the class's own.
-    pub(crate) fn activation(&self, default: &str) -> Result<Activation, CheckpointError> {
+    pub(crate) fn activation(&self, default: &str) -> Result<Activation> {
         activation(self.hidden_act.as_deref().unwrap_or(default))
     }
 }
@@ -71,11 +65,8 @@ impl EncoderKeys {
 /// The keys that bear on heads.
 #[derive(Debug, Deserialize)]
 struct HeadKeys {
-    #[serde(default)]
     id2label: Option<serde_json::Map<String, Value>>,
-    #[serde(default)]
     num_labels: Option<usize>,
-    #[serde(default)]
     tie_word_embeddings: Option<bool>,
 }
 
@@ -89,11 +80,7 @@ pub(crate) struct Heads {
 
 /// The head that the model's class names. Files of sentence-transformers make an embedding model of any class: most
 /// were trained from a masked language model and still carry its name.
-pub(crate) fn head(
-    config: &Config,
-    sentence: &SentenceEmbedding,
-    heads: &Heads,
-) -> Result<EncoderHead, CheckpointError> {
+pub(crate) fn head(config: &Config, sentence: &SentenceEmbedding, heads: &Heads) -> Result<EncoderHead> {
     let class = config.class().unwrap_or_default();
     let keys: HeadKeys = config.keys()?;
     let labels = keys.id2label.as_ref().map(serde_json::Map::len).or(keys.num_labels).unwrap_or(2);

@@ -11,7 +11,7 @@ use std::{
 use serde::de::DeserializeOwned;
 
 use crate::{
-    CheckpointError,
+    CheckpointError, Result,
     limits::{malformed, read_small},
 };
 
@@ -47,7 +47,7 @@ impl Folder {
     }
 
     /// The bytes of `name`, where there is such a file.
-    pub fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+    pub fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         if !self.has(name) {
             return Ok(None);
         }
@@ -60,7 +60,7 @@ impl Folder {
     }
 
     /// The text of `name`, where there is such a file.
-    pub fn text(&mut self, name: &str) -> Result<Option<String>, CheckpointError> {
+    pub fn text(&mut self, name: &str) -> Result<Option<String>> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         match String::from_utf8(bytes) {
             Ok(text) => Ok(Some(text)),
@@ -69,11 +69,7 @@ impl Folder {
     }
 
     /// `name` as JSON, where there is such a file; `expected` says what it should hold.
-    pub fn json<T: DeserializeOwned>(
-        &mut self,
-        name: &str,
-        expected: &str,
-    ) -> Result<Option<T>, CheckpointError> {
+    pub fn json<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Some(value)),
@@ -82,7 +78,7 @@ impl Folder {
     }
 
     /// The licence in the front matter of the model card.
-    pub fn license(&self) -> Result<Option<String>, CheckpointError> {
+    pub fn license(&self) -> Result<Option<String>> {
         let path = self.file("README.md");
         let Ok(file) = File::open(&path) else { return Ok(None) };
         let mut card = Vec::new();

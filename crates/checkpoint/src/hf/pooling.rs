@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::folder::{Folder, inside};
 use crate::{
-    CheckpointError,
+    Result,
     limits::{malformed, unsupported},
 };
 
@@ -45,23 +45,20 @@ struct Module {
 
 #[derive(Deserialize)]
 struct Limits {
-    #[serde(default)]
     max_seq_length: Option<usize>,
 }
 
 /// Any `pooling_mode_*` key, or the single `pooling_mode` that newer versions write.
 #[derive(Deserialize)]
 struct PoolingKeys {
-    #[serde(default)]
     pooling_mode: Option<serde_json::Value>,
-    #[serde(default)]
     include_prompt: Option<bool>,
     #[serde(flatten)]
     rest: std::collections::BTreeMap<String, serde_json::Value>,
 }
 
 /// Reads `modules.json` and what it names.
-pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding, CheckpointError> {
+pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding> {
     let max_length = folder
         .json::<Limits>("sentence_bert_config.json", "an object with max_seq_length")?
         .and_then(|limits| limits.max_seq_length);
@@ -99,7 +96,7 @@ pub fn read(folder: &mut Folder) -> Result<SentenceEmbedding, CheckpointError> {
 }
 
 /// The pooling of the module in `path`, where it has a configuration.
-fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>, CheckpointError> {
+fn pooling(folder: &mut Folder, path: &str) -> Result<Option<Pooling>> {
     let name = format!("{path}/config.json");
     let Some(keys) = folder.json::<PoolingKeys>(&name, "a pooling configuration")? else { return Ok(None) };
     if keys.include_prompt == Some(false) {
@@ -132,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    fn sentence(files: &[(&str, Value)]) -> Result<SentenceEmbedding, CheckpointError> {
+    fn sentence(files: &[(&str, Value)]) -> Result<SentenceEmbedding> {
         let folder = tempfile::tempdir().unwrap();
         for (name, value) in files {
             let path = folder.path().join(name);

@@ -6,20 +6,18 @@ use narthex_spec::manifest::Prompts;
 use serde::Deserialize;
 
 use super::folder::Folder;
-use crate::{CheckpointError, limits::malformed};
+use crate::{Result, limits::malformed};
 
 const FILE: &str = "config_sentence_transformers.json";
 
 #[derive(Deserialize)]
 struct SentenceTransformersKeys {
-    #[serde(default)]
     prompts: Option<BTreeMap<String, String>>,
-    #[serde(default)]
     default_prompt_name: Option<String>,
 }
 
 /// Reads the prompts; none where all of them are empty.
-pub fn read(folder: &mut Folder) -> Result<Prompts, CheckpointError> {
+pub fn read(folder: &mut Folder) -> Result<Prompts> {
     let keys: Option<SentenceTransformersKeys> = folder.json(FILE, "the settings of an embedding model")?;
     let Some(SentenceTransformersKeys { prompts: Some(named), default_prompt_name: default }) = keys else {
         return Ok(Prompts::default());
@@ -42,7 +40,7 @@ mod tests {
     use super::*;
     use crate::open;
 
-    fn prompts(settings: Value) -> Result<Prompts, CheckpointError> {
+    fn prompts(settings: Value) -> Result<Prompts> {
         let folder = tempfile::tempdir().unwrap();
         narthex_testkit::checkpoint::tiny_bert_safetensors(folder.path(), 1).unwrap();
         std::fs::write(folder.path().join(FILE), settings.to_string()).unwrap();

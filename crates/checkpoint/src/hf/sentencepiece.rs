@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::folder::Folder;
 use crate::{
-    CheckpointError,
+    Result,
     limits::{malformed, unsupported},
     special::CHATGLM3_TOKENS,
 };
@@ -40,7 +40,7 @@ pub(super) fn tokenizer_json(
     stated: &BTreeMap<String, Value>,
     special: &[&str],
     family: Option<Family>,
-) -> Result<Option<Vec<u8>>, CheckpointError> {
+) -> Result<Option<Vec<u8>>> {
     let Some(model) = folder.bytes(MODEL)? else { return Ok(None) };
     let path = folder.file(MODEL);
     let refused = |error: TokenizerError| match error {
@@ -75,7 +75,7 @@ fn additions(
     folder: &mut Folder,
     stated: &BTreeMap<String, Value>,
     special: &[&str],
-) -> Result<Vec<Addition>, CheckpointError> {
+) -> Result<Vec<Addition>> {
     let Some(by_id) = stated.get("added_tokens_decoder") else {
         let ids: BTreeMap<String, u32> = folder.json(ADDED, "ids by text")?.unwrap_or_default();
         let addition = |(content, id): (String, u32)| {
@@ -128,7 +128,7 @@ mod tests {
         model
     }
 
-    fn open(folder: &Path, files: &[(&str, Value)]) -> Result<Checkpoint, CheckpointError> {
+    fn open(folder: &Path, files: &[(&str, Value)]) -> Result<Checkpoint> {
         std::fs::write(folder.join(MODEL), model()).unwrap();
         for (name, content) in files {
             std::fs::write(folder.join(name), content.to_string()).unwrap();
@@ -141,7 +141,7 @@ mod tests {
         Tokenizer::from_json(json).unwrap()
     }
 
-    fn llama(files: &[(&str, Value)]) -> Result<Checkpoint, CheckpointError> {
+    fn llama(files: &[(&str, Value)]) -> Result<Checkpoint> {
         let folder = tempfile::tempdir().unwrap();
         tiny_llama_safetensors(folder.path(), 1).unwrap();
         std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();

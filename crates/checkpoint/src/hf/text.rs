@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{config::TokenIds, folder::Folder, pooling::SentenceEmbedding, sentencepiece};
 use crate::{
-    CheckpointError, SpecialTokens,
+    Result, SpecialTokens,
     limits::{malformed, unsupported},
     special::{ends_of, sorted, template_of},
 };
@@ -53,13 +53,9 @@ impl Vocab {
 /// `tokenizer_config.json`.
 #[derive(Debug, Default, Deserialize)]
 struct TokenizerConfig {
-    #[serde(default)]
     add_bos_token: Option<bool>,
-    #[serde(default)]
     tokenizer_class: Option<String>,
-    #[serde(default)]
     model_max_length: Option<f64>,
-    #[serde(default)]
     chat_template: Option<ChatTemplate>,
     /// Every other key, the roles among them.
     #[serde(flatten)]
@@ -85,7 +81,6 @@ struct NamedTemplate {
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    #[serde(default)]
     post_processor: Option<Value>,
 }
 
@@ -103,7 +98,7 @@ const SPECIAL_MAP: &str = "special_tokens_map.json";
 ///
 /// For encoders the tokenizer itself puts `[CLS]` and `[SEP]` around a text, so [`SpecialTokens::bos`] stays empty. `ids`
 /// stand in for those that the tokenizer's files do not name.
-pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text, CheckpointError> {
+pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text> {
     let stated = tokenizer_config(folder)?;
     let map: BTreeMap<String, Value> =
         folder.json(SPECIAL_MAP, "special tokens by role")?.unwrap_or_default();
@@ -125,10 +120,7 @@ pub fn read(folder: &mut Folder, ids: &TokenIds, vocab: Vocab) -> Result<Text, C
 }
 
 /// The longest text that the tokenizer's files allow, in tokens.
-pub fn max_length(
-    folder: &mut Folder,
-    sentence: &SentenceEmbedding,
-) -> Result<Option<usize>, CheckpointError> {
+pub fn max_length(folder: &mut Folder, sentence: &SentenceEmbedding) -> Result<Option<usize>> {
     let stated = tokenizer_config(folder)?.model_max_length;
     // Files without a limit say 1e30.
     let stated = stated.filter(|&length| (1.0..1e15).contains(&length)).map(|length| length as usize);
@@ -146,7 +138,7 @@ fn tokenizer_bytes(
     stated: &TokenizerConfig,
     map: &BTreeMap<String, Value>,
     family: Option<Family>,
-) -> Result<Vec<u8>, CheckpointError> {
+) -> Result<Vec<u8>> {
     if let Some(bytes) = folder.bytes(TOKENIZER)? {
         return Ok(bytes);
     }
@@ -160,7 +152,7 @@ fn tokenizer_bytes(
     Err(unsupported("tokenizer", expected, found.unwrap_or("none")).in_file(folder.path()))
 }
 
-fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig, CheckpointError> {
+fn tokenizer_config(folder: &mut Folder) -> Result<TokenizerConfig> {
     Ok(folder.json(TOKENIZER_CONFIG, "a tokenizer's configuration")?.unwrap_or_default())
 }
 
@@ -183,7 +175,7 @@ fn token_texts(value: &Value) -> Vec<&str> {
 }
 
 /// The template file goes before the tokenizer's; of several the one called `default`, else the first.
-fn chat_template(folder: &mut Folder, stated: TokenizerConfig) -> Result<Option<String>, CheckpointError> {
+fn chat_template(folder: &mut Folder, stated: TokenizerConfig) -> Result<Option<String>> {
     if let Some(text) = folder.text("chat_template.jinja")? {
         return Ok(Some(text));
     }
@@ -287,7 +279,7 @@ mod tests {
     fn changed(
         write: fn(&std::path::Path, u64) -> std::io::Result<()>,
         changes: &[Change<'_>],
-    ) -> Result<Checkpoint, CheckpointError> {
+    ) -> Result<Checkpoint> {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), 1).unwrap();
         for (name, keys) in changes {

@@ -5,7 +5,7 @@ use std::path::Path;
 use narthex_spec::{arch::Architecture, manifest::Prompts};
 
 use crate::{
-    Checkpoint, CheckpointError, TokenizerSource,
+    Checkpoint, Result, TokenizerSource,
     family::{GgufFamily, GgufReader, gguf_family},
     gguf::{
         decoder::GgufKeys,
@@ -20,11 +20,11 @@ use crate::{
 };
 
 /// Opens a GGUF file of version 2 or 3.
-pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     opened(path).map_err(|error| error.in_file(path))
 }
 
-fn opened(path: &Path) -> Result<Checkpoint, CheckpointError> {
+fn opened(path: &Path) -> Result<Checkpoint> {
     let file = map(path)?;
     let Contents { metadata, tensors: by_name } = read(path, &file)?;
     refuse_parts(&metadata)?;
@@ -67,11 +67,7 @@ struct GgufSettings {
 }
 
 /// Reads the configuration; shapes that the metadata leaves open are taken from `tensors`.
-fn settings(
-    family: &GgufFamily,
-    metadata: &Metadata,
-    tensors: &Tensors,
-) -> Result<GgufSettings, CheckpointError> {
+fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Result<GgufSettings> {
     let keys = GgufKeys { metadata, family: family.name };
     match family.read {
         GgufReader::Decoder(read) => {
@@ -96,7 +92,7 @@ fn settings(
 }
 
 /// Refuses files that hold a part of a model: one shard of several, an adapter, an image projector.
-fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
+fn refuse_parts(metadata: &Metadata) -> Result<()> {
     if let Some(parts) = metadata.count("split.count")?.filter(|&parts| parts > 1) {
         return Err(unsupported(
             "number of split GGUF files",
@@ -121,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    fn open(file: &Gguf) -> Result<Checkpoint, CheckpointError> {
+    fn open(file: &Gguf) -> Result<Checkpoint> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         std::fs::write(&path, file.to_bytes()).unwrap();

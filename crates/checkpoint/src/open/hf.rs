@@ -9,7 +9,7 @@ use narthex_spec::{
 use serde_json::Value;
 
 use crate::{
-    Checkpoint, CheckpointError, TokenizerSource,
+    Checkpoint, CheckpointError, Result, TokenizerSource,
     family::{Decoder, HfFamily, HfReader, hf_family},
     hf::{CONFIG, config::Config, folder::Folder, pooling, prompts, text},
     layout::Layout,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Returns the architecture that a folder's settings describe; needs [`CONFIG`] and no weights.
-pub(super) fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
+pub(super) fn architecture(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     Ok(settings(&mut folder, &config)?.architecture)
@@ -35,7 +35,7 @@ struct HfSettings {
 }
 
 /// Returns the architecture that published settings describe: the keys of a [`CONFIG`], and an encoder's pooling.
-pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
+pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture> {
     let config = Config::new(CONFIG.into(), keys)?;
     let in_config = |error: CheckpointError| error.in_file(config.path());
     let architecture = match hf_family(&config)?.read {
@@ -51,7 +51,7 @@ pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architectu
     Ok(architecture)
 }
 
-fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings, CheckpointError> {
+fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
     let family = hf_family(config)?;
     let in_config = |error: CheckpointError| error.in_file(config.path());
     let (architecture, layout, max_length) = match family.read {
@@ -73,7 +73,7 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings, Checkpoi
 }
 
 /// Returns the architecture of a folder whose weight files are truncated after their headers, and checks its tensors.
-pub(super) fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
+pub(super) fn outlined(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     let settings = settings(&mut folder, &config)?;
@@ -87,7 +87,7 @@ fn weights(
     family: &HfFamily,
     architecture: &Architecture,
     layout: Layout,
-) -> Result<(Tensors, Vec<PathBuf>), CheckpointError> {
+) -> Result<(Tensors, Vec<PathBuf>)> {
     let mut shards = safetensors::open(path)?;
     quark::gather(path, &mut shards.by_name)?;
     let tensors = Tensors {
@@ -103,7 +103,7 @@ fn weights(
 }
 
 /// Opens a folder that has [`CONFIG`] and safetensors.
-pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     let HfSettings { family, architecture, layout, max_length } = settings(&mut folder, &config)?;

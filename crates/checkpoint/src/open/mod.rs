@@ -14,7 +14,7 @@ use std::{
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
-    Checkpoint, CheckpointError,
+    Checkpoint, CheckpointError, Result,
     hf::CONFIG,
     limits::unsupported,
     safetensors::{self, INDEX, SINGLE, refuse_other_formats},
@@ -32,7 +32,7 @@ const MAX_LISTED: usize = 12;
 /// # Errors
 /// [`CheckpointError::Read`] for files that cannot be read, [`CheckpointError::Unsupported`] with the next step for
 /// what is not compiled, and the other variants for files that are broken.
-pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+pub fn open(path: &Path) -> Result<Checkpoint> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(failed)?.is_dir() {
         return open_file(path);
@@ -68,7 +68,7 @@ pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn architecture(path: &Path) -> Result<Architecture, CheckpointError> {
+pub fn architecture(path: &Path) -> Result<Architecture> {
     let has = |name: &str| path.join(name).is_file();
     let names = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
     // An index alone, as it comes with a publisher's other small files, is no weights.
@@ -91,7 +91,7 @@ pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
+pub fn outlined(path: &Path) -> Result<Architecture> {
     if path.join(CONFIG).is_file() {
         return hf::outlined(path).map_err(|error| error.in_file(path));
     }
@@ -103,11 +103,11 @@ pub fn outlined(path: &Path) -> Result<Architecture, CheckpointError> {
 ///
 /// # Errors
 /// As [`open`], for keys that contradict each other or that are not compiled.
-pub fn stated(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture, CheckpointError> {
+pub fn stated(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture> {
     hf::stated(config, pooling)
 }
 
-fn open_file(path: &Path) -> Result<Checkpoint, CheckpointError> {
+fn open_file(path: &Path) -> Result<Checkpoint> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let mut magic = Vec::new();
     File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;

@@ -20,7 +20,7 @@ use narthex_text::tokenizer::{Specials, Tokenizer};
 
 pub use crate::error::RunnerError;
 use crate::{
-    error::CompileError,
+    error::{CompileError, Result},
     quant::{Scaling, scaling::Input},
     rotary::{Reach, RotarySet, Wave},
 };
@@ -76,7 +76,7 @@ pub(crate) fn calibrate(
     model: &CalibrationModel<'_>,
     inputs: Vec<Input>,
     graph: CalibrationGraph<'_>,
-) -> Result<Scaling, CompileError> {
+) -> Result<Scaling> {
     let CalibrationGraph { graph, entry, folder } = graph;
     let tokens = model.tokens()?;
     let probe = probe(graph, &inputs)?;
@@ -114,12 +114,7 @@ pub(crate) fn calibrate(
 }
 
 /// Runs one segment; gives its outputs as later ones are fed with them.
-fn run(
-    runner: &dyn GraphRunner,
-    folder: &Path,
-    segment: &Segment,
-    feeds: Vec<Feed>,
-) -> Result<Vec<Feed>, CompileError> {
+fn run(runner: &dyn GraphRunner, folder: &Path, segment: &Segment, feeds: Vec<Feed>) -> Result<Vec<Feed>> {
     let path = folder.join(PROBE_FILE);
     let failed = |source| CompileError::Write { path: path.clone(), source };
     fs::write(&path, segment.graph.encode()).map_err(failed)?;
@@ -137,13 +132,13 @@ fn run(
     Ok(segment.outputs.iter().zip(outputs).map(named).collect())
 }
 
-fn bad<T>(reason: String) -> Result<T, CompileError> {
+fn bad<T>(reason: String) -> Result<T> {
     Err(CompileError::Calibration(RunnerError { reason, hint: None }))
 }
 
 impl CalibrationModel<'_> {
     /// An input of the graph for one sequence without a past.
-    fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed, CompileError> {
+    fn feed(&self, entry: &GraphEntry, name: &str, tokens: &[TokenId]) -> Result<Feed> {
         let count = tokens.len();
         let Some(binding) = entry.inputs.iter().find(|binding| binding.name == name) else {
             return bad(format!("the probe reads {name}, which nothing gives"));
@@ -170,7 +165,7 @@ impl CalibrationModel<'_> {
     }
 
     /// The text's tokens, as many as the model takes.
-    fn tokens(&self) -> Result<Vec<TokenId>, CompileError> {
+    fn tokens(&self) -> Result<Vec<TokenId>> {
         let mut tokens: Vec<TokenId> = self.checkpoint.special.bos.into_iter().collect();
         tokens.extend(self.tokenizer.encode(TEXT, Specials::AsText)?);
         tokens.truncate(LONGEST.min(self.arch.context));
@@ -178,7 +173,7 @@ impl CalibrationModel<'_> {
     }
 
     /// The tokens' rows of the table, and those of their positions where these are learned.
-    fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>, CompileError> {
+    fn embeds(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
         let (vocab, hidden) = (self.arch.vocab, self.arch.hidden);
         let table = self.checkpoint.weights.weight("embed.weight")?;
         table.expect_shape(&[vocab, hidden])?;
@@ -205,7 +200,7 @@ impl CalibrationModel<'_> {
     }
 
     /// The tokens' rows of the per-layer table.
-    fn per_layer(&self, tokens: &[TokenId]) -> Result<Vec<f32>, CompileError> {
+    fn per_layer(&self, tokens: &[TokenId]) -> Result<Vec<f32>> {
         let Some(PerLayer { vocab, width }) = self.arch.per_layer else { return Ok(Vec::new()) };
         let cols = self.arch.layers.len() * width;
         let table = self.checkpoint.weights.weight("per_layer.embed.weight")?;
@@ -229,7 +224,7 @@ fn shape(dims: &[Dim], tokens: usize) -> Vec<usize> {
 }
 
 /// Refuses what is not one mean square for each channel.
-fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<(), CompileError> {
+fn check(inputs: &[Input], measured: &[Vec<f32>]) -> Result<()> {
     for (input, values) in inputs.iter().zip(measured) {
         if values.len() != input.channels {
             let (name, channels) = (&input.name, input.channels);

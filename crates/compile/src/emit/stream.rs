@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use super::{Emitter, Quantized, encoded, size};
 use crate::{
-    error::CompileError,
+    error::{CompileError, Result},
     package::HashedFile,
     quant::{
         Plan, Scaling, Storage,
@@ -55,7 +55,7 @@ impl Write for WeightSink {
 }
 
 /// Appends the next bytes of a tensor.
-type Append<'a> = dyn FnMut(&[u8]) -> Result<(), CompileError> + 'a;
+type Append<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// Cuts a range of rows, each of `width` elements, into pieces.
 pub(crate) fn pieces(range: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
@@ -77,8 +77,8 @@ impl Emitter<'_> {
     pub(crate) fn stream(
         &mut self,
         length: u64,
-        pieces: impl FnOnce(&mut Append<'_>) -> Result<(), CompileError>,
-    ) -> Result<Place, CompileError> {
+        pieces: impl FnOnce(&mut Append<'_>) -> Result<()>,
+    ) -> Result<Place> {
         let (file, cancel, dry_run) = (self.data_file, self.cancel, self.is_dry_run());
         let data = &mut self.data;
         let failed = |source| CompileError::Write { path: file.into(), source };
@@ -102,7 +102,7 @@ impl Emitter<'_> {
         [all, cols]: [usize; 2],
         rows: Range<usize>,
         dtype: DType,
-    ) -> Result<Place, CompileError> {
+    ) -> Result<Place> {
         let weights = self.weights;
         self.stream(size(&[rows.len(), cols], dtype), |append| {
             let weight = weights.weight(name)?;
@@ -119,12 +119,7 @@ impl Emitter<'_> {
     }
 
     /// Writes weights `[rows, cols]`, stacked row upon row and transposed: `[cols, all rows]`.
-    pub(crate) fn transposed(
-        &mut self,
-        names: &[String],
-        cols: usize,
-        dtype: DType,
-    ) -> Result<Place, CompileError> {
+    pub(crate) fn transposed(&mut self, names: &[String], cols: usize, dtype: DType) -> Result<Place> {
         let (plan, weights, all) = (self.plan, self.weights, self.stacked_rows(names));
         self.stream(size(&[all, cols], dtype), |append| {
             let mut parts = Vec::new();
@@ -144,12 +139,7 @@ impl Emitter<'_> {
     }
 
     /// Weights of one width, stacked row upon row, quantised and written unless an earlier graph did.
-    pub(crate) fn quantize(
-        &mut self,
-        names: &[String],
-        cols: usize,
-        storage: Storage,
-    ) -> Result<Quantized, CompileError> {
+    pub(crate) fn quantize(&mut self, names: &[String], cols: usize, storage: Storage) -> Result<Quantized> {
         let key = names.join("+");
         if let Some(known) = self.written.quantized.get(&key) {
             return Ok(*known);
@@ -159,12 +149,7 @@ impl Emitter<'_> {
         Ok(quantized)
     }
 
-    fn write_quantized(
-        &mut self,
-        names: &[String],
-        cols: usize,
-        storage: Storage,
-    ) -> Result<Quantized, CompileError> {
+    fn write_quantized(&mut self, names: &[String], cols: usize, storage: Storage) -> Result<Quantized> {
         let (block, rows) = (self.recipe.block, self.stacked_rows(names) as u64);
         let blocks = cols.div_ceil(block) as u64;
         let (quants_length, zeros_length) = match storage {
@@ -205,11 +190,7 @@ struct Quantizer<'a> {
 
 impl Quantizer<'_> {
     /// Passes a weight's rows to `take` in order, scaled and quantised.
-    fn each_row(
-        &self,
-        name: &str,
-        take: &mut dyn FnMut(&QuantRow) -> Result<(), CompileError>,
-    ) -> Result<(), CompileError> {
+    fn each_row(&self, name: &str, take: &mut dyn FnMut(&QuantRow) -> Result<()>) -> Result<()> {
         let (cols, block) = (self.cols, self.block);
         let rows = self.plan.get(name).map_or(0, |planned| planned.rows);
         let weight = self.weights.weight(name)?;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::ExportJob;
 use crate::{
-    error::CompileError,
+    error::Result,
     import::refused,
     package::{TEMPLATE_FILE, TOKENIZER_FILE},
 };
@@ -29,11 +29,7 @@ pub(super) const LOGITS: &str = "logits";
 type File = (&'static str, Vec<u8>);
 
 /// Every file but the graph and its data.
-pub(super) fn files(
-    job: &ExportJob<'_>,
-    arch: &DecoderArch,
-    entry: &GraphEntry,
-) -> Result<Vec<File>, CompileError> {
+pub(super) fn files(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry) -> Result<Vec<File>> {
     let ExportJob { package, manifest, .. } = job;
     let mut files = vec![
         ("genai_config.json", pretty(&genai_config(manifest, arch, entry)?)),
@@ -65,7 +61,7 @@ pub(super) fn context(manifest: &Manifest, arch: &DecoderArch) -> usize {
     arch.switch().map_or(manifest.max_length, |first| first.min(manifest.max_length))
 }
 
-fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> Result<Value, CompileError> {
+fn genai_config(manifest: &Manifest, arch: &DecoderArch, entry: &GraphEntry) -> Result<Value> {
     let several = || {
         let expected = "one number of key and value heads, and one head size, in all layers";
         refused(format!("export of {} for onnxruntime-genai", manifest.name), expected, "several")

@@ -16,7 +16,7 @@ use super::{
     config::{LOGITS, MASK, POSITIONS, TOKENS},
     open,
 };
-use crate::{error::CompileError, import::refused};
+use crate::{error::Result, import::refused};
 
 /// Begins the paths of the nodes put in.
 const SCOPE: &str = "/genai";
@@ -33,11 +33,7 @@ const I32: i64 = 6;
 ///                 └─ Shape[1] ── total_length
 /// 0 … batch · sequence ── logits_rows;  logits ── Reshape ── [batch, sequence, vocab]
 /// ```
-pub(super) fn graph(
-    job: &ExportJob<'_>,
-    arch: &DecoderArch,
-    entry: &GraphEntry,
-) -> Result<Graph, CompileError> {
+pub(super) fn graph(job: &ExportJob<'_>, arch: &DecoderArch, entry: &GraphEntry) -> Result<Graph> {
     let mut graph = open(job, entry)?;
     let mut front = Front { job, g: Builder::new("", &[]), constants: Vec::new() };
     let tokens = front.g.input(TOKENS, DType::I64, &["batch".into(), "sequence".into()]);
@@ -78,12 +74,7 @@ pub(super) fn data_files(graph: &Graph) -> BTreeSet<String> {
 }
 
 /// Puts the new nodes before the graph, and the logits in the shape wanted.
-fn close(
-    mut graph: Graph,
-    front: Front<'_>,
-    entry: &GraphEntry,
-    tokens: &str,
-) -> Result<Graph, CompileError> {
+fn close(mut graph: Graph, front: Front<'_>, entry: &GraphEntry, tokens: &str) -> Result<Graph> {
     let rows = entry.output(Slot::Logits).map(|binding| binding.name.clone()).unwrap_or_default();
     let (flat, shaped) = (format!("{SCOPE}/logits"), LOGITS.to_owned());
     let mut back = Builder::new("", &[]);
@@ -138,7 +129,7 @@ impl Front<'_> {
         HashMap::from([(Slot::SeqlensK, last), (Slot::TotalLength, total), (Slot::LogitsRows, rows)])
     }
 
-    fn table(&self, role: TableRole) -> Result<HostTable, CompileError> {
+    fn table(&self, role: TableRole) -> Result<HostTable> {
         let manifest = self.job.manifest;
         let table = manifest.tables.iter().find(|table| table.role == role).cloned();
         table
@@ -154,7 +145,7 @@ impl Front<'_> {
     }
 
     /// A table as it is.
-    fn whole(&mut self, role: TableRole, name: &str) -> Result<String, CompileError> {
+    fn whole(&mut self, role: TableRole, name: &str) -> Result<String> {
         let table = self.table(role)?;
         match &table.encoding {
             TableEncoding::Plain { dtype: DType::F32, data } => {
@@ -170,7 +161,7 @@ impl Front<'_> {
     /// plain:  Gather (── Cast)
     /// w8:     Gather(quants) ── Cast ── - 128 ── Mul(Gather(scales) ── Cast) ── Reshape
     /// ```
-    fn rows(&mut self, role: TableRole, indices: &str) -> Result<String, CompileError> {
+    fn rows(&mut self, role: TableRole, indices: &str) -> Result<String> {
         let HostTable { rows, cols, encoding, .. } = self.table(role)?;
         let scope = format!("{SCOPE}/{role:?}");
         let float = [("to", Attribute::Int(F32))];

@@ -22,7 +22,10 @@ use narthex_spec::{
 
 pub use quark::{GROUPS, QuarkJob, quark};
 
-use crate::{error::CompileError, import::refused};
+use crate::{
+    error::{CompileError, Result},
+    import::refused,
+};
 
 /// A package that is exported, and where to.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +43,7 @@ pub struct ExportJob<'a> {
 /// # Errors
 /// [`CompileError::Foreign`] for encoders, imports, and decoders that onnxruntime-genai has no settings for;
 /// [`CompileError::Open`] for a package that cannot be read, [`CompileError::Write`].
-pub fn genai(job: &ExportJob<'_>) -> Result<(), CompileError> {
+pub fn genai(job: &ExportJob<'_>) -> Result<()> {
     let (arch, entry) = decoder(job.manifest)?;
     let graph = genai::graph(job, arch, entry)?;
     let files = config::files(job, arch, entry)?;
@@ -61,7 +64,7 @@ pub fn genai(job: &ExportJob<'_>) -> Result<(), CompileError> {
 }
 
 /// The decoder that Narthex compiled, and its graph for CPUs and GPUs.
-fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry), CompileError> {
+fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry)> {
     let other = |found: &str| {
         refused(format!("export of {}", manifest.name), "a chat model that Narthex compiled", found)
     };
@@ -83,7 +86,7 @@ fn decoder(manifest: &Manifest) -> Result<(&DecoderArch, &GraphEntry), CompileEr
 }
 
 /// The package's graph.
-fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph, CompileError> {
+fn open(job: &ExportJob<'_>, entry: &GraphEntry) -> Result<Graph> {
     let parts = open_files(&[job.package.join(&entry.file)])?;
     let none = || refused(format!("graph of {}", job.manifest.name), entry.file.as_str(), "none");
     parts.into_iter().next().map(|part| part.graph).ok_or_else(none)
@@ -94,7 +97,7 @@ struct Partial(PathBuf);
 
 impl Partial {
     /// Beside a folder that must not be there, or be empty.
-    fn beside(out: &Path) -> Result<Self, CompileError> {
+    fn beside(out: &Path) -> Result<Self> {
         let failed = |source| CompileError::Write { path: out.to_owned(), source };
         if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
             return Err(failed(io::ErrorKind::AlreadyExists.into()));
@@ -107,7 +110,7 @@ impl Partial {
         Ok(Self(path))
     }
 
-    fn settle(self, out: &Path) -> Result<(), CompileError> {
+    fn settle(self, out: &Path) -> Result<()> {
         // An empty folder gives way to a whole one.
         let _ = fs::remove_dir(out);
         fs::rename(&self.0, out).map_err(|source| CompileError::Write { path: out.to_owned(), source })

@@ -36,7 +36,7 @@ use super::{
     config::{self, Said},
 };
 use crate::{
-    error::CompileError,
+    error::{CompileError, Result},
     import::refused,
     package::{TEMPLATE_FILE, TOKENIZER_FILE},
     quant::block::{QuantRow, quantize_w4},
@@ -67,11 +67,7 @@ pub struct QuarkJob<'a> {
 /// [`CompileError::Foreign`] for encoders, and for weights whose rows are no whole number of groups;
 /// [`CompileError::Checkpoint`] for what cannot be read, and for families that AMD's tools do not take;
 /// [`CompileError::Write`], [`CompileError::Cancelled`].
-pub fn quark(
-    job: &QuarkJob<'_>,
-    progress: &dyn ProgressSink,
-    cancel: &AtomicBool,
-) -> Result<(), CompileError> {
+pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBool) -> Result<()> {
     let checkpoint = checkpoint::open(job.checkpoint)?;
     let Architecture::Decoder(arch) = &checkpoint.architecture else {
         return Err(refused(format!("export of {}", job.name), "a chat model", "an encoder"));
@@ -175,7 +171,7 @@ fn header(places: &[Place]) -> Vec<u8> {
 
 /// Refuses weights whose rows end within a group, which Quark and its readers have no form for, and fused ones whose parts
 /// share a word.
-fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<(), CompileError> {
+fn whole_groups(job: &QuarkJob<'_>, tensors: &[Tensor]) -> Result<()> {
     let packed = || tensors.iter().filter_map(|tensor| Some((tensor, tensor.packed?)));
     let fits = |group: usize| packed().all(|(_, [_, cols])| cols.is_multiple_of(group));
     if let Some((tensor, [_, cols])) = packed().find(|(_, [_, cols])| !cols.is_multiple_of(job.group)) {
@@ -208,19 +204,14 @@ struct QuarkWeights<'a> {
 
 impl QuarkWeights<'_> {
     /// The bytes of a tensor, in the order of its places.
-    fn encode(&self, tensor: &Tensor, group: usize) -> Result<Vec<Vec<u8>>, CompileError> {
+    fn encode(&self, tensor: &Tensor, group: usize) -> Result<Vec<Vec<u8>>> {
         match tensor.packed {
             Some(shape) => self.packed(&tensor.of, shape, group),
             None => Ok(vec![self.halves(&tensor.of)?]),
         }
     }
 
-    fn packed(
-        &self,
-        tensor: &FileTensor,
-        [rows, cols]: [usize; 2],
-        group: usize,
-    ) -> Result<Vec<Vec<u8>>, CompileError> {
+    fn packed(&self, tensor: &FileTensor, [rows, cols]: [usize; 2], group: usize) -> Result<Vec<Vec<u8>>> {
         let (words, groups) = (rows.div_ceil(8), cols / group);
         let mut quants = vec![0u32; cols * words];
         let mut zeros = vec![0u32; groups * words];
@@ -254,7 +245,7 @@ impl QuarkWeights<'_> {
         rows: Range<usize>,
         order: Option<&[u32]>,
         group: usize,
-    ) -> Result<Vec<QuantRow>, CompileError> {
+    ) -> Result<Vec<QuantRow>> {
         let round = |row: usize| {
             let mut values = vec![0.0; weight.cols()];
             let from = order.and_then(|order| order.get(row)).map_or(row, |&from| from as usize);
@@ -266,7 +257,7 @@ impl QuarkWeights<'_> {
     }
 
     /// Every element in half precision.
-    fn halves(&self, tensor: &FileTensor) -> Result<Vec<u8>, CompileError> {
+    fn halves(&self, tensor: &FileTensor) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         for (name, _) in &tensor.parts {
             let weight = self.weights.weight(name)?;
@@ -308,7 +299,7 @@ fn files(
     job: &QuarkJob<'_>,
     checkpoint: &Checkpoint,
     mut settings: Map<String, Value>,
-) -> Result<Vec<(&'static str, Vec<u8>)>, CompileError> {
+) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let special = &checkpoint.special;
     let one_or_more = |ids: &[u32]| match ids {
         [] => None,

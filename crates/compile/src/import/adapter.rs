@@ -10,7 +10,7 @@ use narthex_spec::{
 };
 
 use super::{bound, graphs::remove_constant_inputs, refused};
-use crate::{error::CompileError, package::GRAPH_FILE};
+use crate::{error::Result, package::GRAPH_FILE};
 
 /// Prefix of the names of added nodes and values. A graph that already has such names is refused.
 pub(super) const PREFIX: &str = "/import/";
@@ -36,7 +36,7 @@ impl GraphAdapter {
     /// # Errors
     /// A refusal of graphs with content that cannot be written back, of operator sets before 11, and of names with our
     /// prefix.
-    pub(super) fn new(file: &str, mut inner: Graph) -> Result<Self, CompileError> {
+    pub(super) fn new(file: &str, mut inner: Graph) -> Result<Self> {
         if let Some(what) = inner.unread.first() {
             return Err(refused(format!("content of {file}"), "what Narthex can write back whole", what));
         }
@@ -127,7 +127,7 @@ impl GraphAdapter {
     }
 
     /// Returns the complete graph and its entry in the manifest.
-    pub(super) fn finish(self, kv: Vec<KvLayout>) -> Result<(Graph, GraphEntry), CompileError> {
+    pub(super) fn finish(self, kv: Vec<KvLayout>) -> Result<(Graph, GraphEntry)> {
         let Self { inner: mut graph, prologue, epilogue, inputs, outputs } = self;
         let (front, back) = (with_prefix(prologue.finish()), with_prefix(epilogue.finish()));
         graph.inputs = front.inputs;

@@ -8,7 +8,7 @@ use narthex_graph::{Graph, Node, onnx::files::OnnxFile};
 use narthex_spec::{Ep, Target, manifest::Bound, target::QnnChip};
 use serde_json::Value;
 
-use crate::error::CompileError;
+use crate::error::{CompileError, Result};
 
 /// Configuration files of Qualcomm's Genie beside the binaries of AI Hub.
 const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
@@ -18,7 +18,7 @@ const GENIE: [&str; 2] = ["genie_config.json", "htp_backend_ext_config.json"];
 ///
 /// # Errors
 /// [`CompileError::Bound`] for contexts of other compilers than Qualcomm's.
-pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<Bound, CompileError> {
+pub(super) fn pipeline(folder: &Path, options: &Value, parts: &[OnnxFile]) -> Result<Bound> {
     let nodes = || parts.iter().flat_map(|part| part.graph.contexts());
     let version = nodes().find_map(sdk).map(|version| format!(", made with SDK {version}"));
     let (stages, count) = (parts.len(), parts.iter().filter(|part| is_compiled(&part.graph)).count());

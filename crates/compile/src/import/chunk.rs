@@ -22,7 +22,7 @@ use super::{
     refused,
     settings::Settings,
 };
-use crate::error::CompileError;
+use crate::error::Result;
 
 /// Returns the number of new tokens of a graph if it is fixed.
 pub(super) fn tokens(graph: &Graph, names: &TensorNames) -> Option<usize> {
@@ -31,12 +31,7 @@ pub(super) fn tokens(graph: &Graph, names: &TensorNames) -> Option<usize> {
 }
 
 /// Connects a decoder of fixed shapes to the slots of a package; its graph is called `file` in messages.
-pub(super) fn chunk(
-    file: &str,
-    graph: Graph,
-    names: &TensorNames,
-    settings: &Settings,
-) -> Result<Decoder, CompileError> {
+pub(super) fn chunk(file: &str, graph: Graph, names: &TensorNames, settings: &Settings) -> Result<Decoder> {
     let expected = "a fixed number of tokens";
     let tokens = tokens(&graph, names)
         .ok_or_else(|| refused(format!("input {:?} of {file}", names.tokens), expected, "any number"))?;
@@ -88,12 +83,7 @@ struct TokenCounts {
 /// tokens ── Pad ── tokens of the graph              past + (0..tokens) ── positions
 /// columns < past, or from the new ones on and < their number ── mask
 /// ```
-fn inputs(
-    file: &str,
-    adapter: &mut GraphAdapter,
-    names: &TensorNames,
-    count: usize,
-) -> Result<TokenCounts, CompileError> {
+fn inputs(file: &str, adapter: &mut GraphAdapter, names: &TensorNames, count: usize) -> Result<TokenCounts> {
     let tokens = adapter.input(Slot::Tokens, "tokens", DType::I64, &[1_usize.into(), "sequence".into()]);
     adapter.input(Slot::SeqlensK, "seqlens_k", DType::I32, &["batch".into()]);
     let total = adapter.input(Slot::TotalLength, "total_length", DType::I32, &[]);
@@ -142,12 +132,7 @@ fn inputs(
 }
 
 /// Returns the number of columns of the graph's mask, if it has one: those of the past, then those of the new tokens.
-fn columns(
-    file: &str,
-    graph: &Graph,
-    names: &TensorNames,
-    count: usize,
-) -> Result<Option<usize>, CompileError> {
+fn columns(file: &str, graph: &Graph, names: &TensorNames, count: usize) -> Result<Option<usize>> {
     let Some(mask) = graph.inputs.iter().find(|input| input.name == names.mask) else { return Ok(None) };
     match &mask.shape[..] {
         [_, columns] if fixed_extent(columns).is_some_and(|columns| columns >= count) => {
@@ -200,7 +185,7 @@ struct CacheShape {
 }
 
 impl CacheShape {
-    fn read(settings: &Settings, tokens: usize) -> Result<Self, CompileError> {
+    fn read(settings: &Settings, tokens: usize) -> Result<Self> {
         let heads = settings.kv_heads.or(settings.heads);
         Ok(Self {
             heads: settings.stated("the number of key and value heads", heads)?,
@@ -228,7 +213,7 @@ enum CacheOutput {
 
 impl CacheTensor {
     /// Determines the layout of one cache tensor from its input and output.
-    fn of(file: &str, input: &Value, output: &Value, shape: &CacheShape) -> Result<Self, CompileError> {
+    fn of(file: &str, input: &Value, output: &Value, shape: &CacheShape) -> Result<Self> {
         let CacheShape { heads, size, tokens } = *shape;
         let wrong = |value: &Value, expected: String| {
             let dims = value.shape.iter().map(|dim| match dim {
@@ -324,7 +309,7 @@ fn layers(
     graph: &Graph,
     names: &TensorNames,
     shape: &CacheShape,
-) -> Result<Vec<[CacheTensor; 2]>, CompileError> {
+) -> Result<Vec<[CacheTensor; 2]>> {
     let find = |values: &[Value], name: &str| values.iter().find(|value| value.name == name).cloned();
     let mut layers = Vec::new();
     while find(&graph.inputs, &TensorNames::of(&names.past[0], layers.len())).is_some() {

@@ -21,7 +21,7 @@ use super::{
     refused, rotary,
     settings::Settings,
 };
-use crate::error::CompileError;
+use crate::error::Result;
 
 /// A connected decoder.
 pub(super) struct Decoder {
@@ -33,12 +33,7 @@ pub(super) struct Decoder {
 }
 
 /// Connects a decoder's graph to the slots of a package.
-pub(super) fn decoder(
-    file: &str,
-    graph: Graph,
-    names: &TensorNames,
-    settings: &Settings,
-) -> Result<Decoder, CompileError> {
+pub(super) fn decoder(file: &str, graph: Graph, names: &TensorNames, settings: &Settings) -> Result<Decoder> {
     let context = settings.stated("the longest sequence", settings.context)?;
     let max_length = rotary::first_set(&graph, context).map_or(context, |first| first.min(context));
     let layers = layers(file, &graph, names, settings)?;
@@ -210,12 +205,7 @@ impl Layer {
 }
 
 /// Returns every layer with keys and values in the graph.
-fn layers(
-    file: &str,
-    graph: &Graph,
-    names: &TensorNames,
-    settings: &Settings,
-) -> Result<Vec<Layer>, CompileError> {
+fn layers(file: &str, graph: &Graph, names: &TensorNames, settings: &Settings) -> Result<Vec<Layer>> {
     let input = |name: &str| graph.inputs.iter().find(|value| value.name == name);
     let output = |name: &str| graph.outputs.iter().find(|value| value.name == name);
     let mut layers = Vec::new();
@@ -243,12 +233,7 @@ fn layers(
 }
 
 /// Returns heads and head size of a layer from its past, its present, or the settings.
-fn extents(
-    file: &str,
-    past: &Value,
-    present: Option<&Value>,
-    settings: &Settings,
-) -> Result<(usize, usize), CompileError> {
+fn extents(file: &str, past: &Value, present: Option<&Value>, settings: &Settings) -> Result<(usize, usize)> {
     if past.shape.len() != 4 {
         let expected = "4 dimensions: batch, heads, tokens and head size";
         return Err(refused(format!("input {:?} of {file}", past.name), expected, past.shape.len()));
@@ -272,7 +257,7 @@ pub(super) fn vocab(
     names: &TensorNames,
     settings: &Settings,
     tokens: Option<usize>,
-) -> Result<usize, CompileError> {
+) -> Result<usize> {
     let what = || format!("output {:?} of {file}", names.logits);
     let logits = graph.outputs.iter().find(|output| output.name == names.logits);
     let logits = logits.ok_or_else(|| refused(what(), "logits", "no such output"))?;

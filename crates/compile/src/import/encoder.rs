@@ -19,7 +19,7 @@ use super::{
     refused,
     settings::Settings,
 };
-use crate::error::CompileError;
+use crate::error::Result;
 
 const TOKENS: &str = "input_ids";
 const MASK: &str = "attention_mask";
@@ -45,7 +45,7 @@ pub(super) fn encoder(
     graph: Graph,
     settings: &Settings,
     sentence: &SentenceEmbedding,
-) -> Result<(Graph, GraphEntry, ImportedEncoder), CompileError> {
+) -> Result<(Graph, GraphEntry, ImportedEncoder)> {
     let given = given(file, &graph, settings)?;
     let mut adapter = GraphAdapter::new(file, graph)?;
     reject_unknown_inputs(file, adapter.inner(), &[TOKENS, MASK, SEGMENTS])?;
@@ -105,7 +105,7 @@ fn inputs(adapter: &mut GraphAdapter) -> String {
 
 /// Selects the output by its name, or else by its rank. Hidden states precede logits over the vocabulary, because exporters
 /// include them only for embeddings.
-fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput, CompileError> {
+fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput> {
     let named = |name: &str| graph.outputs.iter().find(|output| output.name == name).cloned();
     let rank = |value: &Value| if graph.unranked.contains(&value.name) { 0 } else { value.shape.len() };
     let of_rank = |name: &str, wanted: usize| named(name).filter(|value| rank(value) == wanted);
@@ -139,7 +139,7 @@ fn given(file: &str, graph: &Graph, settings: &Settings) -> Result<EncoderOutput
 }
 
 /// Logits for each token, which are taken where they are over the vocabulary.
-fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<EncoderOutput, CompileError> {
+fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<EncoderOutput> {
     let last = logits.shape.last().and_then(fixed_extent);
     let masked = || settings.class.as_ref().is_some_and(|class| class.ends_with("ForMaskedLM"));
     if last.map_or_else(masked, |last| Some(last) == settings.vocab) {
@@ -150,7 +150,7 @@ fn over_vocabulary(file: &str, logits: Value, settings: &Settings) -> Result<Enc
 }
 
 /// Refuses a classifier of texts that has another number of labels than a reranker.
-fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<(), CompileError> {
+fn one_label(file: &str, value: &Value, settings: &Settings) -> Result<()> {
     let stated = || Some(settings.labels.len()).filter(|&labels| labels > 0);
     let last = value.shape.last().and_then(fixed_extent);
     match last.or_else(stated) {
@@ -181,7 +181,7 @@ fn output(file: &str, value: &Value) -> String {
 }
 
 /// Returns the width of a vector or a row.
-fn width(file: &str, value: &Value, settings: &Settings) -> Result<usize, CompileError> {
+fn width(file: &str, value: &Value, settings: &Settings) -> Result<usize> {
     let stated = "a fixed width, or a hidden_size in config.json";
     let width = value.shape.last().and_then(fixed_extent).or(settings.hidden);
     width.ok_or_else(|| refused(output(file, value), stated, "neither"))

@@ -9,7 +9,7 @@ use super::{
     selection::Composition,
     settings::{GENAI_CONFIG, Settings},
 };
-use crate::error::CompileError;
+use crate::error::Result;
 use narthex_checkpoint::{
     hf::{
         config::TokenIds,
@@ -27,13 +27,10 @@ struct GenaiConfig {
 struct GenaiModel {
     #[serde(rename = "type", default)]
     kind: String,
-    #[serde(default)]
     context_length: Option<usize>,
-    #[serde(default)]
     vocab_size: Option<usize>,
     #[serde(flatten)]
     ids: TokenIds,
-    #[serde(default)]
     decoder: Option<GenaiDecoder>,
     /// Other parts of a model, by name.
     #[serde(flatten)]
@@ -42,15 +39,10 @@ struct GenaiModel {
 
 #[derive(Deserialize)]
 struct GenaiDecoder {
-    #[serde(default)]
     filename: Option<String>,
-    #[serde(default)]
     hidden_size: Option<usize>,
-    #[serde(default)]
     head_size: Option<usize>,
-    #[serde(default)]
     num_attention_heads: Option<usize>,
-    #[serde(default)]
     num_key_value_heads: Option<usize>,
     #[serde(default)]
     inputs: serde_json::Map<String, Value>,
@@ -58,9 +50,7 @@ struct GenaiDecoder {
     outputs: serde_json::Map<String, Value>,
     #[serde(default)]
     session_options: Value,
-    #[serde(default)]
     pipeline: Option<Value>,
-    #[serde(default)]
     sliding_window: Option<SlidingWindow>,
 }
 
@@ -90,7 +80,7 @@ pub(super) struct GenaiExport {
 ///
 /// # Errors
 /// A refusal of models other than one decoder, and of a graph that is not a stage of the pipeline.
-pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExport, CompileError> {
+pub(super) fn read(folder: &mut Folder, file: Option<&str>) -> Result<GenaiExport> {
     let expected = "the configuration of a model of onnxruntime-genai";
     let GenaiConfig { model } = folder
         .json(GENAI_CONFIG, expected)?

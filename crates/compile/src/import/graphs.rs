@@ -6,7 +6,7 @@ use narthex_graph::{Attribute, Graph, Node, Value};
 use narthex_spec::{DType, dtype::Dim};
 
 use super::refused;
-use crate::error::CompileError;
+use crate::error::Result;
 
 /// Calls `each` with every node of a graph, including those in the bodies of nodes.
 pub(super) fn for_each_node<'a>(graph: &'a Graph, each: &mut dyn FnMut(&'a Node)) {
@@ -35,7 +35,7 @@ pub(super) fn fixed_extent(dim: &Dim) -> Option<usize> {
 }
 
 /// Returns the type of a floating-point value; other types are refused.
-pub(super) fn float_dtype(file: &str, value: &Value) -> Result<DType, CompileError> {
+pub(super) fn float_dtype(file: &str, value: &Value) -> Result<DType> {
     match value.dtype.dtype() {
         Some(dtype @ (DType::F32 | DType::F16)) => Ok(dtype),
         _ => Err(refused(format!("{:?} of {file}", value.name), "f32 or f16", value.dtype)),
@@ -43,7 +43,7 @@ pub(super) fn float_dtype(file: &str, value: &Value) -> Result<DType, CompileErr
 }
 
 /// Refuses a graph with inputs that the package does not feed.
-pub(super) fn reject_unknown_inputs(file: &str, graph: &Graph, known: &[&str]) -> Result<(), CompileError> {
+pub(super) fn reject_unknown_inputs(file: &str, graph: &Graph, known: &[&str]) -> Result<()> {
     match graph.inputs.iter().find(|input| !known.contains(&input.name.as_str())) {
         None => Ok(()),
         Some(input) => {

@@ -11,7 +11,7 @@ use super::{
     names::BRANCH,
     refused,
 };
-use crate::error::CompileError;
+use crate::error::Result;
 
 /// Input of a merged decoder for the embedded tokens.
 pub(super) const EMBEDS: &str = "inputs_embeds";
@@ -20,7 +20,7 @@ pub(super) const EMBEDS: &str = "inputs_embeds";
 ///
 /// # Errors
 /// A refusal if the graphs' operator sets differ or the embedding does not have exactly one output.
-pub(super) fn prepend_embedding(embedding: Graph, decoder: Graph) -> Result<Graph, CompileError> {
+pub(super) fn prepend_embedding(embedding: Graph, decoder: Graph) -> Result<Graph> {
     let [output] = &embedding.outputs[..] else {
         return Err(refused("outputs of the embedding's graph", "one", embedding.outputs.len()));
     };
@@ -35,7 +35,7 @@ pub(super) fn prepend_embedding(embedding: Graph, decoder: Graph) -> Result<Grap
 /// A refusal if the graphs' operator sets differ.
 pub(super) fn chain_stages<'a>(
     stages: impl IntoIterator<Item = (Graph, &'a BTreeMap<String, String>)>,
-) -> Result<Graph, CompileError> {
+) -> Result<Graph> {
     let mut whole = Graph::default();
     let mut taken: HashSet<String> = HashSet::new();
     for (index, (mut stage, renamed)) in stages.into_iter().enumerate() {
@@ -99,7 +99,7 @@ fn add_aliases(stage: &mut Graph, renamed: &BTreeMap<String, String>, bound: &Ha
 ///
 /// # Errors
 /// A refusal if the graphs' operator sets or outputs differ.
-pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph, CompileError> {
+pub(super) fn merge_branches(mut first: Graph, mut next: Graph) -> Result<Graph> {
     opsets(&mut first, &next)?;
     let outputs: Vec<_> = next.outputs.clone();
     let names =
@@ -213,7 +213,7 @@ const CHANGED: [&str; 16] = [
 
 /// Merges the operator sets of two graphs. Different versions are accepted if the newer one does not change the meaning of
 /// the older graph's nodes.
-fn opsets(into: &mut Graph, other: &Graph) -> Result<(), CompileError> {
+fn opsets(into: &mut Graph, other: &Graph) -> Result<()> {
     for (domain, version) in &other.opsets {
         let Some(at) = into.opsets.iter().position(|(known, _)| known == domain) else {
             into.opsets.push((domain.clone(), *version));

@@ -43,7 +43,10 @@ use narthex_spec::{
     manifest::{self, Bound, GraphEntry, Prompts},
 };
 
-use crate::{error::CompileError, package::TOKENIZER_FILE};
+use crate::{
+    error::{CompileError, Result},
+    package::TOKENIZER_FILE,
+};
 use decoder::{Decoder, decoder};
 use graphs::for_each_node;
 use names::TensorNames;
@@ -100,7 +103,7 @@ impl Import {
 /// # Errors
 /// [`CompileError::Open`] for graphs that cannot be read, [`CompileError::Foreign`] for models that cannot be imported,
 /// [`CompileError::Bound`] for graphs that run on one kind of device alone.
-pub fn open(path: &Path, file: Option<&str>) -> Result<Import, CompileError> {
+pub fn open(path: &Path, file: Option<&str>) -> Result<Import> {
     let (root, named) = locate(path);
     let file = file.or(named.as_deref());
     let mut folder = Folder::new(&root);
@@ -147,7 +150,7 @@ fn locate(path: &Path) -> (PathBuf, Option<String>) {
 const CONFIG_FILES: [&str; 3] = [GENAI_CONFIG, CONFIG, TOKENIZER_FILE];
 
 /// Reads a folder of onnxruntime-genai: the graphs in its configuration, or `file` in place of the only one.
-fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import, CompileError> {
+fn onnxruntime_genai(mut folder: Folder, file: Option<&str>) -> Result<Import> {
     let genai = genai::read(&mut folder, file)?;
     let files: Vec<PathBuf> = genai.graphs.iter().map(|graph| folder.file(graph)).collect();
     let parts = read(&files);
@@ -182,7 +185,7 @@ struct DecoderExport {
 }
 
 /// Returns the folder of the graphs' data, and a name for messages. Compiled contexts without a bundle are refused.
-fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String), CompileError> {
+fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String)> {
     for part in parts.iter().filter(|_| bound.is_none()) {
         if let Some(error) = bound::compiled(&part.folder.join(&part.name), &part.graph) {
             return Err(error);
@@ -199,7 +202,7 @@ fn import_decoder(
     mut folder: Folder,
     DecoderExport { parts, names, settings, form, bound }: DecoderExport,
     exporter: &'static str,
-) -> Result<Import, CompileError> {
+) -> Result<Import> {
     let (data, file) = origin(&parts, bound.as_ref())?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
     let mut recipe = recipe(parts.iter().map(|part| &part.graph));
@@ -253,11 +256,7 @@ fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String
     shorter.then(|| format!("Beyond {length} tokens {why}; sequences are served up to there."))
 }
 
-fn import_encoder(
-    mut folder: Folder,
-    parts: Vec<OnnxFile>,
-    settings: Settings,
-) -> Result<Import, CompileError> {
+fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Result<Import> {
     let (data, file) = origin(&parts, None)?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
     let [part] = <[OnnxFile; 1]>::try_from(parts)

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{bound, chunk, graphs::fixed_extent, merge, names::TensorNames, refused, settings::GENAI_CONFIG};
-use crate::error::CompileError;
+use crate::error::Result;
 
 /// Maximum number of stages.
 const MOST: usize = 64;
@@ -54,7 +54,7 @@ fn yes() -> bool {
 }
 
 /// Reads the stages from an object by name or a list of such objects, in the order of the file.
-pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>, CompileError> {
+pub(super) fn stages(pipeline: &Value) -> Result<Vec<Stage>> {
     let wrong =
         |found: String| refused(format!("pipeline of {GENAI_CONFIG}"), "stages, each with a filename", found);
     let objects = match pipeline {
@@ -100,7 +100,7 @@ pub(super) fn join(
     graphs: Vec<Graph>,
     names: &TensorNames,
     folder: &Path,
-) -> Result<JoinedPipeline, CompileError> {
+) -> Result<JoinedPipeline> {
     let run = |skipped: RunPhase| stages.iter().zip(&graphs).filter(move |(stage, _)| stage.runs != skipped);
     let chain =
         |skipped| merge::chain_stages(run(skipped).map(|(stage, graph)| (graph.clone(), &stage.renamed)));
@@ -158,7 +158,7 @@ fn with_length<'a>(mut chain: Graph, stages: impl Iterator<Item = &'a Graph>, na
 }
 
 /// Describes the first difference between the computations of two graphs, ignoring declared shapes.
-fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String>, CompileError> {
+fn difference(one: &Graph, other: &Graph, folder: &Path) -> Result<Option<String>> {
     if let Some((node, _)) = one.nodes.iter().zip(&other.nodes).find(|(a, b)| a != b) {
         return Ok(Some(format!("another node than {} ({})", node.name, node.op)));
     }

@@ -9,7 +9,7 @@ use narthex_spec::{Ep, manifest::Bound};
 use serde_json::Value;
 
 use super::{bound, graphs::for_each_node};
-use crate::error::CompileError;
+use crate::error::{CompileError, Result};
 
 /// Domains of ONNX Runtime's operators.
 const OWN: [&str; 5] = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"];
@@ -26,7 +26,7 @@ pub(super) fn bound<'a>(
     folder: &Path,
     options: &Value,
     graphs: Option<impl IntoIterator<Item = &'a Graph>>,
-) -> Result<Option<Bound>, CompileError> {
+) -> Result<Option<Bound>> {
     let library = bound::text(options, "custom_ops_library");
     let amd = bound::provider(options).is_some_and(|device| device == bound::RYZEN) || library.is_some();
     let mut foreign = None;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{pipeline::Stage, refused};
-use crate::error::CompileError;
+use crate::error::Result;
 use narthex_checkpoint::hf::folder::{Folder, inside};
 use narthex_graph::onnx::files::graph_files;
 
@@ -39,7 +39,7 @@ const EMBEDDING: &str = "embed_tokens";
 const OTHERS: [&str; 2] = ["encoder_model", "vision_encoder"];
 
 /// Selects the graph called `file`, or the one without a suffix, together with its partners.
-pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelection, CompileError> {
+pub(super) fn choose(folder: &Folder, file: Option<&str>) -> Result<GraphSelection> {
     // The partners of a graph lie in its folder.
     let named = file.filter(|file| inside(file)).map(|file| folder.file(file)).filter(|path| path.is_file());
     let files = graph_files(named.as_deref().and_then(Path::parent).unwrap_or(folder.path()))?;

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::refused;
-use crate::error::CompileError;
+use crate::error::Result;
 use narthex_checkpoint::{
     CheckpointError,
     hf::{
@@ -42,21 +42,16 @@ pub(super) struct Settings {
 /// Keys of `config.json` with the aliases of different families.
 #[derive(Deserialize)]
 struct ConfigKeys {
-    #[serde(default)]
     vocab_size: Option<usize>,
     #[serde(default, alias = "n_embd", alias = "d_model", alias = "dim")]
     hidden_size: Option<usize>,
     #[serde(default, alias = "n_head", alias = "n_heads")]
     num_attention_heads: Option<usize>,
-    #[serde(default)]
     num_key_value_heads: Option<usize>,
-    #[serde(default)]
     head_dim: Option<usize>,
     #[serde(default, alias = "n_positions", alias = "n_ctx", alias = "max_seq_len")]
     max_position_embeddings: Option<usize>,
-    #[serde(default)]
     model_type: Option<String>,
-    #[serde(default)]
     id2label: Option<serde_json::Map<String, Value>>,
 }
 
@@ -99,12 +94,12 @@ impl Settings {
     }
 
     /// Vocabulary entries.
-    pub(super) fn vocab(&self) -> Result<usize, CompileError> {
+    pub(super) fn vocab(&self) -> Result<usize> {
         self.stated("vocab_size", self.vocab)
     }
 
     /// Returns a number that must be stated in the graph or in the settings.
-    pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize, CompileError> {
+    pub(super) fn stated(&self, key: &str, value: Option<usize>) -> Result<usize> {
         value.ok_or_else(|| refused(format!("{key} of {}", self.file), "a number", "none"))
     }
 }

@@ -24,7 +24,7 @@ use sha2::Digest;
 
 use super::{Import, refused};
 use crate::{
-    error::CompileError,
+    error::{CompileError, Result},
     package::{DATA_FILE, HashedFile, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
 };
 
@@ -54,7 +54,7 @@ impl Import {
         job: ImportJob<'_>,
         progress: &dyn ProgressSink,
         cancel: &AtomicBool,
-    ) -> Result<Manifest, CompileError> {
+    ) -> Result<Manifest> {
         let package = PackageWriter::new(job.out);
         package.write(TOKENIZER_FILE, &Tokenizer::from_json(&self.text.tokenizer)?.to_json()?)?;
         let template = self.text.chat_template.take();
@@ -86,7 +86,7 @@ impl Import {
     }
 
     /// Copies the binaries beside the graphs that compiled contexts and a vendor's operators read.
-    fn copy_binaries(&self, package: &PackageWriter, cancel: &AtomicBool) -> Result<(), CompileError> {
+    fn copy_binaries(&self, package: &PackageWriter, cancel: &AtomicBool) -> Result<()> {
         let mut copied = BTreeSet::new();
         let named = self.graphs.iter().flat_map(|(graph, _)| graph.context_binaries());
         for name in named.chain(self.operator_weights.as_deref()) {
@@ -102,7 +102,7 @@ impl Import {
         Ok(())
     }
 
-    fn manifest(self, job: ImportJob<'_>, chats: impl Into<bool>) -> Result<Manifest, CompileError> {
+    fn manifest(self, job: ImportJob<'_>, chats: impl Into<bool>) -> Result<Manifest> {
         let mut checkpoint = BTreeMap::new();
         for path in &self.files {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -159,7 +159,7 @@ struct Weights<'a> {
 
 impl Weights<'_> {
     /// Moves a graph's constants, including those of its nodes' bodies, to the package.
-    fn gather(&mut self, graph: &mut Graph) -> Result<(), CompileError> {
+    fn gather(&mut self, graph: &mut Graph) -> Result<()> {
         for constant in &mut graph.initializers {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(CompileError::Cancelled);

@@ -15,7 +15,7 @@ use super::{
     mlp,
     norm::{StreamNorms, unit_norm},
 };
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// Lower bound of the mean square whose root divides a projected stream.
 const MIN_MEAN_SQUARE: f32 = 1e-5;
@@ -49,12 +49,7 @@ fn per_layer_scope() -> Scope {
 }
 
 /// `Reshape` that keeps the batch and the sequence.
-fn reshape_rows(
-    e: &mut Emitter<'_>,
-    scope: &Scope,
-    x: Tensor,
-    rest: &[usize],
-) -> Result<Tensor, CompileError> {
+fn reshape_rows(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, rest: &[usize]) -> Result<Tensor> {
     let extents: Vec<i64> = [0, 0].into_iter().chain(rest.iter().map(|&extent| extent as i64)).collect();
     Ok(e.graph.reshape(scope, x, &extents)?)
 }
@@ -74,7 +69,7 @@ impl<'a> Streams<'a> {
         altup: &'a AltUp,
         norms: StreamNorms,
         x: Tensor,
-    ) -> Result<Self, CompileError> {
+    ) -> Result<Self> {
         let (hidden, others) = (arch.hidden, altup.streams - 1);
         let scope = altup_scope();
         let proj = scope.child("proj");
@@ -103,14 +98,14 @@ impl<'a> Streams<'a> {
         norms: StreamNorms,
         states: Tensor,
         first: usize,
-    ) -> Result<Self, CompileError> {
+    ) -> Result<Self> {
         let scope = altup_scope().child("states");
         let stack = reshape_rows(e, &scope, states, &[altup.streams, arch.hidden])?;
         Ok(Self { arch, altup, norms, stack, first, rows: Vec::new() })
     }
 
     /// The streams side by side, `[batch, sequence, streams · hidden]`.
-    pub(crate) fn flat(&self, e: &mut Emitter<'_>) -> Result<Tensor, CompileError> {
+    pub(crate) fn flat(&self, e: &mut Emitter<'_>) -> Result<Tensor> {
         let width = self.altup.streams * self.arch.hidden;
         reshape_rows(e, &altup_scope().child("flat"), self.stack, &[width])
     }
@@ -131,7 +126,7 @@ impl<'a> Streams<'a> {
         per_layer: &PerLayer,
         x: Tensor,
         table_rows: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         let (layers, width, hidden) = (self.arch.layers.len(), per_layer.width, self.arch.hidden);
         let half = 0.5f64.sqrt() * f64::from(self.norms.scale);
         let scope = per_layer_scope();
@@ -153,7 +148,7 @@ impl<'a> Streams<'a> {
         per_layer: &PerLayer,
         rows: Tensor,
         range: Range<usize>,
-    ) -> Result<(), CompileError> {
+    ) -> Result<()> {
         let (width, count, scope) = (per_layer.width, range.len(), per_layer_scope());
         let own = if count == self.arch.layers.len() {
             rows
@@ -175,8 +170,8 @@ impl<'a> Streams<'a> {
         e: &mut Emitter<'_>,
         index: usize,
         layer: &DecoderLayer,
-        attend: impl FnOnce(&mut Emitter<'_>, Tensor) -> Result<Tensor, CompileError>,
-    ) -> Result<(), CompileError> {
+        attend: impl FnOnce(&mut Emitter<'_>, Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
         let scope = layer_scope(index);
         let router = self.router(e, &scope)?;
         let predicted = self.predict(e, &scope, router)?;
@@ -191,25 +186,21 @@ impl<'a> Streams<'a> {
     }
 
     /// The stream that layers compute, `[batch, sequence, hidden]`.
-    fn active(&self, e: &mut Emitter<'_>, scope: &Scope, stack: Tensor) -> Result<Tensor, CompileError> {
+    fn active(&self, e: &mut Emitter<'_>, scope: &Scope, stack: Tensor) -> Result<Tensor> {
         let (active, scope) = (self.altup.active, scope.child("active"));
         let one = e.graph.slice(&scope, stack, 2, active, active + 1)?;
         reshape_rows(e, &scope, one, &[self.arch.hidden])
     }
 
     /// A small weight `[rows, cols]`, transposed.
-    fn transposed(
-        e: &mut Emitter<'_>,
-        scope: &Scope,
-        [rows, cols]: [usize; 2],
-    ) -> Result<Tensor, CompileError> {
+    fn transposed(e: &mut Emitter<'_>, scope: &Scope, [rows, cols]: [usize; 2]) -> Result<Tensor> {
         let name = scope.parameter("weight");
         let all: Vec<usize> = (0..cols).collect();
         e.tensor(&name, &[cols, rows], |e| e.columns(&name, [rows, cols], &all))
     }
 
     /// A layer's router: its gain, divided by the width, and its weight.
-    fn router(&self, e: &mut Emitter<'_>, layer: &Scope) -> Result<Router, CompileError> {
+    fn router(&self, e: &mut Emitter<'_>, layer: &Scope) -> Result<Router> {
         let (hidden, scope) = (self.arch.hidden, layer.child("altup"));
         let name = scope.child("router_norm").parameter("weight");
         let gain = e.tensor(&name, &[hidden], |e| {
@@ -221,13 +212,7 @@ impl<'a> Streams<'a> {
     }
 
     /// The input of coefficients: `x ── norm ── router ── Tanh`, `[batch, sequence, streams]`.
-    fn routed(
-        &self,
-        e: &mut Emitter<'_>,
-        scope: &Scope,
-        router: Router,
-        x: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    fn routed(&self, e: &mut Emitter<'_>, scope: &Scope, router: Router, x: Tensor) -> Result<Tensor> {
         let (g, scope) = (&mut e.graph, scope.child("router"));
         let normed = g.rms_norm(&scope, x, router.gain, self.norms.stream.epsilon)?;
         let routed = g.mat_mul(&scope, normed, router.weight)?;
@@ -240,7 +225,7 @@ impl<'a> Streams<'a> {
     /// stack ─┬─ active ── router ── predict ─┬─ MatMul ── Add
     ///        └───────────────────────────────┴────────────┘
     /// ```
-    fn predict(&self, e: &mut Emitter<'_>, layer: &Scope, router: Router) -> Result<Tensor, CompileError> {
+    fn predict(&self, e: &mut Emitter<'_>, layer: &Scope, router: Router) -> Result<Tensor> {
         let (scope, count) = (layer.child("altup").child("predict"), self.altup.streams);
         let active = self.active(e, &scope.child("before"), self.stack)?;
         let routed = self.routed(e, &scope, router, active)?;
@@ -263,8 +248,8 @@ impl<'a> Streams<'a> {
         scope: &Scope,
         layer: &DecoderLayer,
         active: Tensor,
-        attend: impl FnOnce(&mut Emitter<'_>, Tensor) -> Result<Tensor, CompileError>,
-    ) -> Result<Tensor, CompileError> {
+        attend: impl FnOnce(&mut Emitter<'_>, Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let StreamNorms { stream, branch, scale } = self.norms;
         let normed = stream.apply(e, &scope.child("attn_norm"), active)?;
         let laurel = self.laurel(e, &scope.child("laurel"), normed)?;
@@ -282,7 +267,7 @@ impl<'a> Streams<'a> {
     }
 
     /// The learned residual: `x + norm(right(left(x)))`, as small as the stream is carried.
-    fn laurel(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
+    fn laurel(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         let narrow = linear(e, &scope.child("left"), x, self.arch.hidden, Bias::Without)?;
         let wide = linear(e, &scope.child("right"), narrow, self.altup.rank, Bias::Without)?;
         let scope = scope.child("norm");
@@ -304,7 +289,7 @@ impl<'a> Streams<'a> {
         router: Router,
         predicted: Tensor,
         [active, computed]: [Tensor; 2],
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         let (scope, count) = (layer.child("altup").child("correct"), self.altup.streams);
         let routed = self.routed(e, &scope, router, computed)?;
         let weight = Self::transposed(e, &scope, [count, count])?;
@@ -333,7 +318,7 @@ impl<'a> Streams<'a> {
         layer: &DecoderLayer,
         stack: Tensor,
         rows: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         let (hidden, StreamNorms { stream, scale, .. }) = (self.arch.hidden, self.norms);
         let scope = layer_scope.child("per_layer");
         let mut x = self.active(e, &scope, stack)?;
@@ -364,7 +349,7 @@ impl<'a> Streams<'a> {
     /// first ─────────────── unit norm ─┬─ Add
     /// others ── unembed ── unit norm ──┘
     /// ```
-    pub(crate) fn merged(&self, e: &mut Emitter<'_>) -> Result<Tensor, CompileError> {
+    pub(crate) fn merged(&self, e: &mut Emitter<'_>) -> Result<Tensor> {
         let (hidden, count, scale) = (self.arch.hidden, self.altup.streams, self.norms.scale);
         let flat = self.flat(e)?;
         let merge = altup_scope().child("merge");

@@ -7,7 +7,7 @@ use super::{
     linear::linear,
     norm::{HeadNorm, Norm, unit_norm},
 };
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// The attention of one decoder layer.
 #[derive(Clone, Copy)]
@@ -59,12 +59,7 @@ impl AttentionLayer<'_> {
     }
 
     /// Heads `[.., heads, size]`, normed if the layer norms that projection.
-    pub(crate) fn normed(
-        &self,
-        e: &mut Emitter<'_>,
-        projection: Projection,
-        x: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    pub(crate) fn normed(&self, e: &mut Emitter<'_>, projection: Projection, x: Tensor) -> Result<Tensor> {
         let (size, epsilon) = (self.spec.head_size, self.norm.epsilon);
         let scope = self.scope.child(format_args!("{}_norm", projection.letter()));
         match projection {
@@ -78,7 +73,7 @@ impl AttentionLayer<'_> {
     }
 
     /// The output projection of heads side by side, `[.., heads · size]`.
-    pub(crate) fn output(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor, CompileError> {
+    pub(crate) fn output(&self, e: &mut Emitter<'_>, x: Tensor) -> Result<Tensor> {
         let cols = self.spec.heads * self.spec.head_size;
         linear(e, &self.scope.child("o_proj"), x, cols, self.spec.output_bias.into())
     }
@@ -90,18 +85,13 @@ pub(crate) fn masked_softmax(
     scope: &Scope,
     scores: Tensor,
     mask: Tensor,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let masked = e.graph.add(&scope.child("mask"), scores, mask)?;
     Ok(e.graph.softmax(scope, masked)?)
 }
 
 /// `cap · tanh(x / cap)`: within ±cap (Bello et al. 2016, arXiv:1611.09940).
-pub(crate) fn soft_cap(
-    e: &mut Emitter<'_>,
-    scope: &Scope,
-    x: Tensor,
-    cap: f32,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn soft_cap(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, cap: f32) -> Result<Tensor> {
     let small = e.scale(&scope.child("in"), x, f64::from(cap).recip())?;
     let bounded = e.graph.tanh(scope, small)?;
     e.scale(&scope.child("out"), bounded, f64::from(cap))
@@ -113,7 +103,7 @@ pub(crate) fn join_heads(
     scope: &Scope,
     mixed: Tensor,
     shape: [usize; 3],
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let mix = scope.child("mix");
     let rows = if shape[1] == 1 { mixed } else { e.graph.transpose(&mix, mixed, &[0, 2, 1, 3])? };
     Ok(e.graph.reshape(&mix.child("flat"), rows, &shape.map(|extent| extent as i64))?)

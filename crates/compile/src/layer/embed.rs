@@ -11,7 +11,7 @@ use narthex_spec::{
 
 use crate::{
     emit::{Emitter, Quantized},
-    error::CompileError,
+    error::Result,
 };
 
 /// The weight of a token table.
@@ -30,7 +30,7 @@ pub(crate) struct TableSource<'a> {
 
 impl TableSource<'_> {
     /// Writes the table row by row in an element type.
-    pub(crate) fn write(self, e: &mut Emitter<'_>, dtype: DType) -> Result<HostTable, CompileError> {
+    pub(crate) fn write(self, e: &mut Emitter<'_>, dtype: DType) -> Result<HostTable> {
         self.write_rows(e, 0..self.shape[0], dtype)
     }
 
@@ -40,14 +40,14 @@ impl TableSource<'_> {
         e: &mut Emitter<'_>,
         rows: Range<usize>,
         dtype: DType,
-    ) -> Result<HostTable, CompileError> {
+    ) -> Result<HostTable> {
         let place = e.rows(self.weight, self.shape, rows.clone(), dtype)?;
         let encoding = TableEncoding::Plain { dtype, data: e.range(place) };
         Ok(HostTable { role: self.role, rows: rows.len(), cols: self.shape[1], encoding })
     }
 
     /// Writes the table in the blocks that the plan gives its weight, if they fit its rows, or in the usual element type.
-    pub(crate) fn write_planned(self, e: &mut Emitter<'_>) -> Result<HostTable, CompileError> {
+    pub(crate) fn write_planned(self, e: &mut Emitter<'_>) -> Result<HostTable> {
         let [rows, cols] = self.shape;
         match e.plan.get(self.weight).map(|planned| planned.storage) {
             Some(storage) if cols.is_multiple_of(e.recipe.block) => {
@@ -96,7 +96,7 @@ pub(crate) fn scaled(
     embeds: Tensor,
     arch: &DecoderArch,
     stream_scale: f32,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let factor = arch.embed_scale.unwrap_or(1.0) * stream_scale;
     e.scale(&Scope::root().child("embed"), embeds, f64::from(factor))
 }

@@ -7,7 +7,10 @@ use super::{
     attention::{join_heads, masked_softmax},
     linear::{Bias, linear},
 };
-use crate::{emit::Emitter, error::CompileError};
+use crate::{
+    emit::Emitter,
+    error::{CompileError, Result},
+};
 
 /// Rows with their width.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +45,7 @@ const PADDING_SCORE: f64 = -1e4;
 /// ```text
 /// mask ── Cast ── Sub(1) ── Mul(10⁴) ── Unsqueeze
 /// ```
-pub(crate) fn padding_scores(e: &mut Emitter<'_>, padding_mask: Tensor) -> Result<Tensor, CompileError> {
+pub(crate) fn padding_scores(e: &mut Emitter<'_>, padding_mask: Tensor) -> Result<Tensor> {
     let scope = Scope::root().child("padding");
     let mask = e.graph.cast(&scope, padding_mask, DType::F32)?;
     let (one, far) = (e.number(1.0), e.number(-PADDING_SCORE));
@@ -63,7 +66,7 @@ pub(crate) fn bidirectional_attention(
     e: &mut Emitter<'_>,
     scope: &Scope,
     attention: &BidirectionalAttention,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let (width, count, [batch, length]) = (attention.width, attention.heads, attention.extents);
     let size = width / count;
     let project = |e: &mut Emitter<'_>, part: &str, rows: Rows, order: &[usize]| {

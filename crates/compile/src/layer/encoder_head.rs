@@ -17,7 +17,7 @@ use super::{
     mlp::activation,
     norm::Norm,
 };
-use crate::{emit::Emitter, error::CompileError, quant::Storage};
+use crate::{emit::Emitter, error::Result, quant::Storage};
 
 fn pool_scope() -> Scope {
     Scope::root().child("pool")
@@ -31,12 +31,7 @@ fn pool_scope() -> Scope {
 /// max:   x ── Add(far below zero for padding) ── ReduceMax
 /// last:  x ── Mul(mask - next token's mask) ── ReduceSum
 /// ```
-pub(crate) fn pool(
-    e: &mut Emitter<'_>,
-    x: Tensor,
-    pooling: Pooling,
-    padding_mask: Tensor,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn pool(e: &mut Emitter<'_>, x: Tensor, pooling: Pooling, padding_mask: Tensor) -> Result<Tensor> {
     let (g, scope) = (&mut e.graph, pool_scope());
     if pooling == Pooling::Cls {
         let first = g.ints(&[], &[0]);
@@ -71,18 +66,13 @@ pub(crate) fn pool(
 }
 
 /// One text's row as a weighted sum: `weights [1, 1, length]` by `x [1, length, hidden]` → `[1, 1, hidden]`.
-pub(crate) fn pool_weighted(e: &mut Emitter<'_>, x: Tensor, weights: Tensor) -> Result<Tensor, CompileError> {
+pub(crate) fn pool_weighted(e: &mut Emitter<'_>, x: Tensor, weights: Tensor) -> Result<Tensor> {
     Ok(e.graph.mat_mul(&pool_scope(), weights, x)?)
 }
 
 /// The maximum of each element over one text of fixed length: `x [1, length, hidden]` → `[1, 1, hidden]`. `mask` is what
 /// attention adds to scores.
-pub(crate) fn pool_max(
-    e: &mut Emitter<'_>,
-    x: Tensor,
-    length: usize,
-    mask: Tensor,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn pool_max(e: &mut Emitter<'_>, x: Tensor, length: usize, mask: Tensor) -> Result<Tensor> {
     let (g, scope) = (&mut e.graph, pool_scope());
     let column = g.reshape(&scope.child("mask"), mask, &[1, length as i64, 1])?;
     let masked = g.add(&scope, x, column)?;
@@ -99,11 +89,7 @@ pub(crate) enum VectorLength {
 }
 
 /// The vector of a text.
-pub(crate) fn vector(
-    e: &mut Emitter<'_>,
-    pooled: Tensor,
-    length: VectorLength,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn vector(e: &mut Emitter<'_>, pooled: Tensor, length: VectorLength) -> Result<Tensor> {
     Ok(match length {
         VectorLength::Unit => e.graph.unit_length(&pool_scope(), pooled)?,
         VectorLength::Unchanged => e.graph.identity(&pool_scope(), pooled)?,
@@ -120,7 +106,7 @@ pub(crate) fn score(
     first: Tensor,
     hidden: usize,
     act: Option<Activation>,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let scope = Scope::root().child("score");
     let mut x = first;
     if let Some(act) = act {
@@ -131,7 +117,7 @@ pub(crate) fn score(
 }
 
 /// Scores for the start and the end of an answer: `x [.., sequence, hidden]` → `[.., sequence, 2]`.
-pub(crate) fn spans(e: &mut Emitter<'_>, x: Tensor, hidden: usize) -> Result<Tensor, CompileError> {
+pub(crate) fn spans(e: &mut Emitter<'_>, x: Tensor, hidden: usize) -> Result<Tensor> {
     linear(e, &Scope::root().child("spans"), x, hidden, Bias::With)
 }
 
@@ -146,7 +132,7 @@ pub(crate) fn masked_lm(
     rows: Tensor,
     arch: &EncoderArch,
     act: Option<Activation>,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let scope = Scope::root().child("mlm");
     let (hidden, width) = (arch.hidden, arch.token_width());
     let mut x = linear(e, &scope.child("dense"), rows, hidden, Bias::With)?;
@@ -183,7 +169,7 @@ fn token_storage(e: &Emitter<'_>) -> Storage {
 }
 
 /// Writes the token table, which the logits of a vocabulary are products with too.
-pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<HostTable, CompileError> {
+pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<HostTable> {
     let shape = [arch.vocab, arch.token_width()];
     let source = TableSource { role: TableRole::Token, weight: TOKEN_WEIGHT, shape };
     let storage = token_storage(e);
@@ -201,7 +187,7 @@ pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Res
 }
 
 /// Rows by the weight that [`shared_token_table`] wrote: `[rows, vocab]`, or `[1, 1, vocab]` in the static variant.
-fn token_logits(e: &mut Emitter<'_>, x: Tensor, arch: &EncoderArch) -> Result<Tensor, CompileError> {
+fn token_logits(e: &mut Emitter<'_>, x: Tensor, arch: &EncoderArch) -> Result<Tensor> {
     let (scope, shape) = (tokens_scope(), [arch.vocab, arch.token_width()]);
     let storage = token_storage(e);
     let Some(dtype) = storage.plain() else {

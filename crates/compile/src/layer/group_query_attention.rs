@@ -7,7 +7,7 @@ use super::{
     attention::{AttentionLayer, Projection},
     linear::{StackedLinear, linear, stacked_linear},
 };
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// The tensors that a layer's attention reads besides its rows.
 pub(crate) struct CacheInputs {
@@ -53,7 +53,7 @@ pub(crate) fn group_query_attention(
     layer: &AttentionLayer<'_>,
     x: Tensor,
     cache: &CacheInputs,
-) -> Result<CachedAttended, CompileError> {
+) -> Result<CachedAttended> {
     let spec = layer.spec;
     let QueryKeyValue { query, key_value } = match spec.kv {
         KvSource::Own => query_key_value(e, layer, x)?,
@@ -81,11 +81,7 @@ pub(crate) fn group_query_attention(
 }
 
 /// Queries, keys and values `[batch, sequence, heads · size]` of the layer's own: apart if one of them is normed.
-fn query_key_value(
-    e: &mut Emitter<'_>,
-    layer: &AttentionLayer<'_>,
-    x: Tensor,
-) -> Result<QueryKeyValue, CompileError> {
+fn query_key_value(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, x: Tensor) -> Result<QueryKeyValue> {
     let (scope, spec) = (layer.scope.child("qkv_proj"), layer.spec);
     let parts = [Projection::Query, Projection::Key, Projection::Value].map(|part| layer.projection(part));
     let all =
@@ -110,7 +106,7 @@ fn norm_heads(
     layer: &AttentionLayer<'_>,
     projection: Projection,
     x: Tensor,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let scope = layer.scope.child(format_args!("{}_norm", projection.letter()));
     let [heads, size] = [layer.heads(projection), layer.spec.head_size].map(|extent| extent as i64);
     let x = e.graph.reshape(&scope.child("heads"), x, &[0, 0, heads, size])?;

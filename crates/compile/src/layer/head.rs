@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     emit::{Emitter, Quantized},
-    error::CompileError,
+    error::Result,
     quant::Storage,
 };
 
@@ -46,7 +46,7 @@ pub(crate) fn head_with_table(
     e: &mut Emitter<'_>,
     rows: Tensor,
     arch: &DecoderArch,
-) -> Result<HeadWithTable, CompileError> {
+) -> Result<HeadWithTable> {
     if let Some(dtype) = storage(e, arch).plain() {
         return plain_head(e, rows, arch, dtype);
     }
@@ -61,7 +61,7 @@ pub(crate) fn head_with_table(
 }
 
 /// The head of the static variant over a weight that [`head_with_table`] wrote: `[1, 1, hidden]` → `[1, 1, tokens]`.
-pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Result<Tensor, CompileError> {
+pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Result<Tensor> {
     let (storage, shape) = (storage(e, arch), [arch.head_rows(), arch.hidden]);
     let out = match storage.plain() {
         Some(dtype) => {
@@ -77,7 +77,7 @@ pub(crate) fn head(e: &mut Emitter<'_>, row: Tensor, arch: &DecoderArch) -> Resu
 }
 
 /// Bounds the head's product where the model does.
-fn finish_logits(e: &mut Emitter<'_>, logits: Tensor, arch: &DecoderArch) -> Result<Tensor, CompileError> {
+fn finish_logits(e: &mut Emitter<'_>, logits: Tensor, arch: &DecoderArch) -> Result<Tensor> {
     match arch.logit_cap {
         Some(cap) => soft_cap(e, &scope().child("cap"), logits, cap),
         None => Ok(logits),
@@ -97,7 +97,7 @@ fn head_with_outliers(
     arch: &DecoderArch,
     weight: &Quantized,
     outliers: &[usize],
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let (scope, name, shape) = (scope(), arch.head_weight(), [arch.head_rows(), arch.hidden]);
     let mut keep = vec![1.0; arch.hidden];
     outliers.iter().for_each(|&channel| keep[channel] = 0.0);
@@ -115,12 +115,7 @@ fn head_with_outliers(
 }
 
 /// A head whose weight is not quantised, and the token table, which is the same tensor if the model ties them.
-fn plain_head(
-    e: &mut Emitter<'_>,
-    rows: Tensor,
-    arch: &DecoderArch,
-    dtype: DType,
-) -> Result<HeadWithTable, CompileError> {
+fn plain_head(e: &mut Emitter<'_>, rows: Tensor, arch: &DecoderArch, dtype: DType) -> Result<HeadWithTable> {
     let table = embed::token_table(arch).write(e, dtype)?;
     if let (TOKEN_WEIGHT, TableEncoding::Plain { data, .. }) = (arch.head_weight(), &table.encoding) {
         let place = Place { offset: data.offset, length: data.length };
@@ -132,7 +127,7 @@ fn plain_head(
 }
 
 /// The head's weight `[tokens, hidden]`, stored in this type.
-fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<Tensor, CompileError> {
+fn head_weight(e: &mut Emitter<'_>, arch: &DecoderArch, dtype: DType) -> Result<Tensor> {
     let shape = [arch.head_rows(), arch.hidden];
     let write = |e: &mut Emitter<'_>| e.rows("head.weight", shape, 0..shape[0], dtype);
     e.stored(&scope().child("weight"), dtype, &shape, write)
@@ -145,7 +140,7 @@ pub(super) fn product_of_row(
     x: Tensor,
     weight: Tensor,
     [width, cols]: [usize; 2],
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let row = e.graph.reshape(&scope.child("row"), x, &[1, cols as i64])?;
     let out = e.graph.gemm_transposed(scope, row, weight)?;
     Ok(e.graph.reshape(&scope.child("rows"), out, &[1, 1, width as i64])?)

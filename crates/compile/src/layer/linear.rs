@@ -5,7 +5,7 @@ use narthex_spec::DType;
 
 use crate::{
     emit::{Emitter, Quantized},
-    error::CompileError,
+    error::Result,
     quant::Storage,
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn linear(
     x: Tensor,
     cols: usize,
     bias: Bias,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     stacked_linear(e, x, &StackedLinear { scope, parts: std::slice::from_ref(scope), cols, bias })
 }
 
@@ -52,11 +52,7 @@ pub(crate) fn linear(
 /// quantised, f16:  x ── MatMulNBits(quants, scales, zeros) ── Add(bias)
 /// plain:           x ── MatMul(weight, or Cast(weight)) ── Add(bias)
 /// ```
-pub(crate) fn stacked_linear(
-    e: &mut Emitter<'_>,
-    x: Tensor,
-    layer: &StackedLinear<'_>,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn stacked_linear(e: &mut Emitter<'_>, x: Tensor, layer: &StackedLinear<'_>) -> Result<Tensor> {
     let names: Vec<String> = layer.parts.iter().map(|part| part.parameter("weight")).collect();
     let shape = [e.stacked_rows(&names), layer.cols];
     let storage =
@@ -74,7 +70,7 @@ pub(crate) fn stacked_linear(
     }
 }
 
-fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor, CompileError> {
+fn stacked_bias(e: &mut Emitter<'_>, layer: &StackedLinear<'_>) -> Result<Tensor> {
     let rows = |e: &Emitter<'_>, part: &Scope| e.plan.get(&part.parameter("weight")).map_or(0, |w| w.rows);
     let length = layer.parts.iter().map(|part| rows(e, part)).sum();
     e.tensor(&layer.scope.node("bias"), &[length], |e| {
@@ -96,7 +92,7 @@ fn plain_linear(
     names: &[String],
     dtype: DType,
     bias: Option<Tensor>,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let dtype = if e.compute == DType::F16 { DType::F16 } else { dtype };
     let shape = [layer.cols, e.stacked_rows(names)];
     let write = |e: &mut Emitter<'_>| e.transposed(names, layer.cols, dtype);
@@ -116,7 +112,7 @@ pub(crate) fn quantized_linear(
     [rows, cols]: [usize; 2],
     weight: &Quantized,
     bias: Option<Tensor>,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let bits: usize = if weight.storage == Storage::W4 { 4 } else { 8 };
     let block = e.recipe.block;
     let blocks = cols.div_ceil(block);

@@ -7,7 +7,7 @@ use narthex_spec::{
 };
 
 use super::linear::{StackedLinear, linear, stacked_linear};
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// A feed-forward network over rows of `width` elements.
 ///
@@ -18,13 +18,7 @@ use crate::{emit::Emitter, error::CompileError};
 ///                               └───────────────────┴─ Mul ── down_proj
 /// plain:    x ─── up_proj ── (cutoff) ── act ─── down_proj
 /// ```
-pub(crate) fn mlp(
-    e: &mut Emitter<'_>,
-    scope: &Scope,
-    x: Tensor,
-    width: usize,
-    mlp: &Mlp,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn mlp(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, mlp: &Mlp) -> Result<Tensor> {
     let bias = mlp.bias.into();
     let hidden = if mlp.gated {
         let [gate, up] = if e.recipe.passes.contains(&Pass::GroupedProjections) {
@@ -49,7 +43,7 @@ pub(crate) fn mlp(
 }
 
 /// The activation, of the part above the cutoff where there is one.
-fn activated(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, mlp: &Mlp) -> Result<Tensor, CompileError> {
+fn activated(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, mlp: &Mlp) -> Result<Tensor> {
     let x = match mlp.cutoff {
         Some(cutoff) => above(e, &scope.child("cutoff"), x, mlp.inner, cutoff)?,
         None => x,
@@ -67,13 +61,7 @@ const VARIANCE_EPSILON: f32 = 1e-6;
 /// x ─┬─ LayerNormalization ─┬─ Sub(cutoff) ── Relu ─┐
 ///    └──────────────────────┴─ Mul ── ReduceMean ───┴─ Mul
 /// ```
-fn above(
-    e: &mut Emitter<'_>,
-    scope: &Scope,
-    x: Tensor,
-    width: usize,
-    cutoff: f32,
-) -> Result<Tensor, CompileError> {
+fn above(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, cutoff: f32) -> Result<Tensor> {
     let ones = e.ones(&scope.node("ones"), width)?;
     let normed = e.graph.layer_norm(scope, x, ones, None, VARIANCE_EPSILON)?;
     let deviation = scope.child("deviation");
@@ -91,7 +79,7 @@ pub(crate) fn activation(
     scope: &Scope,
     x: Tensor,
     activation: Activation,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let g = &mut e.graph;
     Ok(match activation {
         Activation::Silu => {

@@ -3,7 +3,7 @@
 use narthex_graph::typed::{Scope, SkipNorm, Tensor};
 use narthex_spec::arch::{DecoderArch, NormKind, QkNorm};
 
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// A norm over rows; its gain and bias are those of the scope that it is applied in.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,7 @@ impl Norm {
     }
 
     /// The norm of `x`.
-    pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
+    pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         match self.kind {
             NormKind::Rms => rms_norm(e, scope, x, self.width, self.epsilon),
             NormKind::Layer => {
@@ -40,7 +40,7 @@ impl Norm {
         scope: &Scope,
         x: Tensor,
         factor: f32,
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         if factor == 1.0 {
             return self.apply(e, scope, x);
         }
@@ -59,7 +59,7 @@ impl Norm {
         scope: &Scope,
         residual: Tensor,
         branch: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         let norm = self.of_sum(e, scope, residual, branch)?;
         Ok(e.graph.skip_norm(scope, &norm)?)
     }
@@ -70,7 +70,7 @@ impl Norm {
         scope: &Scope,
         residual: Tensor,
         branch: Tensor,
-    ) -> Result<SkipNorm, CompileError> {
+    ) -> Result<SkipNorm> {
         let (gain, bias) = match self.kind {
             NormKind::Rms => (e.vector(&scope.parameter("weight"), self.width)?, None),
             NormKind::Layer => {
@@ -83,13 +83,7 @@ impl Norm {
 }
 
 /// RMS norm over the last axis.
-fn rms_norm(
-    e: &mut Emitter<'_>,
-    scope: &Scope,
-    x: Tensor,
-    width: usize,
-    epsilon: f32,
-) -> Result<Tensor, CompileError> {
+fn rms_norm(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize, epsilon: f32) -> Result<Tensor> {
     let gain = e.vector(&scope.parameter("weight"), width)?;
     Ok(e.graph.rms_norm(scope, x, gain, epsilon)?)
 }
@@ -101,7 +95,7 @@ pub(crate) fn unit_norm(
     x: Tensor,
     width: usize,
     epsilon: f32,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let ones = e.ones(&scope.node("ones"), width)?;
     Ok(e.graph.rms_norm(scope, x, ones, epsilon)?)
 }
@@ -155,12 +149,7 @@ impl ResidualStream {
     }
 
     /// Adds a branch; `scope` is the part of the layer that made it.
-    pub(crate) fn add(
-        &mut self,
-        e: &mut Emitter<'_>,
-        scope: &Scope,
-        branch: Tensor,
-    ) -> Result<(), CompileError> {
+    pub(crate) fn add(&mut self, e: &mut Emitter<'_>, scope: &Scope, branch: Tensor) -> Result<()> {
         match (self.form, self.pending) {
             (ResidualForm::Plain, _) => self.sum = e.graph.add(scope, self.sum, branch)?,
             (ResidualForm::Fused, None) => self.pending = Some(branch),
@@ -170,10 +159,7 @@ impl ResidualStream {
     }
 
     /// Some rows of the stream.
-    pub(crate) fn map_rows(
-        &self,
-        mut rows: impl FnMut(&str, Tensor) -> Result<Tensor, CompileError>,
-    ) -> Result<Self, CompileError> {
+    pub(crate) fn map_rows(&self, mut rows: impl FnMut(&str, Tensor) -> Result<Tensor>) -> Result<Self> {
         let sum = rows("residual", self.sum)?;
         let pending = self.pending.map(|branch| rows("branch", branch)).transpose()?;
         Ok(Self { sum, pending, ..*self })
@@ -186,7 +172,7 @@ impl ResidualStream {
     ///          ├─ Skip(Simplified)LayerNormalization ─┬─ normed
     /// pending ─┘                                      └─ sum
     /// ```
-    pub(crate) fn normed(&mut self, e: &mut Emitter<'_>, scope: &Scope) -> Result<Tensor, CompileError> {
+    pub(crate) fn normed(&mut self, e: &mut Emitter<'_>, scope: &Scope) -> Result<Tensor> {
         let Some(branch) = self.pending.take() else {
             return self.norms.stream.apply(e, scope, self.sum);
         };
@@ -217,7 +203,7 @@ impl HeadNorm {
     /// rms:             x ── SimplifiedLayerNormalization(gain [size])
     /// layer per head:  x ── LayerNormalization(1) ── Mul(gain [heads, size])
     /// ```
-    pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
+    pub(crate) fn apply(self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         match self.kind {
             QkNorm::None => Ok(x),
             QkNorm::Rms => rms_norm(e, scope, x, self.size, self.epsilon),
@@ -232,7 +218,7 @@ impl HeadNorm {
     }
 }
 
-fn gain_and_bias(e: &mut Emitter<'_>, scope: &Scope, width: usize) -> Result<[Tensor; 2], CompileError> {
+fn gain_and_bias(e: &mut Emitter<'_>, scope: &Scope, width: usize) -> Result<[Tensor; 2]> {
     let (gain, bias) = (scope.parameter("weight"), scope.parameter("bias"));
     let divided = |e: &Emitter<'_>| {
         let mut values = e.values(&bias, &[width])?;
@@ -244,12 +230,7 @@ fn gain_and_bias(e: &mut Emitter<'_>, scope: &Scope, width: usize) -> Result<[Te
 }
 
 /// `x · weight + bias`, which MobileBERT has in place of norms (Sun et al. 2020, arXiv:2004.02984).
-pub(crate) fn affine(
-    e: &mut Emitter<'_>,
-    scope: &Scope,
-    x: Tensor,
-    width: usize,
-) -> Result<Tensor, CompileError> {
+pub(crate) fn affine(e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize) -> Result<Tensor> {
     let gain = e.vector(&scope.parameter("weight"), width)?;
     let bias = e.vector(&scope.parameter("bias"), width)?;
     let scaled = e.graph.mul(scope, x, gain)?;

@@ -12,7 +12,7 @@ use narthex_spec::{
 
 use crate::{
     emit::{Emitter, pieces},
-    error::CompileError,
+    error::Result,
     rotary::{Reach, RotarySet, Wave},
 };
 
@@ -51,7 +51,7 @@ pub(crate) struct Angles {
 impl Angles {
     /// Writes the sets that a decoder's layers use. Those that do not depend on the length of the sequence become
     /// constants of the graph.
-    pub(crate) fn write(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Self, CompileError> {
+    pub(crate) fn write(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Self> {
         let mut angles = Self::default();
         for AngleTables { set, names, .. } in TABLES {
             let Some(extents) = set.extents(arch) else { continue };
@@ -103,7 +103,7 @@ fn write(
     set: RotarySet,
     wave: Wave,
     [positions, pairs]: [usize; 2],
-) -> Result<Place, CompileError> {
+) -> Result<Place> {
     let length = (positions as u64) * (pairs * DType::F32.size()) as u64;
     e.once(name, DType::F32, |e| {
         e.stream(length, |append| {
@@ -125,7 +125,7 @@ pub(crate) fn apply_rope(
     x: Tensor,
     size: usize,
     [cos, sin]: [Tensor; 2],
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let g = &mut e.graph;
     let [first, second] = g.split_into(scope, x, 3, [size / 2; 2])?;
     let (low, high) = (scope.child("low"), scope.child("high"));

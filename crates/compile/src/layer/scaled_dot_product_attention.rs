@@ -8,7 +8,7 @@ use super::{
     linear::{StackedLinear, stacked_linear},
     rope::apply_rope,
 };
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// The tensors that a layer's attention reads besides its rows and its past.
 pub(crate) struct StaticStep {
@@ -62,7 +62,7 @@ pub(crate) fn scaled_dot_product_attention(
     x: Tensor,
     step: &StaticStep,
     cache: &StaticCache,
-) -> Result<StaticAttended, CompileError> {
+) -> Result<StaticAttended> {
     let (q, kv, new) = match *cache {
         StaticCache::Own(past) => {
             let parts = [Projection::Query, Projection::Key, Projection::Value];
@@ -94,7 +94,7 @@ fn attend(
     q: Tensor,
     [keys, values]: [Tensor; 2],
     step: &StaticStep,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let (scope, spec, tokens) = (layer.scope, layer.spec, step.tokens);
     let (size, kv, seen) = (spec.head_size, spec.kv_heads, step.past + tokens);
     let grouped = spec.heads / kv * tokens;
@@ -122,7 +122,7 @@ fn project<const PARTS: usize>(
     x: Tensor,
     tokens: usize,
     parts: [Projection; PARTS],
-) -> Result<[Tensor; PARTS], CompileError> {
+) -> Result<[Tensor; PARTS]> {
     let (spec, size) = (layer.spec, layer.spec.head_size);
     let scope = layer.scope.child(format_args!("{}_proj", parts.map(Projection::letter).concat()));
     let weights = parts.map(|part| layer.projection(part));
@@ -146,12 +146,7 @@ fn project<const PARTS: usize>(
 }
 
 /// The new tokens' keys, rotated: `[1, kv_heads, size, tokens]`.
-fn new_keys(
-    e: &mut Emitter<'_>,
-    layer: &AttentionLayer<'_>,
-    k: Tensor,
-    step: &StaticStep,
-) -> Result<Tensor, CompileError> {
+fn new_keys(e: &mut Emitter<'_>, layer: &AttentionLayer<'_>, k: Tensor, step: &StaticStep) -> Result<Tensor> {
     let k = rotated(e, layer, Projection::Key, k, step)?;
     Ok(e.graph.transpose(&layer.scope.child("k").child("columns"), k, &[0, 1, 3, 2])?)
 }
@@ -162,7 +157,7 @@ fn new_values(
     layer: &AttentionLayer<'_>,
     v: Tensor,
     step: &StaticStep,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let scope = layer.scope.child("v").child("heads");
     let [kv, size, tokens] = [layer.spec.kv_heads, layer.spec.head_size, step.tokens].map(|n| n as i64);
     let rows = if tokens == 1 { [1, kv, 1, size] } else { [1, tokens, kv, size] };
@@ -179,7 +174,7 @@ fn rotated(
     projection: Projection,
     x: Tensor,
     step: &StaticStep,
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let scope = layer.scope.child(projection.letter());
     let (heads, kv, size) = (layer.heads(projection), layer.spec.kv_heads, layer.spec.head_size);
     let groups = [1, kv, heads / kv, size].map(|extent| extent as i64);

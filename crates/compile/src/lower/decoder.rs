@@ -12,7 +12,7 @@ use narthex_spec::{
 use super::io::GraphIo;
 use crate::{
     emit::Emitter,
-    error::CompileError,
+    error::Result,
     layer::{
         altup::Streams,
         layer_scope, mlp,
@@ -23,13 +23,7 @@ use crate::{
 /// Lowers the attention of one variant.
 pub(super) trait AttentionLowering {
     /// Returns the branch that a layer's attention adds to the residual stream. `x` is the normed stream.
-    fn attend(
-        &mut self,
-        e: &mut Emitter<'_>,
-        io: &mut GraphIo,
-        index: usize,
-        x: Tensor,
-    ) -> Result<Tensor, CompileError>;
+    fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor>;
 }
 
 /// Some layers of a decoder.
@@ -54,7 +48,7 @@ impl DecoderLayers<'_> {
         io: &mut GraphIo,
         attention: &mut impl AttentionLowering,
         x: Tensor,
-    ) -> Result<ResidualStream, CompileError> {
+    ) -> Result<ResidualStream> {
         if let Some(altup) = &self.arch.altup {
             return self.lower_altup(e, io, attention, altup, x);
         }
@@ -80,7 +74,7 @@ impl DecoderLayers<'_> {
         attention: &mut impl AttentionLowering,
         stream: &mut ResidualStream,
         index: usize,
-    ) -> Result<(), CompileError> {
+    ) -> Result<()> {
         let layer = &self.arch.layers[index];
         let scope = layer_scope(index);
         let StreamNorms { branch, scale, .. } = self.norms;
@@ -109,7 +103,7 @@ impl DecoderLayers<'_> {
         attention: &mut impl AttentionLowering,
         altup: &AltUp,
         x: Tensor,
-    ) -> Result<ResidualStream, CompileError> {
+    ) -> Result<ResidualStream> {
         let mut streams = match self.range.start {
             0 => Streams::begin(e, self.arch, altup, self.norms, x)?,
             first => Streams::resume(e, self.arch, altup, self.norms, x, first)?,
@@ -134,7 +128,7 @@ impl DecoderLayers<'_> {
         streams: &Streams<'_>,
         per_layer: &PerLayer,
         x: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         let layers = self.arch.layers.len();
         let [batch, sequence] = self.rows.clone();
         let kind = TensorType::new(e.compute, &[batch, sequence, (layers * per_layer.width).into()]);

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     emit::Emitter,
-    error::CompileError,
+    error::Result,
     layer::{
         attention::AttentionLayer,
         embed,
@@ -45,7 +45,7 @@ fn f32(shape: &[Dim]) -> TensorType {
 /// ```text
 /// embeds ── Mul(scale) ── norm ── layers ── Gather(logits_rows) ── norm ── head ── logits
 /// ```
-pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered, CompileError> {
+pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered> {
     e.compute = DType::F32;
     let mut io = GraphIo::default();
     let rows: [Dim; 2] = ["batch".into(), "sequence".into()];
@@ -100,13 +100,7 @@ struct CacheEntry {
 }
 
 impl AttentionLowering for CachedAttention<'_> {
-    fn attend(
-        &mut self,
-        e: &mut Emitter<'_>,
-        io: &mut GraphIo,
-        index: usize,
-        x: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
         let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
         let kind = cache_type(spec);
         let known = self.entries.get(entry);
@@ -158,7 +152,7 @@ fn logits(
     arch: &DecoderArch,
     stream: &ResidualStream,
     logits_rows: Tensor,
-) -> Result<HostTable, CompileError> {
+) -> Result<HostTable> {
     let mut asked = stream.map_rows(|part, x| {
         let scope = Scope::root().child("rows").child(part);
         let rows = e.graph.reshape(&scope, x, &[-1, arch.hidden as i64])?;
@@ -176,7 +170,7 @@ fn logits(
 /// embeds ── norm ── layers ── vector, scores or spans
 ///                         └── Gather(logits_rows) ── logits
 /// ```
-pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered, CompileError> {
+pub(crate) fn encoder(e: &mut Emitter<'_>, arch: &EncoderArch) -> Result<Lowered> {
     e.compute = DType::F32;
     let mut io = GraphIo::default();
     let texts: [Dim; 2] = ["batch".into(), "sequence".into()];
@@ -196,7 +190,7 @@ fn encoder_output(
     arch: &EncoderArch,
     x: Tensor,
     padding: Tensor,
-) -> Result<Option<HostTable>, CompileError> {
+) -> Result<Option<HostTable>> {
     let hidden = arch.hidden;
     match arch.head {
         EncoderHead::Embedding { pooling, normalize } => {
@@ -230,6 +224,6 @@ fn encoder_output(
     Ok(None)
 }
 
-fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered, CompileError> {
+fn close(e: &mut Emitter<'_>, entry: GraphEntry, tables: Vec<HostTable>) -> Result<Lowered> {
     Ok(Lowered { graphs: vec![(e.finish_graph()?, entry)], tables })
 }

@@ -13,7 +13,7 @@ use narthex_spec::{
 use super::io::GraphIo;
 use crate::{
     emit::Emitter,
-    error::CompileError,
+    error::Result,
     layer::{
         embed::{TableSource, table_dtype},
         encoder_attention::{BidirectionalAttention, Rows, bidirectional_attention},
@@ -52,7 +52,7 @@ pub(super) fn embedded(
     io: &mut GraphIo,
     arch: &EncoderArch,
     texts: &[Dim; 2],
-) -> Result<Tensor, CompileError> {
+) -> Result<Tensor> {
     let dtype = e.compute;
     let [batch, sequence] = texts;
     let rows = |width: usize| TensorType::new(dtype, &[batch.clone(), sequence.clone(), width.into()]);
@@ -72,7 +72,7 @@ impl EncoderLayers<'_> {
     /// ```text
     /// embedded ── norm ── layer × layers
     /// ```
-    pub(super) fn lower(&self, e: &mut Emitter<'_>, embedded: Tensor) -> Result<Tensor, CompileError> {
+    pub(super) fn lower(&self, e: &mut Emitter<'_>, embedded: Tensor) -> Result<Tensor> {
         let mut x = self.norm(e, &Scope::root().child("embed").child("norm"), embedded, self.arch.hidden)?;
         for index in 0..self.arch.layers {
             x = self.layer(e, &layer_scope(index), x)?;
@@ -87,7 +87,7 @@ impl EncoderLayers<'_> {
     /// ```text
     /// x ── input ── attention ── Add ── norm ── (mlp ── Add ── norm) × parts ── output ── Add(x) ── norm
     /// ```
-    fn layer(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor, CompileError> {
+    fn layer(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor) -> Result<Tensor> {
         let (hidden, inside) = (self.arch.hidden, self.arch.inside());
         let bottleneck = scope.child("bottleneck");
         let narrow = match self.arch.bottleneck {
@@ -126,24 +126,12 @@ impl EncoderLayers<'_> {
     }
 
     /// A linear layer to the width inside the bottleneck, and a norm.
-    fn narrowed(
-        &self,
-        e: &mut Emitter<'_>,
-        bottleneck: &Scope,
-        part: &str,
-        x: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    fn narrowed(&self, e: &mut Emitter<'_>, bottleneck: &Scope, part: &str, x: Tensor) -> Result<Tensor> {
         let narrow = linear(e, &bottleneck.child(part), x, self.arch.hidden, Bias::With)?;
         self.norm(e, &bottleneck.child(format_args!("{part}_norm")), narrow, self.arch.inside())
     }
 
-    fn attention(
-        &self,
-        e: &mut Emitter<'_>,
-        scope: &Scope,
-        keys: Tensor,
-        values: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    fn attention(&self, e: &mut Emitter<'_>, scope: &Scope, keys: Tensor, values: Tensor) -> Result<Tensor> {
         let [key_width, value_width] = self.arch.attention_reads();
         let attention = BidirectionalAttention {
             keys: Rows { x: keys, width: key_width },
@@ -160,13 +148,7 @@ impl EncoderLayers<'_> {
         Norm { kind: NormKind::Layer, width, epsilon: self.arch.norm_epsilon }
     }
 
-    fn norm(
-        &self,
-        e: &mut Emitter<'_>,
-        scope: &Scope,
-        x: Tensor,
-        width: usize,
-    ) -> Result<Tensor, CompileError> {
+    fn norm(&self, e: &mut Emitter<'_>, scope: &Scope, x: Tensor, width: usize) -> Result<Tensor> {
         match self.arch.norm {
             EncoderNorm::Layer => self.layer_norm(width).apply(e, scope, x),
             EncoderNorm::Affine => affine(e, scope, x, width),
@@ -181,7 +163,7 @@ impl EncoderLayers<'_> {
         norm: &Scope,
         [residual, branch]: [Tensor; 2],
         width: usize,
-    ) -> Result<Tensor, CompileError> {
+    ) -> Result<Tensor> {
         if self.input.length.is_none() && self.arch.norm == EncoderNorm::Layer {
             return self.layer_norm(width).apply_to_sum(e, norm, residual, branch);
         }
@@ -195,7 +177,7 @@ pub(super) fn tables(
     e: &mut Emitter<'_>,
     arch: &EncoderArch,
     tokens: Option<HostTable>,
-) -> Result<Vec<HostTable>, CompileError> {
+) -> Result<Vec<HostTable>> {
     let hidden = arch.hidden;
     let tokens = match tokens {
         Some(tokens) => tokens,

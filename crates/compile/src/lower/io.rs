@@ -7,7 +7,7 @@ use narthex_spec::{
     manifest::{Binding, GraphEntry, KvLayout, Part, Slot},
 };
 
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// A half-precision type of fixed shape.
 pub(super) fn f16<const RANK: usize>(shape: [usize; RANK]) -> TensorType {
@@ -31,7 +31,7 @@ impl GraphIo {
     /// Declares a tensor as an output, which names it.
     ///
     /// # Errors
-    /// [`CompileError::Build`] if the tensor is of another type.
+    /// [`CompileError::Build`](crate::CompileError::Build) if the tensor is of another type.
     pub(crate) fn output(
         &mut self,
         e: &mut Emitter<'_>,
@@ -39,7 +39,7 @@ impl GraphIo {
         name: &str,
         tensor: Tensor,
         kind: &TensorType,
-    ) -> Result<(), CompileError> {
+    ) -> Result<()> {
         self.outputs.push(binding(slot, name, kind));
         Ok(e.graph.output(name, tensor, kind)?)
     }

@@ -14,7 +14,7 @@ use narthex_spec::{
     manifest::{GraphEntry, HostTable},
 };
 
-use crate::{emit::Emitter, error::CompileError};
+use crate::{emit::Emitter, error::Result};
 
 /// A lowered model.
 pub(crate) struct Lowered {
@@ -25,7 +25,7 @@ pub(crate) struct Lowered {
 }
 
 /// Lowers an architecture to variant A, and to variant B if the recipe has shapes for it.
-pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<Lowered, CompileError> {
+pub(crate) fn lower(e: &mut Emitter<'_>, architecture: &Architecture) -> Result<Lowered> {
     let mut lowered = match architecture {
         Architecture::Decoder(arch) => dynamic::decoder(e, arch)?,
         Architecture::Encoder(arch) => dynamic::encoder(e, arch)?,

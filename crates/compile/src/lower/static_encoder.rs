@@ -12,14 +12,10 @@ use super::{
     encoder::{self, EncoderInput, EncoderLayers},
     io::{GraphIo, f16},
 };
-use crate::{emit::Emitter, error::CompileError, layer::encoder_head};
+use crate::{emit::Emitter, error::Result, layer::encoder_head};
 
 /// The graphs of an encoder: one for each length, and the head if it is asked for single rows.
-pub(super) fn graphs(
-    e: &mut Emitter<'_>,
-    arch: &EncoderArch,
-    shapes: &FixedShapes,
-) -> Result<Lowered, CompileError> {
+pub(super) fn graphs(e: &mut Emitter<'_>, arch: &EncoderArch, shapes: &FixedShapes) -> Result<Lowered> {
     let mut graphs = Vec::new();
     for &length in &shapes.buckets {
         let entry = bucket(e, arch, length)?;
@@ -38,7 +34,7 @@ pub(super) fn graphs(
 /// embeds ── norm ── (attention ── Add ── norm ── mlp ── Add ── norm) × layers ── MatMul(pool weights) ── vector, scores
 ///                                                                            └── spans, or the rows themselves
 /// ```
-fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<GraphEntry, CompileError> {
+fn bucket(e: &mut Emitter<'_>, arch: &EncoderArch, length: usize) -> Result<GraphEntry> {
     e.begin_graph(&format!("encoder-{length}"));
     let mut io = GraphIo::default();
     let embedded = encoder::embedded(e, &mut io, arch, &[1.into(), length.into()])?;
@@ -82,11 +78,7 @@ fn pools(head: EncoderHead) -> bool {
 }
 
 /// The logits of a vocabulary for one row.
-fn masked_lm(
-    e: &mut Emitter<'_>,
-    arch: &EncoderArch,
-    activation: Option<Activation>,
-) -> Result<GraphEntry, CompileError> {
+fn masked_lm(e: &mut Emitter<'_>, arch: &EncoderArch, activation: Option<Activation>) -> Result<GraphEntry> {
     e.begin_graph("head");
     let mut io = GraphIo::default();
     let rows = 1;

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     emit::Emitter,
-    error::CompileError,
+    error::{CompileError, Result},
     layer::{
         attention::AttentionLayer,
         embed,
@@ -41,7 +41,7 @@ pub(crate) fn lower(
     e: &mut Emitter<'_>,
     architecture: &Architecture,
     shapes: &FixedShapes,
-) -> Result<Lowered, CompileError> {
+) -> Result<Lowered> {
     if e.recipe.scheme == Scheme::F32 {
         return Err(CompileError::Unsupported {
             what: "scheme f32".to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn lower(
     }
 }
 
-fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered, CompileError> {
+fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch, shapes: &FixedShapes) -> Result<Lowered> {
     let mut graphs = Vec::new();
     let parts = parts::parts(arch, e.plan, e.recipe);
     for past in shapes.contexts() {
@@ -107,7 +107,7 @@ impl LayersGraph<'_> {
     /// first part:  embeds ── Mul(scale) ── layers ── hidden
     /// others:      states ── layers ── hidden
     /// ```
-    fn lower(&self, e: &mut Emitter<'_>) -> Result<GraphEntry, CompileError> {
+    fn lower(&self, e: &mut Emitter<'_>) -> Result<GraphEntry> {
         let &Self { arch, tokens, past, range } = self;
         let LayerRange { first, end } = range.unwrap_or(LayerRange { first: 0, end: arch.layers.len() });
         let part = range.map_or(String::new(), |_| format!(".{first}-{}", end - 1));
@@ -171,13 +171,7 @@ struct StaticAttention<'a> {
 }
 
 impl AttentionLowering for StaticAttention<'_> {
-    fn attend(
-        &mut self,
-        e: &mut Emitter<'_>,
-        io: &mut GraphIo,
-        index: usize,
-        x: Tensor,
-    ) -> Result<Tensor, CompileError> {
+    fn attend(&mut self, e: &mut Emitter<'_>, io: &mut GraphIo, index: usize, x: Tensor) -> Result<Tensor> {
         let (spec, entry) = (&self.arch.layers[index].attention, self.arch.kv_index(index));
         let mask = self.mask(e, io, spec.window);
         let rotary = self.angles.of(spec.rotation);
@@ -234,7 +228,7 @@ impl StaticAttention<'_> {
 }
 
 /// The last norm and the head, for one row.
-fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry, CompileError> {
+fn head(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<GraphEntry> {
     e.begin_graph("head");
     let mut io = GraphIo::default();
     let rows = 1;

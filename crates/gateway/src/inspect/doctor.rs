@@ -7,6 +7,7 @@ use narthex_catalog::{
     source::pip::{Pip, Requirement},
 };
 use narthex_device::{inventory, runtime::Runtime};
+use narthex_spec::Ep;
 use serde::Serialize;
 
 use crate::{error::Error, gateway::Gateway, load::runtime_choice::RuntimeChoice};
@@ -102,7 +103,7 @@ impl Gateway {
 
 /// Examines pip, which fetches wheels. It is required if no ONNX Runtime is installed.
 fn pip(report: &mut Doctor, library: &Result<Option<PathBuf>, Error>) {
-    let RuntimePackage { name: package, version, .. } = runtimes::ONNX_RUNTIME;
+    let Some(RuntimePackage { name: package, version, .. }) = runtimes::package(Ep::Cpu) else { return };
     match Pip::find(Requirement { package, version, platform: "any" }) {
         Ok(found) => report.add(Level::Good, "pip", found.to_string(), None),
         Err(error) => {

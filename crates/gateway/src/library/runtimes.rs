@@ -29,7 +29,7 @@ pub struct RuntimeListing {
 pub(crate) fn list(store: &Store) -> Vec<RuntimeListing> {
     let listing = |package: &RuntimePackage| RuntimeListing {
         kind: package.ep.to_string(),
-        version: package.version.to_owned(),
+        version: package.version.clone(),
         installed: runtimes::locate(store, package.ep).map(|info| info.dir),
         refusal: runtimes::pinned(package.ep).err().map(|error| error.to_string()),
     };

@@ -30,8 +30,8 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
         "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization" => Some(skip_norm(at)),
         "GatherBlockQuantized" => one(None),
         op if op.starts_with("Reduce") => one(reduce(at)),
-        op if SAME.contains(&op) => same(),
-        op if BROADCAST.contains(&op) => one(broadcast(
+        op if lists(SAME, op) => same(),
+        op if lists(BROADCAST, op) => one(broadcast(
             &(0..at.inputs.len())
                 .filter(|&index| at.has(index))
                 .map(|index| at.shape(index))
@@ -41,110 +41,25 @@ pub(super) fn shapes(at: &NodeContext<'_>) -> Option<Vec<Option<Shape>>> {
     }
 }
 
+/// Returns whether a list of words has an operator.
+fn lists(words: &str, op: &str) -> bool {
+    words.split_ascii_whitespace().any(|word| word == op)
+}
+
 /// Operators whose first output has the shape of their first input.
-const SAME: &[&str] = &[
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BatchNormalization",
-    "Bernoulli",
-    "BiasGelu",
-    "BitwiseNot",
-    "Cast",
-    "CastLike",
-    "Ceil",
-    "Celu",
-    "Clip",
-    "Cos",
-    "Cosh",
-    "CumSum",
-    "DequantizeLinear",
-    "Dropout",
-    "Elu",
-    "Erf",
-    "Exp",
-    "FastGelu",
-    "Floor",
-    "Gelu",
-    "GroupNormalization",
-    "HardSigmoid",
-    "HardSwish",
-    "Hardmax",
-    "Identity",
-    "InstanceNormalization",
-    "IsInf",
-    "IsNaN",
-    "LRN",
-    "LayerNormalization",
-    "LeakyRelu",
-    "Log",
-    "LogSoftmax",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "Mish",
-    "Neg",
-    "Not",
-    "QuantizeLinear",
-    "QuickGelu",
-    "RMSNormalization",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Reciprocal",
-    "Relu",
-    "RotaryEmbedding",
-    "Round",
-    "Scatter",
-    "ScatterElements",
-    "ScatterND",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "SimplifiedLayerNormalization",
-    "Sin",
-    "Sinh",
-    "Softmax",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tan",
-    "Tanh",
-    "ThresholdedRelu",
-    "Trilu",
-];
+const SAME: &str = "
+    Abs Acos Acosh Asin Asinh Atan Atanh BatchNormalization Bernoulli BiasGelu BitwiseNot Cast CastLike Ceil
+    Celu Clip Cos Cosh CumSum DequantizeLinear Dropout Elu Erf Exp FastGelu Floor Gelu GroupNormalization
+    HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization
+    LeakyRelu Log LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not QuantizeLinear QuickGelu
+    RMSNormalization RandomNormalLike RandomUniformLike Reciprocal Relu RotaryEmbedding Round Scatter
+    ScatterElements ScatterND Selu Shrink Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Softmax
+    Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Trilu";
 
 /// Operators that broadcast their inputs.
-const BROADCAST: &[&str] = &[
-    "Add",
-    "And",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Max",
-    "Mean",
-    "Min",
-    "Mod",
-    "Mul",
-    "Or",
-    "PRelu",
-    "Pow",
-    "Sub",
-    "Sum",
-    "Where",
-    "Xor",
-];
+const BROADCAST: &str = "
+    Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max
+    Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor";
 
 /// Returns the shape that inputs broadcast to. Undetermined extents stay open.
 pub(super) fn broadcast(shapes: &[Option<&Shape>]) -> Option<Shape> {

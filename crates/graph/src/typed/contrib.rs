@@ -2,7 +2,7 @@
 
 use narthex_spec::{DType, dtype::Dim};
 
-use super::{BuildError, CheckedNode, Scope, Tensor, TensorType, TypedBuilder, mismatch};
+use super::{CheckedNode, Result, Scope, Tensor, TensorType, TypedBuilder, mismatch};
 use crate::graph::{Attribute, MICROSOFT};
 
 /// The operands of a product with a weight `[rows, cols]` in blocks of integers.
@@ -74,7 +74,7 @@ pub struct SkipNorm {
 
 impl TypedBuilder {
     /// A product with a quantised weight: `[.., rows]`.
-    pub fn mat_mul_n_bits(&mut self, scope: &Scope, product: &MatMulNBits) -> Result<Tensor, BuildError> {
+    pub fn mat_mul_n_bits(&mut self, scope: &Scope, product: &MatMulNBits) -> Result<Tensor> {
         const OP: &str = "MatMulNBits";
         let &MatMulNBits { x, quants, scales, zeros, bias, rows, cols, bits, block, .. } = product;
         let [kind, quants_kind, scales_kind] = self.types(scope, OP, [x, quants, scales])?;
@@ -111,7 +111,7 @@ impl TypedBuilder {
         &mut self,
         scope: &Scope,
         attention: &GroupQueryAttention,
-    ) -> Result<(Tensor, [Tensor; 2]), BuildError> {
+    ) -> Result<(Tensor, [Tensor; 2])> {
         const OP: &str = "GroupQueryAttention";
         let GroupQueryAttention { query, key_value, past, rotary, heads, kv_heads, .. } = *attention;
         let [kind, past_key, past_value] = self.types(scope, OP, [query, past[0], past[1]])?;
@@ -161,18 +161,14 @@ impl TypedBuilder {
     }
 
     /// The norm of a sum, as one operator.
-    pub fn skip_norm(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<Tensor, BuildError> {
+    pub fn skip_norm(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<Tensor> {
         let (node, kind) = self.checked_skip_norm(scope, norm)?;
         let attributes = [("epsilon", norm.epsilon.into())];
         Ok(self.microsoft(scope, node, &norm.inputs(), &attributes, kind))
     }
 
     /// The norm of a sum, and the sum.
-    pub fn skip_norm_with_sum(
-        &mut self,
-        scope: &Scope,
-        norm: &SkipNorm,
-    ) -> Result<(Tensor, Tensor), BuildError> {
+    pub fn skip_norm_with_sum(&mut self, scope: &Scope, norm: &SkipNorm) -> Result<(Tensor, Tensor)> {
         let (op, kind) = self.checked_skip_norm(scope, norm)?;
         let (inputs, attributes) = (norm.inputs(), [("epsilon", norm.epsilon.into())]);
         let node = CheckedNode { scope, op, domain: MICROSOFT, inputs: &inputs, attributes: &attributes };
@@ -182,11 +178,7 @@ impl TypedBuilder {
     }
 
     /// The operator of such a norm, and the type of its output.
-    fn checked_skip_norm(
-        &self,
-        scope: &Scope,
-        norm: &SkipNorm,
-    ) -> Result<(&'static str, TensorType), BuildError> {
+    fn checked_skip_norm(&self, scope: &Scope, norm: &SkipNorm) -> Result<(&'static str, TensorType)> {
         let op = match norm.bias {
             Some(_) => "SkipLayerNormalization",
             None => "SkipSimplifiedLayerNormalization",

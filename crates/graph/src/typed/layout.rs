@@ -3,14 +3,14 @@
 use narthex_spec::{DType, dtype::Dim};
 
 use super::{
-    BuildError, CheckedNode, Scope, Tensor, TensorType, TypedBuilder, mismatch,
+    CheckedNode, Result, Scope, Tensor, TensorType, TypedBuilder, mismatch,
     shape::{add, axis_of, reshape, sum},
 };
 use crate::graph::Attribute;
 
 impl TypedBuilder {
     /// The same elements in another shape: an extent of 0 keeps a dimension, one of -1 takes what is left.
-    pub fn reshape(&mut self, scope: &Scope, x: Tensor, extents: &[i64]) -> Result<Tensor, BuildError> {
+    pub fn reshape(&mut self, scope: &Scope, x: Tensor, extents: &[i64]) -> Result<Tensor> {
         let [kind] = self.types(scope, "Reshape", [x])?;
         let Some(shape) = reshape(&kind.shape, extents) else {
             return Err(mismatch(scope, "Reshape", format!("as many elements as {extents:?}"), &[&kind]));
@@ -20,7 +20,7 @@ impl TypedBuilder {
     }
 
     /// The axes in another order.
-    pub fn transpose(&mut self, scope: &Scope, x: Tensor, order: &[usize]) -> Result<Tensor, BuildError> {
+    pub fn transpose(&mut self, scope: &Scope, x: Tensor, order: &[usize]) -> Result<Tensor> {
         let [kind] = self.types(scope, "Transpose", [x])?;
         let is_order = order.len() == kind.shape.len() && (0..order.len()).all(|axis| order.contains(&axis));
         if !is_order {
@@ -33,7 +33,7 @@ impl TypedBuilder {
     }
 
     /// Tensors one after the other along an axis.
-    pub fn concat(&mut self, scope: &Scope, parts: &[Tensor], axis: usize) -> Result<Tensor, BuildError> {
+    pub fn concat(&mut self, scope: &Scope, parts: &[Tensor], axis: usize) -> Result<Tensor> {
         let expected = || format!("tensors that differ in axis {axis} alone");
         let [first, rest @ ..] = parts else { return Err(mismatch(scope, "Concat", expected(), &[])) };
         let [mut whole] = self.types(scope, "Concat", [*first])?;
@@ -52,13 +52,7 @@ impl TypedBuilder {
     }
 
     /// A tensor cut along an axis into parts of the given sizes. A single part is the tensor itself, without a node.
-    pub fn split(
-        &mut self,
-        scope: &Scope,
-        x: Tensor,
-        axis: i64,
-        sizes: &[usize],
-    ) -> Result<Vec<Tensor>, BuildError> {
+    pub fn split(&mut self, scope: &Scope, x: Tensor, axis: i64, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let [kind] = self.types(scope, "Split", [x])?;
         let all = Dim::from(sizes.iter().sum::<usize>());
         let place = axis_of(axis, kind.shape.len()).filter(|&place| kind.shape[place] == all);
@@ -95,7 +89,7 @@ impl TypedBuilder {
         x: Tensor,
         axis: i64,
         sizes: [usize; PARTS],
-    ) -> Result<[Tensor; PARTS], BuildError> {
+    ) -> Result<[Tensor; PARTS]> {
         let parts = self.split(scope, x, axis, &sizes)?;
         Ok(std::array::from_fn(|part| parts.get(part).copied().unwrap_or(x)))
     }
@@ -108,7 +102,7 @@ impl TypedBuilder {
         axis: usize,
         start: usize,
         end: usize,
-    ) -> Result<Tensor, BuildError> {
+    ) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Slice", [x])?;
         match kind.shape.get_mut(axis) {
             Some(Dim::Fixed(extent)) if start <= end && end as u64 <= *extent => {
@@ -124,13 +118,7 @@ impl TypedBuilder {
     }
 
     /// The elements of an axis from `start` on.
-    pub fn slice_from(
-        &mut self,
-        scope: &Scope,
-        x: Tensor,
-        axis: usize,
-        start: usize,
-    ) -> Result<Tensor, BuildError> {
+    pub fn slice_from(&mut self, scope: &Scope, x: Tensor, axis: usize, start: usize) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Slice", [x])?;
         let shorter = kind.shape.get(axis).and_then(|dim| add(dim, -(start as i64)));
         let Some(shorter) = shorter else {
@@ -143,13 +131,7 @@ impl TypedBuilder {
     }
 
     /// The elements of an axis at the given indices, which may have any shape.
-    pub fn gather(
-        &mut self,
-        scope: &Scope,
-        x: Tensor,
-        indices: Tensor,
-        axis: usize,
-    ) -> Result<Tensor, BuildError> {
+    pub fn gather(&mut self, scope: &Scope, x: Tensor, indices: Tensor, axis: usize) -> Result<Tensor> {
         let [kind, at] = self.types(scope, "Gather", [x, indices])?;
         if axis >= kind.shape.len() || !matches!(at.dtype, DType::I64 | DType::I32) {
             let expected = format!("elements along axis {axis} and integers");
@@ -164,7 +146,7 @@ impl TypedBuilder {
     }
 
     /// New axes of extent 1 at these places, counted in the result.
-    pub fn unsqueeze(&mut self, scope: &Scope, x: Tensor, axes: &[usize]) -> Result<Tensor, BuildError> {
+    pub fn unsqueeze(&mut self, scope: &Scope, x: Tensor, axes: &[usize]) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Unsqueeze", [x])?;
         for &axis in axes {
             if axis > kind.shape.len() {
@@ -178,13 +160,7 @@ impl TypedBuilder {
     }
 
     /// A tensor with zeros after the last element of an axis.
-    pub fn pad_end(
-        &mut self,
-        scope: &Scope,
-        x: Tensor,
-        axis: usize,
-        zeros: usize,
-    ) -> Result<Tensor, BuildError> {
+    pub fn pad_end(&mut self, scope: &Scope, x: Tensor, axis: usize, zeros: usize) -> Result<Tensor> {
         let [mut kind] = self.types(scope, "Pad", [x])?;
         let longer = kind.shape.get(axis).and_then(|dim| add(dim, zeros as i64));
         let Some(longer) = longer else {

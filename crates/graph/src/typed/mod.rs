@@ -74,6 +74,9 @@ impl fmt::Display for TensorType {
     }
 }
 
+/// Result of adding an operator.
+pub type Result<T, E = BuildError> = std::result::Result<T, E>;
+
 /// A tensor that an operator or output does not take.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{node}: expected {expected}, found {found}")]
@@ -129,7 +132,7 @@ impl TypedBuilder {
     ///
     /// # Errors
     /// [`BuildError`] if the tensor is not of the declared type.
-    pub fn output(&mut self, name: &str, tensor: Tensor, kind: &TensorType) -> Result<(), BuildError> {
+    pub fn output(&mut self, name: &str, tensor: Tensor, kind: &TensorType) -> Result<()> {
         let node = format!("output {name}");
         let found = self.get(tensor).ok_or_else(|| foreign(node.clone()))?;
         if found != kind {
@@ -198,7 +201,7 @@ impl TypedBuilder {
         scope: &Scope,
         op: &str,
         tensors: [Tensor; N],
-    ) -> Result<[TensorType; N], BuildError> {
+    ) -> Result<[TensorType; N]> {
         let mut failed = None;
         let kinds = tensors.map(|tensor| match self.get(tensor) {
             Some(kind) => kind.clone(),
@@ -211,13 +214,7 @@ impl TypedBuilder {
     }
 
     /// Checks that a tensor is a vector as long as the last axis of `x`, and of its element type.
-    fn check_vector(
-        &self,
-        scope: &Scope,
-        op: &str,
-        x: &TensorType,
-        vector: Tensor,
-    ) -> Result<(), BuildError> {
+    fn check_vector(&self, scope: &Scope, op: &str, x: &TensorType, vector: Tensor) -> Result<()> {
         let [kind] = self.types(scope, op, [vector])?;
         if kind.dtype == x.dtype && kind.shape.len() == 1 && kind.last() == x.last() {
             return Ok(());

@@ -3,7 +3,7 @@
 use narthex_spec::{DType, dtype::Dim};
 
 use super::{
-    BuildError, CheckedNode, Scope, Tensor, TensorType, TypedBuilder, mismatch,
+    CheckedNode, Result, Scope, Tensor, TensorType, TypedBuilder, mismatch,
     shape::{axis_of, broadcast},
 };
 use crate::{element::Element, graph::Attribute};
@@ -22,62 +22,62 @@ pub enum Reduction {
 /// Elementwise operators.
 impl TypedBuilder {
     /// `a + b`.
-    pub fn add(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+    pub fn add(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Add", a, b)
     }
 
     /// `a − b`.
-    pub fn sub(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+    pub fn sub(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Sub", a, b)
     }
 
     /// `a · b`, element by element.
-    pub fn mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+    pub fn mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Mul", a, b)
     }
 
     /// `a / b`.
-    pub fn div(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+    pub fn div(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.binary(scope, "Div", a, b)
     }
 
     /// `1 / (1 + e^−x)`.
-    pub fn sigmoid(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+    pub fn sigmoid(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Sigmoid", x, &[])
     }
 
     /// `tanh(x)`.
-    pub fn tanh(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+    pub fn tanh(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Tanh", x, &[])
     }
 
     /// `max(x, 0)`.
-    pub fn relu(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+    pub fn relu(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Relu", x, &[])
     }
 
     /// GELU; `approximate` is `none` or `tanh`.
-    pub fn gelu(&mut self, scope: &Scope, x: Tensor, approximate: &str) -> Result<Tensor, BuildError> {
+    pub fn gelu(&mut self, scope: &Scope, x: Tensor, approximate: &str) -> Result<Tensor> {
         self.unary(scope, "Gelu", x, &[("approximate", Attribute::String(approximate.to_owned()))])
     }
 
     /// Softmax over the last axis.
-    pub fn softmax(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+    pub fn softmax(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Softmax", x, &[("axis", Attribute::Int(-1))])
     }
 
     /// `x` divided by its Euclidean length over the last axis.
-    pub fn unit_length(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+    pub fn unit_length(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "LpNormalization", x, &[("axis", Attribute::Int(-1)), ("p", Attribute::Int(2))])
     }
 
     /// `x` under another name.
-    pub fn identity(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor, BuildError> {
+    pub fn identity(&mut self, scope: &Scope, x: Tensor) -> Result<Tensor> {
         self.unary(scope, "Identity", x, &[])
     }
 
     /// `x` in another element type.
-    pub fn cast(&mut self, scope: &Scope, x: Tensor, to: DType) -> Result<Tensor, BuildError> {
+    pub fn cast(&mut self, scope: &Scope, x: Tensor, to: DType) -> Result<Tensor> {
         let [kind] = self.types(scope, "Cast", [x])?;
         let code = i64::from(Element::from(to).code());
         let kind = TensorType { dtype: to, ..kind };
@@ -90,7 +90,7 @@ impl TypedBuilder {
         op: &'static str,
         x: Tensor,
         attributes: &[(&'static str, Attribute)],
-    ) -> Result<Tensor, BuildError> {
+    ) -> Result<Tensor> {
         let [kind] = self.types(scope, op, [x])?;
         if !is_float(kind.dtype) {
             return Err(mismatch(scope, op, "floating point", &[&kind]));
@@ -98,13 +98,7 @@ impl TypedBuilder {
         Ok(self.onnx(scope, op, &[x], attributes, kind))
     }
 
-    fn binary(
-        &mut self,
-        scope: &Scope,
-        op: &'static str,
-        a: Tensor,
-        b: Tensor,
-    ) -> Result<Tensor, BuildError> {
+    fn binary(&mut self, scope: &Scope, op: &'static str, a: Tensor, b: Tensor) -> Result<Tensor> {
         let [x, y] = self.types(scope, op, [a, b])?;
         let shape = broadcast(&x.shape, &y.shape).filter(|_| x.dtype == y.dtype);
         let Some(shape) = shape else {
@@ -130,7 +124,7 @@ impl TypedBuilder {
 /// Products, reductions and norms.
 impl TypedBuilder {
     /// The matrix product over the last two axes; those before broadcast.
-    pub fn mat_mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor, BuildError> {
+    pub fn mat_mul(&mut self, scope: &Scope, a: Tensor, b: Tensor) -> Result<Tensor> {
         let [x, y] = self.types(scope, "MatMul", [a, b])?;
         let shape = || {
             let ([front @ .., rows, inner], [other_front @ .., other_inner, cols]) =
@@ -154,12 +148,7 @@ impl TypedBuilder {
     }
 
     /// `x [m, k]` by a transposed weight `[n, k]`: `[m, n]`.
-    pub fn gemm_transposed(
-        &mut self,
-        scope: &Scope,
-        x: Tensor,
-        weight: Tensor,
-    ) -> Result<Tensor, BuildError> {
+    pub fn gemm_transposed(&mut self, scope: &Scope, x: Tensor, weight: Tensor) -> Result<Tensor> {
         let [a, b] = self.types(scope, "Gemm", [x, weight])?;
         let ([rows, inner], [cols, other_inner]) = (&a.shape[..], &b.shape[..]) else {
             return Err(mismatch(scope, "Gemm", "two matrices", &[&a, &b]));
@@ -172,13 +161,7 @@ impl TypedBuilder {
     }
 
     /// A reduction of one axis, which keeps an extent of 1.
-    pub fn reduce(
-        &mut self,
-        scope: &Scope,
-        reduction: Reduction,
-        x: Tensor,
-        axis: i64,
-    ) -> Result<Tensor, BuildError> {
+    pub fn reduce(&mut self, scope: &Scope, reduction: Reduction, x: Tensor, axis: i64) -> Result<Tensor> {
         self.reduced(scope, reduction, x, axis, true)
     }
 
@@ -189,7 +172,7 @@ impl TypedBuilder {
         reduction: Reduction,
         x: Tensor,
         axis: i64,
-    ) -> Result<Tensor, BuildError> {
+    ) -> Result<Tensor> {
         self.reduced(scope, reduction, x, axis, false)
     }
 
@@ -200,7 +183,7 @@ impl TypedBuilder {
         x: Tensor,
         axis: i64,
         keep: bool,
-    ) -> Result<Tensor, BuildError> {
+    ) -> Result<Tensor> {
         let op = match reduction {
             Reduction::Mean => "ReduceMean",
             Reduction::Sum => "ReduceSum",
@@ -229,19 +212,13 @@ impl TypedBuilder {
         gain: Tensor,
         bias: Option<Tensor>,
         epsilon: f32,
-    ) -> Result<Tensor, BuildError> {
+    ) -> Result<Tensor> {
         let vectors: Vec<Tensor> = std::iter::once(gain).chain(bias).collect();
         self.norm(scope, "LayerNormalization", x, &vectors, epsilon)
     }
 
     /// RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
-    pub fn rms_norm(
-        &mut self,
-        scope: &Scope,
-        x: Tensor,
-        gain: Tensor,
-        epsilon: f32,
-    ) -> Result<Tensor, BuildError> {
+    pub fn rms_norm(&mut self, scope: &Scope, x: Tensor, gain: Tensor, epsilon: f32) -> Result<Tensor> {
         self.norm(scope, "SimplifiedLayerNormalization", x, &[gain], epsilon)
     }
 
@@ -252,7 +229,7 @@ impl TypedBuilder {
         x: Tensor,
         vectors: &[Tensor],
         epsilon: f32,
-    ) -> Result<Tensor, BuildError> {
+    ) -> Result<Tensor> {
         let [kind] = self.types(scope, op, [x])?;
         for &vector in vectors {
             self.check_vector(scope, op, &kind, vector)?;

@@ -18,7 +18,7 @@ fn builder() -> TypedBuilder {
 
 #[test]
 fn a_wrong_tensor_is_named_with_its_place() {
-    type Build = fn(&mut TypedBuilder, &Scope, [Tensor; 3]) -> Result<Tensor, BuildError>;
+    type Build = fn(&mut TypedBuilder, &Scope, [Tensor; 3]) -> Result<Tensor>;
     let scope = Scope::root().child("layers.3").child("attn");
     let check = |build: Build, expected: &str| {
         let mut b = builder();

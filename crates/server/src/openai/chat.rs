@@ -49,7 +49,6 @@ struct ChatBody {
 #[derive(Debug, Deserialize)]
 struct WireMessage {
     role: Role,
-    #[serde(default)]
     content: Option<Content>,
     name: Option<String>,
     tool_call_id: Option<String>,

@@ -34,7 +34,7 @@ fn copy(name: &str) -> tempfile::TempDir {
 }
 
 /// The package that a file or folder becomes, written to an empty folder.
-fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest, CompileError> {
+fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest> {
     let job = ImportJob {
         name: "tiny".parse().unwrap(),
         out,
@@ -45,7 +45,7 @@ fn write(path: &Path, file: Option<&str>, out: &Path) -> Result<Manifest, Compil
 }
 
 /// The manifest of the package that a folder becomes.
-fn import(folder: &Path) -> Result<Manifest, CompileError> {
+fn import(folder: &Path) -> Result<Manifest> {
     write(folder, None, tempfile::tempdir().unwrap().path())
 }
 

@@ -114,7 +114,7 @@ impl RuntimeLibrary {
                 None => {}
             }
         }
-        let plugins = runtimes::ONNX_RUNTIME.version;
+        let plugins = version(Ep::Cpu);
         if matches!(self, Self::Installed(ep) if version(*ep) != plugins) {
             for ep in Ep::ALL.into_iter().filter(|ep| ep.library() == ProviderLibrary::Plugin) {
                 if machine.libraries.remove(&ep).is_some() {
@@ -145,7 +145,7 @@ fn own_runtimes() -> impl Iterator<Item = Ep> {
 
 /// Returns the pinned version of a provider's runtime.
 fn version(ep: Ep) -> &'static str {
-    runtimes::package(ep).map_or("unknown", |package| package.version)
+    runtimes::package(ep).map_or("unknown", |package| &package.version)
 }
 
 /// Loads ONNX Runtime for work on the CPU: the loaded library, else the CPU runtime, installed on first need.

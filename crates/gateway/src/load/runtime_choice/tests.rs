@@ -117,15 +117,15 @@ fn a_named_library_brings_the_providers_beside_it() {
 fn pretend(store: &Store, kind: Ep) -> Option<PathBuf> {
     let pin = runtimes::pinned(kind).ok()?;
     let folder = store.root().join(format!("runtimes/{kind}-{}", pin.package.version));
-    let library = folder.join(pin.library);
+    let library = folder.join(&pin.wheel.library);
     fs::create_dir_all(library.parent().unwrap()).unwrap();
     fs::write(&library, "lib").unwrap();
-    let digest = pin.digest;
+    let digest = pin.wheel.sha256.to_string();
     let receipt = serde_json::json!({
         "made_for": kind.as_str(),
         "source": "a test",
         "archive": digest,
-        "files": { pin.library: { "bytes": 3, "sha256": digest } },
+        "files": { pin.wheel.library: { "bytes": 3, "sha256": digest } },
     });
     fs::write(folder.join("receipt.json"), receipt.to_string()).unwrap();
     Some(library)
