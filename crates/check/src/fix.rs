@@ -16,9 +16,9 @@ use narthex_spec::DType;
 
 use super::{
     CheckOptions,
-    extents::{Extents, symbols},
+    dim_bindings::{DimBindings, symbols},
     facts::{Compiler, Facts},
-    forms,
+    operator_forms,
     placed::PlacedGraph,
     problem::NodePlacement,
     report::Rule,
@@ -64,7 +64,7 @@ fn kind_of(label: &str) -> &str {
 
 /// The patches for one graph, which may be applied together.
 pub fn patches(part: &OnnxFile, options: &CheckOptions) -> Vec<Patch> {
-    let extents = Extents::new(&options.extents);
+    let extents = DimBindings::new(&options.extents);
     let facts = Facts::of(&options.target);
     let view = PlacedGraph::new(part, facts, &extents);
     let mut patches = bindings(&part.graph, &extents);
@@ -78,7 +78,7 @@ pub fn patches(part: &OnnxFile, options: &CheckOptions) -> Vec<Patch> {
     patches
 }
 
-fn bindings(graph: &Graph, extents: &Extents) -> Vec<Patch> {
+fn bindings(graph: &Graph, extents: &DimBindings) -> Vec<Patch> {
     let bound = symbols(graph).into_iter().filter_map(|symbol| {
         let extent = extents.get(&symbol)?;
         let label = format!("fix dimension {symbol} at {extent}");
@@ -246,7 +246,7 @@ fn weight_second(node: &Node) -> Option<Patch> {
 ///
 /// The upper row is constant; `Mod` turns indices that count from the end.
 fn pick(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
-    let extents = forms::picks_elements(view, node)?;
+    let extents = operator_forms::picks_elements(view, node)?;
     // The stride of an axis is the product of the extents after it.
     let mut strides = Vec::with_capacity(extents.len());
     let mut stride = 1i64;

@@ -8,12 +8,12 @@ mod answers;
 pub mod bisect;
 mod compiler_result;
 mod decoder_loop;
+mod dim_bindings;
 mod error;
-mod extents;
 mod facts;
 pub mod fix;
-mod forms;
 mod numbers;
+mod operator_forms;
 mod operators;
 mod placed;
 mod problem;
@@ -42,7 +42,7 @@ pub use report::{
 };
 
 use self::{
-    extents::Extents,
+    dim_bindings::DimBindings,
     facts::{Facts, Sessions},
     placed::PlacedGraph,
     problem::Problem,
@@ -72,7 +72,7 @@ pub fn check(subject: &str, parts: &[OnnxFile], options: &CheckOptions) -> Repor
 
 /// The dimensions that a model's inputs leave open, by name.
 pub fn symbols(parts: &[OnnxFile]) -> BTreeSet<String> {
-    parts.iter().flat_map(|part| extents::symbols(&part.graph)).collect()
+    parts.iter().flat_map(|part| dim_bindings::symbols(&part.graph)).collect()
 }
 
 /// Returns the maximum number of bytes of weights that one graph may have on a target's NPU.
@@ -113,7 +113,7 @@ fn look(
     compiled: &BTreeMap<String, CompilerResult>,
 ) -> Report {
     let facts = Facts::of(&options.target);
-    let extents = Extents::new(&options.extents);
+    let extents = DimBindings::new(&options.extents);
     let mut findings = Vec::new();
     let mut summaries = Vec::new();
     let (mut tally, mut weights) = (score::ScoreTotals::default(), storage::Weights::default());

@@ -4,7 +4,7 @@ use narthex_graph::{Attribute, Element, Node, context::CONTEXT_OP};
 
 use crate::{
     answers::{ask_case, other_type},
-    forms,
+    operator_forms,
     problem::{NodePlacement, Problem},
     report::{Fix, Rule},
     view::View,
@@ -28,7 +28,7 @@ pub(super) fn place(view: &View<'_>, node: &Node) -> NodePlacement {
     if node.op == CONTEXT_OP {
         return NodePlacement::Npu;
     }
-    let answer = match forms::special(view, node) {
+    let answer = match operator_forms::special(view, node) {
         Some(Ok(())) => None,
         Some(Err(problem)) => Some(problem),
         None => ask(view, node),

@@ -6,7 +6,7 @@ use narthex_graph::{Node, onnx::files::OnnxFile};
 
 use crate::{
     compiler_result::CompilerResult,
-    extents::Extents,
+    dim_bindings::DimBindings,
     facts::Facts,
     operators,
     problem::{NodePlacement, Problem},
@@ -35,7 +35,7 @@ impl<'a> Deref for PlacedGraph<'a> {
 
 impl<'a> PlacedGraph<'a> {
     /// Places the nodes of a graph by the rules.
-    pub(crate) fn new(part: &'a OnnxFile, facts: Facts, extents: &Extents) -> Self {
+    pub(crate) fn new(part: &'a OnnxFile, facts: Facts, extents: &DimBindings) -> Self {
         let view = View::new(part, facts, extents);
         let outcomes = view.graph().nodes.iter().map(|node| operators::place(&view, node)).collect();
         Self { view, outcomes, overruled: Vec::new(), made: 0 }

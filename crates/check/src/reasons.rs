@@ -6,7 +6,7 @@ use narthex_graph::onnx::files::OnnxFile;
 use narthex_spec::Target;
 
 use super::{
-    extents::{Extents, symbols},
+    dim_bindings::{DimBindings, symbols},
     facts::Facts,
     placed::PlacedGraph,
     problem::{NodePlacement, Problem},
@@ -27,7 +27,7 @@ pub struct Reason {
 
 /// The nodes of a graph that the target's compiler does not take by these rules, each with its reason, by path.
 pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
-    let extents = Extents::new(&BTreeMap::new());
+    let extents = DimBindings::new(&BTreeMap::new());
     let view = PlacedGraph::new(part, Facts::of(target), &extents);
     let open = open(&view, &extents);
     let reason = |outcome: &NodePlacement| match outcome {
@@ -41,7 +41,7 @@ pub fn reasons(part: &OnnxFile, target: &Target) -> BTreeMap<String, Reason> {
 }
 
 /// Reason for nodes that depend on open dimensions.
-fn open(view: &PlacedGraph<'_>, extents: &Extents) -> Reason {
+fn open(view: &PlacedGraph<'_>, extents: &DimBindings) -> Reason {
     let symbols = symbols(view.graph());
     let named: Vec<String> = symbols.iter().take(MOST_SYMBOLS).map(|symbol| format!("{symbol:?}")).collect();
     let more = if symbols.len() > MOST_SYMBOLS { " and others" } else { "" };

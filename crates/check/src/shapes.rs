@@ -4,7 +4,7 @@ use narthex_graph::check::GraphError;
 use narthex_spec::dtype::Dim;
 
 use super::{
-    extents::{Extents, names, symbols},
+    dim_bindings::{DimBindings, names, symbols},
     finding,
     placed::PlacedGraph,
     problem::NodePlacement,
@@ -18,7 +18,7 @@ const MOST_SYMBOLS: usize = 32;
 const MOST_INPUTS: usize = 4;
 
 /// Findings on a graph's shapes.
-pub(super) fn check(view: &PlacedGraph<'_>, extents: &Extents) -> Vec<Finding> {
+pub(super) fn check(view: &PlacedGraph<'_>, extents: &DimBindings) -> Vec<Finding> {
     let mut findings = well_formed(view);
     let symbols = symbols(view.graph());
     findings.extend(symbols.iter().take(MOST_SYMBOLS).map(|symbol| dynamic(view, extents, symbol)));
@@ -55,7 +55,7 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
 }
 
 /// One open dimension: where it stands, and how many nodes it touches.
-fn dynamic(view: &PlacedGraph<'_>, extents: &Extents, symbol: &str) -> Finding {
+fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Finding {
     let inputs = inputs(view, symbol);
     // With every other symbol fixed, what is open is open because of this one.
     let known = view.graph().infer(&|other| {

@@ -9,7 +9,7 @@ use narthex_graph::{
     work::multiply_accumulates,
 };
 
-use crate::{extents::Extents, facts::Facts};
+use crate::{dim_bindings::DimBindings, facts::Facts};
 
 /// A graph with the indices and inferred shapes that rules need.
 pub(super) struct View<'a> {
@@ -30,7 +30,7 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(part: &'a OnnxFile, facts: Facts, extents: &Extents) -> Self {
+    pub(super) fn new(part: &'a OnnxFile, facts: Facts, extents: &DimBindings) -> Self {
         let graph = &part.graph;
         let (mut readers, mut makers): (HashMap<&str, Vec<usize>>, HashMap<&str, usize>) = Default::default();
         for (index, node) in graph.nodes.iter().enumerate() {

@@ -10,7 +10,7 @@ use std::{
 use narthex_graph::{
     Graph, Initializer, InitializerData,
     onnx::{
-        external::{ExternalWriter, Place},
+        external::{ByteRange, ExternalWriter},
         files::{DataFiles, OnnxFile},
     },
 };
@@ -89,7 +89,7 @@ struct DataFileWriter {
     path: PathBuf,
     file: Option<ExternalWriter<BufWriter<File>>>,
     /// Places of the weights written so far, by their source.
-    places: BTreeMap<WeightSource, Place>,
+    places: BTreeMap<WeightSource, ByteRange>,
     sources: DataFiles,
 }
 
@@ -121,7 +121,7 @@ impl DataFileWriter {
         folder: &Path,
         constant: &Initializer,
         written: &mut Vec<PathBuf>,
-    ) -> Result<Place, CheckError> {
+    ) -> Result<ByteRange, CheckError> {
         if let Some(place) = self.places.get(&from) {
             return Ok(*place);
         }

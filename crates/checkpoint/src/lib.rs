@@ -27,7 +27,7 @@ mod stored;
 mod tensors;
 mod weight;
 
-pub use open::{architecture, open, outlined, stated, wanted};
+pub use open::{architecture, architecture_from_config, architecture_from_headers, header_length, open};
 pub use required_tensors::parameters;
 pub use slice::SliceError;
 

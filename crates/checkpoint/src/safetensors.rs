@@ -124,7 +124,7 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredT
 }
 
 /// Bytes of a file's beginning that tell its tensors, as far as those that are there say; nothing once they suffice.
-pub(super) fn wanted(beginning: &[u8]) -> Option<u64> {
+pub(super) fn header_length(beginning: &[u8]) -> Option<u64> {
     let length = size_of::<u64>() as u64;
     let whole = match beginning.first_chunk().copied().map(u64::from_le_bytes) {
         Some(header) if header <= MAX_HEADER_BYTES => length + header,
@@ -224,12 +224,13 @@ mod tests {
     fn a_beginning_says_how_long_it_is() {
         let bytes = safetensors_bytes(&hf_tensors(&tiny_llama_weights(1)));
         let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap());
-        let check = |length: u64, expect| assert_eq!(wanted(&bytes[..length as usize]), expect, "{length}");
+        let check =
+            |length: u64, expect| assert_eq!(header_length(&bytes[..length as usize]), expect, "{length}");
         check(3, Some(8));
         check(8, Some(header));
         check(header - 1, Some(header));
         check(header, None);
-        assert_eq!(wanted(&u64::MAX.to_le_bytes()), None);
+        assert_eq!(header_length(&u64::MAX.to_le_bytes()), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use narthex_checkpoint::{Weight, WeightSource};
 use narthex_graph::{
     Graph,
     build::External,
-    onnx::external::{ExternalWriter, Place},
+    onnx::external::{ByteRange, ExternalWriter},
     typed::{Scope, Tensor, TypedBuilder},
 };
 use narthex_spec::{DType, Recipe, manifest::FileRange, progress::Stage};
@@ -56,16 +56,16 @@ pub(crate) struct Emitter<'a> {
 #[derive(Default)]
 pub(crate) struct WrittenTensors {
     quantized: BTreeMap<String, Quantized>,
-    plain: BTreeMap<(String, DType), Place>,
+    plain: BTreeMap<(String, DType), ByteRange>,
 }
 
 /// A quantised weight in the weights file.
 #[derive(Clone, Copy)]
 pub(crate) struct Quantized {
     pub(crate) storage: Storage,
-    pub(crate) quants: Place,
-    pub(crate) scales: Place,
-    pub(crate) zeros: Option<Place>,
+    pub(crate) quants: ByteRange,
+    pub(crate) scales: ByteRange,
+    pub(crate) zeros: Option<ByteRange>,
 }
 
 /// Bytes of a tensor.
@@ -145,7 +145,7 @@ impl<'a> Emitter<'a> {
         scope: &Scope,
         dtype: DType,
         shape: &[usize],
-        write: impl FnOnce(&mut Self) -> Result<Place>,
+        write: impl FnOnce(&mut Self) -> Result<ByteRange>,
     ) -> Result<Tensor> {
         let name = scope.to_string();
         let place = self.once(&name, dtype, write)?;
@@ -161,8 +161,8 @@ impl<'a> Emitter<'a> {
         &mut self,
         name: &str,
         dtype: DType,
-        write: impl FnOnce(&mut Self) -> Result<Place>,
-    ) -> Result<Place> {
+        write: impl FnOnce(&mut Self) -> Result<ByteRange>,
+    ) -> Result<ByteRange> {
         if let Some(place) = self.place_of(name, dtype) {
             return Ok(place);
         }
@@ -189,7 +189,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// The place of a tensor that has been written.
-    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<Place> {
+    pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<ByteRange> {
         self.written.plain.get(&(name.to_owned(), dtype)).copied()
     }
 
@@ -228,13 +228,13 @@ impl<'a> Emitter<'a> {
     }
 
     /// Declares a tensor of the weights file to the graph.
-    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: Place) -> Tensor {
+    pub(crate) fn external(&mut self, name: &str, dtype: DType, shape: &[usize], place: ByteRange) -> Tensor {
         let at = External { file: self.data_file, offset: place.offset, length: place.length };
         self.graph.external(name, dtype, shape, at)
     }
 
     /// A place in the weights file, as the manifest writes it.
-    pub(crate) fn range(&self, place: Place) -> FileRange {
+    pub(crate) fn range(&self, place: ByteRange) -> FileRange {
         FileRange { file: self.data_file.to_owned(), offset: place.offset, length: place.length }
     }
 }

@@ -6,7 +6,7 @@ use narthex_checkpoint::{CheckpointError, SliceError};
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
 use narthex_text::tokenizer::TokenizerError;
 
-use crate::vocabulary::VocabularyError;
+use crate::vocab_subset::VocabSubsetError;
 
 /// Failure of a runner for calibration graphs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,7 +32,7 @@ pub enum CompileError {
     Slice(#[from] SliceError),
     /// The vocabulary cannot be pruned as requested.
     #[error("the vocabulary cannot be pruned: {0}")]
-    Vocabulary(#[from] VocabularyError),
+    VocabSubset(#[from] VocabSubsetError),
     /// The tokenizer was refused.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

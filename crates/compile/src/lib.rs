@@ -15,6 +15,6 @@ pub mod pass;
 pub mod pipeline;
 pub mod quant;
 mod rotary;
-pub mod vocabulary;
+pub mod vocab_subset;
 
 pub use error::{CompileError, Result};

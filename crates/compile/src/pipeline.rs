@@ -27,7 +27,7 @@ use crate::{
     package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
     pass,
     quant::{Plan, Scaling, scaling::inputs},
-    vocabulary::Vocabulary,
+    vocab_subset::VocabSubset,
 };
 
 const KEPT_TOKENS_FILE: &str = "kept_tokens.json";
@@ -43,7 +43,7 @@ pub struct CompileJob<'a> {
     /// Runner of the calibration graph. With one, decoders in `w8` are calibrated; other models never are.
     pub runner: Option<&'a dyn GraphRunner>,
     /// Tokens that the head is pruned to. The manifest's recipe records their number.
-    pub vocabulary: Option<&'a Vocabulary>,
+    pub vocabulary: Option<&'a VocabSubset>,
     /// An empty folder, which contains a complete package on success.
     pub out: &'a Path,
     /// Folder for the output of every stage in readable form.

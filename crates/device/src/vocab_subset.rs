@@ -54,7 +54,7 @@ impl VocabSubset {
     }
 
     /// Rows `[rows, width]` at the beginning of `logits [rows, vocab]` go to their tokens' places.
-    pub(crate) fn spread(&self, logits: &mut [f32]) {
+    pub(crate) fn scatter(&self, logits: &mut [f32]) {
         let Some(tokens) = &self.tokens else { return };
         // From the last on, what is written never lies before what is still to be read.
         for row in (0..logits.len() / self.vocab).rev() {
@@ -82,7 +82,7 @@ mod tests {
             let mut logits = vec![0.0; rows * vocab];
             let count = rows * kept.width();
             logits[..count].iter_mut().zip(1u16..).for_each(|(logit, value)| *logit = f32::from(value));
-            kept.spread(&mut logits);
+            kept.scatter(&mut logits);
             for (row, logits) in logits.chunks(vocab).enumerate() {
                 for (token, &logit) in (0..).zip(logits) {
                     let place = tokens.iter().position(|&kept| kept == token);
@@ -98,7 +98,7 @@ mod tests {
         check(4, &[0, 1, 2, 3], 3);
         check(7, &[2, 5, 6], 0);
         let mut all = [1.0, 2.0];
-        VocabSubset::all(2).spread(&mut all);
+        VocabSubset::all(2).scatter(&mut all);
         assert_eq!(all, [1.0, 2.0]);
     }
 }

@@ -14,7 +14,7 @@ use narthex_engine::{
 use narthex_spec::{SlotId, TokenId};
 use narthex_testkit::{
     encoder::FakeEncoder,
-    executor::{FakeExecutor, Mishap},
+    executor::{FakeExecutor, Fault},
     sink::Recorder,
 };
 
@@ -30,11 +30,11 @@ fn supervised(
     SupervisedExecutor::new(executor).reopened_by(move || Ok(open()?.into()))
 }
 
-fn fake(mishaps: &[Mishap]) -> Box<dyn Executor> {
+fn fake(faults: &[Fault]) -> Box<dyn Executor> {
     let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
     let limits = Limits { slots: 2, context: 64, chunk: 8, batch: 2, vocab: 50, kv };
     let mut executor = FakeExecutor::new(limits);
-    executor.mishaps = mishaps.iter().cloned().collect();
+    executor.faults = faults.iter().cloned().collect();
     Box::new(executor)
 }
 
@@ -59,14 +59,14 @@ fn answers(executor: impl Into<SupervisedExecutor>) -> Vec<(Finish, Vec<TokenId>
     };
     let sinks = [ask(&[1, 2, 3]), ask(&[4; 20])];
     while core.step() == Work::Busy {}
-    sinks.map(|sink| (sink.heard().ends[0].0.clone(), sink.heard().tokens)).into()
+    sinks.map(|sink| (sink.recording().ends[0].0.clone(), sink.recording().tokens)).into()
 }
 
 #[test]
 fn answers_go_on_where_the_device_was_lost() {
     for step in 0..8 {
-        let first: Vec<Mishap> =
-            std::iter::repeat_n(Mishap::None, step).chain([Mishap::Error(lost())]).collect();
+        let first: Vec<Fault> =
+            std::iter::repeat_n(Fault::None, step).chain([Fault::Error(lost())]).collect();
         let losing = supervised(fake(&first), || Ok(fake(&[])));
         assert_eq!(answers(losing), answers(fake(&[])), "lost at step {step}");
     }
@@ -76,9 +76,9 @@ fn answers_go_on_where_the_device_was_lost() {
 fn a_split_forgets_both_sides_with_one() {
     for [prefill, decode] in [[2, 99], [99, 3]] {
         let side = |step| {
-            let mishaps: Vec<Mishap> =
-                std::iter::repeat_n(Mishap::None, step).chain([Mishap::Error(lost())]).collect();
-            Box::new(supervised(fake(&mishaps), || Ok(fake(&[]))))
+            let faults: Vec<Fault> =
+                std::iter::repeat_n(Fault::None, step).chain([Fault::Error(lost())]).collect();
+            Box::new(supervised(fake(&faults), || Ok(fake(&[]))))
         };
         let split = SplitExecutor::new(side(prefill), side(decode), SplitOptions { break_even: 0 }).unwrap();
         assert_eq!(answers(Box::new(split)), answers(fake(&[])));
@@ -92,7 +92,7 @@ fn a_device_that_stays_away_is_an_error_until_it_is_back() {
         tries += 1;
         if tries < 2 { Err("no device".to_owned()) } else { Ok(fake(&[])) }
     };
-    let mut supervised = supervised(fake(&[Mishap::Error(lost())]), open);
+    let mut supervised = supervised(fake(&[Fault::Error(lost())]), open);
     let mut plan = StepPlan::default();
     plan.push(SlotId(0), 0, &[1], Wanted::Last);
     let error = supervised.step(&plan).map(|_| ()).unwrap_err();
@@ -107,7 +107,7 @@ fn a_device_that_stays_away_is_an_error_until_it_is_back() {
 fn other_failures_stay_what_they_are() {
     let refused = StepError::Device { message: "run the graph: out of memory".to_owned() };
     let open = || panic!("it was not lost");
-    let mut supervised = supervised(fake(&[Mishap::Error(refused.clone())]), open);
+    let mut supervised = supervised(fake(&[Fault::Error(refused.clone())]), open);
     let mut plan = StepPlan::default();
     plan.push(SlotId(0), 0, &[1], Wanted::Last);
     assert_eq!(supervised.step(&plan).map(|_| ()), Err(refused));

@@ -20,7 +20,7 @@ use narthex_engine::{
 };
 use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
 use narthex_testkit::{
-    executor::{FakeExecutor, Mishap, Watch},
+    executor::{FakeExecutor, Fault, Watch},
     sink::Recorder,
 };
 use support::{Package, fixed::open, prompt, relative};
@@ -107,9 +107,9 @@ fn blocks_written_take_the_place_of_what_was_there() {
 
 #[test]
 fn a_side_that_cannot_rewind_forgets_where_the_other_knows() {
-    let stuck = Mishap::Error(StepError::CannotRewind);
+    let stuck = Fault::Error(StepError::CannotRewind);
     let (mut a, b) = (FakeExecutor::new(limits()), FakeExecutor::new(limits()));
-    a.truncate_mishaps = [stuck.clone(), Mishap::None, stuck].into();
+    a.truncate_faults = [stuck.clone(), Fault::None, stuck].into();
     let watch = a.watch();
     let mut both = split(a, b, 0);
     run(&mut both, &[(0, 0, &[1, 2, 3, 4], Wanted::Last)]);
@@ -153,16 +153,16 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
         while core.step() == Work::Busy {
             core.snapshot().check().unwrap();
         }
-        let tokens: Vec<_> = sinks.iter().map(|sink| sink.heard().tokens).collect();
+        let tokens: Vec<_> = sinks.iter().map(|sink| sink.recording().tokens).collect();
         (tokens, core.stats())
     };
-    let full = || Mishap::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 });
-    let mishaps = |every: usize| -> VecDeque<Mishap> {
-        (1..4000).map(|n| if n % every == 0 { full() } else { Mishap::None }).collect()
+    let full = || Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 });
+    let faults = |every: usize| -> VecDeque<Fault> {
+        (1..4000).map(|n| if n % every == 0 { full() } else { Fault::None }).collect()
     };
     for short in [0, 5, 100] {
         let (mut a, mut b) = (FakeExecutor::new(limits()), FakeExecutor::new(limits()));
-        (a.mishaps, b.mishaps) = (mishaps(13), mishaps(17));
+        (a.faults, b.faults) = (faults(13), faults(17));
         let (found, stats) = answer(Box::new(split(a, b, short)), 0..200);
         assert!(stats.cached_tokens > 0 && stats.preemptions > 0, "{stats:?}");
         for (n, found) in (0..).zip(&found) {

@@ -12,8 +12,8 @@ use narthex_engine::{
 };
 use narthex_spec::SlotId;
 use narthex_testkit::{
-    executor::{FakeExecutor, Mishap, Watch},
-    sink::{Heard, Recorder},
+    executor::{FakeExecutor, Fault, Watch},
+    sink::{Recorder, Recording},
 };
 
 fn limits(slots: usize, budget: usize) -> Limits {
@@ -77,20 +77,20 @@ fn alone(prompt: &[u32], max_tokens: usize, sampling: Sampling) -> Vec<u32> {
     let sink = Recorder::new();
     bench.core.submit(Request { sampling, ..request(prompt, max_tokens, &sink) }).unwrap();
     bench.drain();
-    sink.heard().tokens
+    sink.recording().tokens
 }
 
 fn greedy(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     alone(prompt, max_tokens, Sampling::greedy())
 }
 
-fn end(heard: &Heard) -> (&Finish, Usage) {
-    assert_eq!(heard.ends.len(), 1, "{:?}", heard.ends);
-    (&heard.ends[0].0, heard.ends[0].1)
+fn end(recording: &Recording) -> (&Finish, Usage) {
+    assert_eq!(recording.ends.len(), 1, "{:?}", recording.ends);
+    (&recording.ends[0].0, recording.ends[0].1)
 }
 
 fn finish(sink: &Recorder) -> Finish {
-    end(&sink.heard()).0.clone()
+    end(&sink.recording()).0.clone()
 }
 
 fn prompt(number: u32, length: u32) -> Vec<u32> {
@@ -114,9 +114,9 @@ fn company_changes_no_answer() {
         }
         bench.drain();
         for (n, (prompt, sink)) in prompts.iter().zip(&sinks).enumerate() {
-            let heard = sink.heard();
-            assert_eq!(heard.tokens, alone(prompt, 20, sampling(n)), "sequence {n} under {budget}");
-            assert_eq!((end(&heard).0, end(&heard).1.completion_tokens), (&Finish::Length, 20));
+            let recording = sink.recording();
+            assert_eq!(recording.tokens, alone(prompt, 20, sampling(n)), "sequence {n} under {budget}");
+            assert_eq!((end(&recording).0, end(&recording).1.completion_tokens), (&Finish::Length, 20));
         }
         assert_eq!(bench.core.stats().preemptions > 0, budget == 320);
     }
@@ -136,12 +136,12 @@ fn answers_go_on_while_a_prompt_runs_and_newcomers_join_them() {
     bench.step();
     let long = bench.ask(&prompt(2, 100), 2);
     for step in 0..7 {
-        assert_eq!(first.heard().tokens.len(), 1 + step);
-        assert!(long.heard().tokens.is_empty());
+        assert_eq!(first.recording().tokens.len(), 1 + step);
+        assert!(long.recording().tokens.is_empty());
         bench.step();
     }
     // 100 tokens in chunks of 16 are done with the seventh step, beside seven tokens of the other answer.
-    assert_eq!((first.heard().tokens.len(), long.heard().tokens.len()), (8, 1));
+    assert_eq!((first.recording().tokens.len(), long.recording().tokens.len()), (8, 1));
 }
 
 #[test]
@@ -153,13 +153,16 @@ fn a_prefix_in_a_slot_is_not_run_again() {
     longer.extend([3, 4, 5]);
     let second = bench.ask(&longer, 6);
     bench.drain();
-    assert_eq!(second.heard().tokens, greedy(&longer, 6));
-    assert_eq!(end(&second.heard()).1, Usage { prompt_tokens: 43, cached_tokens: 40, completion_tokens: 6 });
+    assert_eq!(second.recording().tokens, greedy(&longer, 6));
+    assert_eq!(
+        end(&second.recording()).1,
+        Usage { prompt_tokens: 43, cached_tokens: 40, completion_tokens: 6 }
+    );
     // The same again: nothing of the prompt runs, because its last distribution was kept.
     let third = bench.ask(&longer, 6);
     bench.drain();
-    assert_eq!(third.heard().tokens, second.heard().tokens);
-    assert_eq!(end(&third.heard()).1.cached_tokens, 43);
+    assert_eq!(third.recording().tokens, second.recording().tokens);
+    assert_eq!(end(&third.recording()).1.cached_tokens, 43);
     let stats = bench.core.stats();
     assert_eq!((stats.cached_tokens, stats.prompt_tokens), (83, 40 + 3));
 }
@@ -170,7 +173,7 @@ fn a_prompt_that_is_kept_whole_is_answered_within_the_same_bounds() {
     for max_tokens in [2, 1, 0, 3] {
         let sink = bench.ask(&prompt(1, 20), max_tokens);
         bench.drain();
-        assert_eq!(sink.heard().tokens, greedy(&prompt(1, 20), max_tokens), "{max_tokens}");
+        assert_eq!(sink.recording().tokens, greedy(&prompt(1, 20), max_tokens), "{max_tokens}");
         assert_eq!(finish(&sink), Finish::Length);
     }
     // All but the first found the whole prompt.
@@ -180,14 +183,14 @@ fn a_prompt_that_is_kept_whole_is_answered_within_the_same_bounds() {
 #[test]
 fn a_device_that_cannot_rewind_runs_the_prompt_again() {
     let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
-        executor.truncate_mishaps.push_back(Mishap::Error(StepError::CannotRewind));
+        executor.truncate_faults.push_back(Fault::Error(StepError::CannotRewind));
     });
     bench.ask(&prompt(1, 40), 4);
     bench.drain();
     let second = bench.ask(&prompt(1, 40), 4);
     bench.drain();
-    assert_eq!(second.heard().tokens, greedy(&prompt(1, 40), 4));
-    assert_eq!(end(&second.heard()).1.cached_tokens, 0);
+    assert_eq!(second.recording().tokens, greedy(&prompt(1, 40), 4));
+    assert_eq!(end(&second.recording()).1.cached_tokens, 0);
 }
 
 #[test]
@@ -198,8 +201,8 @@ fn stop_tokens_end_and_are_not_reported() {
     bench.core.submit(Request { stop: vec![answer[4]], ..request(&[1, 2], 10, &sink) }).unwrap();
     bench.drain();
     let at = answer.iter().position(|token| *token == answer[4]).unwrap();
-    assert_eq!(sink.heard().tokens, answer[..at]);
-    assert_eq!(end(&sink.heard()).1.completion_tokens, at + 1);
+    assert_eq!(sink.recording().tokens, answer[..at]);
+    assert_eq!(end(&sink.recording()).1.completion_tokens, at + 1);
     assert_eq!(finish(&sink), Finish::Stop);
 }
 
@@ -213,14 +216,14 @@ fn prompt_log_probabilities_cover_every_token_once() {
         let logprobs = Some(LogProbs { top: 3, prompt: true });
         bench.core.submit(Request { logprobs, ..request(&prompt(2, 50), max_tokens, &sink) }).unwrap();
         bench.drain();
-        let heard = sink.heard();
-        assert_eq!(heard.prompt.iter().map(|(token, _)| *token).collect::<Vec<_>>(), prompt(2, 50));
-        let likely = heard.prompt[1..].iter().all(|(_, logprob)| logprob.is_some_and(|p| p < 0.0));
-        assert!(heard.prompt[0].1.is_none() && likely);
-        assert_eq!(heard.tokens, greedy(&prompt(2, 50), 3)[..max_tokens]);
-        assert!(heard.logprobs.iter().all(Option::is_some));
+        let recording = sink.recording();
+        assert_eq!(recording.prompt.iter().map(|(token, _)| *token).collect::<Vec<_>>(), prompt(2, 50));
+        let likely = recording.prompt[1..].iter().all(|(_, logprob)| logprob.is_some_and(|p| p < 0.0));
+        assert!(recording.prompt[0].1.is_none() && likely);
+        assert_eq!(recording.tokens, greedy(&prompt(2, 50), 3)[..max_tokens]);
+        assert!(recording.logprobs.iter().all(Option::is_some));
         let usage = Usage { prompt_tokens: 50, cached_tokens: 0, completion_tokens: max_tokens };
-        assert_eq!(end(&heard), (&Finish::Length, usage));
+        assert_eq!(end(&recording), (&Finish::Length, usage));
     }
 }
 
@@ -238,9 +241,9 @@ fn a_cancelled_sequence_frees_its_slot_at_the_next_plan() {
     waiting.cancel();
     bench.step();
     assert_eq!((finish(&first), finish(&sink)), (Finish::Cancelled, Finish::Cancelled));
-    assert_eq!((first.heard().tokens.len(), last.heard().tokens.len()), (4, 1));
+    assert_eq!((first.recording().tokens.len(), last.recording().tokens.len()), (4, 1));
     bench.drain();
-    assert_eq!(last.heard().tokens, greedy(&[3], 3));
+    assert_eq!(last.recording().tokens, greedy(&[3], 3));
 }
 
 #[test]
@@ -250,26 +253,26 @@ fn a_sink_that_leaves_frees_the_slot_and_its_tokens_are_kept() {
     bench.core.submit(request(&[1, 5], 100, &leaver)).unwrap();
     let next = bench.ask(&[1, 5, 7], 3);
     bench.drain();
-    assert_eq!((finish(&leaver), leaver.heard().tokens), (Finish::Cancelled, greedy(&[1, 5], 2)));
-    assert_eq!(next.heard().tokens, greedy(&[1, 5, 7], 3));
-    assert_eq!(end(&next.heard()).1.cached_tokens, 2);
+    assert_eq!((finish(&leaver), leaver.recording().tokens), (Finish::Cancelled, greedy(&[1, 5], 2)));
+    assert_eq!(next.recording().tokens, greedy(&[1, 5, 7], 3));
+    assert_eq!(end(&next.recording()).1.cached_tokens, 2);
 }
 
 #[test]
 fn failures_end_those_who_took_part_and_no_others() {
     let lost = StepError::Device { message: "lost".into() };
     let not_finite = StepError::Device { message: "the logits are not finite".into() };
-    for (mishap, expected) in [(Mishap::Error(lost.clone()), lost), (Mishap::NotANumber, not_finite)] {
+    for (fault, expected) in [(Fault::Error(lost.clone()), lost), (Fault::NotANumber, not_finite)] {
         for logprobs in [None, Some(LogProbs { top: 1, prompt: true })] {
             let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
-                executor.mishaps = [Mishap::None, mishap.clone()].into();
+                executor.faults = [Fault::None, fault.clone()].into();
             });
             let hit = Recorder::new();
             bench.core.submit(Request { logprobs, ..request(&prompt(4, 20), 9, &hit) }).unwrap();
             let spared = bench.ask(&[5], 4);
             bench.drain();
             assert_eq!(finish(&hit), Finish::Failed(expected.clone()));
-            assert_eq!(spared.heard().tokens, greedy(&[5], 4));
+            assert_eq!(spared.recording().tokens, greedy(&[5], 4));
         }
     }
 }
@@ -278,22 +281,22 @@ fn failures_end_those_who_took_part_and_no_others() {
 fn a_lost_device_costs_time_and_no_answer() {
     let mut bench = Bench::with(limits(2, 1 << 20), |executor| {
         // Twice in a row, and once more after a step that succeeded.
-        let ok = || Mishap::None;
-        executor.mishaps = [ok(), ok(), Mishap::Lost, Mishap::Lost, ok(), Mishap::Lost].into();
+        let ok = || Fault::None;
+        executor.faults = [ok(), ok(), Fault::Lost, Fault::Lost, ok(), Fault::Lost].into();
     });
     let sinks: Vec<Recorder> = (1..4).map(|n| bench.ask(&prompt(n, 20), 9)).collect();
     bench.drain();
     for (n, sink) in (1..4).zip(&sinks) {
-        assert_eq!(sink.heard().tokens, greedy(&prompt(n, 20), 9));
+        assert_eq!(sink.recording().tokens, greedy(&prompt(n, 20), 9));
     }
     // One that is lost whenever it is tried takes whoever runs with it, and nobody else.
     let mut bench = Bench::with(limits(1, 1 << 20), |executor| {
-        executor.mishaps = vec![Mishap::Lost; 3].into();
+        executor.faults = vec![Fault::Lost; 3].into();
     });
     let (hit, spared) = (bench.ask(&[1, 2], 9), bench.ask(&[5], 4));
     bench.drain();
     assert!(matches!(finish(&hit), Finish::Failed(StepError::Lost { .. })));
-    assert_eq!(spared.heard().tokens, greedy(&[5], 4));
+    assert_eq!(spared.recording().tokens, greedy(&[5], 4));
 }
 
 #[test]
@@ -302,8 +305,8 @@ fn a_slot_that_cannot_be_emptied_is_given_up() {
     let spoil = |slots: usize| {
         let lost = lost.clone();
         Bench::with(limits(slots, 1 << 20), move |executor| {
-            executor.mishaps = [Mishap::Error(lost.clone())].into();
-            executor.truncate_mishaps = [Mishap::Error(lost)].into();
+            executor.faults = [Fault::Error(lost.clone())].into();
+            executor.truncate_faults = [Fault::Error(lost)].into();
         })
     };
     let mut bench = spoil(2);
@@ -313,7 +316,7 @@ fn a_slot_that_cannot_be_emptied_is_given_up() {
     let later: Vec<Recorder> = (0..3).map(|n| bench.ask(&[n], 4)).collect();
     bench.drain();
     for (n, sink) in (0..).zip(&later) {
-        assert_eq!(sink.heard().tokens, greedy(&[n], 4));
+        assert_eq!(sink.recording().tokens, greedy(&[n], 4));
     }
     assert_eq!(bench.watch.lengths()[0], 1, "the slot given up is as the failure left it");
     // With the last slot gone nobody waits for ever.
@@ -326,9 +329,9 @@ fn a_slot_that_cannot_be_emptied_is_given_up() {
 
 #[test]
 fn idle_slots_are_emptied_when_the_device_runs_out_of_memory() {
-    let full = Mishap::Error(StepError::OutOfMemory { rows: 2, capacity: 8, wanted: 99 });
+    let full = Fault::Error(StepError::OutOfMemory { rows: 2, capacity: 8, wanted: 99 });
     let mut bench = Bench::with(limits(3, 1 << 20), |executor| {
-        executor.mishaps = [Mishap::None, Mishap::None, full].into();
+        executor.faults = [Fault::None, Fault::None, full].into();
     });
     bench.ask(&[1, 3, 5], 1);
     bench.ask(&[4, 6], 1);
@@ -336,7 +339,7 @@ fn idle_slots_are_emptied_when_the_device_runs_out_of_memory() {
     assert_eq!(bench.watch.lengths(), [3, 2, 0]);
     let sink = bench.ask(&[2], 6);
     bench.drain();
-    assert_eq!(sink.heard().tokens, greedy(&[2], 6));
+    assert_eq!(sink.recording().tokens, greedy(&[2], 6));
     assert_eq!(bench.watch.lengths(), [0, 0, 6]);
     assert_eq!(bench.core.stats().preemptions, 0);
 }
@@ -378,7 +381,7 @@ fn a_device_with_less_memory_than_it_says_still_answers_everybody() {
     let sinks: Vec<Recorder> = (0..6).map(|n| bench.ask(&prompt(n, 20), 10)).collect();
     bench.drain();
     for (n, sink) in (0..).zip(&sinks) {
-        assert_eq!(sink.heard().tokens, greedy(&prompt(n, 20), 10));
+        assert_eq!(sink.recording().tokens, greedy(&prompt(n, 20), 10));
     }
     assert!(bench.core.stats().preemptions > 0);
 }
@@ -391,9 +394,9 @@ fn the_budget_bounds_a_sequence_alone_and_in_company_alike() {
     let last = bench.ask(&prompt(1, 24), 100);
     bench.drain();
     for (n, sink) in (0..).zip(&sinks) {
-        assert_eq!((finish(sink), sink.heard().tokens), (Finish::Length, greedy(&[n], 24)));
+        assert_eq!((finish(sink), sink.recording().tokens), (Finish::Length, greedy(&[n], 24)));
     }
-    assert_eq!(last.heard().tokens, greedy(&prompt(1, 24), 1));
+    assert_eq!(last.recording().tokens, greedy(&prompt(1, 24), 1));
     let too_long = bench.core.submit(request(&prompt(1, 25), 1, &last)).map(drop);
     assert_eq!(too_long, Err(SubmitError::PromptTooLong { prompt: 25, context: 25 }));
 }
@@ -408,7 +411,7 @@ fn bad_requests_are_refused() {
     check(&[], SubmitError::Empty);
     check(&[50], SubmitError::BadToken { token: 50, vocab: 50 });
     check(&[1; 128], SubmitError::PromptTooLong { prompt: 128, context: 128 });
-    assert!(sink.heard().ends.is_empty());
+    assert!(sink.recording().ends.is_empty());
 }
 
 /// Allows the tokens of a list in their order, of which some are forced.

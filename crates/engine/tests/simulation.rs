@@ -12,7 +12,7 @@ use narthex_engine::{
     sample::SplitMix64,
 };
 use narthex_testkit::{
-    executor::{FakeExecutor, Mishap, Watch},
+    executor::{FakeExecutor, Fault, Watch},
     sink::Recorder,
 };
 
@@ -129,8 +129,8 @@ impl Ask {
         let sink = Recorder::new();
         core.submit(self.request(sink.clone(), None)).unwrap();
         while core.step() == Work::Busy {}
-        let heard = sink.heard();
-        (heard.ends[0].0.clone(), heard.tokens)
+        let recording = sink.recording();
+        (recording.ends[0].0.clone(), recording.tokens)
     }
 }
 
@@ -158,14 +158,14 @@ impl World {
             step_token_budget: 1 + below(&mut rng, 40),
         };
         let mut executor = FakeExecutor::new(limits.clone());
-        executor.mishaps = (0..STEPS).map(|_| mishap(&mut rng)).collect();
+        executor.faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         if truncations == Truncations::Failing {
             // One slot fewer than there are, so that the engine can go on.
             let failing = (1..slots).flat_map(|_| {
-                let sound = std::iter::repeat_n(Mishap::None, below(&mut rng, 200));
-                sound.chain([Mishap::Error(StepError::Device { message: "stuck".into() })])
+                let sound = std::iter::repeat_n(Fault::None, below(&mut rng, 200));
+                sound.chain([Fault::Error(StepError::Device { message: "stuck".into() })])
             });
-            executor.truncate_mishaps = failing.collect();
+            executor.truncate_faults = failing.collect();
         }
         let watch = executor.watch();
         Self { core: EngineLoop::new(Box::new(executor), config), rng, limits, watch, submitted: Vec::new() }
@@ -213,13 +213,13 @@ fn below(rng: &mut SplitMix64, bound: usize) -> usize {
     (rng.next_u64() % bound as u64) as usize
 }
 
-fn mishap(rng: &mut SplitMix64) -> Mishap {
+fn fault(rng: &mut SplitMix64) -> Fault {
     match below(rng, 150) {
-        0 => Mishap::Error(StepError::Device { message: "injected".into() }),
-        1..5 => Mishap::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 }),
-        5 => Mishap::NotANumber,
-        6 => Mishap::Lost,
-        _ => Mishap::None,
+        0 => Fault::Error(StepError::Device { message: "injected".into() }),
+        1..5 => Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 1 }),
+        5 => Fault::NotANumber,
+        6 => Fault::Lost,
+        _ => Fault::None,
     }
 }
 
@@ -227,18 +227,22 @@ fn mishap(rng: &mut SplitMix64) -> Mishap {
 fn compare_with_alone(world: &World) -> usize {
     let (mut complete, mut forced) = (0, 0);
     for (number, submitted) in world.submitted.iter().enumerate() {
-        let heard = submitted.sink.heard();
-        assert_eq!(heard.ends.len(), 1, "sequence {number}");
+        let recording = submitted.sink.recording();
+        assert_eq!(recording.ends.len(), 1, "sequence {number}");
         let (finish, tokens) = submitted.ask.alone(&world.limits);
-        assert!(tokens.starts_with(&heard.tokens), "sequence {number}: {:?} of {tokens:?}", heard.tokens);
-        let echoed: Vec<u32> = heard.prompt.iter().map(|(token, _)| *token).collect();
+        assert!(
+            tokens.starts_with(&recording.tokens),
+            "sequence {number}: {:?} of {tokens:?}",
+            recording.tokens
+        );
+        let echoed: Vec<u32> = recording.prompt.iter().map(|(token, _)| *token).collect();
         assert!(submitted.ask.prompt.starts_with(&echoed), "sequence {number}: {echoed:?}");
         if submitted.ask.is_constrained {
-            forced += Thirds::check(&heard.tokens);
+            forced += Thirds::check(&recording.tokens);
         }
-        let whole = matches!(heard.ends[0].0, Finish::Stop | Finish::Length);
+        let whole = matches!(recording.ends[0].0, Finish::Stop | Finish::Length);
         if whole {
-            assert_eq!((&heard.ends[0].0, &heard.tokens), (&finish, &tokens), "sequence {number}");
+            assert_eq!((&recording.ends[0].0, &recording.tokens), (&finish, &tokens), "sequence {number}");
             assert_eq!(echoed.len(), if submitted.echo { submitted.ask.prompt.len() } else { 0 });
         }
         complete += usize::from(whole);

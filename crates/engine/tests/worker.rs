@@ -14,7 +14,7 @@ use narthex_engine::{
 };
 use narthex_spec::SlotId;
 use narthex_testkit::{
-    executor::{FakeExecutor, Mishap},
+    executor::{FakeExecutor, Fault},
     sink::Recorder,
 };
 
@@ -83,8 +83,8 @@ fn more_than_may_wait_are_refused_and_the_others_answered() {
     assert_eq!(error, Err(SubmitError::Overloaded { queued: 3, limit: 3 }));
     drop(hold);
     engine.shutdown(Drain::Finish);
-    assert!(sinks.iter().all(|sink| sink.heard().tokens.len() == 2));
-    assert!(refused.heard().ends.is_empty());
+    assert!(sinks.iter().all(|sink| sink.recording().tokens.len() == 2));
+    assert!(refused.recording().ends.is_empty());
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn finishing_answers_everybody_and_then_refuses() {
     }
     engine.shutdown(Drain::Finish);
     for sink in &sinks {
-        assert_eq!((sink.heard().tokens.len(), &sink.heard().ends[0].0), (12, &Finish::Length));
+        assert_eq!((sink.recording().tokens.len(), &sink.recording().ends[0].0), (12, &Finish::Length));
     }
     let stats = engine.stats();
     assert_eq!((stats.generated_tokens, stats.running, stats.waiting), (120, 0, 0));
@@ -131,7 +131,7 @@ fn shutting_down_now_ends_everybody_even_those_who_had_not_begun() {
         }
         drop(hold);
     });
-    assert!(sinks.iter().all(|sink| sink.heard().ends.len() == 1));
+    assert!(sinks.iter().all(|sink| sink.recording().ends.len() == 1));
 }
 
 #[test]
@@ -143,14 +143,14 @@ fn dropping_the_engine_ends_its_sequences() {
     let dropped = std::thread::spawn(move || drop(engine));
     drop(hold);
     dropped.join().unwrap();
-    assert_eq!(sink.heard().ends.len(), 1);
+    assert_eq!(sink.recording().ends.len(), 1);
 }
 
 #[test]
 fn an_executor_that_panics_fails_everybody_and_the_engine_refuses() {
-    let step: fn(&mut FakeExecutor) = |executor| executor.mishaps = [Mishap::None, Mishap::Panic].into();
+    let step: fn(&mut FakeExecutor) = |executor| executor.faults = [Fault::None, Fault::Panic].into();
     // The second request finds one slot held and the other used, and emptying that one panics.
-    let truncate: fn(&mut FakeExecutor) = |executor| executor.truncate_mishaps = [Mishap::Panic].into();
+    let truncate: fn(&mut FakeExecutor) = |executor| executor.truncate_faults = [Fault::Panic].into();
     for (change, answered) in [(step, 0), (truncate, 1)] {
         let engine = engine(64, change);
         let hold = occupy(&engine);
@@ -161,8 +161,9 @@ fn an_executor_that_panics_fails_everybody_and_the_engine_refuses() {
         drop(hold);
         engine.shutdown(Drain::Finish);
         for (n, sink) in sinks.iter().enumerate() {
-            let failed = matches!(&sink.heard().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]);
-            assert_eq!(failed, n >= answered, "{n} of {answered}: {:?}", sink.heard().ends);
+            let failed =
+                matches!(&sink.recording().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]);
+            assert_eq!(failed, n >= answered, "{n} of {answered}: {:?}", sink.recording().ends);
         }
         let late = engine.submit(request(&[1], 1, Recorder::new())).map(drop);
         assert_eq!(late, Err(SubmitError::ShutDown));
@@ -211,8 +212,8 @@ fn those_who_come_while_the_thread_dies_hear_of_it() {
         std::thread::yield_now();
     }
     engine.shutdown(Drain::Finish);
-    assert!(matches!(&hit.heard().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]));
-    assert!(matches!(&late.heard().ends[..], [(Finish::ShutDown, _)]));
+    assert!(matches!(&hit.recording().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]));
+    assert!(matches!(&late.recording().ends[..], [(Finish::ShutDown, _)]));
     assert_eq!((engine.stats().running, engine.stats().waiting), (0, 0));
 }
 
@@ -250,8 +251,8 @@ fn a_sink_that_panics_fails_alone() {
     engine.submit(request(&[2], 5, Sullen)).unwrap();
     engine.submit(request(&[3], 5, sound.clone())).unwrap();
     engine.shutdown(Drain::Finish);
-    assert!(matches!(&faulty.heard().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]));
-    assert_eq!(sound.heard().tokens.len(), 5);
+    assert!(matches!(&faulty.recording().ends[..], [(Finish::Failed(StepError::Device { .. }), _)]));
+    assert_eq!(sound.recording().tokens.len(), 5);
 }
 
 /// Asks for the end of the engine from the engine's own thread.

@@ -24,7 +24,7 @@ mod server_record;
 pub use cancel::Cancel;
 pub use compile::{
     precompile::{UnsharedWeights, unshared_weights},
-    request::{CompileRequest, Rebuild, Vocabulary, vocabulary},
+    request::{CompileRequest, Rebuild, VocabSubset, vocabulary},
 };
 pub use config::Config;
 pub use error::{Error, ErrorKind, TokenCount};

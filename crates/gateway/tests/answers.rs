@@ -81,14 +81,14 @@ fn a_cancelled_turn_ends_in_the_middle_and_frees_its_slot() {
     let tiny = Tiny::new();
     let model = tiny.long_chat();
     let gateway = Gateway::open(Config { slots: 1, max_queue: 1, ..tiny.config() }).unwrap();
-    let (sink, heard) = events();
+    let (sink, received) = events();
     let turn = gateway.chat(&model, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
     assert_eq!(turn.model.as_str(), model);
-    let started = heard.recv().unwrap();
+    let started = received.recv().unwrap();
     assert_eq!(started, GenerationEvent::Started { prompt_tokens: turn.prompt_tokens });
-    assert!(matches!(heard.recv().unwrap(), GenerationEvent::Text { .. }));
+    assert!(matches!(received.recv().unwrap(), GenerationEvent::Text { .. }));
     turn.cancel();
-    let answer = whole(&heard);
+    let answer = whole(&received);
     assert_eq!(answer.reason, FinishReason::Cancelled);
     assert!(answer.summary.completion_tokens < LONG_CONTEXT / 2, "{:?}", answer.summary);
     assert_eq!(ask(&gateway, &model, question("a dog", greedy(4))).summary.completion_tokens, 4);
@@ -99,10 +99,10 @@ fn a_caller_that_leaves_ends_its_turn() {
     let tiny = Tiny::new();
     let model = tiny.long_chat();
     let gateway = Gateway::open(Config { slots: 1, max_queue: 1, ..tiny.config() }).unwrap();
-    let (sink, heard) = events();
+    let (sink, received) = events();
     gateway.chat(&model, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
-    heard.recv().unwrap();
-    drop(heard);
+    received.recv().unwrap();
+    drop(received);
     let engine = || gateway.status()[0].engine.unwrap();
     eventually("the slot's end", || engine().running == 0 && engine().waiting == 0);
     assert!(engine().generated_tokens < (LONG_CONTEXT / 2) as u64, "{:?}", engine());
@@ -144,10 +144,10 @@ fn more_choices_than_can_ever_be_queued_are_a_wrong_request() {
     let model = tiny.chat();
     let gateway = Gateway::open(Config { slots: 2, max_queue: 1, ..tiny.config() }).unwrap();
     let choices = |n| {
-        let (sink, heard) = events();
-        gateway
-            .chat(&model, question("the cat", GenerateOptions { n, ..greedy(4) }), sink)
-            .map(|_| heard.iter().filter(|event| matches!(event, GenerationEvent::Finished { .. })).count())
+        let (sink, received) = events();
+        gateway.chat(&model, question("the cat", GenerateOptions { n, ..greedy(4) }), sink).map(|_| {
+            received.iter().filter(|event| matches!(event, GenerationEvent::Finished { .. })).count()
+        })
     };
     assert_eq!(choices(3).unwrap(), 3);
     let error = choices(4).unwrap_err();
@@ -159,13 +159,13 @@ fn without_a_queue_one_request_runs_and_the_next_is_refused() {
     let tiny = Tiny::new();
     let (model, embedding) = (tiny.long_chat(), tiny.embedding());
     let gateway = Gateway::open(Config { slots: 1, max_queue: 0, ..tiny.config() }).unwrap();
-    let (sink, heard) = events();
+    let (sink, received) = events();
     let turn = gateway.chat(&model, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
     let (second, _events) = events();
     let error = gateway.chat(&model, question("a dog", greedy(4)), second).err().expect("nobody may wait");
     assert!(matches!(error, Error::Overloaded { queued: 0, .. }), "{error}");
     turn.cancel();
-    whole(&heard);
+    whole(&received);
     assert_eq!(embed(&gateway, &embedding, &["the cat"]).len(), 1);
 }
 
@@ -224,11 +224,11 @@ fn a_shutdown_ends_answers_or_lets_them_finish_and_refuses_new_ones() {
     let model = tiny.long_chat();
     let check = |drain, max_tokens: usize, expect| {
         let gateway = tiny.gateway();
-        let (sink, heard) = events();
+        let (sink, received) = events();
         gateway.chat(&model, question("the cat", greedy(max_tokens)), sink).unwrap();
-        heard.recv().unwrap();
+        received.recv().unwrap();
         gateway.shutdown(drain);
-        let answer = whole(&heard);
+        let answer = whole(&received);
         assert_eq!(answer.reason, expect);
         assert_eq!(answer.summary.completion_tokens == max_tokens, expect == FinishReason::Length);
         let (sink, _events) = events();

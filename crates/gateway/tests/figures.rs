@@ -14,7 +14,7 @@ const TARGET: &str = "qnn:x-elite";
 
 /// What an entry's model computes.
 fn architecture(entry: &Entry) -> Architecture {
-    checkpoint::stated(entry.config.clone(), entry.pooling)
+    checkpoint::architecture_from_config(entry.config.clone(), entry.pooling)
         .unwrap_or_else(|error| panic!("{}: {error}", entry.name))
 }
 

@@ -82,9 +82,9 @@ fn requests_that_come_together_load_a_model_once() {
 fn two_models_answer_at_once() {
     let tiny = Tiny::new();
     let (chat, embedding, gateway) = (tiny.long_chat(), tiny.embedding(), tiny.gateway());
-    let (sink, heard) = events();
+    let (sink, received) = events();
     let turn = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT)), sink).unwrap();
-    heard.recv_timeout(PATIENCE).unwrap();
+    received.recv_timeout(PATIENCE).unwrap();
     let inputs = vec![Prompt::Text("the cat".to_owned())];
     let request = EmbedRequest { inputs, overlong: Overlong::Refuse, dimensions: Some(8), prompt: None };
     assert_eq!(gateway.embed(&embedding, &request, &Cancel::new()).unwrap().vectors[0].len(), 8);
@@ -93,7 +93,7 @@ fn two_models_answer_at_once() {
         1
     );
     turn.cancel();
-    whole(&heard);
+    whole(&received);
     let mut expected = vec![(chat.clone(), ModelState::Ready), (embedding.clone(), ModelState::Ready)];
     expected.sort_by(|a, b| a.0.cmp(&b.0));
     assert_eq!(states(&gateway), expected);
@@ -105,11 +105,11 @@ fn two_models_answer_at_once() {
 fn a_removed_model_finishes_its_answer_and_is_gone() {
     let tiny = Tiny::new();
     let (model, gateway) = (tiny.long_chat(), tiny.gateway());
-    let (sink, heard) = events();
+    let (sink, received) = events();
     gateway.chat(&model, question("the cat", greedy(200)), sink).unwrap();
-    heard.recv_timeout(PATIENCE).unwrap();
+    received.recv_timeout(PATIENCE).unwrap();
     assert!(gateway.remove(&model).unwrap() > 0);
-    assert_eq!(whole(&heard).summary.completion_tokens, 200);
+    assert_eq!(whole(&received).summary.completion_tokens, 200);
     assert!(gateway.status().is_empty());
     assert_eq!(refused(&gateway, &model).kind(), ErrorKind::NotFound);
 }

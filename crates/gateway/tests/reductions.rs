@@ -4,9 +4,9 @@
 
 mod support;
 
-use narthex_compile::vocabulary::Source;
+use narthex_compile::vocab_subset::Source;
 use narthex_gateway::{
-    Cancel, CompileRequest, Error, ErrorKind, Rebuild, Vocabulary, request::GenerateOptions,
+    Cancel, CompileRequest, Error, ErrorKind, Rebuild, VocabSubset, request::GenerateOptions,
 };
 use narthex_spec::{
     Pass, Scheme,
@@ -49,7 +49,7 @@ fn a_pruned_model_answers_with_the_tokens_that_it_keeps() {
     let tiny = Tiny::new();
     let text = "the cat sat. the cat. the";
     let pruned = |text: &str, most| CompileRequest {
-        vocabulary: Some(Vocabulary { source: Source::Text(text.to_owned()), most }),
+        vocabulary: Some(VocabSubset { source: Source::Text(text.to_owned()), most }),
         ..CompileRequest::new(Scheme::W8)
     };
     let manifest = compile(&tiny, pruned(text, Some(262))).unwrap();

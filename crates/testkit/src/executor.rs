@@ -17,7 +17,7 @@ use narthex_spec::{
 
 /// Fault that replaces a call of the executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mishap {
+pub enum Fault {
     /// No fault.
     None,
     /// Returns this error and leaves garbage in the slots of the failed step.
@@ -30,8 +30,8 @@ pub enum Mishap {
     NotANumber,
 }
 
-impl Mishap {
-    fn strike(&self) -> Result<(), StepError> {
+impl Fault {
+    fn inject(&self) -> Result<(), StepError> {
         match self {
             Self::Error(error) => Err(error.clone()),
             Self::Panic => panic!("injected panic of the fake executor"),
@@ -47,9 +47,9 @@ pub struct FakeExecutor {
     logits: Vec<f32>,
     watch: Watch,
     /// Faults of the coming steps, one entry each.
-    pub mishaps: VecDeque<Mishap>,
+    pub faults: VecDeque<Fault>,
     /// Faults of the coming truncations, one entry each.
-    pub truncate_mishaps: VecDeque<Mishap>,
+    pub truncate_faults: VecDeque<Fault>,
 }
 
 /// A view of an executor's slots that stays valid after the executor has been moved away.
@@ -80,8 +80,8 @@ impl FakeExecutor {
             slots: (0..limits.slots).map(|_| Vec::with_capacity(limits.context)).collect(),
             logits: Vec::with_capacity(limits.vocab * (limits.chunk + limits.batch)),
             watch: Watch(Arc::new(Mutex::new(vec![0; limits.slots]))),
-            mishaps: VecDeque::new(),
-            truncate_mishaps: VecDeque::new(),
+            faults: VecDeque::new(),
+            truncate_faults: VecDeque::new(),
             limits,
         }
     }
@@ -189,11 +189,11 @@ impl Executor for FakeExecutor {
 
     fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         self.check(plan)?;
-        let mishap = self.mishaps.pop_front().unwrap_or(Mishap::None);
-        if mishap == Mishap::Lost {
+        let fault = self.faults.pop_front().unwrap_or(Fault::None);
+        if fault == Fault::Lost {
             return Err(self.lose());
         }
-        if let Err(error) = mishap.strike() {
+        if let Err(error) = fault.inject() {
             self.soil(plan);
             return Err(error);
         }
@@ -201,7 +201,7 @@ impl Executor for FakeExecutor {
         for span in &plan.spans {
             self.run(plan, span);
         }
-        if mishap == Mishap::NotANumber {
+        if fault == Fault::NotANumber {
             self.logits.fill(f32::NAN);
         }
         Ok(())
@@ -213,7 +213,7 @@ impl Executor for FakeExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?.len())?;
-        self.truncate_mishaps.pop_front().unwrap_or(Mishap::None).strike()?;
+        self.truncate_faults.pop_front().unwrap_or(Fault::None).inject()?;
         self.slots[slot.index()].truncate(len);
         self.watch.set(slot, len);
         Ok(())
@@ -304,8 +304,8 @@ mod tests {
     fn mishaps_come_in_their_turn() {
         let mut executor = executor();
         let lost = StepError::Device { message: "lost".to_owned() };
-        executor.mishaps = [Mishap::None, Mishap::Error(lost.clone()), Mishap::NotANumber].into();
-        executor.truncate_mishaps = [Mishap::Error(StepError::CannotRewind)].into();
+        executor.faults = [Fault::None, Fault::Error(lost.clone()), Fault::NotANumber].into();
+        executor.truncate_faults = [Fault::Error(StepError::CannotRewind)].into();
         last_row(&mut executor, &[(0, 0, &[1, 2])]);
         assert_eq!(executor.step(&plan(&[(0, 2, &[3])])).unwrap_err(), lost);
         assert_eq!(executor.watch().lengths(), [3, 0, 0]);

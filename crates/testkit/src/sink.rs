@@ -10,7 +10,7 @@ use narthex_spec::TokenId;
 
 /// Events of one sequence.
 #[derive(Debug, Clone, Default)]
-pub struct Heard {
+pub struct Recording {
     /// Prompt tokens with their log-probabilities.
     pub prompt: Vec<(TokenId, Option<f32>)>,
     /// Generated tokens.
@@ -24,7 +24,7 @@ pub struct Heard {
 /// Records events.
 #[derive(Debug, Clone, Default)]
 pub struct Recorder {
-    heard: Arc<Mutex<Heard>>,
+    recording: Arc<Mutex<Recording>>,
     leave_after: Option<usize>,
 }
 
@@ -40,31 +40,31 @@ impl Recorder {
     }
 
     /// Returns the events so far.
-    pub fn heard(&self) -> Heard {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn recording(&self) -> Recording {
+        self.recording.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn with<R>(&self, change: impl FnOnce(&mut Heard) -> R) -> R {
-        change(&mut self.heard.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, change: impl FnOnce(&mut Recording) -> R) -> R {
+        change(&mut self.recording.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl TokenSink for Recorder {
     fn prompt_token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        self.with(|heard| heard.prompt.push((event.token, event.logprob)));
+        self.with(|recording| recording.prompt.push((event.token, event.logprob)));
         ControlFlow::Continue(())
     }
 
     fn token(&mut self, event: TokenEvent<'_>) -> ControlFlow<()> {
-        let count = self.with(|heard| {
-            heard.tokens.push(event.token);
-            heard.logprobs.push(event.logprob);
-            heard.tokens.len()
+        let count = self.with(|recording| {
+            recording.tokens.push(event.token);
+            recording.logprobs.push(event.logprob);
+            recording.tokens.len()
         });
         if self.leave_after == Some(count) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn finish(&mut self, finish: Finish, usage: Usage) {
-        self.with(|heard| heard.ends.push((finish, usage)));
+        self.with(|recording| recording.ends.push((finish, usage)));
     }
 }

@@ -13,7 +13,7 @@ const SETTINGS_BYTES: usize = 64 << 10;
 
 /// Returns the number of bytes to fetch from a file's start for its metadata and tensor table, or `None` if `beginning`
 /// suffices.
-pub(crate) fn wanted(beginning: &[u8]) -> Option<u64> {
+pub(crate) fn header_length(beginning: &[u8]) -> Option<u64> {
     let tables = beginning.len().checked_sub(SETTINGS_BYTES).and_then(|end| beginning.get(..end));
     match tables {
         Some(tables) if read::has_whole_tables(tables) => None,

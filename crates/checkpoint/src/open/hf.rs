@@ -35,7 +35,7 @@ struct HfSettings {
 }
 
 /// Returns the architecture that published settings describe: the keys of a [`CONFIG`], and an encoder's pooling.
-pub(super) fn stated(keys: Value, pooling: Option<Pooling>) -> Result<Architecture> {
+pub(super) fn architecture_from_config(keys: Value, pooling: Option<Pooling>) -> Result<Architecture> {
     let config = Config::new(CONFIG.into(), keys)?;
     let in_config = |error: CheckpointError| error.in_file(config.path());
     let architecture = match hf_family(&config)?.read {
@@ -73,7 +73,7 @@ fn settings(folder: &mut Folder, config: &Config) -> Result<HfSettings> {
 }
 
 /// Returns the architecture of a folder whose weight files are truncated after their headers, and checks its tensors.
-pub(super) fn outlined(path: &Path) -> Result<Architecture> {
+pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     let mut folder = Folder::new(path);
     let config = Config::read(&mut folder)?;
     let settings = settings(&mut folder, &config)?;

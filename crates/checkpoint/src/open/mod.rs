@@ -77,23 +77,23 @@ pub fn architecture(path: &Path) -> Result<Architecture> {
     if has(CONFIG) && !weights {
         return hf::architecture(path).map_err(|error| error.in_file(path));
     }
-    outlined(path)
+    architecture_from_headers(path)
 }
 
 /// Returns the bytes needed from the beginning of a weights file to list its tensors, estimated from `beginning`; `None` if they
 /// suffice, and for files that are not read.
-pub fn wanted(name: &str, beginning: &[u8]) -> Option<u64> {
-    if is_gguf(name) { crate::gguf::wanted(beginning) } else { safetensors::wanted(beginning) }
+pub fn header_length(name: &str, beginning: &[u8]) -> Option<u64> {
+    if is_gguf(name) { crate::gguf::header_length(beginning) } else { safetensors::header_length(beginning) }
 }
 
-/// Returns the architecture of a checkpoint of whose weights only the [`wanted`] beginnings exist, each in a file of the whole
+/// Returns the architecture of a checkpoint of whose weights only the first [`header_length`] bytes exist, each in a file of the whole
 /// length. Every tensor is checked for its presence and shape.
 ///
 /// # Errors
 /// As [`open`].
-pub fn outlined(path: &Path) -> Result<Architecture> {
+pub fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     if path.join(CONFIG).is_file() {
-        return hf::outlined(path).map_err(|error| error.in_file(path));
+        return hf::architecture_from_headers(path).map_err(|error| error.in_file(path));
     }
     Ok(open(path)?.architecture)
 }
@@ -103,8 +103,8 @@ pub fn outlined(path: &Path) -> Result<Architecture> {
 ///
 /// # Errors
 /// As [`open`], for keys that contradict each other or that are not compiled.
-pub fn stated(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture> {
-    hf::stated(config, pooling)
+pub fn architecture_from_config(config: serde_json::Value, pooling: Option<Pooling>) -> Result<Architecture> {
+    hf::architecture_from_config(config, pooling)
 }
 
 fn open_file(path: &Path) -> Result<Checkpoint> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use narthex_checkpoint::{CheckpointError, Encoding, Weight, WeightSource};
-use narthex_graph::onnx::external::Place;
+use narthex_graph::onnx::external::ByteRange;
 use narthex_spec::DType;
 use rayon::prelude::*;
 
@@ -78,7 +78,7 @@ impl Emitter<'_> {
         &mut self,
         length: u64,
         pieces: impl FnOnce(&mut Append<'_>) -> Result<()>,
-    ) -> Result<Place> {
+    ) -> Result<ByteRange> {
         let (file, cancel, dry_run) = (self.data_file, self.cancel, self.is_dry_run());
         let data = &mut self.data;
         let failed = |source| CompileError::Write { path: file.into(), source };
@@ -102,7 +102,7 @@ impl Emitter<'_> {
         [all, cols]: [usize; 2],
         rows: Range<usize>,
         dtype: DType,
-    ) -> Result<Place> {
+    ) -> Result<ByteRange> {
         let weights = self.weights;
         self.stream(size(&[rows.len(), cols], dtype), |append| {
             let weight = weights.weight(name)?;
@@ -119,7 +119,7 @@ impl Emitter<'_> {
     }
 
     /// Writes weights `[rows, cols]`, stacked row upon row and transposed: `[cols, all rows]`.
-    pub(crate) fn transposed(&mut self, names: &[String], cols: usize, dtype: DType) -> Result<Place> {
+    pub(crate) fn transposed(&mut self, names: &[String], cols: usize, dtype: DType) -> Result<ByteRange> {
         let (plan, weights, all) = (self.plan, self.weights, self.stacked_rows(names));
         self.stream(size(&[all, cols], dtype), |append| {
             let mut parts = Vec::new();

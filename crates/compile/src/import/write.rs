@@ -10,7 +10,7 @@ use narthex_checkpoint::limits::map;
 use narthex_graph::{
     Attribute, Graph, InitializerData,
     onnx::{
-        external::{ExternalWriter, Place},
+        external::{ByteRange, ExternalWriter},
         files::DataFiles,
     },
 };
@@ -151,7 +151,7 @@ struct Weights<'a> {
     sources: DataFiles,
     file: ExternalWriter<HashedFile>,
     /// Places of written constants by their origin; an embedding and a head may share their bytes.
-    places: BTreeMap<(String, u64, u64), Place>,
+    places: BTreeMap<(String, u64, u64), ByteRange>,
     written: u64,
     stage: &'a Stage<'a>,
     cancel: &'a AtomicBool,

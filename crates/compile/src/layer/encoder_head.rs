@@ -1,7 +1,7 @@
 //! Heads of encoders: a vector, scores, spans, or logits at some tokens.
 
 use narthex_graph::{
-    onnx::external::Place,
+    onnx::external::ByteRange,
     typed::{Reduction, Scope, Tensor},
 };
 use narthex_spec::{
@@ -180,7 +180,7 @@ pub(crate) fn shared_token_table(e: &mut Emitter<'_>, arch: &EncoderArch) -> Res
     };
     let table = source.write(e, dtype)?;
     if let TableEncoding::Plain { data, .. } = &table.encoding {
-        let place = Place { offset: data.offset, length: data.length };
+        let place = ByteRange { offset: data.offset, length: data.length };
         e.once(&tokens_scope().node("weight"), dtype, |_| Ok(place))?;
     }
     Ok(table)

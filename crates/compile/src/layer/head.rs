@@ -1,7 +1,7 @@
 //! The head of a decoder: hidden states to logits.
 
 use narthex_graph::{
-    onnx::external::Place,
+    onnx::external::ByteRange,
     typed::{Scope, Tensor},
 };
 use narthex_spec::{
@@ -118,7 +118,7 @@ fn head_with_outliers(
 fn plain_head(e: &mut Emitter<'_>, rows: Tensor, arch: &DecoderArch, dtype: DType) -> Result<HeadWithTable> {
     let table = embed::token_table(arch).write(e, dtype)?;
     if let (TOKEN_WEIGHT, TableEncoding::Plain { data, .. }) = (arch.head_weight(), &table.encoding) {
-        let place = Place { offset: data.offset, length: data.length };
+        let place = ByteRange { offset: data.offset, length: data.length };
         e.once(&scope().node("weight"), dtype, |_| Ok(place))?;
     }
     let weight = head_weight(e, arch, dtype)?;

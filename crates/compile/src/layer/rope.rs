@@ -1,7 +1,7 @@
 //! Rotary position embeddings (Su et al. 2021, arXiv:2104.09864): their tables in the weights file, and their application.
 
 use narthex_graph::{
-    onnx::external::Place,
+    onnx::external::ByteRange,
     typed::{Scope, Tensor},
 };
 use narthex_spec::{
@@ -103,7 +103,7 @@ fn write(
     set: RotarySet,
     wave: Wave,
     [positions, pairs]: [usize; 2],
-) -> Result<Place> {
+) -> Result<ByteRange> {
     let length = (positions as u64) * (pairs * DType::F32.size()) as u64;
     e.once(name, DType::F32, |e| {
         e.stream(length, |append| {

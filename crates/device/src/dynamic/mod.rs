@@ -250,7 +250,7 @@ impl DynamicExecutor {
             logits_rows: spans.len(),
         };
         self.decode.run(&mut self.graph.session, &self.graph.names, &mut self.cache, run)?;
-        self.kept.spread(logits);
+        self.kept.scatter(logits);
         Ok(())
     }
 
@@ -312,7 +312,7 @@ impl DynamicExecutor {
             logits: &mut logits[..rows.len() * self.kept.width()],
         };
         bound.run(&mut graph.session, &graph.names, &mut self.cache, run)?;
-        self.kept.spread(logits);
+        self.kept.scatter(logits);
         Ok(())
     }
 }

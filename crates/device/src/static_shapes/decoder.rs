@@ -182,7 +182,7 @@ impl StaticExecutor {
             for (value, out) in self.head.output(Slot::Logits).iter().zip(&mut *out) {
                 *out = value.to_f32();
             }
-            self.kept.spread(out);
+            self.kept.scatter(out);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 
 use narthex_compile::{
     calibration::GraphRunner,
-    vocabulary::{Source, Vocabulary},
+    vocab_subset::{Source, VocabSubset},
 };
 use narthex_spec::{Recipe, TokenId, recipe::FixedShapes};
 
@@ -114,7 +114,7 @@ pub(crate) fn pruned(family: &str, recipe: &Recipe) -> [Package; 2] {
     };
     *vocab = vocab.iter().map(doubled).collect();
     fs::write(&path, tokenizer.to_string()).unwrap();
-    let vocabulary = Vocabulary { source: Source::List(listed()), most: None };
+    let vocabulary = VocabSubset { source: Source::List(listed()), most: None };
     [Some(&vocabulary), None]
         .map(|vocabulary| Package::of(checkpoint.path(), recipe.clone(), (None, vocabulary)))
 }

@@ -19,7 +19,7 @@ use narthex_compile::{
     calibration::GraphRunner,
     import::{self, ImportJob},
     pipeline::{CompileJob, compile},
-    vocabulary::Vocabulary,
+    vocab_subset::VocabSubset,
 };
 use narthex_device::{
     dynamic::{DynamicExecutor, ExecutorOptions},
@@ -144,7 +144,7 @@ impl Package {
     pub(crate) fn of(
         checkpoint: &Path,
         recipe: Recipe,
-        (runner, vocabulary): (Option<&dyn GraphRunner>, Option<&Vocabulary>),
+        (runner, vocabulary): (Option<&dyn GraphRunner>, Option<&VocabSubset>),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let provenance = Provenance {

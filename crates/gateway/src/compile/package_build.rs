@@ -13,7 +13,7 @@ use narthex_compile::{
     calibration::GraphRunner,
     package::adopt,
     pipeline::{self, CompileJob},
-    vocabulary::Vocabulary,
+    vocab_subset::VocabSubset,
 };
 use narthex_spec::{
     Calibration, ProgressSink, Recipe, Target,
@@ -208,7 +208,7 @@ impl PackageBuild<'_> {
         output: CompileOutput<'_>,
         checkpoint: &CheckpointFiles,
         recipe: &Recipe,
-        vocabulary: Option<&Vocabulary>,
+        vocabulary: Option<&VocabSubset>,
     ) -> Result<Manifest, Error> {
         let Self { library, progress, cancel, .. } = *self;
         let runner = CpuRunner { library, progress, cancel };

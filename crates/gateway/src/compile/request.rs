@@ -6,7 +6,7 @@ use std::{
 };
 
 use narthex_compile::CompileError;
-pub use narthex_compile::vocabulary::Vocabulary;
+pub use narthex_compile::vocab_subset::VocabSubset;
 use narthex_spec::{Calibration, LayerList, MatFormer, Pass, Scheme, Target, id::BadModelName};
 
 use crate::{error::Error, library::package_key::PackageKey};
@@ -36,7 +36,7 @@ pub struct CompileRequest {
     /// how far its answers differ from the whole model's.
     pub drop_layers: Option<LayerList>,
     /// Tokens that the head of a chat model keeps. The package is named and measured as for [`Self::drop_layers`].
-    pub vocabulary: Option<Vocabulary>,
+    pub vocabulary: Option<VocabSubset>,
     /// Folder for the intermediate stages as text.
     pub keep_stages: Option<PathBuf>,
     /// Treatment of an existing package.
@@ -81,7 +81,7 @@ impl CompileRequest {
         let reductions = [
             ("matformer", self.matformer.as_ref().map(MatFormer::slug)),
             ("drop_layers", self.drop_layers.as_ref().map(LayerList::slug)),
-            ("prune_vocabulary", self.vocabulary.as_ref().map(Vocabulary::slug)),
+            ("prune_vocabulary", self.vocabulary.as_ref().map(VocabSubset::slug)),
         ];
         for (param, slug) in reductions {
             let Some(slug) = slug else { continue };
@@ -97,8 +97,8 @@ impl CompileRequest {
 ///
 /// # Errors
 /// [`Error::Compile`] for a file that is unreadable or not a list.
-pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<Vocabulary, Error> {
-    Ok(Vocabulary::read(file, max_tokens).map_err(CompileError::from)?)
+pub fn vocabulary(file: &Path, max_tokens: Option<usize>) -> Result<VocabSubset, Error> {
+    Ok(VocabSubset::read(file, max_tokens).map_err(CompileError::from)?)
 }
 
 /// Treatment of an existing package.

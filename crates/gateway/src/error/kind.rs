@@ -1,6 +1,6 @@
 //! Kinds of the errors of other crates.
 
-use narthex_compile::vocabulary::VocabularyError;
+use narthex_compile::vocab_subset::VocabSubsetError;
 
 use super::ErrorKind;
 
@@ -68,8 +68,8 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
         | Compile::Foreign { .. }
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
         Compile::Open(error) => onnx_kind(error),
-        Compile::Vocabulary(VocabularyError::Read { source, .. }) => io_kind(source),
-        Compile::Slice(_) | Compile::Vocabulary(_) => ErrorKind::BadRequest,
+        Compile::VocabSubset(VocabSubsetError::Read { source, .. }) => io_kind(source),
+        Compile::Slice(_) | Compile::VocabSubset(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Build(_) | Compile::Pass(_) => ErrorKind::Internal,
     }
 }

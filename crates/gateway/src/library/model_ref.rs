@@ -116,9 +116,11 @@ fn named(
         });
     }
     let resolved = reference.resolve(&library.catalog)?;
-    if let Some(outline) = fetch::outline(&library.store, &resolved, &checkpoint::wanted, cancel.flag())? {
+    if let Some(outline) =
+        fetch::outline(&library.store, &resolved, &checkpoint::header_length, cancel.flag())?
+    {
         let remote = |path: &Path| in_repo(&resolved, path.strip_prefix(outline.path()).unwrap_or(path));
-        let architecture = checkpoint::outlined(outline.path())
+        let architecture = checkpoint::architecture_from_headers(outline.path())
             .map_err(|error| CompileError::from(error.renamed(remote)))?;
         let stated = Some(outline.stated);
         return Ok(ResolvedModel::Checkpoint(Box::new(CheckpointSettings {
@@ -147,7 +149,7 @@ fn in_repo(resolved: &CheckpointSource, file: &Path) -> PathBuf {
 /// [`Error::Compile`] for a family that this version does not compile.
 pub(crate) fn architecture(entry: &Entry) -> Result<Architecture, Error> {
     let pooling = entry.pooling.filter(|_| entry.kind == Kind::Embedding);
-    Ok(checkpoint::stated(entry.config.clone(), pooling).map_err(CompileError::from)?)
+    Ok(checkpoint::architecture_from_config(entry.config.clone(), pooling).map_err(CompileError::from)?)
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ mod tests {
     use narthex_spec::{OpenVinoDevice, SlotId, TokenId};
     use narthex_testkit::{
         encoder::FakeEncoder,
-        executor::{FakeExecutor, Mishap},
+        executor::{FakeExecutor, Fault},
     };
 
     use super::*;
@@ -141,7 +141,7 @@ mod tests {
     fn a_lost_model_is_opened_again() {
         let mut lost = fake_decoder();
         let message = "run the graph: QNN graph execute error. Error code: 1007".to_owned();
-        lost.mishaps = [Mishap::Error(StepError::Lost { message })].into();
+        lost.faults = [Fault::Error(StepError::Lost { message })].into();
         let open = || Ok(decoder(fake_decoder()));
         let model = supervised(decoder(lost), DeviceName::Cuda, open);
         let Model::Decoder(mut model) = model else { panic!("no decoder") };

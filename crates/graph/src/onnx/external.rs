@@ -14,7 +14,7 @@ pub struct ExternalWriter<W> {
 
 /// The range of a tensor in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct ByteRange {
     /// First byte.
     pub offset: u64,
     /// Number of bytes.
@@ -28,19 +28,19 @@ impl<W: Write> ExternalWriter<W> {
     }
 
     /// Appends one tensor.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<Place> {
-        let place = self.begin(bytes.len() as u64)?;
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<ByteRange> {
+        let range = self.begin(bytes.len() as u64)?;
         self.append(bytes)?;
-        Ok(place)
+        Ok(range)
     }
 
     /// Begins a tensor of `length` bytes, which [`Self::append`] then writes piece by piece.
-    pub fn begin(&mut self, length: u64) -> io::Result<Place> {
+    pub fn begin(&mut self, length: u64) -> io::Result<ByteRange> {
         let padding = self.offset.next_multiple_of(ALIGNMENT) - self.offset;
         self.file.write_all(&[0; ALIGNMENT as usize][..padding as usize])?;
-        let place = Place { offset: self.offset + padding, length };
-        self.offset = place.offset + length;
-        Ok(place)
+        let range = ByteRange { offset: self.offset + padding, length };
+        self.offset = range.offset + length;
+        Ok(range)
     }
 
     /// Appends the next bytes of the tensor that was begun last.
@@ -72,10 +72,10 @@ mod tests {
     #[test]
     fn tensors_are_aligned() {
         let mut writer = ExternalWriter::new(Vec::new());
-        assert_eq!(writer.write(&[1; 3]).unwrap(), Place { offset: 0, length: 3 });
-        assert_eq!(writer.write(&[2; 64]).unwrap(), Place { offset: 64, length: 64 });
-        assert_eq!(writer.write(&[3; 1]).unwrap(), Place { offset: 128, length: 1 });
-        assert_eq!(writer.begin(2).unwrap(), Place { offset: 192, length: 2 });
+        assert_eq!(writer.write(&[1; 3]).unwrap(), ByteRange { offset: 0, length: 3 });
+        assert_eq!(writer.write(&[2; 64]).unwrap(), ByteRange { offset: 64, length: 64 });
+        assert_eq!(writer.write(&[3; 1]).unwrap(), ByteRange { offset: 128, length: 1 });
+        assert_eq!(writer.begin(2).unwrap(), ByteRange { offset: 192, length: 2 });
         for piece in [[4], [5]] {
             writer.append(&piece).unwrap();
         }

@@ -46,11 +46,11 @@ impl Live {
 
     /// Serves a gateway that the test holds too.
     pub(crate) fn over(gateway: Gateway, options: ServeOptions) -> Self {
-        let (signals, mut heard) = unbounded_channel();
+        let (signals, mut received) = unbounded_channel();
         let (ready, address) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let signal = async || {
-                heard.recv().await;
+                received.recv().await;
             };
             run_until(gateway, options, |bound| ready.send(bound).unwrap(), signal)
         });

@@ -139,15 +139,15 @@ mod tests {
         executor::{KvLimits, Limits, StepError},
         worker::EngineConfig,
     };
-    use narthex_testkit::executor::{FakeExecutor, Mishap};
+    use narthex_testkit::executor::{FakeExecutor, Fault};
 
     use super::*;
 
-    fn engine(mishaps: &[Mishap]) -> Engine {
+    fn engine(faults: &[Fault]) -> Engine {
         let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
         let limits = Limits { slots: 2, context: 64, chunk: 16, batch: 2, vocab: 32, kv };
         let mut executor = FakeExecutor::new(limits.clone());
-        executor.mishaps = mishaps.to_vec().into();
+        executor.faults = faults.to_vec().into();
         Engine::start(Box::new(executor), EngineConfig::for_limits(&limits)).unwrap()
     }
 
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_failed_step_is_an_error() {
         let broken = StepError::Device { message: "gone".to_owned() };
-        let engine = engine(&[Mishap::Error(broken.clone())]);
+        let engine = engine(&[Fault::Error(broken.clone())]);
         let wanted = RoundRequest { prompt: vec![1], tokens: 4, suppressed: Vec::new() };
         let found = run(&engine, wanted).unwrap_err().to_string();
         assert_eq!(found, broken.to_string());

@@ -100,7 +100,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use narthex_engine::executor::{KvLimits, Limits};
-    use narthex_testkit::executor::{FakeExecutor, Mishap};
+    use narthex_testkit::executor::{FakeExecutor, Fault};
 
     use super::*;
 
@@ -151,7 +151,7 @@ mod tests {
     fn a_device_that_fails_is_not_timed() {
         let mut executor = executor(64, 512);
         let lost = StepError::Device { message: "lost".to_owned() };
-        executor.mishaps = [Mishap::None, Mishap::Error(lost.clone())].into();
+        executor.faults = [Fault::None, Fault::Error(lost.clone())].into();
         assert_eq!(phases(DeviceName::Cpu, &mut executor, &mut clock(0)), Err(lost));
     }
 }

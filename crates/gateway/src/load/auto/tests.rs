@@ -12,7 +12,7 @@ use std::{
 
 use narthex_engine::executor::{KvBlock, KvLimits, Limits, Logits, StepError, StepPlan};
 use narthex_spec::{DevicePlacement, Ep, NpuPolicy, SlotId};
-use narthex_testkit::executor::{FakeExecutor, Mishap};
+use narthex_testkit::executor::{FakeExecutor, Fault};
 
 use super::*;
 use crate::{fixtures::snapdragon, report::fallback::FallbackNodes};
@@ -121,7 +121,7 @@ fn a_device_that_refuses_or_fails_is_not_chosen() {
     let (found, loads) = measure(10, &|device, executor| {
         if device == GPU {
             let lost = StepError::Device { message: "lost".to_owned() };
-            executor.inner.mishaps = [Mishap::Error(lost)].into();
+            executor.inner.faults = [Fault::Error(lost)].into();
         }
         let reason = "in quarantine".to_owned();
         let refused =

@@ -33,7 +33,7 @@ pub enum Source {
 
 /// Vocabulary that a head is pruned to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Vocabulary {
+pub struct VocabSubset {
     /// Source of the tokens to keep.
     pub source: Source,
     /// Maximum number of tokens, with those that are always kept; `None` keeps all tokens of the source.
@@ -42,7 +42,7 @@ pub struct Vocabulary {
 
 /// Reason why a vocabulary cannot be pruned.
 #[derive(Debug, thiserror::Error)]
-pub enum VocabularyError {
+pub enum VocabSubsetError {
     /// The file cannot be read, or is not UTF-8 text.
     #[error("cannot read {path}: {source}")]
     Read {
@@ -100,23 +100,23 @@ pub enum VocabularyError {
     Tokenizer(#[from] TokenizerError),
 }
 
-impl Vocabulary {
+impl VocabSubset {
     /// Reads a file: a list of ids if it ends with `.json`, else a text.
     ///
     /// # Errors
-    /// [`VocabularyError::Read`], [`VocabularyError::TooLong`] and [`VocabularyError::List`].
-    pub fn read(path: &Path, most: Option<usize>) -> Result<Self, VocabularyError> {
-        let failed = |source| VocabularyError::Read { path: path.to_owned(), source };
+    /// [`VocabSubsetError::Read`], [`VocabSubsetError::TooLong`] and [`VocabSubsetError::List`].
+    pub fn read(path: &Path, most: Option<usize>) -> Result<Self, VocabSubsetError> {
+        let failed = |source| VocabSubsetError::Read { path: path.to_owned(), source };
         let mut text = String::new();
         File::open(path)
             .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
             .map_err(failed)?;
         if text.len() as u64 > MAX_BYTES {
-            return Err(VocabularyError::TooLong { path: path.to_owned(), most: MAX_BYTES });
+            return Err(VocabSubsetError::TooLong { path: path.to_owned(), most: MAX_BYTES });
         }
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
-            let bad = |error: serde_json::Error| VocabularyError::List {
+            let bad = |error: serde_json::Error| VocabSubsetError::List {
                 path: path.to_owned(),
                 reason: error.to_string(),
             };
@@ -143,15 +143,15 @@ impl Vocabulary {
     /// Returns the tokens that a model keeps, in ascending order.
     ///
     /// # Errors
-    /// [`VocabularyError`] if the source has no tokens or unknown tokens, if the maximum is too low, or if nothing would be
+    /// [`VocabSubsetError`] if the source has no tokens or unknown tokens, if the maximum is too low, or if nothing would be
     /// removed.
     pub(crate) fn kept(
         &self,
         tokenizer: &Tokenizer,
         checkpoint: &Checkpoint,
-    ) -> Result<Vec<TokenId>, VocabularyError> {
+    ) -> Result<Vec<TokenId>, VocabSubsetError> {
         let Architecture::Decoder(arch) = &checkpoint.architecture else {
-            return Err(VocabularyError::Encoder);
+            return Err(VocabSubsetError::Encoder);
         };
         let vocab = arch.vocab;
         let wanted = match &self.source {
@@ -159,10 +159,10 @@ impl Vocabulary {
             Source::List(tokens) => tokens.clone(),
         };
         if wanted.is_empty() {
-            return Err(VocabularyError::Empty);
+            return Err(VocabSubsetError::Empty);
         }
         if let Some(&token) = wanted.iter().find(|&&token| token as usize >= vocab) {
-            return Err(VocabularyError::Outside { token, vocab });
+            return Err(VocabSubsetError::Outside { token, vocab });
         }
         let special = &checkpoint.special;
         let named = special.stop.iter().chain(&special.bos).chain(&special.pad).copied();
@@ -172,7 +172,7 @@ impl Vocabulary {
         let mut kept: BTreeSet<TokenId> = always.collect();
         let most = self.most.unwrap_or(vocab);
         if most < kept.len() {
-            return Err(VocabularyError::Few { always: kept.len(), most });
+            return Err(VocabSubsetError::Few { always: kept.len(), most });
         }
         for token in wanted {
             if kept.len() == most {
@@ -181,7 +181,7 @@ impl Vocabulary {
             kept.insert(token);
         }
         if kept.len() == vocab {
-            Err(VocabularyError::Whole { vocab })
+            Err(VocabSubsetError::Whole { vocab })
         } else {
             Ok(kept.into_iter().collect())
         }
@@ -189,7 +189,7 @@ impl Vocabulary {
 }
 
 /// Returns the tokens of a text, the most frequent first; equally frequent tokens are in order of their ids.
-fn tokens_by_frequency(text: &str, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, VocabularyError> {
+fn tokens_by_frequency(text: &str, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, VocabSubsetError> {
     let mut counts = vec![0u64; tokenizer.vocab_size()];
     for piece in pieces(text) {
         for token in tokenizer.encode(piece, Specials::AsText)? {
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn special_tokens_and_bytes_stay_and_the_most_frequent_join_them() {
         let (checkpoint, tokenizer) = tiny();
-        let kept = |source: Source, most| Vocabulary { source, most }.kept(&tokenizer, &checkpoint);
+        let kept = |source: Source, most| VocabSubset { source, most }.kept(&tokenizer, &checkpoint);
         let text = || Source::Text("the cat. the cat. the".to_owned());
         let all = kept(text(), None).unwrap();
         let tokens = tokenizer.encode("the cat. the cat. the", Specials::AsText).unwrap();
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!((one.len(), one[259]), (260, first));
         let listed = kept(Source::List(vec![290, 270, 290, 280]), Some(261)).unwrap();
         assert_eq!(listed[259..], [270, 290], "the maximum number, in the order of the list");
-        let slug = |most| Vocabulary { source: text(), most }.slug();
+        let slug = |most| VocabSubset { source: text(), most }.slug();
         assert!(slug(Some(260)).starts_with("vocab260-") && slug(None).len() == "vocab-".len() + 8);
     }
 
@@ -250,7 +250,7 @@ mod tests {
     fn invalid_vocabularies_are_refused() {
         let (checkpoint, tokenizer) = tiny();
         let check = |source: Source, most, expect: &str| {
-            let error = Vocabulary { source, most }.kept(&tokenizer, &checkpoint).unwrap_err().to_string();
+            let error = VocabSubset { source, most }.kept(&tokenizer, &checkpoint).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
         check(Source::List(vec![]), None, "expected tokens to keep, found none");
@@ -262,7 +262,7 @@ mod tests {
         let file = |name: &str, text: &[u8]| {
             let path = folder.path().join(name);
             std::fs::write(&path, text).unwrap();
-            Vocabulary::read(&path, None)
+            VocabSubset::read(&path, None)
         };
         assert_eq!(file("a.json", b"[5, 6]").unwrap().source, Source::List(vec![5, 6]));
         assert_eq!(file("a.txt", b"[5, 6]").unwrap().source, Source::Text("[5, 6]".to_owned()));

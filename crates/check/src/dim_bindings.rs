@@ -14,13 +14,13 @@ const TOTAL: u64 = 512;
 
 /// Extents by symbol.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Extents {
+pub(super) struct DimBindings {
     given: BTreeMap<String, u64>,
     /// Assumed extents, in the order of their use.
     assumed: RefCell<BTreeMap<String, u64>>,
 }
 
-impl Extents {
+impl DimBindings {
     pub(super) fn new(given: &BTreeMap<String, u64>) -> Self {
         Self { given: given.clone(), assumed: RefCell::default() }
     }
@@ -96,7 +96,11 @@ mod tests {
     fn names_say_what_an_extent_usually_is() {
         let given = BTreeMap::from([("n".to_owned(), 9), ("batch_size".to_owned(), 4)]);
         let check = |symbol: &str, expect: Option<u64>| {
-            assert_eq!(infer::evaluate(symbol, &|name| Extents::new(&given).get(name)), expect, "{symbol}");
+            assert_eq!(
+                infer::evaluate(symbol, &|name| DimBindings::new(&given).get(name)),
+                expect,
+                "{symbol}"
+            );
         };
         check("n", Some(9));
         check("batch_size", Some(4));
