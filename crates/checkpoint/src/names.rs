@@ -6,6 +6,8 @@
 /// Names of one family's weights in a file format.
 #[derive(Debug)]
 pub(super) struct NameTable {
+    /// Table of the modules that `outer` and `inner` do not list.
+    pub(super) base: Option<&'static NameTable>,
     /// Prefixes that a file may put before every name but the head's.
     pub(super) prefixes: &'static [&'static str],
     /// Prefix of a layer's number.
@@ -71,6 +73,7 @@ const DERIVED: [&str; 5] = [
 impl NameTable {
     /// No names; a table states those that it has.
     pub(super) const NONE: Self = Self {
+        base: None,
         prefixes: &[],
         layer: "",
         outer: &[],
@@ -88,12 +91,12 @@ impl NameTable {
         let path = match inside_layer(module) {
             Some((layer, module)) => {
                 let fused = self.parts.iter().find(|(name, ..)| *name == module).map(|(_, file, _)| *file);
-                let file = fused.map(str::to_owned).or_else(|| numbered(self.inner, module));
+                let file = fused.map(str::to_owned).or_else(|| self.lookup(|table| table.inner, module));
                 file.map(|file| format!("{}{layer}.{file}", self.layer))
             }
             None => match self.stacked(module) {
                 Some((file, _)) => Some(file.to_owned()),
-                None => numbered(self.outer, module),
+                None => self.lookup(|table| table.outer, module),
             },
         };
         let Some(path) = path else { return Vec::new() };
@@ -109,6 +112,15 @@ impl NameTable {
             names.extend(self.prefixes.iter().map(|prefix| format!("{prefix}{path}.{old}")));
         }
         names.into_iter().map(|name| FileName { name, part }).collect()
+    }
+
+    /// The file's name of a module, from this table or its base.
+    fn lookup(
+        &self,
+        rows: fn(&Self) -> &'static [(&'static str, &'static str)],
+        module: &str,
+    ) -> Option<String> {
+        numbered(rows(self), module).or_else(|| self.base?.lookup(rows, module))
     }
 
     /// Which part of the file's tensor the weight `canonical` is.

@@ -21,6 +21,7 @@ use narthex_engine::{
 use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
+    invariant,
     sink::Recorder,
 };
 use support::{Package, fixed::open, prompt, relative};
@@ -147,11 +148,11 @@ fn an_engine_over_a_split_answers_as_over_one_executor() {
             core.submit(request(n, sinks.last().unwrap())).unwrap();
             for _ in 0..n % 4 {
                 core.step();
-                core.snapshot().check().unwrap();
+                invariant::check(&core.snapshot()).unwrap();
             }
         }
         while core.step() == Work::Busy {
-            core.snapshot().check().unwrap();
+            invariant::check(&core.snapshot()).unwrap();
         }
         let tokens: Vec<_> = sinks.iter().map(|sink| sink.recording().tokens).collect();
         (tokens, core.stats())

@@ -14,7 +14,6 @@ use narthex_spec::SlotId;
 use crate::{
     config::{EngineConfig, EngineStats},
     executor::{Executor, Limits, StepPlan},
-    invariant::{RunningSequence, Snapshot},
     kv::Slots,
     request::{Finish, Request, SequenceHandle, SubmitError},
     sample::Scratch,
@@ -23,6 +22,7 @@ use crate::{
         policy::{self, Bounds, Grant},
     },
     sequence::Sequence,
+    snapshot::{RunningSequence, Snapshot},
     supervise::SupervisedExecutor,
 };
 

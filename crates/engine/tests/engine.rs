@@ -13,6 +13,7 @@ use narthex_engine::{
 use narthex_spec::SlotId;
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
+    invariant,
     sink::{Recorder, Recording},
 };
 
@@ -61,7 +62,8 @@ impl Bench {
     fn step(&mut self) -> Work {
         let work = self.core.step();
         let snapshot = self.core.snapshot();
-        snapshot.check().and_then(|()| snapshot.check_executor(&self.watch.lengths())).unwrap();
+        invariant::check(&snapshot).unwrap();
+        invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
         work
     }
 

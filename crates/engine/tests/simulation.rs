@@ -13,6 +13,7 @@ use narthex_engine::{
 };
 use narthex_testkit::{
     executor::{FakeExecutor, Fault, Watch},
+    invariant,
     sink::Recorder,
 };
 
@@ -204,7 +205,8 @@ impl World {
     fn step(&mut self) -> Work {
         let work = self.core.step();
         let snapshot = self.core.snapshot();
-        snapshot.check().and_then(|()| snapshot.check_executor(&self.watch.lengths())).unwrap();
+        invariant::check(&snapshot).unwrap();
+        invariant::check_executor(&snapshot, &self.watch.lengths()).unwrap();
         work
     }
 }

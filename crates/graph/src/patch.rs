@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use narthex_spec::dtype::Dim;
 
 use crate::{
-    graph::{Graph, Initializer, Node, Value},
+    graph::{Graph, Initializer, Node},
     infer,
 };
 
@@ -36,13 +36,6 @@ pub enum Edit {
     },
     /// Adds a constant.
     AddConstant(Initializer),
-    /// Imports a domain, unless it is already imported.
-    Import {
-        /// The domain.
-        domain: String,
-        /// Its version.
-        version: i64,
-    },
     /// Gives a symbol an extent, wherever it occurs.
     Bind {
         /// The symbol.
@@ -50,8 +43,6 @@ pub enum Edit {
         /// Its extent.
         extent: u64,
     },
-    /// Replaces the input with the same name.
-    Retype(Value),
     /// Removes an input.
     DropInput {
         /// Its name.
@@ -133,16 +124,6 @@ impl Graph {
                 if self.initializers.iter().all(|other| other.name != constant.name) {
                     self.initializers.push(constant.clone());
                 }
-            }
-            Edit::Import { domain, version } => {
-                if self.opsets.iter().all(|(other, _)| other != domain) {
-                    self.opsets.push((domain.clone(), *version));
-                }
-            }
-            Edit::Retype(value) => {
-                self.inputs.iter_mut().filter(|input| input.name == value.name).for_each(|input| {
-                    input.clone_from(value);
-                });
             }
             Edit::DropInput { name } => self.inputs.retain(|input| input.name != *name),
         }

@@ -6,4 +6,5 @@ pub mod architecture;
 pub mod checkpoint;
 pub mod encoder;
 pub mod executor;
+pub mod invariant;
 pub mod sink;

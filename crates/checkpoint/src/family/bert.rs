@@ -34,7 +34,8 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily =
     GgufFamily { name: "bert", names: &GGUF_NAMES, read: GgufReader::Encoder(gguf) };
 
-const HF_NAMES: NameTable = NameTable {
+/// Names that other encoders share.
+pub(super) const HF_NAMES: NameTable = NameTable {
     prefixes: &["", "bert."],
     layer: "encoder.layer.",
     outer: &[
@@ -49,22 +50,19 @@ const HF_NAMES: NameTable = NameTable {
         ("mlm.norm", "cls.predictions.transform.LayerNorm"),
         ("mlm", "cls.predictions"),
     ],
-    inner: HF_INNER,
+    inner: &[
+        ("attn.q_proj", "attention.self.query"),
+        ("attn.k_proj", "attention.self.key"),
+        ("attn.v_proj", "attention.self.value"),
+        ("attn.o_proj", "attention.output.dense"),
+        ("attn_norm", "attention.output.LayerNorm"),
+        ("mlp.up_proj", "intermediate.dense"),
+        ("mlp.down_proj", "output.dense"),
+        ("mlp_norm", "output.LayerNorm"),
+    ],
     gamma_and_beta: Some("LayerNorm"),
     ..NameTable::NONE
 };
-
-/// The names inside a layer, which others share.
-pub(super) const HF_INNER: &[(&str, &str)] = &[
-    ("attn.q_proj", "attention.self.query"),
-    ("attn.k_proj", "attention.self.key"),
-    ("attn.v_proj", "attention.self.value"),
-    ("attn.o_proj", "attention.output.dense"),
-    ("attn_norm", "attention.output.LayerNorm"),
-    ("mlp.up_proj", "intermediate.dense"),
-    ("mlp.down_proj", "output.dense"),
-    ("mlp_norm", "output.LayerNorm"),
-];
 
 const GGUF_NAMES: NameTable = NameTable {
     prefixes: &[""],

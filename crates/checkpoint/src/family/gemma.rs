@@ -44,41 +44,19 @@ pub(super) const GGUF3: GgufFamily =
     GgufFamily { name: "gemma3", names: &GGUF_NAMES, read: GgufReader::Decoder(gguf3) };
 
 pub(super) const HF_NAMES: NameTable = NameTable {
+    base: Some(&llama::HF_NAMES),
     prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
     inner: &[
-        ("attn_norm", "input_layernorm"),
-        ("attn.q_proj", "self_attn.q_proj"),
-        ("attn.k_proj", "self_attn.k_proj"),
-        ("attn.v_proj", "self_attn.v_proj"),
-        ("attn.o_proj", "self_attn.o_proj"),
-        ("attn.q_norm", "self_attn.q_norm"),
-        ("attn.k_norm", "self_attn.k_norm"),
         ("attn_post_norm", "post_attention_layernorm"),
         ("mlp_norm", "pre_feedforward_layernorm"),
-        ("mlp.gate_proj", "mlp.gate_proj"),
-        ("mlp.up_proj", "mlp.up_proj"),
-        ("mlp.down_proj", "mlp.down_proj"),
         ("mlp_post_norm", "post_feedforward_layernorm"),
     ],
     ..llama::HF_NAMES
 };
 
 pub(super) const GGUF_NAMES: NameTable = NameTable {
-    inner: &[
-        ("attn_norm", "attn_norm"),
-        ("attn.q_proj", "attn_q"),
-        ("attn.k_proj", "attn_k"),
-        ("attn.v_proj", "attn_v"),
-        ("attn.o_proj", "attn_output"),
-        ("attn.q_norm", "attn_q_norm"),
-        ("attn.k_norm", "attn_k_norm"),
-        ("attn_post_norm", "post_attention_norm"),
-        ("mlp_norm", "ffn_norm"),
-        ("mlp.gate_proj", "ffn_gate"),
-        ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"),
-        ("mlp_post_norm", "post_ffw_norm"),
-    ],
+    base: Some(&llama::GGUF_NAMES),
+    inner: &[("attn_post_norm", "post_attention_norm"), ("mlp_post_norm", "post_ffw_norm")],
     ..llama::GGUF_NAMES
 };
 

@@ -45,12 +45,8 @@ pub(super) const HF: HfFamily = HfFamily {
 pub(super) const GGUF: GgufFamily = GgufFamily {
     name: "gpt2",
     names: &NameTable {
-        outer: &[
-            ("embed", "token_embd"),
-            ("position", "position_embd"),
-            ("norm", "output_norm"),
-            ("head", "output"),
-        ],
+        base: Some(&llama::GGUF_NAMES),
+        outer: &[("position", "position_embd")],
         parts: llama::GGUF_FUSED_QKV,
         ..llama::GGUF_NAMES
     },

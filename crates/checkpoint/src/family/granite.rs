@@ -10,10 +10,7 @@ use super::{Decoder, GgufFamily, GgufReader, HfFamily, HfReader, llama};
 use crate::{
     CheckpointError, Result,
     gguf::decoder::GgufKeys,
-    hf::{
-        config::Config,
-        decoder::{DecoderKeys, Defaults},
-    },
+    hf::config::Config,
     layout::WeightScale,
     limits::unsupported,
     names::{NameTable, TensorPart},
@@ -33,15 +30,8 @@ pub(super) const HF4: HfFamily = HfFamily {
     classes: &["GraniteMoeHybridForCausalLM"],
     model_type: "granitemoehybrid",
     names: &NameTable {
-        inner: &[
-            ("attn_norm", "input_layernorm"),
-            ("attn.q_proj", "self_attn.q_proj"),
-            ("attn.k_proj", "self_attn.k_proj"),
-            ("attn.v_proj", "self_attn.v_proj"),
-            ("attn.o_proj", "self_attn.o_proj"),
-            ("mlp_norm", "post_attention_layernorm"),
-            ("mlp.down_proj", "shared_mlp.output_linear"),
-        ],
+        base: Some(&llama::HF_NAMES),
+        inner: &[("mlp.down_proj", "shared_mlp.output_linear")],
         parts: &[
             ("mlp.gate_proj", "shared_mlp.input_linear", TensorPart::Gate),
             ("mlp.up_proj", "shared_mlp.input_linear", TensorPart::Up),
@@ -96,14 +86,7 @@ impl Multipliers {
 }
 
 fn hf(config: &Config) -> Result<Decoder> {
-    let keys: DecoderKeys = config.keys()?;
-    let mut arch = keys.decoder(config, Defaults::LLAMA)?;
-    for layer in &mut arch.layers {
-        layer.attention.qkv_bias = keys.attention_bias.unwrap_or(false);
-        layer.attention.output_bias = layer.attention.qkv_bias;
-        layer.mlp.bias = keys.mlp_bias.unwrap_or(false);
-    }
-    config.keys::<Multipliers>()?.apply(arch.into())
+    config.keys::<Multipliers>()?.apply(llama::hf(config)?)
 }
 
 /// Keys of the hybrid class.

@@ -80,7 +80,7 @@ pub(super) const GGUF_FUSED: &[(&str, &str, TensorPart)] = &[
 /// The same where only attention is fused.
 pub(super) const GGUF_FUSED_QKV: &[(&str, &str, TensorPart)] = GGUF_FUSED.split_at(3).0;
 
-fn hf(config: &Config) -> Result<Decoder> {
+pub(super) fn hf(config: &Config) -> Result<Decoder> {
     let keys: DecoderKeys = config.keys()?;
     let mut arch = keys.decoder(config, Defaults::LLAMA)?;
     for layer in &mut arch.layers {

@@ -5,7 +5,7 @@ use narthex_spec::arch::{
 };
 use serde::Deserialize;
 
-use super::{HfFamily, HfReader};
+use super::{HfFamily, HfReader, bert};
 use crate::{
     Result,
     hf::{
@@ -32,22 +32,10 @@ pub(super) const HF: HfFamily = HfFamily {
 };
 
 const HF_NAMES: NameTable = NameTable {
+    base: Some(&bert::HF_NAMES),
     prefixes: &["", "mobilebert."],
     layer: "encoder.layer.",
-    outer: &[
-        ("embed.word", "embeddings.word_embeddings"),
-        ("embed.position", "embeddings.position_embeddings"),
-        ("embed.type", "embeddings.token_type_embeddings"),
-        ("embed.project", "embeddings.embedding_transformation"),
-        ("embed.norm", "embeddings.LayerNorm"),
-        ("score.dense", "pooler.dense"),
-        ("score.out", "classifier"),
-        ("spans", "qa_outputs"),
-        ("mlm.dense", "cls.predictions.transform.dense"),
-        ("mlm.norm", "cls.predictions.transform.LayerNorm"),
-        ("mlm.rest", "cls.predictions.dense"),
-        ("mlm", "cls.predictions"),
-    ],
+    outer: &[("embed.project", "embeddings.embedding_transformation"), ("mlm.rest", "cls.predictions.dense")],
     inner: &[
         ("bottleneck.input", "bottleneck.input.dense"),
         ("bottleneck.input_norm", "bottleneck.input.LayerNorm"),
@@ -55,17 +43,9 @@ const HF_NAMES: NameTable = NameTable {
         ("bottleneck.attn_norm", "bottleneck.attention.LayerNorm"),
         ("bottleneck.output", "output.bottleneck.dense"),
         ("bottleneck.output_norm", "output.bottleneck.LayerNorm"),
-        ("attn.q_proj", "attention.self.query"),
-        ("attn.k_proj", "attention.self.key"),
-        ("attn.v_proj", "attention.self.value"),
-        ("attn.o_proj", "attention.output.dense"),
-        ("attn_norm", "attention.output.LayerNorm"),
         ("ffn.#.up_proj", "ffn.#.intermediate.dense"),
         ("ffn.#.down_proj", "ffn.#.output.dense"),
         ("ffn.#.norm", "ffn.#.output.LayerNorm"),
-        ("mlp.up_proj", "intermediate.dense"),
-        ("mlp.down_proj", "output.dense"),
-        ("mlp_norm", "output.LayerNorm"),
     ],
     ..NameTable::NONE
 };

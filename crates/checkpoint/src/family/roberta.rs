@@ -3,7 +3,7 @@
 use narthex_spec::arch::{Activation, EncoderArch, Family};
 use serde::Deserialize;
 
-use super::{HfFamily, HfReader, bert::HF_INNER};
+use super::{HfFamily, HfReader, bert};
 use crate::{
     Result,
     hf::{
@@ -41,21 +41,16 @@ pub(super) const HF_XLM: HfFamily = HfFamily {
 };
 
 const HF_NAMES: NameTable = NameTable {
+    base: Some(&bert::HF_NAMES),
     prefixes: &["", "roberta."],
     layer: "encoder.layer.",
     outer: &[
-        ("embed.word", "embeddings.word_embeddings"),
-        ("embed.position", "embeddings.position_embeddings"),
-        ("embed.type", "embeddings.token_type_embeddings"),
-        ("embed.norm", "embeddings.LayerNorm"),
         ("score.dense", "classifier.dense"),
         ("score.out", "classifier.out_proj"),
-        ("spans", "qa_outputs"),
         ("mlm.dense", "lm_head.dense"),
         ("mlm.norm", "lm_head.layer_norm"),
         ("mlm", "lm_head"),
     ],
-    inner: HF_INNER,
     ..NameTable::NONE
 };
 
