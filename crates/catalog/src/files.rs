@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_full_disk_is_told_with_its_next_step() {
+    fn a_full_disk_has_a_next_step() {
         let error = write_durably(Path::new("/dev/full"), b"x").unwrap_err();
         assert!(error.to_string().starts_with("cannot write /dev/full: No space left"), "{error}");
         assert!(error.hint().unwrap().contains("free some space"));

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn names_hub_references_and_paths_are_told_apart() {
+    fn names_hub_references_and_paths_are_distinguished() {
         let check =
             |text: &str, expect: ModelRef| assert_eq!(ModelRef::parse(text).unwrap(), expect, "{text}");
         let local = |path: &str| ModelRef::Local(PathBuf::from(path));

@@ -116,7 +116,7 @@ pub enum ControlResult {
 
 impl Evidence {
     /// Returns the text that follows a failure's message.
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let words = self.words.iter().map(|line| format!(". Its log says: {line}"));
         let control = self.control.map(|control| match control {
             ControlResult::Takes => {
@@ -131,11 +131,11 @@ impl Evidence {
 
 /// Joins what the rules say of a graph's form with what a compiler made of it, which comes first.
 pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
-    let told = match compiled {
+    let findings = match compiled {
         CompilerResult::Whole { nodes } => {
             found.iter_mut().filter(|found| found.severity == Severity::Falls).for_each(overrule);
             let message = format!("the vendor's compiler took all of {}", plural(*nodes as u64, "node"));
-            vec![finding(Rule::Compiler, Severity::Notes, message)]
+            vec![Finding::new(Rule::Compiler, Severity::Notes, message)]
         }
         CompilerResult::Partly { elsewhere, nodes } => left(elsewhere, *nodes),
         CompilerResult::Failed { message, fault, evidence } => {
@@ -147,7 +147,7 @@ pub(super) fn join(found: &mut Vec<Finding>, compiled: &CompilerResult) {
             vec![failed(message, usual, fault, evidence.as_ref())]
         }
     };
-    found.splice(0..0, told);
+    found.splice(0..0, findings);
 }
 
 /// A finding on a graph that the compiler took whole.
@@ -160,10 +160,6 @@ fn overrule(found: &mut Finding) {
     found.fix = None;
 }
 
-fn finding(rule: Rule, severity: Severity, message: String) -> Finding {
-    Finding { rule, severity, part: None, places: Vec::new(), message, fix: None }
-}
-
 /// The nodes that went elsewhere, gathered by the compiler's reason.
 fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
     let mut groups: Vec<(Option<&str>, Vec<String>)> = Vec::new();
@@ -173,13 +169,13 @@ fn left(elsewhere: &[FallbackNode], nodes: usize) -> Vec<Finding> {
             None => groups.push((why.as_deref(), vec![path.clone()])),
         }
     }
-    let told = |(why, paths): (Option<&str>, Vec<String>)| {
+    let fallback = |(why, paths): (Option<&str>, Vec<String>)| {
         let why = why.map(|why| format!(": {why}")).unwrap_or_default();
         let message =
             format!("the vendor's compiler left {} of {nodes} nodes to other devices{why}", paths.len());
-        Finding { places: paths, ..finding(Rule::Compiler, Severity::Falls, message) }
+        Finding::new(Rule::Compiler, Severity::Falls, message).at(paths)
     };
-    groups.into_iter().map(told).collect()
+    groups.into_iter().map(fallback).collect()
 }
 
 /// A failure and its usual fix with the nodes at fault.
@@ -201,9 +197,8 @@ fn failed(message: String, usual: Fix, fault: &FaultyNodes, evidence: Option<&Ev
             (message, fix.clone().unwrap_or_else(rewrite), paths.clone())
         }
     };
-    message.extend(evidence.map(Evidence::told));
-    let fix = Some(fix);
-    Finding { places, fix, ..finding(Rule::CompilerFails, Severity::Refuses, message) }
+    message.extend(evidence.map(Evidence::text));
+    Finding::new(Rule::CompilerFails, Severity::Refuses, message).at(places).fix(fix)
 }
 
 /// The end of a compiler's process in words, and the next step.

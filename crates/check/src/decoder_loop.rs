@@ -3,7 +3,6 @@
 use narthex_graph::{Node, Value};
 
 use super::{
-    finding,
     numbers::plural,
     placed::PlacedGraph,
     problem::NodePlacement,
@@ -36,7 +35,7 @@ pub(super) fn check(view: &PlacedGraph<'_>) -> Vec<Finding> {
              `narthex compile MODEL --target` makes both from a checkpoint",
         )
     });
-    findings.push(finding(Rule::DecoderLoop, Severity::Notes, names, message, fix));
+    findings.push(Finding::new(Rule::DecoderLoop, Severity::Notes, message).at(names).fix(fix));
     findings.extend(whole_cache(view, &past, &present));
     findings.extend(all_logits(view));
     findings
@@ -84,7 +83,7 @@ fn whole_cache(view: &PlacedGraph<'_>, past: &[&Value], present: &[&Value]) -> O
         );
         let fix = Fix::you("give only the new keys and values as outputs and let the host place them");
         let names = present.iter().map(|value| value.name.clone()).collect();
-        finding(Rule::CacheTraffic, Severity::Costs, names, message, Some(fix))
+        Finding::new(Rule::CacheTraffic, Severity::Costs, message).at(names).fix(fix)
     })
 }
 
@@ -96,7 +95,7 @@ fn all_logits(view: &PlacedGraph<'_>) -> Option<Finding> {
     })?;
     let message = format!("{} holds logits of every position, and only the last one's are wanted", wide.name);
     let fix = Fix::you("gather the last position before the head, or give the head a graph of its own");
-    Some(finding(Rule::DecoderLoop, Severity::Costs, vec![wide.name.clone()], message, Some(fix)))
+    Some(Finding::new(Rule::DecoderLoop, Severity::Costs, message).at(vec![wide.name.clone()]).fix(fix))
 }
 
 /// Token tables on the NPU: they fill its address space, and a tied head holds them a second time.
@@ -119,6 +118,6 @@ fn embedding_tables(view: &PlacedGraph<'_>) -> Option<Finding> {
         );
         let fix = Fix::you("look tokens up on the host and give their rows as an input");
         let places = tables.iter().map(|node| node.path()).collect();
-        finding(Rule::EmbeddingTable, Severity::Costs, places, message, Some(fix))
+        Finding::new(Rule::EmbeddingTable, Severity::Costs, message).at(places).fix(fix)
     })
 }

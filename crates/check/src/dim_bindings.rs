@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_what_an_extent_usually_is() {
+    fn names_decide_assumed_extents() {
         let given = BTreeMap::from([("n".to_owned(), 9), ("batch_size".to_owned(), 4)]);
         let check = |symbol: &str, expect: Option<u64>| {
             assert_eq!(

@@ -160,7 +160,7 @@ fn skip_norm(node: &Node, norm: Norm) -> Option<Patch> {
 /// x [.., K] ── Reshape [1, -1, K] ── MatMulNBits ── Reshape [.., N] ── Add(bias)
 /// ```
 fn matmul_nbits(view: &PlacedGraph<'_>, node: &Node) -> Option<Patch> {
-    // Reordered columns and odd blocks are the exporter's to mend.
+    // Only the exporter can fix reordered columns and odd blocks.
     let blocks_fit = node.int("K")? % node.int("block_size").filter(|&size| size > 0)? == 0;
     if node.input(4).is_some() || !blocks_fit {
         return None;

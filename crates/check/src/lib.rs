@@ -161,22 +161,11 @@ fn node_problems(view: &PlacedGraph<'_>) -> Vec<Finding> {
         let finding = groups.entry(key.clone()).or_insert_with(|| {
             let message = format!("{}: {}", key.2, key.3);
             order.push(key);
-            Finding { rule, severity, part: None, places: Vec::new(), message, fix }
+            Finding::new(rule, severity, message).fix(fix)
         });
         finding.places.push(node.path());
     }
     order.into_iter().filter_map(|key| groups.remove(&key)).collect()
-}
-
-/// A finding about a graph; the part is entered by the caller.
-fn finding(
-    rule: Rule,
-    severity: Severity,
-    places: Vec<String>,
-    message: String,
-    fix: Option<Fix>,
-) -> Finding {
-    Finding { rule, severity, part: None, places, message, fix }
 }
 
 #[cfg(test)]

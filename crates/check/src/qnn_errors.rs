@@ -100,23 +100,23 @@ const MOST_LINES: usize = 3;
 const LONGEST_LINE: usize = 200;
 
 /// The lines of a verbose log that say why a graph was not prepared, each once.
-pub fn telling(log: &str) -> Vec<String> {
+pub fn relevant_lines(log: &str) -> Vec<String> {
     const SIGNS: [&str; 4] =
         ["graph prepare failed", "bytes of tcm", "could not create op", "validation failed"];
-    let mut told: Vec<String> = Vec::new();
+    let mut lines: Vec<String> = Vec::new();
     for line in log.lines() {
         let lower = line.to_ascii_lowercase();
         if SIGNS.iter().any(|sign| lower.contains(sign)) {
             let text: String = line.trim().chars().take(LONGEST_LINE).collect();
-            if !told.contains(&text) {
-                told.push(text);
+            if !lines.contains(&text) {
+                lines.push(text);
             }
         }
-        if told.len() == MOST_LINES {
+        if lines.len() == MOST_LINES {
             break;
         }
     }
-    told
+    lines
 }
 
 #[cfg(test)]
@@ -124,15 +124,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_that_say_why_are_told() {
+    fn relevant_log_lines_are_extracted() {
         let log = "Verbose a.cc:1 FinalizeGraphs started.\nError x Op 0x7 requires 0x2400000 bytes of TCM\n\
                    Error x Op 0x7 requires 0x2400000 bytes of TCM\nError y graph prepare failed 13\n";
         assert_eq!(
-            telling(log),
+            relevant_lines(log),
             ["Error x Op 0x7 requires 0x2400000 bytes of TCM", "Error y graph prepare failed 13"]
         );
-        assert_eq!(telling(&"Could not create op\u{e9}".repeat(400))[0].chars().count(), LONGEST_LINE);
-        assert!(telling("").is_empty());
+        assert_eq!(relevant_lines(&"Could not create op\u{e9}".repeat(400))[0].chars().count(), LONGEST_LINE);
+        assert!(relevant_lines("").is_empty());
     }
 
     #[test]

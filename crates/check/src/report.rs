@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use narthex_spec::Target;
 use serde::Serialize;
+use strum::IntoStaticStr;
 
 /// The outcome of checking a model for a target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -117,6 +118,25 @@ pub struct Finding {
     pub fix: Option<Fix>,
 }
 
+impl Finding {
+    /// A finding without a graph, places or a fix.
+    pub fn new(rule: Rule, severity: Severity, message: impl Into<String>) -> Self {
+        Self { rule, severity, part: None, places: Vec::new(), message: message.into(), fix: None }
+    }
+
+    /// The finding at these places.
+    #[must_use]
+    pub fn at(self, places: Vec<String>) -> Self {
+        Self { places, ..self }
+    }
+
+    /// The finding with a fix, if there is one.
+    #[must_use]
+    pub fn fix(self, fix: impl Into<Option<Fix>>) -> Self {
+        Self { fix: fix.into(), ..self }
+    }
+}
+
 /// Severity of a finding, most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -174,8 +194,9 @@ pub struct AfterFix {
 }
 
 /// The rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Rule {
     /// The graph must be well-formed.
     Malformed,
@@ -202,6 +223,7 @@ pub enum Rule {
     /// Result of the vendor's compiler.
     Compiler,
     /// `MatMulNBits` has activations of rank 3.
+    #[strum(serialize = "matmulnbits-rank")]
     MatMulNBitsRank,
     /// `DequantizeLinear` of a weight feeds an operator whose activations are quantised too.
     WeightOnlyDequantize,
@@ -232,35 +254,8 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The name in reports and JSON.
+    /// Name in reports.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::DynamicDimension => "dynamic-dimension",
-            Self::UnknownShape => "unknown-shape",
-            Self::UnsupportedOperator => "unsupported-operator",
-            Self::ContribOperator => "contrib-operator",
-            Self::OperatorForm => "operator-form",
-            Self::ControlFlow => "control-flow",
-            Self::ElementType => "element-type",
-            Self::Rank => "rank",
-            Self::BooleanMask => "boolean-mask",
-            Self::MaskValue => "mask-value",
-            Self::MatMulNBitsRank => "matmulnbits-rank",
-            Self::WeightOnlyDequantize => "weight-only-dequantize",
-            Self::Compiler => "compiler",
-            Self::CompilerFails => "compiler-fails",
-            Self::ExternalData => "external-data",
-            Self::SeveralFiles => "several-files",
-            Self::OverridableWeight => "overridable-weight",
-            Self::PartSize => "part-size",
-            Self::TensorSize => "tensor-size",
-            Self::EmbeddingTable => "embedding-table",
-            Self::CacheTraffic => "cache-traffic",
-            Self::DecoderLoop => "decoder-loop",
-            Self::Quantisation => "quantisation",
-            Self::NotRead => "not-read",
-            Self::Architecture => "architecture",
-        }
+        self.into()
     }
 }

@@ -5,7 +5,6 @@ use narthex_spec::dtype::Dim;
 
 use super::{
     dim_bindings::{DimBindings, names, symbols},
-    finding,
     placed::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
@@ -38,18 +37,13 @@ fn well_formed(view: &PlacedGraph<'_>) -> Vec<Finding> {
     }
     let text = |error: GraphError| {
         let fix = Fix::you("export the model again; ONNX Runtime refuses it as it is");
-        finding(
-            Rule::Malformed,
-            Severity::Refuses,
-            Vec::new(),
-            format!("the graph is not well-formed: {error}"),
-            Some(fix),
-        )
+        Finding::new(Rule::Malformed, Severity::Refuses, format!("the graph is not well-formed: {error}"))
+            .fix(fix)
     };
     let unread = view.graph().unread.iter().map(|what| {
         let message =
             format!("{what} is not looked at, so what depends on it is not checked and --fix writes no file");
-        finding(Rule::NotRead, Severity::Costs, Vec::new(), message, None)
+        Finding::new(Rule::NotRead, Severity::Costs, message)
     });
     graph_error.map(text).into_iter().chain(unread).collect()
 }
@@ -85,7 +79,7 @@ fn dynamic(view: &PlacedGraph<'_>, extents: &DimBindings, symbol: &str) -> Findi
         None => format!("--fix DIR --set {symbol}=N fixes it at N"),
     };
     let severity = if touched.is_empty() { Severity::Notes } else { Severity::Falls };
-    finding(Rule::DynamicDimension, severity, touched, message, Some(Fix::narthex(set)))
+    Finding::new(Rule::DynamicDimension, severity, message).at(touched).fix(Fix::narthex(set))
 }
 
 /// The inputs that have a dimension, the first of them with their shapes.
@@ -109,7 +103,7 @@ fn more_symbols(rest: Vec<String>) -> Option<Finding> {
     (!rest.is_empty()).then(|| {
         let message = format!("{} more dimensions of the inputs are dynamic", rest.len());
         let fix = Fix::narthex("--fix DIR --set NAME=N fixes each at N");
-        finding(Rule::DynamicDimension, Severity::Falls, rest, message, Some(fix))
+        Finding::new(Rule::DynamicDimension, Severity::Falls, message).at(rest).fix(fix)
     })
 }
 
@@ -123,12 +117,8 @@ fn unranked(view: &PlacedGraph<'_>) -> Option<Finding> {
         .collect();
     (!names.is_empty()).then(|| {
         let message = format!("the file does not say what shape {} has", names.join(", "));
-        finding(
-            Rule::UnknownShape,
-            Severity::Falls,
-            names,
-            message,
-            Some(Fix::you("export the model with the shapes of its inputs")),
-        )
+        Finding::new(Rule::UnknownShape, Severity::Falls, message)
+            .at(names)
+            .fix(Fix::you("export the model with the shapes of its inputs"))
     })
 }

@@ -9,7 +9,6 @@ use narthex_graph::{
 
 use super::{
     facts::{Facts, Sessions},
-    finding,
     placed::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
@@ -36,13 +35,11 @@ fn external(part: &OnnxFile) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     let mut refuse = |file: &str, message: String, fix: &str| {
-        findings.push(finding(
-            Rule::ExternalData,
-            Severity::Refuses,
-            vec![file.to_owned()],
-            message,
-            Some(Fix::you(fix)),
-        ));
+        findings.push(
+            Finding::new(Rule::ExternalData, Severity::Refuses, message)
+                .at(vec![file.to_owned()])
+                .fix(Fix::you(fix)),
+        );
     };
     for (file, (bytes, tensors)) in needed {
         if !stays_inside(file) {
@@ -75,13 +72,9 @@ fn several_files(part: &OnnxFile) -> Option<Finding> {
     (part.data_files.len() > 1).then(|| {
         let names: Vec<String> = part.data_files.keys().cloned().collect();
         let message = format!("the weights are spread over {} data files", names.len());
-        finding(
-            Rule::SeveralFiles,
-            Severity::Notes,
-            names,
-            message,
-            Some(Fix::narthex("--fix DIR writes one data file")),
-        )
+        Finding::new(Rule::SeveralFiles, Severity::Notes, message)
+            .at(names)
+            .fix(Fix::narthex("--fix DIR writes one data file"))
     })
 }
 
@@ -95,13 +88,7 @@ fn overridable(view: &PlacedGraph<'_>) -> Option<Finding> {
         .collect();
     (!names.is_empty()).then(|| {
         let message = "weights are declared as inputs too, so that a caller could replace them, and no compiler may fold them";
-        finding(
-            Rule::OverridableWeight,
-            Severity::Costs,
-            names,
-            message.to_owned(),
-            Some(Fix::narthex("take them from the inputs")),
-        )
+        Finding::new(Rule::OverridableWeight, Severity::Costs, message.to_owned()).at(names).fix(Fix::narthex("take them from the inputs"))
     })
 }
 
@@ -116,7 +103,7 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
         let [takes, holds] = gigabytes([bytes, part_limit]);
         let message =
             format!("its weights take {takes} GB on the NPU, and one part holds at most {holds} GB");
-        return Some(finding(Rule::PartSize, Severity::Refuses, Vec::new(), message, fix()));
+        return Some(Finding::new(Rule::PartSize, Severity::Refuses, message).fix(fix()));
     }
     (bytes > part_caution).then(|| {
         let [takes, safe] = gigabytes([bytes, part_caution]);
@@ -124,14 +111,14 @@ fn part_size(view: &PlacedGraph<'_>) -> Option<Finding> {
             "its weights take {takes} GB on the NPU, where activations and spills come on top; parts beyond {safe} GB often \
              fail to load"
         );
-        finding(Rule::PartSize, Severity::Costs, Vec::new(), message, fix())
+        Finding::new(Rule::PartSize, Severity::Costs, message).fix(fix())
     })
 }
 
-/// Two sizes in GB, with as many digits as tell them apart.
+/// Two sizes in GB, with enough digits to show that they differ.
 fn gigabytes(sizes: [u64; 2]) -> [String; 2] {
     let shown = |digits: usize| sizes.map(|bytes| format!("{:.digits$}", bytes as f64 / 1e9));
-    // Nine tell bytes apart.
+    // Nine digits show single bytes.
     (1..=9).map(shown).find(|[one, other]| one != other).unwrap_or_else(|| shown(1))
 }
 
@@ -216,7 +203,7 @@ impl<'a> Weights<'a> {
 fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
     let near = view.facts.near_memory?;
     let large = |tensor: &narthex_graph::infer::TensorInfo| {
-        // The NPU computes in two bytes whatever float the graph says.
+        // The NPU computes in two bytes, whatever the float type of the graph.
         tensor.count().is_some_and(|count| count.saturating_mul(2) > near.saturating_mul(8))
             && !tensor.constant
     };
@@ -240,7 +227,7 @@ fn tensor_size(view: &PlacedGraph<'_>) -> Option<Finding> {
             near >> 20
         );
         let fix = Fix::you("compute fewer rows at once (a shorter sequence), or split the operator along its largest axis");
-        finding(Rule::TensorSize, Severity::Notes, places, message, Some(fix))
+        Finding::new(Rule::TensorSize, Severity::Notes, message).at(places).fix(fix)
     })
 }
 
@@ -259,7 +246,7 @@ pub(super) fn check_layout(parts: &[OnnxFile], weights: &Weights<'_>, facts: &Fa
         } else {
             format!("the model has {} graphs, which share no weights", parts.len())
         };
-        findings.push(finding(Rule::SeveralFiles, Severity::Notes, names, message, None));
+        findings.push(Finding::new(Rule::SeveralFiles, Severity::Notes, message).at(names));
     }
     let total = weights.npu_bytes();
     findings.extend(facts.sessions.and_then(|sessions| model_size(total, sessions)));
@@ -283,7 +270,7 @@ fn model_size(total: u64, Sessions { bytes, count }: Sessions) -> Option<Finding
          {then}",
         bytes as f64 / 1e9
     );
-    Some(finding(Rule::PartSize, severity, Vec::new(), message, None))
+    Some(Finding::new(Rule::PartSize, severity, message))
 }
 
 #[cfg(test)]
@@ -291,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_differ_are_told_apart() {
+    fn different_sizes_are_shown_with_different_digits() {
         let check = |sizes, expect: [&str; 2]| assert_eq!(gigabytes(sizes), expect, "{sizes:?}");
         check([5_000_000_000, 2 << 30], ["5.0", "2.1"]);
         check([3_763_000_000, 3_750_000_000], ["3.76", "3.75"]);

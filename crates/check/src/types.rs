@@ -6,7 +6,6 @@ use narthex_graph::{Element, InitializerData, graph::MICROSOFT};
 use narthex_spec::DType;
 
 use super::{
-    finding,
     placed::PlacedGraph,
     problem::NodePlacement,
     report::{Finding, Fix, Rule, Severity},
@@ -38,7 +37,7 @@ fn no_tensor(view: &PlacedGraph<'_>) -> Option<Finding> {
         let message =
             format!("{} holds no numbers, and an NPU computes with tensors of numbers alone", odd.join(", "));
         let fix = Fix::you("keep the part that works on texts or sequences on the host");
-        finding(Rule::ElementType, Severity::Falls, odd, message, Some(fix))
+        Finding::new(Rule::ElementType, Severity::Falls, message).at(odd).fix(fix)
     })
 }
 
@@ -52,7 +51,7 @@ fn boolean_inputs(view: &PlacedGraph<'_>) -> Option<Finding> {
             names.join(", ")
         );
         let fix = Fix::you("export with a float mask: 0 where a token may be seen, -100 elsewhere");
-        finding(Rule::BooleanMask, Severity::Notes, names, message, Some(fix))
+        Finding::new(Rule::BooleanMask, Severity::Notes, message).at(names).fix(fix)
     })
 }
 
@@ -75,7 +74,7 @@ fn mask_values(view: &PlacedGraph<'_>) -> Option<Finding> {
              becomes NaN"
         );
         let fix = Fix::you("mask with a small negative number, such as -100");
-        finding(Rule::MaskValue, Severity::Costs, places, message, Some(fix))
+        Finding::new(Rule::MaskValue, Severity::Costs, message).at(places).fix(fix)
     })
 }
 
@@ -156,7 +155,7 @@ fn quantisation(view: &PlacedGraph<'_>) -> Finding {
             "{scheme}; unquantised weights take two bytes a number on the NPU, which reads all of them for every token"
         );
         let fix = Fix::you("quantise the weights to 4 or 8 bits as MatMulNBits");
-        return finding(Rule::Quantisation, Severity::Costs, Vec::new(), message, Some(fix));
+        return Finding::new(Rule::Quantisation, Severity::Costs, message).fix(fix);
     }
-    finding(Rule::Quantisation, Severity::Notes, Vec::new(), scheme, None)
+    Finding::new(Rule::Quantisation, Severity::Notes, scheme)
 }

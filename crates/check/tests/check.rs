@@ -98,7 +98,7 @@ fn exported_decoder(folder: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn an_exported_decoder_is_told_everything() {
+fn an_exported_decoder_gets_every_finding() {
     let folder = tempfile::tempdir().unwrap();
     let path = exported_decoder(folder.path());
     insta::assert_snapshot!(look(&path, &[]));
@@ -151,7 +151,7 @@ fn a_write_that_fails_leaves_nothing() {
     }
     let (error, _) = write_to(&parts, "b");
     assert!(error.to_string().contains("lies outside"), "{error}");
-    // What stands there already is not replaced.
+    // Existing files are not replaced.
     fs::create_dir(folder.path().join("c")).unwrap();
     fs::write(folder.path().join("c/decoder_model.onnx"), "mine").unwrap();
     parts[0].graph.initializers.clear();

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_key_says_is_refused_by_name() {
+    fn properties_without_a_key_are_refused_by_name() {
         let check = |arch: &DecoderArch, expect: &str| {
             let error = HfExport::new(arch).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(expect), "{error} lacks {expect}");

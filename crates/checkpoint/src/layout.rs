@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_biases_and_gains_of_q_and_k_are_permuted_alike() {
+    fn weights_biases_and_gains_of_q_and_k_are_permuted() {
         let layout = Layout { pairs: RopePairs::Interleaved, ..layout() };
         let expect = [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         check(&layout, "layers.0.attn.q_proj.weight", &[8, 1], None, &expect);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_are_said_as_they_lie_in_the_file() {
+    fn errors_state_shapes_as_in_the_file() {
         let layout = Layout { orientation: Orientation::Columns, ..layout() };
         let check = |name: &str, part, shape: &[usize], found: &[usize], expect: &[usize]| {
             assert_eq!(layout.stored_shape(name, part, shape, found), expect, "{name} {part:?}");

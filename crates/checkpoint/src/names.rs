@@ -104,7 +104,7 @@ impl NameTable {
         let name = if bare { path.clone() } else { format!("{path}.{leaf}") };
         let mut names: Vec<String> = self.prefixes.iter().map(|prefix| format!("{prefix}{name}")).collect();
         if module == "head" {
-            // The head stands beside the model, not inside it.
+            // The head is usually outside the model, so its name without a prefix comes first.
             names.reverse();
         }
         if self.gamma_and_beta.is_some_and(|end| path.ends_with(end)) {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_layer_tensors_are_told_from_derived_ones() {
+    fn derived_tensors_are_not_layer_weights() {
         let (llama, bert) = (hf("LlamaForCausalLM"), hf("BertModel"));
         assert!(llama.is_layer_weight("model.layers.0.self_attn.q_norm.weight"));
         assert!(!llama.is_layer_weight("model.layers.0.self_attn.rotary_emb.inv_freq"));

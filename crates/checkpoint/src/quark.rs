@@ -38,8 +38,8 @@ pub(super) fn is_read(config: &Value) -> bool {
 pub(super) fn gather(folder: &Path, tensors: &mut HashMap<String, StoredTensor>) -> Result<()> {
     let has = |name: &str, end: &str| tensors.contains_key(&format!("{name}_{end}"));
     let packed = |(name, located): (&String, &StoredTensor)| {
-        let told = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
-        (told && located.kind == integers()).then(|| name.clone())
+        let quantized = name.ends_with(".weight") && (has(name, "scale") || has(name, "zero_point"));
+        (quantized && located.kind == integers()).then(|| name.clone())
     };
     let mut names: Vec<String> = tensors.iter().filter_map(packed).collect();
     names.sort_unstable();

@@ -103,7 +103,7 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredT
         }
     };
     let start = size_of::<u64>() + header.len();
-    // The crate has checked that tensors follow each other without gaps; here they are held against the file.
+    // The crate has checked that tensors follow each other without gaps. The file must be as long as they are.
     if start.checked_add(metadata.data_len()) != Some(bytes.len()) {
         let expected = format!("{} bytes of tensors", metadata.data_len());
         return Err(malformed(path, expected, format!("{}; fetch it again", bytes.len() - start)));
@@ -128,7 +128,7 @@ pub(super) fn header_length(beginning: &[u8]) -> Option<u64> {
     let length = size_of::<u64>() as u64;
     let whole = match beginning.first_chunk().copied().map(u64::from_le_bytes) {
         Some(header) if header <= MAX_HEADER_BYTES => length + header,
-        // Reading it says what is wrong.
+        // Reading such a file reports the error.
         Some(_) => return None,
         None => length,
     };
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_says_how_long_it_is() {
+    fn the_first_bytes_state_the_length_of_the_header() {
         let bytes = safetensors_bytes(&hf_tensors(&tiny_llama_weights(1)));
         let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap());
         let check =
@@ -251,7 +251,7 @@ mod tests {
         refused(&with_header(&one("[2]", "[8,16]"), 16), "fetch it again");
         refused(&with_header(&one("[18446744073709551615]", "[0,8]"), 8), "fetch it again");
         refused(&with_header(&one("[2]", "[8,0]"), 8), "fetch it again");
-        // Tensors whose sizes fit each other but whose sum leaves the address space.
+        // Tensors of consistent sizes whose sum exceeds the address space.
         let huge = 1u64 << 60;
         let chain: Vec<String> = (0..16u64)
             .map(|i| {

@@ -137,8 +137,9 @@ impl Tensors {
     }
 
     fn of_file(&self, name: &str, elements: Elements) -> Result<Weight<'_>> {
-        let told = |error: CheckpointError| error.of_tensor(self.called(name)).in_file(self.file_of(name));
-        self.read(name, elements).map_err(told)
+        let with_file =
+            |error: CheckpointError| error.of_tensor(self.called(name)).in_file(self.file_of(name));
+        self.read(name, elements).map_err(with_file)
     }
 
     fn read(&self, name: &str, elements: Elements) -> Result<Weight<'_>> {

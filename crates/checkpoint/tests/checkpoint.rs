@@ -23,7 +23,7 @@ fn check_weights(checkpoint: &Checkpoint, expect: &[TinyWeight]) {
 }
 
 #[test]
-fn every_format_gives_the_same_weights() {
+fn every_format_has_the_same_weights() {
     for seed in [1, 2] {
         let folder = tempfile::tempdir().unwrap();
         let [single, sharded, bert] = ["single", "sharded", "bert"].map(|name| folder.path().join(name));
@@ -56,7 +56,7 @@ fn every_format_gives_the_same_weights() {
 }
 
 #[test]
-fn both_formats_cut_text_alike() {
+fn both_formats_tokenize_text_equally() {
     let folder = tempfile::tempdir().unwrap();
     let [llama, bert] = ["llama", "bert"].map(|name| folder.path().join(name));
     fs::create_dir(&llama).unwrap();

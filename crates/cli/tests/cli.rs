@@ -266,7 +266,7 @@ fn a_report_that_cannot_be_written_is_known_before_anything_is_measured() {
 }
 
 #[test]
-fn empty_lists_say_what_to_do() {
+fn empty_lists_have_a_next_step() {
     check(&["list"], 0, "", "narthex list --available");
     check(&["ps"], 0, "", "narthex serve");
     check(&["list", "--json"], 0, "[]", "");
@@ -274,7 +274,7 @@ fn empty_lists_say_what_to_do() {
 }
 
 #[test]
-fn the_doctor_names_what_must_be_mended_first_and_fails() {
+fn doctor_lists_problems_first_and_fails() {
     let home = tempfile::tempdir().unwrap();
     let doctor = |home: &Path| {
         let output = narthex(home, &["doctor"]);

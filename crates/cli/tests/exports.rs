@@ -94,7 +94,7 @@ fn a_checkpoint_is_exported_for_amd_s_tools_and_compiled_again() {
 }
 
 #[test]
-fn what_is_not_imported_says_why() {
+fn refused_imports_state_a_reason() {
     let home = tempfile::tempdir().unwrap();
     let check = |args: &[&str], code, stderr: &str| check(home.path(), args, code, "", stderr);
     let folder = tempfile::tempdir().unwrap();

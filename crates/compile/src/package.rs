@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_says_which_side_failed_and_can_be_broken_off() {
+    fn copy_errors_name_the_failed_side_and_copies_can_be_cancelled() {
         let go = AtomicBool::new(false);
         let second = || Second { pieces: 0, cancel: None };
         fn stream<T>(data: T, name: &str) -> Stream<'_, T> {

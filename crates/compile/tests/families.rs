@@ -66,7 +66,7 @@ fn every_folder_of_goldens_is_a_family_that_is_read() {
 }
 
 #[test]
-fn both_formats_say_the_same_of_the_layers() {
+fn both_formats_give_the_same_layers() {
     let layers = |path: &std::path::Path| match open(path).map(|checkpoint| checkpoint.architecture) {
         Ok(Architecture::Decoder(arch)) => arch,
         Ok(Architecture::Encoder(_)) => panic!("an encoder"),

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_does_not_load_is_mended_where_it_came_from() {
+    fn library_hints_depend_on_the_origin() {
         let hint =
             |ep| DeviceError::Plugin { ep, path: "/p".into(), reason: "no".to_owned() }.hint().unwrap();
         assert!(hint(Ep::Qnn).contains("narthex runtime rm"));

@@ -88,7 +88,7 @@ fn scaling_changes_no_logit() {
 }
 
 #[test]
-fn a_split_head_says_what_a_whole_one_says() {
+fn a_split_head_matches_a_whole_one() {
     let outliers = |fetch: &Fetch| {
         let size = |at| if fetch.name.ends_with("head") && [3, 40].contains(&at) { 400.0 } else { 1.0 };
         (0..fetch.shape[0]).map(size).collect()
@@ -126,7 +126,7 @@ fn a_run_that_does_not_fit_the_graph_is_refused() {
 }
 
 #[test]
-fn a_graph_in_segments_says_what_the_whole_one_says() {
+fn a_segmented_graph_matches_the_whole_one() {
     let package = llama(Recipe::new(Scheme::W8), None);
     let folder = package.folder.path();
     let graph = Graph::decode(&fs::read(folder.join("model.onnx")).unwrap()).unwrap();

@@ -138,7 +138,7 @@ fn without_a_layer_an_encoder_is_the_model_of_the_others() {
 }
 
 #[test]
-fn a_second_segment_counts_where_the_weights_tell_it_apart() {
+fn a_second_segment_changes_rows_of_models_with_segments() {
     for (family, differs) in [("bert", true), ("mobilebert", true), ("distilbert", false), ("roberta", false)]
     {
         let golden = Golden::read(family);

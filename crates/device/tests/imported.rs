@@ -216,7 +216,7 @@ fn heads_give_the_rows_of_the_model_that_was_exported() {
 }
 
 #[test]
-fn what_a_manifest_says_of_an_import_is_not_believed() {
+fn manifests_of_imports_are_verified() {
     use narthex_device::dynamic::DynamicExecutor;
     use narthex_spec::arch::Structure;
     let mut package = Package::imported(&exports("transformers-js"));

@@ -118,7 +118,7 @@ fn tell(machine: &Machine, libraries: &[Ep]) -> String {
 }
 
 #[test]
-fn every_machine_takes_its_own_devices_and_says_why_not_others() {
+fn every_machine_selects_its_devices_with_reasons() {
     let mut all = String::new();
     for machine in &MACHINES {
         for libraries in [&[][..], &Ep::ALL[..]] {

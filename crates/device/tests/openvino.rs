@@ -129,7 +129,7 @@ fn its_device_is_chosen_by_name() {
 }
 
 #[test]
-fn what_it_is_told_reaches_it() {
+fn options_reach_the_provider() {
     register();
     let package = Package::fixed_llama(Scheme::W8, shapes());
     let cache = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ const CHILD: &str = "NARTHEX_TEST_CHILD";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[test]
-fn nothing_is_written_and_nobody_is_called() {
+fn no_telemetry_is_written_or_sent() {
     if env::var_os(CHILD).is_some() {
         return child();
     }
@@ -35,7 +35,7 @@ fn nothing_is_written_and_nobody_is_called() {
     proxy.set_nonblocking(true).unwrap();
     let address = format!("http://{}", proxy.local_addr().unwrap());
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", "nothing_is_written_and_nobody_is_called", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "no_telemetry_is_written_or_sent", "--nocapture", "--test-threads=1"]);
     command.env(CHILD, "1").env("HOME", home.path()).env("ORT_DYLIB_PATH", library());
     for name in
         ["XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "ORT_DISABLE_TELEMETRY"]

@@ -54,7 +54,7 @@ fn packages_are_checked_by_their_graphs_for_npus() {
 }
 
 #[test]
-fn rules_alone_leave_out_what_the_compiler_said_before() {
+fn rules_only_omits_recorded_compiler_findings() {
     let tiny = Tiny::new();
     tiny.with_qnn();
     let gateway = tiny.gateway();
@@ -84,7 +84,7 @@ fn rules_alone_leave_out_what_the_compiler_said_before() {
 }
 
 #[test]
-fn checkpoints_are_told_from_their_settings() {
+fn checkpoints_are_checked_by_their_settings() {
     let tiny = Tiny::new();
     let gateway = tiny.gateway();
     let folder = tempfile::tempdir().unwrap();

@@ -94,7 +94,7 @@ mod tests {
     use crate::build::Builder;
 
     #[test]
-    fn a_part_has_what_it_reads_and_gives_what_others_read() {
+    fn a_part_has_its_inputs_constants_and_outputs() {
         let mut b = Builder::new("g", &[("", 20)]);
         let x = b.input("x", DType::F32, &[2.into(), 3.into()]);
         let one = b.scalar(1.0);

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_come_behind_what_they_read() {
+    fn nodes_follow_their_inputs() {
         let check = |nodes: Vec<Node>, expect: &str| {
             let mut graph = Graph { nodes, ..Graph::default() };
             graph.sort_nodes();

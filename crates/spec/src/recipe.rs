@@ -207,7 +207,7 @@ mod tests {
         check(2048, 64, (64, &[64], &[64]));
         let given = FixedShapes { prefill: vec![8], ..FixedShapes::new(48) };
         assert_eq!(given.or_prefill(&[64]).prefill, [8]);
-        // A decoder's past says nothing of an encoder's texts.
+        // The context of decoders does not limit an encoder's texts.
         let given = FixedShapes { prefill: vec![32], buckets: vec![64], ..FixedShapes::new(16) }.within(512);
         assert_eq!((&*given.prefill, &*given.buckets), (&[16][..], &[64][..]));
     }
@@ -228,7 +228,7 @@ mod tests {
             (prefill(&[128, 32, 128, 1]), prefill(&[64, 4096]), prefill(&[])),
             (vec![32, 128], vec![64, 512], vec![])
         );
-        // Manifests of before have one.
+        // Older manifests have a single context.
         let json = serde_json::to_value(FixedShapes::new(64)).unwrap();
         assert!(json.get("shorter").is_none());
         assert_eq!(serde_json::from_value::<FixedShapes>(json).unwrap(), FixedShapes::new(64));

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_told_apart() {
+    fn kinds_of_paths_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let check = |name: &str, expect: Result<LocalKind, &str>| {
             let path = folder.path().join(name);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_process_says_so_once_and_can_be_cancelled() {
+    fn waiting_is_reported_once_and_can_be_cancelled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         let held = attempt(&path).unwrap().unwrap();

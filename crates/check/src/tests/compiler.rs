@@ -8,9 +8,9 @@ fn a_compiler_has_the_last_word() {
     assert_eq!(whole.verdict, Verdict::Whole, "{whole}");
     assert_eq!((whole.parts[0].npu_nodes, whole.parts[0].npu_pieces), (3, 1));
     assert!(whole.findings.iter().all(|finding| finding.severity == Severity::Notes), "{whole}");
-    let told = &whole.findings[0];
+    let finding = &whole.findings[0];
     assert_eq!(
-        (told.rule, told.message.as_str()),
+        (finding.rule, finding.message.as_str()),
         (Rule::Compiler, "the vendor's compiler took all of 3 nodes")
     );
     let expected = whole.findings.iter().find(|finding| finding.rule == Rule::UnsupportedOperator).unwrap();
@@ -34,15 +34,15 @@ fn a_compiler_has_the_last_word() {
 fn a_compiler_s_reasons_are_gathered() {
     let why = Some("Cannot get shape");
     let report = compiled(&cut(), partly(&[("/a/MatMul", why), ("/b/Erf", None), ("/c/MatMul", why)], 3));
-    let told =
+    let finding =
         report.findings.iter().find(|finding| finding.message.ends_with(": Cannot get shape")).unwrap();
-    assert_eq!(told.places, ["/a/MatMul", "/c/MatMul"]);
+    assert_eq!(finding.places, ["/a/MatMul", "/c/MatMul"]);
     assert_eq!(report.verdict.to_string(), REFUSED);
 }
 
 /// Weights that no NPU holds stay too large, whatever the compiler makes of the graph.
 #[test]
-fn a_compiler_says_nothing_of_memory() {
+fn a_compiler_s_success_leaves_findings_on_memory() {
     let parts = [sized("m", 1 << 18)];
     let mut report = check("m", &parts, &options("qnn:x-elite", &[]));
     let answer = BTreeMap::from([("m.onnx".to_owned(), CompilerResult::Whole { nodes: 1 })]);
@@ -51,7 +51,7 @@ fn a_compiler_says_nothing_of_memory() {
 }
 
 #[test]
-fn a_compiler_s_failure_is_told_in_words() {
+fn compiler_errors_are_explained() {
     let relu = one("Relu", F32, &["1 4"], &[]);
     let message = "Failed to finalize QNN graph. Error code: 1002".to_owned();
     let report = compiled(

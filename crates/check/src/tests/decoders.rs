@@ -25,11 +25,11 @@ fn step(past: &str, present: &str, tokens: u64) -> Report {
 
 #[test]
 fn a_loop_as_npus_want_it_needs_no_fix() {
-    let told = |report: &Report| {
+    let shown = |report: &Report| {
         let found = report.findings.iter().find(|finding| finding.rule == Rule::DecoderLoop).unwrap();
         (found.message.clone(), found.fix.is_some())
     };
     let both = "a decoder with 1 cache input and 1 cache output".to_owned();
-    assert_eq!(told(&step("past.0.key", "new.0.key", 16)), (both.clone(), false));
-    assert_eq!(told(&step("past_key_values.0.key", "present.0.key", 112)), (both, true));
+    assert_eq!(shown(&step("past.0.key", "new.0.key", 16)), (both.clone(), false));
+    assert_eq!(shown(&step("past_key_values.0.key", "present.0.key", 112)), (both, true));
 }

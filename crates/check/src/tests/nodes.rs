@@ -93,7 +93,7 @@ fn operators_are_judged_by_what_the_compiler_answered() {
 }
 
 #[test]
-fn forms_that_narthex_mends_are_mended() {
+fn fixable_forms_are_fixed() {
     use Rule::*;
     let mended = |op, dtype, inputs: &[&str], attributes: &[(&str, Attribute)], rule| {
         check_one((op, dtype, inputs), attributes, REFUSED, Some((rule, Severity::Falls)), Some(WHOLE));
@@ -133,7 +133,7 @@ fn forms_that_narthex_mends_are_mended() {
     );
     let axes = [("perm", Attribute::Ints(vec![1, 0]))];
     check_one(("Transpose", F32, &["bool:4 8"]), &axes, WHOLE, None, None);
-    // What only an exporter can mend stays as it is.
+    // Forms that only an exporter can fix are unchanged.
     let grouped = ["1 4 64", quants, scales, "-", "i32:=64"];
     check_one(
         (nbits_op, F16, &grouped),

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn older_files_and_text_parts_say_the_same() {
+    fn older_and_newer_keys_give_the_same_architecture() {
         let sizes =
             json!({"hidden_size": 64, "num_hidden_layers": 7, "intermediate_size": 96, "sliding_window": 12});
         let with = |more: serde_json::Value| {

@@ -60,7 +60,7 @@ fn hf(config: &Config) -> Result<Decoder> {
 
 fn gguf(keys: &GgufKeys<'_>, tensors: &Tensors) -> Result<Decoder> {
     let arch = keys.decoder(tensors)?;
-    // As llama.cpp, which goes by the weights and not by `use_parallel_residual`.
+    // As in llama.cpp, the weights decide, not `use_parallel_residual`.
     let sequential = tensors.has("layers.0.mlp_norm.weight");
     let residual = if sequential { Residual::Sequential } else { Residual::Parallel };
     let normed = tensors.has("layers.0.attn.q_norm.weight");

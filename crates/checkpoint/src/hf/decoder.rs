@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_told_from_none() {
+    fn absent_windows_and_null_windows_differ() {
         let check = |class: &str, window: Value, expect| {
             let found = decoder(json!({"architectures": [class], "sliding_window": window})).unwrap();
             assert_eq!(found.layers[1].attention.window, expect);

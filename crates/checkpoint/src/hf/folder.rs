@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_out_are_told_apart() {
+    fn paths_outside_the_folder_are_refused() {
         for (name, expect) in [
             ("", true),
             ("1_Pooling", true),

@@ -162,7 +162,7 @@ mod tests {
     const USUAL: &str = "1_Pooling/config.json";
 
     #[test]
-    fn modules_say_how_rows_become_a_vector() {
+    fn modules_decide_the_pooling() {
         let two = modules(&[("Transformer", ""), ("Pooling", "1_Pooling")]);
         let three = modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
         check(&[three.clone(), (USUAL, json!({MEAN: true, CLS: false}))], Pooling::Mean, true);

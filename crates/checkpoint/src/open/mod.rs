@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_told_apart_by_their_files() {
+    fn the_files_of_a_folder_decide_the_format() {
         check(&["hf"], "safetensors");
         check(&["a.gguf"], "gguf");
         check(&["a.GGUF.gguf", "notes.txt"], "gguf");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_tell_the_architecture_without_weights() {
+    fn settings_suffice_for_the_architecture() {
         let folder = tempfile::tempdir().unwrap();
         tiny_llama_safetensors(folder.path(), 1).unwrap();
         let whole = open(folder.path()).unwrap().architecture;
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_there_are_held_against_the_settings() {
+    fn present_weights_are_checked_against_the_settings() {
         let folder = tempfile::tempdir().unwrap();
         tiny_llama_safetensors(folder.path(), 1).unwrap();
         let refused = |expect: &str| {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_apart_by_their_first_bytes() {
+    fn the_first_bytes_of_a_file_decide_the_format() {
         let folder = tempfile::tempdir().unwrap();
         let blob = folder.path().join("blob");
         fs::write(&blob, tiny_llama_gguf(1)).unwrap();

@@ -60,7 +60,7 @@ impl<'a> Cutter<'a> {
             graph.initializers.iter().map(|constant| (constant.name.as_str(), constant)).collect();
         let (mut makers, mut readers) = (HashMap::new(), HashMap::new());
         for (at, node) in graph.nodes.iter().enumerate() {
-            // An empty name stands for what is left out.
+            // An empty name is an omitted input.
             let named = |names: &'a [String]| names.iter().filter(|name| !name.is_empty());
             makers.extend(named(&node.outputs).map(|name| (name.as_str(), at)));
             readers.extend(named(&node.inputs).map(|name| (name.as_str(), at)));

@@ -111,7 +111,7 @@ impl Partial {
     }
 
     fn settle(self, out: &Path) -> Result<()> {
-        // An empty folder gives way to a whole one.
+        // A complete folder replaces an empty one.
         let _ = fs::remove_dir(out);
         fs::rename(&self.0, out).map_err(|source| CompileError::Write { path: out.to_owned(), source })
     }

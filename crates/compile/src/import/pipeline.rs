@@ -121,7 +121,7 @@ pub(super) fn join(
         return Ok(JoinedPipeline::One(Box::new(token)));
     }
     let Some(other) = difference(&prompt, &token, folder)? else {
-        // Whatever length its last stage was declared for, it gives logits of every token.
+        // The last stage outputs logits of every token, whatever its declared length.
         for output in token.outputs.iter_mut().filter(|output| output.name == names.logits) {
             output.shape.iter_mut().zip(["batch", "sequence"]).for_each(|(dim, name)| *dim = name.into());
         }

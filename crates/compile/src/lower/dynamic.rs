@@ -57,7 +57,7 @@ pub(crate) fn decoder(e: &mut Emitter<'_>, arch: &DecoderArch) -> Result<Lowered
         io.input(e, Slot::LogitsRows, "logits_rows", TensorType::new(DType::I64, &["rows".into()]));
     let mut angles = rope::Angles::write(e, arch)?;
     if let (Some(_), Some(pairs)) = (arch.switch(), rotary::pairs(arch, Rotation::Global)) {
-        // The length of the sequence decides between two sets, so the host gives the angles.
+        // The length of the sequence selects one of two sets, so the host supplies the angles.
         let kind = f32(&["positions".into(), pairs.into()]);
         let cos = io.input(e, Slot::CosTable, "cos", kind.clone());
         let sin = io.input(e, Slot::SinTable, "sin", kind);

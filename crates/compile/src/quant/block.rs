@@ -296,7 +296,7 @@ mod tests {
         check(quantize_w8(&values, 32), (160, 5, 0));
         check(quantize_w8_zeros(&values, 32, None, None), (160, 5, 5));
         check(quantize_w4(&values, 32), (80, 5, 3));
-        // The padding stands for 0.
+        // The padding is 0.
         assert_eq!(quantize_w8(&values, 32).quants[135..], [128; 25]);
         let w8 = quantize_w8_zeros(&values, 32, None, None);
         assert!(w8.quants[135..].iter().all(|q| *q == w8.zeros[4]));

@@ -150,7 +150,7 @@ impl Plan {
             (true, _) => Storage::W8,
         };
         self.push(arch.head_weight().to_owned(), arch.head_rows(), arch.hidden, head);
-        // A table whose head has lost tokens stays as it is.
+        // The table of a model with a pruned head is unchanged.
         if arch.tied_head && arch.kept_tokens.is_some() && head.plain().is_none() {
             self.push("embed.weight".to_owned(), arch.vocab, arch.hidden, head);
         }

@@ -209,7 +209,7 @@ fn exponents(mean_squares: &[f32]) -> Vec<i8> {
     let median = median(mean_squares);
     let exponent = |&square: &f32| {
         let sizes = f64::from(square) / f64::from(median);
-        // A channel that is always 0, or most of which are, says nothing of its size.
+        // Nothing is known about the size of a channel that is always or mostly 0.
         if sizes > 0.0 && sizes.is_finite() {
             (sizes.sqrt().log2() * STRENGTH).round().clamp(-LARGEST, LARGEST) as i8
         } else {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_head_keeps_its_largest_channels_from_rounding() {
+    fn the_largest_channels_of_a_split_head_are_not_rounded() {
         let check = |sizes: &[f32], expect: &[usize]| {
             let squares: Vec<f32> = sizes.iter().map(|size| size * size).collect();
             assert_eq!(outliers(&squares), expect, "{sizes:?}");

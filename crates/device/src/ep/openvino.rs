@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_units_are_told_from_other_names() {
+    fn numbered_units_are_recognised() {
         let check = |device, unit: &str, expected| assert_eq!(is_unit(device, unit), expected, "{unit}");
         check(OpenVinoDevice::Gpu, "GPU", true);
         check(OpenVinoDevice::Gpu, "GPU.1", true);

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_have_the_version_that_the_system_tells() {
+    fn drivers_have_the_system_s_version() {
         let root = tempfile::tempdir().unwrap();
         let accelerator = |kind, driver: &str| Accelerator {
             kind,

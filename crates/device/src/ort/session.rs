@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_share_a_binary_where_they_are_told_to() {
+    fn sessions_share_a_binary_on_request() {
         let check = |context: Context<'_>, expected: &[&str]| {
             let entries = context.entries();
             let keys: Vec<&str> = entries.iter().map(|(key, _)| *key).collect();

@@ -134,7 +134,7 @@ fn inline(proto: &TensorProto, dtype: Element) -> Bytes {
     let doubles = proto.double_data.iter().flat_map(|v| v.to_le_bytes());
     let longs = proto.int64_data.iter().flat_map(|v| v.to_le_bytes());
     let unsigned = proto.uint64_data.iter().flat_map(|v| v.to_le_bytes());
-    // Narrow types lie one to an int32, but for those below a byte, which stay packed.
+    // Each int32 holds one element of a narrow type, except types below a byte, which are packed.
     let width = dtype.bits().map_or(4, |bits| bits.div_ceil(8).min(4)) as usize;
     let narrow = proto.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(width));
     floats.chain(doubles).chain(longs).chain(unsigned).chain(narrow).collect::<Vec<u8>>().into()

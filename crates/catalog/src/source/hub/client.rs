@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_tell_hosts_ports_and_schemes_apart() {
+    fn origins_differ_by_host_port_and_scheme() {
         let check =
             |a: &str, b: &str, same: bool| assert_eq!(Origin::of(a) == Origin::of(b), same, "{a} {b}");
         check("https://h/x", "https://H/y", true);

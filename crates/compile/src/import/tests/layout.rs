@@ -5,7 +5,7 @@ use narthex_spec::{Variant, manifest::Slot};
 use super::*;
 
 #[test]
-fn stages_become_one_graph_where_shapes_alone_tell_them_apart() {
+fn stages_that_differ_in_shapes_only_become_one_graph() {
     /// The pipeline of the folder's configuration, changed.
     fn pipeline(folder: &Path, change: &dyn Fn(&mut serde_json::Value)) {
         let path = folder.join("genai_config.json");
@@ -79,7 +79,7 @@ fn stages_become_one_graph_where_shapes_alone_tell_them_apart() {
 }
 
 #[test]
-fn one_file_gives_what_its_folder_gives() {
+fn a_file_and_its_folder_give_the_same_import() {
     let written = |path: &Path, file: Option<&str>| {
         let out = tempfile::tempdir().unwrap();
         write(path, file, out.path()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

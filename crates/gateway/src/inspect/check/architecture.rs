@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn architectures_are_told_without_weights() {
+    fn architectures_are_checked_without_weights() {
         use narthex_spec::arch::*;
         let options = CheckOptions { target: "qnn:x-elite".parse().unwrap(), extents: BTreeMap::new() };
         let attention = Attention::plain(9, 3, 64);

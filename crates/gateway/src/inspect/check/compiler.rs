@@ -11,7 +11,7 @@ use narthex_check::{
     self as check, CheckOptions, CompilerResult, ControlResult, Evidence, FaultyNodes, ProcessEnd, Report,
     Rule, Severity,
     bisect::{self, Stopped},
-    qnn_errors::{code_in, telling},
+    qnn_errors::{code_in, relevant_lines},
     write,
 };
 use narthex_device::precompile::LOG;
@@ -208,7 +208,7 @@ impl<'a> Compiler<'a> {
         let folder = staging.commit()?;
         let graph = if piece.is_some() { folder.join(PIECE) } else { whole };
         Ok(Some(Evidence {
-            words: telling(&log),
+            words: relevant_lines(&log),
             control: control.map(|result| match result {
                 CompilerResult::Whole { .. } | CompilerResult::Partly { .. } => ControlResult::Takes,
                 CompilerResult::Failed { .. } | CompilerResult::Ended { .. } => ControlResult::Fails,

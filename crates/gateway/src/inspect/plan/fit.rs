@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn npus_hold_what_their_verdict_lets_them() {
+    fn npu_contexts_follow_the_verdict() {
         let npu = Memory {
             device: "npu",
             text: "Hexagon".to_owned(),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_that_would_do_fits_just_so() {
+    fn the_minimum_memory_is_exact() {
         let estimate = estimate(100_000);
         let device = |device, bytes| Memory { device, text: String::new(), bytes, target: None };
         let least = |memories: &[Memory]| least(&estimate, &machine(&estimate, memories));
