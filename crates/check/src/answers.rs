@@ -11,7 +11,7 @@ use crate::{
     view::View,
 };
 
-/// Asks for one case of an operator on a tensor; a tensor of which nothing is known goes by the commonest.
+/// Asks for one case of an operator on a tensor. An unknown tensor counts as the most common type and rank.
 pub(crate) fn ask_case(
     view: &View<'_>,
     node: &Node,

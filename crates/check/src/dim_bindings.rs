@@ -1,4 +1,4 @@
-//! Extents for dimensions that a model leaves open: what the user gives, else what such dimensions usually are.
+//! Extents of symbolic dimensions: given by the user, or assumed by the dimension's name.
 
 use std::{
     cell::RefCell,
@@ -25,7 +25,7 @@ impl DimBindings {
         Self { given: given.clone(), assumed: RefCell::default() }
     }
 
-    /// The extent of a symbol: given, or assumed after its name. Nothing for a name that says nothing.
+    /// Returns the extent of a symbol, given or assumed by its name; `None` for other names.
     pub(super) fn get(&self, symbol: &str) -> Option<u64> {
         if let Some(extent) = self.given.get(symbol) {
             return Some(*extent);
@@ -41,15 +41,15 @@ impl DimBindings {
     }
 }
 
-/// The usual extent of a dimension with such a name. Sums are taken apart by the caller, and other formulas, such as
-/// `Min(128, sequence)`, are no names.
+/// Returns the usual extent of a dimension with this name. The caller splits sums; other formulas, such as
+/// `Min(128, sequence)`, are not names.
 fn usual(symbol: &str) -> Option<u64> {
     if !symbol.chars().all(|c| c.is_alphanumeric() || "_-.:/#".contains(c)) {
         return None;
     }
     let name = symbol.to_ascii_lowercase();
     let says = |word: &str| name.contains(word);
-    // How wide a head is, the model decides.
+    // The model decides the width of a head.
     if says("dim") || says("head") {
         None
     } else if says("batch") {

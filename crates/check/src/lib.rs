@@ -53,7 +53,7 @@ use self::{
 pub struct CheckOptions {
     /// The target.
     pub target: Target,
-    /// Extents of dimensions that the model leaves open, by symbol.
+    /// Extents of the model's symbolic dimensions, by symbol.
     pub extents: BTreeMap<String, u64>,
 }
 
@@ -105,7 +105,7 @@ impl Report {
     }
 }
 
-/// Checks graphs as they are, some of which a vendor's compiler was given.
+/// Checks graphs, with the results of a vendor's compiler for some of them.
 fn look(
     subject: &str,
     parts: &[OnnxFile],

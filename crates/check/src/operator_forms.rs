@@ -1,4 +1,4 @@
-//! Operators whose fate hangs on their form: attributes, constant parameters, neighbours.
+//! Operators whose placement depends on attributes, constant parameters or neighbouring nodes.
 
 use narthex_graph::{Element, Node, graph::MICROSOFT};
 use narthex_spec::DType;
@@ -12,7 +12,7 @@ use crate::{
     view::View,
 };
 
-/// Returns the outcome for a node whose form decides it; `None` for operators without special forms.
+/// Returns the placement of a node that its form decides; `None` for operators without special forms.
 pub(super) fn special(view: &View<'_>, node: &Node) -> Option<Result<(), Problem>> {
     if view.facts.compiler == Compiler::OpenVino {
         return None;
@@ -59,7 +59,7 @@ fn late_extent() -> Problem {
     ))
 }
 
-/// Parameters that the compiler wants as constants.
+/// Checks parameters that the compiler requires as constants.
 fn parameters(view: &View<'_>, node: &Node, indices: &[usize]) -> Option<Problem> {
     let open = indices.iter().find(|&&index| view.input(node, index).is_some_and(|tensor| !tensor.constant));
     match open.and_then(|&index| node.input(index)) {

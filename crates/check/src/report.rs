@@ -17,7 +17,7 @@ pub struct Report {
     pub verdict: Verdict,
     /// Score of the model on the target.
     pub score: Score,
-    /// Extents that were taken for dimensions that the model leaves open, in order to count its work.
+    /// Assumed extents of symbolic dimensions, with which the work is counted.
     pub assumed: BTreeMap<String, u64>,
     /// Its graphs.
     pub parts: Vec<PartSummary>,

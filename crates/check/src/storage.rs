@@ -148,7 +148,7 @@ fn npu_weights<'a>(view: &PlacedGraph<'a>) -> BTreeMap<&'a str, u64> {
     weights
 }
 
-/// Where a weight lies: graphs that read the same place of a file share it.
+/// Location of a weight. Graphs that read the same location of a file share the weight.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place<'a> {
     /// In a data file, from a byte on.

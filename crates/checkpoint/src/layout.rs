@@ -195,7 +195,7 @@ fn whole<'a>(weight: Weight<'a>, values: &[f32]) -> Result<Weight<'a>> {
     Weight::new(weight.name, weight.shape, Encoding::F32, bytemuck::cast_slice(values).to_vec())
 }
 
-/// The sizes of a fused weight's parts, and which of them is meant.
+/// The sizes of a fused weight's parts, and the index of one of them.
 fn sizes(layer: &DecoderLayer, part: TensorPart) -> Option<(Vec<usize>, usize)> {
     let attention = &layer.attention;
     let (q, kv) = (attention.heads * attention.head_size, attention.kv_heads * attention.head_size);
@@ -264,11 +264,11 @@ fn transposed(weight: Weight<'_>) -> Result<Weight<'_>> {
     Weight::new(weight.name, vec![cols, rows], weight.encoding, bytes)
 }
 
-/// For each of `count` elements in the canonical order, its place in the file; heads have `size` elements, of which the
+/// For each of `count` elements in the canonical order, its index in the file; heads have `size` elements, of which the
 /// first `dims` are rotated.
 ///
-/// In the canonical order the pair of an element lies half a head away, rotated or not. What a product of queries and
-/// keys gives does not depend on the order of those that are not.
+/// In the canonical order the pair of an element is half a head away, rotated or not. A product of queries and keys does
+/// not depend on the order of elements that are not rotated.
 fn order(count: usize, size: usize, pairs: RopePairs, dims: usize) -> Vec<u32> {
     let (half, turned) = (size / 2, dims / 2);
     let from = |place: usize| {

@@ -144,7 +144,7 @@ pub struct Checkpoint {
     pub tokenizer: TokenizerSource,
     /// Special token rules.
     pub special: SpecialTokens,
-    /// The chat template's text, where there is one.
+    /// Text of the chat template, if there is one.
     pub chat_template: Option<String>,
     /// Prefixes of inputs, for embedding models.
     pub prompts: Prompts,

@@ -41,7 +41,7 @@ pub(crate) fn unsupported(
     CheckpointError::Unsupported { what: what.into(), expected: expected.into(), found: found.to_string() }
 }
 
-/// `value` where it lies in `range`.
+/// Returns `value` if it is in `range`.
 pub fn bounded(path: &Path, what: &str, value: usize, range: &RangeInclusive<usize>) -> Result<usize> {
     if range.contains(&value) {
         return Ok(value);
@@ -49,7 +49,7 @@ pub fn bounded(path: &Path, what: &str, value: usize, range: &RangeInclusive<usi
     Err(malformed(path, format!("{what} from {} to {}", range.start(), range.end()), value))
 }
 
-/// The bytes of a small file, at most [`MAX_TEXT_BYTES`] of them.
+/// Reads a small file of at most [`MAX_TEXT_BYTES`].
 pub fn read_small(path: &Path) -> Result<Vec<u8>> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
@@ -98,7 +98,7 @@ fn check_decoder(path: &Path, decoder: &DecoderArch) -> Result<()> {
     check_streams(path, decoder)
 }
 
-/// A layer shares keys and values with an earlier one that has its own of the same shape.
+/// Fails unless a layer shares keys and values with an earlier one that has its own of the same shape.
 fn check_shared(path: &Path, decoder: &DecoderArch, index: usize, source: usize) -> Result<()> {
     let alike = |layer: &DecoderLayer| Attention { kv: KvSource::Own, ..layer.attention.clone() };
     let earlier = decoder.layers.get(source).filter(|_| source < index);

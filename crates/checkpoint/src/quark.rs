@@ -19,7 +19,7 @@ use super::{
 /// `[0, 2, 4, 6, 1, 3, 5, 7][i]`, which Quark calls `reorder` (`Pack_4_bits` in `quark/torch/utils/pack.py`).
 pub const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Elements of a block of [`Encoding::Uint4`], of which a group has several.
+/// Elements of a block of [`Encoding::Uint4`]. A group has several blocks.
 const BLOCK: usize = 32;
 
 /// Returns whether a `quantization_config` is supported: Quark's 4-bit integers in groups with zero points, for weights

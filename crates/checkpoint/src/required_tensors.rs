@@ -1,4 +1,4 @@
-//! Which tensors an architecture needs, and whether a checkpoint has just those.
+//! The tensors that an architecture needs, and a check that a checkpoint has exactly those.
 //!
 //! Run once when a checkpoint is opened, so that the stages after it meet no missing or misshapen weight.
 
@@ -81,7 +81,7 @@ fn type_shape(tensors: &Tensors, encoder: &EncoderArch) -> Result<Vec<usize>> {
 
 pub(super) type Needed = Vec<(String, Vec<usize>)>;
 
-/// Pushes a weight `[out, in]` and, where there is one, its bias.
+/// Pushes a weight `[out, in]`, and its bias if there is one.
 fn linear(needed: &mut Needed, module: String, [out, input]: [usize; 2], bias: Bias) {
     if bias == Bias::Present {
         needed.push((format!("{module}.bias"), vec![out]));
@@ -132,7 +132,7 @@ fn decoder_weights(decoder: &DecoderArch) -> Needed {
     needed
 }
 
-/// Pushes what goes with several streams, and with per-layer embeddings.
+/// Pushes the weights of several residual streams and of per-layer embeddings.
 fn streams(needed: &mut Needed, decoder: &DecoderArch) {
     let (layers, hidden) = (decoder.layers.len(), decoder.hidden);
     let mut push = |name: String, shape: &[usize]| needed.push((format!("{name}.weight"), shape.to_vec()));

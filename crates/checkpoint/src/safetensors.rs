@@ -1,4 +1,4 @@
-//! Safetensors files, single or sharded: where each tensor lies.
+//! Safetensors files, single or sharded, as locations of tensors.
 //!
 //! The header is parsed by the `safetensors` crate, which checks offsets against shapes; sharding follows
 //! the `model.safetensors.index.json` of the `transformers` library. What tensors mean is not known here.
@@ -93,7 +93,7 @@ impl Shards {
     }
 }
 
-/// Where each tensor of a mapped file lies.
+/// Returns the location of each tensor of a mapped file.
 fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredTensor)>> {
     let header = header(path, bytes)?;
     let metadata: Metadata = match serde_json::from_slice(header) {
@@ -123,7 +123,7 @@ fn locate(path: &Path, bytes: &[u8], file: usize) -> Result<Vec<(String, StoredT
     Ok(metadata.tensors().into_iter().map(place).collect())
 }
 
-/// Bytes of a file's beginning that tell its tensors, as far as those that are there say; nothing once they suffice.
+/// Returns the number of first bytes that list a file's tensors, estimated from `beginning`; `None` if those suffice.
 pub(super) fn header_length(beginning: &[u8]) -> Option<u64> {
     let length = size_of::<u64>() as u64;
     let whole = match beginning.first_chunk().copied().map(u64::from_le_bytes) {

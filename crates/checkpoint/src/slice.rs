@@ -85,7 +85,7 @@ struct Slice {
     per_layer: usize,
 }
 
-/// The layers of `count` that are left, of which there must be one.
+/// The layers of `count` that remain; at least one must.
 fn left(count: usize, dropped: &[usize]) -> Result<Vec<usize>, SliceError> {
     let kept: Vec<usize> = (0..count).filter(|layer| !dropped.contains(layer)).collect();
     if kept.is_empty() || dropped.iter().any(|&layer| layer >= count) {

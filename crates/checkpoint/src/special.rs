@@ -1,4 +1,4 @@
-//! Which tokens end an answer, by the texts that chat formats use, and what ChatGLM3's files leave to its program.
+//! Tokens that end an answer, by the texts of chat formats, and settings of ChatGLM3 that only its own program has.
 //!
 //! Both readers add these to what a checkpoint states: conversions often name only one of a model's end tokens.
 
@@ -20,7 +20,7 @@ const END_OF_TURN: [&str; 12] = [
     "_<EOT>",
 ];
 
-/// The tokens that ChatGLM3's own program puts behind the pieces of its tokenizer, in this order.
+/// Tokens that ChatGLM3's own program appends to the pieces of its tokenizer, in this order.
 pub(super) const CHATGLM3_TOKENS: [&str; 9] = [
     "[MASK]",
     "[gMASK]",

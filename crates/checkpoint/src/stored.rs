@@ -9,13 +9,13 @@ use crate::Encoding;
 pub(super) enum TensorEncoding {
     /// A type that is decoded.
     Known(Encoding),
-    /// Integers of AMD Quark, with what lies beside them.
+    /// Integers of AMD Quark, with their scales and zero points.
     PackedTensor(Box<PackedTensor>),
     /// The format's name of one that is not; an error only when the tensor is asked for.
     Other(String),
 }
 
-/// Where a tensor lies.
+/// Location of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StoredTensor {
     /// Row-major shape.

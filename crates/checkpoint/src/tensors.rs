@@ -1,6 +1,6 @@
 //! The weights of an opened checkpoint: file tensors by canonical name.
 //!
-//! Both readers fill a [`Tensors`]; it knows where each tensor lies, not how its format's headers look.
+//! Both readers fill a [`Tensors`]; it has the location of each tensor and knows nothing of file formats.
 
 use std::{
     collections::HashMap,
@@ -165,7 +165,7 @@ fn stacked<'a>(name: &str, vectors: impl Iterator<Item = Result<Weight<'a>>>) ->
     Weight::new(name, shape, Encoding::F32, bytemuck::cast_slice(&values).to_vec())
 }
 
-/// A tensor's end, where it lies wholly inside a file of `length` bytes.
+/// Returns the end of a tensor if it is inside a file of `length` bytes.
 pub(super) fn end_of(start: usize, size: usize, length: usize) -> Option<usize> {
     start.checked_add(size).filter(|&end| end <= length)
 }

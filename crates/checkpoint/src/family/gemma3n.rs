@@ -85,10 +85,10 @@ pub(super) const GGUF: GgufFamily = GgufFamily {
 /// Layers from one with full attention to the next.
 const PATTERN: usize = 5;
 
-/// Bound of the logits where a file is silent.
+/// Default soft cap of logits.
 const LOGIT_CAP: f32 = 30.0;
 
-/// The share of activations that the first layers drop where a file is silent, and how many layers those are.
+/// Default share of activations that the first layers drop, and the number of these layers.
 const SPARSE: (f64, usize) = (0.95, 10);
 
 /// Keys beside those of Gemma 3, with what the class has where its file is silent.
@@ -227,7 +227,7 @@ fn share(path: &std::path::Path, arch: &mut DecoderArch, count: usize) -> Result
     Ok(())
 }
 
-/// The number of standard deviations below which a share of a normal distribution lies: the inverse of its distribution
+/// Quantile of the standard normal distribution: the inverse of its distribution
 /// function, by Newton's method over its series.
 fn quantile(share: f64) -> f64 {
     let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();

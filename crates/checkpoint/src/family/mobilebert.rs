@@ -50,7 +50,7 @@ const HF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-/// The keys that BERT has not, with the class's defaults.
+/// Keys beside BERT's, with the class's defaults.
 #[derive(Debug, Deserialize)]
 struct MobileBertKeys {
     #[serde(default = "narrow")]

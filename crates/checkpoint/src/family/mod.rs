@@ -108,7 +108,7 @@ pub(super) struct GgufFamily {
     pub(super) name: &'static str,
     /// Names of its weights.
     pub(super) names: &'static NameTable,
-    /// Reads its metadata; shapes that it leaves open are taken from the tensors.
+    /// Reads its metadata. Shapes that it does not state come from the tensors.
     pub(super) read: GgufReader,
 }
 

@@ -1,4 +1,4 @@
-//! RoBERTa and XLM-R (arXiv:1907.11692, arXiv:1911.02116): BERT's structure with positions that begin behind the padding's.
+//! RoBERTa and XLM-R (arXiv:1907.11692, arXiv:1911.02116): BERT's structure with positions after that of padding.
 
 use narthex_spec::arch::{Activation, EncoderArch, Family};
 use serde::Deserialize;
@@ -54,7 +54,7 @@ const HF_NAMES: NameTable = NameTable {
     ..NameTable::NONE
 };
 
-/// The key that BERT's have no use for.
+/// A key that BERT does not use.
 #[derive(Debug, Deserialize)]
 struct PadKey {
     pad_token_id: Option<usize>,
@@ -64,7 +64,7 @@ fn hf(config: &Config, sentence: &SentenceEmbedding) -> Result<EncoderArch> {
     let keys: EncoderKeys = config.keys()?;
     let heads = Heads { score: Some(Activation::Tanh), masked: Activation::Gelu };
     let arch = keys.encoder(config, head(config, sentence, &heads)?)?;
-    // A text's first token has the position behind the padding's.
+    // The first token of a text has the position after that of padding.
     let first = config.keys::<PadKey>()?.pad_token_id.unwrap_or(1).saturating_add(1);
     let Some(positions) = arch.positions.checked_sub(first).filter(|&left| left > 0) else {
         let expected = format!("max_position_embeddings above pad_token_id + 1, {first}");

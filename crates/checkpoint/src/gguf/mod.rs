@@ -8,7 +8,7 @@ pub(crate) mod meta;
 pub(crate) mod read;
 pub(crate) mod vocab;
 
-/// Bytes behind the tables that are fetched too: divisors of rotary frequencies are stored first among the weights.
+/// Bytes after the tables that are fetched too: the divisors of rotary frequencies are the first weights.
 const SETTINGS_BYTES: usize = 64 << 10;
 
 /// Returns the number of bytes to fetch from a file's start for its metadata and tensor table, or `None` if `beginning`

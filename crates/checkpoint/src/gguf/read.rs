@@ -1,7 +1,7 @@
 //! The bytes of a GGUF file, little-endian, versions 2 and 3.
 //!
-//! Follows ggml's `docs/gguf.md`. Counts, lengths and offsets are believed only as far as the file's own length
-//! and [`BUDGET`] bear them out; nothing is allocated for elements that have not been read.
+//! Follows ggml's `docs/gguf.md`. Counts, lengths and offsets are checked against the file's length
+//! and [`BUDGET`]; nothing is allocated for elements that have not been read.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map},
@@ -34,7 +34,7 @@ const MAX_DEPTH: usize = 4;
 pub(crate) struct Contents {
     /// The metadata.
     pub(crate) metadata: Metadata,
-    /// Where each tensor lies, by name.
+    /// Location of each tensor, by name.
     pub(crate) tensors: HashMap<String, StoredTensor>,
 }
 

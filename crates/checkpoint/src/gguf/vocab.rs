@@ -327,7 +327,7 @@ mod tests {
         texts.split("\n__ggml_vocab_test__\n").map(str::to_owned).zip(ids).collect()
     }
 
-    /// Texts of which the tokenizer of this file makes other tokens than `cases`.
+    /// Texts that this tokenizer splits into other tokens than that of `cases`.
     fn differing(file: &Path, specials: Specials, cases: &[(String, Vec<u32>)]) -> Vec<String> {
         let bytes = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let contents = super::super::read::read(file, &bytes).unwrap();

@@ -16,7 +16,7 @@ pub struct Config {
     class: ClassKeys,
 }
 
-/// The keys that say which class the model is.
+/// Keys of the model's class.
 #[derive(Debug, Deserialize)]
 struct ClassKeys {
     architectures: Option<Vec<String>>,
@@ -105,7 +105,7 @@ impl Config {
         self.class.quantization_config.as_ref()
     }
 
-    /// The model's class, where the file states it.
+    /// The model's class, if the file states it.
     pub fn class(&self) -> Option<&str> {
         self.class.architectures.as_ref()?.first().map(String::as_str)
     }
@@ -129,7 +129,7 @@ impl Config {
 
 #[cfg(test)]
 impl Config {
-    /// Keys of which some are changed.
+    /// Returns a configuration with some keys changed.
     pub fn changed(mut keys: Value, changes: &Value) -> Result<Self> {
         if let (Value::Object(keys), Value::Object(changes)) = (&mut keys, changes) {
             keys.extend(changes.clone());

@@ -247,7 +247,7 @@ impl DecoderKeys {
 }
 
 impl RopeKeys {
-    /// The positions of heads of which `dims` elements are rotated; `theta` is the base where the keys have none.
+    /// Rotary positions with `dims` rotated elements per head; `theta` is the base if the keys have none.
     pub(crate) fn rope(&self, config: &Config, dims: usize, theta: f64) -> Result<Rope> {
         Ok(Rope { theta: self.rope_theta.unwrap_or(theta), dims, scaling: self.scaling(config.path())? })
     }

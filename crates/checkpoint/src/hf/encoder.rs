@@ -27,7 +27,7 @@ pub(crate) struct EncoderKeys {
 }
 
 impl EncoderKeys {
-    /// The encoder that the keys describe, as far as it is BERT's.
+    /// The encoder that the keys describe, with BERT's structure.
     pub(crate) fn encoder(&self, config: &Config, head: EncoderHead) -> Result<EncoderArch> {
         if let Some(other) = self.position_embedding_type.as_deref().filter(|&kind| kind != "absolute") {
             return Err(unsupported("position_embedding_type", "absolute", other));

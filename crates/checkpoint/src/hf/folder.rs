@@ -26,7 +26,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Returns a folder of which no file was read yet.
+    /// Returns a folder without reading a file.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), files: Vec::new() }
     }

@@ -57,7 +57,7 @@ pub(super) fn tokenizer_json(
     tokenizer.to_json().map(Some).map_err(refused)
 }
 
-/// ChatGLM3's program gives these tokens the ids behind the pieces. `sop` and `eop` are parts of words otherwise.
+/// ChatGLM3's program numbers these tokens after the pieces. `sop` and `eop` also occur inside words.
 fn chatglm3(pieces: usize) -> impl Iterator<Item = Addition> {
     let ids = (0..).map_while(move |at| u32::try_from(pieces + at).ok());
     ids.zip(CHATGLM3_TOKENS).map(|(id, content)| Addition {

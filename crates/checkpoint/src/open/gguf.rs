@@ -66,7 +66,7 @@ struct GgufSettings {
     max_length: usize,
 }
 
-/// Reads the configuration; shapes that the metadata leaves open are taken from `tensors`.
+/// Reads the configuration. Shapes that the metadata does not state come from `tensors`.
 fn settings(family: &GgufFamily, metadata: &Metadata, tensors: &Tensors) -> Result<GgufSettings> {
     let keys = GgufKeys { metadata, family: family.name };
     match family.read {

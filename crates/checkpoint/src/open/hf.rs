@@ -81,7 +81,7 @@ pub(super) fn architecture_from_headers(path: &Path) -> Result<Architecture> {
     Ok(settings.architecture)
 }
 
-/// The weights of a folder, each of which the architecture knows, and their files.
+/// The weights of a folder, all of which the architecture needs, and their files.
 fn weights(
     path: &Path,
     family: &HfFamily,
