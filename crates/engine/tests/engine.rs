@@ -464,12 +464,12 @@ impl Constraint for Script {
 
 const SCRIPT: [u32; 8] = [4, 40, 33, 2, 49, 0, 7, 7];
 
-/// Runs a script; what was heard, and the number of steps.
+/// Runs a script; the recording, and the number of steps.
 fn scripted(
     change: impl FnOnce(&mut Request),
     forced: std::ops::Range<usize>,
     end: ScriptEnd,
-) -> (Heard, u64) {
+) -> (Recording, u64) {
     let mut bench = Bench::new(limits(2, 1 << 20));
     let sink = Recorder::new();
     let script = Script { tokens: SCRIPT.to_vec(), forced, at: 0, allowed: [0; 2], outcome: end };
@@ -477,15 +477,19 @@ fn scripted(
     change(&mut request);
     bench.core.submit(request).unwrap();
     bench.drain();
-    (sink.heard(), bench.core.stats().steps)
+    (sink.recording(), bench.core.stats().steps)
 }
 
 #[test]
 fn a_constraint_decides_tokens_and_the_end() {
     let check =
         |change: fn(&mut Request), forced: std::ops::Range<usize>, tokens: &[u32], finish: Finish, steps| {
-            let (heard, found) = scripted(change, forced.clone(), ScriptEnd::Complete);
-            assert_eq!((&heard.tokens[..], &heard.ends[0].0, found), (tokens, &finish, steps), "{forced:?}");
+            let (recording, found) = scripted(change, forced.clone(), ScriptEnd::Complete);
+            assert_eq!(
+                (&recording.tokens[..], &recording.ends[0].0, found),
+                (tokens, &finish, steps),
+                "{forced:?}"
+            );
         };
     check(|_| (), 0..0, &SCRIPT, Finish::Stop, 8);
     check(|r| r.sampling.temperature = 3.0, 0..0, &SCRIPT, Finish::Stop, 8);
@@ -513,12 +517,12 @@ fn log_probs_of_forced_tokens_are_those_of_the_model() {
 fn a_constraint_that_fails_ends_its_sequence_alone() {
     let unsatisfied = |reason: &str| Finish::Unsatisfied { reason: reason.to_owned() };
     let check = |end, finish| {
-        let (heard, _) = scripted(|_| (), 0..0, end);
-        assert_eq!((&heard.tokens[..], &heard.ends[0].0), (&SCRIPT[..], &finish));
+        let (recording, _) = scripted(|_| (), 0..0, end);
+        assert_eq!((&recording.tokens[..], &recording.ends[0].0), (&SCRIPT[..], &finish));
     };
     check(ScriptEnd::Failure, unsatisfied("the script failed"));
     check(ScriptEnd::Panic, unsatisfied("its code panicked; please report this"));
-    let (heard, _) =
+    let (recording, _) =
         scripted(|r| r.sampling.logit_bias = vec![(33, f32::NEG_INFINITY)], 0..0, ScriptEnd::Complete);
-    assert_eq!(heard.ends[0].0, unsatisfied("it allows none of the model's tokens"));
+    assert_eq!(recording.ends[0].0, unsatisfied("it allows none of the model's tokens"));
 }

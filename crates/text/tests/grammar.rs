@@ -134,10 +134,10 @@ impl Bench {
         };
         self.core.submit(request).unwrap();
         while self.core.step() == Work::Busy {}
-        let heard = sink.heard();
+        let recording = sink.recording();
         let bytes: Vec<u8> =
-            heard.tokens.iter().flat_map(|&token| self.tokenizer.token_bytes(token)).collect();
-        Ok((String::from_utf8_lossy(&bytes).into_owned(), heard.ends[0].0.clone()))
+            recording.tokens.iter().flat_map(|&token| self.tokenizer.token_bytes(token)).collect();
+        Ok((String::from_utf8_lossy(&bytes).into_owned(), recording.ends[0].0.clone()))
     }
 
     fn biases(&self) -> Vec<(u32, f32)> {
