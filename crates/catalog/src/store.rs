@@ -15,11 +15,14 @@
 //! Nothing outside `tmp/` is ever incomplete: folders are filled in `tmp/`, flushed, and renamed into place. A replaced
 //! folder is first renamed to `<folder>.old` and then removed. If a process dies in between, [`Store::open`] restores or
 //! removes it. It also removes staging folders of dead processes.
+//!
+//! On Unix only the store's user can read it: folders have mode 700 and files 600.
 
 mod keys;
 mod lock;
 mod machine;
 mod packages;
+mod privacy;
 pub(crate) mod receipt;
 mod recover;
 mod staging;
@@ -36,7 +39,7 @@ use narthex_spec::{ProgressSink, Sha256};
 pub use packages::PackageInfo;
 pub use staging::Staging;
 
-use crate::{Cancel, error::Error, files};
+use crate::{Cancel, error::Error, files, network::Network};
 
 /// The environment variable that names the store's folder.
 pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
@@ -45,6 +48,7 @@ pub const HOME_VARIABLE: &str = "NARTHEX_HOME";
 #[derive(Debug, Clone)]
 pub struct Store {
     root: Arc<Path>,
+    network: Network,
 }
 
 impl Store {
@@ -59,8 +63,8 @@ impl Store {
         Staging::new(self, self.root().join("failures").join(lock::file_stem(name)))
     }
 
-    /// Opens the store at `root`, else at `NARTHEX_HOME`, else in the platform's data folder, and clears away what
-    /// dead processes left.
+    /// Opens the store at `root`, else at `NARTHEX_HOME`, else in the platform's data folder. Makes it private to its user, and
+    /// clears away what dead processes left.
     ///
     /// A store that cannot be written to opens all the same, so that installed models can be used; the first write
     /// then fails with [`Error::Io`].
@@ -70,13 +74,26 @@ impl Store {
             None => platform_folder().ok_or(Error::NoDataFolder)?,
         };
         let root = std::path::absolute(&root).map_err(Error::io("find", root))?;
-        let store = Self { root: root.into() };
+        let store = Self { root: root.into(), network: Network::from_environment() };
+        if let Err(error) = privacy::tighten_open(&store.root) {
+            tracing::warn!(%error, "other users of this machine may read the store");
+        }
         if store.root.is_dir()
             && let Err(error) = recover::recover(&store)
         {
             tracing::warn!(%error, "leftovers of earlier runs could not be cleared away");
         }
         Ok(store)
+    }
+
+    /// Returns the store without downloads into it.
+    pub fn offline(self) -> Self {
+        Self { network: Network::CacheOnly, ..self }
+    }
+
+    /// Use of the network for downloads into the store.
+    pub fn network(&self) -> Network {
+        self.network
     }
 
     /// The store's folder, absolute.
@@ -112,6 +129,7 @@ impl Store {
     pub(crate) fn adopt_blob(&self, file: &Path, digest: &Sha256) -> Result<PathBuf, Error> {
         let folder = self.folder("blobs")?;
         let path = folder.join(digest.to_string());
+        privacy::tighten(file)?;
         fs::OpenOptions::new()
             .write(true)
             .open(file)
@@ -140,7 +158,7 @@ impl Store {
     /// A folder of the store, made if need be.
     fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.root.join(name);
-        fs::create_dir_all(&path).map_err(Error::io("create", &path))?;
+        privacy::create_folder(&path)?;
         Ok(path)
     }
 

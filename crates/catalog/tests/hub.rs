@@ -18,7 +18,8 @@ use narthex_catalog::{
     Cancel, Error, ErrorKind,
     error::HubError,
     index::{HubSource, TokenizerFiles},
-    source::hub::{Hub, HubOptions, Network, RepoSummary, Snapshot},
+    network::Network,
+    source::hub::{Hub, HubOptions, RepoSummary, Snapshot},
 };
 use narthex_spec::{Progress, progress::Quiet};
 use standin::{COMMIT, Reply, Repo, Request, Server, noise};

@@ -220,3 +220,55 @@ fn a_store_that_cannot_be_written_opens_and_says_why() {
     assert!(matches!(store.stage_package(&name("a"), Scheme::W8), Err(Error::Io { .. })));
     open(folder.path()).check_writable().unwrap();
 }
+
+#[cfg(unix)]
+#[test]
+fn only_its_user_can_read_the_store() {
+    use std::os::unix::fs::PermissionsExt;
+
+    fn modes(path: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
+        let meta = fs::symlink_metadata(path).unwrap();
+        if meta.is_symlink() {
+            return;
+        }
+        found.push((path.to_path_buf(), meta.permissions().mode() & 0o777));
+        if meta.is_dir() {
+            fs::read_dir(path).unwrap().for_each(|entry| modes(&entry.unwrap().path(), found));
+        }
+    }
+    let check = |root: &Path| {
+        let mut found = Vec::new();
+        modes(root, &mut found);
+        assert!(found.len() > 4);
+        for (path, mode) in found {
+            let expect = if path.is_dir() { 0o700 } else { 0o600 };
+            assert_eq!(mode, expect, "{}", path.display());
+        }
+    };
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("store");
+    let store = Store::open(Some(root.clone())).unwrap();
+    let name = "tiny".parse().unwrap();
+    let staging = store.stage_package(&name, Scheme::F32).unwrap();
+    // The compiler's files have the usual mode until they are moved into place.
+    fs::create_dir(staging.path().join("parts")).unwrap();
+    for file in ["manifest.json", "parts/model.onnx"] {
+        fs::write(staging.path().join(file), "{}").unwrap();
+        fs::set_permissions(staging.path().join(file), fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    let package = staging.commit().unwrap();
+    store.machine(&package, "cpu").unwrap().write("record.json", b"{}").unwrap();
+    check(&root);
+    // A store of an earlier version, with a link out of it.
+    let outside = home.path().join("outside");
+    fs::write(&outside, "").unwrap();
+    fs::set_permissions(&outside, fs::Permissions::from_mode(0o644)).unwrap();
+    std::os::unix::fs::symlink(&outside, root.join("packages/link")).unwrap();
+    for path in [root.clone(), package.clone(), package.join("manifest.json")] {
+        let mode = if path.is_dir() { 0o755 } else { 0o644 };
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    Store::open(Some(root.clone())).unwrap();
+    check(&root);
+    assert_eq!(fs::metadata(&outside).unwrap().permissions().mode() & 0o777, 0o644);
+}

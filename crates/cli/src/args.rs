@@ -42,12 +42,23 @@ pub(crate) struct Args {
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of the store and of downloads into it.
+#[derive(Debug, Clone, ClapArgs)]
+pub(crate) struct StoreArgs {
     /// Folder for models and runtimes
     #[arg(long, env = "NARTHEX_HOME", value_name = "DIR", global = true)]
     pub(crate) home: Option<PathBuf>,
 
-    #[command(subcommand)]
-    pub(crate) command: Command,
+    /// Use only files on this machine; neither the network nor pip is used [env: NARTHEX_OFFLINE, HF_HUB_OFFLINE]
+    #[arg(long, global = true)]
+    pub(crate) offline: bool,
 }
 
 /// The commands.
@@ -183,6 +194,14 @@ pub(crate) struct ServeArgs {
     /// Memory for the KV cache per model, in MiB
     #[arg(long, default_value_t = Config::standard().kv_budget >> 20, value_name = "MIB", value_parser = at_least_one)]
     pub(crate) kv_budget: usize,
+
+    /// Memory for the KV caches of all models together, in MiB; idle models leave for others
+    #[arg(long, default_value_t = Config::standard().kv_total >> 20, value_name = "MIB", value_parser = at_least_one)]
+    pub(crate) kv_total: usize,
+
+    /// Maximum number of models in memory; idle models leave for others
+    #[arg(long, default_value_t = Config::standard().max_models, value_name = "N", value_parser = at_least_one)]
+    pub(crate) max_models: usize,
 
     /// Maximum number of waiting requests per model
     #[arg(long, default_value_t = Config::standard().max_queue)]

@@ -1,24 +1,11 @@
 //! Exit codes of the process: one match from kinds of errors to codes.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{io, process::ExitCode};
 
 use narthex_gateway::{Error, ErrorKind};
 use narthex_server::ServeError;
 
-/// A closed standard output, which ends the process without an error.
-#[derive(Debug)]
-pub(crate) struct ClosedPipe;
-
-impl std::fmt::Display for ClosedPipe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("standard output is closed")
-    }
-}
-
-impl std::error::Error for ClosedPipe {}
+use crate::output::{self, ClosedPipe};
 
 /// A negative result of `check` or `doctor` that was already printed.
 #[derive(Debug, Clone, Copy)]
@@ -79,15 +66,13 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(code(kind));
     }
     let hint = gateway.and_then(Error::hint).or_else(|| serve.and_then(ServeError::hint));
-    let mut stderr = io::stderr().lock();
-    // A failure is ignored: with standard error closed there is nowhere to report it.
-    let _ = match gateway.is_some() || serve.is_some() {
+    match gateway.is_some() || serve.is_some() {
         // These errors include their causes in their messages.
-        true => writeln!(stderr, "error: {error}"),
-        false => writeln!(stderr, "error: {error:#}"),
-    };
+        true => output::note(format_args!("error: {error}")),
+        false => output::note(format_args!("error: {error:#}")),
+    }
     if let Some(hint) = hint {
-        let _ = writeln!(stderr, "hint: {hint}");
+        output::note(format_args!("hint: {hint}"));
     }
     ExitCode::from(code(kind))
 }

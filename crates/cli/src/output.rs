@@ -8,10 +8,21 @@ use std::{
 };
 
 use anyhow::Context;
+use narthex_gateway::redact;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
-use crate::exit::ClosedPipe;
+/// A closed standard output, which ends the process without an error.
+#[derive(Debug)]
+pub(crate) struct ClosedPipe;
+
+impl std::fmt::Display for ClosedPipe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("standard output is closed")
+    }
+}
+
+impl std::error::Error for ClosedPipe {}
 
 /// Sends logs to standard error: `RUST_LOG`, else by the number of `-v`.
 pub(crate) fn start_log(verbose: u8) {
@@ -22,8 +33,22 @@ pub(crate) fn start_log(verbose: u8) {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let colours = io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Redacted).with_ansi(colours);
     log.without_time().init();
+}
+
+/// Standard error without the credentials in a text. The log writes each event at once.
+struct Redacted;
+
+impl Write for Redacted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stderr().lock().write_all(redact(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 /// Prints and flushes text; a closed pipe becomes [`ClosedPipe`].
@@ -80,10 +105,10 @@ impl Drop for NewFile {
     }
 }
 
-/// Prints one line to standard error.
+/// Prints one line to standard error, without the credentials in it.
 pub(crate) fn note(line: impl std::fmt::Display) {
     // A failure is ignored: with standard error closed there is nowhere to report it.
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", redact(&line.to_string()));
 }
 
 #[cfg(test)]

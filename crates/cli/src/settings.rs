@@ -1,18 +1,16 @@
 //! The gateway's settings from arguments, in pure functions.
 
-use std::path::PathBuf;
+use narthex_gateway::{Config, Network};
 
-use narthex_gateway::Config;
-
-use crate::args::{LoadArgs, ServeArgs};
+use crate::args::{LoadArgs, ServeArgs, StoreArgs};
 
 /// The gateway's settings for a command.
-pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
-    let standard = Config::standard();
+pub(crate) fn config(store: &StoreArgs, load: Option<&LoadArgs>) -> Config {
+    let network = if store.offline { Network::CacheOnly } else { Network::Allowed };
+    let standard = Config { home: store.home.clone(), network, ..Config::standard() };
     match load {
-        None => Config { home, ..standard },
+        None => standard,
         Some(load) => Config {
-            home,
             scheme: load.scheme,
             threads: load.threads,
             providers: load.providers.clone(),
@@ -27,12 +25,15 @@ pub(crate) fn config(home: Option<PathBuf>, load: Option<&LoadArgs>) -> Config {
 }
 
 /// The gateway's settings for `serve`.
-pub(crate) fn serve_config(home: Option<PathBuf>, serve: &ServeArgs) -> Config {
+pub(crate) fn serve_config(store: &StoreArgs, serve: &ServeArgs) -> Config {
     Config {
         slots: serve.slots,
         kv_budget: serve.kv_budget.saturating_mul(1 << 20),
+        // One model must fit.
+        kv_total: serve.kv_total.max(serve.kv_budget).saturating_mul(1 << 20),
+        max_models: serve.max_models,
         max_queue: serve.max_queue,
-        ..config(home, Some(&serve.load))
+        ..config(store, Some(&serve.load))
     }
 }
 
@@ -49,12 +50,19 @@ mod tests {
         let args = Args::try_parse_from([
             "narthex",
             "serve",
+            "--offline",
+            "--home",
+            "/x",
             "--port",
             "9",
             "--slots",
             "3",
             "--kv-budget",
             "64",
+            "--kv-total",
+            "32",
+            "--max-models",
+            "5",
             "--scheme",
             "w4",
             "--threads",
@@ -74,11 +82,12 @@ mod tests {
         ])
         .unwrap();
         let Command::Serve(serve) = args.command else { panic!("not serve") };
-        let config = serve_config(Some("/x".into()), &serve);
+        let config = serve_config(&args.store, &serve);
         assert_eq!((config.slots, config.kv_budget, config.threads), (3, 64 << 20, 2));
+        assert_eq!((config.kv_total, config.max_models), (64 << 20, 5));
         assert_eq!((config.scheme, config.home), (Some(Scheme::W4), Some("/x".into())));
         assert_eq!((config.providers.to_string().as_str(), config.npu), ("directml,cpu", NpuPolicy::Off));
-        assert_eq!(config.power, Power::Saver);
+        assert_eq!((config.power, config.network), (Power::Saver, Network::CacheOnly));
         assert_eq!(config.npu_options.to_string(), "priority=high,vtcm=4");
         assert_eq!(
             (config.npu_share, config.place.unwrap().to_string().as_str()),

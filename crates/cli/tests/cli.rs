@@ -184,6 +184,93 @@ fn serving_other_machines_needs_a_key() {
     check(&["serve", "--allowed-host", "http://box.lan"], 2, "", "expected a host");
 }
 
+/// A Python module `pip` for `PYTHONPATH` that runs these statements instead of a download.
+fn pip_module(folder: &Path, statements: &str) {
+    std::fs::create_dir_all(folder.join("pip")).unwrap();
+    std::fs::write(folder.join("pip/__init__.py"), "").unwrap();
+    let main = format!("import os, subprocess, sys\nif '--version' not in sys.argv:\n    {statements}\n");
+    std::fs::write(folder.join("pip/__main__.py"), main).unwrap();
+}
+
+fn with_pip(home: &Path, args: &[&str]) -> Command {
+    let mut command = command(&home.join("store"), args);
+    command.env_remove("NARTHEX_PYTHON").env_remove("HF_HUB_OFFLINE").env("PYTHONPATH", home);
+    command
+}
+
+#[test]
+fn offline_nothing_is_started() {
+    let home = tempfile::tempdir().unwrap();
+    let started = home.path().join("started");
+    pip_module(home.path(), &format!("open({:?}, 'w')", started.display().to_string()));
+    let run = |command: &mut Command| {
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let pull = ["pull", "smollm2:135m"];
+    let offline = [&pull[..], &["--offline"]].concat();
+    for command in
+        [&mut with_pip(home.path(), &offline), with_pip(home.path(), &pull).env("NARTHEX_OFFLINE", "1")]
+    {
+        let (code, error) = run(command);
+        assert!(code == Some(4) && error.contains("hint: run the command once without --offline"), "{error}");
+        assert!(!started.exists(), "pip was started");
+    }
+    let (code, error) = run(&mut with_pip(home.path(), &["pull", "hf:owner/repo", "--offline"]));
+    assert!(code == Some(4) && error.contains("not in the cache, and the network is forbidden"), "{error}");
+    run(&mut with_pip(home.path(), &pull));
+    assert!(started.exists(), "the stand-in works");
+}
+
+#[test]
+fn credentials_of_an_index_are_not_printed() {
+    let home = tempfile::tempdir().unwrap();
+    pip_module(home.path(), "sys.exit('ERROR: cannot reach https://user:secret@index.example/simple')");
+    let output = with_pip(home.path(), &["-vv", "pull", "smollm2:135m"]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("https://***@index.example/simple") && !error.contains("secret"), "{error}");
+    let mut command = command(home.path(), &["pull", "hf:owner/repo"]);
+    let output =
+        command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", "https://user:secret@hub.example").output();
+    let error = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(error.contains("https://***@hub.example") && !error.contains("secret"), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_killed_pull_leaves_no_child_process() {
+    use std::time::{Duration, Instant};
+
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("pid");
+    let written = file.display().to_string();
+    // pip has a child of its own, too.
+    let statements = format!(
+        "child = subprocess.Popen(['sleep', '60']); f = open({written:?} + '.new', 'w'); \
+         f.write(f'{{os.getpid()}} {{child.pid}}'); f.close(); os.rename(f.name, {written:?}); child.wait()"
+    );
+    pip_module(home.path(), &statements);
+    let mut pull = with_pip(home.path(), &["pull", "smollm2:135m"]).stderr(Stdio::null()).spawn().unwrap();
+    let wait = |what: &str, done: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while !done() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait("pip starts", &|| file.exists());
+    let pids = std::fs::read_to_string(&file).unwrap();
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    // A process that nobody waits for stays as a zombie, which runs no more.
+    let runs = |pid: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim().starts_with('Z'))
+    };
+    assert_eq!(pids.split_whitespace().count(), 2, "{pids}");
+    wait("the end of pip and its child", &|| !pids.split_whitespace().any(runs));
+}
+
 #[test]
 fn the_catalogue_is_a_ranking() {
     let home = tempfile::tempdir().unwrap();

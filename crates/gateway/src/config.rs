@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use narthex_catalog::network::Network;
 use narthex_spec::{DeviceOrder, NpuOptions, NpuPolicy, PlacementChoice, Power, Scheme};
 
 /// Default minimum share of a model's work on the NPU when one is required.
@@ -25,6 +26,8 @@ pub(crate) const NPU_SHARE: f64 = 0.99;
 pub struct Config {
     /// Folder of the store; `None` for `NARTHEX_HOME`, else the platform's data folder.
     pub home: Option<PathBuf>,
+    /// Use of the network. `NARTHEX_OFFLINE` and `HF_HUB_OFFLINE` forbid it too.
+    pub network: Network,
     /// Library of ONNX Runtime; `None` for `ORT_DYLIB_PATH`, else the store's, which is installed on first need.
     pub runtime: Option<PathBuf>,
     /// Weight scheme of models that are named without one; `None` for `w8`, else any installed scheme.
@@ -49,6 +52,10 @@ pub struct Config {
     pub slots: usize,
     /// Maximum bytes of the KV cache of each chat model.
     pub kv_budget: usize,
+    /// Maximum bytes of the KV caches of all chat models together. Each one reserves its own maximum.
+    pub kv_total: usize,
+    /// Maximum number of models in memory.
+    pub max_models: usize,
     /// Maximum number of waiting requests of each model.
     pub max_queue: usize,
     /// Maximum time that a request waits for its model to load.
@@ -64,6 +71,7 @@ impl Config {
     pub fn standard() -> Self {
         Self {
             home: None,
+            network: Network::Allowed,
             runtime: None,
             scheme: None,
             providers: DeviceOrder::auto(),
@@ -75,6 +83,8 @@ impl Config {
             threads: 0,
             slots: 8,
             kv_budget: 2 << 30,
+            kv_total: 8 << 30,
+            max_models: 8,
             max_queue: 64,
             load_wait: Duration::from_secs(45),
             retry_failed_after: Duration::from_secs(10),

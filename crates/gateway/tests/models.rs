@@ -7,7 +7,7 @@ mod support;
 use std::{fs, path::Path, time::Duration};
 
 use narthex_gateway::{
-    Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild,
+    AutoPull, Cancel, CompileRequest, Config, Error, ErrorKind, Gateway, Rebuild, Rights,
     doctor::Level,
     models::{ModelKind, ModelState},
     request::{EmbedRequest, Overlong, Prompt},
@@ -48,6 +48,73 @@ fn a_model_is_loaded_on_first_use() {
         let engine = gateway.status()[0].engine.unwrap();
         (engine.running, engine.waiting, engine.generated_tokens) == (0, 0, 8)
     });
+}
+
+#[test]
+fn an_idle_model_leaves_for_another_and_one_in_use_stays() {
+    let tiny = Tiny::new();
+    let (chat, encoder) = (tiny.long_chat(), tiny.embedding());
+    let config = Config { max_models: 1, retry_failed_after: Duration::ZERO, ..tiny.config() };
+    let gateway = Gateway::open(config).unwrap();
+    let embed = || gateway.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new());
+    ask(&gateway, &chat, question("the cat", greedy(2)));
+    // The counters of the chat model are as old as its last step.
+    eventually("room", || embed().is_ok());
+    assert_eq!(states(&gateway), [(encoder.clone(), ModelState::Ready)]);
+    let (sink, heard) = events();
+    let running = gateway.chat(&chat, question("the cat", greedy(LONG_CONTEXT / 2)), sink).unwrap();
+    heard.recv_timeout(PATIENCE).unwrap();
+    let error = embed().unwrap_err();
+    assert!(error.to_string().contains("there is no room for") && error.retry_after().is_some(), "{error}");
+    assert!(error.hint().unwrap().contains("--max-models"));
+    running.cancel();
+    eventually("room", || embed().is_ok());
+}
+
+#[test]
+fn the_kv_caches_of_all_models_are_bounded() {
+    let tiny = Tiny::new();
+    let (first, second, encoder) = (tiny.chat(), tiny.long_chat(), tiny.embedding());
+    let config = Config { kv_total: 3 << 30, retry_failed_after: Duration::ZERO, ..tiny.config() };
+    let gateway = Gateway::open(config).unwrap();
+    gateway.load(&first, &Quiet, &Cancel::new()).unwrap();
+    gateway.load(&encoder, &Quiet, &Cancel::new()).unwrap();
+    // Two caches of 2 GiB are too many; an encoder has none and stays.
+    gateway.load(&second, &Quiet, &Cancel::new()).unwrap();
+    let mut names: Vec<String> = states(&gateway).into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    let mut expect = [second, encoder];
+    expect.sort();
+    assert_eq!(names, expect);
+}
+
+#[test]
+fn requests_without_the_right_pull_nothing() {
+    let tiny = Tiny::new();
+    let gateway = tiny.gateway();
+    let rights = |auto_pull| gateway.with_rights(Rights { auto_pull, ..Rights::default() }.into());
+    let error = refused(&rights(AutoPull::Never), "smollm2:135m");
+    assert!(error.kind() == ErrorKind::NotFound && error.hint().unwrap().contains("narthex pull"), "{error}");
+    let listed = |auto_pull| {
+        let models = rights(auto_pull).models().unwrap();
+        models.iter().filter(|model| model.auto_pull).count()
+    };
+    let counts = [AutoPull::Never, AutoPull::Catalogue, AutoPull::Always].map(listed);
+    assert!(counts[0] == 0 && 0 < counts[1] && counts[1] < counts[2], "{counts:?}");
+}
+
+#[test]
+fn a_caller_uses_its_models_alone() {
+    let tiny = Tiny::new();
+    let (chat, encoder, gateway) = (tiny.chat(), tiny.embedding(), tiny.gateway());
+    let models = [encoder.parse().unwrap()].into();
+    let caller = gateway.with_rights(Rights { models, auto_pull: AutoPull::Never }.into());
+    caller.embed(&encoder, &EmbedRequest::new(["the cat"]), &Cancel::new()).unwrap();
+    let error = refused(&caller, &format!("{chat}@f32"));
+    assert!(error.kind() == ErrorKind::Forbidden && error.param() == Some("model"), "{error}");
+    assert_eq!(caller.model(&chat).unwrap_err().kind(), ErrorKind::Forbidden);
+    ask(&gateway, &chat, question("the cat", greedy(2)));
+    assert_eq!((states(&gateway).len(), states(&caller).len(), caller.models().unwrap().len()), (2, 1, 1));
 }
 
 #[test]

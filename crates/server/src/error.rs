@@ -11,7 +11,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use narthex_gateway::{Error, ErrorKind};
+use narthex_gateway::{Error, ErrorKind, redact};
 use serde_json::json;
 
 /// Maximum bytes of a text in an error.
@@ -149,7 +149,7 @@ impl From<Error> for ApiError {
         };
         Self {
             status: status(error.kind()),
-            message,
+            message: redact(&message).into_owned(),
             param: error.param().map(str::to_owned),
             code,
             retry_after: error.retry_after().map(|after| after.as_secs().max(1)),

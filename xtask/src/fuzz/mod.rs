@@ -48,6 +48,8 @@ pub(crate) enum Target {
     Manifest,
     /// Wheels.
     Wheel,
+    /// Files of API keys.
+    Keys,
 }
 
 impl Target {
@@ -59,7 +61,7 @@ impl Target {
     /// Maximum length of an input; shorter inputs run faster.
     pub(crate) fn max_bytes(self) -> usize {
         match self {
-            Self::Template | Self::Pieces => 16 << 10,
+            Self::Template | Self::Pieces | Self::Keys => 16 << 10,
             Self::Onnx | Self::Request | Self::Wheel => 32 << 10,
             Self::Gguf | Self::Safetensors | Self::HfConfig | Self::Manifest | Self::Import => 64 << 10,
         }

@@ -5,12 +5,16 @@ use std::time::Duration;
 use narthex_spec::Sha256;
 
 use super::ErrorKind;
+use crate::redact::redact;
 
 /// A failure of the hub or of the connection to it.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// `HF_ENDPOINT` is not an address.
-    #[error("{endpoint:?} is not a hub's address: expected http:// or https:// and a host")]
+    #[error(
+        "{:?} is not a hub's address: expected http:// or https:// and a host, without credentials",
+        redact(endpoint)
+    )]
     BadEndpoint {
         /// Value of the variable.
         endpoint: String,
@@ -53,7 +57,7 @@ pub enum HubError {
         retry_after: Option<Duration>,
     },
     /// No connection could be made.
-    #[error("cannot reach {host}: {source}")]
+    #[error("cannot reach {host}: {}", redact(&source.to_string()))]
     Unreachable {
         /// The host.
         host: String,
@@ -61,7 +65,7 @@ pub enum HubError {
         source: Box<ureq::Error>,
     },
     /// The connection broke.
-    #[error("the connection broke while fetching {what}: {source}")]
+    #[error("the connection broke while fetching {what}: {}", redact(&source.to_string()))]
     Broken {
         /// Requested item.
         what: String,
@@ -159,7 +163,7 @@ pub enum HubError {
         name: String,
     },
     /// The repository is not in the cache, and the network may not be used.
-    #[error("{repo} is not in the cache, and HF_HUB_OFFLINE forbids the network")]
+    #[error("{repo} is not in the cache, and the network is forbidden")]
     NotCached {
         /// The repository.
         repo: String,
@@ -222,7 +226,7 @@ impl HubError {
                 return Some(format!("name one of them: hf:{repo}/{first}"));
             }
             Self::HostileName { .. } => "do not use this repository",
-            Self::NotCached { .. } => "unset HF_HUB_OFFLINE once to download it",
+            Self::NotCached { .. } => super::ONLINE,
         };
         Some(text.to_owned())
     }

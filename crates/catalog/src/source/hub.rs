@@ -31,6 +31,7 @@ use crate::{
     error::{Error, HubError},
     files,
     index::{self, HubSource, TokenizerFiles},
+    network::Network,
 };
 
 /// Default endpoint, unless `HF_ENDPOINT` names another.
@@ -57,26 +58,17 @@ pub struct HubOptions {
     pub network: Network,
 }
 
-/// Use of the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Network {
-    /// Requests are sent.
-    Allowed,
-    /// Only files in the cache are used.
-    CacheOnly,
-}
-
 impl HubOptions {
-    /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or
-    /// `HF_HOME`, and `HF_HUB_OFFLINE`.
-    pub fn from_environment() -> Result<Self, Error> {
+    /// Reads the variables of the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN` or the token file, `HF_HUB_CACHE` or `HF_HOME`.
+    pub fn from_environment(network: Network) -> Result<Self, Error> {
         let home = || directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_path_buf());
-        Self::from_variables(&|name| env::var(name).ok(), home())
+        Self::from_variables(&|name| env::var(name).ok(), home(), network)
     }
 
     fn from_variables(
         get: &dyn Fn(&str) -> Option<String>,
         user_home: Option<PathBuf>,
+        network: Network,
     ) -> Result<Self, Error> {
         let variable = |name: &str| get(name).filter(|value| !value.is_empty());
         let path = |name: &str| variable(name).map(PathBuf::from);
@@ -92,14 +84,12 @@ impl HubOptions {
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
         let from_file = || String::from_utf8(files::read_small(&token_file, 4096).ok()?).ok();
         let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(from_file);
-        let offline = variable("HF_HUB_OFFLINE")
-            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"));
         Ok(Self {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
             token: token.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()),
             cache,
             backoff: Duration::from_millis(500),
-            network: if offline { Network::CacheOnly } else { Network::Allowed },
+            network,
         })
     }
 }
@@ -345,20 +335,21 @@ mod tests {
         let token_file = folder.path().join("token");
         fs::write(&token_file, "from-file\n").unwrap();
         let token_file = token_file.display().to_string();
-        let check = |given: &[(&str, &str)], cache: &str, token: Option<&str>, network: Network| {
+        let check = |given: &[(&str, &str)], cache: &str, token: Option<&str>| {
             let get = |name: &str| {
                 given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
-            let options = HubOptions::from_variables(&get, Some(PathBuf::from("/home/u"))).unwrap();
+            let options = HubOptions::from_variables(&get, Some(PathBuf::from("/home/u")), Network::Allowed);
+            let options = options.unwrap();
             assert_eq!(options.cache, PathBuf::from(cache), "{given:?}");
-            assert_eq!((options.token.as_deref(), options.network), (token, network), "{given:?}");
+            assert_eq!(options.token.as_deref(), token, "{given:?}");
         };
-        check(&[], "/home/u/.cache/huggingface/hub", None, Network::Allowed);
-        check(&[("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub", None, Network::Allowed);
-        check(&[("HF_HOME", "/h"), ("HF_TOKEN", " t ")], "/h/hub", Some("t"), Network::Allowed);
-        check(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")], "/c", None, Network::Allowed);
-        let with_file = [("HF_TOKEN_PATH", token_file.as_str()), ("HF_HOME", "/h"), ("HF_HUB_OFFLINE", "1")];
-        check(&with_file, "/h/hub", Some("from-file"), Network::CacheOnly);
+        check(&[], "/home/u/.cache/huggingface/hub", None);
+        check(&[("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub", None);
+        check(&[("HF_HOME", "/h"), ("HF_TOKEN", " t ")], "/h/hub", Some("t"));
+        check(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")], "/c", None);
+        let with_file = [("HF_TOKEN_PATH", token_file.as_str()), ("HF_HOME", "/h")];
+        check(&with_file, "/h/hub", Some("from-file"));
     }
 
     const SHA: &str = "0123456789abcdef0123456789abcdef01234567";

@@ -14,7 +14,7 @@ use std::{
 
 use narthex_spec::progress::Stage;
 
-use crate::{Cancel, check_cancel, error::Error, files};
+use crate::{Cancel, check_cancel, error::Error, files, redact::redact};
 
 /// Time between two checks of the process, the cancel flag and the growing files.
 const POLL: Duration = Duration::from_millis(100);
@@ -27,6 +27,19 @@ const STDERR_LIMIT: usize = 8 << 10;
 
 /// The environment variable that names the Python to use.
 const PYTHON_VARIABLE: &str = "NARTHEX_PYTHON";
+
+/// Program that runs pip and ends it with Narthex. Standard input is a pipe that nothing is written to: it ends when Narthex
+/// does, even if it is killed. pip and its children are a process group.
+const WATCH: &str = r#"
+import os, runpy, signal, threading
+def watch():
+    os.read(0, 1)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"#;
 
 /// One exact file of a package index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,14 +154,14 @@ impl Pip {
             tried: Vec::new(),
         };
         let mut command = self.start().ok_or_else(missing)?;
-        command.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]);
+        command.args(["-c", WATCH, "download", "--no-deps", "--only-binary=:all:", "--no-input"]);
         command.args(["--disable-pip-version-check", "--progress-bar", "off"]);
         command.args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312"]);
         command.args(["--platform", wanted.platform]).arg("-d").arg(out);
         command.arg(format!("{}=={}", wanted.package, wanted.version));
         // pip unpacks to its temporary folder first; inside ours, a killed download is swept with the rest.
         command.env("TMPDIR", scratch).env("TEMP", scratch).env("TMP", scratch);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(command)
@@ -201,14 +214,14 @@ impl Drop for PipProcess {
 }
 
 /// The lines of stderr that say what went wrong: the end of a traceback, else from the first one that pip marks as an
-/// error, else all.
+/// error, else all. Credentials of indexes and proxies are left out.
 fn last_words(stderr: &str) -> String {
     let stderr = stderr.trim();
     let text = match stderr.find("Traceback (most recent call last)") {
         Some(_) => stderr.lines().last().unwrap_or_default(),
         None => stderr.find("ERROR:").and_then(|at| stderr.get(at..)).unwrap_or(stderr),
     };
-    text.trim().to_owned()
+    redact(text.trim()).into_owned()
 }
 
 /// Reads a pipe to its end and keeps the last bytes.
@@ -258,6 +271,7 @@ mod tests {
             OSError: [Errno 28] No space left on device\n";
         check(traceback, "OSError: [Errno 28] No space left on device");
         check("odd\n", "odd");
+        check("ERROR: cannot fetch https://u:secret@index/p", "ERROR: cannot fetch https://***@index/p");
     }
 
     #[test]

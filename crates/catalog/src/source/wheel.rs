@@ -72,6 +72,7 @@ pub(crate) fn obtain(
             Err(other) => return Err(other),
         }
     }
+    store.network().check_pip(&pinned.describe())?;
     let pip = match origin {
         WheelOrigin::PipCommand(pip) => pip.clone(),
         _ => Pip::find(pinned.wanted)?,

@@ -82,8 +82,6 @@ impl Store {
 
     fn write_keys(&self, keys: Vec<ApiKey>) -> Result<(), Error> {
         let (path, new) = (self.key_file(), self.root().join("keys.json.new"));
-        // A file that a killed process left may have another mode.
-        files::remove_all(&new)?;
         files::write_privately(&new, &keys::encode(keys))?;
         fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
         files::sync_folder(self.root())

@@ -24,13 +24,11 @@ pub struct Guard {
 
 /// Tries once.
 pub(super) fn attempt(path: &Path) -> Result<Option<Guard>, Error> {
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(Error::io("open the lock", path))?;
+    let mut options = fs::OpenOptions::new();
+    options.create(true).truncate(false).read(true).write(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path).map_err(Error::io("open the lock", path))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(Guard { _file: file })),
         Err(TryLockError::WouldBlock) => Ok(None),

@@ -9,7 +9,7 @@ use std::{
 
 use narthex_spec::{Sha256, manifest::MANIFEST_FILE};
 
-use super::{Staging, Store, lock};
+use super::{Staging, Store, lock, privacy};
 use crate::{Cancel, error::Error, files};
 
 /// The longest record, in bytes.
@@ -90,9 +90,9 @@ impl MachineFolder {
 
     /// Writes a record in the place of an older one, whole or not at all.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
-        fs::create_dir_all(&self.path).map_err(Error::io("create", &self.path))?;
+        privacy::create_folder(&self.path)?;
         let (path, new) = (self.path.join(name), self.path.join(format!("{name}.new")));
-        files::write_durably(&new, bytes)?;
+        files::write_privately(&new, bytes)?;
         fs::rename(&new, &path).map_err(Error::io("move into place", &path))?;
         files::sync_folder(&self.path)
     }

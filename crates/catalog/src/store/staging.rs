@@ -11,7 +11,7 @@ use std::{
 
 use narthex_spec::manifest::MANIFEST_FILE;
 
-use super::{Guard, Store, lock};
+use super::{Guard, Store, lock, privacy};
 use crate::{error::Error, files};
 
 /// The lock under which staging folders are made and swept and finished ones are swapped in.
@@ -57,7 +57,7 @@ impl Staging {
         // A sweep between the making and the locking of the lock file would take the folder for a dead process's.
         let _swap = swap_lock(store)?;
         let guard = lock::attempt(&lock_path)?;
-        fs::create_dir(&path).map_err(Error::io("create", &path))?;
+        privacy::create_folder(&path)?;
         Ok(Self { store: store.clone(), path, lock_path, guard, target, becomes })
     }
 
@@ -80,9 +80,10 @@ impl Staging {
         {
             self.store.forget_machine(&self.target)?;
         }
+        privacy::tighten(&self.path)?;
         files::sync_tree(&self.path)?;
         let parent = self.target.parent().unwrap_or(self.store.root());
-        fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+        privacy::create_folder(parent)?;
         let _swap = swap_lock(&self.store)?;
         let aside = aside(&self.target);
         files::remove_all(&aside)?;

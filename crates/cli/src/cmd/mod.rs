@@ -41,33 +41,33 @@ fn open(config: Config) -> anyhow::Result<OpenGateway> {
 
 /// Runs a command.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let Args { home, command, .. } = args;
-    let plain = |home| open(config(home, None));
+    let Args { store, command, .. } = args;
+    let plain = || open(config(&store, None));
     match command {
-        Command::Chat(chat) => chat::run(&open(config(home, Some(&chat.load)))?.0, &chat),
+        Command::Chat(chat) => chat::run(&open(config(&store, Some(&chat.load)))?.0, &chat),
         Command::Complete(complete) => {
-            chat::complete(&open(config(home, Some(&complete.load)))?.0, &complete)
+            chat::complete(&open(config(&store, Some(&complete.load)))?.0, &complete)
         }
-        Command::Embed(embed) => embed::run(&open(config(home, Some(&embed.load)))?.0, &embed),
-        Command::Rerank(rerank) => rerank::run(&open(config(home, Some(&rerank.load)))?.0, &rerank),
-        Command::Answer(answer) => answer::run(&open(config(home, Some(&answer.load)))?.0, &answer),
-        Command::Fill(fill) => fill::run(&open(config(home, Some(&fill.load)))?.0, &fill),
-        Command::Serve(serve) => serve::run(&open(serve_config(home, &serve))?.0, serve),
-        Command::Pull(pull) => models::pull(&plain(home)?.0, &pull),
-        Command::List(list) => models::list(&plain(home)?.0, &list),
-        Command::Show(show) => models::show(&plain(home)?.0, &show),
-        Command::Rm(rm) => models::rm(&plain(home)?.0, &rm),
-        Command::Ps(ps) => ps::run(&plain(home)?.0, &ps),
-        Command::Compile(compile) => models::compile(&plain(home)?.0, &compile),
-        Command::Plan(plan) => plan::run(&plain(home)?.0, plan),
-        Command::Export(export) => exports::export(&plain(home)?.0, export),
-        Command::Import(import) => exports::import(&plain(home)?.0, import),
-        Command::Check(check) => check::run(&plain(home)?.0, check),
-        Command::TryOut(try_out) => check::try_out(&plain(home)?.0, &try_out),
-        Command::Doctor(doctor) => doctor::run(&plain(home)?.0, &doctor),
-        Command::Bench(bench) => bench::run(&open(config(home, Some(&bench.load)))?.0, &bench),
-        Command::Runtime(runtime) => runtime::run(&plain(home)?.0, runtime.command),
-        Command::Key(key) => key::run(&plain(home)?.0, key.command),
+        Command::Embed(embed) => embed::run(&open(config(&store, Some(&embed.load)))?.0, &embed),
+        Command::Rerank(rerank) => rerank::run(&open(config(&store, Some(&rerank.load)))?.0, &rerank),
+        Command::Answer(answer) => answer::run(&open(config(&store, Some(&answer.load)))?.0, &answer),
+        Command::Fill(fill) => fill::run(&open(config(&store, Some(&fill.load)))?.0, &fill),
+        Command::Serve(serve) => serve::run(&open(serve_config(&store, &serve))?.0, serve),
+        Command::Pull(pull) => models::pull(&plain()?.0, &pull),
+        Command::List(list) => models::list(&plain()?.0, &list),
+        Command::Show(show) => models::show(&plain()?.0, &show),
+        Command::Rm(rm) => models::rm(&plain()?.0, &rm),
+        Command::Ps(ps) => ps::run(&plain()?.0, &ps),
+        Command::Compile(compile) => models::compile(&plain()?.0, &compile),
+        Command::Plan(plan) => plan::run(&plain()?.0, plan),
+        Command::Export(export) => exports::export(&plain()?.0, export),
+        Command::Import(import) => exports::import(&plain()?.0, import),
+        Command::Check(check) => check::run(&plain()?.0, check),
+        Command::TryOut(try_out) => check::try_out(&plain()?.0, &try_out),
+        Command::Doctor(doctor) => doctor::run(&plain()?.0, &doctor),
+        Command::Bench(bench) => bench::run(&open(config(&store, Some(&bench.load)))?.0, &bench),
+        Command::Runtime(runtime) => runtime::run(&plain()?.0, runtime.command),
+        Command::Key(key) => key::run(&plain()?.0, key.command),
         Command::Completions { shell } => completions::run(shell),
     }
 }

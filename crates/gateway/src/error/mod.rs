@@ -1,5 +1,6 @@
 //! The error of the library, with its kind, the field of the request and the next step.
 
+mod hint;
 mod kind;
 
 use std::{
@@ -11,6 +12,7 @@ use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
 
 use crate::report::{fallback::FallbackNodes, models::PassedOver};
+use hint::{io_hint, unknown_hint};
 use kind::{catalog_kind, check_kind, compile_kind, io_kind};
 
 /// Kind of a failure. The server maps it to an HTTP status, the command line to an exit code.
@@ -207,6 +209,19 @@ pub enum Error {
         /// Reason.
         reason: String,
     },
+    /// The models in memory leave no room, and all are in use.
+    #[error(
+        "there is no room for {name}: at most {models} models and {} MiB of KV cache may be in memory, and all models there \
+         are in use", kv_total >> 20
+    )]
+    NoRoom {
+        /// The model.
+        name: ModelName,
+        /// Maximum number of models.
+        models: usize,
+        /// Maximum bytes of all KV caches.
+        kv_total: usize,
+    },
     /// The caller may not use this model.
     #[error("this key may not use the model {name}")]
     ModelNotAllowed {
@@ -237,19 +252,6 @@ pub enum Error {
     /// The device failed during a step.
     #[error(transparent)]
     Step(#[from] narthex_engine::executor::StepError),
-}
-
-/// Suggestions for a text that names no model.
-fn unknown_hint(name: &str) -> String {
-    let listed = "`narthex list --available` shows every name";
-    match name.split('/').collect::<Vec<_>>()[..] {
-        ["" | "." | ".." | "~", ..] | [_] => listed.to_owned(),
-        [owner, repository] if name.starts_with("hf:") || owner.is_empty() || repository.is_empty() => {
-            listed.to_owned()
-        }
-        [_, _] => format!("write hf:{name} for a hub repository, or ./{name} for a folder; {listed}"),
-        _ => format!("write ./{name} for a path; {listed}"),
-    }
 }
 
 fn near_names(near: &[ModelName]) -> String {
@@ -295,7 +297,7 @@ impl Error {
             | Self::NameTaken { .. }
             | Self::Prompt(_) => ErrorKind::BadRequest,
             Self::UnknownModel { .. } | Self::NotInstalled { .. } => ErrorKind::NotFound,
-            Self::Overloaded { .. } => ErrorKind::Overloaded,
+            Self::Overloaded { .. } | Self::NoRoom { .. } => ErrorKind::Overloaded,
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
             Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
@@ -346,6 +348,9 @@ impl Error {
             Self::ContextLength { context, of_model, .. } if context < of_model => Some(format!(
                 "the model's context has {of_model} tokens, but the KV budget holds fewer; start the server with a larger --kv-budget"
             )),
+            Self::NoRoom { .. } => Some(
+                "try again later, or start the server with larger --max-models and --kv-total".to_owned(),
+            ),
             Self::ModelNotAllowed { .. } => Some("GET /v1/models lists the models of this key".to_owned()),
             Self::NotInstalled { name } => Some(format!("install it with `narthex pull {name}`")),
             Self::NameTaken { name, .. } => Some(format!(
@@ -368,20 +373,6 @@ impl Error {
             Self::Device(error) => error.hint(),
             _ => None,
         }
-    }
-}
-
-fn io_hint(error: &std::io::Error) -> Option<String> {
-    use std::io::ErrorKind as Io;
-    match error.kind() {
-        Io::StorageFull | Io::QuotaExceeded => {
-            Some("free some space, or set NARTHEX_HOME to another disk".to_owned())
-        }
-        Io::ReadOnlyFilesystem | Io::PermissionDenied => {
-            Some("set NARTHEX_HOME to a writable folder".to_owned())
-        }
-        Io::NotFound => Some("check the path; the file does not exist".to_owned()),
-        _ => None,
     }
 }
 

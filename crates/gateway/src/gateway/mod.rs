@@ -22,7 +22,7 @@ use crate::{
         device_selection, eligibility,
         loaded_model::LoadedModel,
         request::LoadRequest,
-        residency::{Claim, PendingLoad, ResidentModels},
+        residency::{Claim, PendingLoad, ResidencyLimits, ResidentModels},
         runtime_choice::RuntimeChoice,
     },
     report::models::ModelStatus,
@@ -93,9 +93,11 @@ impl Gateway {
     /// ```
     pub fn open(config: Config) -> Result<Self, Error> {
         let library = Library::open(config)?;
-        // As many as the loaded model admits.
-        let max_waiting = library.config.slots.max(1).saturating_add(library.config.max_queue);
-        let models = ResidentModels::new(library.config.retry_failed_after, max_waiting);
+        let Config { retry_failed_after, max_models, kv_total, slots, max_queue, .. } = *library.config;
+        // As many requests wait as the loaded model admits.
+        let waiting = slots.max(1).saturating_add(max_queue);
+        let limits = ResidencyLimits { models: max_models, kv_bytes: kv_total, waiting };
+        let models = ResidentModels::new(retry_failed_after, limits);
         Ok(Self {
             library: Arc::new(library),
             models: Arc::new(models),
@@ -311,8 +313,11 @@ impl Gateway {
         choice.load_early(library)?;
         let folder = package_build::package_for_load(library, key, graphs, source, progress, cancel)?;
         let runtime = choice.load(library, progress, cancel)?;
+        let package = Package::open(key, &folder)?;
+        let has_kv = package.manifest.architecture.is_decoder();
+        self.models.reserve(key, if has_kv { library.config.kv_budget } else { 0 })?;
         let request = LoadRequest {
-            package: Arc::new(Package::open(key, &folder)?),
+            package: Arc::new(package),
             runtime,
             facts: Arc::new(choice.facts),
             config: library.config.clone(),

@@ -11,7 +11,7 @@ pub(crate) mod runtimes;
 
 use std::sync::Arc;
 
-use narthex_catalog::{index::Catalog, store::Store};
+use narthex_catalog::{index::Catalog, network::Network, store::Store};
 
 use crate::{config::Config, error::Error};
 
@@ -28,6 +28,10 @@ impl Library {
     /// Opens the store and reads the built-in catalogue.
     pub(crate) fn open(config: Config) -> Result<Self, Error> {
         let store = Store::open(config.home.clone())?;
+        let store = match config.network {
+            Network::Allowed => store,
+            Network::CacheOnly => store.offline(),
+        };
         Ok(Self { config: Arc::new(config), store, catalog: Catalog::builtin()? })
     }
 }

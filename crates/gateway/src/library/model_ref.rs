@@ -129,7 +129,7 @@ fn named(
             stated,
         })));
     }
-    match fetch::settings(&resolved, cancel.flag())? {
+    match fetch::settings(&library.store, &resolved, cancel.flag())? {
         Some(folder) => settings(&folder, key.scheme),
         None => Err(Error::NotInstalled { name: key.name.clone() }),
     }

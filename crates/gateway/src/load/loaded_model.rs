@@ -113,13 +113,6 @@ impl LoadedModel {
     }
 
     pub(crate) fn status(&self) -> ModelStatus {
-        let engine = match &self.worker {
-            Worker::Engine(engine) => counters(engine),
-            Worker::Encoder(queue) => {
-                let QueueLength { running, waiting } = queue.length();
-                EngineCounters { running, waiting, ..EngineCounters::default() }
-            }
-        };
         ModelStatus {
             name: self.name().clone(),
             kind: Some(self.kind()),
@@ -127,8 +120,24 @@ impl LoadedModel {
             state: ModelState::Ready,
             placement: Some(self.placement.clone()),
             passed_over: self.passed_over.clone(),
-            engine: Some(engine),
+            engine: Some(self.counters()),
             max_length: Some(self.package.manifest.max_length),
+        }
+    }
+
+    /// Returns whether no request runs or waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        let EngineCounters { running, waiting, .. } = self.counters();
+        running + waiting == 0
+    }
+
+    fn counters(&self) -> EngineCounters {
+        match &self.worker {
+            Worker::Engine(engine) => counters(engine),
+            Worker::Encoder(queue) => {
+                let QueueLength { running, waiting } = queue.length();
+                EngineCounters { running, waiting, ..EngineCounters::default() }
+            }
         }
     }
 

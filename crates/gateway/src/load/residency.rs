@@ -2,6 +2,9 @@
 //!
 //! A model is absent, then loading (one thread loads, every request waits), then ready or failed. A failed load is reported
 //! to requests for a while before another request tries again.
+//!
+//! The number of models in memory and the bytes of their KV caches are bounded. A model beyond a bound takes the place of the
+//! idle one that was used least recently.
 
 use std::{
     collections::BTreeMap,
@@ -26,13 +29,24 @@ use crate::{
 const LOADING_RETRY: Duration = Duration::from_secs(5);
 
 enum Residence {
-    Loading(LoadWaiters),
-    Ready(Arc<LoadedModel>),
+    Loading { waiters: LoadWaiters, kv_bytes: Option<usize> },
+    Ready { model: Arc<LoadedModel>, kv_bytes: usize, used: Instant },
     Failed { at: Instant, failure: LoadFailure },
 }
 
 /// Functions to call at the end of a load, by number.
 type LoadWaiters = BTreeMap<u64, Box<dyn FnOnce() + Send>>;
+
+/// Bounds of all models in memory together, and of the requests for one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ResidencyLimits {
+    /// Maximum number of models.
+    pub(crate) models: usize,
+    /// Maximum bytes of their KV caches.
+    pub(crate) kv_bytes: usize,
+    /// Maximum number of requests that wait for the load of a model.
+    pub(crate) waiting: usize,
+}
 
 /// Report of a failed load.
 struct LoadFailure {
@@ -80,10 +94,42 @@ pub(crate) struct ResidentModels {
     changed: Condvar,
     /// Time during which requests receive a failed load's error before one of them loads again.
     retry_failed_after: Duration,
-    /// Maximum number of requests that wait for the load of a model.
-    max_waiting: usize,
+    limits: ResidencyLimits,
     next_waiter: AtomicU64,
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
+}
+
+impl Residence {
+    /// Calls the functions that wait for the end of a load.
+    fn wake(self) {
+        if let Self::Loading { waiters, .. } = self {
+            waiters.into_values().for_each(|wake| wake());
+        }
+    }
+
+    /// Returns the bytes of KV cache that are reserved for the model.
+    fn kv_bytes(&self) -> usize {
+        match self {
+            Self::Loading { kv_bytes, .. } => kv_bytes.unwrap_or_default(),
+            Self::Ready { kv_bytes, .. } => *kv_bytes,
+            Self::Failed { .. } => 0,
+        }
+    }
+
+    /// Returns whether the model has a place in memory.
+    fn is_resident(&self) -> bool {
+        matches!(self, Self::Loading { kv_bytes: Some(_), .. } | Self::Ready { .. })
+    }
+
+    /// Returns the time of the last request of a model that no request uses.
+    fn idle_since(&self) -> Option<Instant> {
+        match self {
+            Self::Ready { model, used, .. } if Arc::strong_count(model) == 1 && model.is_idle() => {
+                Some(*used)
+            }
+            Self::Ready { .. } | Self::Loading { .. } | Self::Failed { .. } => None,
+        }
+    }
 }
 
 /// Result of a request for a model.
@@ -97,12 +143,12 @@ pub(crate) enum Claim {
 }
 
 impl ResidentModels {
-    pub(crate) fn new(retry_failed_after: Duration, max_waiting: usize) -> Self {
+    pub(crate) fn new(retry_failed_after: Duration, limits: ResidencyLimits) -> Self {
         Self {
             models: Mutex::new(BTreeMap::new()),
             changed: Condvar::new(),
             retry_failed_after,
-            max_waiting,
+            limits,
             next_waiter: AtomicU64::new(0),
             on_change: Mutex::new(None),
         }
@@ -128,30 +174,75 @@ impl ResidentModels {
     /// Returns the model, or makes the caller its loader.
     pub(crate) fn claim(&self, key: &PackageKey) -> Result<Claim, Error> {
         let mut models = self.models.lock();
-        match models.get(key) {
-            Some(Residence::Ready(model)) if !model.is_broken() => return Ok(Claim::Ready(model.clone())),
-            Some(Residence::Loading(_)) => return Ok(Claim::Wait),
+        match models.get_mut(key) {
+            Some(Residence::Ready { model, used, .. }) if !model.is_broken() => {
+                *used = Instant::now();
+                return Ok(Claim::Ready(model.clone()));
+            }
+            Some(Residence::Loading { .. }) => return Ok(Claim::Wait),
             Some(Residence::Failed { at, failure }) if at.elapsed() < self.retry_failed_after => {
                 return Err(failure.error(&key.name));
             }
-            Some(Residence::Failed { .. } | Residence::Ready(_)) | None => {}
+            Some(Residence::Failed { .. } | Residence::Ready { .. }) | None => {}
         }
-        models.insert(key.clone(), Residence::Loading(LoadWaiters::default()));
+        models.insert(key.clone(), Residence::Loading { waiters: LoadWaiters::default(), kv_bytes: None });
         drop(models);
         self.notify();
         Ok(Claim::Load)
     }
 
+    /// Reserves a place in memory and bytes of KV cache for a model that is being loaded. Idle models leave if they are in the
+    /// way, starting with the one that was used least recently.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] if the models that are in the way are in use.
+    pub(crate) fn reserve(&self, key: &PackageKey, kv_bytes: usize) -> Result<(), Error> {
+        let mut evicted = Vec::new();
+        let reserved = {
+            let mut models = self.models.lock();
+            loop {
+                let others =
+                    || models.iter().filter(|(other, residence)| *other != key && residence.is_resident());
+                let count = others().count();
+                let kv_in_use: usize = others().map(|(_, residence)| residence.kv_bytes()).sum();
+                let fits = count < self.limits.models
+                    && (kv_bytes == 0 || kv_in_use.saturating_add(kv_bytes) <= self.limits.kv_bytes);
+                if fits {
+                    if let Some(Residence::Loading { kv_bytes: reserved, .. }) = models.get_mut(key) {
+                        *reserved = Some(kv_bytes);
+                    }
+                    break Ok(());
+                }
+                let idle = others().filter_map(|(other, residence)| Some((residence.idle_since()?, other)));
+                let Some(oldest) = idle.min().map(|(_, other)| other.clone()) else {
+                    let ResidencyLimits { models, kv_bytes: kv_total, .. } = self.limits;
+                    break Err(Error::NoRoom { name: key.name.clone(), models, kv_total });
+                };
+                tracing::info!("{} leaves the memory for {}", oldest.name, key.name);
+                evicted.extend(models.remove(&oldest));
+            }
+        };
+        // Their threads end here, while other requests go on.
+        drop(evicted);
+        self.notify();
+        reserved
+    }
+
     /// Ends the load of [`Claim::Load`].
     pub(crate) fn finish(&self, key: &PackageKey, outcome: Result<LoadedModel, &Error>) {
+        let mut models = self.models.lock();
         let residence = match outcome {
-            Ok(model) => Residence::Ready(Arc::new(model)),
+            Ok(model) => {
+                let kv_bytes = models.get(key).map_or(0, Residence::kv_bytes);
+                Residence::Ready { model: Arc::new(model), kv_bytes, used: Instant::now() }
+            }
             Err(error) => {
                 let failure = LoadFailure::new(error, self.retry_failed_after);
                 Residence::Failed { at: Instant::now(), failure }
             }
         };
-        let before = self.models.lock().insert(key.clone(), residence);
+        let before = models.insert(key.clone(), residence);
+        drop(models);
         before.into_iter().for_each(Residence::wake);
         self.notify();
     }
@@ -161,9 +252,9 @@ impl ResidentModels {
         let mut models = self.models.lock();
         loop {
             match models.get(key) {
-                Some(Residence::Ready(model)) => return Ok(model.clone()),
+                Some(Residence::Ready { model, .. }) => return Ok(model.clone()),
                 Some(Residence::Failed { failure, .. }) => return Err(failure.error(&key.name)),
-                Some(Residence::Loading(_)) => {}
+                Some(Residence::Loading { .. }) => {}
                 None => return Err(Error::ShuttingDown),
             }
             if Instant::now() >= deadline {
@@ -178,7 +269,7 @@ impl ResidentModels {
         let evicted = {
             let mut models = self.models.lock();
             match models.get(key) {
-                Some(Residence::Loading(_)) | None => None,
+                Some(Residence::Loading { .. }) | None => None,
                 Some(_) => models.remove(key),
             }
         };
@@ -194,7 +285,7 @@ impl ResidentModels {
         models
             .into_values()
             .filter_map(|residence| match residence {
-                Residence::Ready(model) => Some(model),
+                Residence::Ready { model, .. } => Some(model),
                 other => {
                     other.wake();
                     None
@@ -209,23 +300,14 @@ impl ResidentModels {
             .lock()
             .iter()
             .map(|(key, residence)| match residence {
-                Residence::Ready(model) => model.status(),
-                Residence::Loading(_) => status_without_model(key, ModelState::Loading),
+                Residence::Ready { model, .. } => model.status(),
+                Residence::Loading { .. } => status_without_model(key, ModelState::Loading),
                 Residence::Failed { failure: LoadFailure { reason, hint, passed_over, .. }, .. } => {
                     let state = ModelState::Failed { reason: reason.clone(), hint: hint.clone() };
                     ModelStatus { passed_over: passed_over.clone(), ..status_without_model(key, state) }
                 }
             })
             .collect()
-    }
-}
-
-impl Residence {
-    /// Calls the functions that wait for the end of a load.
-    fn wake(self) {
-        if let Self::Loading(waiters) = self {
-            waiters.into_values().for_each(|wake| wake());
-        }
     }
 }
 
@@ -247,13 +329,13 @@ impl PendingLoad {
         let number = models.next_waiter.fetch_add(1, Ordering::Relaxed);
         let place = LoadPlace { models: models.clone(), key: key.clone(), number };
         let mut residences = models.models.lock();
-        let Some(Residence::Loading(waiters)) = residences.get_mut(key) else {
+        let Some(Residence::Loading { waiters, .. }) = residences.get_mut(key) else {
             drop(residences);
             wake();
             return Ok(place);
         };
         let queued = waiters.len();
-        if queued >= models.max_waiting {
+        if queued >= models.limits.waiting {
             drop(residences);
             return Err(Error::Overloaded { queued, retry_after: LOADING_RETRY });
         }
@@ -265,8 +347,8 @@ impl PendingLoad {
     /// Fails if the model is still loading, or if its load failed.
     pub fn check(&self) -> Result<(), Error> {
         match self.models.models.lock().get(&self.key) {
-            Some(Residence::Ready(_)) => Ok(()),
-            Some(Residence::Loading(_)) => Err(still_loading(&self.key)),
+            Some(Residence::Ready { .. }) => Ok(()),
+            Some(Residence::Loading { .. }) => Err(still_loading(&self.key)),
             Some(Residence::Failed { failure, .. }) => Err(failure.error(&self.key.name)),
             None => Err(Error::ShuttingDown),
         }
@@ -284,7 +366,7 @@ impl Drop for LoadPlace {
     fn drop(&mut self) {
         let mut residences = self.models.models.lock();
         let wake = match residences.get_mut(&self.key) {
-            Some(Residence::Loading(waiters)) => waiters.remove(&self.number),
+            Some(Residence::Loading { waiters, .. }) => waiters.remove(&self.number),
             _ => None,
         };
         drop(residences);
@@ -317,7 +399,10 @@ mod tests {
 
     #[test]
     fn a_limited_number_of_requests_waits_for_a_load() {
-        let models = Arc::new(ResidentModels::new(Duration::ZERO, 2));
+        let models = Arc::new(ResidentModels::new(
+            Duration::ZERO,
+            ResidencyLimits { models: 1, kv_bytes: 0, waiting: 2 },
+        ));
         let key = PackageKey { name: "tiny".parse().unwrap(), scheme: Scheme::W8 };
         assert!(matches!(models.claim(&key), Ok(Claim::Load)));
         let load = PendingLoad::new(models.clone(), key.clone());

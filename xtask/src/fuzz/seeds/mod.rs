@@ -7,6 +7,7 @@ mod archives;
 mod checkpoints;
 mod exports;
 mod graphs;
+mod keys;
 mod pieces;
 mod requests;
 mod templates;
@@ -71,6 +72,7 @@ pub(crate) fn of(target: Target) -> anyhow::Result<Vec<Input>> {
         Target::Request => Ok(requests::seeds()),
         Target::Manifest => Ok(archives::manifests()),
         Target::Wheel => archives::wheels(),
+        Target::Keys => Ok(keys::seeds()),
     }
 }
 

@@ -182,3 +182,8 @@ fn wheels() {
         found
     });
 }
+
+#[test]
+fn keys() {
+    check(Target::Keys, |bytes| narthex_catalog::fuzzing::read_keys(bytes).map(drop));
+}

@@ -233,6 +233,9 @@ pub(crate) fn of(target: Target) -> String {
         Target::Import => &[JSON, CONFIG, EXPORT],
         Target::Request => &[JSON, REQUEST],
         Target::Manifest => &[JSON, MANIFEST],
+        Target::Keys => {
+            &[JSON, &["\"version\"", "\"hash\"", "\"limits\"", "\"role\"", "\"admin\"", "\"models\""]]
+        }
         Target::Wheel => &[&["PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "PK\x06\x07", "../"]],
     };
     lists.iter().copied().flatten().map(|word| format!("\"{}\"\n", escaped(word))).collect()

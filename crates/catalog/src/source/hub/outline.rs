@@ -50,7 +50,7 @@ impl Hub {
         header_length: &HeaderLength<'_>,
         cancel: &Cancel,
     ) -> Result<Option<RepoSummary>, Error> {
-        if self.options.network == super::Network::CacheOnly {
+        if self.options.network == crate::network::Network::CacheOnly {
             return Ok(None);
         }
         let listing = match self.listing(source, cancel) {

@@ -1,0 +1,75 @@
+//! Permissions of the store: only its user may read it.
+
+#[cfg(unix)]
+use std::{fs, io};
+use std::{fs::DirBuilder, path::Path};
+
+use crate::error::Error;
+
+/// Creates a folder of the store, with its parents.
+pub(super) fn create_folder(path: &Path) -> Result<(), Error> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path).map_err(Error::io("create", path))
+}
+
+/// Takes the permissions of others away from a folder of the store and all it holds. A folder that others cannot enter is
+/// left as it is, since a store becomes private once. So is a folder of another user.
+#[cfg(unix)]
+pub(super) fn tighten_open(folder: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt;
+
+    let is_own = |meta: &fs::Metadata| meta.uid() == rustix::process::geteuid().as_raw();
+    match fs::metadata(folder) {
+        Ok(meta) if is_own(&meta) && mode(&meta) & OTHERS != 0 => tighten(folder),
+        _ => Ok(()),
+    }
+}
+
+/// Takes the permissions of others away from a file, or from a folder and all it holds. Links are not followed.
+#[cfg(unix)]
+pub(super) fn tighten(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt;
+
+    let meta = match fs::symlink_metadata(path) {
+        // Another process may have removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        meta => meta.map_err(Error::io("look at", path))?,
+    };
+    if meta.is_symlink() {
+        return Ok(());
+    }
+    if mode(&meta) & OTHERS != 0 {
+        let private = fs::Permissions::from_mode(mode(&meta) & !OTHERS);
+        fs::set_permissions(path, private).map_err(Error::io("make private", path))?;
+    }
+    if meta.is_dir() {
+        for entry in fs::read_dir(path).map_err(Error::io("list", path))? {
+            tighten(&entry.map_err(Error::io("list", path))?.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Does nothing, as [`tighten`].
+#[cfg(not(unix))]
+pub(super) fn tighten_open(_folder: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Does nothing: folders in a user's profile are private on Windows.
+#[cfg(not(unix))]
+pub(super) fn tighten(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Permissions of the group and of others.
+#[cfg(unix)]
+const OTHERS: u32 = 0o077;
+
+#[cfg(unix)]
+fn mode(meta: &fs::Metadata) -> u32 {
+    std::os::unix::fs::PermissionsExt::mode(&meta.permissions())
+}
