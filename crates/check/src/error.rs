@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use narthex_graph::onnx::files::OnnxFileError;
+use narthex_mmap::environment;
 
 /// The reason why a model could not be checked or fixed.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +35,8 @@ impl CheckError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 Some("name a folder that has no such file; --fix replaces nothing".to_owned())
             }
-            Self::Write { .. } | Self::CannotFix { .. } => None,
+            Self::Write { source, .. } => environment::hint(source).map(str::to_owned),
+            Self::CannotFix { .. } => None,
         }
     }
 }

@@ -85,7 +85,13 @@ mod tests {
             b.output(output, DType::F16, &[1.into(), 4.into(), 64.into()]);
         }
         let (graph, data_files) = (b.finish(), BTreeMap::new());
-        let part = OnnxFile { name: "m.onnx".into(), folder: PathBuf::new(), graph, data_files };
+        let part = OnnxFile {
+            name: "m.onnx".into(),
+            folder: PathBuf::new(),
+            graph,
+            data_files,
+            watch: Default::default(),
+        };
         let found = reasons(&part, &"qnn:x-elite".parse().unwrap());
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         assert_eq!(names, ["/b/Relu", name]);

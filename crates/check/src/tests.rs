@@ -31,7 +31,13 @@ fn options(target: &str, extents: &[(&str, u64)]) -> CheckOptions {
 }
 
 fn part(graph: Graph) -> OnnxFile {
-    OnnxFile { name: "model.onnx".into(), folder: PathBuf::new(), graph, data_files: BTreeMap::new() }
+    OnnxFile {
+        name: "model.onnx".into(),
+        folder: PathBuf::new(),
+        graph,
+        data_files: BTreeMap::new(),
+        watch: Default::default(),
+    }
 }
 
 fn report_on(graph: Graph) -> Report {

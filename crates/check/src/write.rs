@@ -57,6 +57,8 @@ fn write_all(parts: &[OnnxFile], folder: &Path, written: &mut Vec<PathBuf>) -> R
         let mut file = create(&path, written)?;
         file.write_all(&graph.encode()).map_err(|source| CheckError::Write { path, source })?;
     }
+    weights.sources.check_unchanged()?;
+    parts.iter().try_for_each(OnnxFile::check_unchanged)?;
     match weights.file {
         Some(file) => {
             let path = weights.path;

@@ -199,6 +199,7 @@ fn flipped_bytes_do_no_harm() {
             folder: folder.path().into(),
             graph,
             data_files: BTreeMap::new(),
+            watch: Default::default(),
         };
         let report = check("m", &[part], &options(&[("batch_size", 1 + next(5) as u64)]));
         assert!((0.0..=100.0).contains(&report.score.total), "{report}");

@@ -33,6 +33,7 @@ pub use slice::SliceError;
 
 use std::{borrow::Cow, path::PathBuf};
 
+use narthex_mmap::FileWatch;
 use narthex_spec::{TokenId, arch::Architecture, manifest::Prompts};
 
 /// Result of reading or writing a checkpoint.
@@ -154,6 +155,23 @@ pub struct Checkpoint {
     pub files: Vec<PathBuf>,
     /// The licence it states.
     pub license: Option<String>,
+    /// Watches on the files with its weights.
+    pub watches: FileWatches,
+}
+
+/// Watches on mapped files, by path.
+#[derive(Debug, Clone, Default)]
+pub struct FileWatches(Vec<(PathBuf, FileWatch)>);
+
+impl FileWatches {
+    /// Fails if a file has changed since it was opened. To be called after the last read of a weight.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Read`] with the file.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        let changed = self.0.iter().find_map(|(path, watch)| Some((path, watch.check().err()?)));
+        changed.map_or(Ok(()), |(path, source)| Err(CheckpointError::Read { path: path.clone(), source }))
+    }
 }
 
 impl Checkpoint {

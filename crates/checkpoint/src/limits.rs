@@ -3,9 +3,9 @@
 //! The ranges lie well beyond any published model; past them a file is broken or hostile. What the tensors must
 //! look like is in `required_tensors`.
 
-use std::{fmt::Display, fs::File, io::Read, ops::RangeInclusive, path::Path};
+use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 
-use narthex_mmap::Mmap;
+use narthex_mmap::Mapped;
 use narthex_spec::arch::{
     Architecture, Attention, DecoderArch, DecoderLayer, EncoderArch, EncoderHead, KvSource, NormKind, QkNorm,
     Residual, RopeScaling, Rotation,
@@ -51,18 +51,14 @@ pub fn bounded(path: &Path, what: &str, value: usize, range: &RangeInclusive<usi
 
 /// Reads a small file of at most [`MAX_TEXT_BYTES`].
 pub fn read_small(path: &Path) -> Result<Vec<u8>> {
-    let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    let mut bytes = Vec::new();
-    file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_TEXT_BYTES {
-        return Err(malformed(path, format!("at most {MAX_TEXT_BYTES} bytes"), "more"));
-    }
-    Ok(bytes)
+    narthex_mmap::read(path, MAX_TEXT_BYTES).map_err(|source| match source.kind() {
+        io::ErrorKind::FileTooLarge => malformed(path, format!("at most {MAX_TEXT_BYTES} bytes"), "more"),
+        _ => CheckpointError::Read { path: path.to_owned(), source },
+    })
 }
 
-/// Maps the whole of `path` read-only.
-pub fn map(path: &Path) -> Result<Mmap> {
+/// Maps the whole of the regular file `path` read-only.
+pub fn map(path: &Path) -> Result<Mapped> {
     narthex_mmap::map(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })
 }
 

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::Mmap;
+use narthex_mmap::Mapped;
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
@@ -35,7 +35,7 @@ const MAX_SHARDS: usize = 4096;
 /// The tensors of a folder.
 pub(super) struct Shards {
     /// The mapped files.
-    pub(super) maps: Vec<Mmap>,
+    pub(super) maps: Vec<Mapped>,
     /// Tensors by the file's names.
     pub(super) by_name: HashMap<String, StoredTensor>,
     /// Every file that was read.

@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use narthex_mmap::Mmap;
+use narthex_mmap::Mapped;
 
 use super::{
-    CheckpointError, Encoding, Result, Weight, WeightSource,
+    CheckpointError, Encoding, FileWatches, Result, Weight, WeightSource,
     layout::Layout,
     limits::unsupported,
     names::{NameTable, TensorPart},
@@ -27,7 +27,7 @@ pub(super) struct Tensors {
     /// The file or folder that the checkpoint was opened by.
     pub(super) origin: PathBuf,
     /// The mapped files.
-    pub(super) maps: Vec<Mmap>,
+    pub(super) maps: Vec<Mapped>,
     /// Their paths, in the same order.
     pub(super) files: Vec<PathBuf>,
     /// Tensors by the file's names.
@@ -39,6 +39,12 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
+    /// Returns the watches on the mapped files.
+    pub(super) fn watches(&self) -> FileWatches {
+        let watches = self.files.iter().cloned().zip(self.maps.iter().map(Mapped::watch));
+        FileWatches(watches.collect())
+    }
+
     /// Returns the file's names of the tensors that make up `canonical`, if all of them exist.
     pub(super) fn find(&self, canonical: &str) -> Option<Vec<String>> {
         let places = self.names.file_names(canonical);

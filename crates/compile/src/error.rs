@@ -4,6 +4,7 @@ use std::{io, path::PathBuf};
 
 use narthex_checkpoint::{CheckpointError, SliceError};
 use narthex_graph::{check::GraphError, onnx::files::OnnxFileError, patch::PatchError, typed::BuildError};
+use narthex_mmap::environment;
 use narthex_text::tokenizer::TokenizerError;
 
 use crate::vocab_subset::VocabSubsetError;
@@ -98,16 +99,12 @@ impl CompileError {
     /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free some space, or set NARTHEX_HOME to a folder on another disk".to_owned())
-            }
-            Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some("set NARTHEX_HOME to a folder that you may write to".to_owned())
-            }
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 Some("choose a new or empty folder; existing files are not replaced".to_owned())
             }
+            Self::Write { source, .. } => environment::hint(source).map(str::to_owned),
             Self::Checkpoint(error) => match error.what() {
+                CheckpointError::Read { source, .. } => environment::hint(source).map(str::to_owned),
                 CheckpointError::Malformed { .. } => {
                     Some("download the checkpoint again; it may be incomplete or damaged".to_owned())
                 }

@@ -80,7 +80,7 @@ impl PackageWriter {
     /// [`CompileError::Open`] if the file cannot be read, [`CompileError::Write`] if the copy cannot be written, and
     /// [`CompileError::Cancelled`].
     pub(crate) fn copy(&self, name: &str, from: &Path, cancel: &AtomicBool) -> Result<()> {
-        let source = File::open(from).map_err(|source| read_error(from, source))?;
+        let source = narthex_mmap::open_regular(from).map_err(|source| read_error(from, source))?;
         let mut file = self.create(name)?;
         let path = file.path.clone();
         copy_stream(Stream { data: source, path: from }, Stream { data: &mut file, path: &path }, cancel)?;

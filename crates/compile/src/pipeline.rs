@@ -102,6 +102,7 @@ pub fn compile(
         keep(job.keep_stages, &text, || graph.dump().into_bytes())?;
         package.write(&entry.file, &graph.encode())?;
     }
+    checkpoint.watches.check()?;
     let mut manifest = manifest(job.name, recipe, job.provenance, &checkpoint, lowered);
     package.finish(&mut manifest)?;
     Ok(manifest)

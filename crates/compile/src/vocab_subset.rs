@@ -6,8 +6,7 @@
 use std::{
     cmp::Reverse,
     collections::BTreeSet,
-    fs::File,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -107,13 +106,14 @@ impl VocabSubset {
     /// [`VocabSubsetError::Read`], [`VocabSubsetError::TooLong`] and [`VocabSubsetError::List`].
     pub fn read(path: &Path, most: Option<usize>) -> Result<Self, VocabSubsetError> {
         let failed = |source| VocabSubsetError::Read { path: path.to_owned(), source };
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
-            .map_err(failed)?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(VocabSubsetError::TooLong { path: path.to_owned(), most: MAX_BYTES });
-        }
+        let bytes = narthex_mmap::read(path, MAX_BYTES).map_err(|source| match source.kind() {
+            io::ErrorKind::FileTooLarge => {
+                VocabSubsetError::TooLong { path: path.to_owned(), most: MAX_BYTES }
+            }
+            _ => failed(source),
+        })?;
+        let invalid = |error| failed(io::Error::new(io::ErrorKind::InvalidData, error));
+        let text = String::from_utf8(bytes).map_err(invalid)?;
         let listed = path.extension().is_some_and(|extension| extension == "json");
         let source = if listed {
             let bad = |error: serde_json::Error| VocabSubsetError::List {

@@ -56,6 +56,7 @@ fn several_graphs_are_one_model() {
             folder: "m".into(),
             graph,
             data_files: BTreeMap::from([("w.data".into(), Some(8192))]),
+            watch: Default::default(),
         }
     };
     let report =

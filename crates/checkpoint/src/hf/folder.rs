@@ -3,11 +3,11 @@
 //! Other modules interpret the files; only the licence line of a model card is read here.
 
 use std::{
-    fs::File,
     io::Read,
     path::{Component, Path, PathBuf},
 };
 
+use narthex_mmap::open_regular;
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -80,7 +80,7 @@ impl Folder {
     /// The licence in the front matter of the model card.
     pub fn license(&self) -> Result<Option<String>> {
         let path = self.file("README.md");
-        let Ok(file) = File::open(&path) else { return Ok(None) };
+        let Ok(file) = open_regular(&path) else { return Ok(None) };
         let mut card = Vec::new();
         let read = file.take(CARD_BYTES).read_to_end(&mut card);
         read.map_err(|source| CheckpointError::Read { path, source })?;

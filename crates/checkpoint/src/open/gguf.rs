@@ -44,6 +44,7 @@ fn opened(path: &Path) -> Result<Checkpoint> {
     let Vocabulary { vocab, special } = vocab::read(&metadata, &architecture)?;
     Ok(Checkpoint {
         architecture,
+        watches: tensors.watches(),
         weights: Box::new(tensors),
         tokenizer: TokenizerSource::Gguf(Box::new(vocab)),
         special,

@@ -120,6 +120,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     folder.files.extend(files);
     Ok(Checkpoint {
         architecture,
+        watches: tensors.watches(),
         weights: Box::new(tensors),
         tokenizer: TokenizerSource::Json(text.tokenizer),
         special: text.special,

@@ -6,11 +6,12 @@ mod gguf;
 mod hf;
 
 use std::{
-    fs::{self, File},
+    fs,
     io::Read,
     path::{Path, PathBuf},
 };
 
+use narthex_mmap::open_regular;
 use narthex_spec::arch::{Architecture, Pooling};
 
 use crate::{
@@ -110,7 +111,7 @@ pub fn architecture_from_config(config: serde_json::Value, pooling: Option<Pooli
 fn open_file(path: &Path) -> Result<Checkpoint> {
     let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
     let mut magic = Vec::new();
-    File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
+    open_regular(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
     let name = file_name(path);
     if magic == b"GGUF" || is_gguf(&name) {
         return gguf::open(path);

@@ -98,6 +98,7 @@ pub fn quark(job: &QuarkJob<'_>, progress: &dyn ProgressSink, cancel: &AtomicBoo
         stage.advance(done);
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
+    checkpoint.watches.check()?;
     drop(stage);
     partial.settle(job.out)
 }

@@ -37,6 +37,7 @@ use narthex_graph::{
     Graph,
     onnx::files::{OnnxFile, OnnxFileError, open_files},
 };
+use narthex_mmap::FileWatch;
 use narthex_spec::{
     Recipe, Scheme,
     arch::{EncoderHead, Structure},
@@ -62,6 +63,8 @@ pub struct Import {
     data: PathBuf,
     /// Files that were read.
     files: Vec<PathBuf>,
+    /// Watches on the files with the graphs.
+    watches: Vec<(PathBuf, FileWatch)>,
     graphs: Vec<(Graph, GraphEntry)>,
     /// The only kind of device that runs it.
     bound: Option<Bound>,
@@ -198,6 +201,11 @@ fn origin(parts: &[OnnxFile], bound: Option<&Bound>) -> Result<(PathBuf, String)
     Ok((part.folder.clone(), part.name.clone()))
 }
 
+/// Returns the watches on the files of graphs.
+fn watches(parts: &[OnnxFile]) -> Vec<(PathBuf, FileWatch)> {
+    parts.iter().map(|part| (part.folder.join(&part.name), part.watch.clone())).collect()
+}
+
 fn import_decoder(
     mut folder: Folder,
     DecoderExport { parts, names, settings, form, bound }: DecoderExport,
@@ -205,6 +213,7 @@ fn import_decoder(
 ) -> Result<Import> {
     let (data, file) = origin(&parts, bound.as_ref())?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
+    let watches = watches(&parts);
     let mut recipe = recipe(parts.iter().map(|part| &part.graph));
     let mut graphs = parts.into_iter().map(|part| part.graph);
     let mut next = || graphs.next().ok_or_else(|| refused("the export", "another graph", "none"));
@@ -231,6 +240,7 @@ fn import_decoder(
     Ok(Import {
         data,
         files: [folder.files, files].concat(),
+        watches,
         graphs: decoders.into_iter().map(|decoder| (decoder.graph, decoder.entry)).collect(),
         bound,
         operator_weights: None,
@@ -259,6 +269,7 @@ fn note(decoder: &Decoder, settings: &Settings, compiled: bool) -> Option<String
 fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) -> Result<Import> {
     let (data, file) = origin(&parts, None)?;
     let files = parts.iter().map(|part| part.folder.join(&part.name)).collect();
+    let watches = watches(&parts);
     let [part] = <[OnnxFile; 1]>::try_from(parts)
         .map_err(|parts| refused("graphs of an encoder", "one", parts.len()))?;
     let sentence = pooling::read(&mut folder)?;
@@ -279,6 +290,7 @@ fn import_encoder(mut folder: Folder, parts: Vec<OnnxFile>, settings: Settings) 
     Ok(Import {
         data,
         files: [folder.files, files].concat(),
+        watches,
         graphs: vec![(graph, entry)],
         bound: None,
         operator_weights: None,

@@ -11,7 +11,7 @@ use narthex_graph::{
     Attribute, Graph, InitializerData,
     onnx::{
         external::{ByteRange, ExternalWriter},
-        files::DataFiles,
+        files::{DataFiles, OnnxFileError},
     },
 };
 use narthex_spec::{
@@ -74,15 +74,27 @@ impl Import {
         for (graph, _) in &mut self.graphs {
             weights.gather(graph)?;
         }
-        let finished = weights.file.finish();
+        let Weights { file, sources, .. } = weights;
+        let finished = file.finish();
         finished.map_err(|source| CompileError::Write { path: DATA_FILE.into(), source })?.sync()?;
         for (graph, entry) in &self.graphs {
             package.write(&entry.file, &graph.encode())?;
         }
         self.copy_binaries(&package, cancel)?;
+        self.check_unchanged(&sources)?;
         let mut manifest = self.manifest(job, template.is_some())?;
         package.finish(&mut manifest)?;
         Ok(manifest)
+    }
+
+    /// Fails if a file of the export has changed since it was opened.
+    fn check_unchanged(&self, data: &DataFiles) -> Result<(), CompileError> {
+        data.check_unchanged()?;
+        for (path, watch) in &self.watches {
+            let failed = |source| OnnxFileError::Read { path: path.clone(), source };
+            watch.check().map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Copies the binaries beside the graphs that compiled contexts and a vendor's operators read.

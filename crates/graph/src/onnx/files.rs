@@ -6,7 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use narthex_mmap::{Mmap, map};
+use narthex_mmap::{FileWatch, Mapped, environment, map};
 
 use super::DecodeError;
 use crate::{Bytes, Graph, Initializer, InitializerData};
@@ -28,6 +28,19 @@ pub struct OnnxFile {
     pub graph: Graph,
     /// Bytes of each data file that the graph names; `None` if the file does not exist.
     pub data_files: BTreeMap<String, Option<u64>>,
+    /// Watch on the file, whose bytes the graph borrows.
+    pub watch: FileWatch,
+}
+
+impl OnnxFile {
+    /// Fails if the file has changed since it was opened. To be called after the last use of the graph's weights.
+    ///
+    /// # Errors
+    /// [`OnnxFileError::Read`].
+    pub fn check_unchanged(&self) -> Result<(), OnnxFileError> {
+        let path = || self.folder.join(&self.name);
+        self.watch.check().map_err(|source| OnnxFileError::Read { path: path(), source })
+    }
 }
 
 /// The reason why an ONNX model could not be read.
@@ -92,6 +105,7 @@ impl OnnxFileError {
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Some("check the path; the data files of a graph lie beside it".to_owned())
             }
+            Self::Read { source, .. } => environment::hint(source).map(str::to_owned),
             Self::NoModel { .. } => {
                 Some("a model is an .onnx file, a folder with some, a checkpoint, or a name of `narthex list --available`".to_owned())
             }
@@ -160,12 +174,14 @@ fn open_file(path: &Path) -> Result<OnnxFile, OnnxFileError> {
         return Err(OnnxFileError::TooLarge { path: path.to_owned(), bytes });
     }
     let mapped = map(path).map_err(failed)?;
+    let watch = mapped.watch();
     let graph = Graph::decode_shared(Bytes::from_owner(mapped))
         .map_err(|source| OnnxFileError::Decode { path: path.to_owned(), source })?;
+    watch.check().map_err(failed)?;
     let folder = path.parent().map(Path::to_owned).unwrap_or_default();
     let data_files = data_file_sizes(&graph, &folder);
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    Ok(OnnxFile { name, folder, graph, data_files })
+    Ok(OnnxFile { name, folder, graph, data_files, watch })
 }
 
 /// Bytes of each data file that a graph names. Files outside the model's folder are not touched.
@@ -191,9 +207,18 @@ pub fn stays_inside(file: &str) -> bool {
 
 /// Data files that were mapped, by path.
 #[derive(Default)]
-pub struct DataFiles(BTreeMap<PathBuf, Mmap>);
+pub struct DataFiles(BTreeMap<PathBuf, Mapped>);
 
 impl DataFiles {
+    /// Fails if a file has changed since it was opened. To be called after the last use of its bytes.
+    ///
+    /// # Errors
+    /// [`OnnxFileError::Read`].
+    pub fn check_unchanged(&self) -> Result<(), OnnxFileError> {
+        let changed = self.0.iter().find_map(|(path, file)| Some((path, file.watch().check().err()?)));
+        changed.map_or(Ok(()), |(path, source)| Err(OnnxFileError::Read { path: path.clone(), source }))
+    }
+
     /// Returns the bytes of an initializer of a graph in `folder`, inline or in a data file.
     ///
     /// # Errors

@@ -1,0 +1,67 @@
+//! Limits of the environment that fail an operation on a file or a thread: space, permissions, sizes, descriptors, threads.
+
+use std::io::{Error, ErrorKind};
+
+/// System error numbers that the standard library has no kind for.
+#[cfg(unix)]
+const NO_DESCRIPTORS: [i32; 2] = [libc::EMFILE, libc::ENFILE];
+/// `ERROR_TOO_MANY_OPEN_FILES`.
+#[cfg(not(unix))]
+const NO_DESCRIPTORS: [i32; 1] = [4];
+
+/// Returns whether an operation failed because of a limit of the environment, which the user can raise.
+pub fn is_limit(error: &Error) -> bool {
+    hint(error).is_some()
+}
+
+/// Returns the next step after a failure because of a limit of the environment.
+pub fn hint(error: &Error) -> Option<&'static str> {
+    let number = error.raw_os_error();
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(
+            "free some space, or set NARTHEX_HOME (HF_HOME for hub downloads) to a folder on another disk",
+        ),
+        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
+            Some("set NARTHEX_HOME (HF_HOME for hub downloads) to a folder that you may write to")
+        }
+        // Without a number, a reader's own bound was exceeded.
+        ErrorKind::FileTooLarge if number.is_some() => Some(
+            "raise the limit on the size of files, as with `ulimit -f unlimited`, or choose another file system",
+        ),
+        // A read or write of Narthex never returns this; the start of a thread does.
+        ErrorKind::WouldBlock if number.is_some() => {
+            Some("raise the limit on threads: `ulimit -u`, or the pids limit of the container")
+        }
+        ErrorKind::OutOfMemory => Some("free some memory, or choose a smaller model or scheme"),
+        _ if number.is_some_and(|number| NO_DESCRIPTORS.contains(&number)) => {
+            Some("raise the limit on open files, as with `ulimit -n 4096`")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn every_limit_has_a_next_step() {
+        let check = |number, expect: &str| {
+            let error = Error::from_raw_os_error(number);
+            assert!(hint(&error).is_some_and(|hint| hint.contains(expect)), "{error}: {:?}", hint(&error));
+        };
+        check(libc::ENOSPC, "free some space");
+        check(libc::EDQUOT, "free some space");
+        check(libc::EROFS, "NARTHEX_HOME");
+        check(libc::EACCES, "NARTHEX_HOME");
+        check(libc::EPERM, "NARTHEX_HOME");
+        check(libc::EFBIG, "ulimit -f");
+        check(libc::EMFILE, "ulimit -n");
+        check(libc::ENFILE, "ulimit -n");
+        check(libc::EAGAIN, "ulimit -u");
+        check(libc::ENOMEM, "free some memory");
+        assert!(!is_limit(&Error::from_raw_os_error(libc::ENOENT)));
+        assert!(!is_limit(&Error::new(ErrorKind::FileTooLarge, "expected at most 9 bytes")));
+    }
+}

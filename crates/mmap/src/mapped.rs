@@ -1,0 +1,163 @@
+//! Read-only memory maps of files that may change while they are read.
+//!
+//! A checkpoint belongs to the user, who can truncate or replace it during a compile that takes minutes. Copying it through
+//! bounded buffers would cost a second copy of every weight that is read more than once, and a borrowed row would need an
+//! owner; so files stay mapped, and two measures make a change an error:
+//!
+//! - A read beyond a shrunken file's end, which the system answers with SIGBUS, gives zeros instead of the end of the
+//!   process ([`super::faults`]).
+//! - [`FileWatch::check`] compares the file's length and time of modification with those at its opening. Readers call it
+//!   after their last read and before they use what they made, so zeros never reach a package.
+//!
+//! Files of the store are another matter: the store renames whole folders into place, never writes to them again, keeps
+//! them private to their user, and verifies their digests before a model is loaded.
+
+use std::{fs::File, io, ops::Deref, path::Path, sync::Arc, time::SystemTime};
+
+use memmap2::Mmap;
+
+#[cfg(unix)]
+use crate::faults::Region;
+use crate::regular::open_regular;
+
+/// A file mapped as read-only memory.
+#[derive(Debug)]
+pub struct Mapped {
+    // Before `map`, so that the region is given up before its memory is.
+    #[cfg(unix)]
+    _region: Option<Region>,
+    map: Mmap,
+    watch: FileWatch,
+}
+
+impl Mapped {
+    /// Returns the watch on the file, which may outlive the map.
+    pub fn watch(&self) -> FileWatch {
+        self.watch.clone()
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// State of a file at its opening. The default watches nothing, for bytes that are no file's.
+#[derive(Debug, Clone, Default)]
+pub struct FileWatch(Option<Arc<Opened>>);
+
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    length: u64,
+    /// `None` where the file system keeps no such time.
+    modified: Option<SystemTime>,
+}
+
+impl FileWatch {
+    fn new(file: File) -> io::Result<Self> {
+        let found = file.metadata()?;
+        let (length, modified) = (found.len(), found.modified().ok());
+        Ok(Self(Some(Arc::new(Opened { file, length, modified }))))
+    }
+
+    /// Fails if the file has changed since it was opened.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] with both lengths for a changed file; otherwise the system's error.
+    pub fn check(&self) -> io::Result<()> {
+        let Some(opened) = &self.0 else { return Ok(()) };
+        let found = opened.file.metadata()?;
+        if found.len() == opened.length && found.modified().ok() == opened.modified {
+            return Ok(());
+        }
+        let message = format!(
+            "the file changed while it was read: it had {} bytes and now has {}; run the command again once it is complete",
+            opened.length,
+            found.len()
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidData, message))
+    }
+}
+
+/// Maps the whole of a regular file read-only. An empty file gives an empty map.
+///
+/// # Errors
+/// As [`open_regular`]; [`io::ErrorKind::QuotaExceeded`] if too many files are mapped; otherwise the system's error.
+#[allow(unsafe_code, reason = "mapping a file is always unsafe; this is the only place that does it")]
+pub fn map(path: &Path) -> io::Result<Mapped> {
+    let file = open_regular(path)?;
+    // SAFETY: the map is read-only, and its users read it as plain bytes, for which every value is valid. Another process
+    // can change the bytes while they are mapped; no reader relies on bytes staying the same after it has checked a
+    // length. A read beyond the end of a file that was truncated gives zeros, see `faults`.
+    let map = unsafe { Mmap::map(&file) }?;
+    Ok(Mapped {
+        #[cfg(unix)]
+        _region: if map.is_empty() { None } else { Some(Region::new(&map)?) },
+        map,
+        watch: FileWatch::new(file)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a step that fails fails its test")]
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_mapped_whole_and_an_absent_one_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, b"abc").unwrap();
+        let mapped = map(&path).unwrap();
+        assert_eq!(&mapped[..], b"abc");
+        mapped.watch().check().unwrap();
+        std::fs::write(&path, b"").unwrap();
+        assert_eq!(&map(&path).unwrap()[..], b"");
+        for absent in [folder.path().join("none"), folder.path().to_owned()] {
+            map(&absent).unwrap_err();
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_shrinks_is_an_error_and_not_the_end_of_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("weights"), folder.path().join("other"));
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        std::fs::write(&other, vec![5; 1 << 20]).unwrap();
+        let (mapped, other) = (map(&path).unwrap(), map(&other).unwrap());
+        let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+        assert_eq!(sum(&mapped), 7 << 20);
+        File::options().write(true).open(&path).unwrap().set_len(1 << 18).unwrap();
+        assert_eq!(sum(&mapped), 7 << 18);
+        assert_eq!(sum(&other), 5 << 20, "another map is untouched");
+        let watch = mapped.watch();
+        drop(mapped);
+        let error = watch.check().unwrap_err();
+        assert!(error.to_string().contains("had 1048576 bytes and now has 262144"), "{error}");
+        other.watch().check().unwrap();
+    }
+
+    #[test]
+    fn a_file_of_the_same_length_may_have_other_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, b"abc").unwrap();
+        let mapped = map(&path).unwrap();
+        let later = SystemTime::now() + std::time::Duration::from_secs(60);
+        File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+        assert!(mapped.watch().check().unwrap_err().to_string().contains("changed while it was read"));
+        FileWatch::default().check().unwrap();
+    }
+}
