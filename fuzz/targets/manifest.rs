@@ -32,6 +32,6 @@ fuzz_target!(init: narthex_fuzz::prepare(), |data: &[u8]| {
     }
     make_files(data);
     scratch::write("manifest.json", data, Tail::Nothing);
-    let name: ModelName = "fuzzed".parse().expect("a name");
+    let name: ModelName = "tiny".parse().expect("a name");
     let _ = open_package(scratch::folder(), &name);
 });

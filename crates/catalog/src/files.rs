@@ -7,6 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use narthex_mmap::open_regular;
 use narthex_spec::Sha256;
 use sha2::Digest;
 
@@ -37,8 +38,18 @@ pub(crate) fn digest(bytes: &[u8]) -> Sha256 {
 }
 
 /// Returns the digest of a file. `seen` is called with the number of bytes read so far.
-pub(crate) fn digest_file(path: &Path, cancel: &Cancel, mut seen: impl FnMut(u64)) -> Result<Sha256, Error> {
-    let mut file = File::open(path).map_err(Error::io("open", path))?;
+pub(crate) fn digest_file(path: &Path, cancel: &Cancel, seen: impl FnMut(u64)) -> Result<Sha256, Error> {
+    let file = open_regular(path).map_err(Error::io("open", path))?;
+    digest_open(file, path, cancel, seen)
+}
+
+/// As [`digest_file`], for a file that is open; `path` is for errors.
+pub(crate) fn digest_open(
+    mut file: File,
+    path: &Path,
+    cancel: &Cancel,
+    mut seen: impl FnMut(u64),
+) -> Result<Sha256, Error> {
     let mut hasher = Hasher::default();
     let mut buffer = vec![0; CHUNK];
     let mut total = 0u64;
@@ -52,16 +63,6 @@ pub(crate) fn digest_file(path: &Path, cancel: &Cancel, mut seen: impl FnMut(u64
         total += count as u64;
         seen(total);
     }
-}
-
-/// Reads a small file; longer ones are an error, so that a wrong path cannot fill the memory.
-pub(crate) fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("longer than {limit} bytes")));
-    }
-    Ok(bytes)
 }
 
 /// Writes a new file and flushes it to the disk.
@@ -165,15 +166,6 @@ mod tests {
         let error = write_durably(Path::new("/dev/full"), b"x").unwrap_err();
         assert!(error.to_string().starts_with("cannot write /dev/full: No space left"), "{error}");
         assert!(error.hint().unwrap().contains("free some space"));
-    }
-
-    #[test]
-    fn small_reads_are_bounded() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
-        fs::write(&path, [0; 10]).unwrap();
-        assert_eq!(read_small(&path, 10).unwrap().len(), 10);
-        assert!(read_small(&path, 9).is_err());
     }
 
     #[test]

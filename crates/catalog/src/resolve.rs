@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use narthex_spec::ModelName;
+use narthex_spec::{ModelName, id::BadModelName};
 
 use crate::{
     Cancel,
@@ -19,13 +19,20 @@ use crate::{
     },
 };
 
-/// A user's reference to a model.
+/// A reference to a model that names no file of this machine. All that a client may send.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelRef {
-    /// A name or alias of the catalogue.
+pub enum ModelId {
+    /// A name or alias of the catalogue, or of an installed package.
     Catalogue(ModelName),
     /// A repository of the hub.
     Hub(HubSource),
+}
+
+/// A user's reference to a model, which may be a path. Only people at this machine may give paths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelRef {
+    /// A name or a repository.
+    Id(ModelId),
     /// A file or folder.
     Local(PathBuf),
 }
@@ -59,8 +66,8 @@ pub enum Location {
     Local(PathBuf),
 }
 
-impl ModelRef {
-    /// Parses a reference. Uses neither disk nor network.
+impl ModelId {
+    /// Parses a name or a repository. Uses neither disk nor network; a path is not a name.
     ///
     /// # Errors
     /// [`Error::BadHubReference`] for a malformed `hf:…`, [`Error::BadName`] for a string that is not a name.
@@ -72,7 +79,7 @@ impl ModelRef {
                 .ok_or_else(|| Error::BadHubReference { found: excerpt(text) });
         }
         if looks_like_path(text) {
-            return Ok(Self::Local(expand_home(text)));
+            return Err(BadModelName { found: excerpt(text) }.into());
         }
         Ok(Self::Catalogue(text.parse()?))
     }
@@ -80,8 +87,7 @@ impl ModelRef {
     /// Returns the model that the reference names.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with similar names; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and
-    /// [`Error::UnknownWheel`] for paths.
+    /// [`Error::UnknownModel`] with similar names.
     pub fn resolve(&self, catalog: &Catalog) -> Result<CheckpointSource, Error> {
         match self {
             Self::Catalogue(name) => match catalog.get(name) {
@@ -89,6 +95,30 @@ impl ModelRef {
                 None => Err(Error::UnknownModel { name: name.clone(), near: catalog.suggest(name.as_str()) }),
             },
             Self::Hub(hub) => from_hub(hub, catalog),
+        }
+    }
+}
+
+impl ModelRef {
+    /// Parses a reference. Uses neither disk nor network.
+    ///
+    /// # Errors
+    /// As [`ModelId::parse`].
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let text = text.trim();
+        if !text.starts_with("hf:") && looks_like_path(text) {
+            return Ok(Self::Local(expand_home(text)));
+        }
+        ModelId::parse(text).map(Self::Id)
+    }
+
+    /// Returns the model that the reference names.
+    ///
+    /// # Errors
+    /// As [`ModelId::resolve`]; [`Error::LocalMissing`], [`Error::NotACheckpoint`] and [`Error::UnknownWheel`] for paths.
+    pub fn resolve(&self, catalog: &Catalog) -> Result<CheckpointSource, Error> {
+        match self {
+            Self::Id(id) => id.resolve(catalog),
             Self::Local(path) => from_path(path, catalog),
         }
     }
@@ -202,12 +232,8 @@ mod tests {
 
     fn hub(repo: &str, revision: &str, files: &[&str]) -> ModelRef {
         let files = files.iter().map(|&file| file.to_owned()).collect();
-        ModelRef::Hub(HubSource {
-            repo: repo.to_owned(),
-            revision: revision.to_owned(),
-            files,
-            tokenizer: None,
-        })
+        let (repo, revision) = (repo.to_owned(), revision.to_owned());
+        ModelRef::Id(ModelId::Hub(HubSource { repo, revision, files, tokenizer: None }))
     }
 
     #[test]
@@ -215,8 +241,9 @@ mod tests {
         let check =
             |text: &str, expect: ModelRef| assert_eq!(ModelRef::parse(text).unwrap(), expect, "{text}");
         let local = |path: &str| ModelRef::Local(PathBuf::from(path));
-        check(" SmolLM2:135M ", ModelRef::Catalogue("smollm2:135m".parse().unwrap()));
-        check("owner/repo", ModelRef::Catalogue("owner/repo".parse().unwrap()));
+        let named = |name: &str| ModelRef::Id(ModelId::Catalogue(name.parse().unwrap()));
+        check(" SmolLM2:135M ", named("smollm2:135m"));
+        check("owner/repo", named("owner/repo"));
         check("hf:Owner/Repo", hub("Owner/Repo", "main", &[]));
         check("hf:o/r@v1", hub("o/r", "v1", &[]));
         check("hf:o/r/sub/x.Q4.gguf@refs/pr/1", hub("o/r", "refs/pr/1", &["sub/x.Q4.gguf"]));
@@ -225,6 +252,14 @@ mod tests {
         check("x.gguf", local("x.gguf"));
         check("C:\\models\\x", local("C:\\models\\x"));
         check("some.WHL", local("some.WHL"));
+    }
+
+    #[test]
+    fn a_path_is_never_a_models_id() {
+        for text in ["./x", "/etc/passwd", "~/x", "x.gguf", "C:\\models\\x", "d/../../../etc/shadow", ".."] {
+            assert!(matches!(ModelId::parse(text), Err(Error::BadName(_))), "{text}");
+        }
+        assert!(matches!(ModelId::parse("hf:o/r/x.gguf"), Ok(ModelId::Hub(_))));
     }
 
     #[test]

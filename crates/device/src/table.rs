@@ -1,9 +1,10 @@
 //! Rows of a package's host tables, read straight from a memory map.
 
-use std::{fs::File, path::Path};
+use std::path::Path;
 
 use half::f16;
 use memmap2::Mmap;
+use narthex_mmap::open_regular;
 use narthex_spec::{
     DType, TokenId,
     arch::DecoderArch,
@@ -129,7 +130,7 @@ impl MappedBytes {
     fn open(package: &Path, range: &FileRange, expected: usize) -> Result<Self, DeviceError> {
         let path = package::path(package, &range.file)?;
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
-        let file = File::open(&path).map_err(|error| read(error.to_string()))?;
+        let file = open_regular(&path).map_err(|error| read(error.to_string()))?;
         // SAFETY: packages are immutable: the store renames whole folders into place and never rewrites a file. Every
         // access below is checked against the map's own length.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| read(error.to_string()))?;

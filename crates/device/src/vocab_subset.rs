@@ -1,6 +1,6 @@
 //! The tokens that a reduced head has logits for. The others are never generated.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{io::Read, path::Path};
 
 use narthex_engine::executor::NEVER;
 use narthex_spec::{TokenId, arch::DecoderArch, manifest::Manifest};
@@ -35,7 +35,7 @@ impl VocabSubset {
         let read = |reason: String| DeviceError::Read { path: path.clone(), reason };
         let most = (vocab as u64).saturating_mul(TOKEN_BYTES).min(MOST_BYTES);
         let mut bytes = Vec::new();
-        File::open(&path)
+        narthex_mmap::open_regular(&path)
             .and_then(|file| file.take(most).read_to_end(&mut bytes))
             .map_err(|error| read(error.to_string()))?;
         let tokens: Vec<TokenId> = serde_json::from_slice(&bytes).map_err(|error| read(error.to_string()))?;

@@ -5,6 +5,7 @@
 mod bound;
 mod kv;
 mod part;
+mod paths;
 mod quality;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch
 pub use bound::Bound;
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
 pub use part::{LayerRange, Part};
+pub use paths::{BadPath, check_path};
 pub use quality::Quality;
 
 /// The version that this build writes and the only one it reads.
@@ -49,7 +51,7 @@ pub struct Manifest {
     pub tables: Vec<HostTable>,
     /// File with the tokens that logits cover, as an ascending list in JSON, relative to the package; `None` for all
     /// tokens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "paths::optional", skip_serializing_if = "Option::is_none")]
     pub kept_tokens: Option<String>,
     /// The tokenizer and its rules.
     pub tokenizer: TokenizerEntry,
@@ -65,6 +67,7 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<Quality>,
     /// Every file of the package but the manifest, by path relative to the package.
+    #[serde(deserialize_with = "paths::files")]
     pub files: BTreeMap<String, FileEntry>,
     /// Origin of the weights.
     pub provenance: Provenance,
@@ -74,6 +77,7 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GraphEntry {
     /// The file, relative to the package.
+    #[serde(deserialize_with = "paths::path")]
     pub file: String,
     /// Graph variant.
     #[serde(alias = "target")]
@@ -108,8 +112,10 @@ pub struct Context {
     /// Target of the compiler.
     pub target: Target,
     /// The graph's file.
+    #[serde(deserialize_with = "paths::path")]
     pub graph: String,
     /// The `EPContext` file, relative to the package. It names the binary beside it.
+    #[serde(deserialize_with = "paths::path")]
     pub file: String,
     /// The compiler: the provider's package and version.
     pub compiler: String,
@@ -295,6 +301,7 @@ pub enum TableEncoding {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRange {
     /// The file, relative to the package.
+    #[serde(deserialize_with = "paths::path")]
     pub file: String,
     /// First byte.
     pub offset: u64,
@@ -306,6 +313,7 @@ pub struct FileRange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenizerEntry {
     /// A Hugging Face `tokenizer.json`, relative to the package.
+    #[serde(deserialize_with = "paths::path")]
     pub file: String,
     /// Token at the start of every sequence, if the model needs one.
     pub bos: Option<TokenId>,
@@ -322,6 +330,7 @@ pub struct TokenizerEntry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatEntry {
     /// The Jinja template, relative to the package.
+    #[serde(deserialize_with = "paths::path")]
     pub template: String,
     /// Text of the special tokens that templates name: `bos_token`, `eos_token`, ….
     pub special_tokens: BTreeMap<String, String>,

@@ -7,12 +7,12 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{BufReader, Read, Seek, Write},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use narthex_spec::{
     ProgressSink,
-    manifest::FileEntry,
+    manifest::{FileEntry, check_path},
     progress::{Stage, Unit},
 };
 use zip::ZipArchive;
@@ -41,7 +41,7 @@ pub(crate) fn unpack(
     cancel: &Cancel,
 ) -> Result<BTreeMap<String, FileEntry>, Error> {
     let bad = |source| Error::BadArchive { path: archive.to_path_buf(), source };
-    let file = File::open(archive).map_err(Error::io("open", archive))?;
+    let file = narthex_mmap::open_regular(archive).map_err(Error::io("open", archive))?;
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(bad)?;
     let chosen = chosen_members(archive, &mut zip, choose)?;
     let total = chosen.iter().map(|member| member.bytes).sum();
@@ -107,11 +107,7 @@ fn chosen_members(
 
 /// Returns whether a name stays inside the folder that it is joined to, on every platform.
 pub(crate) fn is_plain(name: &str) -> bool {
-    let odd = |c: char| c == '\\' || c == ':' || c.is_control();
-    !name.is_empty()
-        && !name.chars().any(odd)
-        && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
-        && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+    check_path(name).is_ok()
 }
 
 fn copy_member(

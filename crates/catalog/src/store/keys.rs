@@ -40,7 +40,7 @@ impl Store {
     /// [`Error::BadKeyFile`] if the file is malformed, [`Error::Io`] if it is unreadable.
     pub fn keys(&self) -> Result<Vec<ApiKey>, Error> {
         let path = self.key_file();
-        match files::read_small(&path, keys::FILE_LIMIT) {
+        match narthex_mmap::read(&path, keys::FILE_LIMIT) {
             Ok(bytes) => keys::parse(&bytes).map_err(|reason| Error::BadKeyFile { path, reason }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(Error::io("read", path)(error)),

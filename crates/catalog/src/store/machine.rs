@@ -34,6 +34,11 @@ impl Store {
         files::remove_all(&self.of_package(folder)?)
     }
 
+    /// Returns the files that this machine keeps about the contents with this identity, whatever the device.
+    pub(super) fn machine_of(&self, identity: Sha256) -> MachineFolder {
+        MachineFolder { store: self.clone(), path: self.root().join("machine").join(identity.to_string()) }
+    }
+
     fn of_package(&self, folder: &Path) -> Result<PathBuf, Error> {
         Ok(self.root().join("machine").join(Self::package_digest(folder)?.to_string()))
     }
@@ -81,7 +86,7 @@ impl MachineFolder {
     /// A record, if there is one.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path.join(name);
-        match files::read_small(&path, RECORD_LIMIT) {
+        match narthex_mmap::read(&path, RECORD_LIMIT) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io("read", path)(error)),

@@ -13,7 +13,7 @@ use super::{
 use crate::{error::Error, files};
 
 /// The longest manifest that is read to learn a package's name, in bytes.
-const MANIFEST_LIMIT: u64 = 64 << 20;
+pub(super) const MANIFEST_LIMIT: u64 = 64 << 20;
 
 /// A package in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,10 +119,14 @@ impl Store {
 
 fn describe(dir: PathBuf, scheme: Scheme) -> Option<PackageInfo> {
     let manifest = dir.join(MANIFEST_FILE);
-    let read = files::read_small(&manifest, MANIFEST_LIMIT)
+    let read = narthex_mmap::read(&manifest, MANIFEST_LIMIT)
         .and_then(|bytes| serde_json::from_slice::<ManifestName>(&bytes).map_err(Into::into))
         .and_then(|named| Ok((named.name, fs::metadata(&manifest)?.modified()?)));
     match read {
+        Ok((name, _)) if !dir.parent().is_some_and(|folder| folder.ends_with(name.file_stem())) => {
+            tracing::warn!(folder = %dir.display(), %name, "this folder is named after another model than its manifest");
+            None
+        }
         Ok((name, created)) => {
             let bytes = files::tree_bytes(&dir);
             Some(PackageInfo { name, scheme, dir, bytes, created })

@@ -75,7 +75,7 @@ impl RepoCache {
             return Ok(());
         }
         let path = self.root.join("refs").join(revision);
-        if files::read_small(&path, 100).is_ok_and(|known| known == commit.as_bytes()) {
+        if narthex_mmap::read(&path, 100).is_ok_and(|known| known == commit.as_bytes()) {
             return Ok(());
         }
         let parent = path.parent().unwrap_or(&self.root);
@@ -94,7 +94,7 @@ impl RepoCache {
         let commit = if is_commit(revision) {
             revision.to_owned()
         } else {
-            String::from_utf8(files::read_small(&self.root.join("refs").join(revision), 100).ok()?).ok()?
+            String::from_utf8(narthex_mmap::read(&self.root.join("refs").join(revision), 100).ok()?).ok()?
         };
         let commit = commit.trim().to_owned();
         if !is_commit(&commit) {
@@ -119,7 +119,7 @@ impl RepoCache {
 fn shards_present(folder: &Path, names: &[String]) -> bool {
     let indices = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
     indices.map(|name| folder.join(name)).all(|index| {
-        let Ok(bytes) = files::read_small(&index, INDEX_LIMIT) else { return false };
+        let Ok(bytes) = narthex_mmap::read(&index, INDEX_LIMIT) else { return false };
         let Ok(value) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return false };
         let Some(map) = value.get("weight_map").and_then(|map| map.as_object()) else { return false };
         map.values().all(|shard| shard.as_str().is_some_and(|shard| names.iter().any(|name| name == shard)))

@@ -1,0 +1,294 @@
+//! The audit of a store: every file of every package, checkpoint and runtime, read and held against its digest.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use narthex_spec::{
+    ModelName, ProgressSink, Scheme, Sha256,
+    manifest::{FORMAT, FileEntry, MANIFEST_FILE, check_path},
+    progress::{Stage, Unit},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Store,
+    packages::MANIFEST_LIMIT,
+    receipt::{RECEIPT_FILE, Receipt},
+    verification::{digest, forget},
+};
+use crate::{Cancel, check_cancel, error::Error, files};
+
+/// Result of the audit of one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AuditedFile {
+    /// Package, checkpoint or runtime that has the file: `smollm2:135m@w8`, `runtime cpu`.
+    pub owner: String,
+    /// The file.
+    pub path: PathBuf,
+    /// Its state.
+    #[serde(flatten)]
+    pub state: FileCondition,
+}
+
+/// State of an audited file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum FileCondition {
+    /// The file has the recorded digest.
+    Intact {
+        /// The digest.
+        sha256: Sha256,
+    },
+    /// The file has another digest.
+    Damaged {
+        /// The recorded digest.
+        expected: Sha256,
+        /// The file's digest.
+        found: Sha256,
+    },
+    /// The file cannot be read, or does not list the files of its folder.
+    Unreadable {
+        /// Reason.
+        reason: String,
+    },
+}
+
+impl FileCondition {
+    /// Returns whether the file is as it was recorded.
+    pub fn is_intact(&self) -> bool {
+        matches!(self, Self::Intact { .. })
+    }
+}
+
+/// The fields of a manifest that the audit reads.
+#[derive(Deserialize)]
+struct ManifestFiles {
+    format: u32,
+    name: ModelName,
+    files: BTreeMap<String, FileEntry>,
+}
+
+/// A folder to audit.
+struct Listed {
+    owner: String,
+    folder: PathBuf,
+    /// Identity under which verifications are recorded.
+    identity: Sha256,
+    files: BTreeMap<String, FileEntry>,
+}
+
+impl Store {
+    /// Audits the packages of `name`, or everything in the store without a name. `scheme` selects one package.
+    ///
+    /// # Errors
+    /// [`Error::NoPackage`] if the model is not installed, [`Error::Cancelled`]. Damage is a result, not an error.
+    pub fn audit(
+        &self,
+        name: Option<&ModelName>,
+        scheme: Option<Scheme>,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Vec<AuditedFile>, Error> {
+        let mut results = Vec::new();
+        let mut listed = Vec::new();
+        let folders = match name {
+            Some(name) => self.packages_of(name, scheme)?,
+            None => self.package_folders(),
+        };
+        for (folder, scheme) in folders {
+            match package(&folder, scheme) {
+                Ok(found) => listed.push(found),
+                Err((owner, reason)) => results.push(AuditedFile {
+                    owner,
+                    path: folder.join(MANIFEST_FILE),
+                    state: FileCondition::Unreadable { reason },
+                }),
+            }
+        }
+        if name.is_none() {
+            for kind in ["checkpoints", "runtimes"] {
+                for folder in subfolders(&self.root().join(kind)) {
+                    match receipt(kind, &folder) {
+                        Ok(found) => listed.push(found),
+                        Err(unreadable) => results.push(unreadable),
+                    }
+                }
+            }
+        }
+        let total = listed.iter().flat_map(|listed| listed.files.values()).map(|entry| entry.bytes).sum();
+        let stage = Stage::start(progress, "Verifying", Unit::Bytes, Some(total));
+        let mut done = 0;
+        for listed in listed {
+            self.audit_folder(&listed, &mut results, &|bytes| stage.advance(done + bytes), cancel)?;
+            done += listed.files.values().map(|entry| entry.bytes).sum::<u64>();
+        }
+        Ok(results)
+    }
+
+    /// Audits the files of a folder. One that is damaged is verified again at its next load.
+    fn audit_folder(
+        &self,
+        listed: &Listed,
+        results: &mut Vec<AuditedFile>,
+        seen: &dyn Fn(u64),
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
+        let (mut done, mut intact) = (0, true);
+        for (name, entry) in &listed.files {
+            check_cancel(cancel)?;
+            let state = match digest(&listed.folder, name, cancel, |bytes| seen(done + bytes)) {
+                Ok(found) if found == entry.sha256 => FileCondition::Intact { sha256: found },
+                Ok(found) => FileCondition::Damaged { expected: entry.sha256, found },
+                Err(Error::Cancelled) => return Err(Error::Cancelled),
+                Err(error) => FileCondition::Unreadable { reason: error.to_string() },
+            };
+            intact &= state.is_intact();
+            done += entry.bytes;
+            let path = listed.folder.join(name);
+            results.push(AuditedFile { owner: listed.owner.clone(), path, state });
+        }
+        if !intact {
+            forget(&self.verification_record(listed.identity));
+        }
+        Ok(())
+    }
+
+    fn packages_of(&self, name: &ModelName, scheme: Option<Scheme>) -> Result<Vec<(PathBuf, Scheme)>, Error> {
+        let wanted = Scheme::ALL.into_iter().filter(|found| scheme.is_none_or(|scheme| scheme == *found));
+        let found: Vec<_> = wanted.filter_map(|scheme| Some((self.package(name, scheme)?, scheme))).collect();
+        if found.is_empty() { Err(Error::NoPackage { name: name.clone(), scheme }) } else { Ok(found) }
+    }
+
+    /// Returns the folder of every package, readable or not.
+    fn package_folders(&self) -> Vec<(PathBuf, Scheme)> {
+        let models = subfolders(&self.root().join("packages"));
+        let schemes = |model: &PathBuf| {
+            let model = model.clone();
+            Scheme::ALL.into_iter().map(move |scheme| (model.join(scheme.as_str()), scheme))
+        };
+        models.iter().flat_map(schemes).filter(|(folder, _)| folder.is_dir()).collect()
+    }
+}
+
+/// The files that a package's manifest lists; else the package's name and the reason.
+fn package(folder: &Path, scheme: Scheme) -> Result<Listed, (String, String)> {
+    let stem = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+    let bad = |reason: String| (format!("{stem}@{scheme}"), reason);
+    let bytes = narthex_mmap::read(&folder.join(MANIFEST_FILE), MANIFEST_LIMIT);
+    let bytes = bytes.map_err(|error| bad(format!("cannot be read: {error}")))?;
+    let manifest: ManifestFiles =
+        serde_json::from_slice(&bytes).map_err(|error| bad(format!("is malformed: {error}")))?;
+    if manifest.format != FORMAT {
+        return Err(bad(format!("has format {}, but this version reads format {FORMAT}", manifest.format)));
+    }
+    if manifest.name.file_stem() != stem {
+        return Err(bad(format!("is that of {}", manifest.name)));
+    }
+    if let Some(path) = manifest.files.keys().find_map(|path| check_path(path).err()) {
+        return Err(bad(path.to_string()));
+    }
+    let owner = format!("{}@{scheme}", manifest.name);
+    Ok(Listed { owner, folder: folder.to_owned(), identity: files::digest(&bytes), files: manifest.files })
+}
+
+/// The files that a receipt lists.
+fn receipt(kind: &str, folder: &Path) -> Result<Listed, AuditedFile> {
+    let path = folder.join(RECEIPT_FILE);
+    let kind = kind.trim_end_matches('s');
+    let named = folder.file_name().unwrap_or_default().to_string_lossy();
+    match Receipt::read(&path) {
+        Some(receipt) if receipt.files.keys().all(|path| check_path(path).is_ok()) => Ok(Listed {
+            owner: format!("{kind} {}", receipt.made_for),
+            folder: folder.to_owned(),
+            identity: receipt.archive,
+            files: receipt.files,
+        }),
+        _ => {
+            let reason = "is missing or malformed".to_owned();
+            Err(AuditedFile {
+                owner: format!("{kind} {named}"),
+                path,
+                state: FileCondition::Unreadable { reason },
+            })
+        }
+    }
+}
+
+fn subfolders(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_spec::progress::Quiet;
+
+    use super::*;
+
+    /// A store with the package `a:b` of one file and a runtime of one file.
+    fn store(home: &Path) -> Store {
+        let store = Store::open(Some(home.to_owned())).unwrap();
+        let entry = FileEntry { bytes: 3, sha256: files::digest(b"abc") };
+        let package = home.join("packages/a--b/w8");
+        fs::create_dir_all(&package).unwrap();
+        fs::write(package.join("model.bin"), "abc").unwrap();
+        let manifest = serde_json::json!({"format": FORMAT, "name": "a:b", "files": {"model.bin": entry}});
+        fs::write(package.join(MANIFEST_FILE), manifest.to_string()).unwrap();
+        let runtime = home.join("runtimes/cpu-1");
+        fs::create_dir_all(&runtime).unwrap();
+        fs::write(runtime.join("lib.so"), "abc").unwrap();
+        let (made_for, source) = ("cpu".to_owned(), "wheel".to_owned());
+        let files = BTreeMap::from([("lib.so".to_owned(), entry)]);
+        Receipt { made_for, source, archive: files::digest(b"w"), files }.write(&runtime).unwrap();
+        store
+    }
+
+    fn audit(store: &Store, name: Option<&str>) -> Vec<(String, bool)> {
+        let name = name.map(|name| name.parse().unwrap());
+        let results = store.audit(name.as_ref(), None, &Quiet, &Cancel::new(false)).unwrap();
+        results.into_iter().map(|file| (file.owner, file.state.is_intact())).collect()
+    }
+
+    #[test]
+    fn every_file_is_held_against_its_digest() {
+        let home = tempfile::tempdir().unwrap();
+        let store = store(home.path());
+        let owners =
+            |intact: [bool; 2]| vec![("a:b@w8".to_owned(), intact[0]), ("runtime cpu".to_owned(), intact[1])];
+        assert_eq!(audit(&store, None), owners([true, true]));
+        fs::write(home.path().join("runtimes/cpu-1/lib.so"), "abd").unwrap();
+        assert_eq!(audit(&store, None), owners([true, false]));
+        fs::remove_file(home.path().join("packages/a--b/w8/model.bin")).unwrap();
+        assert_eq!(audit(&store, None), owners([false, false]));
+        assert_eq!(audit(&store, Some("a:b")), owners([false, false])[..1]);
+        let absent = "c".parse().unwrap();
+        let none = store.audit(Some(&absent), None, &Quiet, &Cancel::new(false));
+        assert!(matches!(none, Err(Error::NoPackage { .. })));
+        let cancelled = store.audit(None, None, &Quiet, &Cancel::new(true));
+        assert!(matches!(cancelled, Err(Error::Cancelled)));
+    }
+
+    #[test]
+    fn folders_without_a_usable_list_are_results() {
+        let check = |manifest: &str, expect: &str| {
+            let home = tempfile::tempdir().unwrap();
+            let store = store(home.path());
+            fs::write(home.path().join("packages/a--b/w8").join(MANIFEST_FILE), manifest).unwrap();
+            let results = store.audit(None, None, &Quiet, &Cancel::new(false)).unwrap();
+            let found = results.into_iter().find(|file| !file.state.is_intact()).unwrap();
+            let FileCondition::Unreadable { reason } = found.state else { panic!("{found:?}") };
+            assert!(reason.contains(expect), "{reason}");
+        };
+        check("{", "is malformed");
+        check(r#"{"format": 99, "name": "a:b", "files": {}}"#, "has format 99");
+        check(r#"{"format": 1, "name": "other", "files": {}}"#, "is that of other");
+        let escape = files::digest(b"").to_string();
+        let files = format!(r#"{{"../x": {{"bytes": 0, "sha256": "{escape}"}}}}"#);
+        check(&format!(r#"{{"format": 1, "name": "a:b", "files": {files}}}"#), "\"../x\" is not the path");
+    }
+}
