@@ -29,9 +29,10 @@ const EXIT_CODES: &str = "Exit codes:
   3    model, runtime or file not found
   4    download failed
   5    busy, or the model or device is unavailable
-  6    no space left, or no permission to write
+  6    a limit of this machine: space, permission to write, open files, threads
   7    check: part of the model would run on another device
   8    check: the model is refused
+  9    a file is malformed, damaged or not a regular file
   130  interrupted";
 
 /// Runs language models on the NPU, GPU and CPU of this machine.
@@ -86,6 +87,8 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// Remove a model
     Rm(ModelArgs),
+    /// Verify the digests of a model's files, or of every file in the store
+    Verify(VerifyArgs),
     /// List running servers and their models
     Ps(JsonArgs),
     /// Compile a checkpoint into a package
@@ -233,6 +236,17 @@ pub(crate) struct ShowArgs {
     pub(crate) model: String,
 
     /// Print the manifest
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `narthex verify`.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct VerifyArgs {
+    /// The model, with @w4 for one scheme; without it, the whole store
+    pub(crate) model: Option<String>,
+
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

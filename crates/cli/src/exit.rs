@@ -3,11 +3,12 @@
 use std::{io, process::ExitCode};
 
 use narthex_gateway::{Error, ErrorKind};
+use narthex_mmap::environment;
 use narthex_server::ServeError;
 
 use crate::output::{self, ClosedPipe};
 
-/// A negative result of `check` or `doctor` that was already printed.
+/// A negative result of `check`, `doctor` or `verify` that was already printed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NegativeResult {
     /// The doctor found a problem.
@@ -16,6 +17,8 @@ pub(crate) enum NegativeResult {
     Partial,
     /// The model is refused.
     Refused,
+    /// A file of the store is damaged.
+    Damaged,
 }
 
 impl std::fmt::Display for NegativeResult {
@@ -24,11 +27,15 @@ impl std::fmt::Display for NegativeResult {
             Self::Problem => "the doctor found a problem",
             Self::Partial => "part of the model would run on another device",
             Self::Refused => "the model is refused",
+            Self::Damaged => "a file of the store is damaged",
         })
     }
 }
 
 impl std::error::Error for NegativeResult {}
+
+/// Exit code for a malformed or damaged file.
+const MALFORMED: u8 = 9;
 
 /// Returns the exit code for a kind of error.
 fn code(kind: ErrorKind) -> u8 {
@@ -39,6 +46,7 @@ fn code(kind: ErrorKind) -> u8 {
         ErrorKind::Fetch => 4,
         ErrorKind::Overloaded | ErrorKind::Loading | ErrorKind::Unavailable | ErrorKind::Forbidden => 5,
         ErrorKind::Storage => 6,
+        ErrorKind::Malformed => MALFORMED,
         ErrorKind::Cancelled => 130,
     }
 }
@@ -52,20 +60,24 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         Some(NegativeResult::Problem) => return ExitCode::FAILURE,
         Some(NegativeResult::Partial) => return ExitCode::from(7),
         Some(NegativeResult::Refused) => return ExitCode::from(8),
+        Some(NegativeResult::Damaged) => return ExitCode::from(MALFORMED),
         None => {}
     }
     let gateway = error.downcast_ref::<Error>();
     let serve = error.downcast_ref::<ServeError>();
-    let kind = gateway.map(Error::kind).unwrap_or(match serve {
-        Some(ServeError::NoKey { .. }) => ErrorKind::BadRequest,
-        Some(ServeError::Keys(error)) => error.kind(),
-        Some(_) => ErrorKind::Unavailable,
-        None => ErrorKind::Internal,
+    let system = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    let kind = gateway.map(Error::kind).unwrap_or(match (serve, system) {
+        (Some(ServeError::NoKey { .. }), _) => ErrorKind::BadRequest,
+        (Some(ServeError::Keys(error)), _) => error.kind(),
+        (Some(_), _) => ErrorKind::Unavailable,
+        (None, Some(error)) => ErrorKind::of_io(error),
+        (None, None) => ErrorKind::Internal,
     });
     if kind == ErrorKind::Cancelled {
         return ExitCode::from(code(kind));
     }
     let hint = gateway.and_then(Error::hint).or_else(|| serve.and_then(ServeError::hint));
+    let hint = hint.or_else(|| system.and_then(environment::hint).map(str::to_owned));
     match gateway.is_some() || serve.is_some() {
         // These errors include their causes in their messages.
         true => output::note(format_args!("error: {error}")),

@@ -22,8 +22,9 @@ pub(crate) fn cancel() -> &'static Cancel {
     CANCEL.get_or_init(Cancel::new)
 }
 
-/// Installs the signal handler.
+/// Installs the signal handlers.
 pub(crate) fn install() {
+    ignore_file_size_signal();
     let flag = cancel().clone();
     let installed = ctrlc::set_handler(move || {
         if COUNT.fetch_add(1, Ordering::Relaxed) > 0 || WAITING.load(Ordering::Relaxed) {
@@ -35,6 +36,17 @@ pub(crate) fn install() {
         tracing::warn!(%error, "Ctrl-C will end the process at once");
     }
 }
+
+/// Turns a write beyond the limit on the size of files into an error, in place of the end of the process.
+#[cfg(unix)]
+#[allow(unsafe_code, reason = "only the C library can ignore a signal")]
+fn ignore_file_size_signal() {
+    // SAFETY: SIGXFSZ is a valid signal, and ignoring it runs no code.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+#[cfg(not(unix))]
+fn ignore_file_size_signal() {}
 
 /// Ends the process without running destructors, because a running operator must not lose its library.
 #[allow(unsafe_code, reason = "only the C library can end a process without destructors")]

@@ -36,7 +36,13 @@ pub use library::{
     runtimes::RuntimeListing,
 };
 pub use load::residency::{LoadPlace, PendingLoad};
-pub use narthex_catalog::{keys, network::Network, redact, source::wheel::WheelOrigin};
+pub use narthex_catalog::{
+    keys,
+    network::Network,
+    redact,
+    source::wheel::WheelOrigin,
+    store::{AuditedFile, FileCondition},
+};
 pub use narthex_device::runtime::disable_telemetry;
 pub use narthex_engine::worker::Drain;
 pub use report::{

@@ -128,7 +128,13 @@ fn a_checkpoint_is_compiled_when_it_is_loaded_by_its_path() {
     assert_eq!(refused(&gateway, path).kind(), ErrorKind::NotFound);
     let status = gateway.load(path, &Quiet, &Cancel::new()).unwrap();
     assert!(status.name.as_str().starts_with("local/mine-"), "{status:?}");
-    assert_eq!(ask(&gateway, path, question("the cat", greedy(4))).summary.completion_tokens, 4);
+    let name = status.name.as_str();
+    assert_eq!(ask(&gateway, name, question("the cat", greedy(4))).summary.completion_tokens, 4);
+    // Nor may it learn which files there are.
+    let absent = path.replace("mine.gguf", "none.gguf");
+    let told = |path: &str| refused(&gateway, path).to_string().replace(path, "PATH");
+    assert_eq!(told(path), told(&absent));
+    assert_eq!(told("d/../../../../../etc/passwd"), told("d/../../../../../etc/nothing"));
 }
 
 #[test]
@@ -251,9 +257,27 @@ fn a_corrupt_package_is_an_error_that_names_the_file() {
     check("manifest.json", &|bytes| *bytes = b"{}".to_vec(), "manifest.json");
     check("manifest.json", &|bytes| *bytes = br#"{"format": 99999}"#.to_vec(), "99999");
     check("model.onnx", &|bytes| bytes.truncate(10), "model.onnx");
-    check("model.onnx", &|bytes| bytes.fill(0xA5), "model.onnx");
-    check("tokenizer.json", &|bytes| bytes.fill(b'x'), "tokenizer.json");
-    check("chat_template.jinja", &|bytes| bytes.fill(b'{'), "template");
+    for file in ["model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja"] {
+        let expect = format!("{file} is damaged: expected SHA-256 ");
+        check(file, &|bytes| *bytes.last_mut().unwrap() ^= 1, &expect);
+    }
+    let replace = |from: &'static str, to: &'static str| {
+        move |bytes: &mut Vec<u8>| {
+            let text = String::from_utf8(std::mem::take(bytes)).unwrap();
+            assert!(text.contains(from), "{text}");
+            *bytes = text.replace(from, to).into_bytes();
+        }
+    };
+    // Paths lead to files of the package, which the manifest lists with their digests.
+    let template = "\"template\": \"chat_template.jinja\"";
+    let leads_out = replace(template, "\"template\": \"/etc/passwd\"");
+    check("manifest.json", &leads_out, "\"/etc/passwd\" is not the path of a package's file");
+    check("manifest.json", &replace(template, "\"template\": \"none\""), "states no digest of none");
+    check(
+        "manifest.json",
+        &replace("\"name\": \"local/", "\"name\": \"other/"),
+        "its manifest is that of other/",
+    );
     assert_eq!(ask(&tiny.gateway(), &model, question("the cat", greedy(4))).summary.completion_tokens, 4);
     // What the hint says to do about it works.
     spoil(&folder.join("manifest.json"), |bytes| bytes.clear());

@@ -38,6 +38,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::Unavailable
         | ErrorKind::Fetch
         | ErrorKind::Storage
+        | ErrorKind::Malformed
         | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }

@@ -1,9 +1,6 @@
 //! `narthex answer`: the part of a text that answers a question.
 
-use std::{
-    fs,
-    io::{Read, stdin},
-};
+use std::io::{self, Read, stdin};
 
 use anyhow::Context;
 use narthex_gateway::{
@@ -13,6 +10,9 @@ use narthex_gateway::{
 use serde::Serialize;
 
 use crate::{args::AnswerArgs, bars::Bars, interrupt, output};
+
+/// Maximum size of a context.
+const MAX_CONTEXT_BYTES: u64 = 64 << 20;
 
 #[derive(Serialize)]
 struct AnswerOutput<'a> {
@@ -36,16 +36,20 @@ struct Span<'a> {
 pub(crate) fn run(gateway: &Gateway, args: &AnswerArgs) -> anyhow::Result<()> {
     let context = if args.context.as_os_str() == "-" {
         let mut text = String::new();
-        interrupt::input(|| stdin().lock().read_to_string(&mut text))
+        interrupt::input(|| stdin().lock().take(MAX_CONTEXT_BYTES).read_to_string(&mut text))
             .context("cannot read standard input")?;
         text
     } else {
         let what = format!("cannot read the context {}", args.context.display());
-        fs::read_to_string(&args.context).map_err(|source| Error::Io { what, source })?
+        let bytes = narthex_mmap::read(&args.context, MAX_CONTEXT_BYTES);
+        let text = bytes.and_then(|bytes| {
+            String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        });
+        text.map_err(|source| Error::Io { what, source })?
     };
-    gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let request = AnswerRequest { top_k: args.top_k, ..AnswerRequest::new(&args.question, context) };
-    let found = gateway.answer(&args.model, &request, interrupt::cancel())?;
+    let found = gateway.answer(&status.id(), &request, interrupt::cancel())?;
     if args.json { report(args, &found) } else { lines(args, &found) }
 }
 

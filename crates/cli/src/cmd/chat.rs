@@ -42,7 +42,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
     };
     let mut messages = first_messages(args);
     messages.push(Message::new(Role::User, prompt));
-    finish(&args.generate, &status, print_chat(gateway, args, messages)?)
+    finish(&args.generate, &status, print_chat(gateway, &args.generate, &status, messages)?)
 }
 
 /// Continues a text.
@@ -57,7 +57,7 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
         echo: Echo::Completion,
         options: options(&args.generate),
     };
-    let answer = print(|sink| gateway.complete(&args.model, request, sink))?;
+    let answer = print(|sink| gateway.complete(&status.id(), request, sink))?;
     finish(&args.generate, &status, answer)
 }
 

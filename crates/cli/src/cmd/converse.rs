@@ -81,7 +81,7 @@ fn answer(
 ) -> anyhow::Result<()> {
     interrupt::take();
     messages.push(Message::new(Role::User, text.to_owned()));
-    match print_chat(gateway, args, messages.clone()) {
+    match print_chat(gateway, &args.generate, status, messages.clone()) {
         Ok(PrintedAnswer { text, end }) => {
             messages.push(Message::new(Role::Assistant, text));
             match end {

@@ -27,7 +27,7 @@ struct Item<'a> {
 /// Embeds the given texts, or each line of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
     let texts = if args.texts.is_empty() { interrupt::lines()? } else { args.texts.clone() };
-    gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let mut report = EmbedOutput { model: &args.model, embeddings: Vec::new(), prompt_tokens: 0 };
     for batch in texts.chunks(BATCH) {
         let request = EmbedRequest {
@@ -36,7 +36,7 @@ pub(crate) fn run(gateway: &Gateway, args: &EmbedArgs) -> anyhow::Result<()> {
             dimensions: args.dimensions,
             prompt: args.prompt.clone(),
         };
-        let answer = gateway.embed(&args.model, &request, interrupt::cancel())?;
+        let answer = gateway.embed(&status.id(), &request, interrupt::cancel())?;
         report.prompt_tokens += answer.prompt_tokens;
         for (text, embedding) in batch.iter().zip(answer.vectors) {
             if args.json {

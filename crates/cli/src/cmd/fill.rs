@@ -39,15 +39,15 @@ impl<'a> From<&'a Filling> for Token<'a> {
 /// Predicts masked tokens, or generates the requested number of tokens.
 pub(crate) fn run(gateway: &Gateway, args: &FillArgs) -> anyhow::Result<()> {
     let cancel = interrupt::cancel();
-    gateway.load(&args.model, &Bars::new(), cancel)?;
+    let model = gateway.load(&args.model, &Bars::new(), cancel)?.id();
     match args.generate {
         Some(tokens) => {
             let request = RefineRequest { rounds: args.rounds, ..RefineRequest::new(&args.text, tokens) };
-            print_generated(args, &gateway.refine(&args.model, &request, cancel)?)
+            print_generated(args, &gateway.refine(&model, &request, cancel)?)
         }
         None => {
             let request = MaskRequest { text: args.text.clone(), top_k: args.top_k };
-            print_masks(args, &gateway.fill(&args.model, &request, cancel)?)
+            print_masks(args, &gateway.fill(&model, &request, cancel)?)
         }
     }
 }

@@ -8,10 +8,7 @@ use narthex_gateway::{
     request::{ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Summary},
 };
 
-use crate::{
-    args::{ChatArgs, GenerateArgs},
-    interrupt, output, render,
-};
+use crate::{args::GenerateArgs, interrupt, output, render};
 
 /// An answer that was printed.
 pub(super) struct PrintedAnswer {
@@ -28,11 +25,12 @@ pub(super) enum AnswerEnd {
 /// Prints the answer to a conversation while it is generated.
 pub(super) fn print_chat(
     gateway: &Gateway,
-    args: &ChatArgs,
+    args: &GenerateArgs,
+    status: &ModelStatus,
     messages: Vec<Message>,
 ) -> anyhow::Result<PrintedAnswer> {
-    let request = ChatRequest { messages, options: options(&args.generate) };
-    print(|sink| gateway.chat(&args.model, request, sink))
+    let request = ChatRequest { messages, options: options(args) };
+    print(|sink| gateway.chat(&status.id(), request, sink))
 }
 
 /// Prints a generation while it runs.

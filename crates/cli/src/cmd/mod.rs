@@ -18,6 +18,7 @@ mod ps;
 mod rerank;
 mod runtime;
 mod serve;
+mod verify;
 
 use narthex_gateway::{Config, Drain, Gateway};
 
@@ -56,6 +57,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         Command::Pull(pull) => models::pull(&plain()?.0, &pull),
         Command::List(list) => models::list(&plain()?.0, &list),
         Command::Show(show) => models::show(&plain()?.0, &show),
+        Command::Verify(verify) => verify::run(&plain()?.0, &verify),
         Command::Rm(rm) => models::rm(&plain()?.0, &rm),
         Command::Ps(ps) => ps::run(&plain()?.0, &ps),
         Command::Compile(compile) => models::compile(&plain()?.0, &compile),

@@ -49,7 +49,7 @@ pub(crate) fn show(gateway: &Gateway, args: &ShowArgs) -> anyhow::Result<()> {
     if args.json {
         return output::json(&manifest);
     }
-    output::line(render::manifest(&manifest, &gateway.model(&args.model)?))
+    output::line(render::manifest(&manifest, &gateway.model(manifest.name.as_str())?))
 }
 
 /// Removes a model's packages.

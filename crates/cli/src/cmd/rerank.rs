@@ -26,14 +26,14 @@ struct RankedDocument<'a> {
 /// Ranks the given documents, or the lines of standard input.
 pub(crate) fn run(gateway: &Gateway, args: &RerankArgs) -> anyhow::Result<()> {
     let documents = if args.documents.is_empty() { interrupt::lines()? } else { args.documents.clone() };
-    gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
     let request = RerankRequest {
         query: args.query.clone(),
         documents,
         top_n: args.top_n,
         overlong: if args.truncate { Overlong::Truncate } else { Overlong::Refuse },
     };
-    let ranking = gateway.rerank(&args.model, &request, interrupt::cancel())?;
+    let ranking = gateway.rerank(&status.id(), &request, interrupt::cancel())?;
     let lines = ranking.results.iter().map(|ranked| RankedDocument {
         index: ranked.index,
         score: ranked.score,

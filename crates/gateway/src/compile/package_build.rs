@@ -7,7 +7,7 @@ use std::{
 
 use narthex_catalog::{
     fetch::{self, CheckpointFiles},
-    resolve::CheckpointSource,
+    resolve::{CheckpointSource, ModelRef},
 };
 use narthex_compile::{
     calibration::GraphRunner,
@@ -48,8 +48,7 @@ pub(crate) enum PullLimit {
 /// Source of a package that a load does not find installed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModelSource<'a> {
-    /// The model as the user named it, without a scheme: a catalogue name, a hub reference or a path.
-    pub(crate) model: &'a str,
+    pub(crate) reference: &'a ModelRef,
     pub(crate) limit: PullLimit,
 }
 
@@ -66,8 +65,7 @@ pub(crate) enum RequiredGraphs {
 pub(crate) struct PackageBuild<'a> {
     pub(crate) library: &'a Library,
     pub(crate) key: &'a PackageKey,
-    /// The model as the user named it, without a scheme: a catalogue name, a hub reference or a path.
-    pub(crate) model: &'a str,
+    pub(crate) reference: &'a ModelRef,
     pub(crate) request: &'a CompileRequest,
     pub(crate) progress: &'a dyn ProgressSink,
     pub(crate) cancel: &'a Cancel,
@@ -110,17 +108,17 @@ pub(crate) fn package_for_load(
     let is_static = graphs == RequiredGraphs::Static;
     let contexts = is_static.then_some(FixedShapes::USUAL_CONTEXT).into_iter().collect();
     let request = CompileRequest { contexts, ..CompileRequest::new(key.scheme) };
-    PackageBuild { library, key, model: source.model, request: &request, progress, cancel }.run()
+    PackageBuild { library, key, reference: source.reference, request: &request, progress, cancel }.run()
 }
 
 impl PackageBuild<'_> {
     /// Returns the package's folder. Fetches and compiles the model if the package is missing.
     pub(crate) fn run(&self) -> Result<PathBuf, Error> {
-        let Self { library, key, model, progress, cancel, .. } = self;
+        let Self { library, key, reference, progress, cancel, .. } = self;
         if let Some(folder) = self.existing() {
             return Ok(folder);
         }
-        let resolved = library.reference(model)?.resolve(&library.catalog)?;
+        let resolved = reference.resolve(&library.catalog)?;
         // Of two processes that compile the same package, the second waits and finds it.
         let lock_name = format!("compile-{}-{}", key.name.file_stem(), key.scheme);
         let _lock = library.store.lock(&lock_name, *progress, cancel.flag())?;

@@ -1,5 +1,7 @@
 //! Next steps that depend on the text or the system's error.
 
+use narthex_mmap::environment;
+
 /// Returns suggestions for a text that names no model.
 pub(super) fn unknown_hint(name: &str) -> String {
     let listed = "`narthex list --available` shows every name";
@@ -15,15 +17,8 @@ pub(super) fn unknown_hint(name: &str) -> String {
 
 /// Returns the next step after an error of the system.
 pub(super) fn io_hint(error: &std::io::Error) -> Option<String> {
-    use std::io::ErrorKind as Io;
     match error.kind() {
-        Io::StorageFull | Io::QuotaExceeded => {
-            Some("free some space, or set NARTHEX_HOME to another disk".to_owned())
-        }
-        Io::ReadOnlyFilesystem | Io::PermissionDenied => {
-            Some("set NARTHEX_HOME to a writable folder".to_owned())
-        }
-        Io::NotFound => Some("check the path; the file does not exist".to_owned()),
-        _ => None,
+        std::io::ErrorKind::NotFound => Some("check the path; the file does not exist".to_owned()),
+        _ => environment::hint(error).map(str::to_owned),
     }
 }

@@ -1,16 +1,19 @@
 //! Kinds of the errors of other crates.
 
+use narthex_checkpoint::CheckpointError;
 use narthex_compile::vocab_subset::VocabSubsetError;
+use narthex_mmap::environment;
 
 use super::ErrorKind;
 
 pub(super) fn io_kind(error: &std::io::Error) -> ErrorKind {
     use std::io::ErrorKind as Io;
     match error.kind() {
-        Io::StorageFull | Io::ReadOnlyFilesystem | Io::PermissionDenied | Io::QuotaExceeded => {
-            ErrorKind::Storage
-        }
+        _ if environment::is_limit(error) => ErrorKind::Storage,
         Io::NotFound => ErrorKind::NotFound,
+        Io::InvalidInput | Io::InvalidData | Io::UnexpectedEof | Io::IsADirectory | Io::FileTooLarge => {
+            ErrorKind::Malformed
+        }
         _ => ErrorKind::Internal,
     }
 }
@@ -22,6 +25,7 @@ pub(super) fn catalog_kind(error: &narthex_catalog::Error) -> ErrorKind {
         Kind::NotFound => ErrorKind::NotFound,
         Kind::Fetch => ErrorKind::Fetch,
         Kind::Storage => ErrorKind::Storage,
+        Kind::Malformed => ErrorKind::Malformed,
         Kind::Unsupported => ErrorKind::Unavailable,
         Kind::Cancelled => ErrorKind::Cancelled,
         Kind::Internal => ErrorKind::Internal,
@@ -45,8 +49,21 @@ fn onnx_kind(error: &narthex_graph::onnx::files::OnnxFileError) -> ErrorKind {
     match error {
         Onnx::Read { source, .. } => io_kind(source),
         Onnx::NoModel { .. } => ErrorKind::NotFound,
-        Onnx::Data { .. } => ErrorKind::Unavailable,
-        Onnx::Decode { .. } | Onnx::TooLarge { .. } | Onnx::TooMany { .. } => ErrorKind::BadRequest,
+        Onnx::TooMany { .. } => ErrorKind::BadRequest,
+        Onnx::Data { .. } | Onnx::Decode { .. } | Onnx::TooLarge { .. } => ErrorKind::Malformed,
+    }
+}
+
+fn checkpoint_kind(error: &CheckpointError) -> ErrorKind {
+    match error.what() {
+        CheckpointError::Read { source, .. } => io_kind(source),
+        CheckpointError::Architecture { .. } | CheckpointError::Unsupported { .. } => ErrorKind::Unavailable,
+        CheckpointError::Malformed { .. }
+        | CheckpointError::MissingTensor { .. }
+        | CheckpointError::WrongShape { .. }
+        | CheckpointError::WrongSize { .. }
+        | CheckpointError::NotFinite { .. }
+        | CheckpointError::InFile { .. } => ErrorKind::Malformed,
     }
 }
 
@@ -61,14 +78,17 @@ pub(super) fn compile_kind(error: &narthex_compile::CompileError) -> ErrorKind {
             ErrorKind::NotFound => ErrorKind::Storage,
             other => other,
         },
-        Compile::Checkpoint(_)
-        | Compile::Tokenizer(_)
-        | Compile::Calibration(_)
+        Compile::Checkpoint(error) => checkpoint_kind(error),
+        Compile::Tokenizer(_) => ErrorKind::Malformed,
+        Compile::Calibration(_)
         | Compile::Bound { .. }
         | Compile::Foreign { .. }
         | Compile::Unsupported { .. } => ErrorKind::Unavailable,
         Compile::Open(error) => onnx_kind(error),
         Compile::VocabSubset(VocabSubsetError::Read { source, .. }) => io_kind(source),
+        Compile::VocabSubset(VocabSubsetError::List { .. } | VocabSubsetError::TooLong { .. }) => {
+            ErrorKind::Malformed
+        }
         Compile::Slice(_) | Compile::VocabSubset(_) => ErrorKind::BadRequest,
         Compile::Graph(_) | Compile::Build(_) | Compile::Pass(_) => ErrorKind::Internal,
     }

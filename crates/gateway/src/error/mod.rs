@@ -32,7 +32,9 @@ pub enum ErrorKind {
     Unavailable,
     /// A download failed.
     Fetch,
-    /// The disk is full, or the folder is not writable.
+    /// A file is malformed or damaged.
+    Malformed,
+    /// A limit of the machine: space, permission to write, size of files, open files, threads.
     Storage,
     /// The user interrupted the job.
     Cancelled,
@@ -272,6 +274,13 @@ fn reasons(passed_over: &[PassedOver]) -> String {
     reasons.join("; ")
 }
 
+impl ErrorKind {
+    /// Returns the kind of an operating system's error.
+    pub fn of_io(error: &std::io::Error) -> Self {
+        io_kind(error)
+    }
+}
+
 impl Error {
     /// Creates the error of an invalid field; `message` has the expected and the found value.
     pub(crate) fn invalid(param: &'static str, message: impl Display) -> Self {
@@ -301,19 +310,19 @@ impl Error {
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
             Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
+            Self::Device(DeviceError::Package { .. }) => ErrorKind::Malformed,
             Self::LoadFailed { .. }
             | Self::ShuttingDown
             | Self::NoDevice { .. }
             | Self::NotWhole { .. }
             | Self::VendorCompiler { .. }
-            | Self::BadPackage { .. }
             | Self::Device(_)
             | Self::Step(_) => ErrorKind::Unavailable,
             Self::Io { source, .. } => io_kind(source),
             Self::Catalog(error) => catalog_kind(error),
             Self::Compile(error) => compile_kind(error),
             Self::Check(error) => check_kind(error),
-            Self::Tokenizer(_) | Self::Template(_) => ErrorKind::Internal,
+            Self::BadPackage { .. } | Self::Tokenizer(_) | Self::Template(_) => ErrorKind::Malformed,
         }
     }
 

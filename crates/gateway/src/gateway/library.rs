@@ -6,6 +6,7 @@ use narthex_catalog::{
     keys::{ApiKey, KeyFileStamp, KeyLimits, Secret},
     runtimes::RuntimeInfo,
     source::wheel::WheelOrigin,
+    store::AuditedFile,
 };
 use narthex_spec::{ProgressSink, manifest::Manifest};
 
@@ -41,7 +42,7 @@ impl Gateway {
         Ok(models)
     }
 
-    /// Returns one model that is installed or in the catalogue.
+    /// Returns one model that is installed or in the catalogue. The text names no file.
     pub fn model(&self, model: &str) -> Result<ModelListing, Error> {
         let listing = self.library.model(model)?;
         self.rights.check(&listing.name)?;
@@ -63,8 +64,8 @@ impl Gateway {
         let library = &*self.library;
         let key = library.key(model)?;
         let request = CompileRequest::new(key.scheme);
-        let model = split_scheme(model).0;
-        PackageBuild { library, key: &key, model, request: &request, progress, cancel }.run()?;
+        let reference = &library.reference(split_scheme(model).0)?;
+        PackageBuild { library, key: &key, reference, request: &request, progress, cancel }.run()?;
         library.installed(&key)
     }
 
@@ -84,10 +85,11 @@ impl Gateway {
         precompile::check_request(request)?;
         let library = &*self.library;
         let model = split_scheme(model).0;
+        let reference = &library.reference(model)?;
         let key = library.key(model)?;
         library.refuse_import(&key)?;
         let key = request.package_key(PackageKey { scheme: request.scheme, ..key })?;
-        let folder = PackageBuild { library, key: &key, model, request, progress, cancel }.run()?;
+        let folder = PackageBuild { library, key: &key, reference, request, progress, cancel }.run()?;
         self.models.evict(&key);
         Ok((folder, library.manifest(&key)?))
     }
@@ -130,6 +132,23 @@ impl Gateway {
             self.models.evict(&PackageKey { name: key.name.clone(), scheme: other });
         }
         Ok(self.library.store.remove(&key.name, scheme)?)
+    }
+
+    /// Reads every file of a model's packages, or without a model every file of the store, and compares its digest with the
+    /// recorded one.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`] for a model without packages, [`Error::Cancelled`]. Damage is a result, not an error.
+    pub fn verify(
+        &self,
+        model: Option<&str>,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Vec<AuditedFile>, Error> {
+        let scheme = model.and_then(|model| split_scheme(model).1);
+        let key = model.map(|model| self.library.installed_key(model)).transpose()?;
+        let name = key.as_ref().map(|key| &key.name);
+        Ok(self.library.store.audit(name, scheme, progress, cancel.flag())?)
     }
 
     /// Lists every runtime that this version supports.

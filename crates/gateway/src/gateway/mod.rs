@@ -4,6 +4,7 @@ mod library;
 
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 
+use narthex_catalog::resolve::{ModelId, ModelRef};
 use narthex_engine::worker::Drain;
 use narthex_spec::{Ep, ProgressSink, progress::Quiet};
 use parking_lot::Mutex;
@@ -14,7 +15,7 @@ use crate::{
     config::Config,
     error::Error,
     library::{
-        Library,
+        Library, RequestedModel,
         package::Package,
         package_key::{PackageKey, split_scheme},
     },
@@ -75,7 +76,8 @@ impl Drop for ServerRegistration {
     }
 }
 
-/// Requests to models.
+/// Requests to models. Their texts name models and never files, except for [`Self::load`], which is for people at this machine:
+/// a client must neither learn which files exist nor have them read.
 impl Gateway {
     /// Opens the store and the catalogue. Loads no model.
     ///
@@ -163,7 +165,7 @@ impl Gateway {
         mask_predict::refine(&*self.ready(model)?, request, cancel)
     }
 
-    /// Fetches, compiles and loads a model of any size.
+    /// Fetches, compiles and loads a model of any size. Requests then use the name in its status.
     pub fn load(
         &self,
         model: &str,
@@ -175,7 +177,8 @@ impl Gateway {
             match self.models.claim(&key)? {
                 Claim::Ready(loaded) => return Ok(loaded.status()),
                 Claim::Load => {
-                    let source = ModelSource { model: split_scheme(model).0, limit: PullLimit::None };
+                    let reference = self.library.reference(split_scheme(model).0)?;
+                    let source = ModelSource { reference: &reference, limit: PullLimit::None };
                     self.load_claimed(&key, source, progress, cancel)?;
                 }
                 Claim::Wait => {
@@ -203,52 +206,51 @@ impl Gateway {
     /// Starts the load of a model that a request needs. Returns the load if the model is not in memory yet, so that an
     /// asynchronous caller can wait for it without a thread.
     pub fn start_load(&self, model: &str) -> Result<Option<PendingLoad>, Error> {
-        let key = self.request_key(model)?;
-        let claimed = self.claim(&key, model)?;
+        let requested = self.requested(model)?;
+        let key = requested.key.clone();
+        let claimed = self.claim(requested)?;
         Ok(claimed.is_none().then(|| PendingLoad::new(self.models.clone(), key)))
     }
 
     /// Returns the model in memory, and loads it first within the configured wait.
     pub(crate) fn ready(&self, model: &str) -> Result<Arc<LoadedModel>, Error> {
-        let key = self.request_key(model)?;
+        let requested = self.requested(model)?;
+        let key = requested.key.clone();
         let deadline = Instant::now() + self.library.config.load_wait;
-        match self.claim(&key, model)? {
+        match self.claim(requested)? {
             Some(loaded) => Ok(loaded),
             None => self.models.wait(&key, deadline),
         }
     }
 
-    /// Returns the key of a model that a request names and may use.
-    fn request_key(&self, model: &str) -> Result<PackageKey, Error> {
+    /// Returns the model that a request names and may use.
+    fn requested(&self, model: &str) -> Result<RequestedModel, Error> {
         if self.closing.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
-        let key = self.library.key(model)?;
+        let RequestedModel { id, key } = self.library.requested(model)?;
         self.rights.check(&key.name)?;
         if !self.models.contains(&key) {
             // A name without a loadable model is an error of the request and leaves no state.
             package_build::check_obtainable(&self.library, &key, self.request_limit())?;
         }
-        Ok(key)
+        Ok(RequestedModel { id, key })
     }
 
     /// Returns the model in memory, or makes sure that a thread loads it.
-    fn claim(&self, key: &PackageKey, model: &str) -> Result<Option<Arc<LoadedModel>>, Error> {
-        match self.models.claim(key)? {
+    fn claim(&self, RequestedModel { id, key }: RequestedModel) -> Result<Option<Arc<LoadedModel>>, Error> {
+        match self.models.claim(&key)? {
             Claim::Ready(loaded) => return Ok(Some(loaded)),
-            Claim::Load => self.load_in_background(key, model),
+            Claim::Load => self.load_in_background(&key, id),
             Claim::Wait => {}
         }
         Ok(None)
     }
 
-    fn load_in_background(&self, key: &PackageKey, model: &str) {
+    fn load_in_background(&self, key: &PackageKey, id: ModelId) {
         let (gateway, load_key) = (self.clone(), key.clone());
-        // A package's name does not lead back to a repository. Requests name no paths, whatever the current folder holds.
-        let model =
-            if model.starts_with("hf:") { split_scheme(model).0 } else { key.name.as_str() }.to_owned();
         let thread = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-            let source = ModelSource { model: &model, limit: gateway.request_limit() };
+            let source = ModelSource { reference: &ModelRef::Id(id), limit: gateway.request_limit() };
             // Requests read the outcome from the resident models.
             let _ = gateway.load_claimed(&load_key, source, &Quiet, &gateway.closing);
         });
@@ -303,17 +305,18 @@ impl Gateway {
         cancel: &Cancel,
     ) -> Result<LoadedModel, Error> {
         let library = &*self.library;
-        let choice = RuntimeChoice::of(library);
+        let mut choice = RuntimeChoice::of(library);
         if source.limit == PullLimit::Installed && choice.file(library)?.is_none() {
             return Err(narthex_catalog::Error::RuntimeNotInstalled { kind: Ep::Cpu }.into());
         }
+        choice.verify(library, progress, cancel)?;
         eligibility::check_required_npu(&library.config, key, &choice.facts)?;
         let needs_static = eligibility::needs_static_graphs(&library.config, key.scheme, &choice.facts);
         let graphs = if needs_static { RequiredGraphs::Static } else { RequiredGraphs::Any };
         choice.load_early(library)?;
         let folder = package_build::package_for_load(library, key, graphs, source, progress, cancel)?;
         let runtime = choice.load(library, progress, cancel)?;
-        let package = Package::open(key, &folder)?;
+        let package = Package::open_verified(&library.store, key, &folder, progress, cancel)?;
         let has_kv = package.manifest.architecture.is_decoder();
         self.models.reserve(key, if has_kv { library.config.kv_budget } else { 0 })?;
         let request = LoadRequest {

@@ -9,7 +9,7 @@ use narthex_spec::ProgressSink;
 use crate::{
     cancel::Cancel,
     error::Error,
-    library::{Library, package_key::split_scheme},
+    library::{Library, package, package_key::split_scheme},
 };
 
 /// Format of an export.
@@ -42,20 +42,25 @@ pub(crate) fn export(
     cancel: &Cancel,
 ) -> Result<(), Error> {
     match request.format {
-        ExportFormat::Genai => genai(library, request),
+        ExportFormat::Genai => genai(library, request, progress, cancel),
         ExportFormat::Quark => quark(library, request, progress, cancel),
     }
 }
 
-fn genai(library: &Library, ExportRequest { model, group, out, .. }: &ExportRequest) -> Result<(), Error> {
+fn genai(
+    library: &Library,
+    ExportRequest { model, group, out, .. }: &ExportRequest,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<(), Error> {
     if group.is_some() {
         let message = "--group is for --format quark; a package is exported with its own groups";
         return Err(Error::Invalid { param: "group", message: message.to_owned() });
     }
     let key = library.installed_key(model)?;
-    let manifest = library.manifest(&key)?;
     let package = library.store.package(&key.name, key.scheme);
     let package = package.ok_or_else(|| Error::NotInstalled { name: key.name.clone() })?;
+    let manifest = package::verified_manifest(&library.store, &key, &package, progress, cancel)?;
     Ok(export::genai(&ExportJob { package: &package, manifest: &manifest, out })?)
 }
 

@@ -15,7 +15,7 @@ use narthex_catalog::{index::Catalog, network::Network, store::Store};
 
 use crate::{config::Config, error::Error};
 
-pub(crate) use models::{DEFAULT_SCHEME, schemes_from};
+pub(crate) use models::{DEFAULT_SCHEME, RequestedModel, schemes_from};
 
 /// The store and the catalogue, with the settings that they are used under.
 pub(crate) struct Library {

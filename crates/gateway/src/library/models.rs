@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use narthex_catalog::{
     index::{Access, Entry, Kind},
-    resolve::{CheckpointSource, Location, ModelRef},
+    resolve::{CheckpointSource, Location, ModelId, ModelRef},
 };
 use narthex_spec::{ModelName, Scheme, arch::Structure, manifest::Manifest};
 
@@ -25,6 +25,12 @@ pub(crate) fn schemes_from(first: Scheme) -> impl Iterator<Item = Scheme> {
     std::iter::once(first).chain(Scheme::ALL.into_iter().filter(move |&scheme| scheme != first))
 }
 
+/// A model that a client named.
+pub(crate) struct RequestedModel {
+    pub(crate) id: ModelId,
+    pub(crate) key: PackageKey,
+}
+
 impl Library {
     /// Returns the key of the package that a user's text names, installed or not.
     ///
@@ -32,13 +38,38 @@ impl Library {
     /// the one in the default scheme.
     pub(crate) fn key(&self, model: &str) -> Result<PackageKey, Error> {
         let (text, scheme) = split_scheme(model);
-        let name = self.resolve_name(text)?;
+        let name = self.resolve_name(&self.reference(text)?)?;
+        Ok(self.package_key(name, scheme))
+    }
+
+    /// Returns the model that a client's text names, which is no file: whether one exists changes nothing.
+    pub(crate) fn requested(&self, model: &str) -> Result<RequestedModel, Error> {
+        let (text, scheme) = split_scheme(model);
+        let id = ModelId::parse(text).map_err(|_| self.unknown(text))?;
+        if matches!(&id, ModelId::Catalogue(name) if !self.is_known(name)) {
+            return Err(self.unknown(text));
+        }
+        let key = self.package_key(self.resolve_name(&ModelRef::Id(id.clone()))?, scheme);
+        Ok(RequestedModel { id, key })
+    }
+
+    fn package_key(&self, name: ModelName, scheme: Option<Scheme>) -> PackageKey {
         if let Some(scheme) = scheme.or(self.config.scheme) {
-            return Ok(PackageKey { name, scheme });
+            return PackageKey { name, scheme };
         }
         let installed =
             schemes_from(DEFAULT_SCHEME).find(|&scheme| self.store.package(&name, scheme).is_some());
-        Ok(PackageKey { name, scheme: installed.unwrap_or(DEFAULT_SCHEME) })
+        PackageKey { name, scheme: installed.unwrap_or(DEFAULT_SCHEME) }
+    }
+
+    /// Returns whether a name is in the catalogue or installed.
+    fn is_known(&self, name: &ModelName) -> bool {
+        self.catalog.get(name).is_some()
+            || Scheme::ALL.iter().any(|&scheme| self.store.package(name, scheme).is_some())
+    }
+
+    fn unknown(&self, text: &str) -> Error {
+        Error::UnknownModel { name: text.to_owned(), near: self.catalog.suggest(text) }
     }
 
     /// As [`Self::key`], for a package that must be installed.
@@ -50,30 +81,28 @@ impl Library {
         }
     }
 
-    fn resolve_name(&self, text: &str) -> Result<ModelName, Error> {
-        match self.reference(text)? {
-            ModelRef::Catalogue(name) => Ok(self.catalog.get(&name).map_or(name, |entry| entry.name.clone())),
+    fn resolve_name(&self, reference: &ModelRef) -> Result<ModelName, Error> {
+        match reference {
+            ModelRef::Id(ModelId::Catalogue(name)) => {
+                Ok(self.catalog.get(name).map_or_else(|| name.clone(), |entry| entry.name.clone()))
+            }
             other => Ok(other.resolve(&self.catalog)?.name),
         }
     }
 
     /// Returns the model that a text without a scheme refers to. Known names come first; another name may be a path in
-    /// the current folder.
+    /// the current folder, so this is for people at this machine alone.
     pub(crate) fn reference(&self, text: &str) -> Result<ModelRef, Error> {
-        let installed =
-            |name: &ModelName| Scheme::ALL.iter().any(|&scheme| self.store.package(name, scheme).is_some());
         if let Ok(name) = text.parse::<ModelName>()
-            && (self.catalog.get(&name).is_some() || installed(&name))
+            && self.is_known(&name)
         {
-            return Ok(ModelRef::Catalogue(name));
+            return Ok(ModelRef::Id(ModelId::Catalogue(name)));
         }
         match ModelRef::parse(text) {
-            Ok(ModelRef::Catalogue(_)) | Err(_) if Path::new(text).exists() => {
+            Ok(ModelRef::Id(ModelId::Catalogue(_))) | Err(_) if Path::new(text).exists() => {
                 Ok(ModelRef::Local(text.into()))
             }
-            Ok(ModelRef::Catalogue(_)) | Err(_) => {
-                Err(Error::UnknownModel { name: text.to_owned(), near: self.catalog.suggest(text) })
-            }
+            Ok(ModelRef::Id(ModelId::Catalogue(_))) | Err(_) => Err(self.unknown(text)),
             Ok(reference) => Ok(reference),
         }
     }
@@ -126,9 +155,9 @@ impl Library {
         })
     }
 
-    /// Returns one model that is installed or in the catalogue.
+    /// Returns one model that is installed or in the catalogue. A path is not a model's name.
     pub(crate) fn model(&self, text: &str) -> Result<ModelListing, Error> {
-        let key = self.key(text)?;
+        let key = self.requested(text)?.key;
         if let Some(listing) = self.models()?.into_iter().find(|listing| listing.name == key.name) {
             return Ok(listing);
         }

@@ -1,14 +1,15 @@
 //! The small files of a package: manifest, tokenizer and template. Errors name the file.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use narthex_spec::manifest::{FORMAT, MANIFEST_FILE, Manifest};
+use narthex_catalog::store::{Store, StoredFiles};
+use narthex_spec::{
+    ProgressSink,
+    manifest::{FORMAT, MANIFEST_FILE, Manifest},
+};
 use narthex_text::tokenizer::Tokenizer;
 
-use crate::{error::Error, library::package_key::PackageKey};
+use crate::{cancel::Cancel, error::Error, library::package_key::PackageKey};
 
 /// Maximum bytes of a manifest, tokenizer or template.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -22,12 +23,45 @@ pub(crate) struct Package {
 }
 
 impl Package {
+    /// Verifies the files of an installed package that changed since their last verification, and opens it.
+    pub(crate) fn open_verified(
+        store: &Store,
+        key: &PackageKey,
+        folder: &Path,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<Self, Error> {
+        verified_manifest(store, key, folder, progress, cancel)?;
+        Self::open(key, folder)
+    }
+
     /// Reads the manifest and the tokenizer.
     pub(crate) fn open(key: &PackageKey, folder: &Path) -> Result<Self, Error> {
         let manifest = read_manifest(folder, key)?;
         let tokenizer = Tokenizer::from_json(&read(folder, &manifest.tokenizer.file)?)?;
         Ok(Self { key: key.clone(), folder: folder.to_owned(), manifest, tokenizer })
     }
+}
+
+/// Reads the manifest of an installed package, and verifies the files that changed since their last verification.
+pub(crate) fn verified_manifest(
+    store: &Store,
+    key: &PackageKey,
+    folder: &Path,
+    progress: &dyn ProgressSink,
+    cancel: &Cancel,
+) -> Result<Manifest, Error> {
+    let manifest = read_manifest(folder, key)?;
+    let PackageKey { name, scheme } = key;
+    let stored = StoredFiles {
+        folder,
+        identity: Store::package_digest(folder)?,
+        files: &manifest.files,
+        title: &format!("{name}@{scheme}"),
+        repair: &format!("`narthex rm {name}@{scheme}` and `narthex pull {name}@{scheme}`"),
+    };
+    store.verify_changed(&stored, progress, cancel.flag())?;
+    Ok(manifest)
 }
 
 /// Reads `manifest.json` and checks that every file has the size stated there.
@@ -41,8 +75,15 @@ pub(crate) fn read_manifest(folder: &Path, key: &PackageKey) -> Result<Manifest,
     }
     let manifest: Manifest = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("{MANIFEST_FILE} is malformed: {error}")))?;
+    if manifest.name != key.name || manifest.recipe.scheme != key.scheme {
+        let (name, scheme) = (&manifest.name, manifest.recipe.scheme);
+        return Err(bad(format!("its manifest is that of {name}@{scheme}")));
+    }
+    if let Some(file) = manifest.unlisted().first() {
+        return Err(bad(format!("{MANIFEST_FILE} states no digest of {file}")));
+    }
     for (file, entry) in &manifest.files {
-        let found = fs::metadata(folder.join(file)).map(|data| data.len()).ok();
+        let found = folder.join(file).metadata().map(|data| data.len()).ok();
         if found != Some(entry.bytes) {
             let found = found.map_or("is missing".to_owned(), |bytes| format!("has {bytes} bytes"));
             return Err(bad(format!("{file} {found}, but the manifest states {} bytes", entry.bytes)));
@@ -58,14 +99,8 @@ struct FormatOnly {
 
 /// Reads a file of the package.
 pub(crate) fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
-    let path = folder.join(file);
-    let failed = |source| Error::Io { what: format!("cannot read {}", path.display()), source };
-    let bytes = fs::metadata(&path).map_err(failed)?.len();
-    if bytes > MAX_FILE_BYTES {
-        let message = format!("{bytes} bytes, expected at most {MAX_FILE_BYTES}");
-        return Err(failed(std::io::Error::other(message)));
-    }
-    fs::read(&path).map_err(failed)
+    let failed = |source| Error::Io { what: format!("cannot read {}", folder.join(file).display()), source };
+    narthex_mmap::read_inside(folder, file, MAX_FILE_BYTES).map_err(failed)
 }
 
 /// Reads a UTF-8 file of the package.

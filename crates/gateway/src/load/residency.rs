@@ -84,6 +84,7 @@ fn is_transient(kind: ErrorKind) -> bool {
         | Kind::Forbidden
         | Kind::Unavailable
         | Kind::Storage
+        | Kind::Malformed
         | Kind::Internal => false,
     }
 }

@@ -138,6 +138,11 @@ pub struct ModelStatus {
 }
 
 impl ModelStatus {
+    /// Returns the text that requests name the model by: `smollm2:135m@w8`.
+    pub fn id(&self) -> String {
+        format!("{}@{}", self.name, self.scheme)
+    }
+
     /// Returns the model's device, once loaded.
     pub fn device(&self) -> Option<DeviceName> {
         self.placement.as_ref().map(|report| report.device)

@@ -52,7 +52,8 @@ impl Gateway {
         let library = self.library();
         let key = library.key(model)?;
         let not_cpu = places.devices().filter(|&device| device != DeviceName::Cpu);
-        let choice = RuntimeChoice::for_devices(library, not_cpu);
+        let mut choice = RuntimeChoice::for_devices(library, not_cpu);
+        choice.verify(library, progress, cancel)?;
         choice.load_early(library)?;
         let all = places.as_slice().iter().copied();
         let graphs =
@@ -60,7 +61,8 @@ impl Gateway {
                 true => RequiredGraphs::Static,
                 false => RequiredGraphs::Any,
             };
-        let source = ModelSource { model: split_scheme(model).0, limit: PullLimit::None };
+        let reference = library.reference(split_scheme(model).0)?;
+        let source = ModelSource { reference: &reference, limit: PullLimit::None };
         let folder = package_build::package_for_load(library, &key, graphs, source, progress, cancel)?;
         let runtime = choice.load(library, progress, cancel)?;
         let facts = Arc::new(choice.facts);
@@ -127,8 +129,10 @@ impl DeviceBench<'_> {
 
     fn load(&self, place: DevicePlacement) -> Result<LoadedModel, Error> {
         self.cancel.check()?;
+        let Self { library, key, folder, progress, cancel, .. } = self;
+        let package = Package::open_verified(&library.store, key, folder, *progress, cancel)?;
         let request = LoadRequest {
-            package: Arc::new(Package::open(&self.key, &self.folder)?),
+            package: Arc::new(package),
             runtime: self.runtime,
             facts: self.facts.clone(),
             config: self.library.config.clone(),

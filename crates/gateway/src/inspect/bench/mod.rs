@@ -120,19 +120,21 @@ impl Gateway {
             refuse_stand_in("place", place.devices())?;
         }
         let key = library.key(model)?;
-        let choice = RuntimeChoice::of(library);
+        let mut choice = RuntimeChoice::of(library);
+        choice.verify(library, progress, cancel)?;
         choice.load_early(library)?;
-        let source = ModelSource { model: split_scheme(model).0, limit: PullLimit::None };
+        let reference = library.reference(split_scheme(model).0)?;
+        let source = ModelSource { reference: &reference, limit: PullLimit::None };
         package_build::package_for_load(library, &key, RequiredGraphs::Any, source, progress, cancel)?;
         let runtime = choice.load(library, progress, cancel)?;
         let begun = Instant::now();
-        self.load(model, progress, cancel)?;
+        let id = self.load(model, progress, cancel)?.id();
         let load_ms = begun.elapsed().as_secs_f64() * 1e3;
-        let loaded = self.ready(model)?;
+        let loaded = self.ready(&id)?;
         let engine = loaded.engine()?;
         check_room(engine, options)?;
         let rounds = measure(engine, options, progress, cancel)?;
-        let gateway = overhead::measure(self, model, &loaded, options, cancel)?;
+        let gateway = overhead::measure(self, &id, &loaded, options, cancel)?;
         let spread = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
         Ok(BenchReport {
             model: key.name.to_string(),

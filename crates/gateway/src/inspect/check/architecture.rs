@@ -48,6 +48,7 @@ pub(crate) fn check_dry_run(subject: &str, dry_run: &DryRun, options: &CheckOpti
         folder: PathBuf::new(),
         graph: graph.clone(),
         data_files: BTreeMap::from([(DATA_FILE.to_owned(), Some(dry_run.data_bytes))]),
+        watch: Default::default(),
     };
     let parts: Vec<OnnxFile> = dry_run.static_graphs().map(part).collect();
     check(subject, &parts, options)

@@ -1,7 +1,7 @@
 //! Choice of the ONNX Runtime library of this process, which loads only one. DirectML and CUDA need a library of their
 //! own; plugins need one of the CPU runtime's version. Nothing here loads a provider. Start at [`RuntimeChoice::of`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use narthex_catalog::{runtimes, source::wheel::WheelOrigin};
 use narthex_device::{
@@ -58,6 +58,30 @@ impl RuntimeChoice {
                 Ok(runtimes::locate(&library.store, *ep).map(|info| info.library))
             }
         }
+    }
+
+    /// Verifies the library and the providers' libraries that changed since their last verification. The devices of a damaged
+    /// provider are refused.
+    ///
+    /// # Errors
+    /// [`Error::Catalog`] for a damaged ONNX Runtime, [`Error::Cancelled`].
+    pub(crate) fn verify(
+        &mut self,
+        library: &Library,
+        progress: &dyn ProgressSink,
+        cancel: &Cancel,
+    ) -> Result<(), Error> {
+        let verify = |file: &Path| runtimes::verify(&library.store, file, progress, cancel.flag());
+        self.file(library)?.iter().try_for_each(|file| verify(file))?;
+        for (ep, file) in self.facts.libraries.clone() {
+            if let Err(error) = verify(&file) {
+                cancel.check()?;
+                let (reason, fix) = (error.to_string(), error.hint());
+                self.facts.libraries.remove(&ep);
+                self.facts.elsewhere.insert(ep, Refusal { cause: Cause::Refused, reason, fix });
+            }
+        }
+        Ok(())
     }
 
     /// Loads the library now if it is not the CPU runtime, which earlier jobs of the load would otherwise take.
@@ -158,6 +182,7 @@ pub(crate) fn cpu_runtime(
         return Ok(runtime);
     }
     if let Some(file) = cpu_library(library)? {
+        runtimes::verify(&library.store, &file, progress, cancel.flag())?;
         return Ok(Runtime::load(&file)?);
     }
     progress.event(Progress::Note("Installing ONNX Runtime, which is not installed yet.".to_owned()));

