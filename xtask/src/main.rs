@@ -3,6 +3,7 @@
 //! Nothing of the product lives here. Start at [`Command`] for the list, at [`tidy`] for the house rules, at [`test`] for
 //! the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark beside other runtimes.
 
+mod attack;
 mod fuzz;
 mod genai;
 mod load;
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
+    attack::AttackArgs,
     fuzz::FuzzArgs,
     load::LoadArgs,
     peers::PeersArgs,
@@ -52,6 +54,8 @@ enum Command {
     Test(TestArgs),
     /// Fuzz the parsers.
     Fuzz(FuzzArgs),
+    /// Attack the program: malformed files, hostile requests, kills.
+    Attack(AttackArgs),
     /// Check real models under HTP emulation and on WebGPU over SwiftShader; takes half an hour.
     Npu(RecordArgs),
     /// Compare exports in onnxruntime-genai with Narthex.
@@ -88,6 +92,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Test(args) => test::run(&workspace, Selection::from(args.only)),
+        Command::Attack(args) => attack::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Npu(args) => npu::run(&workspace, args),
         Command::Genai(args) => genai::run(&workspace, args),

@@ -6,7 +6,7 @@
 
 mod build;
 mod campaign;
-mod seeds;
+pub(crate) mod seeds;
 mod table;
 
 use std::{path::PathBuf, time::Duration};

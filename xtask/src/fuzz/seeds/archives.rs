@@ -55,6 +55,8 @@ fn manifest(architecture: Value, graph: Value, tables: Value) -> Value {
         "chat": {"template": "chat_template.jinja", "special_tokens": {"bos_token": "<s>"}},
         "files": {
             "data": {"bytes": DATA, "sha256": digest}, "model.onnx": {"bytes": 64, "sha256": digest},
+            "tokenizer.json": {"bytes": 64, "sha256": digest},
+            "chat_template.jinja": {"bytes": 64, "sha256": digest},
         },
         "provenance": {"source": "a seed", "checkpoint": {"f": digest}, "license": null, "compiler": "0.1.0"},
     })

@@ -161,7 +161,8 @@ fn requests() {
 #[test]
 fn manifests() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, length) in [("data", 1 << 16), ("model.onnx", 64)] {
+    let files = [("data", 1 << 16), ("model.onnx", 64), ("tokenizer.json", 64), ("chat_template.jinja", 64)];
+    for (name, length) in files {
         fs::write(folder.path().join(name), vec![0; length]).unwrap();
     }
     let name = "tiny".parse().unwrap();

@@ -1,0 +1,137 @@
+//! Processes under attack: started with a store of their own, watched for time and memory.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+
+use super::{HANG, MEMORY, Subject};
+
+/// Time between two looks at a process.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The end of a process.
+pub(super) struct Ended {
+    /// `None` if it was killed because it hung.
+    pub(super) status: Option<ExitStatus>,
+    pub(super) stderr: String,
+    pub(super) took: Duration,
+    /// Largest memory seen, in bytes.
+    pub(super) peak: u64,
+}
+
+impl Ended {
+    /// Returns the finding about the process, if there is one.
+    pub(super) fn finding(&self) -> Option<String> {
+        let Some(status) = self.status else { return Some(format!("hangs for more than {HANG:?}")) };
+        if self.stderr.contains("panicked") {
+            return Some(format!("panics: {}", excerpt(&self.stderr)));
+        }
+        if status.code().is_none() {
+            return Some(format!("ends with {status}: {}", excerpt(&self.stderr)));
+        }
+        (self.peak > MEMORY).then(|| format!("takes {} MB", self.peak / 1_000_000))
+    }
+}
+
+/// The last line of a text, shortened.
+fn excerpt(text: &str) -> String {
+    let line = text.lines().rev().find(|line| line.contains("panicked") || !line.trim().is_empty());
+    line.unwrap_or_default().chars().take(200).collect()
+}
+
+impl Subject<'_> {
+    /// A command of the program over the store at `home`, without a network.
+    pub(super) fn narthex(&self, home: &Path, args: &[&str]) -> Command {
+        let mut command = self.session.command(&self.program);
+        command
+            .args(args)
+            .env("NARTHEX_HOME", home)
+            .env("ORT_DYLIB_PATH", &self.runtime)
+            .env("NARTHEX_PYTHON", "/nonexistent/python")
+            .env("HF_HUB_OFFLINE", "1")
+            .env_remove("RUST_BACKTRACE");
+        command
+    }
+
+    /// Runs a command to its end, or kills it when it hangs.
+    pub(super) fn watch(&self, home: &Path, args: &[&str]) -> anyhow::Result<Ended> {
+        let log = tempfile::NamedTempFile::new()?;
+        let child = self.narthex(home, args).stdout(Stdio::null()).stderr(log.reopen()?).spawn();
+        let (status, took, peak) = wait(child.context("the program cannot be started")?, HANG)?;
+        let stderr = String::from_utf8_lossy(&fs::read(log.path())?).into_owned();
+        Ok(Ended { status, stderr, took, peak })
+    }
+}
+
+/// Waits for a process, and kills it after `limit`. Returns its status, time and largest memory.
+fn wait(mut child: Child, limit: Duration) -> anyhow::Result<(Option<ExitStatus>, Duration, u64)> {
+    let (start, mut peak) = (Instant::now(), 0);
+    loop {
+        peak = peak.max(peak_memory(child.id()).unwrap_or(0));
+        if let Some(status) = child.try_wait()? {
+            return Ok((Some(status), start.elapsed(), peak));
+        }
+        if start.elapsed() > limit {
+            child.kill()?;
+            child.wait()?;
+            return Ok((None, start.elapsed(), peak));
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Largest memory of a running process so far, in bytes (`VmHWM`).
+pub(super) fn peak_memory(process: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+/// ONNX Runtime's library of the CPU runtime in a store.
+pub(super) fn runtime(home: &Path) -> Option<PathBuf> {
+    let folders = fs::read_dir(home.join("runtimes")).ok()?.flatten().map(|entry| entry.path());
+    let cpu = folders
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cpu-")));
+    let files =
+        cpu.flat_map(|folder| fs::read_dir(folder.join("onnxruntime/capi")).into_iter().flatten().flatten());
+    let is_core = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| {
+            let name = name.to_string_lossy();
+            name.starts_with("libonnxruntime.") || name == "onnxruntime.dll"
+        })
+    };
+    files.map(|entry| entry.path()).find(is_core)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_judged() {
+        let ended = |status: Option<ExitStatus>, stderr: &str, peak| {
+            Ended { status, stderr: stderr.to_owned(), took: Duration::ZERO, peak }.finding()
+        };
+        let ok = Some(ExitStatus::default());
+        assert_eq!(ended(ok, "error: malformed", 0), None);
+        assert!(ended(ok, "thread 'main' panicked at x", 0).is_some_and(|text| text.starts_with("panics")));
+        assert!(ended(None, "", 0).is_some_and(|text| text.starts_with("hangs")));
+        assert!(ended(ok, "", MEMORY + 1).is_some_and(|text| text.starts_with("takes")));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_hangs_is_killed() {
+        let sleep = Command::new("sleep").arg("60").spawn().unwrap();
+        let (status, took, peak) = wait(sleep, Duration::from_millis(50)).unwrap();
+        assert!(status.is_none() && took < Duration::from_secs(30) && peak > 0);
+        let (status, ..) = wait(Command::new("true").spawn().unwrap(), Duration::from_secs(30)).unwrap();
+        assert!(status.is_some_and(|status| status.success()));
+    }
+}

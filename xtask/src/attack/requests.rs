@@ -1,0 +1,354 @@
+//! Hostile clients against a live server with a tiny model.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+
+use super::{
+    HANG, MEMORY, Outcome, Subject,
+    child::peak_memory,
+    files,
+    mutation::{Random, mutate},
+};
+use crate::fuzz::{Target, seeds};
+
+/// Number of requests over every route.
+const REQUESTS: usize = 1000;
+
+/// Bytes of a hostile body.
+const BODY: usize = 32_000_000;
+
+/// Silent connections, and the server's limit on open files.
+const SILENT: usize = 260;
+const OPEN_FILES: &str = "ulimit -n 200";
+
+/// Requests that wait at once.
+const WAITING: usize = 600;
+
+/// Time in which a server must start to listen.
+const START: Duration = Duration::from_secs(60);
+
+const ROUTES: [(&str, &str); 12] = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/rerank"),
+    ("POST", "/v1/answer"),
+    ("POST", "/v1/fill"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/d%2F..%2F..%2Fetc%2Fshadow"),
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+    ("DELETE", "/v1/models/local%2Ftiny"),
+    ("GET", "/../../etc/passwd"),
+];
+
+/// Ways to send a request.
+const FORMS: usize = 6;
+
+/// A server with the tiny model.
+struct Live {
+    child: Child,
+    address: String,
+    home: tempfile::TempDir,
+    /// Memory before the attack, in bytes.
+    base: u64,
+}
+
+impl Live {
+    /// Starts a server under limits of the shell.
+    fn start(subject: &Subject<'_>, limits: &str) -> anyhow::Result<Self> {
+        let home = tempfile::tempdir()?;
+        files::package(subject, home.path())?;
+        let log = fs::File::create(home.path().join("log"))?;
+        let serve = ["serve", "--port", "0", "-m", "local/tiny", "--providers", "cpu", "--slots", "1"];
+        let narthex = subject.narthex(home.path(), &serve);
+        let mut shell = subject.session.command("bash");
+        shell.args(["-c", &format!("{limits}; exec \"$0\" \"$@\"")]).arg(narthex.get_program());
+        shell.args(narthex.get_args());
+        for (name, value) in narthex.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        let child = shell.stdout(log.try_clone()?).stderr(Stdio::from(log)).spawn()?;
+        let mut live = Self { child, address: String::new(), home, base: 0 };
+        let started = Instant::now();
+        while live.address.is_empty() {
+            if started.elapsed() > START || live.child.try_wait()?.is_some() {
+                bail!("the server did not start:\n{}", live.log());
+            }
+            thread::sleep(Duration::from_millis(20));
+            let listening = live.log();
+            let address = listening
+                .lines()
+                .find_map(|line| line.split_once("listening on http://")?.1.split(' ').next());
+            live.address = address.unwrap_or_default().to_owned();
+        }
+        live.base = peak_memory(live.child.id()).unwrap_or(0);
+        Ok(live)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
+    }
+
+    /// Sends bytes and reads the answer to its end, for at most [`HANG`].
+    fn send(&self, bytes: &[u8]) -> anyhow::Result<String> {
+        let mut stream = TcpStream::connect(&self.address).context("no connection")?;
+        stream.set_read_timeout(Some(HANG))?;
+        stream.set_write_timeout(Some(HANG))?;
+        // A server may answer and close before it has read everything.
+        let _ = stream.write_all(bytes);
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            Err(error)
+                if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
+            {
+                bail!("no end of the answer within {HANG:?}")
+            }
+            _ => Ok(String::from_utf8_lossy(&answer).into_owned()),
+        }
+    }
+
+    /// Asks for the server's health; returns the time.
+    fn health(&self) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        let answer = self.send(&self.request("GET", "/health", b""))?;
+        if !answer.starts_with("HTTP/1.1 200") {
+            bail!("/health answers {:?}", answer.lines().next());
+        }
+        Ok(start.elapsed())
+    }
+
+    fn request(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+             Connection: close\r\n\r\n",
+            self.address,
+            body.len()
+        );
+        [head.as_bytes(), body].concat()
+    }
+
+    /// The outcome of an attack after which the server must be alive.
+    fn outcome(mut self, what: String, cases: Cases) -> anyhow::Result<Outcome> {
+        let Cases { cases, slowest, note, mut findings } = cases;
+        if let Err(error) = self.health() {
+            findings.push(format!("afterwards, {error:#}"));
+        }
+        if let Some(status) = self.child.try_wait()? {
+            findings.push(format!("the server ended with {status}"));
+        }
+        let peak = peak_memory(self.child.id()).unwrap_or(0);
+        if peak > self.base + MEMORY {
+            findings.push(format!("the server took {} MB beyond its model", (peak - self.base) / 1_000_000));
+        }
+        let log = self.log();
+        findings.extend(log.lines().filter(|line| line.contains("panicked")).map(str::to_owned));
+        Ok(Outcome { what, cases, slowest, peak, note, findings })
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // The process may have ended already; other errors cannot be handled here.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The cases of an attack.
+#[derive(Default)]
+struct Cases {
+    cases: usize,
+    slowest: Duration,
+    note: String,
+    findings: Vec<String>,
+}
+
+/// Sends malformed requests over every route.
+pub(super) fn requests(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let live = Live::start(subject, ":")?;
+    let bodies = seeds::of(Target::Request)?;
+    let mut random = Random::new(subject.seed);
+    let mut cases = Cases { cases: REQUESTS, ..Cases::default() };
+    let mut statuses = std::collections::BTreeMap::<String, usize>::new();
+    for case in 0..REQUESTS {
+        let (method, path) = ROUTES[case % ROUTES.len()];
+        let body = &bodies[random.below(bodies.len())].bytes;
+        let named = String::from_utf8_lossy(body).replace("\"m\"", "\"local/tiny\"").into_bytes();
+        let body = if random.below(3) == 0 { named } else { mutate(&named, &mut random) };
+        let bytes = formed(live.request(method, path, &body), case / ROUTES.len() % FORMS, &mut random);
+        let start = Instant::now();
+        match bytes {
+            Form::Whole(bytes) => match live.send(&bytes) {
+                Ok(answer) => {
+                    let status = answer.get(9..12).unwrap_or("none").to_owned();
+                    *statuses.entry(status).or_default() += 1;
+                }
+                Err(error) => cases.findings.push(format!("request {case} to {path}: {error:#}")),
+            },
+            // The client leaves.
+            Form::Half(bytes) => drop(TcpStream::connect(&live.address)?.write_all(&bytes)),
+        }
+        cases.slowest = cases.slowest.max(start.elapsed());
+    }
+    let counts: Vec<String> = statuses.iter().map(|(status, count)| format!("{status}: {count}")).collect();
+    cases.note = counts.join(", ");
+    Ok(vec![live.outcome("requests over every route".to_owned(), cases)?])
+}
+
+/// Bytes to send.
+enum Form {
+    Whole(Vec<u8>),
+    Half(Vec<u8>),
+}
+
+/// A request in one of its forms: whole, cut, twice in one piece, or with odd headers.
+fn formed(request: Vec<u8>, form: usize, random: &mut Random) -> Form {
+    let replace = |from: &str, to: &str| {
+        let end = request.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(request.len());
+        let head = String::from_utf8_lossy(&request[..end]).replace(from, to);
+        [head.as_bytes(), &request[end..]].concat()
+    };
+    match form {
+        0 => Form::Whole(request),
+        1 => Form::Half(request[..random.below(request.len())].to_vec()),
+        2 => Form::Whole([replace("Connection: close", "Connection: keep-alive"), request.clone()].concat()),
+        3 => Form::Whole(replace("Content-Type: application/json", "Content-Type: \u{7f}\u{ff}; x=\"")),
+        4 => Form::Whole(replace(
+            "Connection: close",
+            &format!("Connection: close\r\nX: {}", "a".repeat(60_000)),
+        )),
+        _ => Form::Whole(replace("Content-Type:", "Transfer-Encoding: chunked\r\nContent-Type:")),
+    }
+}
+
+/// Sends eight costly bodies at once.
+pub(super) fn bodies(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let live = Live::start(subject, ":")?;
+    let fill = |head: &str, piece: &str, tail: &str| {
+        let count = (BODY - head.len() - tail.len()) / piece.len();
+        [head, &piece.repeat(count), tail].concat().into_bytes()
+    };
+    let bodies = [
+        ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":[[0]"#, ",[0]", "]}")),
+        ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":[0"#, ",0", "]}")),
+        ("/v1/embeddings", fill(r#"{"model":"local/tiny","input":["a""#, r#","a""#, "]}")),
+        (
+            "/v1/chat/completions",
+            fill(r#"{"model":"local/tiny","messages":[{"role":"user","content":""#, "hé ", r#""}]}"#),
+        ),
+        (
+            "/v1/chat/completions",
+            fill(
+                r#"{"model":"local/tiny","messages":[{"role":"user","content":"a"}"#,
+                r#",{"role":"user","content":"a"}"#,
+                "]}",
+            ),
+        ),
+        ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":"a","stop":["b""#, r#","b""#, "]}")),
+        ("/v1/completions", fill(r#"{"model":"local/tiny","prompt":"a","x":"#, "[", "")),
+        ("/v1/rerank", fill(r#"{"model":"local/tiny","query":"a","documents":["a""#, r#","a""#, "]}")),
+    ];
+    let plain =
+        live.request("POST", "/v1/completions", br#"{"model":"local/tiny","prompt":"a","max_tokens":1}"#);
+    let timed = |bytes: &[u8]| {
+        let start = Instant::now();
+        live.send(bytes).map(|_| start.elapsed())
+    };
+    let alone = timed(&plain)?;
+    let mut cases = Cases { cases: bodies.len(), ..Cases::default() };
+    let (ends, beside) = thread::scope(|scope| {
+        let sent: Vec<_> = bodies
+            .iter()
+            .map(|(path, body)| (path, scope.spawn(|| timed(&live.request("POST", path, body)))))
+            .collect();
+        let beside = (0..20).map(|_| timed(&plain)).max_by_key(|time| time.as_ref().ok().copied());
+        let ends: Vec<_> = sent.into_iter().map(|(path, end)| (*path, end.join())).collect();
+        (ends, beside)
+    });
+    for (path, end) in ends {
+        match end {
+            Ok(Ok(took)) => cases.slowest = cases.slowest.max(took),
+            Ok(Err(error)) => cases.findings.push(format!("{path}: {error:#}")),
+            Err(_) => bail!("a client panicked"),
+        }
+    }
+    cases.note = match beside {
+        Some(Ok(beside)) => {
+            format!("a plain request takes {alone:.2?} alone, at most {beside:.2?} beside them")
+        }
+        _ => {
+            cases.findings.push("a plain request beside them has no answer".to_owned());
+            String::new()
+        }
+    };
+    Ok(vec![live.outcome("bodies of 32 MB at once".to_owned(), cases)?])
+}
+
+/// Opens silent connections under a low limit on open files.
+pub(super) fn sockets(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let live = Live::start(subject, OPEN_FILES)?;
+    let silent: Vec<_> = (0..SILENT).map_while(|_| TcpStream::connect(&live.address).ok()).collect();
+    let mut cases = Cases { cases: silent.len(), ..Cases::default() };
+    match live.health() {
+        Ok(took) => cases.slowest = took,
+        Err(error) => cases.findings.push(format!("while they stay, {error:#}")),
+    }
+    drop(silent);
+    Ok(vec![live.outcome(format!("silent connections under `{OPEN_FILES}`"), cases)?])
+}
+
+/// Keeps requests waiting and asks for the server's health.
+pub(super) fn waiting(subject: &Subject<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let live = Live::start(subject, "ulimit -n 4096")?;
+    let body =
+        br#"{"model":"local/tiny","prompt":"a","max_tokens":200,"logit_bias":{"0":-100,"1":-100,"2":-100}}"#;
+    let request = live.request("POST", "/v1/completions", body);
+    let mut cases = Cases { cases: WAITING, ..Cases::default() };
+    let clients: Vec<_> = (0..WAITING)
+        .filter_map(|_| {
+            let mut stream = TcpStream::connect(&live.address).ok()?;
+            stream.write_all(&request).ok()?;
+            Some(stream)
+        })
+        .collect();
+    for _ in 0..50 {
+        match live.health() {
+            Ok(took) => cases.slowest = cases.slowest.max(took),
+            Err(error) => cases.findings.push(format!("while they wait, {error:#}")),
+        }
+    }
+    cases.note = format!("{} connected; the time is that of /health", clients.len());
+    drop(clients);
+    Ok(vec![live.outcome("waiting requests".to_owned(), cases)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_forms() {
+        let request = b"POST / HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n\r\nbody";
+        let mut random = Random::new(1);
+        let mut form = |form| match formed(request.to_vec(), form, &mut random) {
+            Form::Whole(bytes) => (true, String::from_utf8_lossy(&bytes).into_owned()),
+            Form::Half(bytes) => (false, String::from_utf8_lossy(&bytes).into_owned()),
+        };
+        assert_eq!(form(0), (true, String::from_utf8_lossy(request).into_owned()));
+        assert!(form(1).1.len() < request.len());
+        assert_eq!(form(2).1.matches("POST").count(), 2);
+        assert!(form(5).1.contains("chunked") && form(5).1.ends_with("\r\n\r\nbody"));
+    }
+}
