@@ -8,27 +8,25 @@ use axum::{
 };
 use narthex_gateway::{Gateway, request::Summary};
 
-use crate::{
-    blocking::Jobs, budget::BodyBudget, error::ApiError, keys::Caller, metrics::Metrics, npus::NpuList,
-};
+use crate::{budget::BodyBudget, error::ApiError, jobs::Jobs, keys::Caller, metrics::Metrics, npus::NpuList};
 
 /// The gateway with the rights of a caller, and the caller's meter. Access control adds it to each request.
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) gateway: Gateway,
     pub(crate) meter: Meter,
-    pub(crate) shared: Shared,
+    pub(crate) shared: ServerResources,
 }
 
 /// State that all requests of a server share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct ServerResources {
     pub(crate) jobs: Jobs,
     pub(crate) bodies: BodyBudget,
     pub(crate) npus: NpuList,
 }
 
-impl Shared {
+impl ServerResources {
     pub(crate) fn new(gateway: &Gateway) -> Self {
         Self { jobs: Jobs::new(), bodies: BodyBudget::new(), npus: NpuList::new(gateway) }
     }

@@ -1,4 +1,4 @@
-//! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
+//! JSON request bodies, read into typed structs with errors that name the field. ServerResources by every protocol.
 //!
 //! A body reserves its memory before it is read, and keeps it until its request was handed to the gateway.
 
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
-    app::{App, Shared},
+    app::{App, ServerResources},
     budget::{BodyBudget, MAX_BODY_BYTES, Reservation, SMALL_BODY_BYTES},
     connection::ConnectionState,
     error::ApiError,
@@ -40,7 +40,7 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
-        let Shared { jobs, bodies, .. } = App::from_request_parts(&mut parts, state).await?.shared;
+        let ServerResources { jobs, bodies, .. } = App::from_request_parts(&mut parts, state).await?.shared;
         let connection = ConnectionState::of(&parts.extensions).cloned();
         let encoding = Encoding::of(&parts.headers)?;
         let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);

@@ -17,6 +17,7 @@ mod events;
 pub mod fuzzing;
 mod health;
 mod held_body;
+mod jobs;
 mod keys;
 mod limits;
 mod loading;

@@ -39,8 +39,12 @@ const LAYERS: &[(&str, Layer)] = &[
 /// Libraries, the crates that may use them, and the reason.
 const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
     (&["ort", "ort-sys", "libloading"], &["narthex-device"], "device alone speaks to ONNX Runtime"),
-    (&["ureq", "reqwest", "hyper-util"], &["narthex-catalog"], "catalog alone reaches out to the network"),
-    (&["axum", "tower-http", "hyper"], &["narthex-server"], "server alone speaks HTTP to callers"),
+    (&["ureq", "reqwest"], &["narthex-catalog"], "catalog alone reaches out to the network"),
+    (
+        &["axum", "tower-http", "hyper", "hyper-util"],
+        &["narthex-server"],
+        "server alone speaks HTTP to callers",
+    ),
     (
         &["tokio", "tokio-stream"],
         &["narthex-server", "narthex-cli"],

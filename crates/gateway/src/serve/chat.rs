@@ -23,6 +23,9 @@ pub(crate) fn chat(
     date: (i64, u8, u8),
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
+    if sink.is_closed() {
+        return Err(Error::Cancelled);
+    }
     let engine = model.engine()?;
     options::check(&request.options)?;
     if request.messages.is_empty() {
@@ -48,6 +51,9 @@ pub(crate) fn complete(
     request: CompletionRequest,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
+    if sink.is_closed() {
+        return Err(Error::Cancelled);
+    }
     let engine = model.engine()?;
     options::check(&request.options)?;
     let tokens = match &request.prompt {

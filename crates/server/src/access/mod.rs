@@ -23,7 +23,7 @@ pub use self::{
     origin::{AllowedOrigin, BadOrigin},
 };
 use crate::{
-    app::{App, Meter, Shared},
+    app::{App, Meter, ServerResources},
     error::ApiError,
     held_body::hold,
     keys::{self, Caller, KeyPolicy, KeyRing},
@@ -77,7 +77,7 @@ pub(crate) enum Exposure {
 /// The access rules of a server.
 pub(crate) struct Access {
     metrics: Arc<Metrics>,
-    shared: Shared,
+    shared: ServerResources,
     hosts: HostList,
     origins: OriginList,
     keys: KeyRing,
@@ -96,7 +96,7 @@ impl Access {
         let auto_pull = options.auto_pull.unwrap_or(default);
         Ok(Self {
             metrics: Metrics::new(),
-            shared: Shared::new(&gateway),
+            shared: ServerResources::new(&gateway),
             hosts: match exposure {
                 Exposure::Local => HostList::local(options.allowed_hosts),
                 Exposure::Open { host } => HostList::open(options.allowed_hosts, host),

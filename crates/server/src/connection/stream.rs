@@ -1,4 +1,5 @@
-//! The bytes of a connection, with a limit on writes, and with clients that have closed one or both directions told apart.
+//! The bytes of a connection, with a limit on writes. A client that has closed its sending direction gets its answer; one that
+//! has closed both is found out.
 
 use std::{
     io::{self, ErrorKind, IoSlice},

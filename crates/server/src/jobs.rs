@@ -1,0 +1,41 @@
+//! Threads for blocking work, in limited number.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use tokio::sync::Semaphore;
+
+use crate::error::ApiError;
+
+/// Maximum number of concurrent jobs. The runtime has more threads for blocking work, so that what needs no job never waits.
+const MAX_JOBS: usize = 256;
+
+/// The threads for blocking work.
+#[derive(Debug, Clone)]
+pub(crate) struct Jobs(Arc<Semaphore>);
+
+impl Jobs {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_JOBS)))
+    }
+
+    /// Runs a call on a thread for blocking work, because it computes or waits for files.
+    pub(crate) async fn run<T: Send + 'static, E: Into<ApiError> + Send + 'static>(
+        &self,
+        call: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = self.0.clone().acquire_owned().await;
+        let job = move || {
+            // The permit lasts as long as the job, which goes on if the client disconnects.
+            let _permit = permit;
+            call()
+        };
+        match tokio::task::spawn_blocking(job).await {
+            Ok(outcome) => outcome.map_err(E::into),
+            Err(_) => Err(ApiError::plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the code that handles this request panicked; please report this as a bug",
+            )),
+        }
+    }
+}
