@@ -1,6 +1,6 @@
 //! The checks and chores of the workspace, run as `cargo xtask`.
 //!
-//! Nothing of the product lives here. Start at [`Command`] for the list, at [`tidy`] for the house rules, at [`test`] for
+//! Nothing of the product lives here. Start at [`Command`] for the list, at [`tidy`] for the house rules, at [`mod@test`] for
 //! the stages, at [`fuzz`] for the fuzz targets and at [`peers`] for the benchmark beside other runtimes.
 
 mod attack;

@@ -1,6 +1,6 @@
 //! `narthex check`: will an ONNX model run on an NPU, what keeps it from that, and what can be done about it.
 //!
-//! The rules are pure: they look at graphs, at the lengths of data files and at the [facts](facts) of a target. They run
+//! The rules are pure: they look at graphs, at the lengths of data files and at the facts of a target. They run
 //! no model and load no weight. Start at [`check`]; [`fix`] rewrites, and what a
 //! vendor's compiler says of a graph is joined to a report with [`Report::record`].
 

@@ -49,7 +49,7 @@ pub fn bounded(path: &Path, what: &str, value: usize, range: &RangeInclusive<usi
     Err(malformed(path, format!("{what} from {} to {}", range.start(), range.end()), value))
 }
 
-/// Reads a small file of at most [`MAX_TEXT_BYTES`].
+/// Reads a small file of at most `MAX_TEXT_BYTES`.
 pub fn read_small(path: &Path) -> Result<Vec<u8>> {
     narthex_mmap::read(path, MAX_TEXT_BYTES).map_err(|source| match source.kind() {
         io::ErrorKind::FileTooLarge => malformed(path, format!("at most {MAX_TEXT_BYTES} bytes"), "more"),

@@ -1,7 +1,7 @@
 //! Linear weights as AMD Quark's Hugging Face export packs them: 4-bit integers with a scale and a zero point for each
 //! group of a row, in three tensors.
 //!
-//! Counterpart of `export::quark`. [`is_read`] decides which settings are supported.
+//! Counterpart of `export::quark`. `is_read` decides which settings are supported.
 
 use std::{borrow::Cow, collections::HashMap, path::Path};
 

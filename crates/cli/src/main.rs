@@ -2,6 +2,13 @@
 //!
 //! Start at [`args`] for the command line, then `cmd/<name>.rs` for a command.
 
+#![allow(
+    rustdoc::bare_urls,
+    rustdoc::broken_intra_doc_links,
+    rustdoc::invalid_html_tags,
+    reason = "the docs of arguments are help texts, which are not Markdown"
+)]
+
 mod args;
 mod bars;
 mod cmd;

@@ -1,7 +1,7 @@
 //! Calibration: runs the unscaled model over a text, and scales channels by the inputs of its layers.
 //!
 //! The graph runs in segments, so that a calibration holds no more of a large model than the rest of a compile.
-//! [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at [`calibrate`].
+//! [`GraphRunner`] is the port to ONNX Runtime, which another crate implements. Start at `calibrate`.
 
 pub mod probe;
 pub mod segment;

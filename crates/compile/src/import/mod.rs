@@ -1,8 +1,8 @@
 //! Imports of existing ONNX exports as packages. Neither the graph's computation nor any weight is changed.
 //!
-//! [`open`] recognises an export by its files: decoders of onnxruntime-genai ([`genai`]), Optimum or transformers.js
-//! ([`selection`], [`merge`]), encoders ([`encoder`]), and bundles for one kind of device, to which the package is then bound
-//! ([`bound`], [`ryzen`]). [`adapter`] connects the graph to the manifest's slots with nodes before and after it;
+//! [`open`] recognises an export by its files: decoders of onnxruntime-genai (`genai`), Optimum or transformers.js
+//! (`selection`, `merge`), encoders (`encoder`), and bundles for one kind of device, to which the package is then bound
+//! (`bound`, `ryzen`). `adapter` connects the graph to the manifest's slots with nodes before and after it;
 //! [`Import::write`] writes the package.
 
 mod adapter;

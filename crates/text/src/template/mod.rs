@@ -1,7 +1,7 @@
 //! Chat templates: Jinja as in Hugging Face's `apply_chat_template`, with bounded work.
 //!
 //! Templates come from outside. Rendering is limited in steps, in bytes produced and read, and in the size and depth of
-//! values ([`limits`], which [`instructions`] and [`functions`] apply). It reads no clock: the date is an argument. The result
+//! values (`limits`, which `instructions` and `functions` apply). It reads no clock: the date is an argument. The result
 //! states which of its characters the template wrote ([`Rendered`]).
 
 mod functions;
