@@ -14,8 +14,9 @@ use std::{
 use narthex_graph::onnx::files::OnnxFileError;
 use narthex_spec::{
     Sha256,
-    manifest::{FileEntry, MANIFEST_FILE, Manifest},
+    manifest::{ChatEntry, FileEntry, MANIFEST_FILE, Manifest},
 };
+use narthex_text::tools;
 use sha2::Digest;
 
 use crate::error::{CompileError, Result};
@@ -183,6 +184,16 @@ impl Write for HashedFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+/// Returns the entry of a package's chat template.
+pub(crate) fn chat_entry(template: &str, special_tokens: BTreeMap<String, String>) -> ChatEntry {
+    ChatEntry {
+        template: TEMPLATE_FILE.to_owned(),
+        special_tokens,
+        tools: tools::tool_format(template),
+        reasoning: tools::reasoning_format(template),
     }
 }
 

@@ -12,7 +12,7 @@ use narthex_graph::onnx::external::ExternalWriter;
 use narthex_spec::{
     Calibration, DType, ModelName, Pass, ProgressSink, Recipe, Scheme, Sha256, Variant,
     arch::Architecture,
-    manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
+    manifest::{FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Progress, Stage, Unit},
     recipe::KeptTokens,
 };
@@ -24,7 +24,7 @@ use crate::{
     emit::{Emitter, WeightSink, WrittenTensors, new_graph},
     error::{CompileError, Result},
     lower::{self, Lowered, parts},
-    package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
+    package::{DATA_FILE, GRAPH_FILE, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
     pass,
     quant::{Plan, Scaling, scaling::inputs},
     vocab_subset::VocabSubset,
@@ -231,10 +231,7 @@ fn manifest(
             pad: special.pad,
             mask: special.texts.get("mask_token").cloned(),
         },
-        chat: checkpoint
-            .chat_template
-            .as_ref()
-            .map(|_| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() }),
+        chat: checkpoint.chat_template.as_ref().map(|template| chat_entry(template, special.texts.clone())),
         prompts: checkpoint.prompts.clone(),
         bound: None,
         quality: None,

@@ -21,6 +21,7 @@ pub mod progress;
 pub mod recipe;
 pub mod scheme;
 pub mod target;
+pub mod tools;
 pub mod variant;
 
 pub use device::{DeviceKind, DeviceName, Ep, OpenVinoDevice, ProviderLibrary};
@@ -39,4 +40,5 @@ pub use progress::{Progress, Sink as ProgressSink};
 pub use recipe::{Calibration, Recipe};
 pub use scheme::Scheme;
 pub use target::{QnnChip, Target};
+pub use tools::{ReasoningFormat, ToolFormat};
 pub use variant::Variant;

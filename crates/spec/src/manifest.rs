@@ -12,7 +12,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Ep, ModelName, Recipe, Sha256, Target, TokenId, Variant, arch::Structure, dtype::Dim};
+use crate::{
+    DType, Ep, ModelName, ReasoningFormat, Recipe, Sha256, Target, TokenId, ToolFormat, Variant,
+    arch::Structure, dtype::Dim,
+};
 
 pub use bound::Bound;
 pub use kv::{KeyOrder, KeyRotation, KvLayout};
@@ -334,6 +337,12 @@ pub struct ChatEntry {
     pub template: String,
     /// Text of the special tokens that templates name: `bos_token`, `eos_token`, ….
     pub special_tokens: BTreeMap<String, String>,
+    /// Format of tool calls, if the template has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<ToolFormat>,
+    /// Format of reasoning, if the template has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<ReasoningFormat>,
 }
 
 /// Texts to prepend to an embedding model's inputs, by purpose: `query`, `passage`, ….

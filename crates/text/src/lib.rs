@@ -9,5 +9,6 @@ pub mod prompt;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
 
 mod barrier;

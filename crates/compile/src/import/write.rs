@@ -16,7 +16,7 @@ use narthex_graph::{
 };
 use narthex_spec::{
     ModelName, ProgressSink, Sha256,
-    manifest::{ChatEntry, FORMAT, Manifest, Provenance, TokenizerEntry},
+    manifest::{FORMAT, Manifest, Provenance, TokenizerEntry},
     progress::{Stage, Unit},
 };
 use narthex_text::tokenizer::Tokenizer;
@@ -25,7 +25,7 @@ use sha2::Digest;
 use super::{Import, refused};
 use crate::{
     error::{CompileError, Result},
-    package::{DATA_FILE, HashedFile, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE},
+    package::{DATA_FILE, HashedFile, PackageWriter, TEMPLATE_FILE, TOKENIZER_FILE, chat_entry},
 };
 
 /// Minimum size in bytes of constants in the data file. Shapes and scalars stay in the graph for shape inference.
@@ -82,7 +82,7 @@ impl Import {
         }
         self.copy_binaries(&package, cancel)?;
         self.check_unchanged(&sources)?;
-        let mut manifest = self.manifest(job, template.is_some())?;
+        let mut manifest = self.manifest(job, template.as_deref())?;
         package.finish(&mut manifest)?;
         Ok(manifest)
     }
@@ -114,16 +114,14 @@ impl Import {
         Ok(())
     }
 
-    fn manifest(self, job: ImportJob<'_>, chats: impl Into<bool>) -> Result<Manifest> {
+    fn manifest(self, job: ImportJob<'_>, template: Option<&str>) -> Result<Manifest> {
         let mut checkpoint = BTreeMap::new();
         for path in &self.files {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             checkpoint.insert(name, Sha256(sha2::Sha256::digest(&*map(path)?).into()));
         }
         let special = self.text.special;
-        let chat = chats
-            .into()
-            .then(|| ChatEntry { template: TEMPLATE_FILE.to_owned(), special_tokens: special.texts.clone() });
+        let chat = template.map(|template| chat_entry(template, special.texts.clone()));
         Ok(Manifest {
             format: FORMAT,
             name: job.name,

@@ -10,6 +10,7 @@ use std::{
 
 use narthex_device::DeviceError;
 use narthex_spec::{DeviceName, Ep, ModelName, NpuPolicy, Scheme};
+use narthex_text::tokenizer::TokenizerError;
 
 use crate::report::{fallback::FallbackNodes, models::PassedOver};
 use hint::{io_hint, unknown_hint};
@@ -244,7 +245,7 @@ pub enum Error {
     Device(#[from] narthex_device::DeviceError),
     /// Error of the tokenizer.
     #[error(transparent)]
-    Tokenizer(#[from] narthex_text::tokenizer::TokenizerError),
+    Tokenizer(#[from] TokenizerError),
     /// The conversation cannot be turned into a prompt.
     #[error(transparent)]
     Prompt(#[from] narthex_text::prompt::PromptError),
@@ -309,7 +310,9 @@ impl Error {
             Self::Overloaded { .. } | Self::NoRoom { .. } => ErrorKind::Overloaded,
             Self::ModelNotAllowed { .. } => ErrorKind::Forbidden,
             Self::Loading { .. } => ErrorKind::Loading,
-            Self::Cancelled | Self::Device(DeviceError::Cancelled) => ErrorKind::Cancelled,
+            Self::Cancelled
+            | Self::Device(DeviceError::Cancelled)
+            | Self::Tokenizer(TokenizerError::Cancelled) => ErrorKind::Cancelled,
             Self::Device(DeviceError::Package { .. }) => ErrorKind::Malformed,
             Self::LoadFailed { .. }
             | Self::ShuttingDown

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use narthex_engine::worker::Engine;
 use narthex_spec::TokenId;
-use narthex_text::{prompt, template::RenderOptions, tokenizer::Specials};
+use narthex_text::{
+    prompt,
+    template::RenderOptions,
+    tokenizer::{Bounds, Encoded},
+};
 
 use crate::{
     error::{Error, TokenCount},
@@ -15,6 +19,9 @@ use crate::{
         request::{ChatRequest, CompletionRequest, Echo, GenerationSink, Prompt},
     },
 };
+
+/// Length of a conversation, in multiples of the context, from which it is refused before it is rendered.
+const LEFT_OUT: usize = 8;
 
 /// Starts a chat answer. `date` is today's year, month and day, for templates that print it.
 pub(crate) fn chat(
@@ -38,6 +45,12 @@ pub(crate) fn chat(
         ));
     };
     let options = RenderOptions::answer(date);
+    let contents = request.messages.iter().map(|message| message.content.as_str());
+    let fewest: usize = contents.map(|text| model.package.tokenizer.fewest_tokens(text)).sum();
+    // A template may leave out parts of a long history, but not most of it.
+    if fewest / LEFT_OUT >= engine.limits().longest() {
+        return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
+    }
     let text = prompt::text(&model.package.tokenizer, template, &request.messages, &options)?;
     let tokens = tokenize(model, engine, "messages", &text)?;
     let tokens = prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
@@ -69,7 +82,7 @@ pub(crate) fn complete(
     generation::start(model, prompt, &request.options, sink)
 }
 
-/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising it.
+/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising all of it.
 fn tokenize(
     model: &LoadedModel,
     engine: &Engine,
@@ -81,7 +94,14 @@ fn tokenize(
     if fewest >= engine.limits().longest() {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }
-    Ok(tokenizer.encode(text, Specials::Parse)?)
+    let bounds = Bounds { limit: engine.limits().longest(), is_cancelled: &|| false };
+    match tokenizer.encode_within(text, bounds)? {
+        Encoded::Whole(tokens) => Ok(tokens),
+        Encoded::Beginning(_) => {
+            let more = TokenCount::AtLeast(bounds.limit + 1);
+            Err(generation::prompt_too_long(param, more, engine.limits()))
+        }
+    }
 }
 
 /// Adds the start token. An empty prompt begins with the token that separates documents.

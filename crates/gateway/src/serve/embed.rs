@@ -1,6 +1,7 @@
 //! Embeddings: from texts to tokens to vectors.
 
 use narthex_spec::manifest::Prompts;
+use narthex_text::tokenizer::{Bounds, Encoded};
 
 use crate::{
     cancel::Cancel,
@@ -37,6 +38,7 @@ pub(crate) fn embed(
         prompt: select_prompt(&model.package.manifest.prompts, request)?,
         limit: limits.max_length.min(model.package.manifest.max_length),
         overlong: request.overlong,
+        cancel,
     };
     let queued = encoder.enter(cancel)?;
     let texts = request.inputs.iter().enumerate();
@@ -77,12 +79,13 @@ struct Tokenization<'a> {
     /// Maximum number of tokens.
     limit: usize,
     overlong: Overlong,
+    cancel: &'a Cancel,
 }
 
 impl Tokenization<'_> {
     /// Returns the tokens of one input.
     fn tokens(&self, index: usize, input: &Prompt) -> Result<Vec<u32>, Error> {
-        let Self { model, prompt, limit, overlong } = *self;
+        let Self { model, prompt, limit, overlong, cancel } = *self;
         let tokenizer = &model.package.tokenizer;
         if let Prompt::Text(text) = input
             && overlong == Overlong::Refuse
@@ -92,11 +95,16 @@ impl Tokenization<'_> {
                 return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(fewest), limit });
             }
         }
-        let mut tokens = match input {
-            Prompt::Text(text) if prompt.is_empty() => tokenizer.encode_document(text)?,
-            Prompt::Text(text) => tokenizer.encode_document(&format!("{prompt}{text}"))?,
-            Prompt::Tokens(tokens) => tokens.clone(),
+        let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+        let encoded = match input {
+            Prompt::Text(text) if prompt.is_empty() => tokenizer.encode_document_within(text, bounds)?,
+            Prompt::Text(text) => tokenizer.encode_document_within(&format!("{prompt}{text}"), bounds)?,
+            Prompt::Tokens(tokens) => Encoded::Whole(tokens.clone()),
         };
+        if overlong == Overlong::Refuse && matches!(encoded, Encoded::Beginning(_)) {
+            return Err(Error::InputTooLong { index, found: TokenCount::AtLeast(limit + 1), limit });
+        }
+        let mut tokens = encoded.into_tokens();
         if tokens.is_empty() {
             let message = format!("input {index} is empty; expected at least one token");
             return Err(Error::invalid("input", message));

@@ -4,6 +4,7 @@ use std::slice::ChunksExact;
 
 use narthex_engine::encoder::EncoderLimits;
 use narthex_spec::TokenId;
+use narthex_text::tokenizer::{Bounds, Encoded};
 
 use crate::{
     cancel::Cancel,
@@ -28,6 +29,7 @@ pub(super) struct MaskedModel<'a> {
     pub(super) mask_id: TokenId,
     limits: &'a EncoderLimits,
     queued: QueuedRequest<'a>,
+    cancel: &'a Cancel,
 }
 
 /// Predicts every mask of the text, while all others are masked.
@@ -68,12 +70,19 @@ impl<'a> MaskedModel<'a> {
             let reason = format!("its tokenizer has no token for its mask {mask:?}");
             return Err(Error::BadPackage { name: key.name, scheme: key.scheme, reason });
         };
-        Ok(Self { model, mask, mask_id, limits: encoder.limits(), queued: encoder.enter(cancel)? })
+        Ok(Self { model, mask, mask_id, limits: encoder.limits(), queued: encoder.enter(cancel)?, cancel })
     }
 
     /// Returns the tokens of a text, and the indices of the masks.
     pub(super) fn tokenize(&self, text: &str) -> Result<(Vec<TokenId>, Vec<usize>), Error> {
-        let tokens = self.model.package.tokenizer.encode_document_with(text, self.mask)?;
+        let limit = self.limits.max_length.min(self.model.package.manifest.max_length);
+        let bounds = Bounds { limit, is_cancelled: &|| self.cancel.is_cancelled() };
+        let tokenizer = &self.model.package.tokenizer;
+        let Encoded::Whole(tokens) = tokenizer.encode_document_with_within(text, self.mask, bounds)? else {
+            let message =
+                format!("it has more than {limit} tokens, the most that this model allows; shorten it");
+            return Err(Error::invalid("text", message));
+        };
         let masks = (0..tokens.len()).filter(|&index| tokens[index] == self.mask_id).collect();
         Ok((tokens, masks))
     }

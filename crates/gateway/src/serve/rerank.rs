@@ -1,5 +1,7 @@
 //! Reranking: relevance of documents to a query.
 
+use narthex_text::tokenizer::{Bounds, Encoded};
+
 use crate::{
     cancel::Cancel,
     encoder_queue::EncoderInput,
@@ -29,10 +31,14 @@ pub(crate) fn rerank(
     }
     let queued = encoder.enter(cancel)?;
     let limit = encoder.limits().max_length.min(model.package.manifest.max_length);
-    let pairs = request.documents.iter().enumerate();
-    let pairs: Vec<EncoderInput> = pairs
-        .map(|(index, document)| encode_pair(model, request, index, document, limit))
-        .collect::<Result<_, _>>()?;
+    let bounds = Bounds { limit, is_cancelled: &|| cancel.is_cancelled() };
+    if let Encoded::Beginning(_) = model.package.tokenizer.encode_document_within(&request.query, bounds)? {
+        let message = format!("this model allows at most {limit} tokens for query and document; shorten it");
+        return Err(Error::invalid("query", message));
+    }
+    let pairs = 0..request.documents.len();
+    let pairs: Vec<EncoderInput> =
+        pairs.map(|index| encode_pair(model, request, index, bounds)).collect::<Result<_, _>>()?;
     let prompt_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
     let rows = queued.run(pairs)?;
     let mut results: Vec<Ranked> = rows
@@ -53,16 +59,19 @@ fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-/// Encodes the query with one document of at most `limit` tokens in total.
+/// Encodes the query with the document of an index, within a limit of tokens in total.
 fn encode_pair(
     model: &LoadedModel,
     request: &RerankRequest,
     index: usize,
-    document: &str,
-    limit: usize,
+    bounds: Bounds<'_>,
 ) -> Result<EncoderInput, Error> {
-    let mut pair = model.package.tokenizer.encode_pair(&request.query, document)?;
-    let (found, room) = (pair.tokens.len(), limit.saturating_sub(pair.overhead()));
+    let (limit, document) = (bounds.limit, &request.documents[index]);
+    let encoded = model.package.tokenizer.encode_pair_within(&request.query, document, bounds)?;
+    let least = if matches!(encoded, Encoded::Beginning(_)) { "at least " } else { "" };
+    let mut pair = encoded.into_tokens();
+    let found = if least.is_empty() { pair.tokens.len() } else { limit + 1 };
+    let room = limit.saturating_sub(pair.overhead());
     if found > limit {
         if room == 0 {
             let message = format!(
@@ -73,7 +82,7 @@ fn encode_pair(
         }
         if request.overlong == Overlong::Refuse {
             let message = format!(
-                "the query and document {index} have {found} tokens, but this model allows at most {limit}; shorten the \
+                "the query and document {index} have {least}{found} tokens, but this model allows at most {limit}; shorten the \
                  document or ask for truncation"
             );
             return Err(Error::invalid("documents", message));

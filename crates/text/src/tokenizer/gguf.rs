@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     TokenizerError,
+    outline::MAX_MERGES,
     pre::{self, IgnoreMerges, Unicode},
 };
 
@@ -49,9 +50,6 @@ pub(super) enum Fallback {
     /// The unknown piece.
     Unknown,
 }
-
-/// Maximum number of derived merges. Gemma's pieces give half a million.
-const MAX_MERGES: usize = 1 << 22;
 
 /// Maximum length in characters of a piece that merges are derived for.
 const LONGEST_PIECE: usize = 256;

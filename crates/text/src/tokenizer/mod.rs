@@ -13,10 +13,13 @@ mod charsmap;
 mod gguf;
 mod outline;
 mod pair;
+mod patterns;
 mod pre;
 mod reach;
 mod sentencepiece;
+mod small;
 mod special;
+mod within;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
@@ -28,6 +31,7 @@ pub use gguf::GgufVocab;
 pub use pair::Pair;
 pub use sentencepiece::Addition;
 pub use special::SpecialToken;
+pub use within::{Bounds, Encoded};
 
 pub(crate) use bytes::Leading;
 
@@ -75,6 +79,9 @@ pub enum TokenizerError {
         /// Value in the file.
         found: String,
     },
+    /// The work was cancelled.
+    #[error("tokenising was cancelled")]
+    Cancelled,
     /// A text could not be encoded.
     #[error("the text cannot be tokenised: {reason}")]
     Encode {
@@ -129,9 +136,12 @@ impl Tokenizer {
         fields.insert("padding".to_owned(), Value::Null);
         let stored = serde_json::to_vec(&json).map_err(malformed)?;
         charsmap::check(&json)?;
+        patterns::check(&json)?;
         let reach = Reach::of(&json, outline.longest_piece());
         add_shield(&mut json);
         let with_shield = serde_json::to_vec(&json).map_err(malformed)?;
+        let decoder = json["decoder"].take();
+        drop(json);
         let tokenizer = contain(|| tokenizers::Tokenizer::from_bytes(&with_shield))
             .map_err(|_| malformed("the tokenizers crate panicked on it"))?
             .map_err(malformed)?;
@@ -145,7 +155,7 @@ impl Tokenizer {
             specials: table(|token| token.special),
             // White space of a template is not markup. A token that is matched after normalising cannot be broken.
             markup: table(|token| !token.special && !token.normalized && !token.content.trim().is_empty()),
-            pieces: Pieces::new(&tokenizer, &json["decoder"], outline.vocab_size())?,
+            pieces: Pieces::new(&tokenizer, &decoder, outline.vocab_size())?,
             vocab_size: outline.vocab_size() as usize,
             reach,
             tokenizer,
@@ -193,7 +203,7 @@ impl Tokenizer {
 
     /// Returns a lower bound on the number of tokens of a text without tokenising it, or 0 if none is known.
     pub fn fewest_tokens(&self, text: &str) -> usize {
-        self.inner.reach.map_or(0, |reach| reach.fewest(text))
+        self.inner.reach.as_ref().map_or(0, |reach| reach.fewest(text))
     }
 
     fn run(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
@@ -321,7 +331,7 @@ fn break_normalized(json: &mut Value) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A byte-level tokenizer: every byte, two merges, one special and one plain added token.

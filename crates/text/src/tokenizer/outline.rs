@@ -1,38 +1,54 @@
-//! Checks of a `tokenizer.json` before the `tokenizers` crate reads it. That crate panics on some malformed files, may give
-//! an added token another id than the file states, and does not return the largest id.
+//! Checks of a `tokenizer.json` before the `tokenizers` crate reads it. That crate panics on some malformed files, takes as
+//! much memory as a file asks for, may give an added token another id than the file states, and does not return the largest
+//! id. What is read here is counted and not kept.
 
 use std::fmt;
 
-use super::{TokenizerError, malformed};
+use super::{
+    TokenizerError, malformed,
+    small::{Small, too_many},
+};
 use serde::{
     Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
 /// Maximum token id. Real vocabularies have fewer than 300,000 tokens.
 const MAX_ID: u32 = (1 << 22) - 1;
 
+/// Maximum number of tokens of the vocabulary.
+const MAX_TOKENS: usize = 1 << 19;
+
+/// Maximum number of merges. Gemma's are half a million.
+pub(super) const MAX_MERGES: usize = 3 << 18;
+
+/// Maximum number of added tokens. Gemma has six thousand.
+const MAX_ADDED: usize = 1 << 16;
+
+/// Maximum number of bytes of a token's spelling.
+const MAX_SPELLING: usize = 1 << 14;
+
 /// The fields of a `tokenizer.json` that are checked.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default)]
 pub(super) struct Outline {
     /// Added tokens with the ids that the file declares.
-    #[serde(default)]
-    added_tokens: Vec<DeclaredToken>,
+    added_tokens: AddedOutline,
     model: ModelOutline,
 }
 
 /// An added token and its id.
-#[derive(Debug, Deserialize)]
+#[derive(Debug)]
 struct DeclaredToken {
     id: u64,
     content: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default)]
+struct AddedOutline(Vec<DeclaredToken>);
+
+#[derive(Debug, Default)]
 struct ModelOutline {
-    #[serde(default)]
     vocab: VocabOutline,
-    #[serde(default)]
     merges: MergesOutline,
     continuing_subword_prefix: Option<String>,
 }
@@ -63,7 +79,7 @@ pub(super) fn read(json: &[u8]) -> Result<Outline, TokenizerError> {
 
 impl Outline {
     fn largest_id(&self) -> u64 {
-        self.added_tokens.iter().map(|token| token.id).fold(self.model.vocab.largest_id, u64::max)
+        self.added_tokens.0.iter().map(|token| token.id).fold(self.model.vocab.largest_id, u64::max)
     }
 
     /// One more than the largest token id; ids below it may be unused.
@@ -78,7 +94,7 @@ impl Outline {
 
     /// Checks that every added token has the id that the file declares.
     pub(super) fn check_added(&self, id_of: impl Fn(&str) -> Option<u32>) -> Result<(), TokenizerError> {
-        for DeclaredToken { id, content } in &self.added_tokens {
+        for DeclaredToken { id, content } in &self.added_tokens.0 {
             if let Some(found) = id_of(content)
                 && u64::from(found) != *id
             {
@@ -88,6 +104,123 @@ impl Outline {
             }
         }
         Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for Outline {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Outline;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the object of a tokenizer.json")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Outline, A::Error> {
+                let mut outline = Outline::default();
+                let mut has_model = false;
+                while let Some(name) = map.next_key::<String>()? {
+                    match name.as_str() {
+                        "added_tokens" => outline.added_tokens = map.next_value()?,
+                        "model" => {
+                            outline.model = map.next_value()?;
+                            has_model = true;
+                        }
+                        _ => drop(map.next_value::<Small>()?),
+                    }
+                }
+                if has_model { Ok(outline) } else { Err(A::Error::missing_field("model")) }
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelOutline {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = ModelOutline;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the object of a model")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ModelOutline, A::Error> {
+                let mut model = ModelOutline::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    match name.as_str() {
+                        "vocab" => model.vocab = map.next_value()?,
+                        "merges" => model.merges = map.next_value()?,
+                        "continuing_subword_prefix" => model.continuing_subword_prefix = map.next_value()?,
+                        _ => drop(map.next_value::<Small>()?),
+                    }
+                }
+                Ok(model)
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+impl<'de> Deserialize<'de> for AddedOutline {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tokens;
+        impl<'de> Visitor<'de> for Tokens {
+            type Value = AddedOutline;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of added tokens")
+            }
+
+            fn visit_unit<E>(self) -> Result<AddedOutline, E> {
+                Ok(AddedOutline::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<AddedOutline, A::Error> {
+                let mut tokens: Vec<DeclaredToken> = Vec::new();
+                while let Some(token) = seq.next_element::<DeclaredToken>()? {
+                    if tokens.len() == MAX_ADDED {
+                        return Err(too_many("added tokens", MAX_ADDED));
+                    }
+                    if token.content.len() > MAX_SPELLING {
+                        return Err(too_many("bytes of an added token", MAX_SPELLING));
+                    }
+                    tokens.push(token);
+                }
+                Ok(AddedOutline(tokens))
+            }
+        }
+        deserializer.deserialize_any(Tokens)
+    }
+}
+
+impl<'de> Deserialize<'de> for DeclaredToken {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = DeclaredToken;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an added token")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DeclaredToken, A::Error> {
+                let (mut id, mut content) = (None, None);
+                while let Some(name) = map.next_key::<String>()? {
+                    match name.as_str() {
+                        "id" => id = Some(map.next_value()?),
+                        "content" => content = Some(map.next_value::<String>()?),
+                        _ => drop(map.next_value::<Small>()?),
+                    }
+                }
+                let id = id.ok_or_else(|| A::Error::missing_field("id"))?;
+                let content = content.ok_or_else(|| A::Error::missing_field("content"))?;
+                Ok(DeclaredToken { id, content })
+            }
+        }
+        deserializer.deserialize_map(Fields)
     }
 }
 
@@ -110,7 +243,12 @@ impl<'de> Deserialize<'de> for VocabOutline {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<VocabOutline, A::Error> {
                 let mut sizes = VocabOutline::default();
+                let mut count = 0;
                 while let Some((Length(length), id)) = map.next_entry::<Length, u64>()? {
+                    count += 1;
+                    if count > MAX_TOKENS {
+                        return Err(too_many("tokens", MAX_TOKENS));
+                    }
                     sizes.largest_id = sizes.largest_id.max(id);
                     sizes.longest = sizes.longest.max(length);
                 }
@@ -118,13 +256,16 @@ impl<'de> Deserialize<'de> for VocabOutline {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<VocabOutline, A::Error> {
-                let mut count = 0_u64;
+                let mut count = 0;
                 let mut sizes = VocabOutline::default();
-                while let Some((Length(length), _)) = seq.next_element::<(Length, IgnoredAny)>()? {
+                while let Some((Length(length), _)) = seq.next_element::<(Length, f64)>()? {
                     count += 1;
+                    if count > MAX_TOKENS {
+                        return Err(too_many("tokens", MAX_TOKENS));
+                    }
                     sizes.longest = sizes.longest.max(length);
                 }
-                sizes.largest_id = count.saturating_sub(1);
+                sizes.largest_id = (count as u64).saturating_sub(1);
                 Ok(sizes)
             }
         }
@@ -140,8 +281,31 @@ struct MergesOutline {
 
 impl<'de> Deserialize<'de> for MergesOutline {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let merges = Option::<Vec<Merge>>::deserialize(deserializer)?.unwrap_or_default();
-        Ok(Self { longest: merges.iter().map(|merge| merge.0).max() })
+        struct Merges;
+        impl<'de> Visitor<'de> for Merges {
+            type Value = MergesOutline;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of merges")
+            }
+
+            fn visit_unit<E>(self) -> Result<MergesOutline, E> {
+                Ok(MergesOutline::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<MergesOutline, A::Error> {
+                let (mut count, mut longest) = (0, None);
+                while let Some(Merge(length)) = seq.next_element()? {
+                    count += 1;
+                    if count > MAX_MERGES {
+                        return Err(too_many("merges", MAX_MERGES));
+                    }
+                    longest = longest.max(Some(length));
+                }
+                Ok(MergesOutline { longest })
+            }
+        }
+        deserializer.deserialize_any(Merges)
     }
 }
 
@@ -163,7 +327,12 @@ impl<'de> Deserialize<'de> for Merge {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
                 let mut sum = 0;
+                let mut parts = 0;
                 while let Some(Length(length)) = seq.next_element()? {
+                    parts += 1;
+                    if parts > 2 {
+                        return Err(too_many("tokens in a merge", 2));
+                    }
                     sum += length;
                 }
                 Ok(Merge(sum))
@@ -186,7 +355,10 @@ impl<'de> Deserialize<'de> for Length {
                 f.write_str("a token's text")
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Length, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<Length, E> {
+                if text.len() > MAX_SPELLING {
+                    return Err(too_many("bytes of a token", MAX_SPELLING));
+                }
                 Ok(Length(text.len()))
             }
         }
@@ -197,6 +369,7 @@ impl<'de> Deserialize<'de> for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::small::{MAX_TEXT, MAX_VALUES};
 
     fn check(json: &str, expect: &str) {
         let found = match read(json.as_bytes()) {
@@ -223,6 +396,32 @@ mod tests {
         );
         check("[]", "not usable");
         check(r#"{"model":{"vocab":{"a":-1}}}"#, "not usable");
+    }
+
+    #[test]
+    fn sizes_are_limited() {
+        let list = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
+        let merges =
+            format!(r#"{{"model":{{"vocab":{{"ab":0}},"merges":{}}}}}"#, list("\"a b\"", MAX_MERGES + 1));
+        check(&merges, "expected at most 786432 merges, found more");
+        let vocab = format!(r#"{{"model":{{"vocab":{}}}}}"#, list("[\"a\",0]", MAX_TOKENS + 1));
+        check(&vocab, "expected at most 524288 tokens, found more");
+        let added = list(r#"{"id":1,"content":"a"}"#, MAX_ADDED + 1);
+        check(&format!(r#"{{"added_tokens":{added},"model":{{}}}}"#), "at most 65536 added tokens");
+        check(
+            &format!(r#"{{"model":{{}},"x":{}}}"#, list("[]", MAX_VALUES)),
+            "at most 65536 values in a field",
+        );
+        check(
+            &format!(r#"{{"model":{{"x":{}}}}}"#, list("{\"a\":1}", MAX_VALUES / 3 + 1)),
+            "values in a field",
+        );
+        check(
+            &format!(r#"{{"model":{{"vocab":{{"{}":0}}}}}}"#, "a".repeat(MAX_SPELLING + 1)),
+            "bytes of a token",
+        );
+        check(&format!(r#"{{"model":{{}},"x":"{}"}}"#, "a".repeat(MAX_TEXT + 1)), "bytes of a string");
+        check(r#"{"model":{"vocab":{"abc":0},"merges":[["a","b","c"]]}}"#, "at most 2 tokens in a merge");
     }
 
     #[test]

@@ -10,12 +10,19 @@ use super::{SHIELD, bytes::alphabet};
 const COMPOSED: usize = 3;
 
 /// Maximum length of the text that one token stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reach {
     /// Bytes of text.
     bytes: usize,
     /// `true` if added tokens absorb any amount of white space beside them.
     strips: bool,
+    /// Bytes that the vocabulary lacks, which may vanish or be one unknown token together.
+    lacks: Vec<u8>,
+}
+
+/// Returns whether a byte occurs in UTF-8.
+fn in_utf8(byte: u8) -> bool {
+    !matches!(byte, 0xC0 | 0xC1 | 0xF5..)
 }
 
 impl Reach {
@@ -24,11 +31,18 @@ impl Reach {
     pub(super) fn of(json: &Value, longest: usize) -> Option<Self> {
         let known = |spelling: &str| json["model"]["vocab"].get(spelling).is_some();
         let (model, splits) = (&json["model"], steps(&json["pre_tokenizer"], "pretokenizers"));
-        let whole = if splits.iter().any(|step| step["type"] == "ByteLevel") {
-            alphabet().iter().all(|c| known(&c.to_string()))
+        let bytes = (0..=u8::MAX).filter(|&byte| in_utf8(byte));
+        let lacks: Vec<u8> = if splits.iter().any(|step| step["type"] == "ByteLevel") {
+            bytes.filter(|&byte| !known(&alphabet()[usize::from(byte)].to_string())).collect()
         } else {
-            model["byte_fallback"] == true && (0..=u8::MAX).all(|byte| known(&format!("<0x{byte:02X}>")))
+            bytes
+                .filter(|byte| model["byte_fallback"] != true || !known(&format!("<0x{byte:02X}>")))
+                .collect()
         };
+        let is_normal = steps(&json["normalizer"], "normalizers").is_empty();
+        // A normaliser may make lacking bytes of others.
+        let whole =
+            lacks.is_empty() || (is_normal && lacks.len() < 128 && lacks.iter().all(|byte| *byte >= 0x80));
         let keeps = |step: &&Value| match step["type"].as_str() {
             Some("ByteLevel" | "Digits" | "Metaspace") => true,
             Some("Split") => step["behavior"] != "Removed",
@@ -51,13 +65,20 @@ impl Reach {
         Some(Self {
             bytes: spelled.fold(longest.max(1), usize::max).saturating_mul(shrinks),
             strips: added.iter().any(|token| token["lstrip"] == true || token["rstrip"] == true),
+            lacks,
         })
     }
 
     /// Returns a lower bound on the number of tokens of a text.
-    pub(super) fn fewest(self, text: &str) -> usize {
+    pub(super) fn fewest(&self, text: &str) -> usize {
         let stays = |c: &char| *c != SHIELD && !(self.strips && c.is_whitespace());
-        text.chars().filter(stays).map(char::len_utf8).sum::<usize>().div_ceil(self.bytes)
+        let length = |c: char| {
+            if self.lacks.is_empty() || c.is_ascii() {
+                return c.len_utf8();
+            }
+            c.encode_utf8(&mut [0; 4]).bytes().filter(|byte| !self.lacks.contains(byte)).count()
+        };
+        text.chars().filter(stays).map(length).sum::<usize>().div_ceil(self.bytes)
     }
 }
 
@@ -97,7 +118,9 @@ mod tests {
 
     #[test]
     fn a_token_has_the_bytes_of_the_longest_piece_or_added_token() {
-        let check = |changes, bytes, strips| assert_eq!(reach(changes), Some(Reach { bytes, strips }));
+        let check = |changes, bytes, strips| {
+            assert_eq!(reach(changes), Some(Reach { bytes, strips, lacks: Vec::new() }));
+        };
         check(json!({}), 7, false);
         check(json!({"added_tokens": null}), 4, false);
         check(json!({"added_tokens": [{"content": "<s>", "rstrip": true}]}), 4, true);
@@ -133,9 +156,25 @@ mod tests {
 
     #[test]
     fn what_may_vanish_is_not_counted() {
-        let reach = |strips| Reach { bytes: 4, strips };
+        let reach = |strips| Reach { bytes: 4, strips, lacks: Vec::new() };
         assert_eq!((reach(false).fewest("12345"), reach(false).fewest("")), (2, 0));
         assert_eq!((reach(false).fewest("1   2"), reach(true).fewest("1 \t\n2")), (2, 1));
         assert_eq!(reach(false).fewest(&format!("12{SHIELD}{SHIELD}34")), 1);
+        // Of é, C3 A9, the vocabulary has one byte.
+        assert_eq!(Reach { lacks: vec![0xA9], ..reach(false) }.fewest("éééé1"), 2);
+    }
+
+    #[test]
+    fn a_vocabulary_may_lack_bytes() {
+        let without = |lacking: &[u8]| {
+            let letters = (0..=255u8).filter(|byte| !lacking.contains(byte));
+            let letters = letters.map(|byte| (alphabet()[usize::from(byte)].to_string(), 0.into()));
+            reach(json!({"model": {"type": "BPE", "vocab": letters.collect::<Map<String, Value>>()}}))
+        };
+        let lacks = |lacking| without(lacking).map(|reach| reach.lacks);
+        // These bytes occur in no text.
+        assert_eq!(lacks(&[0xC0, 0xC1, 0xF5, 0xFF]), Some(vec![]));
+        assert_eq!(lacks(&[0xC0, 0xF1]), Some(vec![0xF1]));
+        assert_eq!(lacks(b"a"), None);
     }
 }

@@ -1,0 +1,205 @@
+//! Tokenising no more of a text than a limit asks for.
+//!
+//! The work and memory of the `tokenizers` crate grow with the text, so that a text that is far too long is not given to it
+//! whole. The beginning of the text is tokenised, then one of twice the length, until the tokens exceed the limit or the text
+//! is complete. A cut changes only tokens near it: words are cut apart before they become tokens, and a token has few bytes.
+
+use narthex_spec::TokenId;
+
+use super::{Pair, Tokenizer, TokenizerError};
+
+/// Minimum bytes of the first beginning.
+const FIRST: usize = 32 << 10;
+
+/// Bytes of the first beginning for each token of the limit: about the length of a token in English.
+const TYPICAL: usize = 4;
+
+/// Maximum bytes of a text for each token of the limit, where text may vanish or one token may stand for any length.
+const MAX_PER_TOKEN: usize = 256;
+
+/// Number of tokens that a cut may change, more than the characters of a word that WordPiece takes apart.
+const CHANGED: usize = 128;
+
+/// Bounds of one tokenisation.
+#[derive(Clone, Copy)]
+pub struct Bounds<'a> {
+    /// Maximum number of tokens.
+    pub limit: usize,
+    /// Returns whether nobody waits for the tokens any more. It is asked between steps.
+    pub is_cancelled: &'a dyn Fn() -> bool,
+}
+
+/// Tokens of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Encoded<T> {
+    /// All tokens.
+    Whole(T),
+    /// Tokens of the beginning of a text that is longer than the limit. As many as the limit are also the first ones of the
+    /// whole text.
+    Beginning(T),
+}
+
+impl<T> Encoded<T> {
+    /// Returns the tokens.
+    pub fn into_tokens(self) -> T {
+        match self {
+            Self::Whole(tokens) | Self::Beginning(tokens) => tokens,
+        }
+    }
+}
+
+/// Tokens that can be counted.
+trait TokenCount {
+    /// Returns the number of tokens.
+    fn count(&self) -> usize;
+}
+
+impl TokenCount for Vec<TokenId> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+}
+
+impl TokenCount for Pair {
+    fn count(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+impl Tokenizer {
+    /// Like [`Self::encode`] with [`super::Specials::Parse`], within bounds.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<Encoded<Vec<TokenId>>, TokenizerError> {
+        self.within(text, bounds, |text| self.run(text, false))
+    }
+
+    /// Like [`Self::encode_document`], within bounds.
+    pub fn encode_document_within(
+        &self,
+        text: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<Encoded<Vec<TokenId>>, TokenizerError> {
+        self.within(text, bounds, |text| self.encode_document(text))
+    }
+
+    /// Like [`Self::encode_document_with`], within bounds.
+    pub fn encode_document_with_within(
+        &self,
+        text: &str,
+        kept: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<Encoded<Vec<TokenId>>, TokenizerError> {
+        self.within(text, bounds, |text| self.encode_document_with(text, kept))
+    }
+
+    /// Like [`Self::encode_pair`], within bounds on both texts together. Of a second text that is too long there is only the
+    /// beginning. The first text is tokenised whole.
+    pub fn encode_pair_within(
+        &self,
+        first: &str,
+        second: &str,
+        bounds: Bounds<'_>,
+    ) -> Result<Encoded<Pair>, TokenizerError> {
+        self.within(second, bounds, |second| self.encode_pair(first, second))
+    }
+
+    /// Tokenises longer and longer beginnings of a text.
+    fn within<T: TokenCount>(
+        &self,
+        text: &str,
+        bounds: Bounds<'_>,
+        encode: impl Fn(&str) -> Result<T, TokenizerError>,
+    ) -> Result<Encoded<T>, TokenizerError> {
+        let Bounds { limit, is_cancelled } = bounds;
+        let longest = match self.inner.reach {
+            Some(_) => usize::MAX,
+            None => limit.saturating_mul(MAX_PER_TOKEN).max(FIRST),
+        };
+        let mut length = limit.saturating_mul(TYPICAL).max(FIRST);
+        loop {
+            if is_cancelled() {
+                return Err(TokenizerError::Cancelled);
+            }
+            if length >= text.len() {
+                return encode(text).map(Encoded::Whole);
+            }
+            let tokens = encode(&text[..text.floor_char_boundary(length)])?;
+            if tokens.count() > limit.saturating_add(CHANGED) || length >= longest {
+                return Ok(Encoded::Beginning(tokens));
+            }
+            length = length.saturating_mul(2).min(longest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+    use crate::tokenizer::tests::tiny;
+
+    fn bounds<'a>(limit: usize, is_cancelled: &'a dyn Fn() -> bool) -> Bounds<'a> {
+        Bounds { limit, is_cancelled }
+    }
+
+    /// Returns the lengths of the texts that are tokenised where a token has so many bytes.
+    fn lengths(text: usize, limit: usize, per_token: usize) -> Vec<usize> {
+        let lengths = RefCell::new(Vec::new());
+        let encode = |text: &str| {
+            lengths.borrow_mut().push(text.len());
+            Ok(vec![0; text.len() / per_token])
+        };
+        tiny().within(&"x".repeat(text), bounds(limit, &|| false), encode).unwrap();
+        lengths.into_inner()
+    }
+
+    #[test]
+    fn no_more_is_tokenised_than_the_limit_asks_for() {
+        assert_eq!(lengths(1000, 10, 4), [1000]);
+        assert_eq!(lengths(FIRST, 10, 4), [FIRST]);
+        assert_eq!(lengths(31 << 20, 10, 4), [FIRST]);
+        assert_eq!(lengths(31 << 20, 20_000, 4), [80_000, 160_000]);
+        assert_eq!(lengths(200_000, 20_000, 100), [80_000, 160_000, 200_000]);
+    }
+
+    #[test]
+    fn text_that_may_vanish_has_a_limit_in_bytes() {
+        let json = r#"{"model":{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"\u0023",
+            "max_input_chars_per_word":100,"vocab":{"a":0}},"pre_tokenizer":{"type":"Whitespace"}}"#;
+        let tokenizer = Tokenizer::from_json(json.as_bytes()).unwrap();
+        let text = " ".repeat(400_000);
+        let found = tokenizer.encode_document_within(&text, bounds(1000, &|| false)).unwrap();
+        assert_eq!(found, Encoded::Beginning(vec![]));
+        let found = tokenizer.encode_document_within(&text[..200_000], bounds(1000, &|| false)).unwrap();
+        assert_eq!(found, Encoded::Whole(vec![]));
+    }
+
+    #[test]
+    fn the_beginning_is_that_of_the_whole_text() {
+        let tokenizer = tiny();
+        let text = "hello 123 hell\n".repeat(9000);
+        let whole = tokenizer.encode_document(&text).unwrap();
+        let Encoded::Beginning(tokens) =
+            tokenizer.encode_document_within(&text, bounds(5000, &|| false)).unwrap()
+        else {
+            panic!("the whole text");
+        };
+        assert!(tokens.len() < whole.len() / 2);
+        assert_eq!(tokens[..5000], whole[..5000]);
+    }
+
+    #[test]
+    fn cancelling_ends_it_between_steps() {
+        let asked = Cell::new(0);
+        let is_cancelled = || {
+            asked.set(asked.get() + 1);
+            asked.get() > 2
+        };
+        let found = tiny().within(&"x".repeat(1 << 20), bounds(10, &is_cancelled), |_| Ok(Vec::new()));
+        assert_eq!((found, asked.get()), (Err(TokenizerError::Cancelled), 3));
+    }
+}

@@ -1,0 +1,134 @@
+//! ChatGLM3's calls: the tool's name on the first line, then a block of code that calls `tool_call` with the arguments.
+
+use std::mem;
+
+use super::{
+    CallSyntax, MAX_CALL, ToolEvent, is_callable, overlap, push_text,
+    pythonic::{ArgumentStep, argument},
+};
+
+/// Text between the name and the arguments. White space around its parts is free.
+const CODE: &str = "```python";
+const CALL: &str = "tool_call(";
+const CLOSE: &str = "```";
+
+/// Reads the one call that an answer may be.
+#[derive(Debug)]
+pub(super) struct ChatGlmCalls {
+    names: Vec<String>,
+    held: String,
+    raw: String,
+    state: GlmState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GlmState {
+    /// Before the arguments.
+    Head,
+    /// Before an argument.
+    Arguments {
+        is_first: bool,
+    },
+    /// After the call.
+    Tail,
+    Text,
+}
+
+/// Result of reading the head.
+enum Head {
+    Call { name: String, length: usize },
+    Wait,
+    Text,
+}
+
+impl ChatGlmCalls {
+    pub(super) fn new(names: Vec<String>) -> Self {
+        Self { names, held: String::new(), raw: String::new(), state: GlmState::Head }
+    }
+
+    fn head(&self) -> Head {
+        let rest = self.held.trim_start();
+        let Some((name, after)) = rest.split_once('\n') else {
+            let may_be = |name: &String| name.starts_with(rest.trim_end());
+            let is_open = self.names.is_empty() || self.names.iter().any(may_be);
+            return if is_open { Head::Wait } else { Head::Text };
+        };
+        if !is_callable(name.trim(), &self.names) {
+            return Head::Text;
+        }
+        let mut rest = after.trim_start();
+        for part in [CODE, CALL] {
+            let Some(next) = rest.strip_prefix(part) else {
+                return if part.starts_with(rest) { Head::Wait } else { Head::Text };
+            };
+            rest = next.trim_start();
+        }
+        Head::Call { name: name.trim().to_owned(), length: self.held.len() - rest.len() }
+    }
+
+    /// Returns whether another step may follow.
+    fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
+        match self.state {
+            GlmState::Head => match self.head() {
+                Head::Call { name, length } => {
+                    self.take(length);
+                    events.push(ToolEvent::Begin { name, id: None });
+                    self.state = GlmState::Arguments { is_first: true };
+                }
+                Head::Text => self.state = GlmState::Text,
+                Head::Wait => return false,
+            },
+            GlmState::Arguments { is_first } => match argument(&self.held, is_first, events) {
+                ArgumentStep::Argument(length) => {
+                    self.take(length);
+                    self.state = GlmState::Arguments { is_first: false };
+                }
+                ArgumentStep::End(length) => {
+                    self.take(length);
+                    self.raw.clear();
+                    self.state = GlmState::Tail;
+                }
+                ArgumentStep::Wait if self.held.len() <= MAX_CALL => return false,
+                ArgumentStep::Wait | ArgumentStep::Bad => {
+                    events.push(ToolEvent::Malformed(mem::take(&mut self.raw)));
+                    self.state = GlmState::Text;
+                }
+            },
+            GlmState::Tail => {
+                let rest = self.held.trim_start();
+                let after = rest.strip_prefix(CLOSE);
+                if after.is_none() && overlap(rest, &[CLOSE]) == rest.len() {
+                    return false;
+                }
+                self.held = after.unwrap_or(rest).trim_start().to_owned();
+                self.state = GlmState::Text;
+            }
+            GlmState::Text => {
+                push_text(mem::take(&mut self.held), events);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn take(&mut self, length: usize) {
+        self.raw.extend(self.held.drain(..length));
+    }
+}
+
+impl CallSyntax for ChatGlmCalls {
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        self.held.push_str(text);
+        while self.step(events) {}
+    }
+
+    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+        self.take(self.held.len());
+        let rest = mem::take(&mut self.raw);
+        match self.state {
+            GlmState::Arguments { .. } => events.push(ToolEvent::Malformed(rest)),
+            GlmState::Tail => {}
+            GlmState::Head | GlmState::Text => push_text(rest, events),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Formats whose calls are JSON objects with a name and arguments, one after another or in a list.
+
+use std::mem;
+
+use narthex_spec::ToolFormat;
+
+use super::{
+    CallSyntax, MAX_CALL, ToolEvent, is_callable,
+    json_object::{JsonObject, Progress},
+    overlap, push_text,
+};
+
+/// Reads calls in JSON.
+#[derive(Debug)]
+pub(super) struct JsonCalls {
+    syntax: JsonSyntax,
+    names: Vec<String>,
+    /// Text that was not read yet.
+    held: String,
+    /// Text of the call, from its marker on.
+    raw: String,
+    state: JsonState,
+    object: JsonObject,
+    /// Set if a marker opened the call.
+    is_marked: bool,
+    is_list: bool,
+    /// Set if the name stands before the object of arguments.
+    is_headed: bool,
+    /// Set while only white space was read.
+    at_start: bool,
+    calls: usize,
+}
+
+/// Spellings around calls.
+#[derive(Debug, Clone, Copy)]
+struct JsonSyntax {
+    opens: &'static [&'static str],
+    closes: &'static [&'static str],
+    /// First characters of an answer that is a call without a marker.
+    bare: &'static [char],
+    /// Set if a name may stand before an object of arguments.
+    has_heads: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JsonState {
+    Text,
+    /// Before an object or a list.
+    Envelope,
+    /// In a name before its object, as newer models of Mistral write.
+    Name,
+    Object,
+    /// After an object.
+    Between,
+}
+
+/// Result of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Again,
+    Wait,
+}
+
+fn syntax(format: ToolFormat) -> JsonSyntax {
+    let plain =
+        JsonSyntax { opens: &["<tool_call>"], closes: &["</tool_call>"], bare: &[], has_heads: false };
+    match format {
+        ToolFormat::LlamaJson => {
+            JsonSyntax { opens: &["<|python_tag|>"], closes: &[], bare: &['{'], ..plain }
+        }
+        ToolFormat::Phi4Mini => JsonSyntax {
+            opens: &["<|tool_call|>", "functools"],
+            closes: &["<|/tool_call|>"],
+            bare: &['['],
+            ..plain
+        },
+        ToolFormat::Mistral => JsonSyntax { opens: &["[TOOL_CALLS]"], closes: &[], has_heads: true, ..plain },
+        ToolFormat::Granite => {
+            JsonSyntax { opens: &["<|tool_call|>", "<tool_call>"], closes: &["</tool_call>"], ..plain }
+        }
+        _ => plain,
+    }
+}
+
+impl JsonCalls {
+    pub(super) fn new(format: ToolFormat, names: Vec<String>) -> Self {
+        Self {
+            syntax: syntax(format),
+            names,
+            held: String::new(),
+            raw: String::new(),
+            state: JsonState::Text,
+            object: JsonObject::default(),
+            is_marked: false,
+            is_list: false,
+            is_headed: false,
+            at_start: true,
+            calls: 0,
+        }
+    }
+
+    fn step(&mut self, events: &mut Vec<ToolEvent>) -> Step {
+        match self.state {
+            JsonState::Text => self.text(events),
+            JsonState::Envelope => self.envelope(events),
+            JsonState::Name => self.name(events),
+            JsonState::Object => self.object(events),
+            JsonState::Between => self.between(),
+        }
+    }
+
+    /// Hands out text up to a call. White space is held, since a call may follow.
+    fn text(&mut self, events: &mut Vec<ToolEvent>) -> Step {
+        let JsonSyntax { opens, bare, .. } = self.syntax;
+        let found = opens.iter().filter_map(|open| Some((self.held.find(open)?, open.len()))).min();
+        let begins = self.held.trim_start().starts_with(bare) && self.at_start;
+        if begins && found.is_none_or(|(at, _)| !self.held[..at].trim().is_empty()) {
+            let before = self.held.len() - self.held.trim_start().len();
+            self.raw = self.held.drain(..before).collect();
+            self.open(false);
+            return Step::Again;
+        }
+        let end = found.map_or(self.held.len() - overlap(&self.held, opens), |(at, _)| at);
+        let end = self.held[..end].trim_end().len();
+        self.at_start &= end == 0;
+        push_text(self.held.drain(..end).collect(), events);
+        let Some((at, length)) = found else { return Step::Wait };
+        self.raw = self.held.drain(..at - end + length).collect();
+        self.open(true);
+        Step::Again
+    }
+
+    fn open(&mut self, is_marked: bool) {
+        (self.is_marked, self.is_list, self.state) = (is_marked, false, JsonState::Envelope);
+        self.is_headed = false;
+    }
+
+    /// Moves a beginning of the held text to that of the call.
+    fn take(&mut self, length: usize) {
+        self.raw.extend(self.held.drain(..length));
+    }
+
+    fn envelope(&mut self, events: &mut Vec<ToolEvent>) -> Step {
+        self.take(self.held.len() - self.held.trim_start().len());
+        match self.held.chars().next() {
+            None => return Step::Wait,
+            Some('{') => {
+                self.take(1);
+                self.object = JsonObject::default();
+                self.state = JsonState::Object;
+            }
+            Some('[') if !self.is_list => {
+                self.take(1);
+                self.is_list = true;
+            }
+            Some(']') if self.is_list => {
+                self.take(1);
+                self.is_list = false;
+                self.state = JsonState::Between;
+            }
+            Some(c) if self.syntax.has_heads && !self.is_list && is_name_char(c) => {
+                self.state = JsonState::Name
+            }
+            Some(_) => self.fail(events),
+        }
+        Step::Again
+    }
+
+    /// Reads `name[ARGS]{…}` or `name{…}`.
+    fn name(&mut self, events: &mut Vec<ToolEvent>) -> Step {
+        let Some(brace) = self.held.find('{') else {
+            if self.held.len() > MAX_CALL {
+                self.fail(events);
+                return Step::Again;
+            }
+            return Step::Wait;
+        };
+        let head = &self.held[..brace];
+        let name = head.split("[CALL_ID]").next().unwrap_or(head);
+        let name = name.trim().trim_end_matches("[ARGS]").trim().to_owned();
+        if !name.chars().all(is_name_char) {
+            self.fail(events);
+            return Step::Again;
+        }
+        self.take(brace);
+        self.object = JsonObject::default();
+        // The head as the beginning of an object, whose end follows the arguments.
+        let head = format!("\"name\":{},\"arguments\":", serde_json::Value::from(name));
+        for c in head.chars() {
+            self.object.feed(c, events);
+        }
+        self.state = JsonState::Object;
+        self.is_headed = true;
+        Step::Again
+    }
+
+    fn object(&mut self, events: &mut Vec<ToolEvent>) -> Step {
+        let held = mem::take(&mut self.held);
+        for (at, c) in held.char_indices() {
+            self.raw.push(c);
+            let first = events.len();
+            let mut progress = self.object.feed(c, events);
+            if self.is_headed && progress == Progress::Open && self.object.has_arguments() {
+                progress = self.object.feed('}', events);
+            }
+            // An answer in JSON is a call without a marker only if it names a tool.
+            let is_foreign = !self.is_marked
+                && (self.object.has_other_keys()
+                    || self.object.name().is_some_and(|name| !is_callable(name, &self.names)));
+            if is_foreign {
+                events.truncate(first);
+                progress = Progress::Bad;
+            }
+            match progress {
+                Progress::Open if self.raw.len() <= MAX_CALL => continue,
+                Progress::Complete => {
+                    self.calls += 1;
+                    self.raw.clear();
+                    self.state = JsonState::Between;
+                }
+                Progress::Open | Progress::Bad => self.fail(events),
+            }
+            self.held = held[at + c.len_utf8()..].to_owned();
+            return Step::Again;
+        }
+        Step::Wait
+    }
+
+    fn between(&mut self) -> Step {
+        let rest = self.held.trim_start();
+        let space = self.held.len() - rest.len();
+        let closes = self.syntax.closes;
+        if rest.is_empty() {
+            return Step::Wait;
+        }
+        if let Some(close) = closes.iter().find(|close| rest.starts_with(**close)) {
+            self.held.drain(..space + close.len());
+            self.state = JsonState::Text;
+            return Step::Again;
+        }
+        match rest.chars().next() {
+            Some(',') if self.is_list => self.state = JsonState::Envelope,
+            Some(']') if self.is_list => self.is_list = false,
+            Some(';') if !self.is_list => self.state = JsonState::Envelope,
+            _ if closes.iter().any(|close| close.starts_with(rest)) => return Step::Wait,
+            // The end was left out.
+            _ => {
+                self.state = JsonState::Text;
+                return Step::Again;
+            }
+        }
+        self.held.drain(..=space);
+        Step::Again
+    }
+
+    /// Makes the call text again.
+    fn fail(&mut self, events: &mut Vec<ToolEvent>) {
+        let raw = mem::take(&mut self.raw);
+        self.state = JsonState::Text;
+        self.at_start = false;
+        if self.is_marked || self.object.has_begun() {
+            events.push(ToolEvent::Malformed(raw));
+        } else {
+            push_text(raw, events);
+        }
+        self.object = JsonObject::default();
+    }
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || "_-.".contains(c)
+}
+
+impl CallSyntax for JsonCalls {
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>) {
+        self.held.push_str(text);
+        while self.step(events) == Step::Again {}
+    }
+
+    fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+        let rest = self.held.len();
+        match self.state {
+            JsonState::Text | JsonState::Between if self.calls > 0 && self.held.trim().is_empty() => {}
+            JsonState::Text | JsonState::Between => push_text(mem::take(&mut self.held), events),
+            JsonState::Envelope | JsonState::Name | JsonState::Object => {
+                self.take(rest);
+                self.fail(events);
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! A tool call as a JSON object, read character by character.
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::{MAX_CALL, ToolEvent, push_arguments};
+
+/// Reads one object with the name and the arguments of a call.
+#[derive(Debug, Default)]
+pub(super) struct JsonObject {
+    place: ObjectPlace,
+    /// Containers that are open in the value.
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    key: String,
+    value: String,
+    name: Option<String>,
+    id: Option<String>,
+    /// Arguments that came before the name.
+    early: Option<String>,
+    has_begun: bool,
+    has_arguments: bool,
+    has_other_keys: bool,
+}
+
+/// Place in an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum ObjectPlace {
+    /// Before a key or the end.
+    #[default]
+    Key,
+    InKey,
+    Colon,
+    Value,
+    InValue,
+    /// Before a comma or the end.
+    Comma,
+}
+
+/// State after a character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// More of the object follows.
+    Open,
+    /// The object is complete.
+    Complete,
+    /// This is no call.
+    Bad,
+}
+
+impl JsonObject {
+    /// Returns whether the call was handed out.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Returns whether the arguments are complete.
+    pub(super) fn has_arguments(&self) -> bool {
+        self.has_arguments
+    }
+
+    /// Returns whether there are keys that are not those of a call.
+    pub(super) fn has_other_keys(&self) -> bool {
+        self.has_other_keys
+    }
+
+    /// Takes a character after the opening brace.
+    pub(super) fn feed(&mut self, c: char, events: &mut Vec<ToolEvent>) -> Progress {
+        match (self.place, c) {
+            (ObjectPlace::Key | ObjectPlace::Colon | ObjectPlace::Value | ObjectPlace::Comma, _)
+                if c.is_whitespace() => {}
+            (ObjectPlace::Key, '"') => {
+                self.key.clear();
+                self.place = ObjectPlace::InKey;
+            }
+            (ObjectPlace::Key | ObjectPlace::Comma, '}') => return self.end(events),
+            (ObjectPlace::InKey, '"') if !self.escaped => self.place = ObjectPlace::Colon,
+            (ObjectPlace::InKey, _) => {
+                self.escaped = c == '\\' && !self.escaped;
+                self.key.push(c);
+                return if self.key.len() > MAX_CALL { Progress::Bad } else { Progress::Open };
+            }
+            (ObjectPlace::Colon, ':') => {
+                self.has_other_keys |= !matches!(
+                    self.key.as_str(),
+                    "name" | "function" | "id" | "type" | "arguments" | "parameters"
+                );
+                self.place = ObjectPlace::Value;
+            }
+            (ObjectPlace::Comma, ',') => self.place = ObjectPlace::Key,
+            (ObjectPlace::Value, _) => {
+                self.value.clear();
+                (self.depth, self.in_string, self.escaped) = (0, false, false);
+                self.place = ObjectPlace::InValue;
+                return self.value_char(c, events);
+            }
+            (ObjectPlace::InValue, _) => return self.value_char(c, events),
+            _ => return Progress::Bad,
+        }
+        Progress::Open
+    }
+
+    fn is_arguments(&self) -> bool {
+        matches!(self.key.as_str(), "arguments" | "parameters")
+    }
+
+    /// Returns whether the value is handed out while it is read.
+    fn streams(&self) -> bool {
+        self.is_arguments() && self.name.is_some() && self.value.starts_with('{')
+    }
+
+    fn value_char(&mut self, c: char, events: &mut Vec<ToolEvent>) -> Progress {
+        if !self.in_string
+            && self.depth == 0
+            && !self.value.is_empty()
+            && (c.is_whitespace() || ",}".contains(c))
+        {
+            if self.end_value(events) == Progress::Bad {
+                return Progress::Bad;
+            }
+            return self.feed(c, events);
+        }
+        self.value.push(c);
+        if self.value.len() > MAX_CALL {
+            return Progress::Bad;
+        }
+        if self.in_string {
+            self.in_string = c != '"' || self.escaped;
+            self.escaped = c == '\\' && !self.escaped;
+        } else {
+            match c {
+                '"' => self.in_string = true,
+                '{' | '[' => self.depth += 1,
+                '}' | ']' if self.depth == 0 => return Progress::Bad,
+                '}' | ']' => self.depth -= 1,
+                _ => {}
+            }
+        }
+        if self.streams() {
+            self.begin(events);
+            push_arguments(c.encode_utf8(&mut [0; 4]), events);
+        }
+        let ends = !self.in_string && self.depth == 0 && matches!(c, '"' | '}' | ']');
+        if ends { self.end_value(events) } else { Progress::Open }
+    }
+
+    fn begin(&mut self, events: &mut Vec<ToolEvent>) {
+        if !self.has_begun {
+            self.has_begun = true;
+            let name = self.name.clone().unwrap_or_default();
+            events.push(ToolEvent::Begin { name, id: self.id.take() });
+        }
+    }
+
+    fn end_value(&mut self, events: &mut Vec<ToolEvent>) -> Progress {
+        self.place = ObjectPlace::Comma;
+        let text = || serde_json::from_str::<String>(&self.value).ok();
+        match self.key.as_str() {
+            "name" | "function" if self.name.is_none() => match text() {
+                Some(name) if !name.is_empty() => self.name = Some(name),
+                _ => return Progress::Bad,
+            },
+            "id" => self.id = text(),
+            "arguments" | "parameters" if !self.has_arguments => {
+                self.has_arguments = true;
+                let streamed = self.streams();
+                let Some(arguments) = object_text(&self.value) else { return Progress::Bad };
+                if !streamed {
+                    self.early = Some(arguments);
+                }
+            }
+            _ if serde_json::from_str::<IgnoredAny>(&self.value).is_err() => return Progress::Bad,
+            _ => {}
+        }
+        if self.name.is_some()
+            && let Some(early) = self.early.take()
+        {
+            self.begin(events);
+            push_arguments(&early, events);
+        }
+        Progress::Open
+    }
+
+    fn end(&mut self, events: &mut Vec<ToolEvent>) -> Progress {
+        if self.name.is_none() {
+            return Progress::Bad;
+        }
+        self.begin(events);
+        if !self.has_arguments {
+            push_arguments("{}", events);
+        }
+        events.push(ToolEvent::End);
+        Progress::Complete
+    }
+
+    /// Returns the name, once it is known.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+/// Returns the text of an object: of `null` an empty one, of a string the object that it spells.
+fn object_text(value: &str) -> Option<String> {
+    match serde_json::from_str(value).ok()? {
+        Value::Null => Some("{}".to_owned()),
+        Value::Object(_) => Some(value.to_owned()),
+        Value::String(text) => matches!(serde_json::from_str(&text), Ok(Value::Object(_))).then_some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,170 @@
+//! Python's literals as JSON: strings, numbers, `True`, `False`, `None`, lists and dictionaries.
+
+use serde_json::{Map, Number, Value};
+
+/// Maximum depth of containers.
+const MAX_DEPTH: usize = 64;
+
+/// Returns the value of a literal that is the whole text.
+pub(super) fn parse(text: &str) -> Option<Value> {
+    let mut reader = LiteralReader { rest: text.trim() };
+    let value = reader.value(0)?;
+    reader.skip();
+    reader.rest.is_empty().then_some(value)
+}
+
+/// Returns the length of a literal in the text, up to a comma or closing parenthesis outside of it, if these are there.
+pub(super) fn length(text: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, c) in text.char_indices() {
+        match quote {
+            Some(open) => {
+                if c == open && !escaped {
+                    quote = None;
+                }
+                escaped = c == '\\' && !escaped;
+            }
+            None => match c {
+                '\'' | '"' => quote = Some(c),
+                ',' | ')' if depth == 0 => return Some(at),
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth = depth.saturating_sub(1),
+                _ => {}
+            },
+        }
+    }
+    None
+}
+
+struct LiteralReader<'a> {
+    rest: &'a str,
+}
+
+impl LiteralReader<'_> {
+    fn skip(&mut self) {
+        self.rest = self.rest.trim_start();
+    }
+
+    fn eat(&mut self, text: &str) -> bool {
+        self.skip();
+        match self.rest.strip_prefix(text) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        self.skip();
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        match self.rest.chars().next()? {
+            quote @ ('\'' | '"') => self.string(quote).map(Value::String),
+            '[' => self.items('[', ']', depth).map(Value::Array),
+            '(' => self.items('(', ')', depth).map(Value::Array),
+            '{' => self.pairs(depth),
+            _ => self.word(),
+        }
+    }
+
+    fn items(&mut self, open: char, close: char, depth: usize) -> Option<Vec<Value>> {
+        let mut items = Vec::new();
+        self.rest = self.rest.strip_prefix(open)?;
+        let close = close.to_string();
+        while !self.eat(&close) {
+            if !items.is_empty() && !self.eat(",") {
+                return None;
+            }
+            items.push(self.value(depth + 1)?);
+        }
+        Some(items)
+    }
+
+    fn pairs(&mut self, depth: usize) -> Option<Value> {
+        let mut pairs = Map::new();
+        self.rest = self.rest.strip_prefix('{')?;
+        while !self.eat("}") {
+            if !pairs.is_empty() && !self.eat(",") {
+                return None;
+            }
+            self.skip();
+            let quote = self.rest.chars().next().filter(|c| "'\"".contains(*c))?;
+            let key = self.string(quote)?;
+            if !self.eat(":") {
+                return None;
+            }
+            pairs.insert(key, self.value(depth + 1)?);
+        }
+        Some(Value::Object(pairs))
+    }
+
+    fn word(&mut self) -> Option<Value> {
+        let end =
+            self.rest.find(|c: char| c.is_whitespace() || ",]}):".contains(c)).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        match word {
+            "True" | "true" => Some(Value::Bool(true)),
+            "False" | "false" => Some(Value::Bool(false)),
+            "None" | "null" => Some(Value::Null),
+            _ => serde_json::from_str::<Number>(word).ok().map(Value::Number),
+        }
+    }
+
+    fn string(&mut self, quote: char) -> Option<String> {
+        let mut text = String::new();
+        let mut chars = self.rest.chars();
+        chars.next();
+        loop {
+            match chars.next()? {
+                c if c == quote => break,
+                '\\' => match chars.next()? {
+                    'n' => text.push('\n'),
+                    't' => text.push('\t'),
+                    'r' => text.push('\r'),
+                    '\n' => {}
+                    'x' => text.push(code(&mut chars, 2)?),
+                    'u' => text.push(code(&mut chars, 4)?),
+                    'U' => text.push(code(&mut chars, 8)?),
+                    c @ ('\\' | '\'' | '"') => text.push(c),
+                    other => text.extend(['\\', other]),
+                },
+                c => text.push(c),
+            }
+        }
+        self.rest = chars.as_str();
+        Some(text)
+    }
+}
+
+fn code(chars: &mut std::str::Chars<'_>, digits: usize) -> Option<char> {
+    let text: String = chars.by_ref().take(digits).collect();
+    (text.len() == digits).then(|| u32::from_str_radix(&text, 16).ok().and_then(char::from_u32)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn literals_become_json() {
+        let check = |text: &str, expect: Value| assert_eq!(parse(text), Some(expect), "{text}");
+        check("'a\\'b\\n\\u00e9\\q'", json!("a'b\né\\q"));
+        check("\"it's\"", json!("it's"));
+        check("-1.5e3", json!(-1500.0));
+        check("[1, 'a', [True, None], {'k': (1, 2)}]", json!([1, "a", [true, null], {"k": [1, 2]}]));
+        check("[]", json!([]));
+        check("{}", json!({}));
+        for bad in ["", "f(x)", "'a", "[1", "[1 2]", "{1: 2}", "1 2", &"[".repeat(1000)] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+        assert_eq!((length("'a,)', 1"), length("[1, 2])"), length("'a,")), (Some(5), Some(6), None));
+    }
+}

@@ -1,0 +1,175 @@
+//! Tool calls and reasoning in the text of an answer, found while it streams.
+//!
+//! [`ToolParser`] divides an answer into text and calls in a [`ToolFormat`]. [`ReasoningParser`] comes before it and takes the
+//! reasoning out. What they return, joined, does not depend on how the text is cut. A malformed call stays text and is
+//! reported as such. `json_calls` reads the formats with JSON objects, `pythonic` and `chatglm` those with Python calls,
+//! `qwen_coder` the one with tags.
+
+mod chatglm;
+mod json_calls;
+mod json_object;
+mod literal;
+mod pythonic;
+mod qwen_coder;
+mod reasoning;
+#[cfg(test)]
+mod transcripts;
+
+use narthex_spec::{ReasoningFormat, ToolFormat};
+use serde_json::Value;
+
+pub use reasoning::{ReasoningEvent, ReasoningParser};
+
+use chatglm::ChatGlmCalls;
+use json_calls::JsonCalls;
+use pythonic::PythonCalls;
+use qwen_coder::QwenCoderCalls;
+
+/// Maximum bytes of a call. A longer one is malformed.
+const MAX_CALL: usize = 1 << 20;
+
+/// Part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolEvent {
+    /// Text.
+    Text(String),
+    /// A call begins.
+    Begin {
+        /// Name of the function.
+        name: String,
+        /// Id, if the model wrote one before the arguments.
+        id: Option<String>,
+    },
+    /// Next part of the JSON object of arguments.
+    Arguments(String),
+    /// The call is complete.
+    End,
+    /// Text of a malformed call. If the call has begun, it has no end.
+    Malformed(String),
+}
+
+/// Reads one format.
+trait CallSyntax {
+    /// Takes the next text.
+    fn push(&mut self, text: &str, events: &mut Vec<ToolEvent>);
+
+    /// Ends the answer.
+    fn finish(&mut self, events: &mut Vec<ToolEvent>);
+}
+
+/// Divides an answer into text and tool calls.
+pub struct ToolParser {
+    syntax: Box<dyn CallSyntax + Send>,
+}
+
+impl ToolParser {
+    /// Creates a parser of an answer. `tools` are the objects of OpenAI's `tools` that the model may call.
+    pub fn new(format: ToolFormat, tools: &[Value]) -> Self {
+        let names = tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned);
+        let syntax: Box<dyn CallSyntax + Send> = match format {
+            ToolFormat::Pythonic => Box::new(PythonCalls::new(names.collect())),
+            ToolFormat::ChatGlm3 => Box::new(ChatGlmCalls::new(names.collect())),
+            ToolFormat::QwenCoder => Box::new(QwenCoderCalls::new(tools)),
+            ToolFormat::Hermes
+            | ToolFormat::LlamaJson
+            | ToolFormat::Phi4Mini
+            | ToolFormat::Mistral
+            | ToolFormat::Granite => Box::new(JsonCalls::new(format, names.collect())),
+        };
+        Self { syntax }
+    }
+
+    /// Takes the next text of the answer.
+    pub fn push(&mut self, text: &str) -> Vec<ToolEvent> {
+        let mut events = Vec::new();
+        self.syntax.push(text, &mut events);
+        events
+    }
+
+    /// Ends the answer and returns the rest.
+    pub fn finish(&mut self) -> Vec<ToolEvent> {
+        let mut events = Vec::new();
+        self.syntax.finish(&mut events);
+        events
+    }
+}
+
+/// Returns the spellings around a call that may be special tokens, which an answer's text has to show.
+pub fn markers(format: ToolFormat) -> &'static [&'static str] {
+    match format {
+        ToolFormat::Hermes | ToolFormat::QwenCoder => &["<tool_call>", "</tool_call>"],
+        ToolFormat::LlamaJson | ToolFormat::Pythonic => &["<|python_tag|>"],
+        ToolFormat::Phi4Mini => &["<|tool_call|>", "<|/tool_call|>"],
+        ToolFormat::Mistral => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+        ToolFormat::Granite => &["<|tool_call|>"],
+        ToolFormat::ChatGlm3 => &[],
+    }
+}
+
+/// Returns the format of tool calls that a chat template asks for.
+pub fn tool_format(template: &str) -> Option<ToolFormat> {
+    let has = |text: &str| template.contains(text);
+    if has("<function=") && has("<parameter=") {
+        Some(ToolFormat::QwenCoder)
+    } else if has("<tool_call>") {
+        Some(ToolFormat::Hermes)
+    } else if has("[TOOL_CALLS]") {
+        Some(ToolFormat::Mistral)
+    } else if has("<|tool|>") {
+        Some(ToolFormat::Phi4Mini)
+    } else if has("<|tool_call|>") {
+        Some(ToolFormat::Granite)
+    } else if has("[func_name1(") {
+        Some(ToolFormat::Pythonic)
+    } else if has("<|python_tag|>") || has("Environment: ipython") {
+        Some(ToolFormat::LlamaJson)
+    } else if has("[gMASK]sop") {
+        Some(ToolFormat::ChatGlm3)
+    } else {
+        None
+    }
+}
+
+/// Returns the format of reasoning that a chat template knows.
+pub fn reasoning_format(template: &str) -> Option<ReasoningFormat> {
+    if template.contains("</think>") {
+        Some(ReasoningFormat::Think)
+    } else if template.contains("[/THINK]") {
+        Some(ReasoningFormat::MistralThink)
+    } else {
+        None
+    }
+}
+
+/// Returns the length of the longest end of `text` that one of the `patterns` begins with.
+fn overlap(text: &str, patterns: &[&str]) -> usize {
+    let of = |pattern: &&str| {
+        let lengths =
+            (1..pattern.len().min(text.len() + 1)).rev().filter(|&length| pattern.is_char_boundary(length));
+        lengths.into_iter().find(|&length| text.ends_with(&pattern[..length])).unwrap_or(0)
+    };
+    patterns.iter().map(of).max().unwrap_or(0)
+}
+
+/// Hands out text.
+fn push_text(text: String, events: &mut Vec<ToolEvent>) {
+    match events.last_mut() {
+        _ if text.is_empty() => {}
+        Some(ToolEvent::Text(last)) => last.push_str(&text),
+        _ => events.push(ToolEvent::Text(text)),
+    }
+}
+
+/// Hands out a part of arguments.
+fn push_arguments(part: &str, events: &mut Vec<ToolEvent>) {
+    match events.last_mut() {
+        _ if part.is_empty() => {}
+        Some(ToolEvent::Arguments(last)) => last.push_str(part),
+        _ => events.push(ToolEvent::Arguments(part.to_owned())),
+    }
+}
+
+/// Returns whether a name can be that of a function that the model may call.
+fn is_callable(name: &str, names: &[String]) -> bool {
+    !name.is_empty() && (names.is_empty() || names.iter().any(|known| known == name))
+}

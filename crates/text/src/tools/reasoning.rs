@@ -1,0 +1,158 @@
+//! Reasoning at the beginning of an answer, taken out of its text while it streams.
+
+use std::mem;
+
+use narthex_spec::ReasoningFormat;
+
+use super::overlap;
+
+/// Part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReasoningEvent {
+    /// Reasoning.
+    Reasoning(String),
+    /// Text of the answer.
+    Text(String),
+}
+
+/// Divides an answer into reasoning and text. Only a block at the beginning is reasoning.
+#[derive(Debug)]
+pub struct ReasoningParser {
+    open: &'static str,
+    close: &'static str,
+    held: String,
+    state: ReasoningState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReasoningState {
+    /// Before a block.
+    Start,
+    /// In the block, of which only white space was read.
+    Opened,
+    Inside,
+    /// After the block, before text.
+    Closed,
+    Text,
+}
+
+impl ReasoningParser {
+    /// Creates a parser of the answer to a prompt, which may end inside a block.
+    pub fn new(format: ReasoningFormat, prompt: &str) -> Self {
+        let (open, close) = match format {
+            ReasoningFormat::Think => ("<think>", "</think>"),
+            ReasoningFormat::MistralThink => ("[THINK]", "[/THINK]"),
+        };
+        let is_inside = prompt.trim_end().ends_with(open);
+        let state = if is_inside { ReasoningState::Opened } else { ReasoningState::Start };
+        Self { open, close, held: String::new(), state }
+    }
+
+    /// Returns whether the answer's text has begun, so that no reasoning follows.
+    pub fn is_in_text(&self) -> bool {
+        matches!(self.state, ReasoningState::Closed | ReasoningState::Text)
+    }
+
+    /// Takes the next text of the answer.
+    pub fn push(&mut self, text: &str) -> Vec<ReasoningEvent> {
+        self.held.push_str(text);
+        let mut events = Vec::new();
+        while self.step(&mut events) {}
+        events
+    }
+
+    /// Ends the answer and returns the rest.
+    pub fn finish(&mut self) -> Vec<ReasoningEvent> {
+        let rest = mem::take(&mut self.held);
+        let event = match self.state {
+            ReasoningState::Opened | ReasoningState::Inside => {
+                ReasoningEvent::Reasoning(rest.trim_end().to_owned())
+            }
+            ReasoningState::Start | ReasoningState::Text => ReasoningEvent::Text(rest),
+            ReasoningState::Closed => return Vec::new(),
+        };
+        let (ReasoningEvent::Reasoning(text) | ReasoningEvent::Text(text)) = &event;
+        if text.is_empty() { Vec::new() } else { vec![event] }
+    }
+
+    /// Returns whether another step may follow.
+    fn step(&mut self, events: &mut Vec<ReasoningEvent>) -> bool {
+        let rest = self.held.trim_start();
+        match self.state {
+            ReasoningState::Start if rest.starts_with(self.open) => {
+                self.held = rest[self.open.len()..].to_owned();
+                self.state = ReasoningState::Opened;
+            }
+            ReasoningState::Start if self.open.starts_with(rest) => return false,
+            ReasoningState::Start => self.state = ReasoningState::Text,
+            ReasoningState::Opened | ReasoningState::Closed if rest.is_empty() => return false,
+            ReasoningState::Opened => {
+                self.held = rest.to_owned();
+                self.state = ReasoningState::Inside;
+            }
+            ReasoningState::Closed => {
+                self.held = rest.to_owned();
+                self.state = ReasoningState::Text;
+            }
+            ReasoningState::Inside => {
+                let found = self.held.find(self.close);
+                let end = found.unwrap_or(self.held.len() - overlap(&self.held, &[self.close]));
+                // White space before the end of the block is not reasoning.
+                let end = self.held[..end].trim_end().len();
+                let text: String = self.held.drain(..end).collect();
+                if !text.is_empty() {
+                    events.push(ReasoningEvent::Reasoning(text));
+                }
+                let Some(at) = found else { return false };
+                self.held.drain(..at - end + self.close.len());
+                self.state = ReasoningState::Closed;
+            }
+            ReasoningState::Text => {
+                let text = mem::take(&mut self.held);
+                if !text.is_empty() {
+                    events.push(ReasoningEvent::Text(text));
+                }
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the reasoning and the text of an answer that is cut at a place.
+    fn divided(format: ReasoningFormat, prompt: &str, answer: &str, cut: usize) -> (String, String) {
+        let mut parser = ReasoningParser::new(format, prompt);
+        let (first, second) = answer.split_at(cut);
+        let events = [parser.push(first), parser.push(second), parser.finish()].concat();
+        let (mut reasoning, mut text) = (String::new(), String::new());
+        for event in events {
+            match event {
+                ReasoningEvent::Reasoning(part) => reasoning.push_str(&part),
+                ReasoningEvent::Text(part) => text.push_str(&part),
+            }
+        }
+        (reasoning, text)
+    }
+
+    #[test]
+    fn reasoning_is_found_wherever_the_answer_is_cut() {
+        use ReasoningFormat::{MistralThink, Think};
+        let check = |format, prompt: &str, answer: &str, reasoning: &str, text: &str| {
+            for cut in (0..=answer.len()).filter(|&cut| answer.is_char_boundary(cut)) {
+                let found = divided(format, prompt, answer, cut);
+                assert_eq!(found, (reasoning.to_owned(), text.to_owned()), "{answer:?} at {cut}");
+            }
+        };
+        check(Think, "", "<think>\nA <b> é\n</think>\n\nYes.\n", "A <b> é", "Yes.\n");
+        check(Think, "x<think>\n", "A\n\nB</think>Yes", "A\n\nB", "Yes");
+        check(Think, "", "<think>\n\n</think>\n\nYes", "", "Yes");
+        check(Think, "", " Yes <think>no</think>", "", " Yes <think>no</think>");
+        check(Think, "", "<think>cut off </thi", "cut off </thi", "");
+        check(Think, "", "<thin", "", "<thin");
+        check(MistralThink, "", "[THINK]A[/THINK]B", "A", "B");
+    }
+}
