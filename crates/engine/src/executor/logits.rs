@@ -109,17 +109,21 @@ impl RowScan {
         /// Values between two comparisons with the greatest so far.
         const BLOCK: usize = 512;
         /// Values that are compared side by side, so that the compiler can vectorise the loop.
-        const LANES: usize = 8;
+        const LANES: usize = 16;
         let mut peak = Peak { token: 0, logit: f32::NEG_INFINITY };
         for (index, block) in logits.chunks(BLOCK).enumerate() {
-            let (mut finite, mut greatest) = ([true; LANES], [f32::NEG_INFINITY; LANES]);
-            for values in block.chunks(LANES) {
-                for (lane, &value) in values.iter().enumerate() {
-                    finite[lane] &= value.is_finite();
-                    greatest[lane] = if value > greatest[lane] { value } else { greatest[lane] };
+            // Zero times a value is NaN where the value is not finite.
+            let (mut zeros, mut greatest) = ([0.0; LANES], [f32::NEG_INFINITY; LANES]);
+            let mut compare = |values: &[f32]| {
+                for ((&value, zero), greatest) in values.iter().zip(&mut zeros).zip(&mut greatest) {
+                    *zero += value * 0.0;
+                    *greatest = if value > *greatest { value } else { *greatest };
                 }
-            }
-            if finite.contains(&false) {
+            };
+            let (whole, rest) = block.as_chunks::<LANES>();
+            whole.iter().for_each(|values| compare(values));
+            compare(rest);
+            if zeros.iter().any(|zero| zero.is_nan()) {
                 return Self::NonFinite(
                     block.iter().copied().find(|value| !value.is_finite()).unwrap_or(f32::NAN),
                 );
