@@ -69,9 +69,18 @@ pub struct BlockedWeights<'a> {
 }
 
 impl BlockedWeights<'_> {
-    fn quant(&self, output: usize, input: usize) -> u8 {
-        let width = self.inputs.next_multiple_of(self.block);
-        integer(self.quants, self.bits, output * width + input)
+    /// Number of bytes of the packed matrix, from the shape and the kind of scales and zero points alone; a multiple
+    /// of 64.
+    ///
+    /// # Errors
+    /// If blocks have no kernel.
+    pub fn packed_bytes(&self) -> Result<usize, KernelError> {
+        Ok(self.layout()?.scales.end)
+    }
+
+    fn layout(&self) -> Result<Layout, KernelError> {
+        let parts = Parts { single: matches!(self.scales, Scales::F32(_)), zeros: self.zeros.is_some() };
+        Layout::new(self.outputs, self.inputs, self.block, self.bits, parts)
     }
 
     /// One zero point; each output's start at a byte.
@@ -143,6 +152,20 @@ impl Layout {
         header
     }
 
+    /// Packs weights of this layout into bytes that are all zeros.
+    fn pack(&self, weights: &BlockedWeights<'_>, out: &mut [u8]) -> Result<(), KernelError> {
+        check_lengths(weights)?;
+        if out.len() != self.scales.end {
+            let (expected, found) = (self.scales.end, out.len());
+            return Err(KernelError::Length { what: "packed bytes", expected, found });
+        }
+        out[..LINE].copy_from_slice(&self.header());
+        pack_quants(weights, &mut out[self.quants.clone()]);
+        pack_zeros(weights, &mut out[self.zeros.clone()]);
+        pack_scales(weights, &mut out[self.scales.clone()]);
+        Ok(())
+    }
+
     fn parse(bytes: &[u8]) -> Result<Self, KernelError> {
         let format = |reason| KernelError::Format { reason };
         let header = bytes.first_chunk::<LINE>().ok_or(format("shorter than a header"))?;
@@ -203,17 +226,18 @@ impl PackedMatrix {
     /// # Errors
     /// If blocks have no kernel, or a slice contradicts the shape.
     pub fn pack(weights: &BlockedWeights<'_>) -> Result<Self, KernelError> {
-        let single = matches!(weights.scales, Scales::F32(_));
-        let parts = Parts { single, zeros: weights.zeros.is_some() };
-        let layout = Layout::new(weights.outputs, weights.inputs, weights.block, weights.bits, parts)?;
-        check_lengths(weights)?;
+        let layout = weights.layout()?;
         let mut bytes = AlignedBytes::zeros(layout.scales.end);
-        let all = bytes.as_mut_slice();
-        all[..LINE].copy_from_slice(&layout.header());
-        pack_quants(weights, &mut all[layout.quants.clone()]);
-        pack_zeros(weights, &mut all[layout.zeros.clone()]);
-        pack_scales(weights, &mut all[layout.scales.clone()]);
+        layout.pack(weights, bytes.as_mut_slice())?;
         Ok(Self { layout, store: Store::Owned(bytes) })
+    }
+
+    /// Packs weights into bytes that are all zeros, as many as [`BlockedWeights::packed_bytes`] states.
+    ///
+    /// # Errors
+    /// As [`Self::pack`], and for another number of bytes.
+    pub fn pack_into(weights: &BlockedWeights<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
+        weights.layout()?.pack(weights, bytes)
     }
 
     /// A packed matrix in somebody else's bytes, which start a multiple of 64 bytes into a page for full speed.
@@ -332,26 +356,28 @@ fn check_lengths(weights: &BlockedWeights<'_>) -> Result<(), KernelError> {
 }
 
 fn pack_quants(weights: &BlockedWeights<'_>, out: &mut [u8]) {
-    let inputs = weights.inputs.next_multiple_of(weights.block);
-    let per_line = 4 * weights.bits.groups_per_line();
-    let lines = inputs / per_line;
+    let row = weights.inputs.next_multiple_of(weights.block) * weights.bits.count() / 8;
+    // Four bytes of a row go into each line.
+    let lines = row / 4;
     if lines == 0 {
         return;
     }
-    for (tile, out) in out.chunks_exact_mut(lines * LINE).enumerate() {
-        for lane in 0..LANES.min(weights.outputs - tile * LANES) {
-            let output = tile * LANES + lane;
-            for (line, out) in out.chunks_exact_mut(LINE).enumerate() {
-                for i in 0..4 {
-                    let quant = |group: usize| weights.quant(output, line * per_line + group * 4 + i);
-                    out[lane * 4 + i] = match weights.bits {
-                        Bits::Eight => quant(0),
-                        Bits::Four => quant(0) | quant(1) << 4,
-                    };
-                }
+    for (rows, out) in weights.quants.chunks(LANES * row).zip(out.chunks_exact_mut(lines * LINE)) {
+        for (lane, row) in rows.chunks_exact(row).enumerate() {
+            let places = out.chunks_exact_mut(LINE).map(|line| &mut line[lane * 4..][..4]);
+            for (bytes, place) in row.as_chunks::<4>().0.iter().zip(places) {
+                place.copy_from_slice(&match weights.bits {
+                    Bits::Eight => *bytes,
+                    Bits::Four => interleave_nibbles(*bytes),
+                });
             }
         }
     }
+}
+
+/// Puts the last four of eight integers into the high halves of the bytes of the first four.
+fn interleave_nibbles([a, b, c, d]: [u8; 4]) -> [u8; 4] {
+    [a & 15 | c << 4, a >> 4 | c & 0xf0, b & 15 | d << 4, b >> 4 | d & 0xf0]
 }
 
 fn pack_zeros(weights: &BlockedWeights<'_>, out: &mut [u8]) {

@@ -41,6 +41,16 @@ impl<'a> MatrixRef<'a> {
         Self { data: self.data.get(range.start..).unwrap_or_default(), columns: range.len(), ..self }
     }
 
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn rows_in(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        let data = self.data.get(range.start * self.stride..).unwrap_or_default();
+        Self { data, rows: range.len(), ..self }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

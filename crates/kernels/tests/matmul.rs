@@ -211,6 +211,11 @@ fn packed_bytes_come_back() {
     for bits in [Bits::Four, Bits::Eight] {
         let weights = Weights::random(&mut random, (35, 100), 32, bits);
         let packed = weights.pack();
+        let mut place = vec![0; weights.view().packed_bytes().unwrap()];
+        PackedMatrix::pack_into(&weights.view(), &mut place).unwrap();
+        assert_eq!(place, packed.as_bytes());
+        let short = place.split_last_mut().map(|(_, short)| PackedMatrix::pack_into(&weights.view(), short));
+        assert!(matches!(short, Some(Err(KernelError::Length { what: "packed bytes", .. }))));
         // Somebody else's bytes may have any alignment.
         let mut bytes = vec![7; 3];
         bytes.extend_from_slice(packed.as_bytes());
