@@ -12,6 +12,7 @@ mod error;
 pub mod fuzzing;
 pub mod inventory;
 pub mod memory;
+mod operators;
 mod ort;
 mod package;
 pub mod placement;

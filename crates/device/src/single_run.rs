@@ -14,7 +14,10 @@ use crate::{
     runtime::Runtime,
 };
 
-/// Loads a graph on the CPU, runs it once and gives the outputs asked for; `threads` as for an executor.
+pub use crate::ort::CpuOperators;
+
+/// Loads a graph on the CPU, runs it once with ONNX Runtime's own operators, and returns outputs; `threads` as for an
+/// executor.
 ///
 /// # Errors
 /// [`DeviceError::Ort`] for a graph that ONNX Runtime refuses, and for names and shapes that are not the graph's;
@@ -23,10 +26,34 @@ pub fn run(
     runtime: &Runtime,
     graph: &Path,
     threads: usize,
+    inputs: Vec<Feed>,
+    outputs: &[Fetch],
+) -> Result<Vec<Vec<f32>>, DeviceError> {
+    run_with(runtime, graph, CpuRun { threads, operators: CpuOperators::OnnxRuntime }, inputs, outputs)
+}
+
+/// Settings of one run on the CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuRun {
+    /// Threads, as for an executor.
+    pub threads: usize,
+    /// Operators.
+    pub operators: CpuOperators,
+}
+
+/// Loads a graph on the CPU, runs it once and returns outputs.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(
+    runtime: &Runtime,
+    graph: &Path,
+    settings: CpuRun,
     mut inputs: Vec<Feed>,
     outputs: &[Fetch],
 ) -> Result<Vec<Vec<f32>>, DeviceError> {
-    let options = SessionOptions::on(&Device::Cpu, inventory::threads(threads));
+    let options = SessionOptions::on(&Device::Cpu, inventory::threads(settings.threads));
+    let options = SessionOptions { operators: settings.operators, ..options };
     let mut session = Session::open(runtime, graph, options)?;
     let mut results = Vec::with_capacity(outputs.len());
     for output in outputs {

@@ -9,5 +9,6 @@ mod value;
 
 pub(crate) use binding::Binding;
 pub(crate) use device_memory::{DeviceMemory, DeviceTensor};
+pub use session::CpuOperators;
 pub(crate) use session::{Context, Session, SessionOptions, Sharing, Writes};
 pub(crate) use value::Tensor;

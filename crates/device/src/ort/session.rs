@@ -13,6 +13,7 @@ use super::{ending, redirect_stdout::StdoutRedirect};
 use crate::{
     ep::Device,
     error::DeviceError,
+    operators::OwnOperators,
     placement::{self, Placement},
     runtime::Runtime,
 };
@@ -35,6 +36,17 @@ pub(crate) struct SessionOptions<'a> {
     pub(crate) context: Context<'a>,
     /// Files that the provider writes about its work.
     pub(crate) writes: Writes<'a>,
+    /// Operators of the CPU.
+    pub(crate) operators: CpuOperators,
+}
+
+/// Operators that a graph on the CPU is run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpuOperators {
+    /// Those of Narthex, where a node has one, and those of ONNX Runtime.
+    Narthex,
+    /// Those of ONNX Runtime alone.
+    OnnxRuntime,
 }
 
 /// Files that a provider writes about the graph that it compiles.
@@ -51,9 +63,20 @@ pub(crate) enum Writes<'a> {
 }
 
 impl<'a> SessionOptions<'a> {
+    /// Returns whether nodes may be replaced by operators of Narthex.
+    fn own_operators(&self) -> bool {
+        *self.device == Device::Cpu && self.operators == CpuOperators::Narthex
+    }
+
     /// A graph on a device, compiled on the spot where the provider compiles.
     pub(crate) fn on(device: &'a Device, threads: usize) -> Self {
-        Self { threads, device, context: Context::Own, writes: Writes::Nothing }
+        Self {
+            threads,
+            device,
+            context: Context::Own,
+            writes: Writes::Nothing,
+            operators: CpuOperators::Narthex,
+        }
     }
 }
 
@@ -173,6 +196,23 @@ fn by_name(
     Ok(builder)
 }
 
+/// Loads the rewritten graph of a file, whose data files lie beside the original.
+fn rewritten(
+    builder: SessionBuilder,
+    own: OwnOperators,
+    model: &Path,
+) -> Result<ort::Result<ort::session::Session>, DeviceError> {
+    const FOLDER: &str = "session.model_external_initializers_file_folder_path";
+    let what = "use operators of Narthex";
+    let folder = model.parent().unwrap_or(Path::new("")).to_string_lossy();
+    let mut builder = builder
+        .with_operators(own.domain)
+        .map_err(failed(what))?
+        .with_config_entry(FOLDER, folder)
+        .map_err(failed(what))?;
+    Ok(builder.commit_from_memory(&own.graph))
+}
+
 impl Session {
     /// Loads a graph for a device. Nodes that the device refuses go to the CPU and nowhere else; whether that is good
     /// enough is the caller's to say, from the placement.
@@ -199,7 +239,11 @@ impl Session {
             builder = builder.with_log_level(LogLevel::Verbose).map_err(failed("set the log's level"))?;
         }
         let _aside = (options.device.ep() == Ep::Qnn).then(StdoutRedirect::new);
-        let loaded = builder.commit_from_file(model);
+        let own = options.own_operators().then(|| OwnOperators::of(model, options.threads)).flatten();
+        let loaded = match own {
+            Some(own) => rewritten(builder, own, model)?,
+            None => builder.commit_from_file(model),
+        };
         if options.device.ep() == Ep::Qnn {
             // Each time, since libraries that were loaded meanwhile would come before it.
             ending::without_destructors();

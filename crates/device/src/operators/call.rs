@@ -1,0 +1,146 @@
+//! One call of an operator by ONNX Runtime: its tensors, and tasks on ONNX Runtime's threads.
+
+use std::{
+    ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr, slice,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use ort::{AsPointer, operator::ComputeContext};
+
+/// A call of an operator.
+pub(super) struct Call<'a>(&'a ComputeContext);
+
+/// An input of single precision.
+pub(super) struct Input<'a> {
+    pub(super) data: &'a [f32],
+    pub(super) shape: &'a [i64],
+}
+
+impl Input<'_> {
+    /// Elements of the last axis; 0 for a scalar.
+    pub(super) fn columns(&self) -> usize {
+        self.shape.last().map_or(0, |&extent| extent as usize)
+    }
+}
+
+fn check(status: ort_sys::OrtStatusPtr) -> ort::Result<()> {
+    // SAFETY: the status was just returned by the C API and is handed over to `ort`, which releases it.
+    unsafe { ort::Error::result_from_status(status) }
+}
+
+impl<'a> Call<'a> {
+    /// Runs `compute` as the body of an operator. A panic becomes an error, because it must not reach ONNX Runtime.
+    pub(super) fn run(
+        context: &'a ComputeContext,
+        compute: impl FnOnce(&Self) -> ort::Result<()>,
+    ) -> ort::Result<()> {
+        let call = Self(context);
+        catch_unwind(AssertUnwindSafe(|| compute(&call))).unwrap_or_else(|_| Err(panicked()))
+    }
+
+    fn raw(&self) -> *mut ort_sys::OrtKernelContext {
+        self.0.ptr().cast_mut()
+    }
+
+    /// An input that the operator declares as single precision and required.
+    pub(super) fn input(&self, index: usize) -> ort::Result<Input<'a>> {
+        let api = ort::api();
+        let (mut value, mut data) = (ptr::null(), ptr::null());
+        let mut kind = ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        let (mut shape, mut rank) = (ptr::null(), 0);
+        // SAFETY: the context is alive during the call, and every out-pointer is valid.
+        unsafe {
+            check((api.KernelContext_GetInput)(self.raw(), index, &raw mut value))?;
+            if value.is_null() {
+                return Err(ort::Error::new("an input is missing"));
+            }
+            check((api.GetTensorElementTypeAndShapeDataReference)(
+                value,
+                &raw mut kind,
+                &raw mut shape,
+                &raw mut rank,
+            ))?;
+            check((api.GetTensorData)(value, &raw mut data))?;
+        }
+        if kind != ort_sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT {
+            return Err(ort::Error::new("an input is not of single precision"));
+        }
+        // SAFETY: the shape belongs to the tensor, which lives as long as the call.
+        let shape = unsafe { elements(shape, rank) };
+        // SAFETY: as for the shape; the tensor has as many elements as its shape states.
+        Ok(Input { data: unsafe { elements(data.cast(), count(shape)) }, shape })
+    }
+
+    /// An output of single precision, which is written whole.
+    pub(super) fn output(&self, index: usize, shape: &[i64]) -> ort::Result<&'a mut [f32]> {
+        let api = ort::api();
+        let (mut value, mut data) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the context is alive during the call, every out-pointer is valid, and the shape is copied.
+        unsafe {
+            let status =
+                (api.KernelContext_GetOutput)(self.raw(), index, shape.as_ptr(), shape.len(), &raw mut value);
+            check(status)?;
+            check((api.GetTensorMutableData)(value, &raw mut data))?;
+        }
+        if data.is_null() || count(shape) == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: ONNX Runtime allocated the output for this shape, and gives each output's memory to this call alone.
+        Ok(unsafe { slice::from_raw_parts_mut(data.cast(), count(shape)) })
+    }
+
+    /// Runs `task` for every number below `count` on ONNX Runtime's threads, and waits for all of them.
+    pub(super) fn parallel(&self, count: usize, task: impl Fn(usize) + Sync) -> ort::Result<()> {
+        if count <= 1 {
+            (0..count).for_each(task);
+            return Ok(());
+        }
+        let tasks = Tasks { task, panicked: AtomicBool::new(false) };
+        let data = ptr::from_ref(&tasks).cast_mut().cast();
+        // SAFETY: the context is alive, `tasks` outlives the call, which returns after the last task, and the function
+        // is the one for its type.
+        check(unsafe {
+            (ort::api().KernelContext_ParallelFor)(self.raw(), run_task_of(&tasks), count, 0, data)
+        })?;
+        if tasks.panicked.into_inner() { Err(panicked()) } else { Ok(()) }
+    }
+}
+
+/// Tasks of one parallel loop.
+struct Tasks<F> {
+    task: F,
+    panicked: AtomicBool,
+}
+
+/// The function that ONNX Runtime calls for each task.
+fn run_task_of<F: Fn(usize) + Sync>(_: &Tasks<F>) -> unsafe extern "C" fn(*mut c_void, usize) {
+    unsafe extern "C" fn run<F: Fn(usize) + Sync>(tasks: *mut c_void, index: usize) {
+        // SAFETY: `parallel` passes a reference to tasks of this type, which may be shared between threads.
+        let tasks = unsafe { &*tasks.cast::<Tasks<F>>() };
+        if catch_unwind(AssertUnwindSafe(|| (tasks.task)(index))).is_err() {
+            tasks.panicked.store(true, Ordering::Relaxed);
+        }
+    }
+    run::<F>
+}
+
+fn panicked() -> ort::Error {
+    ort::Error::new("an operator of Narthex panicked; please report this")
+}
+
+fn count(shape: &[i64]) -> usize {
+    shape.iter().map(|&extent| extent as usize).product()
+}
+
+/// # Safety
+/// `start` must point to `length` elements that live as long as `'a` and are not written meanwhile, unless there are
+/// none.
+unsafe fn elements<'a, T>(start: *const T, length: usize) -> &'a [T] {
+    if start.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: by this function's own promise.
+    unsafe { slice::from_raw_parts(start, length) }
+}

@@ -1,0 +1,228 @@
+//! `narthex.Linear`: a product of rows, rounded to eight bits, with packed weights.
+//!
+//! Many rows are divided between threads, each of which rounds its rows and multiplies them with all columns. Few rows
+//! are rounded by one thread, and their columns are divided. A row's results are the same either way.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use narthex_kernels::{Granularity, MatrixMut, MatrixRef, QuantizedRows, Scratch};
+use ort::{
+    operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorInput, OperatorOutput},
+    value::TensorElementType,
+};
+
+use super::{Buffers, Shared, call::Call, weights::Linear};
+
+/// Operator type.
+pub(super) const LINEAR: &str = "Linear";
+
+/// Attribute with the index of the weights.
+pub(super) const WEIGHTS: &str = "weights";
+
+/// Fewest rows of a task that multiplies with all columns; fewer would read weights too often.
+const MIN_ROWS: usize = 24;
+
+/// Most rows of such a task, so that its rows stay in the cache.
+const MAX_ROWS: usize = 96;
+
+/// Most axes of an input.
+const MAX_RANK: usize = 8;
+
+/// Tasks for each thread, so that a slow one takes fewer.
+const TASKS_PER_THREAD: usize = 2;
+
+/// Rows of a task are a multiple of this: those of a register tile.
+const PANEL: usize = 6;
+
+/// Columns of a task are a multiple of this: those of a register tile.
+const COLUMN_STEP: usize = 32;
+
+/// Fewest bytes of weights of a task, so that it takes longer than its start.
+const MIN_TASK_BYTES: usize = 16 << 10;
+
+/// The operator.
+pub(super) struct LinearOperator {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Operator for LinearOperator {
+    type Kernel<'attr> = LinearKernel;
+
+    fn name(&self) -> &str {
+        LINEAR
+    }
+
+    fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
+        [OperatorInput::required(TensorElementType::Float32)]
+    }
+
+    fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
+        [OperatorOutput::required(TensorElementType::Float32)]
+    }
+
+    fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<LinearKernel> {
+        let index = index_of(&self.shared, context, WEIGHTS)?;
+        Ok(LinearKernel { shared: Arc::clone(&self.shared), index })
+    }
+}
+
+/// The index of weights that an attribute of a node states.
+pub(super) fn index_of(shared: &Shared, context: &KernelContext<'_>, attribute: &str) -> ort::Result<usize> {
+    let index = context.get::<i64>(attribute).and_then(|index| usize::try_from(index).ok());
+    let unknown = || ort::Error::new(format!("no weights have the index of the attribute {attribute}"));
+    index.filter(|&index| index < shared.linears.len()).ok_or_else(unknown)
+}
+
+/// The rows that a node reads, for its first layer, and those that it writes, of its last layer.
+pub(super) fn input_rows<'a>(
+    call: &Call<'a>,
+    first: &Linear,
+    last: &Linear,
+) -> ort::Result<(MatrixRef<'a>, &'a mut [f32])> {
+    let (x, width) = (call.input(0)?, first.weights.inputs());
+    if x.columns() != width {
+        return Err(ort::Error::new(format!("expected rows of {width} elements, found {}", x.columns())));
+    }
+    let (mut shape, rank) = ([0; MAX_RANK], x.shape.len());
+    let Some(shape) = shape.get_mut(..rank) else {
+        return Err(ort::Error::new(format!("expected at most {MAX_RANK} axes, found {rank}")));
+    };
+    shape.copy_from_slice(x.shape);
+    shape.iter_mut().last().into_iter().for_each(|extent| *extent = last.weights.outputs() as i64);
+    Ok((MatrixRef::new(x.data, width), call.output(0, shape)?))
+}
+
+/// Rows of a task that computes all columns; `None` where there are too few rows to divide them between threads.
+pub(super) fn row_block(rows: usize, threads: usize) -> Option<usize> {
+    let block = (rows / (threads * TASKS_PER_THREAD)).next_multiple_of(PANEL).clamp(MIN_ROWS, MAX_ROWS);
+    (rows >= threads * MIN_ROWS).then_some(block)
+}
+
+/// Columns of a task, of a product that reads `bytes` bytes for all its columns and rows.
+pub(super) fn column_step(columns: usize, bytes: usize, threads: usize) -> usize {
+    let most = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
+    columns.div_ceil(most.min(bytes / MIN_TASK_BYTES).max(1)).next_multiple_of(COLUMN_STEP)
+}
+
+/// The operator in a node.
+pub(super) struct LinearKernel {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+impl Kernel for LinearKernel {
+    fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
+        let (shared, linear) = (&*self.shared, &self.shared.linears[self.index]);
+        Call::run(context, |call| {
+            let (x, out) = input_rows(call, linear, linear)?;
+            shared.multiply(call, linear, x, out)
+        })
+    }
+}
+
+impl Shared {
+    /// Multiplies rows with a layer's weights.
+    fn multiply(
+        &self,
+        call: &Call<'_>,
+        linear: &Linear,
+        x: MatrixRef<'_>,
+        out: &mut [f32],
+    ) -> ort::Result<()> {
+        let width = linear.weights.outputs();
+        if let Some(block) = row_block(x.rows(), self.threads) {
+            let parts: Vec<_> = out.chunks_mut(block * width).map(Part::new).collect();
+            return call.parallel(parts.len(), |index| {
+                let Some(out) = parts.get(index).and_then(Part::take) else { return };
+                let rows = index * block..index * block + out.len() / width;
+                self.with_buffers(|Buffers { rows: quantized, scratch, .. }| {
+                    self.quantize(linear, x.rows_in(rows), quantized);
+                    let out = MatrixMut::new(out, width);
+                    self.multiply_columns(linear, quantized, 0..width, scratch, out);
+                });
+            });
+        }
+        self.with_buffers(|Buffers { rows, .. }| {
+            self.quantize(linear, x, rows);
+            self.divide_columns(call, linear, rows, MatrixMut::new(out, width))
+        })
+    }
+
+    /// Rounds rows for the product with a layer's weights.
+    pub(super) fn quantize(&self, linear: &Linear, x: MatrixRef<'_>, rows: &mut QuantizedRows) {
+        self.kernels.quantize(x, linear.weights.block(), Granularity::Block, rows);
+    }
+
+    /// Multiplies rows with all columns, which are divided between threads.
+    pub(super) fn divide_columns(
+        &self,
+        call: &Call<'_>,
+        linear: &Linear,
+        rows: &QuantizedRows,
+        out: MatrixMut<'_>,
+    ) -> ort::Result<()> {
+        let bytes = linear.weights.as_bytes().len() * rows.rows();
+        let step = column_step(out.columns(), bytes, self.threads);
+        for_columns(call, out, step, |start, out| {
+            let columns = start..start + out.columns();
+            self.with_buffers(|Buffers { scratch, .. }| {
+                self.multiply_columns(linear, rows, columns, scratch, out);
+            });
+        })
+    }
+
+    /// Multiplies rows with some columns.
+    pub(super) fn multiply_columns(
+        &self,
+        linear: &Linear,
+        rows: &QuantizedRows,
+        columns: Range<usize>,
+        scratch: &mut Scratch,
+        mut out: MatrixMut<'_>,
+    ) {
+        self.kernels.matmul(rows, &linear.weights, columns.clone(), scratch, out.reborrow());
+        (0..out.rows()).for_each(|row| linear.add_bias(out.row_mut(row), columns.clone()));
+    }
+}
+
+/// Part of an output, which one task takes.
+pub(super) struct Part<T>(Mutex<Option<T>>);
+
+impl<T> Part<T> {
+    pub(super) fn new(part: T) -> Self {
+        Self(Mutex::new(Some(part)))
+    }
+
+    pub(super) fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Runs a task for every `step` columns of an output, with the first of them. One task alone takes nothing from the
+/// allocator.
+pub(super) fn for_columns(
+    call: &Call<'_>,
+    out: MatrixMut<'_>,
+    step: usize,
+    task: impl Fn(usize, MatrixMut<'_>) + Sync,
+) -> ort::Result<()> {
+    if out.columns() <= step {
+        task(0, out);
+        return Ok(());
+    }
+    let (mut parts, mut rest) = (Vec::with_capacity(out.columns().div_ceil(step)), out);
+    while rest.columns() > step {
+        let (part, others) = rest.split_at_column(step);
+        parts.push(Part::new(part));
+        rest = others;
+    }
+    parts.push(Part::new(rest));
+    call.parallel(parts.len(), |index| {
+        if let Some(out) = parts.get(index).and_then(Part::take) {
+            task(index * step, out);
+        }
+    })
+}

@@ -1,0 +1,252 @@
+//! The graph pass: products with weights in blocks of integers become operators of Narthex.
+//!
+//! A node is replaced if it lets activations be rounded to eight bits, its blocks have a kernel, and its weights are
+//! constants. Constants that no node reads afterwards are removed, so that ONNX Runtime does not load them.
+
+use std::collections::{HashMap, HashSet};
+
+use narthex_graph::{
+    Attribute, Element, Graph, Initializer, Node, graph::MICROSOFT, patch::Patch, replacement::Replacement,
+};
+use narthex_kernels::Bits;
+use narthex_spec::DType;
+
+use super::{
+    DOMAIN, VERSION,
+    gated::{DOWN, GATE, GATED_MLP, UP},
+    linear::{LINEAR, WEIGHTS},
+    weights::LinearSource,
+};
+
+/// `accuracy_level` of `MatMulNBits` that lets activations be rounded to eight bits.
+const EIGHT_BIT_ACTIVATIONS: i64 = 4;
+
+/// Element type of single precision, as ONNX numbers it.
+const TO_SINGLE: i64 = 1;
+
+/// Rewrites a graph, and returns the constants of the replaced nodes by the index that new nodes name. `None` if there
+/// is nothing to replace, or the graph cannot be written back.
+pub(super) fn rewrite(graph: &mut Graph) -> Option<Vec<LinearSource>> {
+    if !graph.unread.is_empty() {
+        return None;
+    }
+    let constants = Constants::of(graph);
+    let sources = graph.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, constants.linear(node)?)));
+    let (places, sources): (Vec<usize>, Vec<LinearSource>) = sources.unzip();
+    let products: HashMap<usize, usize> = places.into_iter().zip(0..).collect();
+    let links = Links::of(graph);
+    let mlps: Vec<GatedMlpNodes<'_>> =
+        graph.nodes.iter().filter_map(|node| links.gated_mlp(node, &products)).collect();
+    let fused: HashSet<&str> =
+        mlps.iter().flat_map(|mlp| mlp.parts).map(|node| node.outputs[0].as_str()).collect();
+    let single = products.iter().map(|(&at, &index)| (&graph.nodes[at], index));
+    let single =
+        single.filter(|(node, _)| node.outputs.first().is_none_or(|out| !fused.contains(out.as_str())));
+    let patches: Vec<Patch> = single
+        .filter_map(|(node, index)| linear_patch(node, index))
+        .chain(mlps.iter().filter_map(GatedMlpNodes::patch))
+        .collect();
+    graph.apply(&patches).ok().filter(|()| !sources.is_empty())?;
+    graph.opsets.push((DOMAIN.to_owned(), VERSION));
+    remove_unread(graph);
+    Some(sources)
+}
+
+/// The patch that replaces a node by `narthex.Linear`.
+fn linear_patch(node: &Node, index: usize) -> Option<Patch> {
+    let mut replacement = Replacement::of(node);
+    replacement.push(own_node(node, LINEAR, node.input(0)?, &[(WEIGHTS, index)]));
+    replacement.patch("multiply by a kernel of Narthex")
+}
+
+/// A node of Narthex that makes the values of `node` from `x`.
+fn own_node(node: &Node, op: &str, x: &str, indices: &[(&str, usize)]) -> Node {
+    let attributes = indices.iter().map(|&(name, index)| (name.to_owned(), Attribute::from(index)));
+    Node {
+        name: node.name.clone(),
+        op: op.to_owned(),
+        domain: DOMAIN.to_owned(),
+        inputs: vec![x.to_owned()],
+        outputs: node.outputs.clone(),
+        attributes: attributes.collect(),
+    }
+}
+
+/// A gated feed-forward network: `down(silu(gate(x)) * up(x))`.
+struct GatedMlpNodes<'a> {
+    /// The products gate, up and down, and the three nodes between them.
+    parts: [&'a Node; 6],
+    /// Indices of the weights of gate, up and down.
+    indices: [usize; 3],
+}
+
+impl GatedMlpNodes<'_> {
+    fn patch(&self) -> Option<Patch> {
+        let [gate, up, down, others @ ..] = self.parts;
+        let mut replacement = Replacement::of(down);
+        let indices = [(GATE, self.indices[0]), (UP, self.indices[1]), (DOWN, self.indices[2])];
+        replacement.push(own_node(down, GATED_MLP, gate.input(0)?, &indices));
+        [gate, up].into_iter().chain(others).for_each(|node| replacement.takes_over(node));
+        replacement.patch("compute the network by a kernel of Narthex")
+    }
+}
+
+/// Which nodes make and read values.
+struct Links<'a> {
+    nodes: &'a [Node],
+    makers: HashMap<&'a str, usize>,
+    /// Number of reads of each value, by nodes, their bodies and the graph's outputs.
+    reads: HashMap<String, usize>,
+}
+
+impl<'a> Links<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        let mut makers = HashMap::new();
+        for (at, node) in graph.nodes.iter().enumerate() {
+            makers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
+        }
+        let mut reads = HashMap::new();
+        for_each_read(graph, &mut |name| *reads.entry(name.to_owned()).or_default() += 1);
+        Self { nodes: &graph.nodes, makers, reads }
+    }
+
+    /// The node with one output that makes a value which is read this often.
+    fn maker(&self, value: &str, reads: usize) -> Option<(usize, &'a Node)> {
+        let &at = self.makers.get(value)?;
+        let node = &self.nodes[at];
+        (node.outputs.len() == 1 && self.reads.get(value) == Some(&reads)).then_some((at, node))
+    }
+
+    /// The network that ends with this product; `products` has the index of the weights by the place of the node.
+    ///
+    /// ```text
+    /// x ─┬─ gate ─┬─ Sigmoid ─┐
+    ///    │        └───────────┴─ Mul ─┐
+    ///    └─ up ───────────────────────┴─ Mul ── down
+    /// ```
+    fn gated_mlp(&self, down: &'a Node, products: &HashMap<usize, usize>) -> Option<GatedMlpNodes<'a>> {
+        let index = |at: usize| products.get(&at).copied();
+        let down_index = index(*self.makers.get(down.outputs.first()?.as_str())?)?;
+        let (_, product) = self.maker(down.input(0)?, 1).filter(|(_, node)| is_plain(node, "Mul"))?;
+        let two = |node: &'a Node| Some([node.input(0)?, node.input(1)?]);
+        let [a, b] = two(product)?;
+        [[a, b], [b, a]].into_iter().find_map(|[activated, up]| {
+            let (_, silu) = self.maker(activated, 1).filter(|(_, node)| is_plain(node, "Mul"))?;
+            let (up_at, up) = self.maker(up, 1)?;
+            let [c, d] = two(silu)?;
+            let (gate, sigmoid) = [[c, d], [d, c]].into_iter().find_map(|[gate, gated]| {
+                let (_, sigmoid) = self.maker(gated, 1).filter(|(_, node)| is_plain(node, "Sigmoid"))?;
+                (sigmoid.input(0) == Some(gate)).then_some((gate, sigmoid))
+            })?;
+            let (gate_at, gate) = self.maker(gate, 2)?;
+            let indices = [index(gate_at)?, index(up_at)?, down_index];
+            let same_rows = gate.input(0) == up.input(0) && down.outputs.len() == 1;
+            let sizes = |node: &Node| ["N", "K", "block_size"].map(|name| node.int(name));
+            let fits = same_rows && sizes(gate) == sizes(up) && down.int("K") == gate.int("N");
+            fits.then_some(GatedMlpNodes { parts: [gate, up, down, sigmoid, silu, product], indices })
+        })
+    }
+}
+
+fn is_plain(node: &Node, op: &str) -> bool {
+    node.op == op && node.domain.is_empty()
+}
+
+/// The constants of a graph.
+struct Constants<'a> {
+    initializers: HashMap<&'a str, &'a Initializer>,
+    /// Constants in half precision, by the name of the value in single precision that a node makes of them.
+    casts: HashMap<&'a str, &'a str>,
+}
+
+impl<'a> Constants<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        let inputs: HashSet<&str> = graph.inputs.iter().map(|input| input.name.as_str()).collect();
+        // A constant that is an input too may be given another value.
+        let fixed = graph.initializers.iter().filter(|constant| !inputs.contains(constant.name.as_str()));
+        let is_cast =
+            |node: &&Node| node.op == "Cast" && node.domain.is_empty() && node.int("to") == Some(TO_SINGLE);
+        let casts = graph.nodes.iter().filter(is_cast);
+        Self {
+            initializers: fixed.map(|constant| (constant.name.as_str(), constant)).collect(),
+            casts: casts.filter_map(|node| Some((node.outputs.first()?.as_str(), node.input(0)?))).collect(),
+        }
+    }
+
+    /// A constant of this type and number of elements.
+    fn get(&self, name: &str, dtype: DType, count: usize) -> Option<Initializer> {
+        let constant = self.initializers.get(name)?;
+        let found = constant.shape.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent))?;
+        let fits = constant.dtype == Element::from(dtype) && found == count;
+        (fits && constant.expected_bytes() == Some(constant.bytes())).then(|| (*constant).clone())
+    }
+
+    /// The constants of a node that a kernel can replace.
+    fn linear(&self, node: &Node) -> Option<LinearSource> {
+        let is_product = node.op == "MatMulNBits" && node.domain == MICROSOFT;
+        if !is_product || node.int("accuracy_level") != Some(EIGHT_BIT_ACTIVATIONS) {
+            return None;
+        }
+        let size = |name| usize::try_from(node.int(name)?).ok().filter(|&size| size > 0);
+        let (outputs, inputs, block) = (size("N")?, size("K")?, size("block_size")?);
+        let bits = match node.int("bits").unwrap_or(4) {
+            4 => Bits::Four,
+            8 => Bits::Eight,
+            _ => return None,
+        };
+        let blocks = inputs.div_ceil(block);
+        let row = blocks.checked_mul(block)?.checked_mul(bits.count())? / 8;
+        let scales = node.input(2)?;
+        let count = outputs.checked_mul(blocks)?;
+        let scales = match self.casts.get(scales) {
+            Some(half) => self.get(half, DType::F16, count)?,
+            None => self.get(scales, DType::F32, count)?,
+        };
+        let zeros_row = (blocks * bits.count()).div_ceil(8);
+        let zeros = match node.input(3) {
+            Some(zeros) => Some(self.get(zeros, DType::U8, outputs.checked_mul(zeros_row)?)?),
+            None => None,
+        };
+        let bias = match node.input(5) {
+            Some(bias) => Some(self.get(bias, DType::F32, outputs)?),
+            None => None,
+        };
+        // An order of the inputs has no kernel.
+        if node.input(4).is_some() || ![16, 32, 64, 128].contains(&block) {
+            return None;
+        }
+        let quants = self.get(node.input(1)?, DType::U8, outputs.checked_mul(row)?)?;
+        Some(LinearSource { outputs, inputs, block, bits, quants, scales, zeros, bias })
+    }
+}
+
+/// Removes casts whose results nothing reads, and then constants that nothing reads.
+fn remove_unread(graph: &mut Graph) {
+    let read = read_values(graph);
+    let is_read = |name: &String| read.contains(name);
+    graph.nodes.retain(|node| node.op != "Cast" || node.outputs.iter().any(is_read));
+    let read = read_values(graph);
+    graph.initializers.retain(|constant| read.contains(&constant.name));
+}
+
+/// Names of the values that are read.
+fn read_values(graph: &Graph) -> HashSet<String> {
+    let mut read = HashSet::new();
+    for_each_read(graph, &mut |name| {
+        read.insert(name.to_owned());
+    });
+    read
+}
+
+/// Calls `read` with the name of each value that a node, its bodies or an output of the graph reads.
+fn for_each_read(graph: &Graph, read: &mut dyn FnMut(&str)) {
+    graph.outputs.iter().for_each(|output| read(&output.name));
+    for node in &graph.nodes {
+        node.inputs.iter().for_each(|name| read(name));
+        for (_, value) in &node.attributes {
+            if let Attribute::Graph(body) = value {
+                for_each_read(body, read);
+            }
+        }
+    }
+}
