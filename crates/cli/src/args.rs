@@ -168,6 +168,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
 
+    /// Listen on this Unix socket instead, for programs of this user alone
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
+    pub(crate) unix_socket: Option<PathBuf>,
+
+    /// Certificate for TLS: a PEM file with the certificates that sign it
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// Private key of the certificate: a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+
     /// Load this model at startup; repeatable
     #[arg(short, long)]
     pub(crate) model: Vec<String>,

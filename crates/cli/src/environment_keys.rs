@@ -1,12 +1,12 @@
 //! API keys from the environment, for containers.
 
-use std::{fs::File, io::Read};
-
 use anyhow::Context;
 use narthex_gateway::{
     Error,
     keys::{ApiKey, KeyRole},
 };
+
+use crate::input_file;
 
 /// Variable with one key.
 const KEY: &str = "NARTHEX_API_KEY";
@@ -19,9 +19,6 @@ const KEY_FILE: &str = "NARTHEX_API_KEY_FILE";
 
 /// Variable with the key of an admin.
 const ADMIN_KEY: &str = "NARTHEX_ADMIN_KEY";
-
-/// Maximum size of a file of keys in bytes.
-const FILE_LIMIT: u64 = 64 << 10;
 
 /// Returns the keys that the environment names. An error names the variable, never its value.
 pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<ApiKey>> {
@@ -41,8 +38,9 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<A
         }
     }
     if let Some(path) = variable(KEY_FILE) {
-        let text = read_file(&path).with_context(|| format!("cannot read {path}, which {KEY_FILE} names"))?;
-        for secret in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let bytes =
+            input_file::read(path.as_ref()).with_context(|| format!("{KEY_FILE} names no file of keys"))?;
+        for secret in String::from_utf8_lossy(&bytes).lines().map(str::trim).filter(|line| !line.is_empty()) {
             add(KEY_FILE, secret, KeyRole::User)?;
         }
     }
@@ -50,14 +48,6 @@ pub(crate) fn read(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Vec<A
         add(ADMIN_KEY, secret.trim(), KeyRole::Admin)?;
     }
     Ok(keys)
-}
-
-fn read_file(path: &str) -> anyhow::Result<String> {
-    anyhow::ensure!(std::fs::metadata(path)?.is_file(), "expected a regular file");
-    let mut text = String::new();
-    File::open(path)?.take(FILE_LIMIT + 1).read_to_string(&mut text)?;
-    anyhow::ensure!(text.len() as u64 <= FILE_LIMIT, "expected at most {FILE_LIMIT} bytes");
-    Ok(text)
 }
 
 #[cfg(test)]
@@ -92,7 +82,8 @@ mod tests {
     fn errors_name_the_variable_and_not_the_secret() {
         let error = read(&|name| (name == KEYS).then(|| "short".to_owned())).unwrap_err().to_string();
         assert!(error.contains(KEYS) && !error.contains("short"), "{error}");
-        let error = read(&|name| (name == KEY_FILE).then(|| "/no/such".to_owned())).unwrap_err().to_string();
+        let error = read(&|name| (name == KEY_FILE).then(|| "/no/such".to_owned())).unwrap_err();
+        let error = format!("{error:#}");
         assert!(error.contains("/no/such") && error.contains(KEY_FILE), "{error}");
     }
 }

@@ -14,6 +14,7 @@ mod bars;
 mod cmd;
 mod environment_keys;
 mod exit;
+mod input_file;
 mod interrupt;
 mod output;
 mod page;

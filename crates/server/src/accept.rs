@@ -3,10 +3,12 @@
 //! Connections are limited in number. When a client comes and all places are taken, the connection that would end first makes
 //! room, unless every connection has an active request.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, fmt, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use axum::Router;
 use parking_lot::Mutex;
+#[cfg(unix)]
+use tokio::net::UnixStream;
 use tokio::{
     io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
@@ -14,9 +16,14 @@ use tokio::{
     time::{Duration, sleep, timeout},
 };
 
+use tokio_rustls::TlsAcceptor;
+
+#[cfg(unix)]
+use crate::unix_socket::UnixSocket;
 use crate::{
     connection::{self, ClientStream, ConnectionState},
     limits::Limits,
+    tls::TlsConnection,
 };
 
 /// Delay after an error of the system, such as a lack of descriptors or memory.
@@ -31,35 +38,69 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConn
     {\"error\":{\"message\":\"every connection of this server is in use; try again\",\"type\":\"service_unavailable\",\
     \"param\":null,\"code\":null}}";
 
-/// A socket that accepts clients. Another kind of socket or TLS is a variant here and in [`Incoming`].
+/// Address of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerAddress {
+    /// An address and a port.
+    Tcp(SocketAddr),
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A socket that accepts clients.
 pub(crate) enum Listener {
     Tcp(TcpListener),
+    Tls(TcpListener, TlsAcceptor),
+    #[cfg(unix)]
+    Unix(UnixSocket),
 }
 
 /// A client that was accepted.
 pub(crate) enum Incoming {
     Tcp(TcpStream),
+    Tls(TlsConnection),
+    #[cfg(unix)]
+    Unix(UnixStream),
 }
 
 impl Listener {
     /// Accepts the next client.
     async fn accept(&self) -> io::Result<Incoming> {
         match self {
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                // Tokens are small, and none of them should wait for the next.
-                stream.set_nodelay(true)?;
-                Ok(Incoming::Tcp(stream))
+            Self::Tcp(listener) => accept_tcp(listener).await.map(Incoming::Tcp),
+            Self::Tls(listener, acceptor) => {
+                let stream = accept_tcp(listener).await?;
+                Ok(Incoming::Tls(TlsConnection::new(acceptor, stream)))
             }
+            #[cfg(unix)]
+            Self::Unix(socket) => socket.listener.accept().await.map(|(stream, _)| Incoming::Unix(stream)),
         }
     }
 
-    /// Returns the address, if the socket has one.
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+    /// Returns the address.
+    pub(crate) fn address(&self) -> io::Result<ServerAddress> {
         match self {
-            Self::Tcp(listener) => listener.local_addr(),
+            Self::Tcp(listener) | Self::Tls(listener, _) => listener.local_addr().map(ServerAddress::Tcp),
+            #[cfg(unix)]
+            Self::Unix(socket) => Ok(ServerAddress::Unix(socket.path().to_owned())),
         }
     }
+}
+
+async fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept().await?;
+    // Tokens are small, and none of them should wait for the next.
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// The connections of a server.
@@ -103,6 +144,9 @@ impl Connections {
         loop {
             match listener.accept().await {
                 Ok(Incoming::Tcp(stream)) => self.serve_client(stream).await,
+                Ok(Incoming::Tls(stream)) => self.serve_client(stream).await,
+                #[cfg(unix)]
+                Ok(Incoming::Unix(stream)) => self.serve_client(stream).await,
                 Err(error) if is_of_client(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");

@@ -30,7 +30,12 @@ mod reply;
 mod routes;
 mod serve;
 mod sse;
+mod tls;
+#[cfg(unix)]
+mod unix_socket;
 
+pub use accept::ServerAddress;
 pub use access::{AccessOptions, AllowedHost, AllowedOrigin, Authentication, BadHost, BadOrigin};
 pub use limits::Limits;
 pub use serve::{ServeError, ServeOptions, run_blocking, run_until};
+pub use tls::TlsFiles;

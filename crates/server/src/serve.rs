@@ -1,15 +1,23 @@
 //! The life of a server: bind, serve, finish running answers.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use narthex_gateway::{Drain, Gateway};
 use tokio::{net::TcpListener, signal, sync::watch};
+use tokio_rustls::TlsAcceptor;
 
+#[cfg(unix)]
+use crate::unix_socket::UnixSocket;
 use crate::{
-    accept::{Connections, Listener},
+    accept::{Connections, Listener, ServerAddress},
     access::{Access, AccessOptions, Authentication, Exposure, is_loopback},
     limits::Limits,
     routes,
+    tls::TlsFiles,
 };
 
 /// Time that running answers have to finish after the first signal.
@@ -31,6 +39,10 @@ pub struct ServeOptions {
     pub host: String,
     /// Port; 0 takes a free one.
     pub port: u16,
+    /// Path of a Unix socket to listen on instead of the host and port. Only the user of this process can connect there.
+    pub unix_socket: Option<PathBuf>,
+    /// Certificate and key for TLS on the port.
+    pub tls: Option<TlsFiles>,
     /// Access to the server.
     pub access: AccessOptions,
     /// Limits on clients.
@@ -43,6 +55,8 @@ impl ServeOptions {
         Self {
             host: "127.0.0.1".to_owned(),
             port,
+            unix_socket: None,
+            tls: None,
             access: AccessOptions::default(),
             limits: Limits::standard(),
         }
@@ -52,14 +66,56 @@ impl ServeOptions {
     ///
     /// # Errors
     /// [`ServeError::NoKey`] for a host that other machines can reach if there is no key; [`ServeError::Keys`] for a
-    /// malformed key file.
+    /// malformed key file; [`ServeError::Tls`] for a certificate or a key that cannot be used.
     pub fn check(&self, gateway: &Gateway) -> Result<(), ServeError> {
+        self.acceptor()?;
         let has_key = !gateway.keys()?.is_empty() || !self.access.keys.is_empty();
-        if has_key || is_loopback(&self.host) || self.access.authentication == Authentication::Off {
+        let is_local = self.unix_socket.is_some() || is_loopback(&self.host);
+        if has_key || is_local || self.access.authentication == Authentication::Off {
             return Ok(());
         }
         Err(ServeError::NoKey { host: self.host.clone() })
     }
+
+    fn acceptor(&self) -> Result<Option<TlsAcceptor>, ServeError> {
+        let acceptor = self.tls.as_ref().map(TlsFiles::acceptor).transpose();
+        acceptor.map_err(|reason| ServeError::Tls { reason })
+    }
+
+    /// Listens, and returns the socket with the machines that can connect to it.
+    async fn listen(&self) -> Result<BoundListener, ServeError> {
+        if let Some(path) = &self.unix_socket {
+            return listen_unix(path);
+        }
+        let failed = |source| ServeError::Bind { host: self.host.clone(), port: self.port, source };
+        let listener = TcpListener::bind((self.host.as_str(), self.port)).await.map_err(failed)?;
+        let is_local = is_loopback(&self.host) && listener.local_addr()?.ip().to_canonical().is_loopback();
+        let exposure = if is_local { Exposure::Local } else { Exposure::Open { host: self.host.clone() } };
+        let listener = match self.acceptor()? {
+            Some(acceptor) => Listener::Tls(listener, acceptor),
+            None => Listener::Tcp(listener),
+        };
+        Ok(BoundListener { listener, exposure })
+    }
+}
+
+/// A socket that listens, and the machines that can connect to it.
+struct BoundListener {
+    listener: Listener,
+    exposure: Exposure,
+}
+
+#[cfg(unix)]
+fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
+    let failed = |source| ServeError::UnixSocket { path: path.to_owned(), source };
+    let listener = UnixSocket::bind(path).map(Listener::Unix).map_err(failed)?;
+    Ok(BoundListener { listener, exposure: Exposure::Local })
+}
+
+#[cfg(not(unix))]
+fn listen_unix(path: &Path) -> Result<BoundListener, ServeError> {
+    let source = io::Error::new(io::ErrorKind::Unsupported, "this system has no Unix sockets");
+    Err(ServeError::UnixSocket { path: path.to_owned(), source })
 }
 
 /// Why a server could not run.
@@ -74,6 +130,20 @@ pub enum ServeError {
         port: u16,
         /// The system's reason.
         source: io::Error,
+    },
+    /// The Unix socket cannot be created.
+    #[error("cannot listen on the Unix socket {}: {source}", path.display())]
+    UnixSocket {
+        /// The path.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The certificate or its key cannot be used.
+    #[error("TLS is not possible: {reason}")]
+    Tls {
+        /// Reason.
+        reason: String,
     },
     /// The server would listen for other machines without a key.
     #[error("listening on {host} lets other machines send requests, and there is no API key")]
@@ -99,6 +169,15 @@ impl ServeError {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("ports below 1024 need more privileges; select another with --port".to_owned())
             }
+            Self::UnixSocket { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                Some("another program listens there; choose another path".to_owned())
+            }
+            Self::UnixSocket { .. } => Some("choose a path in a folder of your own".to_owned()),
+            Self::Tls { .. } => Some(
+                "--tls-cert takes the server's certificate in PEM, followed by those that sign it, and --tls-key its \
+                 private key"
+                    .to_owned(),
+            ),
             Self::NoKey { .. } => Some(
                 "create a key with `narthex key add NAME`, or listen on 127.0.0.1; --insecure-no-auth serves without keys"
                     .to_owned(),
@@ -114,7 +193,7 @@ impl ServeError {
 pub fn run_blocking(
     gateway: Gateway,
     options: ServeOptions,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(ServerAddress),
 ) -> Result<(), ServeError> {
     run_until(gateway, options, ready, interrupted)
 }
@@ -123,7 +202,7 @@ pub fn run_blocking(
 pub fn run_until(
     gateway: Gateway,
     options: ServeOptions,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(ServerAddress),
     signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -136,16 +215,13 @@ pub fn run_until(
 async fn serve(
     gateway: Gateway,
     options: ServeOptions,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(ServerAddress),
     mut signal: impl AsyncFnMut(),
 ) -> Result<(), ServeError> {
     options.check(&gateway)?;
-    let ServeOptions { host, port, access, limits } = options;
-    let listener = TcpListener::bind((host.as_str(), port)).await.map(Listener::Tcp);
-    let listener = listener.map_err(|source| ServeError::Bind { host: host.clone(), port, source })?;
+    let BoundListener { listener, exposure } = options.listen().await?;
+    let ServeOptions { access, limits, .. } = options;
     let address = listener.address()?;
-    let is_local = is_loopback(&host) && address.ip().to_canonical().is_loopback();
-    let exposure = if is_local { Exposure::Local } else { Exposure::Open { host } };
     let access = Access::new(gateway.clone(), access, &exposure)?;
     let (stop, stopped) = watch::channel(false);
     let connections = Connections::new(routes::router(access), limits, stopped);

@@ -46,7 +46,7 @@ const CAPABILITIES: &[(&[&str], &[&str], &str)] = &[
         "server alone speaks HTTP to callers",
     ),
     (
-        &["tokio", "tokio-stream"],
+        &["tokio", "tokio-rustls", "tokio-stream"],
         &["narthex-server", "narthex-cli"],
         "the library is synchronous; async stays in server",
     ),

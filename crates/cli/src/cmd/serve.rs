@@ -1,9 +1,9 @@
 //! `narthex serve`.
 
 use narthex_gateway::Gateway;
-use narthex_server::{AccessOptions, Authentication, Limits, ServeOptions};
+use narthex_server::{AccessOptions, Authentication, Limits, ServeOptions, ServerAddress, TlsFiles};
 
-use crate::{args::ServeArgs, bars::Bars, environment_keys, interrupt, output};
+use crate::{args::ServeArgs, bars::Bars, environment_keys, input_file, interrupt, output};
 
 /// Serves until a signal.
 pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
@@ -15,14 +15,33 @@ pub(crate) fn run(gateway: &Gateway, args: ServeArgs) -> anyhow::Result<()> {
         keys: environment_keys::read(&|name| std::env::var(name).ok())?,
         auto_pull: args.auto_pull,
     };
-    let options = ServeOptions { host: args.host, port: args.port, access, limits: Limits::standard() };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(TlsFiles { certificate: input_file::read(certificate)?, key: input_file::read(key)? })
+        }
+        _ => None,
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let options = ServeOptions {
+        host: args.host,
+        port: args.port,
+        unix_socket: args.unix_socket,
+        tls,
+        access,
+        limits: Limits::standard(),
+    };
     options.check(gateway)?;
     for model in &args.model {
         gateway.load(model, &Bars::new(), interrupt::cancel())?;
     }
     let mut announced = None;
     let served = narthex_server::run_blocking(gateway.clone(), options, |address| {
-        output::note(format!("listening on http://{address} (OpenAI API under /v1)"));
+        output::note(match &address {
+            ServerAddress::Tcp(address) => {
+                format!("listening on {scheme}://{address} (OpenAI API under /v1)")
+            }
+            ServerAddress::Unix(_) => format!("listening on {address} (OpenAI API under /v1)"),
+        });
         match gateway.register_server(&address.to_string()) {
             Ok(record) => announced = Some(record),
             Err(error) => output::note(format!("warning: `narthex ps` cannot list this server: {error}")),

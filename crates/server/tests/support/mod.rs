@@ -11,7 +11,7 @@ use std::{
 };
 
 use narthex_gateway::{Config, Gateway};
-use narthex_server::{ServeError, ServeOptions, run_until};
+use narthex_server::{ServeError, ServeOptions, ServerAddress, run_until};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -33,6 +33,14 @@ pub(crate) fn local() -> ServeOptions {
     ServeOptions::local(0)
 }
 
+/// The address of a server; port 0 for a Unix socket.
+fn tcp(bound: ServerAddress) -> SocketAddr {
+    match bound {
+        ServerAddress::Tcp(address) => address,
+        ServerAddress::Unix(_) => ([127, 0, 0, 1], 0).into(),
+    }
+}
+
 impl Live {
     /// Serves a store with these settings.
     pub(crate) fn start(config: Config) -> Self {
@@ -52,7 +60,7 @@ impl Live {
             let signal = async || {
                 received.recv().await;
             };
-            run_until(gateway, options, |bound| ready.send(bound).unwrap(), signal)
+            run_until(gateway, options, |bound| ready.send(tcp(bound)).unwrap(), signal)
         });
         let address = address.recv_timeout(PATIENCE).expect("the server binds its port");
         Self { address, signals, thread: Some(thread) }
