@@ -144,7 +144,7 @@ fn products_are_those_of_onnx_runtime() {
         b.output("y", DType::F32, &["rows".into(), outputs.into()]);
         let mut graph = b.finish();
         add_product(&mut graph, random, "x", "y", product);
-        let x = random.floats(rows * inputs);
+        let x = random.floats(product.rows * inputs);
         let fetch = [Fetch { name: "y".into(), shape: vec![rows, outputs] }];
         let [expected, found] = run_both(&graph, &x, &[rows, inputs], &fetch);
         assert_close(&expected[0], &found[0], 0.003, &product);
@@ -204,7 +204,7 @@ fn gated_networks_are_those_of_onnx_runtime() {
         add_node(&mut graph, "silu", "Mul", &["gate", "sigmoid"]);
         add_node(&mut graph, "hidden", "Mul", &["up", "silu"]);
         add_product(&mut graph, random, "hidden", "y", Product { inputs: hidden, outputs: width, ..into });
-        let x = random.floats(rows * width);
+        let x = random.floats(into.rows * width);
         let fetch = [Fetch { name: "y".into(), shape: vec![rows, width] }];
         let [expected, found] = run_both(&graph, &x, &[rows, width], &fetch);
         assert_close(&expected[0], &found[0], 0.01, &into);
