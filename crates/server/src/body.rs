@@ -42,18 +42,13 @@ impl<S: Send + Sync, T: FromBody> FromRequest<S> for Body<T> {
         let (mut parts, body) = request.into_parts();
         let ServerResources { jobs, bodies, .. } = App::from_request_parts(&mut parts, state).await?.shared;
         let connection = ConnectionState::of(&parts.extensions).cloned();
-        let encoding = Encoding::of(&parts.headers);
-        let limit =
-            connection.as_ref().map_or(Limits::standard().body, |connection| connection.limits().body);
+        let encoding = Encoding::of(&parts.headers)?;
+        let limit = connection.as_ref().map_or_else(|| Limits::standard().body, |it| it.limits().body);
         let reader = BodyReader { budget: &bodies, connection: connection.as_ref(), limit };
-        let body = match encoding {
-            Ok(encoding) => reader.read(body, encoding).await,
-            Err(error) => Err(error),
-        };
+        let ReceivedBody { bytes, encoding, reservation } = reader.read(body, encoding).await?;
         if let Some(connection) = connection {
-            if body.is_ok() { connection.request_received() } else { connection.body_refused() }
+            connection.request_received();
         }
-        let ReceivedBody { bytes, encoding, reservation } = body?;
         let read = move || {
             let bytes = encoding.decode(bytes)?;
             reservation.shrink(bytes.len());

@@ -1,14 +1,19 @@
 //! The channel from the engine's thread to a request's task.
 //!
 //! It is unbounded because the engine must not wait for a slow client. The request's `max_tokens` and the context bound
-//! what can queue up.
+//! what can queue up, and a client that reads nothing loses its request.
 
-use std::ops::ControlFlow;
+use std::{
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use narthex_gateway::{
     Cancel, Error, Gateway, Generation, RanOn,
     request::{GenerationEvent, GenerationSink},
 };
+use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::{
@@ -16,18 +21,74 @@ use crate::{
     blocking::run_cancellable,
     budget::Reservation,
     error::ApiError,
+    limits::MAX_UNREAD,
 };
 
 /// The engine's end of the channel.
-struct ChannelSink(UnboundedSender<GenerationEvent>);
+struct ChannelSink {
+    sender: UnboundedSender<GenerationEvent>,
+    backlog: Arc<Mutex<Backlog>>,
+}
+
+/// Events that were not taken.
+struct Backlog {
+    events: usize,
+    /// Time of the first of them, or when one was taken.
+    since: Instant,
+    /// Maximum time without one being taken. Whole answers have none, because they are collected one after the other.
+    limit: Option<Duration>,
+}
 
 impl GenerationSink for ChannelSink {
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()> {
-        match self.0.send(event) {
+        let mut backlog = self.backlog.lock();
+        if backlog.events == 0 {
+            backlog.since = Instant::now();
+        } else if backlog.limit.is_some_and(|limit| backlog.since.elapsed() >= limit) {
+            tracing::debug!("a client reads nothing of its stream");
+            return ControlFlow::Break(());
+        }
+        backlog.events += 1;
+        drop(backlog);
+        match self.sender.send(event) {
             Ok(()) => ControlFlow::Continue(()),
             // The client disconnected, which dropped the receiver.
             Err(_) => ControlFlow::Break(()),
         }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+}
+
+/// Returns both ends of a channel.
+fn channel() -> (ChannelSink, EventReceiver) {
+    let (sender, receiver) = unbounded_channel();
+    let backlog = Arc::new(Mutex::new(Backlog { events: 0, since: Instant::now(), limit: None }));
+    (ChannelSink { sender, backlog: backlog.clone() }, EventReceiver { receiver, backlog })
+}
+
+/// The client's end of the channel.
+struct EventReceiver {
+    receiver: UnboundedReceiver<GenerationEvent>,
+    backlog: Arc<Mutex<Backlog>>,
+}
+
+impl EventReceiver {
+    /// Limits the time without an event being taken.
+    fn limit(&self, limit: Duration) {
+        let mut backlog = self.backlog.lock();
+        backlog.since = Instant::now();
+        backlog.limit = Some(limit);
+    }
+
+    async fn next(&mut self) -> Option<GenerationEvent> {
+        let event = self.receiver.recv().await?;
+        let mut backlog = self.backlog.lock();
+        backlog.events -= 1;
+        backlog.since = Instant::now();
+        Some(event)
     }
 }
 
@@ -43,7 +104,7 @@ impl Drop for CancelOnDisconnect {
 
 /// Events of a running request, whose tokens are counted at its end. Dropping them cancels the request.
 pub(crate) struct Events {
-    receiver: UnboundedReceiver<GenerationEvent>,
+    receiver: EventReceiver,
     generation: CancelOnDisconnect,
     meter: Meter,
     /// Tokens of the prompt and events with text until now; 0 once the request was counted.
@@ -60,7 +121,7 @@ impl Drop for Events {
 impl Events {
     /// Returns the next event; `None` if the engine ended without one.
     pub(crate) async fn next(&mut self) -> Option<GenerationEvent> {
-        let event = self.receiver.recv().await;
+        let event = self.receiver.next().await;
         match &event {
             Some(GenerationEvent::Started { prompt_tokens }) => self.uncounted += prompt_tokens,
             Some(GenerationEvent::Text { .. }) => self.uncounted += 1,
@@ -71,6 +132,11 @@ impl Events {
             Some(GenerationEvent::Finished { .. } | GenerationEvent::Failed { .. }) | None => {}
         }
         event
+    }
+
+    /// Ends the request once its client has read nothing of its stream for too long.
+    pub(crate) fn limit_unread(&self) {
+        self.receiver.limit(MAX_UNREAD);
     }
 
     /// Device that the request runs on.
@@ -86,9 +152,36 @@ pub(crate) async fn start(
     body: Reservation,
     call: impl FnOnce(&Gateway, Box<dyn GenerationSink>) -> Result<Generation, Error> + Send + 'static,
 ) -> Result<Events, ApiError> {
-    let (sender, receiver) = unbounded_channel();
-    let sink = Box::new(ChannelSink(sender));
+    let (sink, receiver) = channel();
+    let sink = Box::new(sink);
     let call = move |gateway: &Gateway, _: &Cancel| call(gateway, sink).map(CancelOnDisconnect);
     let generation = run_cancellable(app, model, body, call).await?;
     Ok(Events { receiver, generation, meter: app.meter.clone(), uncounted: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_ends_when_its_client_reads_nothing() {
+        let started = || GenerationEvent::Started { prompt_tokens: 1 };
+        let (mut sink, mut receiver) = channel();
+        for _ in 0..3 {
+            assert!(sink.event(started()).is_continue());
+        }
+        for _ in 0..3 {
+            receiver.next().await.unwrap();
+        }
+        receiver.limit(Duration::ZERO);
+        for _ in 0..3 {
+            assert!(sink.event(started()).is_continue());
+            receiver.next().await.unwrap();
+        }
+        assert!(sink.event(started()).is_continue());
+        assert!(sink.event(started()).is_break());
+        assert!(!sink.is_closed());
+        drop(receiver);
+        assert!(sink.is_closed());
+    }
 }

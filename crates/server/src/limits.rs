@@ -9,6 +9,9 @@ const RESERVED_DESCRIPTORS: usize = 64;
 /// Maximum number of connections where the system does not limit them.
 const MAX_CONNECTIONS: usize = 4096;
 
+/// Maximum time that a client may read nothing of its answer.
+pub(crate) const MAX_UNREAD: Duration = Duration::from_secs(30);
+
 /// Limits on the clients of a server.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -31,7 +34,7 @@ impl Limits {
             head: Duration::from_secs(10),
             body: Duration::from_secs(10),
             idle: Duration::from_secs(60),
-            write: Duration::from_secs(30),
+            write: MAX_UNREAD,
             connections: connections(),
         }
     }

@@ -11,8 +11,8 @@ use narthex_gateway::request::GenerationEvent;
 
 use crate::{device_headers::with_device_headers, events::Events, metrics::Metrics};
 
-/// Interval of the comments that keep a quiet stream open.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Interval of the comments that keep a quiet stream open, and that find out clients that are gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
 /// Encodes the events of a generation as a protocol's server-sent events.
 pub(crate) trait EventEncoder: Send + 'static {
@@ -44,6 +44,7 @@ impl OpenStream {
 /// Returns the response that streams a generation.
 pub(crate) fn respond(events: Events, encoder: Box<dyn EventEncoder>, metrics: Arc<Metrics>) -> Response {
     metrics.streams().inc();
+    events.limit_unread();
     let ran_on = events.ran_on();
     let open = OpenStream { events, encoder, encoded: VecDeque::new(), ended: false, metrics };
     with_device_headers(&ran_on, Sse::new(stream(open)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))

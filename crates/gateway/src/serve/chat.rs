@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use narthex_engine::worker::Engine;
 use narthex_spec::TokenId;
 use narthex_text::{
     prompt,
@@ -52,7 +51,7 @@ pub(crate) fn chat(
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
     let text = prompt::text(&model.package.tokenizer, template, &request.messages, &options)?;
-    let tokens = tokenize(model, engine, "messages", &text)?;
+    let tokens = tokenize(model, "messages", &text, &*sink)?;
     let tokens = prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
     let prompt = PromptTokens { tokens, param: "messages", echo: None };
     generation::start(model, prompt, &request.options, sink)
@@ -67,11 +66,10 @@ pub(crate) fn complete(
     if sink.is_closed() {
         return Err(Error::Cancelled);
     }
-    let engine = model.engine()?;
     options::check(&request.options)?;
     let tokens = match &request.prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
-        Prompt::Text(text) => with_start(model, tokenize(model, engine, "prompt", text)?),
+        Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &*sink)?),
     };
     let echo = match (request.echo, request.prompt) {
         (Echo::Completion, _) => None,
@@ -82,19 +80,21 @@ pub(crate) fn complete(
     generation::start(model, prompt, &request.options, sink)
 }
 
-/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising all of it.
+/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising all of it, and stops once nobody reads
+/// the answer.
 fn tokenize(
     model: &LoadedModel,
-    engine: &Engine,
     param: &'static str,
     text: &str,
+    sink: &dyn GenerationSink,
 ) -> Result<Vec<TokenId>, Error> {
+    let engine = model.engine()?;
     let tokenizer = &model.package.tokenizer;
     let fewest = tokenizer.fewest_tokens(text);
     if fewest >= engine.limits().longest() {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let bounds = Bounds { limit: engine.limits().longest(), is_cancelled: &|| false };
+    let bounds = Bounds { limit: engine.limits().longest(), is_cancelled: &|| sink.is_closed() };
     match tokenizer.encode_within(text, bounds)? {
         Encoded::Whole(tokens) => Ok(tokens),
         Encoded::Beginning(_) => {

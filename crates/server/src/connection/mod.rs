@@ -8,7 +8,7 @@ mod stream;
 
 use std::{convert::Infallible, pin::pin};
 
-use axum::{Router, http::Request, response::Response};
+use axum::{Router, http::Request};
 use hyper::{
     body::{Body, Incoming},
     service::{Service, service_fn},
@@ -39,7 +39,17 @@ const PING: Duration = Duration::from_secs(20);
 pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, router: Router) {
     let router = TowerToHyperService::new(router);
     let shared = state.clone();
-    let service = service_fn(move |request| answer(shared.clone(), router.clone(), request));
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        // Begun here, because the client's bytes may end before the answer is polled for the first time.
+        let active = shared.begin(request.version(), !request.body().is_end_stream());
+        request.extensions_mut().insert(shared.clone());
+        let router = router.clone();
+        async move {
+            let response = router.call(request).await?;
+            active.answer();
+            Ok::<_, Infallible>(hold(active, response))
+        }
+    });
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().max_buf_size(MAX_HEAD_BYTES);
     builder
@@ -68,16 +78,4 @@ pub(crate) async fn serve(stream: impl ClientStream, state: ConnectionState, rou
             }
         }
     }
-}
-
-async fn answer(
-    state: ConnectionState,
-    router: TowerToHyperService<Router>,
-    mut request: Request<Incoming>,
-) -> Result<Response, Infallible> {
-    let active = state.begin(request.version(), !request.body().is_end_stream());
-    request.extensions_mut().insert(state);
-    let response = router.call(request).await?;
-    active.answer();
-    Ok(hold(active, response))
 }

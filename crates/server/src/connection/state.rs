@@ -42,8 +42,6 @@ struct Phase {
     is_complete: bool,
     /// The answer to the last request has begun.
     is_answered: bool,
-    /// The body of a request was refused before it was read.
-    is_refused: bool,
     is_stopping: bool,
 }
 
@@ -57,7 +55,6 @@ impl ConnectionState {
             is_multiplexed: false,
             is_complete: false,
             is_answered: false,
-            is_refused: false,
             is_stopping: false,
         };
         Self(Arc::new(Shared { limits, stopped, phase: Mutex::new(phase), changed: Notify::new() }))
@@ -97,11 +94,6 @@ impl ConnectionState {
         self.0.phase.lock().is_complete = true;
     }
 
-    /// Records that the rest of the current request's body will not be read.
-    pub(crate) fn body_refused(&self) {
-        self.0.phase.lock().is_refused = true;
-    }
-
     /// Records that bytes have arrived.
     pub(super) fn bytes_received(&self) {
         let mut phase = self.0.phase.lock();
@@ -129,11 +121,6 @@ impl ConnectionState {
     pub(super) fn is_unanswered(&self) -> bool {
         let phase = self.0.phase.lock();
         phase.active > 0 && !phase.is_answered
-    }
-
-    /// Returns true if the client may still send a body that was refused.
-    pub(super) fn is_refused(&self) -> bool {
-        self.0.phase.lock().is_refused
     }
 
     /// Gives a connection without an active request no more time than its last bytes need.

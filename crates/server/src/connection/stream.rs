@@ -20,8 +20,8 @@ const FIRST: u8 = b'H';
 /// Interval of the checks for a client that has closed both directions.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// Maximum time for reading the rest of a body that was refused. A connection that is closed with unread bytes is reset, and
-/// the client may lose the answer.
+/// Maximum time for reading the rest of a request that was refused. A connection that is closed with unread bytes is reset,
+/// and the client may lose the answer.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// A client's byte stream, such as a TCP connection.
@@ -37,7 +37,7 @@ pub(super) struct Connection<S> {
     write_limit: Option<Pin<Box<Sleep>>>,
     /// The client's half-close, from the end of its bytes.
     half_close: Option<HalfClose>,
-    /// Runs from the end of the answers until the rest of a refused body was read.
+    /// Runs from the end of the answers until the rest of a refused request was read.
     linger: Option<Pin<Box<Sleep>>>,
 }
 
@@ -123,7 +123,7 @@ impl<S: ClientStream> Connection<S> {
         Poll::Ready(Ok(written + 1))
     }
 
-    /// Reads and drops the rest of a body that was refused.
+    /// Reads and drops the rest of a request that was refused.
     fn poll_drain(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         let mut bytes = [0; 16 << 10];
@@ -185,7 +185,7 @@ impl<S: ClientStream> AsyncWrite for Connection<S> {
             let outcome = Pin::new(&mut this.stream).poll_shutdown(context);
             ready!(this.limit(context, outcome))?;
         }
-        if this.state.is_refused() {
+        if !this.state.is_complete() {
             ready!(this.poll_drain(context));
         }
         Poll::Ready(Ok(()))
@@ -269,8 +269,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_body_is_read_before_the_connection_is_closed() {
-        let (mut client, mut connection, _request) = asked(Limits::standard());
-        connection.state.body_refused();
+        let (mut client, mut connection, request) = asked(Limits::standard());
+        drop(request);
+        let _refused = connection.state.begin(Version::HTTP_11, true);
         let send = async {
             client.write_all(&[0; 1000]).await?;
             client.shutdown().await

@@ -148,6 +148,11 @@ impl GenerateOptions {
 pub trait GenerationSink: Send {
     /// Receives one event. `Break` cancels the generation.
     fn event(&mut self, event: GenerationEvent) -> ControlFlow<()>;
+
+    /// Returns whether nobody receives the events any more. It ends the work that precedes the first event.
+    fn is_closed(&self) -> bool {
+        false
+    }
 }
 
 /// Event of a generation. Events of different choices interleave.

@@ -1,0 +1,112 @@
+//! `narthex serve` as a process: few file descriptors, and hostile bodies.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+/// A server without models that ends when it is dropped.
+struct Server {
+    process: Child,
+    address: String,
+    _home: tempfile::TempDir,
+}
+
+impl Server {
+    /// Starts a server with a maximum number of file descriptors.
+    fn start(descriptors: usize) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let serve = format!("ulimit -n {descriptors}; exec \"$0\" serve --port 0");
+        let mut process = Command::new("sh")
+            .args(["-c", &serve, env!("CARGO_BIN_EXE_narthex")])
+            .env("NARTHEX_HOME", home.path())
+            .env("NARTHEX_PYTHON", "/nonexistent/python")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let line = lines.find(|line| line.contains("http://")).expect("the server announces its address");
+        // The rest is read, so that the server never waits for a full pipe.
+        thread::spawn(move || lines.for_each(drop));
+        let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+        Self { process, address, _home: home }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        stream
+    }
+
+    /// Sends a request; returns the answer's status.
+    fn send(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        stream.write_all(request).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        String::from_utf8(answer[9..].to_vec()).unwrap()
+    }
+
+    fn health(&self) -> String {
+        self.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    }
+
+    /// Returns the maximum of the resident memory until now, in MiB.
+    #[cfg(target_os = "linux")]
+    fn peak(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() >> 10
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn more_silent_sockets_than_descriptors_leave_the_server_at_work() {
+    let server = Server::start(200);
+    let silent: Vec<TcpStream> = (0..260).map(|_| server.connect()).collect();
+    for _ in 0..20 {
+        assert_eq!(server.health(), "200");
+    }
+    drop(silent);
+    assert_eq!(server.health(), "200");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn hostile_bodies_at_once_take_little_memory() {
+    let server = Server::start(1024);
+    assert_eq!(server.health(), "200");
+    let before = server.peak();
+    let lists = format!(r#"{{"model":"m","prompt":[{}[0]]}}"#, "[0],".repeat(7_900_000));
+    let values = format!(r#"{{"model":"m","x":[{}0]}}"#, "{},".repeat(10_000_000));
+    let text =
+        format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#, "a ".repeat(15_000_000));
+    let bodies = [("/v1/completions", lists), ("/v1/embeddings", values), ("/v1/chat/completions", text)];
+    thread::scope(|scope| {
+        for (path, body) in bodies.iter().cycle().take(8) {
+            let head =
+                format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+            let server = &server;
+            scope.spawn(move || {
+                let status = server.send(&[head.as_bytes(), body.as_bytes()].concat());
+                assert!(["400", "404", "429"].contains(&status.as_str()), "{status}");
+            });
+        }
+    });
+    let grown = server.peak() - before;
+    assert!(grown < 400, "{grown} MiB");
+}
