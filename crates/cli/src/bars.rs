@@ -23,11 +23,20 @@ pub(crate) struct Bars {
 enum Style {
     Bars,
     Lines,
+    Hidden,
 }
 
 impl Bars {
     pub(crate) fn new() -> Self {
-        let style = if stderr().is_terminal() { Style::Bars } else { Style::Lines };
+        Self::with_style(if stderr().is_terminal() { Style::Bars } else { Style::Lines })
+    }
+
+    /// Returns bars that show nothing if `quiet`.
+    pub(crate) fn unless(quiet: bool) -> Self {
+        if quiet { Self::with_style(Style::Hidden) } else { Self::new() }
+    }
+
+    fn with_style(style: Style) -> Self {
         Self { all: MultiProgress::new(), running: Mutex::new(HashMap::new()), style }
     }
 
@@ -59,7 +68,7 @@ impl ProgressSink for Bars {
             }
             (Progress::Note(note), Style::Bars) => self.all.suspend(|| output::note(note)),
             (Progress::Note(note), Style::Lines) => output::note(note),
-            (Progress::Advanced { .. } | Progress::Finished { .. }, Style::Lines) => {}
+            (Progress::Advanced { .. } | Progress::Finished { .. }, Style::Lines) | (_, Style::Hidden) => {}
         }
     }
 }

@@ -352,7 +352,7 @@ fn a_file_that_is_not_there_is_named() {
 #[test]
 fn a_report_that_cannot_be_written_is_known_before_anything_is_measured() {
     let bench = ["bench", "--devices", "cpu", "--report", "/nonexistent/report.html"];
-    check(&bench, 1, "", "cannot write /nonexistent/report.html");
+    check(&bench, 3, "", "cannot write /nonexistent/report.html");
 }
 
 #[test]

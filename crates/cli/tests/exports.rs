@@ -151,7 +151,7 @@ fn data_that_is_cut_off_or_missing_is_named() {
     std::fs::write(&data, &bytes[..bytes.len() / 2]).unwrap();
     check(
         &["import", path, "--name", "cut"],
-        5,
+        9,
         &format!("error: {} ends before the weight", data.display()),
     );
     std::fs::remove_file(&data).unwrap();

@@ -97,7 +97,7 @@ fn checkpoints_are_checked_by_their_settings() {
     assert!(says(&report, "a decoder that Narthex compiles"), "{}", report.report);
     // Graphs beside the settings are what would run.
     fs::write(folder.path().join("model.onnx"), "no model").unwrap();
-    assert_eq!(check(&gateway, &path).unwrap_err().kind(), ErrorKind::BadRequest);
+    assert_eq!(check(&gateway, &path).unwrap_err().kind(), ErrorKind::Malformed);
     fs::remove_file(folder.path().join("model.onnx")).unwrap();
     fs::write(folder.path().join("config.json"), r#"{"model_type":"t5"}"#).unwrap();
     let error = check(&gateway, &path).unwrap_err();

@@ -16,8 +16,10 @@ use narthex_gateway::{
 };
 use narthex_graph::Graph;
 use narthex_spec::{
-    DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, manifest::Quality, progress::Quiet, recipe::FixedShapes,
+    DeviceName, Ep, NpuPolicy, Pass, Power, Scheme, Sha256, manifest::Quality, progress::Quiet,
+    recipe::FixedShapes,
 };
+use sha2::Digest;
 use support::{Tiny, ask, greedy, question};
 
 fn config(tiny: &Tiny, providers: &str) -> Config {
@@ -112,13 +114,22 @@ fn a_model_answers_under_htp_emulation_and_every_node_is_placed_there() {
     }
 }
 
-/// The folder of what this machine keeps for the model on the emulation.
+/// Returns the folders with files that this machine keeps for a model on a device, one for each model. Records of verified
+/// files lie beside them.
+fn machine_folders(tiny: &Tiny) -> Vec<PathBuf> {
+    let entries = |folder: &Path| {
+        let entries = fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let has_devices = |folder: &PathBuf| entries(folder).iter().any(|entry| entry.is_dir());
+    entries(&tiny.home().join("machine")).into_iter().filter(has_devices).collect()
+}
+
+/// Returns the folder with files that this machine keeps for the model on the emulation.
 fn kept(tiny: &Tiny) -> PathBuf {
-    let mut folder = tiny.home().join("machine");
-    for _ in 0..2 {
-        folder = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
-    }
-    folder
+    let folder = machine_folders(tiny).remove(0);
+    let mut entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.find(|entry| entry.is_dir()).unwrap()
 }
 
 fn record(tiny: &Tiny, name: &str) -> serde_json::Value {
@@ -228,7 +239,7 @@ fn layers_and_head_run_where_each_is_put() {
     check("layers=qnn:emulation,head=cpu", &[Ep::Qnn, Ep::Cpu]);
     check("layers=cpu,head=qnn:emulation", &[Ep::Cpu, Ep::Qnn]);
     // Each pair was checked against the CPU by itself.
-    let package = fs::read_dir(tiny.home().join("machine")).unwrap().next().unwrap().unwrap().path();
+    let package = machine_folders(&tiny).remove(0);
     let checked = fs::read_dir(package).unwrap().flatten();
     assert_eq!(checked.filter(|device| device.path().join("verification.json").is_file()).count(), 2);
 }
@@ -324,7 +335,7 @@ fn write_times(tiny: &Tiny, emulation: &serde_json::Value) {
         },
         "refused": [],
     });
-    let package = fs::read_dir(tiny.home().join("machine")).unwrap().next().unwrap().unwrap().path();
+    let package = machine_folders(tiny).remove(0);
     fs::create_dir_all(package.join("auto")).unwrap();
     fs::write(package.join("auto/placing-burst.json"), record.to_string()).unwrap();
 }
@@ -362,7 +373,7 @@ fn nothing_is_measured_where_a_stand_in_is_the_other_device() {
     let status = load(Config { place, ..config(&tiny, "cpu,qnn:emulation") }, &model).unwrap();
     let report = status.placement.unwrap();
     assert_eq!((report.name().as_str(), report.why), ("cpu", None));
-    assert!(!tiny.home().join("machine").exists(), "something was measured or checked");
+    assert!(machine_folders(&tiny).is_empty(), "something was measured or checked");
 }
 
 #[test]
@@ -492,6 +503,7 @@ fn rewrite(folder: &Path, file: &str, change: impl FnOnce(&mut Graph)) {
     let path = folder.join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest["files"][file]["bytes"] = bytes.len().into();
+    manifest["files"][file]["sha256"] = Sha256(sha2::Sha256::digest(&bytes).into()).to_string().into();
     fs::write(folder.join(file), bytes).unwrap();
     fs::write(path, manifest.to_string()).unwrap();
 }

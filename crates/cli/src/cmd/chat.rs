@@ -29,7 +29,7 @@ pub(crate) fn run(gateway: &Gateway, args: &ChatArgs) -> anyhow::Result<()> {
         None if stdin().is_terminal() => None,
         None => Some(interrupt::input(read_stdin)?),
     };
-    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let status = gateway.load(&args.model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
     if status.kind == Some(ModelKind::Text) {
         let message = format!(
             "model: {0} has no chat template; `narthex complete -m {0} TEXT` continues a text",
@@ -51,7 +51,7 @@ pub(crate) fn complete(gateway: &Gateway, args: &CompleteArgs) -> anyhow::Result
         Some(prompt) => prompt.clone(),
         None => interrupt::input(read_stdin)?,
     };
-    let status = gateway.load(&args.model, &Bars::new(), interrupt::cancel())?;
+    let status = gateway.load(&args.model, &Bars::unless(args.generate.quiet), interrupt::cancel())?;
     let request = CompletionRequest {
         prompt: Prompt::Text(prompt),
         echo: Echo::Completion,

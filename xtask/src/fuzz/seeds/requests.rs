@@ -26,8 +26,8 @@ pub(super) fn seeds() -> Vec<Input> {
             "inputs",
             json!({"model": "m", "input": vec![vec![1]; 5000], "dimensions": u64::MAX}).to_string(),
         ),
-        Input::bomb("lists", json!({"model": "m", "prompt": vec![vec![vec![0; 9]; 9]; 900]}).to_string()),
-        Input::bomb("values", json!({"model": "m", "stop": vec![(); 70_000]}).to_string()),
+        Input::bomb("lists", json!({"model": "m", "prompt": vec![vec![vec![0; 3]; 3]; 900]}).to_string()),
+        Input::bomb("values", json!({"model": "m", "stop": vec![0; 15_000]}).to_string()),
         Input::bomb("bias", json!({"model": "m", "prompt": "a", "logit_bias": bias}).to_string()),
         Input::bomb(
             "number",
