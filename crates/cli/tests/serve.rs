@@ -1,7 +1,7 @@
 //! `narthex serve` as a process: few file descriptors, and hostile bodies.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

@@ -1,5 +1,7 @@
 //! Operators of Narthex against those of ONNX Runtime that they replace, in real sessions.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::fs;

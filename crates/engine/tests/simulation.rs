@@ -63,7 +63,7 @@ impl Constraint for Thirds {
         let last = self.accepted.last().copied().unwrap_or(0);
         self.allowed = [match self.forced.first() {
             Some(forced) => 1 << forced,
-            None => (0..30).filter(|token| (token + last) % 3 == 0).map(|token| 1 << token).sum(),
+            None => (0..30).filter(|token| (token + last).is_multiple_of(3)).map(|token| 1 << token).sum(),
         }];
     }
 
@@ -74,14 +74,14 @@ impl Constraint for Thirds {
     fn accept(&mut self, token: u32) -> Progress {
         assert!(self.is_allowed(token), "{token} after {:?}", self.accepted);
         if self.forced.is_empty() {
-            if token % 5 == 0 {
+            if token.is_multiple_of(5) {
                 self.forced = vec![(token + 11) % 30, (token + 17) % 30];
             }
         } else {
             self.forced.remove(0);
         }
         self.accepted.push(token);
-        if self.accepted.len() > 6 && token % 7 == 0 { Progress::Complete } else { Progress::Open }
+        if self.accepted.len() > 6 && token.is_multiple_of(7) { Progress::Complete } else { Progress::Open }
     }
 
     fn forced(&mut self, tokens: &mut Vec<u32>) {
@@ -92,7 +92,7 @@ impl Constraint for Thirds {
 impl Thirds {
     fn is_allowed(&self, token: u32) -> bool {
         let last = self.accepted.last().copied().unwrap_or(0);
-        self.forced.first().map_or((token + last) % 3 == 0, |&forced| forced == token)
+        self.forced.first().map_or((token + last).is_multiple_of(3), |&forced| forced == token)
     }
 
     /// Checks an answer, which may be cut anywhere; the number of tokens that were forced in it.

@@ -57,7 +57,7 @@ pub(super) fn method(
         "split" | "splitlines" => Read::Characters,
         _ => Read::Text,
     };
-    let all = [&[value.clone()], args].concat();
+    let all = [std::slice::from_ref(value), args].concat();
     limits::call_method(state, name, read, &all, |state, all| {
         let Some((value, args)) = all.split_first() else { return Ok(Value::UNDEFINED) };
         let set = args.first().and_then(Value::as_str);

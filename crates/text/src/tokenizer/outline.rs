@@ -127,7 +127,9 @@ impl<'de> Deserialize<'de> for Outline {
                             outline.model = map.next_value()?;
                             has_model = true;
                         }
-                        _ => drop(map.next_value::<Small>()?),
+                        _ => {
+                            map.next_value::<Small>()?;
+                        }
                     }
                 }
                 if has_model { Ok(outline) } else { Err(A::Error::missing_field("model")) }
@@ -154,7 +156,9 @@ impl<'de> Deserialize<'de> for ModelOutline {
                         "vocab" => model.vocab = map.next_value()?,
                         "merges" => model.merges = map.next_value()?,
                         "continuing_subword_prefix" => model.continuing_subword_prefix = map.next_value()?,
-                        _ => drop(map.next_value::<Small>()?),
+                        _ => {
+                            map.next_value::<Small>()?;
+                        }
                     }
                 }
                 Ok(model)
@@ -212,7 +216,9 @@ impl<'de> Deserialize<'de> for DeclaredToken {
                     match name.as_str() {
                         "id" => id = Some(map.next_value()?),
                         "content" => content = Some(map.next_value::<String>()?),
-                        _ => drop(map.next_value::<Small>()?),
+                        _ => {
+                            map.next_value::<Small>()?;
+                        }
                     }
                 }
                 let id = id.ok_or_else(|| A::Error::missing_field("id"))?;

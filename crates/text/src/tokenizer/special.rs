@@ -194,7 +194,7 @@ mod tests {
                 plain.push_str(before);
                 let start = plain.len();
                 plain.push_str(kept.trim_end_matches('»'));
-                ranges.extend((start < plain.len()).then(|| start..plain.len()));
+                ranges.extend((start < plain.len()).then_some(start..plain.len()));
             }
             assert_eq!(break_outside([&specials, &more], &plain, &ranges, '|'), expect, "{text}");
         };
