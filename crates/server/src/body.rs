@@ -1,4 +1,4 @@
-//! JSON request bodies, read into typed structs with errors that name the field. ServerResources by every protocol.
+//! JSON request bodies, read into typed structs with errors that name the field. Shared by every protocol.
 //!
 //! A body reserves its memory before it is read, and keeps it until its request was handed to the gateway.
 

@@ -124,7 +124,7 @@ impl Events {
         let event = self.receiver.next().await;
         match &event {
             Some(GenerationEvent::Started { prompt_tokens }) => self.uncounted += prompt_tokens,
-            Some(GenerationEvent::Text { .. }) => self.uncounted += 1,
+            Some(GenerationEvent::Text { .. } | GenerationEvent::ToolCall { .. }) => self.uncounted += 1,
             Some(GenerationEvent::Done(summary)) => {
                 self.uncounted = 0;
                 self.meter.generation(summary);

@@ -5,6 +5,7 @@
 
 mod accept;
 mod access;
+mod anthropic;
 mod app;
 mod blocking;
 mod body;
@@ -24,8 +25,10 @@ mod loading;
 mod metrics;
 mod model_name;
 mod npus;
+mod ollama;
 mod openai;
 mod outline;
+mod paths;
 mod reply;
 mod routes;
 mod serve;

@@ -1,7 +1,9 @@
 //! Complete answers, collected from the events of a generation.
 
 use axum::http::StatusCode;
-use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, TokenInfo};
+use narthex_gateway::request::{
+    FinishReason, GenerationEvent, Summary, TokenInfo, ToolCallDelta, ToolCallStart,
+};
 
 use crate::{error::ApiError, events::Events};
 
@@ -10,7 +12,28 @@ use crate::{error::ApiError, events::Events};
 pub(crate) struct Choice {
     pub(crate) text: String,
     pub(crate) tokens: Vec<TokenInfo>,
+    pub(crate) calls: Vec<WholeToolCall>,
     pub(crate) finish: Option<FinishReason>,
+}
+
+/// A complete tool call.
+#[derive(Debug, Clone)]
+pub(crate) struct WholeToolCall {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) arguments: String,
+}
+
+impl Choice {
+    /// Adds a part of a call.
+    pub(crate) fn add_call(&mut self, delta: ToolCallDelta) {
+        if let Some(ToolCallStart { id, name }) = delta.start {
+            self.calls.push(WholeToolCall { id, name, arguments: String::new() });
+        }
+        if let Some(call) = self.calls.last_mut() {
+            call.arguments.push_str(&delta.arguments);
+        }
+    }
 }
 
 /// A complete answer.
@@ -30,6 +53,11 @@ pub(crate) async fn collect(mut events: Events, n: usize) -> Result<Reply, ApiEr
                 if let Some(choice) = choices.get_mut(choice) {
                     choice.text.push_str(&text);
                     choice.tokens.extend(tokens);
+                }
+            }
+            GenerationEvent::ToolCall { choice, delta } => {
+                if let Some(choice) = choices.get_mut(choice) {
+                    choice.add_call(delta);
                 }
             }
             GenerationEvent::Finished { choice, reason } => {

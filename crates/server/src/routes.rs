@@ -14,11 +14,14 @@ use serde_json::Value;
 
 use crate::{
     access::{self, Access},
+    anthropic::messages,
     app::App,
     error::ApiError,
     health, keys,
     metrics::Metrics,
-    openai::{self, answer, chat, completions, embeddings, fill, models, rerank},
+    ollama,
+    openai::{self, answer, chat, completions, embeddings, fill, models, rerank, responses, token_endpoints},
+    paths,
 };
 
 /// Id of a request, for the logs of clients and proxies.
@@ -30,13 +33,23 @@ const MAX_ID: usize = 128;
 /// Returns the router with every route, behind access control.
 pub(crate) fn router(access: Access) -> Router {
     let metrics = access.metrics();
-    Router::new()
+    let routes = Router::new()
+        .route("/", get(async || "Narthex is running"))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(rerank::create))
         .route("/v1/answer", post(answer::create))
         .route("/v1/fill", post(fill::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/api/chat", post(ollama::chat::create))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/version", get(ollama::models::version))
+        .route("/tokenize", post(token_endpoints::tokenize))
+        .route("/detokenize", post(token_endpoints::detokenize))
+        .route("/apply-template", post(token_endpoints::apply_template))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/health", get(health))
@@ -45,7 +58,9 @@ pub(crate) fn router(access: Access) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(metrics, count))
         .layer(middleware::from_fn_with_state(Arc::new(access), access::check))
-        .layer(middleware::from_fn(identify))
+        .layer(middleware::from_fn(identify));
+    // A path must be normal before it is matched with a route.
+    Router::new().fallback_service(routes).layer(middleware::from_fn(paths::normalise))
 }
 
 async fn health(app: App) -> Json<Value> {

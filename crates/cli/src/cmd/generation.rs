@@ -5,7 +5,9 @@ use std::{ops::ControlFlow, sync::mpsc, time::Duration};
 use narthex_gateway::{
     Error, Gateway, Generation,
     models::ModelStatus,
-    request::{ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Summary},
+    request::{
+        ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Summary, ToolSettings,
+    },
 };
 
 use crate::{args::GenerateArgs, interrupt, output, render};
@@ -29,7 +31,7 @@ pub(super) fn print_chat(
     status: &ModelStatus,
     messages: Vec<Message>,
 ) -> anyhow::Result<PrintedAnswer> {
-    let request = ChatRequest { messages, options: options(args) };
+    let request = ChatRequest { messages, tools: ToolSettings::default(), options: options(args) };
     print(|sink| gateway.chat(&status.id(), request, sink))
 }
 
@@ -54,7 +56,11 @@ pub(super) fn print(
                 return Ok(PrintedAnswer { text, end: AnswerEnd::Done(summary) });
             }
             Ok(GenerationEvent::Failed { message }) => anyhow::bail!("the answer failed: {message}"),
-            Ok(GenerationEvent::Started { .. } | GenerationEvent::Finished { .. }) => {}
+            Ok(
+                GenerationEvent::Started { .. }
+                | GenerationEvent::ToolCall { .. }
+                | GenerationEvent::Finished { .. },
+            ) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 anyhow::bail!("the engine stopped before the answer was complete")
             }

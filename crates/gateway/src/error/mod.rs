@@ -74,7 +74,7 @@ pub enum Error {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "{param}: the prompt has {prompt} tokens, but prompt and answer together may have {context}; shorten the prompt"
+        "This model's maximum context length is {context} tokens. However, your {param} resulted in {prompt} tokens. Please reduce the length of the {param}."
     )]
     ContextLength {
         /// Name of the field with the prompt in the API.

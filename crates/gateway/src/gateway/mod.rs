@@ -7,6 +7,7 @@ use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Instant};
 use narthex_catalog::resolve::{ModelId, ModelRef};
 use narthex_engine::worker::Drain;
 use narthex_spec::{Ep, ProgressSink, progress::Quiet};
+use narthex_text::template::RenderOptions;
 use parking_lot::Mutex;
 
 use crate::{
@@ -33,8 +34,8 @@ use crate::{
         generation::Generation,
         mask_predict,
         request::{
-            AnswerRequest, Answers, ChatRequest, CompletionRequest, EmbedRequest, Embeddings, Fillings,
-            GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
+            AnswerRequest, Answers, ChatPrompt, ChatRequest, CompletionRequest, EmbedRequest, Embeddings,
+            Fillings, GenerationSink, MaskRequest, Ranking, RefineRequest, Refined, RerankRequest,
         },
         rerank,
     },
@@ -128,6 +129,27 @@ impl Gateway {
         sink: Box<dyn GenerationSink>,
     ) -> Result<Generation, Error> {
         chat::chat(&self.ready(model)?, request, date::today(), sink)
+    }
+
+    /// Returns the prompt of a conversation with its tools. Its options change nothing.
+    pub fn chat_prompt(&self, model: &str, request: ChatRequest) -> Result<ChatPrompt, Error> {
+        chat::prompt(
+            &*self.ready(model)?,
+            request.messages,
+            &request.tools,
+            RenderOptions::answer(date::today()),
+            &|| false,
+        )
+    }
+
+    /// Returns the tokens of a text, in which special tokens are recognised.
+    pub fn tokenize(&self, model: &str, text: &str) -> Result<Vec<u32>, Error> {
+        chat::text_tokens(&*self.ready(model)?, text)
+    }
+
+    /// Returns the text of tokens. Special tokens have none.
+    pub fn detokenize(&self, model: &str, tokens: &[u32]) -> Result<String, Error> {
+        chat::token_text(&*self.ready(model)?, tokens)
     }
 
     /// Starts a text completion. Returns once it is queued.

@@ -95,17 +95,11 @@ impl LoadedModel {
     }
 
     /// Compiles a grammar for this model's vocabulary.
-    pub(crate) fn compile_grammar(&self, grammar: &Grammar) -> Result<GrammarMatcher, Error> {
-        let param = match grammar {
-            Grammar::JsonSchema(_) => "response_format",
-            Grammar::Lark(_) => "grammar",
-            Grammar::Regex(_) => "regex",
-        };
+    pub(crate) fn compile_grammar(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         let compiler = self.grammars.get_or_init(|| {
             GrammarCompiler::new(&self.package.tokenizer, &self.package.manifest.tokenizer.stop)
         });
-        let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(grammar));
-        compiled.map_err(|error| Error::invalid(param, error.to_string()))
+        compiler.as_ref().map_err(Clone::clone)?.compile(grammar)
     }
 
     pub(crate) fn placement(&self) -> &PlacementReport {

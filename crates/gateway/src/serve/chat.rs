@@ -1,10 +1,11 @@
 //! Chat answers and text completions: from a request to the tokens of its prompt.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use narthex_spec::TokenId;
 use narthex_text::{
-    prompt,
+    grammar::GrammarError,
+    prompt::PromptError,
     template::RenderOptions,
     tokenizer::{Bounds, Encoded},
 };
@@ -13,14 +14,21 @@ use crate::{
     error::{Error, TokenCount},
     load::loaded_model::LoadedModel,
     serve::{
-        generation::{self, Generation, PromptTokens},
+        generation::{self, AnswerRules, Generation, PromptTokens},
         options,
-        request::{ChatRequest, CompletionRequest, Echo, GenerationSink, Prompt},
+        request::{
+            ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
+            Message, Prompt, ToolChoice, ToolSettings,
+        },
+        tools::{self, CallParser},
     },
 };
 
 /// Length of a conversation, in multiples of the context, from which it is refused before it is rendered.
 const LEFT_OUT: usize = 8;
+
+/// Maximum number of tokens of a text that is only tokenised.
+const MAX_TOKENIZED: usize = 1 << 18;
 
 /// Starts a chat answer. `date` is today's year, month and day, for templates that print it.
 pub(crate) fn chat(
@@ -32,29 +40,90 @@ pub(crate) fn chat(
     if sink.is_closed() {
         return Err(Error::Cancelled);
     }
-    let engine = model.engine()?;
     options::check(&request.options)?;
+    tools::check(&request.tools)?;
     if request.messages.is_empty() {
         return Err(Error::invalid("messages", "expected at least one message, found none"));
     }
+    let rules = rules(model, &request.tools, &request.options)?;
+    let ChatRequest { messages, tools, options } = request;
+    let ChatPrompt { tokens, .. } =
+        prompt(model, messages, &tools, RenderOptions::answer(date), &|| sink.is_closed())?;
+    let prompt = PromptTokens { tokens, param: "messages", echo: None };
+    generation::start(model, prompt, &options, rules, sink)
+}
+
+/// Returns the prompt of a conversation.
+pub(crate) fn prompt(
+    model: &LoadedModel,
+    mut messages: Vec<Message>,
+    settings: &ToolSettings,
+    mut options: RenderOptions,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<ChatPrompt, Error> {
+    let (tokenizer, engine) = (&model.package.tokenizer, model.engine()?);
     let Some(template) = &model.template else {
         return Err(Error::invalid(
             "model",
             "this model has no chat template; use /v1/completions, or a chat-tuned model",
         ));
     };
-    let options = RenderOptions::answer(date);
-    let contents = request.messages.iter().map(|message| message.content.as_str());
-    let fewest: usize = contents.map(|text| model.package.tokenizer.fewest_tokens(text)).sum();
+    options.tools = tools::declarations(settings);
+    if !template.knows_calls() {
+        messages = tools::as_text(messages, &mem::take(&mut options.tools), &settings.choice);
+    }
+    let fewest: usize = messages.iter().map(|message| tokenizer.fewest_tokens(&message.content)).sum();
     // A template may leave out parts of a long history, but not most of it.
     if fewest / LEFT_OUT >= engine.limits().longest() {
         return Err(generation::prompt_too_long("messages", TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let text = prompt::text(&model.package.tokenizer, template, &request.messages, &options)?;
-    let tokens = tokenize(model, "messages", &text, &*sink)?;
-    let tokens = prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
-    let prompt = PromptTokens { tokens, param: "messages", echo: None };
-    generation::start(model, prompt, &request.options, sink)
+    let rendered = template.render(&messages, &options).map_err(PromptError::from)?;
+    let shielded = tokenizer.shield_outside(rendered.text(), rendered.written());
+    let tokens = tokenize(model, "messages", &shielded, is_cancelled)?;
+    let tokens = narthex_text::prompt::with_bos(tokens, model.package.manifest.tokenizer.bos);
+    Ok(ChatPrompt { text: rendered.into_text(), tokens })
+}
+
+/// Returns the tokens of a text in which special tokens are recognised.
+pub(crate) fn text_tokens(model: &LoadedModel, text: &str) -> Result<Vec<TokenId>, Error> {
+    let bounds = Bounds { limit: MAX_TOKENIZED, is_cancelled: &|| false };
+    match model.package.tokenizer.encode_within(text, bounds)? {
+        Encoded::Whole(tokens) => Ok(tokens),
+        Encoded::Beginning(_) => {
+            let message =
+                format!("expected a text of at most {MAX_TOKENIZED} tokens, found more; send it in parts");
+            Err(Error::invalid("content", message))
+        }
+    }
+}
+
+/// Returns the text of tokens.
+pub(crate) fn token_text(model: &LoadedModel, tokens: &[TokenId]) -> Result<String, Error> {
+    let tokenizer = &model.package.tokenizer;
+    if let Some(bad) = tokens.iter().find(|&&token| token as usize >= tokenizer.vocab_size()) {
+        let message = format!("token {bad} is not below the vocabulary size {}", tokenizer.vocab_size());
+        return Err(Error::invalid("tokens", message));
+    }
+    Ok(tokenizer.decode(tokens))
+}
+
+/// Returns the rules of an answer with these tools.
+fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -> Result<AnswerRules, Error> {
+    let param = if tools.tools.is_empty() { grammar_param(options) } else { "tools" };
+    let refused = |error: GrammarError| Error::invalid(param, error.to_string());
+    let grammar = tools::answer_grammar(tools, options.grammar.as_ref()).map_err(refused)?;
+    let grammar = grammar.map(|grammar| model.compile_grammar(&grammar)).transpose().map_err(refused)?;
+    let may_call = !tools.tools.is_empty() && tools.choice != ToolChoice::None;
+    Ok(AnswerRules { grammar, calls: may_call.then(CallParser::default) })
+}
+
+/// Returns the name of the field with the grammar in the API.
+fn grammar_param(options: &GenerateOptions) -> &'static str {
+    match options.grammar {
+        Some(Grammar::Lark(_)) => "grammar",
+        Some(Grammar::Regex(_)) => "regex",
+        Some(Grammar::JsonSchema(_)) | None => "response_format",
+    }
 }
 
 /// Starts a text completion.
@@ -69,7 +138,7 @@ pub(crate) fn complete(
     options::check(&request.options)?;
     let tokens = match &request.prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
-        Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &*sink)?),
+        Prompt::Text(text) => with_start(model, tokenize(model, "prompt", text, &|| sink.is_closed())?),
     };
     let echo = match (request.echo, request.prompt) {
         (Echo::Completion, _) => None,
@@ -77,16 +146,16 @@ pub(crate) fn complete(
         (Echo::PromptAndCompletion, Prompt::Tokens(tokens)) => Some(model.package.tokenizer.decode(&tokens)),
     };
     let prompt = PromptTokens { tokens, param: "prompt", echo };
-    generation::start(model, prompt, &request.options, sink)
+    let rules = rules(model, &ToolSettings::default(), &request.options)?;
+    generation::start(model, prompt, &request.options, rules, sink)
 }
 
-/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising all of it, and stops once nobody reads
-/// the answer.
+/// Tokenises a prompt. Refuses a text that cannot fit before the work of tokenising all of it, and stops once it is cancelled.
 fn tokenize(
     model: &LoadedModel,
     param: &'static str,
     text: &str,
-    sink: &dyn GenerationSink,
+    is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Vec<TokenId>, Error> {
     let engine = model.engine()?;
     let tokenizer = &model.package.tokenizer;
@@ -94,7 +163,7 @@ fn tokenize(
     if fewest >= engine.limits().longest() {
         return Err(generation::prompt_too_long(param, TokenCount::AtLeast(fewest), engine.limits()));
     }
-    let bounds = Bounds { limit: engine.limits().longest(), is_cancelled: &|| sink.is_closed() };
+    let bounds = Bounds { limit: engine.limits().longest(), is_cancelled };
     match tokenizer.encode_within(text, bounds)? {
         Encoded::Whole(tokens) => Ok(tokens),
         Encoded::Beginning(_) => {
@@ -107,7 +176,7 @@ fn tokenize(
 /// Adds the start token. An empty prompt begins with the token that separates documents.
 fn with_start(model: &LoadedModel, tokens: Vec<TokenId>) -> Vec<TokenId> {
     let tokenizer = &model.package.manifest.tokenizer;
-    let mut tokens = prompt::with_bos(tokens, tokenizer.bos);
+    let mut tokens = narthex_text::prompt::with_bos(tokens, tokenizer.bos);
     if tokens.is_empty() {
         tokens.extend(tokenizer.stop.first());
     }

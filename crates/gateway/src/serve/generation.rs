@@ -15,7 +15,9 @@ use narthex_engine::{
     worker::{SequenceHandle, SubmitError},
 };
 use narthex_spec::{ModelName, TokenId};
-use narthex_text::{detokenize::Detokenizer, stop::StopStrings, tokenizer::Tokenizer};
+use narthex_text::{
+    detokenize::Detokenizer, grammar::GrammarMatcher, stop::StopStrings, tokenizer::Tokenizer,
+};
 use parking_lot::Mutex;
 
 use crate::{
@@ -26,9 +28,10 @@ use crate::{
         constraint::GrammarConstraint,
         options,
         request::{
-            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, Summary, Times, TokenAlternative,
-            TokenInfo,
+            FinishReason, GenerateOptions, GenerationEvent, GenerationSink, StopTokens, Summary, Times,
+            TokenAlternative, TokenInfo,
         },
+        tools::{CallParser, Piece},
     },
 };
 
@@ -59,11 +62,21 @@ pub(super) struct PromptTokens {
     pub(super) echo: Option<String>,
 }
 
+/// Rules for the text of the answers.
+#[derive(Default)]
+pub(super) struct AnswerRules {
+    /// The grammar at its beginning.
+    pub(super) grammar: Option<GrammarMatcher>,
+    /// Parser of tool calls, if the answers may have some.
+    pub(super) calls: Option<CallParser>,
+}
+
 /// Submits every choice of a request to the engine, which checks the prompt.
 pub(super) fn start(
     model: &Arc<LoadedModel>,
     prompt: PromptTokens,
     options: &GenerateOptions,
+    rules: AnswerRules,
     sink: Box<dyn GenerationSink>,
 ) -> Result<Generation, Error> {
     let PromptTokens { tokens, param, echo } = prompt;
@@ -73,8 +86,11 @@ pub(super) fn start(
     options::at_most("n", options.n, model.capacity)?;
     let room = limits.longest().saturating_sub(tokens.len());
     let max_tokens = options.max_tokens.unwrap_or(room).min(room);
-    let sampling = options::sampling(options, limits)?;
-    let grammar = options.grammar.as_ref().map(|grammar| model.compile_grammar(grammar)).transpose()?;
+    let mut sampling = options::sampling(options, limits)?;
+    if options.stop_tokens == StopTokens::Never {
+        let stop = &model.package.manifest.tokenizer.stop;
+        sampling.logit_bias.extend(stop.iter().map(|&token| (token, f32::NEG_INFINITY)));
+    }
     let prompt_tokens = tokens.len();
     let state = Arc::new(Mutex::new(GenerationState::new(sink, options.n, model.clone())));
     state.lock().send(GenerationEvent::Started { prompt_tokens });
@@ -83,13 +99,14 @@ pub(super) fn start(
         if let Some(text) = echo.clone() {
             state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
         }
-        let text = ChoiceText::new(choice, &model.package.tokenizer, options);
+        let calls = rules.calls.as_ref().map(|_| CallParser::default());
+        let text = ChoiceText { calls, ..ChoiceText::new(choice, &model.package.tokenizer, options) };
         let request = Request {
             prompt: tokens.clone(),
             max_tokens,
             stop: model.package.manifest.tokenizer.stop.clone(),
             sampling: Sampling { seed: sampling.seed.wrapping_add(choice as u64), ..sampling.clone() },
-            constraint: grammar.clone().map(|grammar| Box::new(GrammarConstraint::new(grammar)) as _),
+            constraint: rules.grammar.clone().map(|grammar| Box::new(GrammarConstraint::new(grammar)) as _),
             logprobs: options.logprobs.map(|top| LogProbs { top, prompt: echo.is_some() }),
             sink: Box::new(ChoiceSink { state: state.clone(), text }),
         };
@@ -215,6 +232,8 @@ struct ChoiceText {
     pending: Vec<TokenInfo>,
     /// Set once a stop string was found.
     stopped: bool,
+    /// Parser of tool calls, if there may be some.
+    calls: Option<CallParser>,
 }
 
 impl ChoiceText {
@@ -227,6 +246,7 @@ impl ChoiceText {
             has_logprobs: options.logprobs.is_some(),
             pending: Vec::new(),
             stopped: false,
+            calls: None,
         }
     }
 
@@ -251,10 +271,39 @@ impl ChoiceText {
     }
 
     fn send(&mut self, text: String, state: &mut GenerationState) {
-        if !text.is_empty() {
-            let tokens = mem::take(&mut self.pending);
-            state.send(GenerationEvent::Text { choice: self.choice, text, tokens });
+        match &mut self.calls {
+            _ if text.is_empty() => {}
+            None => self.send_text(text, state),
+            Some(calls) => {
+                let pieces = calls.push(&text);
+                self.send_pieces(pieces, state);
+            }
         }
+    }
+
+    fn send_text(&mut self, text: String, state: &mut GenerationState) {
+        let tokens = mem::take(&mut self.pending);
+        state.send(GenerationEvent::Text { choice: self.choice, text, tokens });
+    }
+
+    fn send_pieces(&mut self, pieces: Vec<Piece>, state: &mut GenerationState) {
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.send_text(text, state),
+                Piece::Call(delta) => state.send(GenerationEvent::ToolCall { choice: self.choice, delta }),
+            }
+        }
+    }
+
+    /// Sends the rest of the calls. Returns true if the answer has some.
+    fn finish_calls(&mut self, state: &mut GenerationState) -> bool {
+        let Some(mut calls) = self.calls.take() else { return false };
+        let rest = calls.finish();
+        self.send_pieces(rest, state);
+        if calls.malformed() > 0 {
+            tracing::warn!(model = %state.model.name(), "the model wrote a malformed tool call; its text was sent");
+        }
+        calls.calls() > 0
     }
 
     /// Sends the rest of the text.
@@ -313,7 +362,16 @@ impl TokenSink for ChoiceSink {
         if !text.stopped {
             text.finish(&mut state);
         }
-        let reason = if text.stopped { FinishReason::Stop } else { reason };
+        let has_calls = text.finish_calls(&mut state);
+        let reason = match reason {
+            FinishReason::Stop | FinishReason::Cancelled
+                if has_calls && (text.stopped || reason == FinishReason::Stop) =>
+            {
+                FinishReason::ToolCalls
+            }
+            _ if text.stopped => FinishReason::Stop,
+            reason => reason,
+        };
         state.finish_choice(text.choice, reason, usage);
     }
 }

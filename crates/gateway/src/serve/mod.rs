@@ -11,3 +11,4 @@ pub(crate) mod mask_predict;
 mod options;
 pub mod request;
 pub(crate) mod rerank;
+pub(crate) mod tools;

@@ -13,7 +13,7 @@ use narthex_gateway::{
     Cancel, CompileRequest, Config, Gateway, ImportRequest, disable_telemetry,
     request::{
         ChatRequest, CompletionRequest, Echo, FinishReason, GenerateOptions, GenerationEvent, GenerationSink,
-        Message, Prompt, Role, Summary, TokenInfo,
+        Message, Prompt, Role, Summary, TokenInfo, ToolSettings,
     },
 };
 use narthex_spec::{Ep, Scheme, progress::Quiet};
@@ -172,7 +172,8 @@ pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
 
 /// One user message.
 pub(crate) fn question(text: &str, options: GenerateOptions) -> ChatRequest {
-    ChatRequest { messages: vec![Message::new(Role::User, text.to_owned())], options }
+    let messages = vec![Message::new(Role::User, text.to_owned())];
+    ChatRequest { messages, tools: ToolSettings::default(), options }
 }
 
 /// A text to go on from.
@@ -212,7 +213,7 @@ pub(crate) fn whole(events: &mpsc::Receiver<GenerationEvent>) -> Answer {
     let (mut answer, mut infos, mut end) = (String::new(), Vec::new(), None);
     loop {
         match events.recv_timeout(PATIENCE).expect("an answer ends with Done or Failed") {
-            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Started { .. } | GenerationEvent::ToolCall { .. } => {}
             GenerationEvent::Text { text, tokens, .. } => {
                 answer.push_str(&text);
                 infos.extend(tokens);

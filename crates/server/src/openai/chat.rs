@@ -1,23 +1,25 @@
 //! `POST /v1/chat/completions`.
 
-use std::fmt;
-
 use axum::{Json, response::Response};
 use narthex_gateway::{
     Gateway,
-    request::{ChatRequest, GenerationEvent, Message, Role, Summary, TokenInfo},
+    request::{
+        CallLimit, ChatRequest, GenerateOptions, GenerationEvent, Grammar, Summary, TokenInfo, ToolCallDelta,
+        ToolCallStart, ToolChoice, ToolSettings,
+    },
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
-};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     CompletionHeader, finish_reason,
+    hints::{self, Hints, Ignored},
+    messages::WireMessage,
     options::{Sampling, StreamOptions},
     read_body,
+    response_format::ResponseFormat,
     stream::{ChunkEncoder, Chunks},
+    tools::{WireTool, WireToolChoice},
     usage,
 };
 use crate::{
@@ -27,13 +29,24 @@ use crate::{
     error::ApiError,
     events,
     model_name::refuse_path,
-    reply::collect,
+    reply::{Choice, collect},
     sse,
 };
 
 /// Fields of a body beside [`Sampling::FIELDS`].
-const FIELDS: &[&str] =
-    &["model", "messages", "logprobs", "top_logprobs", "tool_choice", "response_format", "modalities"];
+const FIELDS: &[&str] = &[
+    "model",
+    "messages",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "grammar",
+    "regex",
+    "modalities",
+];
 
 #[derive(Debug, Deserialize)]
 struct ChatBody {
@@ -41,71 +54,45 @@ struct ChatBody {
     messages: Vec<WireMessage>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
-    tool_choice: Option<Value>,
-    response_format: Option<Value>,
-    modalities: Option<Value>,
-}
-
-#[derive(Debug, Deserialize)]
-struct WireMessage {
-    role: Role,
-    content: Option<Content>,
-    name: Option<String>,
-    tool_call_id: Option<String>,
-    tool_calls: Option<Vec<Value>>,
-}
-
-#[derive(Debug)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(ContentVisitor)
-    }
-}
-
-/// Reads a text without a copy, as serde's untagged enums would make.
-struct ContentVisitor;
-
-impl<'de> Visitor<'de> for ContentVisitor {
-    type Value = Content;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(r#"a string or a list of parts such as {"type": "text", "text": …}"#)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-        Ok(Content::Text(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-        Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
-    }
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    r#type: String,
-    text: Option<String>,
+    tools: Option<Vec<WireTool>>,
+    tool_choice: Option<WireToolChoice>,
+    parallel_tool_calls: Option<bool>,
+    response_format: Option<ResponseFormat>,
+    grammar: Option<String>,
+    regex: Option<String>,
+    modalities: Option<Vec<String>>,
 }
 
 impl ChatBody {
     fn check(&self) -> Result<(), ApiError> {
-        if self.tool_choice.as_ref().is_some_and(|choice| !choice.is_null() && choice != "none") {
-            return Err(ApiError::unsupported("tool_choice"));
+        match &self.modalities {
+            Some(modalities) if *modalities != ["text"] => Err(ApiError::unsupported("modalities")),
+            _ => Ok(()),
         }
-        let format = self.response_format.as_ref().filter(|format| !format.is_null());
-        if format.is_some_and(|format| format["type"] != "text") {
-            return Err(ApiError::unsupported("response_format"));
+    }
+
+    fn grammar(&mut self) -> Result<Option<Grammar>, ApiError> {
+        let format = self.response_format.take().and_then(ResponseFormat::into_grammar);
+        let lark = self.grammar.take().map(Grammar::Lark);
+        let regex = self.regex.take().map(Grammar::Regex);
+        let mut given = [format, lark, regex].into_iter().flatten();
+        match (given.next(), given.next()) {
+            (_, Some(_)) => Err(ApiError::bad_request(
+                "response_format",
+                "expected one of response_format, grammar and regex, found more",
+            )),
+            (grammar, None) => Ok(grammar),
         }
-        let modalities = self.modalities.as_ref().filter(|modalities| !modalities.is_null());
-        if modalities.is_some_and(|modalities| *modalities != json!(["text"])) {
-            return Err(ApiError::unsupported("modalities"));
-        }
-        Ok(())
+    }
+
+    fn tools(&mut self) -> Result<ToolSettings, ApiError> {
+        let tools = self.tools.take().unwrap_or_default().into_iter().enumerate();
+        let calls = if self.parallel_tool_calls == Some(false) { CallLimit::One } else { CallLimit::Any };
+        Ok(ToolSettings {
+            tools: tools.map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?,
+            choice: self.tool_choice.take().map_or(ToolChoice::Auto, WireToolChoice::into_choice),
+            calls,
+        })
     }
 
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
@@ -119,71 +106,41 @@ impl ChatBody {
     }
 }
 
-impl Part {
-    /// Returns the text; `path` names the part in errors.
-    fn into_text(self, path: &str) -> Result<String, ApiError> {
-        match (self.r#type.as_str(), self.text) {
-            ("text", Some(text)) => Ok(text),
-            ("text", None) => Err(ApiError::bad_request(path, format!("{path}: text is missing"))),
-            (other, _) => {
-                let message = format!(
-                    "{path}: parts of type {other:?} are not supported by this version of Narthex; send text"
-                );
-                Err(ApiError::unsupported_as(path, message))
-            }
-        }
-    }
-}
-
-impl WireMessage {
-    fn into_message(self, index: usize) -> Result<Message, ApiError> {
-        if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) {
-            return Err(ApiError::unsupported(&format!("messages[{index}].tool_calls")));
-        }
-        let content = match self.content {
-            None => String::new(),
-            Some(Content::Text(text)) => text,
-            Some(Content::Parts(parts)) => parts
-                .into_iter()
-                .enumerate()
-                .map(|(part, content)| content.into_text(&format!("messages[{index}].content[{part}]")))
-                .collect::<Result<_, _>>()?,
-        };
-        let (name, tool_call_id) = (self.name, self.tool_call_id);
-        Ok(Message { name, tool_call_id, ..Message::new(self.role, content) })
-    }
-}
-
 /// A body that was read and checked.
 pub(crate) struct ParsedChat {
     model: String,
     request: ChatRequest,
     streaming: Option<StreamOptions>,
     with_logprobs: bool,
+    ignored: Ignored,
 }
 
 impl FromBody for ParsedChat {
     fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let chat: ChatBody = read_body(body, &[FIELDS, Sampling::FIELDS])?;
+        let mut chat: ChatBody = read_body(body, &[FIELDS, Sampling::FIELDS, hints::NAMES])?;
         let sampling: Sampling = body::read_fields(body)?;
+        let ignored = body::read_fields::<Hints>(body)?.check()?;
         refuse_path(&chat.model)?;
         chat.check()?;
         let options = sampling.options(chat.top_logprobs()?)?;
+        let options = GenerateOptions { grammar: chat.grammar()?, ..options };
+        let tools = chat.tools()?;
         let messages = chat.messages.into_iter().enumerate();
         let messages =
             messages.map(|(index, message)| message.into_message(index)).collect::<Result<_, _>>()?;
         Ok(Self {
-            request: ChatRequest { messages, options },
+            request: ChatRequest { messages, tools, options },
             streaming: sampling.streaming(),
             with_logprobs: chat.logprobs.unwrap_or(false),
             model: chat.model,
+            ignored,
         })
     }
 }
 
 /// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response, ApiError> {
-    let Body(ParsedChat { model, request, streaming, with_logprobs }, held) = body;
+    let Body(ParsedChat { model, request, streaming, with_logprobs, ignored }, held) = body;
     let n = request.options.n;
     let header = CompletionHeader::new("chatcmpl", model.clone());
     let name = model.clone();
@@ -191,7 +148,8 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let events = events::start(&app, &model, held, call).await?;
     if let Some(options) = streaming {
         let chunks = ChatChunks { header, options, n };
-        return Ok(sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics));
+        let response = sse::respond(events, Box::new(ChunkEncoder(chunks)), app.meter.metrics);
+        return Ok(ignored.name_in(response));
     }
     let ran_on = events.ran_on();
     let reply = collect(events, n).await?;
@@ -202,7 +160,7 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
         .map(|(index, choice)| {
             json!({
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": null},
+                "message": message(choice),
                 "logprobs": with_logprobs.then(|| logprobs(&choice.tokens)),
                 "finish_reason": choice.finish.map(finish_reason),
             })
@@ -211,7 +169,37 @@ pub(crate) async fn create(app: App, body: Body<ParsedChat>) -> Result<Response,
     let mut answer = header.object("chat.completion");
     answer["choices"] = choices.into();
     answer["usage"] = usage(&reply.summary);
-    Ok(with_device_headers(&ran_on, Json(answer)))
+    Ok(ignored.name_in(with_device_headers(&ran_on, Json(answer))))
+}
+
+/// Returns the message of a complete answer. Its content is null if it has calls alone.
+fn message(choice: &Choice) -> Value {
+    let mut message = json!({"role": "assistant", "content": choice.text, "refusal": null});
+    if !choice.calls.is_empty() {
+        if choice.text.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let calls = choice.calls.iter().map(|call| {
+            json!({
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            })
+        });
+        message["tool_calls"] = calls.collect();
+    }
+    message
+}
+
+/// Returns the delta for a part of a call.
+fn call_delta(delta: ToolCallDelta) -> Value {
+    let mut call = json!({"index": delta.index, "function": {"arguments": delta.arguments}});
+    if let Some(ToolCallStart { id, name }) = delta.start {
+        call["id"] = id.into();
+        call["type"] = "function".into();
+        call["function"]["name"] = name.into();
+    }
+    json!({"tool_calls": [call]})
 }
 
 fn logprobs(tokens: &[TokenInfo]) -> Value {
@@ -260,6 +248,9 @@ impl Chunks for ChatChunks {
                 .collect(),
             GenerationEvent::Text { choice, text, tokens } => {
                 vec![self.choice(choice, json!({"content": text}), &tokens, None)]
+            }
+            GenerationEvent::ToolCall { choice, delta } => {
+                vec![self.choice(choice, call_delta(delta), &[], None)]
             }
             GenerationEvent::Finished { choice, reason } => {
                 vec![self.choice(choice, json!({}), &[], Some(finish_reason(reason)))]

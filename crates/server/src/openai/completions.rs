@@ -215,9 +215,10 @@ impl Chunks for TextChunks {
             GenerationEvent::Done(summary) if self.options.include_usage => {
                 vec![self.chunk(json!([]), Some(&summary))]
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Done(_) | GenerationEvent::Failed { .. } => {
-                Vec::new()
-            }
+            GenerationEvent::Started { .. }
+            | GenerationEvent::ToolCall { .. }
+            | GenerationEvent::Done(_)
+            | GenerationEvent::Failed { .. } => Vec::new(),
         }
     }
 }

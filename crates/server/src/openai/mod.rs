@@ -8,11 +8,17 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod fill;
+pub(crate) mod hints;
+pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod options;
 pub(crate) mod prompts;
 pub(crate) mod rerank;
+pub(crate) mod response_format;
+pub(crate) mod responses;
 pub(crate) mod stream;
+pub(crate) mod token_endpoints;
+pub(crate) mod tools;
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -54,7 +60,7 @@ impl CompletionHeader {
 }
 
 /// Seconds since 1970.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -70,6 +76,7 @@ pub(crate) fn new_id(prefix: &str) -> String {
 pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
+        FinishReason::ToolCalls => "tool_calls",
         FinishReason::Length | FinishReason::Cancelled => "length",
     }
 }

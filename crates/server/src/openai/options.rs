@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narthex_gateway::request::GenerateOptions;
+use narthex_gateway::request::{GenerateOptions, StopTokens};
 use serde::Deserialize;
 
 use crate::error::ApiError;
@@ -27,10 +27,13 @@ pub(crate) struct StreamOptions {
 pub(crate) struct Sampling {
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
+    n_predict: Option<i64>,
+    ignore_eos: Option<bool>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    top_k: Option<usize>,
+    top_k: Option<i64>,
     min_p: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
@@ -47,11 +50,14 @@ impl Sampling {
     pub(crate) const FIELDS: &[&str] = &[
         "max_tokens",
         "max_completion_tokens",
+        "n_predict",
+        "ignore_eos",
         "temperature",
         "top_p",
         "top_k",
         "min_p",
         "repetition_penalty",
+        "repeat_penalty",
         "presence_penalty",
         "frequency_penalty",
         "logit_bias",
@@ -67,14 +73,21 @@ impl Sampling {
         self.stream.unwrap_or(false).then(|| self.stream_options.unwrap_or_default())
     }
 
+    /// Returns the limit of the answer; llama.cpp's clients write -1 for none.
+    fn max_tokens(&self) -> Option<usize> {
+        let predicted = self.n_predict.and_then(|tokens| usize::try_from(tokens).ok());
+        self.max_completion_tokens.or(self.max_tokens).or(predicted)
+    }
+
     /// Returns the gateway's options. The gateway checks ranges.
     pub(crate) fn options(&self, logprobs: Option<usize>) -> Result<GenerateOptions, ApiError> {
         let standard = GenerateOptions::api_defaults();
         Ok(GenerateOptions {
-            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            max_tokens: self.max_tokens(),
             temperature: self.temperature.unwrap_or(standard.temperature),
             top_p: self.top_p.unwrap_or(standard.top_p),
-            top_k: self.top_k.unwrap_or(standard.top_k),
+            // Other servers write -1 for all.
+            top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(standard.top_k),
             min_p: self.min_p.unwrap_or(standard.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(standard.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(standard.presence_penalty),
@@ -90,6 +103,7 @@ impl Sampling {
             n: self.n.unwrap_or(1),
             logprobs,
             grammar: None,
+            stop_tokens: if self.ignore_eos == Some(true) { StopTokens::Never } else { StopTokens::End },
         })
     }
 

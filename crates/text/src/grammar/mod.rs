@@ -105,6 +105,16 @@ impl Grammar {
     }
 }
 
+/// Returns the right side of a Lark rule for the JSON texts that are valid under a schema.
+///
+/// # Errors
+/// If the schema is too large or no object.
+pub fn json_rule(schema: &Value) -> Result<String, GrammarError> {
+    let rule = format!("%json {}", with_spacing(schema)?);
+    check_size(rule.len())?;
+    Ok(rule)
+}
+
 /// Returns the schema with the spacing of the JSON that models write: one space after `:` and `,`, and no other white
 /// space. Small models would otherwise fill their answer with it, and fixed punctuation is forced without the model.
 fn with_spacing(schema: &Value) -> Result<Value, GrammarError> {

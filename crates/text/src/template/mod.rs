@@ -95,6 +95,7 @@ pub struct ChatTemplate {
     env: Arc<Environment<'static>>,
     special_tokens: Value,
     knows_developer: bool,
+    knows_calls: bool,
 }
 
 impl ChatTemplate {
@@ -103,6 +104,7 @@ impl ChatTemplate {
         let malformed = |error: minijinja::Error| TemplateError::Malformed { reason: format!("{error:#}") };
         let source = without_generation_blocks(source);
         let knows_developer = source.contains("developer");
+        let knows_calls = source.contains("tools") && source.contains("<tool_call>");
         let compile = || {
             let mut env = functions::environment()?;
             env.add_template_owned(NAME, instructions::shield_literals(&source, syntax()?)?)?;
@@ -116,7 +118,12 @@ impl ChatTemplate {
         })?;
         let special_tokens = special_tokens.into_iter().map(|(name, text)| (name, origin::mark(&text)));
         let special_tokens = Value::from_pairs(special_tokens);
-        Ok(Self { env: Arc::new(env), special_tokens, knows_developer })
+        Ok(Self { env: Arc::new(env), special_tokens, knows_developer, knows_calls })
+    }
+
+    /// Returns true if the template writes tools itself, and asks for calls between `<tool_call>` and `</tool_call>`.
+    pub fn knows_calls(&self) -> bool {
+        self.knows_calls
     }
 
     /// Renders a conversation.

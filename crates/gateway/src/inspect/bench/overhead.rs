@@ -23,6 +23,7 @@ use crate::{
         date,
         request::{
             ChatRequest, GenerateOptions, GenerationEvent, GenerationSink, Message, Role, Summary, Times,
+            ToolSettings,
         },
     },
 };
@@ -164,7 +165,8 @@ impl OverheadBench<'_> {
             logit_bias: self.suppressed().iter().map(|&token| (token, SUPPRESSION)).collect(),
             ..GenerateOptions::api_defaults()
         };
-        let request = ChatRequest { messages: self.messages(number), options };
+        let request =
+            ChatRequest { messages: self.messages(number), tools: ToolSettings::default(), options };
         let (ends, received) = mpsc::channel();
         round::rest();
         let begun = Instant::now();
@@ -189,6 +191,7 @@ impl GenerationSink for LastEvent {
             GenerationEvent::Failed { message } => Err(StepError::Device { message }.into()),
             GenerationEvent::Started { .. }
             | GenerationEvent::Text { .. }
+            | GenerationEvent::ToolCall { .. }
             | GenerationEvent::Finished { .. } => {
                 return ControlFlow::Continue(());
             }

@@ -1,12 +1,13 @@
 //! Requests to models and their answers, in text rather than tokens.
 
 mod encoder;
+mod tools;
 
 use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
 pub use narthex_text::{
     grammar::Grammar,
-    template::{Message, Role},
+    template::{FunctionCall, Message, Role, ToolCall},
 };
 
 pub use encoder::{
@@ -14,16 +15,19 @@ pub use encoder::{
     Ranked, Ranking, RefineRequest, Refined, RerankRequest,
 };
 
+pub use tools::{CallLimit, Strictness, Tool, ToolCallDelta, ToolCallStart, ToolChoice, ToolSettings};
+
 /// Request for an answer in a conversation.
 ///
 /// ```
-/// use narthex_gateway::request::{ChatRequest, GenerateOptions, Message, Role};
+/// use narthex_gateway::request::{ChatRequest, GenerateOptions, Message, Role, ToolSettings};
 ///
 /// let request = ChatRequest {
 ///     messages: vec![
 ///         Message::new(Role::System, "Answer in one sentence.".to_owned()),
 ///         Message::new(Role::User, "What is a narthex?".to_owned()),
 ///     ],
+///     tools: ToolSettings::default(),
 ///     options: GenerateOptions { max_tokens: Some(64), ..GenerateOptions::api_defaults() },
 /// };
 /// assert_eq!(request.messages.len(), 2);
@@ -32,8 +36,19 @@ pub use encoder::{
 pub struct ChatRequest {
     /// Messages of the conversation, oldest first; at least one.
     pub messages: Vec<Message>,
+    /// Tools that the model may call.
+    pub tools: ToolSettings,
     /// Generation options.
     pub options: GenerateOptions,
+}
+
+/// Prompt that a conversation becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// Text of the chat template.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
 }
 
 /// Request for a text completion.
@@ -96,6 +111,17 @@ pub struct GenerateOptions {
     pub logprobs: Option<usize>,
     /// Grammar that the text must follow; `None` for any text.
     pub grammar: Option<Grammar>,
+    /// Treatment of the model's stop tokens.
+    pub stop_tokens: StopTokens,
+}
+
+/// Treatment of the tokens that end an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopTokens {
+    /// They end it.
+    End,
+    /// They are never generated.
+    Never,
 }
 
 impl GenerateOptions {
@@ -116,6 +142,7 @@ impl GenerateOptions {
             n: 1,
             logprobs: None,
             grammar: None,
+            stop_tokens: StopTokens::End,
         }
     }
 }
@@ -172,6 +199,13 @@ pub enum GenerationEvent {
         /// Log-probabilities of the tokens since the last event, if requested.
         tokens: Vec<TokenInfo>,
     },
+    /// More of a tool call of one choice.
+    ToolCall {
+        /// Index of the choice.
+        choice: usize,
+        /// The part.
+        delta: ToolCallDelta,
+    },
     /// One choice is complete.
     Finished {
         /// Index of the choice.
@@ -217,6 +251,8 @@ pub struct TokenAlternative {
 pub enum FinishReason {
     /// A stop token or stop string.
     Stop,
+    /// The answer ends with tool calls.
+    ToolCalls,
     /// `max_tokens` was reached, or the context is full.
     Length,
     /// The caller left, or the server shut down.

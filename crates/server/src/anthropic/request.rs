@@ -1,0 +1,292 @@
+//! The body of a request, and its translation to the gateway's.
+
+use narthex_gateway::request::{
+    CallLimit, ChatRequest, FunctionCall, GenerateOptions, Message, Role, Strictness, Tool, ToolCall,
+    ToolChoice, ToolSettings,
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{error::ApiError, openai::tools::no_parameters};
+
+/// Names of the fields.
+pub(super) const FIELDS: &[&str] = &[
+    "model",
+    "messages",
+    "system",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "stream",
+    "tools",
+    "tool_choice",
+    "metadata",
+    "thinking",
+    "service_tier",
+    "context_management",
+    "output_config",
+    "cache_control",
+];
+
+/// The line that Claude Code puts in front of its instructions. It differs in each request, so that no two prompts would
+/// share their beginning.
+const BILLING_LINE: &str = "x-anthropic-billing-header:";
+
+#[derive(Debug, Deserialize)]
+pub(super) struct MessagesBody {
+    pub(super) model: String,
+    messages: Vec<WireTurn>,
+    system: Option<Blocks>,
+    max_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    stop_sequences: Option<Vec<String>>,
+    pub(super) stream: Option<bool>,
+    tools: Option<Vec<ToolDefinition>>,
+    tool_choice: Option<TurnChoice>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireTurn {
+    role: TurnRole,
+    content: Blocks,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum TurnRole {
+    User,
+    Assistant,
+    System,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of content blocks")]
+enum Blocks {
+    Text(String),
+    List(Vec<Block>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Block {
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        #[serde(default)]
+        input: Value,
+    },
+    ToolResult {
+        tool_use_id: String,
+        content: Option<Blocks>,
+    },
+    Thinking {},
+    RedactedThinking {},
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolDefinition {
+    name: String,
+    description: Option<String>,
+    input_schema: Option<Value>,
+    strict: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TurnChoice {
+    r#type: ChoiceType,
+    name: Option<String>,
+    disable_parallel_tool_use: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ChoiceType {
+    Auto,
+    Any,
+    Tool,
+    None,
+}
+
+fn not_text(path: &str) -> ApiError {
+    let message = format!(
+        "{path}: only text, tool_use and tool_result blocks are supported by this version of Narthex"
+    );
+    ApiError::unsupported_as(path, message)
+}
+
+impl Blocks {
+    /// Returns the text of blocks that are all text.
+    fn into_text(self, path: &str) -> Result<String, ApiError> {
+        let blocks = match self {
+            Self::Text(text) => return Ok(text),
+            Self::List(blocks) => blocks,
+        };
+        let texts = blocks.into_iter().map(|block| match block {
+            Block::Text { text } => Ok(text),
+            _ => Err(not_text(path)),
+        });
+        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    }
+}
+
+/// Returns the instructions without the line that differs in each request.
+fn stable(system: &str) -> String {
+    let lines = system.split_inclusive('\n').filter(|line| !line.trim_start().starts_with(BILLING_LINE));
+    lines.collect()
+}
+
+impl WireTurn {
+    /// Appends the messages of a turn: the results of tools, then its text and calls.
+    fn add_to(self, messages: &mut Vec<Message>, index: usize) -> Result<(), ApiError> {
+        let path = format!("messages[{index}].content");
+        let blocks = match self.content {
+            Blocks::Text(text) => vec![Block::Text { text }],
+            Blocks::List(blocks) => blocks,
+        };
+        let role = match self.role {
+            TurnRole::User => Role::User,
+            TurnRole::Assistant => Role::Assistant,
+            TurnRole::System => Role::System,
+        };
+        let (mut texts, mut tool_calls, mut has_results) = (Vec::new(), Vec::new(), false);
+        for block in blocks {
+            match block {
+                Block::Text { text } => texts.push(text),
+                Block::ToolUse { id, name, input } => {
+                    let function = FunctionCall { name, arguments: input };
+                    tool_calls.push(ToolCall { id: Some(id), function });
+                }
+                Block::ToolResult { tool_use_id, content } => {
+                    let content = content.map_or(Ok(String::new()), |content| content.into_text(&path))?;
+                    let result = Message::new(Role::Tool, content);
+                    messages.push(Message { tool_call_id: Some(tool_use_id), ..result });
+                    has_results = true;
+                }
+                // The model's own templates drop earlier reasoning.
+                Block::Thinking {} | Block::RedactedThinking {} => {}
+                Block::Unknown => return Err(not_text(&path)),
+            }
+        }
+        if !texts.is_empty() || !tool_calls.is_empty() || !has_results {
+            messages.push(Message { tool_calls, ..Message::new(role, texts.join("\n")) });
+        }
+        Ok(())
+    }
+}
+
+impl MessagesBody {
+    /// Returns the gateway's request.
+    pub(super) fn into_request(self) -> Result<ChatRequest, ApiError> {
+        let mut messages = Vec::new();
+        if let Some(system) = self.system {
+            messages.push(Message::new(Role::System, stable(&system.into_text("system")?)));
+        }
+        for (index, turn) in self.messages.into_iter().enumerate() {
+            turn.add_to(&mut messages, index)?;
+        }
+        let standard = GenerateOptions::api_defaults();
+        let options = GenerateOptions {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature.unwrap_or(standard.temperature),
+            top_p: self.top_p.unwrap_or(standard.top_p),
+            top_k: self.top_k.unwrap_or(standard.top_k),
+            stop: self.stop_sequences.unwrap_or_default(),
+            ..standard
+        };
+        let tools = self.tools.unwrap_or_default().into_iter().map(ToolDefinition::into_tool).collect();
+        let single =
+            self.tool_choice.as_ref().is_some_and(|choice| choice.disable_parallel_tool_use == Some(true));
+        let calls = if single { CallLimit::One } else { CallLimit::Any };
+        let choice = self.tool_choice.map_or(Ok(ToolChoice::Auto), TurnChoice::into_choice)?;
+        Ok(ChatRequest { messages, tools: ToolSettings { tools, choice, calls }, options })
+    }
+}
+
+impl ToolDefinition {
+    fn into_tool(self) -> Tool {
+        Tool {
+            name: self.name,
+            description: self.description,
+            parameters: self.input_schema.unwrap_or_else(no_parameters),
+            strictness: if self.strict == Some(true) { Strictness::Strict } else { Strictness::BestEffort },
+        }
+    }
+}
+
+impl TurnChoice {
+    fn into_choice(self) -> Result<ToolChoice, ApiError> {
+        match (self.r#type, self.name) {
+            (ChoiceType::Auto, _) => Ok(ToolChoice::Auto),
+            (ChoiceType::Any, _) => Ok(ToolChoice::Required),
+            (ChoiceType::None, _) => Ok(ToolChoice::None),
+            (ChoiceType::Tool, Some(name)) => Ok(ToolChoice::Function(name)),
+            (ChoiceType::Tool, None) => {
+                Err(ApiError::bad_request("tool_choice.name", "tool_choice of type tool needs a name"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(fields: Value) -> ChatRequest {
+        let mut body =
+            json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]});
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        serde_json::from_value::<MessagesBody>(body).unwrap().into_request().unwrap()
+    }
+
+    #[test]
+    fn turns_with_tools_become_messages() {
+        let read = request(json!({
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "Weather?"},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "…", "signature": "s"},
+                    {"type": "tool_use", "id": "t1", "name": "w", "input": {"city": "Rome"}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "12"}]},
+                    {"type": "text", "text": "And?"},
+                ]},
+            ],
+            "tools": [{"name": "w", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+        }));
+        let roles: Vec<Role> = read.messages.iter().map(|message| message.role).collect();
+        assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool, Role::User]);
+        assert_eq!(read.messages[2].tool_calls[0].function.arguments, json!({"city": "Rome"}));
+        assert_eq!(
+            (read.messages[3].content.as_str(), read.messages[3].tool_call_id.as_deref()),
+            ("12", Some("t1"))
+        );
+        assert_eq!((&read.tools.choice, read.tools.calls), (&ToolChoice::Required, CallLimit::One));
+        assert_eq!(read.options.max_tokens, Some(9));
+    }
+
+    #[test]
+    fn a_line_that_changes_with_each_request_is_left_out() {
+        let system = |hash: &str| {
+            let text = format!("x-anthropic-billing-header: cc_version=2.1; cch={hash};\nYou are an agent.");
+            request(json!({"system": text})).messages[0].content.clone()
+        };
+        assert_eq!(system("0a1b2"), system("ffff3"));
+        assert_eq!(system("0a1b2"), "You are an agent.");
+    }
+}

@@ -1,0 +1,162 @@
+//! Streamed answers as Anthropic's events.
+
+use axum::response::sse::Event;
+use narthex_gateway::request::{FinishReason, GenerationEvent, Summary, ToolCallDelta, ToolCallStart};
+use serde_json::{Value, json};
+
+use super::{error, stop_reason, usage};
+use crate::sse::EventEncoder;
+
+/// Encodes an answer as content blocks: text, and one block for each call.
+pub(super) struct MessageEvents {
+    id: String,
+    model: String,
+    /// Number of blocks that have begun.
+    blocks: usize,
+    open: Option<OpenBlock>,
+    reason: Option<FinishReason>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OpenBlock {
+    Text,
+    Call,
+}
+
+impl MessageEvents {
+    /// An answer that has not begun.
+    pub(super) fn new(id: String, model: String) -> Self {
+        Self { id, model, blocks: 0, open: None, reason: None }
+    }
+
+    fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
+        match event {
+            GenerationEvent::Started { prompt_tokens } => vec![self.message_start(prompt_tokens)],
+            GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
+            GenerationEvent::Text { text, .. } => {
+                let mut values = Vec::new();
+                if self.open != Some(OpenBlock::Text) {
+                    let block = json!({"type": "text", "text": ""});
+                    self.start(OpenBlock::Text, block, &mut values);
+                }
+                values.push(self.delta(json!({"type": "text_delta", "text": text})));
+                values
+            }
+            GenerationEvent::ToolCall { delta, .. } => self.call(delta),
+            GenerationEvent::Finished { reason, .. } => {
+                self.reason = Some(reason);
+                self.stop().into_iter().collect()
+            }
+            GenerationEvent::Done(summary) => self.end(&summary),
+            GenerationEvent::Failed { message } => vec![error("api_error", &message.into())],
+        }
+    }
+
+    fn message_start(&self, prompt_tokens: usize) -> Value {
+        json!({"type": "message_start", "message": {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
+        }})
+    }
+
+    fn call(&mut self, delta: ToolCallDelta) -> Vec<Value> {
+        let mut values = Vec::new();
+        if let Some(ToolCallStart { id, name }) = delta.start {
+            let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+            self.start(OpenBlock::Call, block, &mut values);
+        }
+        if !delta.arguments.is_empty() {
+            values.push(self.delta(json!({"type": "input_json_delta", "partial_json": delta.arguments})));
+        }
+        values
+    }
+
+    fn start(&mut self, kind: OpenBlock, block: Value, values: &mut Vec<Value>) {
+        values.extend(self.stop());
+        values.push(json!({"type": "content_block_start", "index": self.blocks, "content_block": block}));
+        self.blocks += 1;
+        self.open = Some(kind);
+    }
+
+    fn delta(&self, delta: Value) -> Value {
+        json!({"type": "content_block_delta", "index": self.blocks.saturating_sub(1), "delta": delta})
+    }
+
+    fn stop(&mut self) -> Option<Value> {
+        self.open.take()?;
+        Some(json!({"type": "content_block_stop", "index": self.blocks - 1}))
+    }
+
+    fn end(&self, summary: &Summary) -> Vec<Value> {
+        let delta = json!({"stop_reason": self.reason.map(stop_reason), "stop_sequence": null});
+        let end = json!({"type": "message_delta", "delta": delta, "usage": usage(summary)});
+        vec![end, json!({"type": "message_stop"})]
+    }
+}
+
+impl EventEncoder for MessageEvents {
+    fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
+        let values = self.values(event).into_iter();
+        let named = |value: Value| {
+            let name = value["type"].as_str().unwrap_or_default().to_owned();
+            Event::default().event(name).data(value.to_string())
+        };
+        values.map(named).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_begin_and_end_in_order() {
+        let mut events = MessageEvents::new("msg".to_owned(), "m".to_owned());
+        let text =
+            |text: &str| GenerationEvent::Text { choice: 0, text: text.to_owned(), tokens: Vec::new() };
+        let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
+        let call = |start, arguments: &str| GenerationEvent::ToolCall {
+            choice: 0,
+            delta: ToolCallDelta { index: 0, start, arguments: arguments.to_owned() },
+        };
+        let summary = Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, times: None };
+        let all = [
+            GenerationEvent::Started { prompt_tokens: 9 },
+            text("a"),
+            text("b"),
+            call(start, ""),
+            call(None, "{}"),
+            GenerationEvent::Finished { choice: 0, reason: FinishReason::ToolCalls },
+            GenerationEvent::Done(summary),
+        ];
+        let values: Vec<Value> = all.into_iter().flat_map(|event| events.values(event)).collect();
+        let names: Vec<(&str, Option<u64>)> =
+            values.iter().map(|value| (value["type"].as_str().unwrap(), value["index"].as_u64())).collect();
+        assert_eq!(
+            names,
+            [
+                ("message_start", None),
+                ("content_block_start", Some(0)),
+                ("content_block_delta", Some(0)),
+                ("content_block_delta", Some(0)),
+                ("content_block_stop", Some(0)),
+                ("content_block_start", Some(1)),
+                ("content_block_delta", Some(1)),
+                ("content_block_stop", Some(1)),
+                ("message_delta", None),
+                ("message_stop", None),
+            ]
+        );
+        assert_eq!(values[8]["delta"]["stop_reason"], "tool_use");
+        assert_eq!(
+            (&values[8]["usage"]["input_tokens"], &values[8]["usage"]["cache_read_input_tokens"]),
+            (&json!(5), &json!(4))
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! Parameters that change no answer here. With a value that asks for nothing else they are ignored, and a header names them.
+
+use std::fmt;
+
+use axum::{
+    http::{HeaderName, HeaderValue},
+    response::Response,
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::Value;
+
+use crate::error::ApiError;
+
+/// Names the ignored parameters of a request.
+const IGNORED: HeaderName = HeaderName::from_static("x-narthex-ignored");
+
+/// Names of all hints.
+pub(crate) const NAMES: &[&str] = &[
+    "add_generation_prompt",
+    "best_of",
+    "cache_prompt",
+    "id_slot",
+    "keep_alive",
+    "min_tokens",
+    "mirostat",
+    "prediction",
+    "priority",
+    "reasoning_effort",
+    "store",
+    "typical_p",
+    "verbosity",
+];
+
+/// Returns true if a hint with this value changes nothing.
+fn is_neutral(name: &str, value: &Value) -> bool {
+    match name {
+        "add_generation_prompt" => *value == true,
+        "best_of" | "typical_p" => value.as_f64() == Some(1.0),
+        "id_slot" => value.as_i64().is_some_and(|slot| slot < 0),
+        "min_tokens" | "mirostat" | "priority" => value.as_f64() == Some(0.0),
+        _ => true,
+    }
+}
+
+/// The hints of a body.
+#[derive(Debug, Default)]
+pub(crate) struct Hints {
+    /// Those that were ignored.
+    ignored: Ignored,
+    /// The first one that asks for something.
+    refused: Option<&'static str>,
+}
+
+impl Hints {
+    /// Returns those that were ignored, or refuses one that asks for something.
+    pub(crate) fn check(self) -> Result<Ignored, ApiError> {
+        self.refused.map_or(Ok(self.ignored), |name| Err(ApiError::unsupported(name)))
+    }
+}
+
+/// Names of ignored parameters.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Ignored(Vec<&'static str>);
+
+impl Ignored {
+    /// Returns the response with a header that names them, if there are some.
+    pub(crate) fn name_in(&self, mut response: Response) -> Response {
+        if let Some(names) = HeaderValue::from_str(&self.0.join(", ")).ok().filter(|names| !names.is_empty())
+        {
+            response.headers_mut().insert(IGNORED, names);
+        }
+        response
+    }
+}
+
+impl<'de> Deserialize<'de> for Hints {
+    fn deserialize<D: Deserializer<'de>>(body: D) -> Result<Self, D::Error> {
+        body.deserialize_map(HintVisitor)
+    }
+}
+
+struct HintVisitor;
+
+impl<'de> Visitor<'de> for HintVisitor {
+    type Value = Hints;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Hints, A::Error> {
+        let mut hints = Hints::default();
+        while let Some(field) = fields.next_key::<String>()? {
+            let Some(name) = NAMES.iter().find(|name| **name == field) else {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            let value: Value = fields.next_value()?;
+            if value.is_null() || value == false {
+                continue;
+            }
+            if is_neutral(name, &value) {
+                hints.ignored.0.push(*name);
+            } else {
+                hints.refused.get_or_insert(*name);
+            }
+        }
+        Ok(hints)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::read_fields;
+
+    #[test]
+    fn hints_without_effect_are_ignored_and_named() {
+        let read = |body: &str| read_fields::<Hints>(body.as_bytes()).and_then(Hints::check);
+        let check = |body: &str, expect: Result<&[&str], &str>| match (read(body), expect) {
+            (Ok(ignored), Ok(names)) => assert_eq!(ignored.0, names, "{body}"),
+            (Err(error), Err(param)) => assert_eq!(error.body()["error"]["param"], param, "{body}"),
+            (found, _) => panic!("{body}: {found:?}"),
+        };
+        check(r#"{"model": "m", "store": false, "verbosity": null}"#, Ok(&[]));
+        check(r#"{"reasoning_effort": "low", "store": true}"#, Ok(&["reasoning_effort", "store"]));
+        check(
+            r#"{"best_of": 1, "mirostat": 0, "typical_p": 1.0}"#,
+            Ok(&["best_of", "mirostat", "typical_p"]),
+        );
+        check(r#"{"best_of": 2}"#, Err("best_of"));
+        check(r#"{"id_slot": -1, "priority": 3}"#, Err("priority"));
+        check(r#"{"min_tokens": 5}"#, Err("min_tokens"));
+    }
+
+    #[test]
+    fn a_header_names_what_was_ignored() {
+        let named = |names: &[&'static str]| Ignored(names.to_vec()).name_in(Response::default());
+        assert_eq!(named(&["store", "verbosity"]).headers()["x-narthex-ignored"], "store, verbosity");
+        assert!(named(&[]).headers().is_empty());
+    }
+}

@@ -1,0 +1,185 @@
+//! Messages of a conversation in OpenAI's JSON, tool calls and results among them.
+
+use std::fmt;
+
+use narthex_gateway::request::{FunctionCall, Message, Role, ToolCall};
+use serde::{
+    Deserialize, Deserializer,
+    de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
+};
+use serde_json::Value;
+
+use crate::error::ApiError;
+
+/// A message.
+#[derive(Debug, Deserialize)]
+pub(crate) struct WireMessage {
+    role: WireRole,
+    #[serde(default)]
+    content: Option<Content>,
+    refusal: Option<String>,
+    name: Option<String>,
+    tool_call_id: Option<String>,
+    tool_calls: Option<Vec<WireToolCall>>,
+    function_call: Option<WireFunctionCall>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WireRole {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+    /// The result of a tool in the API's first form.
+    Function,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireToolCall {
+    id: Option<String>,
+    function: WireFunctionCall,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireFunctionCall {
+    name: String,
+    /// JSON text, or an object as some clients send it.
+    #[serde(default)]
+    arguments: Value,
+}
+
+/// A text or a list of parts.
+#[derive(Debug)]
+pub(crate) enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(ContentVisitor)
+    }
+}
+
+/// Reads a text without a copy, as serde's untagged enums would make.
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = Content;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a string or a list of parts such as {"type": "text", "text": …}"#)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+        Ok(Content::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
+    }
+}
+
+/// Part of a text.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Part {
+    r#type: String,
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+impl Content {
+    /// Returns the text; `path` names the content in errors.
+    pub(crate) fn into_text(self, path: &str) -> Result<String, ApiError> {
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Parts(parts) => {
+                let parts = parts.into_iter().enumerate();
+                parts.map(|(index, part)| part.into_text(&format!("{path}[{index}]"))).collect()
+            }
+        }
+    }
+}
+
+impl Part {
+    /// Returns the text; `path` names the part in errors.
+    fn into_text(self, path: &str) -> Result<String, ApiError> {
+        let text = match self.r#type.as_str() {
+            "text" | "input_text" | "output_text" => self.text,
+            "refusal" => self.refusal,
+            other => {
+                let message = format!(
+                    "{path}: parts of type {other:?} are not supported by this version of Narthex; send text"
+                );
+                return Err(ApiError::unsupported_as(path, message));
+            }
+        };
+        text.ok_or_else(|| ApiError::bad_request(path, format!("{path}: text is missing")))
+    }
+}
+
+impl From<WireRole> for Role {
+    fn from(role: WireRole) -> Self {
+        match role {
+            WireRole::System => Self::System,
+            WireRole::Developer => Self::Developer,
+            WireRole::User => Self::User,
+            WireRole::Assistant => Self::Assistant,
+            WireRole::Tool | WireRole::Function => Self::Tool,
+        }
+    }
+}
+
+impl WireFunctionCall {
+    fn into_call(self, id: Option<String>) -> ToolCall {
+        let arguments = match self.arguments {
+            Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            other => other,
+        };
+        ToolCall { id, function: FunctionCall { name: self.name, arguments } }
+    }
+}
+
+impl WireMessage {
+    /// Returns the gateway's message; `index` is its place in errors.
+    pub(crate) fn into_message(self, index: usize) -> Result<Message, ApiError> {
+        let content = match self.content {
+            None => self.refusal.unwrap_or_default(),
+            Some(content) => content.into_text(&format!("messages[{index}].content"))?,
+        };
+        let calls = self.tool_calls.unwrap_or_default().into_iter();
+        let calls = calls.map(|call| call.function.into_call(call.id));
+        let tool_calls = calls.chain(self.function_call.map(|call| call.into_call(None))).collect();
+        let (name, tool_call_id) = (self.name, self.tool_call_id);
+        Ok(Message { name, tool_call_id, tool_calls, ..Message::new(self.role.into(), content) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn message(json: Value) -> Result<Message, ApiError> {
+        serde_json::from_value::<WireMessage>(json).unwrap().into_message(3)
+    }
+
+    #[test]
+    fn histories_of_agents_are_read() {
+        let call =
+            json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let read = message(json!({"role": "assistant", "content": null, "tool_calls": [call]})).unwrap();
+        assert_eq!((read.content.as_str(), read.tool_calls[0].id.as_deref()), ("", Some("c1")));
+        assert_eq!(read.tool_calls[0].function.arguments, json!({"a": 1}));
+        let read = message(json!({"role": "function", "name": "f", "content": "7"})).unwrap();
+        assert_eq!((read.role, read.name.as_deref()), (Role::Tool, Some("f")));
+        let parts = json!([{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]);
+        assert_eq!(message(json!({"role": "user", "content": parts})).unwrap().content, "ab");
+        assert_eq!(message(json!({"role": "assistant", "refusal": "no"})).unwrap().content, "no");
+        let error = message(json!({"role": "user", "content": [{"type": "image_url"}]})).unwrap_err().body();
+        assert_eq!(error["error"]["param"], "messages[3].content[0]");
+    }
+}

@@ -1,0 +1,222 @@
+//! Streamed responses.
+
+use axum::response::sse::Event;
+use narthex_gateway::request::{FinishReason, GenerationEvent, ToolCallDelta};
+use serde_json::{Value, json};
+
+use super::{ResponseObject, call_item, message_item, new_id, text_part};
+use crate::{reply::WholeToolCall, sse::EventEncoder};
+
+/// Encodes an answer as output items: a message, and one item for each call.
+pub(super) struct ResponseEvents {
+    object: ResponseObject,
+    sequence: u64,
+    /// Complete items.
+    output: Vec<Value>,
+    open: Option<OpenItem>,
+    reason: Option<FinishReason>,
+}
+
+/// An item that is not complete.
+struct OpenItem {
+    id: String,
+    kind: OpenKind,
+}
+
+enum OpenKind {
+    Message(String),
+    Call(WholeToolCall),
+}
+
+impl ResponseEvents {
+    /// A response that has not begun.
+    pub(super) fn new(object: ResponseObject) -> Self {
+        Self { object, sequence: 0, output: Vec::new(), open: None, reason: None }
+    }
+
+    fn values(&mut self, event: GenerationEvent) -> Vec<Value> {
+        match event {
+            GenerationEvent::Started { .. } => {
+                let response = self.object.value("in_progress", json!([]));
+                vec![
+                    json!({"type": "response.created", "response": response}),
+                    json!({"type": "response.in_progress", "response": response}),
+                ]
+            }
+            GenerationEvent::Text { text, .. } if text.is_empty() => Vec::new(),
+            GenerationEvent::Text { text, .. } => self.text(&text),
+            GenerationEvent::ToolCall { delta, .. } => self.call(delta),
+            GenerationEvent::Finished { reason, .. } => {
+                self.reason = Some(reason);
+                self.close()
+            }
+            GenerationEvent::Done(summary) => {
+                let response = self.object.complete(self.output.clone().into(), self.reason, &summary);
+                let kind = if response["status"] == "completed" { "completed" } else { "incomplete" };
+                vec![json!({"type": format!("response.{kind}"), "response": response})]
+            }
+            GenerationEvent::Failed { message } => {
+                let mut response = self.object.value("failed", self.output.clone().into());
+                response["error"] = json!({"code": "server_error", "message": message});
+                vec![json!({"type": "response.failed", "response": response})]
+            }
+        }
+    }
+
+    fn text(&mut self, delta: &str) -> Vec<Value> {
+        let mut values = Vec::new();
+        if !matches!(&self.open, Some(OpenItem { kind: OpenKind::Message(_), .. })) {
+            values.extend(self.close());
+            let id = new_id("msg");
+            let mut item = message_item(&id, "", "in_progress");
+            item["content"] = json!([]);
+            let index = self.output.len();
+            values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
+            values.push(json!({
+                "type": "response.content_part.added",
+                "item_id": id,
+                "output_index": index,
+                "content_index": 0,
+                "part": text_part(""),
+            }));
+            self.open = Some(OpenItem { id, kind: OpenKind::Message(String::new()) });
+        }
+        if let Some(OpenItem { id, kind: OpenKind::Message(text) }) = &mut self.open {
+            text.push_str(delta);
+            values.push(json!({
+                "type": "response.output_text.delta",
+                "item_id": id,
+                "output_index": self.output.len(),
+                "content_index": 0,
+                "delta": delta,
+                "logprobs": [],
+            }));
+        }
+        values
+    }
+
+    fn call(&mut self, delta: ToolCallDelta) -> Vec<Value> {
+        let mut values = Vec::new();
+        if let Some(start) = delta.start {
+            values.extend(self.close());
+            let call = WholeToolCall { id: start.id, name: start.name, arguments: String::new() };
+            let id = new_id("fc");
+            let (item, index) = (call_item(&id, &call, "in_progress"), self.output.len());
+            values.push(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
+            self.open = Some(OpenItem { id, kind: OpenKind::Call(call) });
+        }
+        if let Some(OpenItem { id, kind: OpenKind::Call(call) }) = &mut self.open
+            && !delta.arguments.is_empty()
+        {
+            call.arguments.push_str(&delta.arguments);
+            values.push(json!({
+                "type": "response.function_call_arguments.delta",
+                "item_id": id,
+                "output_index": self.output.len(),
+                "delta": delta.arguments,
+            }));
+        }
+        values
+    }
+
+    /// Completes the open item.
+    fn close(&mut self) -> Vec<Value> {
+        let Some(OpenItem { id, kind }) = self.open.take() else { return Vec::new() };
+        let index = self.output.len();
+        let (mut values, item) = match kind {
+            OpenKind::Message(text) => {
+                let place = json!({"item_id": id, "output_index": index, "content_index": 0});
+                let done = |kind: &str, name: &str, value: Value| {
+                    let mut done = place.clone();
+                    done["type"] = kind.into();
+                    done[name] = value;
+                    done
+                };
+                let values = vec![
+                    done("response.output_text.done", "text", json!(text)),
+                    done("response.content_part.done", "part", text_part(&text)),
+                ];
+                (values, message_item(&id, &text, "completed"))
+            }
+            OpenKind::Call(call) => {
+                let done = json!({
+                    "type": "response.function_call_arguments.done",
+                    "item_id": id,
+                    "output_index": index,
+                    "name": call.name,
+                    "arguments": call.arguments,
+                });
+                (vec![done], call_item(&id, &call, "completed"))
+            }
+        };
+        values.push(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
+        self.output.push(item);
+        values
+    }
+}
+
+impl EventEncoder for ResponseEvents {
+    fn encode(&mut self, event: GenerationEvent) -> Vec<Event> {
+        let values = self.values(event).into_iter();
+        let mut encode = |mut value: Value| {
+            value["sequence_number"] = self.sequence.into();
+            self.sequence += 1;
+            let name = value["type"].as_str().unwrap_or_default().to_owned();
+            Event::default().event(name).data(value.to_string())
+        };
+        values.map(&mut encode).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narthex_gateway::request::{Summary, ToolCallStart};
+
+    use super::*;
+
+    #[test]
+    fn items_begin_and_end_in_order() {
+        let object = ResponseObject { id: "resp".to_owned(), created: 0, model: "m".to_owned() };
+        let mut events = ResponseEvents::new(object);
+        let start = Some(ToolCallStart { id: "c".to_owned(), name: "f".to_owned() });
+        let summary = Summary { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 5, times: None };
+        let all = [
+            GenerationEvent::Started { prompt_tokens: 9 },
+            GenerationEvent::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() },
+            GenerationEvent::ToolCall {
+                choice: 0,
+                delta: ToolCallDelta { index: 0, start, arguments: "{}".to_owned() },
+            },
+            GenerationEvent::Finished { choice: 0, reason: FinishReason::ToolCalls },
+            GenerationEvent::Done(summary),
+        ];
+        let values: Vec<Value> = all.into_iter().flat_map(|event| events.values(event)).collect();
+        let names: Vec<&str> = values
+            .iter()
+            .map(|value| value["type"].as_str().unwrap().trim_start_matches("response."))
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "created",
+                "in_progress",
+                "output_item.added",
+                "content_part.added",
+                "output_text.delta",
+                "output_text.done",
+                "content_part.done",
+                "output_item.done",
+                "output_item.added",
+                "function_call_arguments.delta",
+                "function_call_arguments.done",
+                "output_item.done",
+                "completed",
+            ]
+        );
+        let output = values[12]["response"]["output"].as_array().unwrap();
+        assert_eq!(
+            (output.len(), &output[0]["content"][0]["text"], &output[1]["arguments"]),
+            (2, &json!("a"), &json!("{}"))
+        );
+    }
+}

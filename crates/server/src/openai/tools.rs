@@ -1,0 +1,100 @@
+//! Tools in OpenAI's JSON.
+
+use narthex_gateway::request::{Strictness, Tool, ToolChoice};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+
+/// An entry of `tools`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct WireTool {
+    r#type: String,
+    function: Option<WireFunction>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireFunction {
+    name: String,
+    description: Option<String>,
+    parameters: Option<Value>,
+    strict: Option<bool>,
+}
+
+/// `tool_choice`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a function")]
+pub(crate) enum WireToolChoice {
+    /// A mode.
+    Mode(ChoiceMode),
+    /// One function.
+    Function {
+        /// The function.
+        function: FunctionName,
+    },
+}
+
+/// A mode of `tool_choice`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChoiceMode {
+    None,
+    Auto,
+    Required,
+}
+
+/// Name of a function in `tool_choice`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct FunctionName {
+    name: String,
+}
+
+impl WireTool {
+    /// Returns the gateway's tool; `index` is its place in errors.
+    pub(crate) fn into_tool(self, index: usize) -> Result<Tool, ApiError> {
+        let path = format!("tools[{index}]");
+        let Some(function) = self.function.filter(|_| self.r#type == "function") else {
+            let message = format!(
+                "{path}: expected a tool of type \"function\" with a function, found the type {:?}",
+                self.r#type
+            );
+            return Err(ApiError::unsupported_as(&path, message));
+        };
+        let parameters = function.parameters.filter(|schema| !schema.is_null());
+        Ok(Tool {
+            name: function.name,
+            description: function.description,
+            parameters: parameters.unwrap_or_else(no_parameters),
+            strictness: if function.strict == Some(true) {
+                Strictness::Strict
+            } else {
+                Strictness::BestEffort
+            },
+        })
+    }
+}
+
+/// Returns the schema of a function without parameters.
+pub(crate) fn no_parameters() -> Value {
+    json!({"type": "object", "properties": {}, "additionalProperties": false})
+}
+
+impl WireToolChoice {
+    /// Returns the gateway's choice.
+    pub(crate) fn into_choice(self) -> ToolChoice {
+        match self {
+            Self::Mode(mode) => mode.into(),
+            Self::Function { function } => ToolChoice::Function(function.name),
+        }
+    }
+}
+
+impl From<ChoiceMode> for ToolChoice {
+    fn from(mode: ChoiceMode) -> Self {
+        match mode {
+            ChoiceMode::None => Self::None,
+            ChoiceMode::Auto => Self::Auto,
+            ChoiceMode::Required => Self::Required,
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Structured output and tools over HTTP, with a model of random weights: what is guaranteed does not depend on the model.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Live, Tiny, chat, with};
+
+/// The chunks of a streamed answer.
+fn chunks(live: &Live, request: Value) -> Vec<Value> {
+    let answer = live.post("/v1/chat/completions", &with(request, json!({"stream": true})));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let text = answer.text();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    data.map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+fn whole(live: &Live, request: &Value) -> Value {
+    let answer = live.post("/v1/chat/completions", request);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["choices"][0].clone()
+}
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "minimum": 3, "maximum": 9},
+            "b": {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 2, "maxItems": 3},
+        },
+        "required": ["a", "b"],
+        "additionalProperties": false,
+    })
+}
+
+fn check_schema(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap();
+    assert!((3..=9).contains(&value["a"].as_i64().unwrap()), "{text}");
+    let items = value["b"].as_array().unwrap();
+    assert!((2..=3).contains(&items.len()) && items.iter().all(|item| item == "x" || item == "y"), "{text}");
+}
+
+#[test]
+fn answers_follow_their_schema_whole_and_streamed() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema(), "strict": true}});
+    for temperature in [0, 1] {
+        let fields = json!({"response_format": format, "temperature": temperature, "seed": 7});
+        let request = with(chat(&model, 200), fields);
+        let choice = whole(&live, &request);
+        check_schema(choice["message"]["content"].as_str().unwrap());
+        assert_eq!(choice["finish_reason"], "stop");
+        let chunks = chunks(&live, request);
+        let text: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(text, choice["message"]["content"]);
+    }
+    let regex = with(chat(&model, 50), json!({"regex": "(yes|no)!"}));
+    let text = whole(&live, &regex)["message"]["content"].clone();
+    assert!(text == "yes!" || text == "no!", "{text}");
+    let lark = with(chat(&model, 50), json!({"grammar": "start: \"a\" \"b\" \"c\""}));
+    assert_eq!(whole(&live, &lark)["message"]["content"], "abc");
+    let cut = with(chat(&model, 2), json!({"response_format": format}));
+    assert_eq!(whole(&live, &cut)["finish_reason"], "length");
+}
+
+#[test]
+fn schemas_that_cannot_be_enforced_are_refused() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let check = |fields: Value, param: &str, text: &str| {
+        let answer = live.post("/v1/chat/completions", &with(chat(&model, 9), fields));
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, error["param"].as_str()), (400, Some(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    };
+    let format = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}});
+    check(format(json!({"type": "array", "uniqueItems": true})), "response_format", "uniqueItems");
+    check(json!({"grammar": "start: other"}), "grammar", "other");
+    check(json!({"regex": "a", "grammar": "start: \"a\""}), "response_format", "found more");
+    check(json!({"tool_choice": "required"}), "tool_choice", "at least one tool");
+    check(json!({"best_of": 3}), "best_of", "not supported");
+}
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {
+        "name": "set",
+        "description": "Sets values.",
+        "parameters": schema(),
+        "strict": true,
+    }}])
+}
+
+#[test]
+fn required_calls_are_made_whole_and_streamed() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "set"}})] {
+        let fields = json!({
+            "tools": tools(), "tool_choice": choice, "parallel_tool_calls": false, "temperature": 1, "seed": 3,
+        });
+        let request = with(chat(&model, 300), fields);
+        let answer = whole(&live, &request);
+        assert_eq!(
+            (&answer["finish_reason"], &answer["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null)
+        );
+        let call = &answer["message"]["tool_calls"][0];
+        assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("set")));
+        let arguments = call["function"]["arguments"].as_str().unwrap();
+        check_schema(arguments);
+
+        let deltas: Vec<Value> = chunks(&live, request)
+            .iter()
+            .map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0].clone())
+            .filter(|delta| !delta.is_null())
+            .collect();
+        assert!(deltas.len() > 2, "a call streams before it is complete: {deltas:?}");
+        assert_eq!((&deltas[0]["function"]["name"], &deltas[0]["index"]), (&json!("set"), &json!(0)));
+        assert!(deltas[0]["id"].is_string() && deltas[1]["id"].is_null());
+        let streamed: String =
+            deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+        assert_eq!(streamed, arguments);
+    }
+}
+
+#[test]
+fn histories_with_calls_are_read_and_hints_are_named() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "set", "arguments": "{\"a\": 3}"}});
+    let request = json!({
+        "model": model,
+        "max_tokens": 3,
+        "messages": [
+            {"role": "user", "content": "Set it."},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "done"}]},
+        ],
+        "tools": tools(),
+        "tool_choice": "none",
+        "store": true,
+        "reasoning_effort": "none",
+        "parallel_tool_calls": true,
+        "user": "u",
+        "top_k": -1,
+        "ignore_eos": false,
+    });
+    let answer = live.post("/v1/chat/completions", &request);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.header("x-narthex-ignored"), Some("store, reasoning_effort"));
+}
+
+fn messages() -> Value {
+    json!([{"role": "user", "content": "the cat"}])
+}
+
+/// The `data` lines of server-sent events.
+fn events(text: &str) -> Vec<Value> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+#[test]
+fn every_protocol_gives_the_same_greedy_text_whole_and_streamed() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let expected =
+        whole(&live, &json!({"model": model, "messages": messages(), "max_tokens": 12, "temperature": 0}));
+    let expected = expected["message"]["content"].as_str().unwrap().to_owned();
+    let post = |path: &str, body: Value| {
+        let answer = live.post(path, &body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer
+    };
+
+    let body = json!({"model": model, "messages": messages(), "max_tokens": 12, "temperature": 0});
+    let answer = post("/v1/messages", body.clone()).json();
+    assert_eq!((&answer["content"][0]["text"], &answer["type"]), (&json!(expected), &json!("message")));
+    let streamed = events(&post("/v1/messages", with(body, json!({"stream": true}))).text());
+    let text: String = streamed.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(
+        (text.as_str(), streamed.last().unwrap()["type"].as_str()),
+        (expected.as_str(), Some("message_stop"))
+    );
+
+    let body = json!({"model": model, "input": "the cat", "max_output_tokens": 12, "temperature": 0});
+    let answer = post("/v1/responses", body.clone()).json();
+    assert_eq!(answer["output"][0]["content"][0]["text"], expected);
+    let streamed = events(&post("/v1/responses", with(body, json!({"stream": true}))).text());
+    let deltas = streamed.iter().filter(|event| event["type"] == "response.output_text.delta");
+    assert_eq!(deltas.filter_map(|event| event["delta"].as_str()).collect::<String>(), expected);
+    assert!(streamed.last().unwrap()["response"]["usage"]["output_tokens"].as_u64() > Some(0));
+
+    let body =
+        json!({"model": model, "messages": messages(), "options": {"num_predict": 12, "temperature": 0}});
+    let answer = post("/api/chat", with(body.clone(), json!({"stream": false}))).json();
+    assert_eq!((&answer["message"]["content"], &answer["done"]), (&json!(expected), &json!(true)));
+    let text = post("/api/chat", body).text();
+    let lines: Vec<Value> = text
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let text: String = lines.iter().filter_map(|line| line["message"]["content"].as_str()).collect();
+    assert_eq!((text, &lines.last().unwrap()["done"]), (expected, &json!(true)));
+}
+
+#[test]
+fn every_protocol_makes_required_calls() {
+    let tiny = Tiny::new();
+    let model = tiny.long_chat();
+    let live = Live::start(tiny.config());
+    let body = json!({
+        "model": model, "messages": messages(), "max_tokens": 300, "temperature": 0,
+        "tools": [{"name": "set", "input_schema": schema()}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+    });
+    let answer = live.post("/v1/messages", &body).json();
+    assert_eq!(
+        (&answer["stop_reason"], &answer["content"][0]["type"]),
+        (&json!("tool_use"), &json!("tool_use"))
+    );
+    check_schema(&answer["content"][0]["input"].to_string());
+    let body = json!({
+        "model": model, "input": "the cat", "max_output_tokens": 300, "temperature": 0, "parallel_tool_calls": false,
+        "tools": [{"type": "function", "name": "set", "parameters": schema()}],
+        "tool_choice": {"type": "function", "name": "set"},
+    });
+    let answer = live.post("/v1/responses", &body).json();
+    assert_eq!(
+        (&answer["output"][0]["type"], &answer["output"][0]["name"]),
+        (&json!("function_call"), &json!("set"))
+    );
+    check_schema(answer["output"][0]["arguments"].as_str().unwrap());
+    let error =
+        live.post("/v1/messages", &json!({"model": "nothing", "max_tokens": 1, "messages": messages()}));
+    assert_eq!((error.status, &error.json()["error"]["type"]), (404, &json!("not_found_error")));
+    let error = live.post("/api/chat", &json!({"model": "nothing", "messages": messages()}));
+    assert!(error.status == 404 && error.json()["error"].is_string());
+}
+
+#[test]
+fn tokens_are_counted_and_paths_may_be_spelled_otherwise() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let tokens =
+        live.post("/tokenize", &json!({"model": model, "content": "the cat"})).json()["tokens"].clone();
+    let text = live.post("/detokenize", &json!({"model": model, "tokens": tokens})).json();
+    assert_eq!(text["content"], "the cat");
+    let body = json!({"model": model, "messages": messages()});
+    let prompt = live.post("/apply-template", &body).json()["prompt"].clone();
+    assert!(prompt.as_str().unwrap().contains("<|im_start|>user\nthe cat<|im_end|>"), "{prompt}");
+    let counted = live.post("/v1/messages/count_tokens", &body).json()["input_tokens"].as_u64().unwrap();
+    let tokenized = live.post("/tokenize", &body).json()["count"].as_u64().unwrap();
+    let used = live.post("/api/v1/chat/completions/", &with(body, json!({"max_tokens": 1}))).json();
+    assert_eq!((counted, tokenized), (used["usage"]["prompt_tokens"].as_u64().unwrap(), counted));
+    for path in ["/", "/models", "//v1/models/", "/v1/health", "/api/tags", "/api/version"] {
+        assert_eq!(live.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn a_second_request_finds_the_prompt_of_the_first() {
+    let tiny = Tiny::new();
+    let model = tiny.chat();
+    let live = Live::start(tiny.config());
+    let cached = |question: &str| {
+        let system = "the cat and the dog ".repeat(4);
+        let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": question}]);
+        let answer = live
+            .post("/v1/chat/completions", &json!({"model": model, "messages": messages, "max_tokens": 1}));
+        let usage = answer.json()["usage"].clone();
+        let count = |value: &Value| value.as_u64().unwrap();
+        (count(&usage["prompt_tokens_details"]["cached_tokens"]), count(&usage["prompt_tokens"]))
+    };
+    assert_eq!(cached("who").0, 0);
+    let (found, all) = cached("where");
+    assert!(found > all / 2 && found < all, "{found} of {all}");
+}
