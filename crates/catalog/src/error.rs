@@ -118,7 +118,7 @@ pub enum Error {
         what: String,
         /// The pinned digest.
         expected: Sha256,
-        /// The file's digest.
+        /// Digest that was found.
         found: Sha256,
     },
     /// A stored file is not the one that was recorded.
@@ -128,7 +128,7 @@ pub enum Error {
         path: PathBuf,
         /// The recorded digest.
         expected: Sha256,
-        /// The file's digest.
+        /// Digest that was found.
         found: Sha256,
         /// The commands that replace it.
         repair: String,

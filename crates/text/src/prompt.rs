@@ -22,7 +22,7 @@ pub enum PromptError {
 }
 
 /// Renders a conversation as text in which special tokens that the template did not write are shielded.
-pub fn text(
+fn text(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     messages: &[Message],

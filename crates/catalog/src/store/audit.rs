@@ -46,7 +46,7 @@ pub enum FileCondition {
     Damaged {
         /// The recorded digest.
         expected: Sha256,
-        /// The file's digest.
+        /// Digest that was found.
         found: Sha256,
     },
     /// The file cannot be read, or does not list the files of its folder.

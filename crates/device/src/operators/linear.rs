@@ -22,25 +22,25 @@ pub(super) const LINEAR: &str = "Linear";
 /// Attribute with the index of the weights.
 pub(super) const WEIGHTS: &str = "weights";
 
-/// Fewest rows of a task that multiplies with all columns; fewer would read weights too often.
+/// Minimum number of rows of a task that multiplies with all columns. Smaller tasks would read the weights too often.
 const MIN_ROWS: usize = 24;
 
-/// Most rows of such a task, so that its rows stay in the cache.
+/// Maximum number of rows of such a task, so that they stay in the cache.
 const MAX_ROWS: usize = 96;
 
-/// Most axes of an input.
+/// Maximum rank of an input.
 const MAX_RANK: usize = 8;
 
-/// Tasks for each thread, so that a slow one takes fewer.
+/// Number of tasks per thread, so that a slow thread takes fewer.
 const TASKS_PER_THREAD: usize = 2;
 
-/// Rows of a task are a multiple of this: those of a register tile.
+/// Number of rows of a register tile. Tasks have a multiple of it.
 const PANEL: usize = 6;
 
-/// Columns of a task are a multiple of this: those of a register tile.
+/// Number of columns of a register tile. Tasks have a multiple of it.
 const COLUMN_STEP: usize = 32;
 
-/// Fewest bytes of weights of a task, so that it takes longer than its start.
+/// Minimum number of weight bytes of a task, so that its work outweighs its start.
 const MIN_TASK_BYTES: usize = 16 << 10;
 
 /// The operator.

@@ -20,7 +20,7 @@ use crate::{
             ChatPrompt, ChatRequest, CompletionRequest, Echo, GenerateOptions, GenerationSink, Grammar,
             Message, Prompt, ToolChoice, ToolSettings,
         },
-        tools::{self, CallParser},
+        tools,
     },
 };
 
@@ -114,7 +114,7 @@ fn rules(model: &LoadedModel, tools: &ToolSettings, options: &GenerateOptions) -
     let grammar = tools::answer_grammar(tools, options.grammar.as_ref()).map_err(refused)?;
     let grammar = grammar.map(|grammar| model.compile_grammar(&grammar)).transpose().map_err(refused)?;
     let may_call = !tools.tools.is_empty() && tools.choice != ToolChoice::None;
-    Ok(AnswerRules { grammar, calls: may_call.then(CallParser::default) })
+    Ok(AnswerRules { grammar, may_call })
 }
 
 /// Returns the name of the field with the grammar in the API.

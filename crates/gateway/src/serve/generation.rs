@@ -67,8 +67,8 @@ pub(super) struct PromptTokens {
 pub(super) struct AnswerRules {
     /// The grammar at its beginning.
     pub(super) grammar: Option<GrammarMatcher>,
-    /// Parser of tool calls, if the answers may have some.
-    pub(super) calls: Option<CallParser>,
+    /// True if the answers may have tool calls.
+    pub(super) may_call: bool,
 }
 
 /// Submits every choice of a request to the engine, which checks the prompt.
@@ -99,7 +99,7 @@ pub(super) fn start(
         if let Some(text) = echo.clone() {
             state.lock().send(GenerationEvent::Text { choice, text, tokens: Vec::new() });
         }
-        let calls = rules.calls.as_ref().map(|_| CallParser::default());
+        let calls = rules.may_call.then(CallParser::default);
         let text = ChoiceText { calls, ..ChoiceText::new(choice, &model.package.tokenizer, options) };
         let request = Request {
             prompt: tokens.clone(),

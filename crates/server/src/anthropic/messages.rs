@@ -40,7 +40,7 @@ impl FromBody for ParsedMessages {
     }
 }
 
-/// Answers a conversation.
+/// Handles a request.
 pub(crate) async fn create(
     app: App,
     body: Result<Body<ParsedMessages>, ApiError>,

@@ -141,7 +141,7 @@ impl OllamaOptions {
     }
 }
 
-/// Answers a conversation.
+/// Handles a request.
 pub(crate) async fn create(
     app: App,
     body: Result<Body<ParsedOllama>, ApiError>,

@@ -109,8 +109,8 @@ impl Outline {
 
 impl<'de> Deserialize<'de> for Outline {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
+        struct OutlineVisitor;
+        impl<'de> Visitor<'de> for OutlineVisitor {
             type Value = Outline;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,14 +135,14 @@ impl<'de> Deserialize<'de> for Outline {
                 if has_model { Ok(outline) } else { Err(A::Error::missing_field("model")) }
             }
         }
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(OutlineVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for ModelOutline {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
+        struct ModelVisitor;
+        impl<'de> Visitor<'de> for ModelVisitor {
             type Value = ModelOutline;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,7 +164,7 @@ impl<'de> Deserialize<'de> for ModelOutline {
                 Ok(model)
             }
         }
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(ModelVisitor)
     }
 }
 
@@ -202,8 +202,8 @@ impl<'de> Deserialize<'de> for AddedOutline {
 
 impl<'de> Deserialize<'de> for DeclaredToken {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
+        struct TokenVisitor;
+        impl<'de> Visitor<'de> for TokenVisitor {
             type Value = DeclaredToken;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -226,7 +226,7 @@ impl<'de> Deserialize<'de> for DeclaredToken {
                 Ok(DeclaredToken { id, content })
             }
         }
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(TokenVisitor)
     }
 }
 

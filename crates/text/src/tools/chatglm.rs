@@ -66,7 +66,7 @@ impl ChatGlmCalls {
         Head::Call { name: name.trim().to_owned(), length: self.held.len() - rest.len() }
     }
 
-    /// Returns whether another step may follow.
+    /// Reads the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         match self.state {
             GlmState::Head => match self.head() {

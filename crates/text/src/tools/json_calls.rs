@@ -253,7 +253,7 @@ impl JsonCalls {
         Step::Again
     }
 
-    /// Makes the call text again.
+    /// Ends a malformed call. Its text is reported as malformed, or as text if nothing marked it as a call.
     fn fail(&mut self, events: &mut Vec<ToolEvent>) {
         let raw = mem::take(&mut self.raw);
         self.state = JsonState::Text;

@@ -9,7 +9,7 @@ use super::{MAX_CALL, ToolEvent, push_arguments};
 #[derive(Debug, Default)]
 pub(super) struct JsonObject {
     place: ObjectPlace,
-    /// Containers that are open in the value.
+    /// Number of objects and arrays that are open in the value.
     depth: usize,
     in_string: bool,
     escaped: bool,

@@ -56,7 +56,7 @@ impl QwenCoderCalls {
         self.raw.extend(self.held.drain(..length));
     }
 
-    /// Returns whether another step may follow.
+    /// Reads the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ToolEvent>) -> bool {
         if self.state == TagState::Text {
             return self.text(events);

@@ -75,7 +75,7 @@ impl ReasoningParser {
         if text.is_empty() { Vec::new() } else { vec![event] }
     }
 
-    /// Returns whether another step may follow.
+    /// Reads the next element. Returns false if it needs more text.
     fn step(&mut self, events: &mut Vec<ReasoningEvent>) -> bool {
         let rest = self.held.trim_start();
         match self.state {

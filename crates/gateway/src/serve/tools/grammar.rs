@@ -1,4 +1,4 @@
-//! Grammars of answers with tool calls.
+//! Grammars that constrain the tool calls of an answer.
 
 use narthex_text::grammar::{Grammar, GrammarError, json_rule};
 

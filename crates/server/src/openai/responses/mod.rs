@@ -111,7 +111,7 @@ fn output(choice: &Choice) -> Value {
     message.into_iter().chain(calls).collect()
 }
 
-/// Answers a conversation.
+/// Handles a request.
 pub(crate) async fn create(app: App, body: Body<ParsedResponses>) -> Result<Response, ApiError> {
     let Body(ParsedResponses { request, is_streamed, object }, held) = body;
     let model = object.model.clone();
