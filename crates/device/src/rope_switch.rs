@@ -4,7 +4,7 @@
 //! set; they are computed again from its tokens, which are kept here. Nothing here runs a graph: a plan is rewritten into
 //! spans that each need one set.
 
-use narthex_engine::executor::{StepError, StepPlan, Wanted};
+use narthex_engine::executor::{KvCopy, StepError, StepPlan, Wanted};
 use narthex_spec::{SlotId, TokenId};
 
 /// A set of rotary factors.
@@ -123,6 +123,16 @@ impl RopeSwitch {
         self.rewritten = rewritten;
     }
 
+    /// Checks that a slot's first `length` tokens can go on in a sequence of that length.
+    ///
+    /// # Errors
+    /// [`StepError::CannotRewind`] for keys of the other set, of which some were handed over and cannot be made anew.
+    pub(crate) fn check_kept(&self, slot: SlotId, length: usize) -> Result<(), StepError> {
+        let held = &self.slots[slot.index()];
+        let is_known = held.tokens.len() >= length || held.factors == Some(self.of(length));
+        if is_known { Ok(()) } else { Err(StepError::CannotRewind) }
+    }
+
     /// Records that a slot was cut back.
     pub(crate) fn truncate(&mut self, slot: SlotId, length: usize) {
         self.slots[slot.index()].tokens.truncate(length);
@@ -141,6 +151,28 @@ impl RopeSwitch {
         }
         held.tokens.truncate(at);
         held.factors = Some(factors);
+        Ok(())
+    }
+
+    /// Copies keys from slot to slot by `run`, from the first token on if those before them are of another set. The next
+    /// step computes them again if their set is not that of its length.
+    pub(crate) fn copy(
+        &mut self,
+        copy: &KvCopy,
+        run: impl FnOnce(&KvCopy) -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        let KvCopy { from, to, tokens } = copy.clone();
+        self.check_kept(from, tokens.end)?;
+        let slots = self.slots.get_disjoint_mut([from.index(), to.index()]);
+        let [source, target] = slots.map_err(|_| KvCopy::same_slot(from))?;
+        let start = if source.factors == target.factors { tokens.start } else { 0 };
+        target.tokens.truncate(tokens.start);
+        let known = target.tokens.len();
+        target.tokens.extend(source.tokens.iter().take(tokens.end).skip(known));
+        // Until the copy has succeeded the keys may be of either set.
+        target.factors = None;
+        run(&KvCopy { from, to, tokens: start..tokens.end })?;
+        target.factors = source.factors;
         Ok(())
     }
 }
@@ -168,6 +200,41 @@ mod tests {
         assert_eq!(rewritten.plan.logits_rows(), plan.logits_rows());
         switch.commit(&plan, rewritten);
         Ok(shown)
+    }
+
+    #[test]
+    fn copied_keys_are_made_anew_where_their_set_is_not_that_of_their_length() {
+        use RopeFactors::{Long, Short};
+        use Wanted::{Last, Nothing};
+        let mut switch = RopeSwitch::new(4, 3, 9);
+        let copy = |from, to, tokens| KvCopy { from: SlotId(from), to: SlotId(to), tokens };
+        step(&mut switch, 0, &[1, 2, 3, 4, 5, 6], Last).unwrap();
+        let mut copied = Vec::new();
+        let mut run = |switch: &mut RopeSwitch, asked: KvCopy| {
+            switch.copy(&asked, |found| {
+                copied.push(found.tokens.clone());
+                Ok(())
+            })
+        };
+        run(&mut switch, copy(0, 1, 0..5)).unwrap();
+        run(&mut switch, copy(0, 1, 2..6)).unwrap();
+        assert_eq!(
+            (switch.slots[1].factors, &switch.slots[1].tokens[..]),
+            (Some(Long), &[1, 2, 3, 4, 5, 6][..])
+        );
+        // Fewer tokens go on with the other set, so that the slot that gets them computes them again.
+        run(&mut switch, copy(1, 0, 0..3)).unwrap();
+        switch.truncate(SlotId(0), 3);
+        let next = step(&mut switch, 3, &[9], Last).unwrap();
+        assert_eq!(next, [(0, vec![1, 2, 3], Nothing, Short), (3, vec![9], Last, Short)]);
+        // Behind keys of the other set, the first ones are copied as well.
+        run(&mut switch, copy(1, 0, 3..6)).unwrap();
+        // Keys whose tokens are unknown stay with the set that they have.
+        switch.hand_over(SlotId(2), 0, 6).unwrap();
+        assert_eq!(run(&mut switch, copy(2, 0, 0..3)), Err(StepError::CannotRewind));
+        assert_eq!(switch.check_kept(SlotId(2), 3), Err(StepError::CannotRewind));
+        run(&mut switch, copy(2, 0, 0..5)).unwrap();
+        assert_eq!(copied, [0..5, 2..6, 0..3, 0..6, 0..5]);
     }
 
     #[test]

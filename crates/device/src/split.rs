@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLimits, Limits, Logits, RowScan, Span, StepError, StepPlan, check_read,
+    Executor, KvBlock, KvCopy, KvLimits, Limits, Logits, RowScan, Span, StepError, StepPlan, check_read,
     check_truncate,
 };
 use narthex_spec::SlotId;
@@ -209,6 +209,32 @@ impl Side {
         outcome
     }
 
+    /// Copies what the side holds of the tokens.
+    fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        self.cut(copy.to, copy.tokens.start)?;
+        let own = self.slots[copy.to.index()].length;
+        let end = self.slots[copy.from.index()].length.min(copy.tokens.end);
+        if own >= end {
+            return Ok(());
+        }
+        let outcome = self.executor.copy_kv(&KvCopy { tokens: own..end, ..copy.clone() });
+        let held = &mut self.slots[copy.to.index()];
+        match &outcome {
+            Ok(()) => *held = SideSlot { length: end, soiled: false },
+            Err(StepError::BadPlan { .. }) => {}
+            Err(_) => held.soiled = true,
+        }
+        outcome
+    }
+
+    /// Keeps at most the first `length` tokens, or none if the device cannot rewind.
+    fn cut(&mut self, slot: SlotId, length: usize) -> Result<(), StepError> {
+        match self.truncate(slot, length) {
+            Err(StepError::CannotRewind) => self.truncate(slot, 0),
+            outcome => outcome,
+        }
+    }
+
     /// Keeps at most the first `length` tokens.
     fn truncate(&mut self, slot: SlotId, length: usize) -> Result<(), StepError> {
         let held = &mut self.slots[slot.index()];
@@ -280,10 +306,13 @@ impl Executor for SplitExecutor {
         }
         let write = self.hand_over(DECODE, slot, at).and_then(|()| self.sides[DECODE].write(slot, at, block));
         write.map_err(|error| self.forget(error))?;
-        match self.sides[PREFILL].truncate(slot, at) {
-            Err(StepError::CannotRewind) => self.sides[PREFILL].truncate(slot, 0),
-            outcome => outcome,
-        }
+        self.sides[PREFILL].cut(slot, at)
+    }
+
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
+        let outcome = self.sides.iter_mut().try_for_each(|side| side.copy(copy));
+        outcome.map_err(|error| self.forget(error))
     }
 }
 

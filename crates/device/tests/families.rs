@@ -12,9 +12,9 @@ use narthex_device::{
     precompile::FallbackPolicy,
     static_shapes::{Form, GraphLoad, StaticExecutor, StaticOptions},
 };
-use narthex_engine::executor::Wanted;
+use narthex_engine::executor::{Executor, KvCopy, Wanted};
 use narthex_spec::{
-    Calibration, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme,
+    Calibration, Feed, Fetch, LayerList, MatFormer, Recipe, Scheme, SlotId,
     manifest::{GraphEntry, Part},
 };
 use support::{
@@ -62,6 +62,17 @@ fn check_rows(family: &str, package: &Package, way: &str, (expected, bound): (&[
         for (row, start) in step(&mut executor, &parts).unwrap().iter().zip(starts) {
             agree(std::slice::from_ref(row), start + ahead, "a batch of two");
         }
+    }
+    copy_and_cut_back(&mut executor, |rows, first| agree(rows, first, "a copy"));
+}
+
+/// Goes on from copies of slot 0, which holds all tokens, in slot 3: windows and rotary factors are those of what is left.
+fn copy_and_cut_back(executor: &mut impl Executor, agree: impl Fn(&[Vec<f32>], usize)) {
+    let tokens = tokens();
+    for (held, end) in [(0, 30), (9, 33), (4, 12)] {
+        executor.truncate(SlotId(3), held).unwrap();
+        executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(3), tokens: held..end }).unwrap();
+        agree(&step(executor, &[(3, end, &tokens[end..end + 5], Wanted::All)]).unwrap(), end);
     }
 }
 
@@ -164,19 +175,22 @@ fn check_static(package: &Package, what: &str, bound: f32) {
     let expected = step(&mut package.executor(), &[(0, 0, &tokens, Wanted::All)]).unwrap();
     let place =
         GraphLoad { device: &Device::Cpu, threads: 1, form: Form::Graph, rest: FallbackPolicy::Refused };
-    let options = StaticOptions { slots: 1, kv_budget: 1 << 30 };
+    let options = StaticOptions { slots: 4, kv_budget: 1 << 30 };
     let (folder, manifest) = (package.folder.path(), &package.manifest);
     let mut fixed = StaticExecutor::open(runtime(), folder, manifest, place, &options).unwrap();
+    let agree = |rows: &[Vec<f32>], first: usize| {
+        for (index, row) in rows.iter().enumerate() {
+            let found = relative(row, &expected[first + index]);
+            assert!(found <= bound, "{what} token {}: {found}", first + index);
+        }
+    };
     let mut at = 0;
     for length in [8, 8, 5, 1, 1, 8, 7, 1, 1] {
-        let rows = step(&mut fixed, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap();
-        for (index, row) in rows.iter().enumerate() {
-            let found = relative(row, &expected[at + index]);
-            assert!(found <= bound, "{what} token {}: {found}", at + index);
-        }
+        agree(&step(&mut fixed, &[(0, at, &tokens[at..at + length], Wanted::All)]).unwrap(), at);
         at += length;
     }
     assert_eq!(at, TOKENS);
+    copy_and_cut_back(&mut fixed, agree);
 }
 
 fn exact(scheme: Scheme) -> Recipe {

@@ -15,7 +15,7 @@ use narthex_device::{
 use narthex_engine::{
     config::EngineConfig,
     engine_loop::{EngineLoop, Work},
-    executor::{Executor, KvBlock, KvLimits, KvRows, Limits, StepError, StepPlan, Wanted},
+    executor::{Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, StepError, StepPlan, Wanted},
     request::{Request, Sampling},
 };
 use narthex_spec::{Scheme, SlotId, TokenId, recipe::FixedShapes};
@@ -104,6 +104,24 @@ fn blocks_written_take_the_place_of_what_was_there() {
         run(&mut both, &[(1, 4, &[6, 7], Wanted::All)]),
         run(&mut other, &[(0, 4, &[6, 7], Wanted::All)])
     );
+}
+
+#[test]
+fn a_copy_moves_on_each_side_what_it_holds() {
+    let (mut both, watches) = fakes(0);
+    run(&mut both, &[(0, 0, &[1, 2, 3, 4, 5, 6], Wanted::Last), (1, 0, &[1, 2, 9, 9], Wanted::Last)]);
+    run(&mut both, &[(0, 6, &[7], Wanted::Last)]);
+    let copy = |to, tokens| KvCopy { from: SlotId(0), to: SlotId(to), tokens };
+    both.copy_kv(&copy(1, 2..7)).unwrap();
+    both.copy_kv(&copy(2, 0..5)).unwrap();
+    assert_eq!(watches.each_ref().map(Watch::lengths), [[6, 6, 5, 0], [7, 7, 5, 0]]);
+    let mut alone = FakeExecutor::new(limits());
+    run(&mut alone, &[(1, 0, &[1, 2, 3, 4, 5, 6, 7], Wanted::Last), (2, 0, &[1, 2, 3, 4, 5], Wanted::Last)]);
+    for spans in [[(1, 7, &[3][..], Wanted::Last)], [(2, 5, &[8, 9][..], Wanted::All)]] {
+        assert_eq!(run(&mut both, &spans), run(&mut alone, &spans));
+    }
+    assert!(both.copy_kv(&copy(3, 1..3)).is_err() && both.copy_kv(&copy(0, 0..3)).is_err());
+    assert!(both.copy_kv(&copy(4, 0..3)).is_err() && both.copy_kv(&copy(3, 0..8)).is_err());
 }
 
 #[test]
@@ -219,6 +237,12 @@ fn a_model_on_two_executors_agrees_with_one_teacher_forced() {
                 both.truncate(SlotId(1), at).unwrap();
             }
             let rows = run(&mut both, &[(1, at, &tokens[at..at + length], Wanted::All)]);
+            // A slot that holds a copy goes on as the one that it was made from.
+            both.copy_kv(&KvCopy { from: SlotId(1), to: SlotId(0), tokens: at..at + length }).unwrap();
+            let copied = run(&mut both, &[(0, at + length, &tokens[..2], Wanted::Last)]);
+            let original = run(&mut both, &[(1, at + length, &tokens[..2], Wanted::Last)]);
+            assert_eq!(copied, original, "{pair}, {} tokens", at + length);
+            [0, 1].into_iter().for_each(|slot| both.truncate(SlotId(slot), at + length).unwrap());
             for (index, row) in rows.iter().enumerate() {
                 let found = relative(row, &expected[at + index]);
                 assert!(found <= bound, "{pair}, token {}: {found}", at + index);

@@ -5,6 +5,7 @@
 
 mod block;
 mod check;
+mod copy;
 mod logits;
 
 use std::ops::Range;
@@ -13,6 +14,7 @@ use narthex_spec::{SlotId, TokenId};
 
 pub use block::{KvBlock, KvLayer, KvRows};
 pub use check::{check_read, check_truncate};
+pub use copy::KvCopy;
 pub use logits::{Logits, NEVER, Peak, RowScan, ScannedRow};
 
 /// Bounds of an executor, fixed for its lifetime.
@@ -233,6 +235,15 @@ pub trait Executor: Send {
     fn write_kv(&mut self, slot: SlotId, at: usize, block: &KvBlock) -> Result<(), StepError> {
         let _ = (slot, at, block);
         Err(StepError::bad_plan(NO_HANDOVER))
+    }
+
+    /// Copies keys and values from one slot to another, which then holds `copy.tokens.end` tokens.
+    ///
+    /// # Errors
+    /// As [`Self::read_kv`] and [`Self::write_kv`]; the slot that is copied from stays as it was.
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        let block = self.read_kv(copy.from, copy.tokens.clone())?;
+        self.write_kv(copy.to, copy.tokens.start, &block)
     }
 }
 

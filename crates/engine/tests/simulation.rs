@@ -160,6 +160,7 @@ impl World {
         };
         let mut executor = FakeExecutor::new(limits.clone());
         executor.faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
+        executor.copy_faults = (0..STEPS).map(|_| fault(&mut rng)).collect();
         if truncations == Truncations::Failing {
             // One slot fewer than there are, so that the engine can go on.
             let failing = (1..slots).flat_map(|_| {

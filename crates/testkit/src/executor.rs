@@ -8,7 +8,7 @@ use std::{
 };
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read, check_truncate,
+    Executor, KvBlock, KvCopy, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read, check_truncate,
 };
 use narthex_spec::{
     DType, SlotId, TokenId,
@@ -50,6 +50,8 @@ pub struct FakeExecutor {
     pub faults: VecDeque<Fault>,
     /// Faults of the coming truncations, one entry each.
     pub truncate_faults: VecDeque<Fault>,
+    /// Faults of the coming copies, one entry each.
+    pub copy_faults: VecDeque<Fault>,
 }
 
 /// A view of an executor's slots that stays valid after the executor has been moved away.
@@ -82,6 +84,7 @@ impl FakeExecutor {
             watch: Watch(Arc::new(Mutex::new(vec![0; limits.slots]))),
             faults: VecDeque::new(),
             truncate_faults: VecDeque::new(),
+            copy_faults: VecDeque::new(),
             limits,
         }
     }
@@ -146,10 +149,14 @@ impl FakeExecutor {
     /// Leaves an extra token in a slot, as a failed step may do.
     fn soil(&mut self, plan: &StepPlan) {
         if let Some(span) = plan.spans.first() {
-            let slot = &mut self.slots[span.slot.index()];
-            slot.push(0);
-            self.watch.set(span.slot, slot.len());
+            self.soil_slot(span.slot);
         }
+    }
+
+    fn soil_slot(&mut self, slot: SlotId) {
+        let held = &mut self.slots[slot.index()];
+        held.push(0);
+        self.watch.set(slot, held.len());
     }
 }
 
@@ -237,6 +244,21 @@ impl Executor for FakeExecutor {
         held.extend(layer.keys.f32s().map(|value| value as TokenId));
         self.watch.set(slot, held.len());
         Ok(())
+    }
+
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        copy.check(self.held(copy.from)?.len(), self.held(copy.to)?.len())?;
+        let fault = self.copy_faults.pop_front().unwrap_or(Fault::None);
+        if fault == Fault::Lost {
+            return Err(self.lose());
+        }
+        if let Err(error) = fault.inject() {
+            self.soil_slot(copy.to);
+            return Err(error);
+        }
+        let block = self.read_kv(copy.from, copy.tokens.clone())?;
+        self.write_kv(copy.to, copy.tokens.start, &block)?;
+        self.check_memory(&StepPlan::default())
     }
 }
 

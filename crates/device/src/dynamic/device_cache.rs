@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::{Limits, StepError};
+use narthex_engine::executor::{KvCopy, Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
 use super::{
     growth::{Growth, Resize, SlotUse, make_room},
-    rows::{KvTensor, RowShape},
+    rows::{KvPart, KvTensor, RowShape},
 };
 use crate::ort::{DeviceMemory, DeviceTensor};
 
@@ -90,6 +90,18 @@ impl DeviceKvCache {
         let mut data = if at == 0 { vec![0.0; row.elements()] } else { self.memory.read(tensor)? };
         row.write(&mut data, at, values);
         self.memory.write(tensor, &mut data)
+    }
+
+    /// Copies tokens to another slot, which was reserved.
+    pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        for layer in 0..self.layers.len() {
+            for part in KvPart::BOTH {
+                let tensor = KvTensor { layer, part };
+                let values = self.read(tensor, copy.from, copy.tokens.clone())?;
+                self.write(tensor, copy.to, copy.tokens.start, values.into_iter())?;
+            }
+        }
+        Ok(())
     }
 
     fn row(&self, layer: usize, capacity: usize) -> RowShape {

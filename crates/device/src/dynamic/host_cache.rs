@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::{Limits, StepError};
+use narthex_engine::executor::{KvCopy, Limits, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
 use super::{
@@ -138,6 +138,17 @@ impl HostKvCache {
     ) {
         let (row, shape) = (self.row(slot), self.layers[tensor.layer].row(self.capacity));
         shape.write(self.rows_mut(tensor, row..row + 1), at, values);
+    }
+
+    /// Copies tokens to the row of another slot, which was reserved.
+    pub(super) fn copy(&mut self, copy: &KvCopy) {
+        let (from, to) = (self.row(copy.from), self.row(copy.to));
+        for layer in &mut self.layers {
+            let shape = layer.row(self.capacity);
+            for buffer in &mut layer.buffers {
+                shape.copy_within(buffer.as_mut_slice(), from, to, &copy.tokens);
+            }
+        }
     }
 
     /// Keeps the first `length` tokens. An empty slot has no row, and a cache without rows takes no memory.
@@ -376,6 +387,25 @@ mod tests {
             c.read(KvTensor { layer: 0, part: KvPart::Value }, SlotId(1), 5..6)[3],
             content(1, KvPart::Value, 1, 5)
         );
+    }
+
+    #[test]
+    fn a_copy_gives_another_slot_the_same_tokens_and_changes_no_other() {
+        let mut c = cache(4, 1 << 20);
+        for (slot, length) in [(0, 9), (1, 3), (2, 5)] {
+            fill(&mut c, slot, length);
+        }
+        for (to, tokens) in [(3, 0..7), (1, 3..9)] {
+            c.reserve([(SlotId(to), tokens.end)].into_iter()).unwrap();
+            c.copy(&KvCopy { from: SlotId(0), to: SlotId(to), tokens: tokens.clone() });
+            for part in [KvPart::Key, KvPart::Value] {
+                let read = |slot| c.read(KvTensor { layer: 0, part }, SlotId(slot), tokens.clone());
+                assert_eq!(read(to), read(0));
+            }
+        }
+        for slot in [0, 1, 2] {
+            check(&mut c, slot);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use narthex_engine::executor::StepError;
+use narthex_engine::executor::{KvCopy, StepError};
 use narthex_spec::{DType, SlotId};
 
 use super::{
@@ -125,6 +125,17 @@ impl KvCache {
                 Ok(())
             }
             Self::Device(cache) => cache.write(tensor, slot, at, values),
+        }
+    }
+
+    /// Copies tokens to another slot, which was reserved.
+    pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        match self {
+            Self::Host(cache) => {
+                cache.copy(copy);
+                Ok(())
+            }
+            Self::Device(cache) => cache.copy(copy),
         }
     }
 

@@ -17,8 +17,8 @@ mod rows;
 use std::{ops::Range, path::Path};
 
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted, check_read,
-    check_truncate,
+    Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, Wanted,
+    check_read, check_truncate,
 };
 use narthex_spec::{
     SlotId, TokenId,
@@ -356,6 +356,7 @@ impl Executor for DynamicExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
+        self.long.iter().try_for_each(|long| long.switch.check_kept(slot, len))?;
         self.cache.truncate(slot, len);
         self.long.iter_mut().for_each(|long| long.switch.truncate(slot, len));
         Ok(())
@@ -380,6 +381,16 @@ impl Executor for DynamicExecutor {
             self.cache.write(KvTensor { layer, part: KvPart::Value }, slot, at, block.values.f32s())?;
         }
         self.cache.set_length(slot, length);
+        Ok(())
+    }
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
+        self.cache.reserve([(copy.to, copy.tokens.end)].into_iter())?;
+        match &mut self.long {
+            None => self.cache.copy(copy)?,
+            Some(long) => long.switch.copy(copy, |copy| self.cache.copy(copy))?,
+        }
+        self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
     }
 }

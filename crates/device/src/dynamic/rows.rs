@@ -49,6 +49,15 @@ impl RowShape {
         }
     }
 
+    /// Copies some tokens of row `from` to the same places in row `to`.
+    pub(super) fn copy_within(self, rows: &mut [f32], from: usize, to: usize, tokens: &Range<usize>) {
+        let [from, to] = [from, to].map(|row| row * self.elements());
+        for head in 0..self.heads {
+            let range = self.at(head, tokens.start)..self.at(head, tokens.end);
+            rows.copy_within(from + range.start..from + range.end, to + range.start);
+        }
+    }
+
     /// Returns some tokens of a row as `[tokens, heads, head_size]`.
     pub(super) fn read(self, row: &[f32], range: Range<usize>) -> Vec<f32> {
         let mut out = Vec::with_capacity(range.len() * self.heads * self.head_size);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use half::f16;
-use narthex_engine::executor::StepError;
+use narthex_engine::executor::{KvCopy, StepError};
 use narthex_spec::{SlotId, manifest::KvLayout};
 
 /// Keys and values of all slots.
@@ -132,6 +132,25 @@ impl StaticKvCache {
             }
         }
     }
+
+    /// Copies tokens to the same columns of another slot, which has been laid out for them.
+    pub(super) fn copy(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        let slots = self.slots.get_disjoint_mut([copy.from.index(), copy.to.index()]);
+        let [from, to] = slots.map_err(|_| KvCopy::same_slot(copy.from))?;
+        let (at, count) = (copy.tokens.start, copy.tokens.len());
+        for (layout, (from_layer, to_layer)) in self.layers.iter().zip(from.layers.iter().zip(&mut to.layers))
+        {
+            let KvLayout { heads, head_size: size, .. } = *layout;
+            for (part, rows, width) in [(0, heads * size, 1), (1, heads, size)] {
+                for row in 0..rows {
+                    let [source, target] = [from.past, to.past].map(|past| (row * past + at) * width);
+                    let values = &from_layer[part][source..][..count * width];
+                    to_layer[part][target..][..count * width].copy_from_slice(values);
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Moves `rows` rows that begin every `from` elements to every `to` elements, and keeps the first `kept` of each.
@@ -201,6 +220,23 @@ mod tests {
         let [key, _] = &cache.layers(SlotId(0)).unwrap()[0];
         let untouched = key.iter().filter(|x| **x == f16::ZERO).count();
         assert_eq!(untouched, key.len() - 2 * 3 * count);
+    }
+
+    #[test]
+    fn tokens_are_copied_to_slots_of_another_layout() {
+        let mut cache = StaticKvCache::new(&[LAYER], 9, 2);
+        cache.fit(SlotId(0), 4, 0).unwrap();
+        cache.fit(SlotId(1), 7, 0).unwrap();
+        let held: [Vec<f16>; 2] =
+            [0, 100].map(|first| (first..first + 18).map(|value| f16::from_f32(value as f32)).collect());
+        cache.write(SlotId(0), 0, 0, held.each_ref().map(Vec::as_slice));
+        cache.copy(&KvCopy { from: SlotId(0), to: SlotId(1), tokens: 0..1 }).unwrap();
+        let [key, value] = &cache.slots[1].layers[0];
+        let written = |part: &[f16]| part.iter().filter(|element| **element != f16::ZERO).count();
+        assert_eq!((written(key), written(value)), (5, 6), "the first of 6 keys is zero");
+        cache.copy(&KvCopy { from: SlotId(0), to: SlotId(1), tokens: 1..3 }).unwrap();
+        assert_eq!(cache.read(SlotId(1), 0, 0..3), held);
+        assert_eq!(cache.read(SlotId(0), 0, 0..3), held);
     }
 
     #[test]

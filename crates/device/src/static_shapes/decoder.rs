@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use half::f16;
 use narthex_engine::executor::{
-    Executor, KvBlock, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
+    Executor, KvBlock, KvCopy, KvLimits, KvRows, Limits, Logits, Span, StepError, StepPlan, check_read,
     check_truncate,
 };
 use narthex_spec::{
@@ -138,6 +138,11 @@ impl StaticExecutor {
     fn held(&self, slot: SlotId) -> Result<usize, StepError> {
         self.limits.check_slot(slot)?;
         Ok(self.cache.length(slot))
+    }
+
+    /// Columns of the shortest graphs that take `length` tokens.
+    fn past_for(&self, length: usize) -> usize {
+        self.layers.range(length..).next().map_or(self.limits.context, |(&past, _)| past)
     }
 
     /// Runs the spans of a plan, each with its factors; none stand for the only ones that there are.
@@ -309,6 +314,7 @@ impl Executor for StaticExecutor {
 
     fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
         check_truncate(slot, len, self.held(slot)?)?;
+        self.switch.iter().try_for_each(|switch| switch.check_kept(slot, len))?;
         self.cache.set_length(slot, len);
         self.switch.iter_mut().for_each(|switch| switch.truncate(slot, len));
         Ok(())
@@ -325,13 +331,22 @@ impl Executor for StaticExecutor {
         block.check(&self.kv, at, self.held(slot)?, self.limits.context)?;
         let length = at + block.tokens();
         self.switch.iter_mut().try_for_each(|switch| switch.hand_over(slot, at, length))?;
-        let past = self.layers.range(length..).next().map_or(self.limits.context, |(&past, _)| past);
-        self.cache.fit(slot, past, at)?;
+        self.cache.fit(slot, self.past_for(length), at)?;
         for (index, layer) in block.layers().iter().enumerate() {
             let (keys, values) = (layer.keys.to_f16()?, layer.values.to_f16()?);
             self.cache.write(slot, index, at, [&keys, &values]);
         }
         self.cache.set_length(slot, length);
+        Ok(())
+    }
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        copy.check(self.held(copy.from)?, self.held(copy.to)?)?;
+        self.cache.fit(copy.to, self.past_for(copy.tokens.end), copy.tokens.start)?;
+        match &mut self.switch {
+            None => self.cache.copy(copy)?,
+            Some(switch) => switch.copy(copy, |copy| self.cache.copy(copy))?,
+        }
+        self.cache.set_length(copy.to, copy.tokens.end);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use narthex_device::{
 };
 use narthex_engine::{
     encoder::Encoder,
-    executor::{Executor, StepPlan, Wanted},
+    executor::{Executor, KvCopy, StepPlan, Wanted},
 };
 use narthex_spec::{Ep, SlotId, TokenId, recipe::FixedShapes};
 
@@ -52,14 +52,18 @@ pub(crate) fn open_encoder(package: &Package, device: &Device) -> StaticEncoder 
 pub(crate) fn logits(executor: &mut dyn Executor, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     let mut at = 0;
-    for length in [8, 3, 1, 1] {
+    for (slot, length) in [(0, 8), (1, 3), (1, 1), (1, 1)] {
         let mut plan = StepPlan::default();
-        plan.push(SlotId(0), at, &tokens[at..at + length], Wanted::All);
+        plan.push(SlotId(slot), at, &tokens[at..at + length], Wanted::All);
         let logits = executor.step(&plan).unwrap();
         rows.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
         at += length;
+        if slot == 0 {
+            // The rest goes on from a copy.
+            executor.copy_kv(&KvCopy { from: SlotId(0), to: SlotId(1), tokens: 0..at }).unwrap();
+        }
     }
-    executor.truncate(SlotId(0), 0).unwrap();
+    [0, 1].into_iter().for_each(|slot| executor.truncate(SlotId(slot), 0).unwrap());
     rows
 }
 

@@ -5,12 +5,12 @@
 
 use super::EngineLoop;
 use crate::{
-    executor::{Executor, StepError},
-    kv::{Reuse, SlotChoice},
+    executor::{Executor, KvCopy, StepError},
+    kv::{MIN_COPY, Prefix, PromptEnd, Reuse, SlotChoice, SlotContent, SlotState, Slots, common_prefix},
     request::Finish,
     sequence::Sequence,
 };
-use narthex_spec::SlotId;
+use narthex_spec::{SlotId, TokenId};
 
 impl EngineLoop {
     /// Assigns slots to waiting sequences.
@@ -19,8 +19,12 @@ impl EngineLoop {
             let Some(sequence) = self.queue.front() else { return };
             let reuse = if sequence.wants_prompt() { Reuse::Nothing } else { Reuse::Prefix };
             let footprint = sequence.footprint();
-            let choice = self.slots.choose(&sequence.tokens, reuse);
-            let choice = choice.filter(|choice| self.make_room(choice.slot, footprint));
+            let contents = self.contents();
+            if reuse == Reuse::Prefix && self.is_prefix_coming(&sequence.tokens, &contents) {
+                return;
+            }
+            let choice = self.slots.choose(&sequence.tokens, reuse, &contents);
+            let choice = choice.and_then(|choice| self.make_room(choice, footprint));
             match choice {
                 Some(choice) => self.start_first(choice, footprint),
                 None if self.running.is_empty() => self.refuse_first(footprint),
@@ -29,11 +33,32 @@ impl EngineLoop {
         }
     }
 
-    /// Assigns a slot to the first waiting sequence, unless the slot had to be retired.
+    /// Tokens that all slots hold.
+    fn contents(&self) -> Vec<SlotContent<'_>> {
+        self.slots.contents(self.running.iter().filter_map(|s| {
+            let prompt_end = s.prompt_end.as_ref();
+            Some((s.slot?, SlotContent { tokens: &s.tokens[..s.cached], prompt_end }))
+        }))
+    }
+
+    /// Returns true if a running sequence is about to compute more of a prompt than any slot holds: the prompt then waits
+    /// for it instead of running the same tokens beside it.
+    fn is_prefix_coming(&self, prompt: &[TokenId], contents: &[SlotContent<'_>]) -> bool {
+        let held = Slots::longest_prefix(contents, prompt).map_or(0, |prefix| prefix.length);
+        let coming = |s: &Sequence| common_prefix(&s.tokens, prompt).min(prompt.len().saturating_sub(1));
+        self.running.iter().any(|s| s.pending() > 1 && coming(s) > held.max(MIN_COPY))
+    }
+
+    /// Assigns a slot to the first waiting sequence, unless the slot had to be retired or the device was lost.
     fn start_first(&mut self, choice: SlotChoice, footprint: usize) {
-        let SlotChoice { slot, reused } = choice;
-        let prompt_end = self.slots.take_prompt_end(slot);
-        let Some(length) = self.rewind(slot, reused) else { return };
+        let SlotChoice { slot, reused, copied, worth } = choice;
+        let prompt_end = match copied {
+            Some(prefix) => self.copy_prompt_end(prefix),
+            None => self.slots.take_prompt_end(slot),
+        };
+        self.slots.evict(worth);
+        let held = self.rewind(slot, reused);
+        let Some(length) = held.and_then(|held| self.copy_prefix(slot, held, copied)) else { return };
         let Some(mut sequence) = self.queue.pop_front() else { return };
         self.slots.hold(slot, length, footprint);
         self.stats.cached_tokens += sequence.start(slot, length) as u64;
@@ -46,6 +71,27 @@ impl EngineLoop {
         self.running.push(sequence);
         if let Some(finish) = end {
             self.end(self.running.len() - 1, finish);
+        }
+    }
+
+    /// Returns a copy of the stored end of a prompt, if the prefix is that prompt.
+    fn copy_prompt_end(&self, prefix: Prefix) -> Option<PromptEnd> {
+        let end = self.contents()[prefix.slot.index()].prompt_end?;
+        (end.length == prefix.length).then(|| end.clone())
+    }
+
+    /// Copies what `slot` lacks of a prefix behind its first `held` tokens. Returns the number of tokens that it holds
+    /// then, which is `held` if the copy fails, or `None` if the slot had to be retired or the device was lost.
+    fn copy_prefix(&mut self, slot: SlotId, held: usize, prefix: Option<Prefix>) -> Option<usize> {
+        let Some(Prefix { slot: from, length }) = prefix else { return Some(held) };
+        match self.device.copy_kv(&KvCopy { from, to: slot, tokens: held..length }) {
+            Ok(()) => Some(length),
+            Err(error @ StepError::Lost { .. }) => {
+                self.recover(&error);
+                None
+            }
+            Err(_) if self.device.truncate(slot, held).is_ok() => Some(held),
+            Err(_) => self.empty(slot).then_some(0),
         }
     }
 
@@ -68,12 +114,28 @@ impl EngineLoop {
         self.empty(slot).then_some(0)
     }
 
-    /// Empties idle slots until the budget has room for `length` tokens in `slot`.
-    fn make_room(&mut self, slot: SlotId, length: usize) -> bool {
-        while !self.slots.fits(Some(slot), length) {
-            let Some(idle) = self.slots.oldest_idle(Some(slot)) else { return false };
-            self.empty(idle);
+    /// Evicts idle slots until the budget has room for `length` tokens in the chosen slot. The slot with the prefix goes
+    /// last: its prefix is then taken over instead of copied.
+    fn make_room(&mut self, mut choice: SlotChoice, length: usize) -> Option<SlotChoice> {
+        while !self.slots.fits(Some(choice.slot), length) {
+            let source = choice.copied.map_or(choice.slot, |prefix| prefix.slot);
+            if self.evict_least(&[choice.slot, source]) {
+                continue;
+            }
+            let prefix = choice.copied.take()?;
+            if !matches!(self.slots.state(prefix.slot), SlotState::Idle { .. }) {
+                return None;
+            }
+            choice = SlotChoice { slot: prefix.slot, reused: prefix.length, ..choice };
         }
+        Some(choice)
+    }
+
+    /// Empties the idle slot of the least worth, none of `except`. Returns false if there is none.
+    pub(super) fn evict_least(&mut self, except: &[SlotId]) -> bool {
+        let Some((slot, worth)) = self.slots.least_idle(except, &self.contents()) else { return false };
+        self.slots.evict(worth);
+        self.empty(slot);
         true
     }
 
@@ -83,9 +145,8 @@ impl EngineLoop {
             if self.slots.fits(None, longest) || self.is_dead() {
                 break;
             }
-            match self.slots.oldest_idle(None) {
-                Some(idle) => drop(self.empty(idle)),
-                None => self.preempt_youngest(),
+            if !self.evict_least(&[]) {
+                self.preempt_youngest();
             }
         }
         for sequence in &self.running {

@@ -64,7 +64,7 @@ impl EngineLoop {
             return self.restart(error);
         }
         let again = matches!(error, StepError::OutOfMemory { .. })
-            && (self.slots.oldest_idle(None).is_some() || self.running.len() > 1);
+            && (self.slots.has_idle() || self.running.len() > 1);
         self.grants.sort_unstable_by_key(|grant| std::cmp::Reverse(grant.index));
         for grant in 0..self.grants.len() {
             let index = self.grants[grant].index;
@@ -101,11 +101,8 @@ impl EngineLoop {
     /// Empties every idle slot, or preempts the youngest sequence if there is none. No sequence is admitted until one ends,
     /// because memory would run out again.
     fn free_memory(&mut self) {
-        let mut found = false;
-        while let Some(idle) = self.slots.oldest_idle(None) {
-            found = true;
-            self.empty(idle);
-        }
+        let found = self.slots.has_idle();
+        while self.evict_least(&[]) {}
         if !found && self.running.len() > 1 {
             self.preempt_youngest();
         }

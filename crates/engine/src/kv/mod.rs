@@ -4,5 +4,6 @@
 mod prefix;
 mod slots;
 
-pub use prefix::{Reuse, SlotChoice};
+pub(crate) use prefix::{MIN_COPY, common_prefix};
+pub use prefix::{Prefix, Reuse, SlotChoice, SlotContent};
 pub use slots::{PromptEnd, SlotState, Slots};

@@ -1,4 +1,8 @@
-//! Prefix caching: idle slots keep their tokens, and a prefix that they share with a prompt need not run again.
+//! Prefix caching: slots keep their tokens, and a prefix that one of them shares with a prompt need not run again. A prompt
+//! either takes over the idle slot with the prefix, or gets a copy of it in another slot.
+//!
+//! A slot that is taken over loses its tail. It costs what running the tail again would, less what its age takes off:
+//! this is GreedyDual (Young 1994), in which every eviction lowers the worth of all older contents by what it cost.
 
 use std::cmp::Reverse;
 
@@ -6,13 +10,29 @@ use narthex_spec::{SlotId, TokenId};
 
 use super::slots::{PromptEnd, SlotState, Slots};
 
-/// A slot for a new sequence, and the length of the shared prefix.
+/// Number of tokens from which a copy is worth its cost: copying them takes less time than a step.
+pub(crate) const MIN_COPY: usize = 16;
+
+/// A slot for a new sequence, and the prefix that it starts with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotChoice {
     /// The slot.
     pub slot: SlotId,
-    /// Tokens of the prompt that need not run.
+    /// Tokens of the prompt that it holds already.
     pub reused: usize,
+    /// A longer prefix to copy from another slot.
+    pub copied: Option<Prefix>,
+    /// Tokens that would have to run again for what the slot loses, less what its age takes off.
+    pub worth: u64,
+}
+
+/// First tokens of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    /// The slot that holds them.
+    pub slot: SlotId,
+    /// Their number.
+    pub length: usize,
 }
 
 /// Reuse of a prefix in a slot.
@@ -24,29 +44,101 @@ pub enum Reuse {
     Nothing,
 }
 
-impl Slots {
-    /// Returns the idle slot with the longest shared prefix, else an empty slot, else the one idle longest. The last token
-    /// of the prompt must run for its logits, unless the slot stores them.
-    pub fn choose(&self, prompt: &[TokenId], reuse: Reuse) -> Option<SlotChoice> {
-        let most = |prompt_end: &Option<PromptEnd>| match (reuse, prompt_end) {
-            (Reuse::Nothing, _) => 0,
-            (Reuse::Prefix, Some(end)) if end.length == prompt.len() => prompt.len(),
-            (Reuse::Prefix, _) => prompt.len().saturating_sub(1),
-        };
-        self.ids()
-            .filter_map(|(slot, state)| match state {
-                SlotState::Idle { tokens, released, prompt_end } => {
-                    let reused = common_prefix(tokens, prompt).min(most(prompt_end));
-                    Some((reused, tokens.is_empty(), Reverse(*released), Reverse(slot)))
-                }
-                SlotState::Held { .. } | SlotState::Retired { .. } => None,
-            })
-            .max()
-            .map(|(reused, _, _, Reverse(slot))| SlotChoice { slot, reused })
+/// Tokens in a slot's cache, whether it is held or idle.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SlotContent<'a> {
+    /// The tokens, in order.
+    pub tokens: &'a [TokenId],
+    /// The end of the prompt among them.
+    pub prompt_end: Option<&'a PromptEnd>,
+}
+
+impl SlotContent<'_> {
+    /// Returns the number of tokens of a prompt that need not run again. The last token must run for its logits, unless
+    /// they are stored.
+    fn shared(&self, prompt: &[TokenId]) -> usize {
+        let has_end = self.prompt_end.is_some_and(|end| end.length == prompt.len());
+        let most = if has_end { prompt.len() } else { prompt.len().saturating_sub(1) };
+        common_prefix(self.tokens, prompt).min(most)
     }
 }
 
-fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+impl Slots {
+    /// Contents of all slots: of idle ones as they were released, of held ones from `running`. What retired slots hold is
+    /// unknown.
+    pub fn contents<'a>(
+        &'a self,
+        running: impl Iterator<Item = (SlotId, SlotContent<'a>)>,
+    ) -> Vec<SlotContent<'a>> {
+        let content = |state: &'a SlotState| match state {
+            SlotState::Idle { tokens, prompt_end, .. } => {
+                SlotContent { tokens, prompt_end: prompt_end.as_ref() }
+            }
+            SlotState::Held { .. } | SlotState::Retired { .. } => SlotContent::default(),
+        };
+        let mut contents: Vec<_> = self.states().iter().map(content).collect();
+        running.for_each(|(slot, content)| contents[slot.index()] = content);
+        contents
+    }
+
+    /// Returns the longest prefix of a prompt that a slot holds.
+    pub fn longest_prefix(contents: &[SlotContent<'_>], prompt: &[TokenId]) -> Option<Prefix> {
+        let prefixes = (0..).map(SlotId).zip(contents);
+        prefixes
+            .map(|(slot, content)| Prefix { slot, length: content.shared(prompt) })
+            .max_by_key(|prefix| (prefix.length, Reverse(prefix.slot)))
+    }
+
+    /// Returns the idle slot that costs a prompt the fewest tokens: those that must run now, and those of the tail that
+    /// it loses. Of equal ones one without a copy wins, then an empty one, then the one idle longest.
+    pub fn choose(
+        &self,
+        prompt: &[TokenId],
+        reuse: Reuse,
+        contents: &[SlotContent<'_>],
+    ) -> Option<SlotChoice> {
+        let longest = Self::longest_prefix(contents, prompt).filter(|_| reuse == Reuse::Prefix);
+        let choices = self.ids().filter_map(|(slot, state)| {
+            let SlotState::Idle { tokens, released, .. } = state else { return None };
+            let own = match reuse {
+                Reuse::Prefix => contents[slot.index()].shared(prompt),
+                Reuse::Nothing => 0,
+            };
+            let copied = longest.filter(|prefix| prefix.slot != slot && prefix.length >= own + MIN_COPY);
+            let kept = if reuse == Reuse::Prefix { common_prefix(tokens, prompt) } else { 0 };
+            let choice = SlotChoice { slot, reused: own, copied, worth: self.worth(slot, kept, contents) };
+            let run = prompt.len() - copied.map_or(own, |prefix| prefix.length);
+            let cost = run as u64 + choice.worth;
+            Some(((cost, copied.is_some(), !tokens.is_empty(), *released, slot), choice))
+        });
+        choices.min_by_key(|(cost, _)| *cost).map(|(_, choice)| choice)
+    }
+
+    /// An idle slot that holds something, the one of the least worth, with its worth; none of `except`.
+    pub fn least_idle(&self, except: &[SlotId], contents: &[SlotContent<'_>]) -> Option<(SlotId, u64)> {
+        let idle = self.ids().filter_map(|(slot, state)| match state {
+            SlotState::Idle { tokens, released, .. } if !tokens.is_empty() && !except.contains(&slot) => {
+                Some((self.worth(slot, 0, contents), *released, slot))
+            }
+            _ => None,
+        });
+        idle.min().map(|(worth, _, slot)| (slot, worth))
+    }
+
+    /// The tokens that an idle slot loses beyond its first `kept`, except those that another slot holds as well, less what
+    /// its age takes off.
+    fn worth(&self, slot: SlotId, kept: usize, contents: &[SlotContent<'_>]) -> u64 {
+        let SlotState::Idle { age, .. } = self.state(slot) else { return 0 };
+        let own = contents[slot.index()].tokens;
+        let others = contents.iter().enumerate().filter(|(other, _)| *other != slot.index());
+        let elsewhere = others.map(|(_, other)| common_prefix(own, other.tokens)).max().unwrap_or(0);
+        let lost = own.len().saturating_sub(elsewhere.max(kept)) as u64;
+        (age + lost).saturating_sub(self.age())
+    }
+}
+
+/// Number of tokens that two sequences begin with alike.
+pub(crate) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
@@ -55,16 +147,21 @@ mod tests {
     use super::*;
     use crate::executor::{KvLimits, Limits, RowScan};
 
+    fn slots(count: usize) -> Slots {
+        let kv = KvLimits { bytes_per_token: 10, step: 4, budget: 1 << 20 };
+        Slots::new(&Limits { slots: count, context: 2000, chunk: 8, batch: 3, vocab: 8, kv })
+    }
+
+    fn choose(s: &Slots, prompt: &[u32], reuse: Reuse) -> Option<SlotChoice> {
+        s.choose(prompt, reuse, &s.contents(std::iter::empty()))
+    }
+
     #[test]
     fn the_longest_prefix_wins_then_an_empty_slot_then_the_one_idle_longest() {
-        let kv = KvLimits { bytes_per_token: 10, step: 4, budget: 1 << 20 };
-        let mut s = Slots::new(&Limits { slots: 3, context: 20, chunk: 8, batch: 3, vocab: 8, kv });
+        let mut s = slots(3);
         let check = |s: &Slots, prompt: &[u32], reuse, slot, reused| {
-            assert_eq!(
-                s.choose(prompt, reuse),
-                Some(SlotChoice { slot: SlotId(slot), reused }),
-                "{prompt:?}"
-            );
+            let found = choose(s, prompt, reuse).map(|choice| (choice.slot, choice.reused, choice.copied));
+            assert_eq!(found, Some((SlotId(slot), reused, None)), "{prompt:?}");
         };
         check(&s, &[1], Reuse::Prefix, 0, 0);
         s.release(SlotId(0), vec![1, 2, 3], 5, None);
@@ -75,16 +172,81 @@ mod tests {
         check(&s, &[9], Reuse::Prefix, 2, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 2, 0);
         s.hold(SlotId(2), 0, 4);
+        // Slot 0 holds all that slot 1 does.
         check(&s, &[9], Reuse::Prefix, 1, 0);
         check(&s, &[1, 2, 3, 4], Reuse::Nothing, 1, 0);
         let end = PromptEnd { length: 2, logits: Box::new([0.5]), scan: RowScan::of(&[0.5]) };
         s.release(SlotId(1), vec![1, 2, 7], 9, Some(end.clone()));
         check(&s, &[1, 2], Reuse::Prefix, 1, 2);
-        check(&s, &[1, 2, 7], Reuse::Prefix, 0, 2);
+        check(&s, &[1, 2, 7], Reuse::Prefix, 1, 2);
         check(&s, &[1, 2], Reuse::Nothing, 0, 0);
         assert_eq!((s.take_prompt_end(SlotId(1)), s.take_prompt_end(SlotId(1))), (Some(end), None));
         s.hold(SlotId(0), 0, 4);
         s.retire(SlotId(1));
-        assert_eq!(s.choose(&[1], Reuse::Prefix), None);
+        assert_eq!(choose(&s, &[1], Reuse::Prefix), None);
+    }
+
+    /// A prompt that begins with `system` shared tokens and goes on with its own.
+    fn prompt(system: usize, agent: u32, own: usize) -> Vec<u32> {
+        std::iter::repeat_n(1, system).chain((0..own as u32).map(|i| 1000 * agent + i)).collect()
+    }
+
+    fn copy(choice: Option<SlotChoice>) -> (u32, usize, Option<(u32, usize)>) {
+        let choice = choice.unwrap();
+        (choice.slot.0, choice.reused, choice.copied.map(|prefix| (prefix.slot.0, prefix.length)))
+    }
+
+    #[test]
+    fn a_prefix_is_copied_from_idle_and_held_slots_and_tails_stay() {
+        let mut s = slots(3);
+        s.release(SlotId(0), prompt(300, 1, 100), 1, None);
+        assert_eq!(copy(choose(&s, &prompt(300, 2, 9), Reuse::Prefix)), (1, 0, Some((0, 300))));
+        assert_eq!(copy(choose(&s, &prompt(300, 1, 120), Reuse::Prefix)), (0, 400, None));
+        assert_eq!(copy(choose(&s, &prompt(300, 2, 9), Reuse::Nothing)), (1, 0, None));
+        // A prefix that is soon computed is not copied.
+        assert_eq!(copy(choose(&s, &prompt(MIN_COPY - 1, 2, 9), Reuse::Prefix)), (1, 0, None));
+        s.hold(SlotId(0), 350, 400);
+        let held = prompt(300, 1, 50);
+        let running = [(SlotId(0), SlotContent { tokens: &held, prompt_end: None })];
+        let contents = s.contents(running.into_iter());
+        let found = s.choose(&prompt(300, 2, 9), Reuse::Prefix, &contents);
+        assert_eq!(copy(found), (1, 0, Some((0, 300))));
+        // Without an empty slot, the shortest tail gives way to the copy.
+        s.release(SlotId(0), prompt(300, 1, 100), 1, None);
+        s.release(SlotId(1), prompt(0, 2, 40), 9, None);
+        s.release(SlotId(2), prompt(0, 3, 60), 3, None);
+        assert_eq!(copy(choose(&s, &prompt(300, 4, 9), Reuse::Prefix)), (1, 0, Some((0, 300))));
+    }
+
+    #[test]
+    fn a_long_tail_outlives_short_ones_and_gives_way_in_the_end() {
+        let mut s = slots(3);
+        s.release(SlotId(0), prompt(0, 1, 1000), 0, None);
+        let mut held = 0;
+        for agent in 2.. {
+            let own = prompt(0, agent, 100);
+            let choice = choose(&s, &own, Reuse::Prefix).unwrap();
+            s.evict(choice.worth);
+            if choice.slot == SlotId(0) {
+                break;
+            }
+            s.release(choice.slot, own, u64::from(agent), None);
+            held += 1;
+        }
+        assert!((15..30).contains(&held), "{held}");
+    }
+
+    #[test]
+    fn the_least_worth_is_forgotten_first() {
+        let mut s = slots(4);
+        s.release(SlotId(0), vec![1], 9, None);
+        s.release(SlotId(1), vec![2], 4, None);
+        s.release(SlotId(2), vec![], 1, None);
+        s.release(SlotId(3), vec![3, 4], 2, None);
+        let least = |except: &[SlotId]| s.least_idle(except, &s.contents(std::iter::empty()));
+        assert_eq!(least(&[]), Some((SlotId(1), 1)));
+        assert_eq!(least(&[SlotId(1)]), Some((SlotId(0), 1)));
+        assert_eq!(least(&[SlotId(1), SlotId(0)]), Some((SlotId(3), 2)));
+        assert_eq!(least(&[SlotId(1), SlotId(0), SlotId(3)]), None);
     }
 }

@@ -25,6 +25,8 @@ pub enum SlotState {
         tokens: Vec<TokenId>,
         /// Step of its release.
         released: u64,
+        /// Worth of all evicted tokens until its release.
+        age: u64,
         /// The end of the prompt that ran in it last.
         prompt_end: Option<PromptEnd>,
     },
@@ -43,7 +45,7 @@ pub enum SlotState {
 }
 
 impl SlotState {
-    const EMPTY: Self = Self::Idle { tokens: Vec::new(), released: 0, prompt_end: None };
+    const EMPTY: Self = Self::Idle { tokens: Vec::new(), released: 0, age: 0, prompt_end: None };
 
     /// Tokens in the cache.
     pub fn length(&self) -> usize {
@@ -73,12 +75,14 @@ pub struct Slots {
     states: Vec<SlotState>,
     kv: KvLimits,
     context: usize,
+    age: u64,
 }
 
 impl Slots {
     /// Empty slots.
     pub fn new(limits: &Limits) -> Self {
-        Self { states: vec![SlotState::EMPTY; limits.slots], kv: limits.kv, context: limits.context }
+        let states = vec![SlotState::EMPTY; limits.slots];
+        Self { states, kv: limits.kv, context: limits.context, age: 0 }
     }
 
     /// Every slot's state.
@@ -115,17 +119,19 @@ impl Slots {
         self.kv.bytes(rows, self.kv.capacity_for(longest, self.context))
     }
 
-    /// An idle slot that holds something, the one idle longest; never `except`.
-    pub fn oldest_idle(&self, except: Option<SlotId>) -> Option<SlotId> {
-        self.ids()
-            .filter_map(|(slot, state)| match state {
-                SlotState::Idle { tokens, released, .. } if !tokens.is_empty() && Some(slot) != except => {
-                    Some((*released, slot))
-                }
-                _ => None,
-            })
-            .min()
-            .map(|(_, slot)| slot)
+    /// Worth of all evicted tokens.
+    pub(super) fn age(&self) -> u64 {
+        self.age
+    }
+
+    /// Records that tokens of this worth were evicted.
+    pub fn evict(&mut self, worth: u64) {
+        self.age = self.age.saturating_add(worth);
+    }
+
+    /// Returns true if an idle slot holds something.
+    pub fn has_idle(&self) -> bool {
+        self.states.iter().any(|state| matches!(state, SlotState::Idle { tokens, .. } if !tokens.is_empty()))
     }
 
     /// Removes and returns the stored end of the last prompt in an idle slot.
@@ -149,7 +155,7 @@ impl Slots {
 
     /// Takes a slot back with the tokens it holds, and the end of the prompt among them.
     pub fn release(&mut self, slot: SlotId, tokens: Vec<TokenId>, now: u64, prompt_end: Option<PromptEnd>) {
-        self.states[slot.index()] = SlotState::Idle { tokens, released: now, prompt_end };
+        self.states[slot.index()] = SlotState::Idle { tokens, released: now, age: self.age, prompt_end };
     }
 
     /// Empties every slot, retired or not, after the device lost its memory.
@@ -197,16 +203,5 @@ mod tests {
         assert_eq!(s.bytes(), 160);
         s.retire(SlotId(0));
         assert_eq!(s.bytes(), 160);
-        assert_eq!(s.oldest_idle(None), None);
-    }
-
-    #[test]
-    fn the_one_idle_longest_is_forgotten_first() {
-        let mut s = slots(3, 1000);
-        s.release(SlotId(0), vec![1], 9, None);
-        s.release(SlotId(1), vec![1], 4, None);
-        s.release(SlotId(2), vec![], 1, None);
-        assert_eq!(s.oldest_idle(None), Some(SlotId(1)));
-        assert_eq!(s.oldest_idle(Some(SlotId(1))), Some(SlotId(0)));
     }
 }

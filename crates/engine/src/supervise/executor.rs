@@ -14,7 +14,7 @@ use super::{
     queue::DeviceQueue,
     reopen::{GONE, Reopenable},
 };
-use crate::executor::{Executor, KvBlock, Limits, Logits, RowScan, StepError, StepPlan};
+use crate::executor::{Executor, KvBlock, KvCopy, Limits, Logits, RowScan, StepError, StepPlan};
 
 /// An executor that takes turns on its device, is opened again when the device is lost, and is monitored.
 pub struct SupervisedExecutor {
@@ -187,6 +187,14 @@ impl Executor for SupervisedExecutor {
         self.guard(|Self { executor, queue, .. }| {
             let _turn = queue.as_deref().map(DeviceQueue::wait);
             let outcome = executor.get()?.write_kv(slot, at, block);
+            outcome.map_err(|error| executor.recover(error))
+        })
+    }
+
+    fn copy_kv(&mut self, copy: &KvCopy) -> Result<(), StepError> {
+        self.guard(|Self { executor, queue, .. }| {
+            let _turn = queue.as_deref().map(DeviceQueue::wait);
+            let outcome = executor.get()?.copy_kv(copy);
             outcome.map_err(|error| executor.recover(error))
         })
     }

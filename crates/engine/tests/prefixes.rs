@@ -1,0 +1,197 @@
+//! Prefixes shared between conversations: none is run twice while a slot holds it, and no answer changes for it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::ops::Range;
+
+use narthex_engine::{
+    config::EngineConfig,
+    engine_loop::{EngineLoop, Work},
+    executor::{Executor, KvLimits, Limits, Logits, StepError, StepPlan},
+    request::{Request, Sampling, Usage},
+};
+use narthex_spec::SlotId;
+use narthex_testkit::{
+    executor::{FakeExecutor, Fault},
+    invariant,
+    sink::Recorder,
+};
+
+const SYSTEM: usize = 60;
+
+fn limits(slots: usize) -> Limits {
+    let kv = KvLimits { bytes_per_token: 1, step: 8, budget: 1 << 20 };
+    Limits { slots, context: 1024, chunk: 16, batch: slots, vocab: 50, kv }
+}
+
+fn engine(executor: impl Executor + 'static) -> EngineLoop {
+    let config = EngineConfig::for_limits(executor.limits());
+    EngineLoop::new(Box::new(executor), config)
+}
+
+fn submit(core: &mut EngineLoop, prompt: &[u32], max_tokens: usize) -> Recorder {
+    let sink = Recorder::new();
+    let request = Request {
+        prompt: prompt.to_vec(),
+        max_tokens,
+        stop: vec![],
+        sampling: Sampling::greedy(),
+        constraint: None,
+        logprobs: None,
+        sink: Box::new(sink.clone()),
+    };
+    core.submit(request).unwrap();
+    sink
+}
+
+fn drain(core: &mut EngineLoop) {
+    while core.step() == Work::Busy {
+        invariant::check(&core.snapshot()).unwrap();
+    }
+}
+
+fn usage(sink: &Recorder) -> Usage {
+    sink.recording().ends[0].1
+}
+
+fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+    let mut core = engine(FakeExecutor::new(limits(1)));
+    let sink = submit(&mut core, prompt, max_tokens);
+    drain(&mut core);
+    sink.recording().tokens
+}
+
+/// Tokens that no other call with another number gives in this order.
+fn words(number: usize, range: Range<usize>) -> impl Iterator<Item = u32> {
+    range.map(move |i| ((number * 17 + i * i * 7 + i) % 50) as u32)
+}
+
+/// A system prompt that all conversations share, and words of one of them.
+fn conversation(number: usize, own: usize) -> Vec<u32> {
+    words(0, 0..SYSTEM).chain(words(number + 1, 0..own)).collect()
+}
+
+#[test]
+fn an_agent_s_turns_read_hardly_more_than_their_new_tokens() {
+    let mut core = engine(FakeExecutor::new(limits(2)));
+    let mut history = conversation(0, 0);
+    let mut new = history.len();
+    for turn in 0..20 {
+        let user: Vec<u32> = words(turn + 2, 0..12).collect();
+        new += user.len();
+        history.extend(user);
+        let sink = submit(&mut core, &history, 9);
+        drain(&mut core);
+        assert_eq!(sink.recording().tokens, alone(&history, 9));
+        history.extend(sink.recording().tokens);
+    }
+    let read = core.stats().prompt_tokens as usize;
+    assert!(read * 10 <= new * 11, "{read} tokens were read for {new} new ones");
+}
+
+#[test]
+fn interleaved_conversations_each_keep_their_own_tail() {
+    for slots in [4, 6] {
+        let mut core = engine(FakeExecutor::new(limits(slots)));
+        let mut histories: Vec<Vec<u32>> = (0..4).map(|number| conversation(number, 20)).collect();
+        for turn in 0..6 {
+            for (number, history) in histories.iter_mut().enumerate() {
+                let sink = submit(&mut core, history, 7);
+                drain(&mut core);
+                let usage = usage(&sink);
+                let expected = match (turn, number) {
+                    (0, 0) => 0,
+                    (0, _) => SYSTEM,
+                    // All but the last token of the answer before, and what the user has added since.
+                    _ => history.len() - 1 - 10,
+                };
+                assert_eq!(usage.cached_tokens, expected, "turn {turn} of {number} in {slots} slots");
+                assert_eq!(sink.recording().tokens, alone(history, 7));
+                history.extend(sink.recording().tokens);
+                history.extend(words(number + 9 * turn, 3..13));
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_that_arrive_together_run_their_prefix_once() {
+    let mut core = engine(FakeExecutor::new(limits(4)));
+    let prompts: Vec<Vec<u32>> = (0..4).map(|number| conversation(number, 10)).collect();
+    let sinks: Vec<Recorder> = prompts.iter().map(|prompt| submit(&mut core, prompt, 5)).collect();
+    let whole = submit(&mut core, &prompts[0], 5);
+    drain(&mut core);
+    for (prompt, sink) in prompts.iter().zip(&sinks) {
+        assert_eq!(sink.recording().tokens, alone(prompt, 5));
+    }
+    assert_eq!(core.stats().prompt_tokens, (SYSTEM + 4 * 10) as u64);
+    // The same prompt again runs not at all.
+    assert_eq!((usage(&whole).cached_tokens, whole.recording().tokens), (70, alone(&prompts[0], 5)));
+}
+
+#[test]
+fn a_prefix_is_taken_over_where_memory_has_no_room_for_a_copy() {
+    let kv = KvLimits { budget: 160, ..limits(4).kv };
+    let mut core = engine(FakeExecutor::new(Limits { kv, ..limits(4) }));
+    for number in 0..6 {
+        let prompt = conversation(number, 30);
+        let sink = submit(&mut core, &prompt, 5);
+        drain(&mut core);
+        assert_eq!(usage(&sink).cached_tokens, if number == 0 { 0 } else { SYSTEM });
+        assert_eq!(sink.recording().tokens, alone(&prompt, 5));
+    }
+}
+
+#[test]
+fn a_copy_that_fails_costs_time_and_no_answer() {
+    let stuck = Fault::Error(StepError::Device { message: "stuck".into() });
+    for (fault, truncated) in [
+        (Fault::Error(StepError::bad_plan("no")), Fault::None),
+        (Fault::Error(StepError::OutOfMemory { rows: 1, capacity: 8, wanted: 9 }), Fault::None),
+        (Fault::Lost, Fault::None),
+        (stuck.clone(), stuck),
+    ] {
+        let mut executor = FakeExecutor::new(limits(3));
+        executor.copy_faults = [fault.clone()].into();
+        executor.truncate_faults = [truncated].into();
+        let mut core = engine(executor);
+        let sinks: Vec<Recorder> =
+            (0..3).map(|number| submit(&mut core, &conversation(number, 10), 5)).collect();
+        drain(&mut core);
+        for (number, sink) in sinks.iter().enumerate() {
+            assert_eq!(sink.recording().tokens, alone(&conversation(number, 10), 5), "{fault:?}");
+        }
+    }
+}
+
+/// An executor that hands no keys and values over.
+struct Closed(FakeExecutor);
+
+impl Executor for Closed {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.0.execute(plan)
+    }
+
+    fn logits(&self) -> Logits<'_> {
+        self.0.logits()
+    }
+
+    fn truncate(&mut self, slot: SlotId, len: usize) -> Result<(), StepError> {
+        self.0.truncate(slot, len)
+    }
+}
+
+#[test]
+fn an_executor_that_copies_nothing_runs_the_prefix_again() {
+    let mut core = engine(Closed(FakeExecutor::new(limits(3))));
+    for number in 0..3 {
+        let prompt = conversation(number, 10);
+        let sink = submit(&mut core, &prompt, 5);
+        drain(&mut core);
+        assert_eq!(sink.recording().tokens, alone(&prompt, 5));
+    }
+}
